@@ -1,0 +1,114 @@
+"""Shapes of the named models, each with its source.
+
+Read by both halves: the planner needs the arithmetic, the training half builds the model from it.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """Sizes of one decoder-only transformer; the field names are those of Hugging Face configs."""
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    max_position_embeddings: int
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    head_dim: int | None = None
+
+    @property
+    def head_width(self) -> int:
+        """Elements of one attention head."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def block_parameters(self) -> int:
+        """Parameters of one transformer block, norms and biases included."""
+        hidden, heads, kv_heads = (
+            self.hidden_size,
+            self.num_attention_heads * self.head_width,
+            self.num_key_value_heads * self.head_width,
+        )
+        attention = 2 * hidden * heads + 2 * hidden * kv_heads
+        if self.attention_bias:
+            attention += heads + 2 * kv_heads + hidden
+        return attention + 3 * hidden * self.intermediate_size + 2 * hidden
+
+    @property
+    def parameters(self) -> int:
+        """All parameters; a tied head is counted once."""
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+        return embeddings + self.num_hidden_layers * self.block_parameters + self.hidden_size
+
+    @property
+    def matmul_parameters(self) -> int:
+        """Parameters that take part in a matrix product of every token: not the embedding table."""
+        norms = self.hidden_size * (2 * self.num_hidden_layers + 1)
+        return self.parameters - norms - (
+            0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """A named shape and where it comes from. ``vocab_size`` 0 means: that of the tokenizer."""
+
+    shape: ModelShape
+    source: str
+
+
+def _llama(
+    vocab: int, hidden: int, inner: int, layers: int, heads: int, kv_heads: int, context: int,
+    *, theta: float = 10000.0, tied: bool = False,
+) -> ModelShape:
+    return ModelShape(
+        model_type="llama", vocab_size=vocab, hidden_size=hidden, intermediate_size=inner,
+        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads,
+        max_position_embeddings=context, rope_theta=theta, tie_word_embeddings=tied,
+    )  # fmt: skip
+
+
+_LLAMA2 = "Touvron et al. 2023, arXiv:2307.09288, table 1; config.json of meta-llama/Llama-2-{}-hf"
+
+PRESETS: dict[str, Preset] = {
+    "llama-tiny": Preset(
+        shape=_llama(0, 64, 172, 2, 4, 2, 256),
+        source="ours: the smallest shape with grouped KV heads; for tests",
+    ),
+    "llama-laptop": Preset(
+        shape=_llama(0, 192, 512, 4, 6, 2, 512, tied=True),
+        source="ours: learns Python text on two CPU cores in about two minutes",
+    ),
+    "llama-1b": Preset(
+        shape=_llama(32000, 2048, 5504, 24, 16, 16, 4096),
+        source="ours: the 1.3 B shape of GPT-3 XL (Brown et al. 2020, arXiv:2005.14165, table 2.1) "
+        "with a SwiGLU MLP of equal size",
+    ),
+    "llama2-7b": Preset(
+        shape=_llama(32000, 4096, 11008, 32, 32, 32, 4096), source=_LLAMA2.format("7b")
+    ),
+    "llama2-13b": Preset(
+        shape=_llama(32000, 5120, 13824, 40, 40, 40, 4096), source=_LLAMA2.format("13b")
+    ),
+    "llama2-70b": Preset(
+        shape=_llama(32000, 8192, 28672, 80, 64, 8, 4096), source=_LLAMA2.format("70b")
+    ),
+    "llama3-8b": Preset(
+        shape=_llama(128256, 4096, 14336, 32, 32, 8, 8192, theta=500000.0),
+        source="Grattafiori et al. 2024, arXiv:2407.21783, table 3; "
+        "config.json of meta-llama/Meta-Llama-3-8B",
+    ),
+}

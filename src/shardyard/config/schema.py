@@ -1,0 +1,264 @@
+"""Every setting of a recipe: its name, type, bounds, default and one sentence on what it does.
+
+The sections are frozen pydantic models; torch is not needed to read a recipe. ``auto`` is replaced
+by ``config/resolve.py``, which also says why. What no type can say is checked in
+``config/check.py``; what a layout may be is checked in ``config/legality.py``.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Auto = Literal["auto"]
+Degree = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    """Base of all sections: unknown keys and wrong types are refused, values never change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Run(Section):
+    """Name, place and length of the run."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")] | Auto = "auto"
+    """First part of the run id; auto: the recipe's file name."""
+    id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")] | None = None
+    """The run id itself, instead of <name>-<date>-<time>-<4 hex>."""
+    dir: str = "runs"
+    """Folder that holds the folders of all runs."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Seed of weights, data order and dropout."""
+    steps: Annotated[int, Field(ge=1)] | None = None
+    """Length in optimizer steps."""
+    tokens: Annotated[int, Field(ge=1)] | None = None
+    """Length in tokens read; rounded up to whole steps."""
+    samples: Annotated[int, Field(ge=1)] | None = None
+    """Length in samples read; rounded up to whole steps."""
+    epochs: Annotated[float, Field(gt=0)] | None = None
+    """Length in passes over the data; rounded up to whole steps. Without any length: one epoch."""
+    target_loss: Annotated[float, Field(gt=0)] | None = None
+    """Stop early once an evaluation's loss (nats per token) is at or below this."""
+
+
+class Model(Section):
+    """What is trained: exactly one of preset, path, hub and module."""
+
+    preset: str | None = None
+    """A named shape; `shardyard config --presets` lists them."""
+    path: str | None = None
+    """A Hugging Face folder on this machine: config.json, and weights if they are to be loaded."""
+    hub: str | None = None
+    """A repository name on the Hugging Face hub, fetched once."""
+    module: str | None = None
+    """A user's own model as package.module:function. Not built yet."""
+    weights: Literal["auto", "random", "load"] = "auto"
+    """Where weights come from; auto: random for a preset, loaded for path and hub."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout probability after the embedding and after each block's attention and MLP."""
+    compile: bool = False
+    """Compile each block with torch.compile (slower first step, faster ones on an accelerator)."""
+
+
+class Task(Section):
+    """What is learnt and how it is judged."""
+
+    name: Literal["causal_lm"] = "causal_lm"
+    """The task: batch to loss."""
+    eval_every_steps: Annotated[int, Field(ge=1)] | None = None
+    """Evaluate on the held-out split every so many steps; always evaluated at the end."""
+    eval_every_epochs: Annotated[float, Field(gt=0)] | None = None
+    """Evaluate every so many passes over the data, instead of every so many steps."""
+    prompt: str = "def "
+    """Start of the text generated at the end of the run."""
+    generate_tokens: Annotated[int, Field(ge=0, le=4096)] = 0
+    """Tokens generated from the prompt at the end of the run; 0: none."""
+
+
+class Data(Section):
+    """Text, and how it becomes samples of seq_len tokens."""
+
+    source: str | tuple[str, ...] = Field("python-stdlib", strict=False)
+    """python-stdlib, or files, folders and globs of text or JSON lines."""
+    text_key: str = "text"
+    """The key that holds the text in JSON-lines files."""
+    tokenizer: str = "auto"
+    """A tokenizer folder, a hub name, or train; auto: the model's own, else train."""
+    vocab_size: Annotated[int, Field(ge=257, le=2**31)] = 4096
+    """Vocabulary of the byte-level BPE when the tokenizer is trained on the corpus."""
+    seq_len: Annotated[int, Field(ge=2)] | Auto = "auto"
+    """Tokens in one sample; auto: the model's context length, at most 4,096."""
+    eval_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    """Share of the documents held out for evaluation, chosen by a hash of their content."""
+    attend_across_documents: bool = True
+    """Whether tokens attend to earlier documents of their sample; if not, nor are they predicted."""
+    dir: str = "prepared"
+    """Folder that holds prepared data sets, one folder each, named by fingerprint."""
+    workers: Annotated[int, Field(ge=1)] | Auto = "auto"
+    """Processes that prepare data; auto: the cores of this machine."""
+    prefetch_steps: Annotated[int, Field(ge=1)] = 2
+    """Steps read ahead while the device computes."""
+
+
+class Optim(Section):
+    """Optimizer, schedule and batch."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    """The optimizer, in its fused form."""
+    lr: Annotated[float, Field(gt=0)] | Auto = "auto"
+    """Peak learning rate; auto: by model size and whether weights are loaded."""
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.95), strict=False)
+    """AdamW's averaging factors of gradient and squared gradient."""
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    """AdamW's term against division by zero."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    """Decoupled weight decay, on matrices only (not on norms and biases)."""
+    momentum: Fraction = 0.0
+    """SGD's momentum."""
+    grad_clip: Annotated[float, Field(gt=0)] | None = 1.0
+    """Largest global gradient norm; larger gradients are scaled down. null: no clipping."""
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """How the learning rate falls after the warm-up."""
+    warmup_steps: Annotated[int, Field(ge=0)] | Auto = "auto"
+    """Steps of linear warm-up; auto: 2,000 or a tenth of the run, whichever is less."""
+    decay_steps: Annotated[int, Field(ge=1)] | Auto = "auto"
+    """Step at which the decay ends; auto: the length of the run at its first attempt."""
+    min_lr_ratio: Fraction = 0.1
+    """Learning rate at the end of the decay, as a share of the peak."""
+    global_batch: Annotated[int, Field(ge=1)] | Auto = "auto"
+    """Samples in one optimizer step, over all ranks; auto: by model size."""
+    micro_batch: Annotated[int, Field(ge=1)] | Auto = "auto"
+    """Samples in one forward and backward pass of one rank; auto: 1, or more for small models."""
+    max_skipped_steps: Annotated[int, Field(ge=0)] = 5
+    """Steps in a row that may be skipped because loss or gradient is not finite."""
+
+
+class Parallel(Section):
+    """How model and batch are split: the degrees of the mesh axes."""
+
+    strategy: Literal[
+        "FULL_SHARD",
+        "SHARD_GRAD_OP",
+        "HYBRID_SHARD",
+        "NO_SHARD",
+        "ZERO_1",
+        "ZERO_2",
+        "ZERO_3",
+    ] | None = None
+    """A preset for zero, dp_shard and dp_replicate by its usual name; null: the three settings."""
+    zero: Literal[1, 2, 3] | Auto = "auto"
+    """What dp_shard splits: 1 optimizer state; 2 also gradients; 3 also parameters. auto: 3."""
+    dp_replicate: Degree | Auto = "auto"
+    """Groups that each hold a full copy; auto: what the other axes leave."""
+    dp_shard: Degree | Auto = "auto"
+    """Ranks that split one copy; auto: all ranks, or the devices of a node for HYBRID_SHARD."""
+    cp: Degree = 1
+    """Ranks that split one sequence. Above 1: not built yet."""
+    tp: Degree = 1
+    """Ranks that split each matrix. Above 1: not built yet."""
+    pp: Degree = 1
+    """Pipeline stages. Above 1: not built yet."""
+    ep: Degree = 1
+    """Ranks that split the experts. Above 1: not built yet."""
+    prefetch: Annotated[int, Field(ge=0)] = 1
+    """Blocks whose parameters are gathered ahead of the one that computes."""
+
+
+class Precision(Section):
+    """Number formats; master weights and optimizer state are always fp32."""
+
+    compute: Literal["fp32", "bf16", "fp16", "fp8", "auto"] = "auto"
+    """Format of matrix products; auto: bf16 on an accelerator, fp32 on a CPU. fp16, fp8: not yet."""
+    reduce: Literal["fp32", "bf16"] = "fp32"
+    """Format in which gradients are summed over ranks."""
+    output: Literal["fp32", "bf16"] | Auto = "auto"
+    """Format of what the model returns; auto: the compute format."""
+
+
+class Memory(Section):
+    """Memory against time."""
+
+    recompute: (
+        Literal["none", "full", "selective"]
+        | Annotated[int, Field(ge=1)]
+        | Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+    ) = "none"
+    """Activations to recompute: none, full, selective, every n-th block (n), or named modules."""
+    offload: Literal["none", "params", "optimizer", "activations"] = "none"
+    """State kept in host memory. Other than none: not built yet."""
+
+
+class Checkpoint(Section):
+    """When state is saved and what is kept."""
+
+    every: Annotated[int, Field(ge=1)] = 500
+    """Steps between checkpoints; one is always written at the end and on a drain."""
+    keep_last: Annotated[int, Field(ge=1)] = 2
+    """Newest checkpoints kept."""
+    keep_best: bool = True
+    """Keep the checkpoint with the best evaluation too."""
+
+
+class Elastic(Section):
+    """What happens when processes die or nodes come and go."""
+
+    min_nodes: Annotated[int, Field(ge=1)] | Auto = "auto"
+    """Fewest nodes the run goes on with; auto: cluster.nodes."""
+    max_nodes: Annotated[int, Field(ge=1)] | Auto = "auto"
+    """Most nodes the run uses; auto: cluster.nodes."""
+    max_restarts: Annotated[int, Field(ge=0)] = 3
+    """Times an attempt may restart its processes after losing one."""
+    drain_timeout_s: Annotated[float, Field(gt=0)] = 120.0
+    """Seconds that a drain (SIGTERM, Ctrl-C) may take before the processes are killed."""
+    collective_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds a rank waits for the others before it gives up."""
+
+
+class Cluster(Section):
+    """The machines."""
+
+    nodes: Annotated[int, Field(ge=1)] = 1
+    """Machines."""
+    instance: str | None = None
+    """An EC2 instance type; it says which accelerators and how many. null: this machine."""
+    devices: Annotated[int, Field(ge=1)] | Auto = "auto"
+    """Accelerators, or CPU processes, per node; auto: all of this machine's, or the instance's."""
+    device: Literal["auto", "cpu", "cuda", "xpu", "hpu"] = "auto"
+    """Kind of device; auto: the accelerator of this machine if there is one."""
+
+
+class Launch(Section):
+    """How the run reaches a scheduler. No setting yet: `train` runs on this machine."""
+
+
+class Observe(Section):
+    """What is shown and written while training."""
+
+    log_every: Annotated[int, Field(ge=1)] = 10
+    """Steps between lines in a log that is no terminal."""
+    tensorboard: bool = False
+    """Also write TensorBoard files into the run folder."""
+    peak_tflops: Annotated[float, Field(gt=0)] | None = None
+    """Peak TFLOP/s of one device for MFU, where the catalogue does not know the device."""
+
+
+class Recipe(Section):
+    """One whole request: everything that training, planning and launching read."""
+
+    run: Run = Run()
+    model: Model = Model()
+    task: Task = Task()
+    data: Data = Data()
+    optim: Optim = Optim()
+    parallel: Parallel = Parallel()
+    precision: Precision = Precision()
+    memory: Memory = Memory()
+    checkpoint: Checkpoint = Checkpoint()
+    elastic: Elastic = Elastic()
+    cluster: Cluster = Cluster()
+    launch: Launch = Launch()
+    observe: Observe = Observe()
+    secrets: dict[str, str] = {}
+    """Names of secrets and where each is kept. Not built yet."""

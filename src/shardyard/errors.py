@@ -1,0 +1,86 @@
+"""Every error a caller may catch.
+
+ShardyardError                exit code 1: the run failed
+├── RequestError              2: the request is wrong; asking again unchanged cannot help
+│   └── RecipeError           2: one or more settings of a recipe are wrong (all of them listed)
+├── DataError                 1: a data file is missing, empty or damaged
+├── CheckpointError           1: a checkpoint cannot be written, read or trusted
+│   └── StorageError          1: the file system refused (full, read-only, gone)
+├── TrainingError             1: the training itself cannot go on (loss not finite, ...)
+├── CapacityError             3: what was asked for is not available now
+└── AccessError               4: permission is missing
+
+A message has three parts: where and what (with the offending value), why, what to do now.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+class ShardyardError(Exception):
+    """Base of all errors raised on purpose; its text is shown to the user as it is."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class RequestError(ShardyardError):
+    """The request is wrong; nothing was started."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One wrong setting: ``path`` is its dotted name, ``text`` the value, the reason, the remedy."""
+
+    path: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.text}"
+
+
+class RecipeError(RequestError):
+    """Settings of a recipe are wrong; carries all of them, not the first one."""
+
+    def __init__(self, problems: Sequence[Problem], source: str = "recipe") -> None:
+        self.problems = tuple(problems)
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        lines = "\n".join(f"  {problem}" for problem in problems)
+        super().__init__(f"{source} has {count}:\n{lines}")
+
+
+class DataError(ShardyardError):
+    """A data file is missing, empty or damaged."""
+
+
+class CheckpointError(ShardyardError):
+    """A checkpoint cannot be written, read or trusted."""
+
+
+class StorageError(CheckpointError):
+    """The file system refused a write: full, read-only or gone."""
+
+
+class TrainingError(ShardyardError):
+    """The training cannot go on; restarting it unchanged would end the same way."""
+
+
+class CapacityError(ShardyardError):
+    """What was asked for exists but is not available now."""
+
+    exit_code = 3
+
+
+class AccessError(ShardyardError):
+    """A permission is missing."""
+
+    exit_code = 4
+
+
+EXIT_INTERRUPTED = 130
+"""Ctrl-C: the last step is durable and the run can be resumed."""
+
+EXIT_DRAINED = 143
+"""SIGTERM: the last step is durable and the run can be resumed."""

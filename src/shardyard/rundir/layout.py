@@ -1,0 +1,188 @@
+"""Where each file of a run's folder is (run directory contract, version 1)."""
+
+import json
+import os
+import re
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardyard.errors import RequestError, StorageError
+
+VERSION = 1
+"""Version of the run directory contract, written into every manifest."""
+
+_STEP = re.compile(r"^step-(\d{8})$")
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """The folder of one run; holds paths, reads and writes nothing by itself."""
+
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
+
+    @property
+    def recipe(self) -> Path:
+        """What was asked, overrides applied."""
+        return self.path / "recipe.yaml"
+
+    @property
+    def events(self) -> Path:
+        """One JSON object a line: the life of the run."""
+        return self.path / "events.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a line: a step or an evaluation."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def lease(self) -> Path:
+        """Locked by the agent that trains this run."""
+        return self.path / "lease.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def latest(self) -> Path:
+        """Text file that holds the name of the newest durable checkpoint."""
+        return self.checkpoints / "latest"
+
+    @property
+    def best(self) -> Path:
+        """Text file that holds the name of the checkpoint with the best evaluation."""
+        return self.checkpoints / "best"
+
+    @property
+    def sample(self) -> Path:
+        """Text generated at the end of the run."""
+        return self.path / "sample.txt"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def report_html(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def report_markdown(self) -> Path:
+        return self.path / "report.md"
+
+    def attempt(self, number: int) -> Path:
+        """Folder of one attempt: resolved.json, plan.json, manifest.json."""
+        return self.path / "attempts" / str(number)
+
+    def resolved(self, attempt: int) -> Path:
+        return self.attempt(attempt) / "resolved.json"
+
+    def plan(self, attempt: int) -> Path:
+        return self.attempt(attempt) / "plan.json"
+
+    def manifest(self, attempt: int) -> Path:
+        return self.attempt(attempt) / "manifest.json"
+
+    def log(self, attempt: int, rank: int) -> Path:
+        """Output of one process."""
+        return self.path / "logs" / f"attempt-{attempt}" / f"rank-{rank}.log"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"step-{step:08d}"
+
+    def attempts(self) -> list[int]:
+        """Numbers of the attempts made so far, in order."""
+        folder = self.path / "attempts"
+        if not folder.is_dir():
+            return []
+        return sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdigit())
+
+    def checkpoint_steps(self) -> list[int]:
+        """Steps of all complete checkpoints, oldest first; ``.tmp`` folders do not count."""
+        if not self.checkpoints.is_dir():
+            return []
+        found = (_STEP.match(entry.name) for entry in self.checkpoints.iterdir())
+        return sorted(int(match[1]) for match in found if match)
+
+
+def new_run_id(name: str, now: float | None = None) -> str:
+    """``<name>-<yyyymmdd-hhmmss>-<4 hex>``, in UTC."""
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now))
+    return f"{name}-{stamp}-{secrets.token_hex(2)}"
+
+
+def find_run(run: str, runs_dir: Path) -> RunDir:
+    """Find a run by path, id, or unique prefix of its id.
+
+    Raises:
+        RequestError: There is no such run, or the prefix fits several.
+    """
+    as_path = Path(run)
+    if (as_path / "recipe.yaml").is_file():
+        return RunDir(as_path.resolve())
+    known = (
+        sorted(entry.name for entry in runs_dir.iterdir() if (entry / "recipe.yaml").is_file())
+        if runs_dir.is_dir()
+        else []
+    )
+    fits = [run] if run in known else [name for name in known if name.startswith(run)]
+    if len(fits) == 1:
+        return RunDir((runs_dir / fits[0]).resolve())
+    if fits:
+        raise RequestError(
+            f"RUN {run!r} fits {len(fits)} runs: {', '.join(fits)}. Give more of the id."
+        )
+    newest = f" The newest there is {known[-1]}." if known else ""
+    raise RequestError(
+        f"RUN {run!r} is neither a run folder nor the beginning of a run id in {runs_dir}/.{newest}"
+        " Give a path, or say where the runs are with --runs-dir."
+    )
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a whole JSON file so that readers see the old one or the new one, never a part.
+
+    Raises:
+        StorageError: The folder cannot be written.
+    """
+    write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file at once, flushed to disk: the new text is there whole, or the old one.
+
+    Raises:
+        StorageError: The folder cannot be written.
+    """
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with scratch.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+        flush_folder(path.parent)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise StorageError(
+            f"{path} cannot be written: {error.strerror}. Check that the folder exists, is yours "
+            "and has room (`df -h`), or choose another with run.dir."
+        ) from error
+
+
+def flush_folder(folder: Path) -> None:
+    """Make the names in a folder durable; a file's own flush does not cover its name."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

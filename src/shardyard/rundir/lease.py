@@ -1,0 +1,57 @@
+"""The lease keeps two agents from training one run at the same time.
+
+It is a file lock: the kernel drops it when the holder dies, however it dies, so there is nothing
+to time out and nothing to clean up. The file's text says who holds it.
+"""
+
+import fcntl
+import json
+import os
+import socket
+import time
+from pathlib import Path
+
+from shardyard.errors import RequestError, StorageError
+
+
+class Lease:
+    """Holds the right to train one run until closed or until this process ends."""
+
+    def __init__(self, path: Path) -> None:
+        """Take the lease.
+
+        Raises:
+            RequestError: Another process holds it.
+            StorageError: The run folder cannot be written.
+        """
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StorageError(f"{path} cannot be written: {error.strerror}.") from error
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            text = os.pread(self._descriptor, 4096, 0).decode(errors="replace")
+            os.close(self._descriptor)
+            raise RequestError(
+                f"run {path.parent.name} is being trained already ({_holder(text)}). Two at once "
+                "would overwrite each other's checkpoints. Wait for it, or stop that process "
+                "(SIGTERM drains it) and resume again."
+            ) from error
+        holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.time()}
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, json.dumps(holder).encode(), 0)
+
+    def close(self) -> None:
+        """Give the lease back."""
+        os.close(self._descriptor)
+
+
+def _holder(text: str) -> str:
+    try:
+        holder = json.loads(text)
+        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(holder["since"]))
+        return f"process {holder['pid']} on {holder['host']}, since {since}"
+    except (json.JSONDecodeError, KeyError, TypeError):
+        return "holder not named yet"

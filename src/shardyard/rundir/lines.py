@@ -1,0 +1,138 @@
+"""The two line files of a run: events.jsonl and metrics.jsonl.
+
+A line is appended by one write call to a file opened for appending, so that the agent of node 0 and
+rank 0, which run on the same node, never mix theirs. A kill can tear the last line: readers pass
+over a line that is no JSON, writers begin on a new one.
+"""
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from shardyard.errors import StorageError
+
+EVENT_KINDS = (
+    "run_started",
+    "attempt_started",
+    "rendezvous",
+    "data_ready",
+    "model_ready",
+    "checkpoint_loaded",
+    "first_step",
+    "checkpoint_started",
+    "checkpoint_durable",
+    "evaluated",
+    "worker_lost",
+    "worker_hung",
+    "resized",
+    "draining",
+    "attempt_ended",
+    "run_finished",
+)
+
+METRIC_KEYS = (
+    "step",
+    "epoch",
+    "loss",
+    "grad_norm",
+    "lr",
+    "tokens",
+    "samples",
+    "step_time_s",
+    "data_wait_s",
+    "checkpoint_blocked_s",
+    "tokens_per_s",
+    "samples_per_s",
+    "tokens_per_s_per_device",
+    "mfu",
+    "peak_memory_bytes",
+    "attempt",
+    "generation",
+    "world_size",
+)
+"""Keys of a step's line, all present; null where one has no meaning."""
+
+
+class LineWriter:
+    """Appends JSON lines to one file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+            size = os.fstat(self._descriptor).st_size
+            if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
+                os.write(self._descriptor, b"\n")  # end the line that a kill tore
+        except OSError as error:
+            raise StorageError(f"{path} cannot be written: {error.strerror}.") from error
+
+    def append(self, content: dict[str, Any]) -> None:
+        """Append one object as one line. Numbers that JSON lacks (nan, inf) become null.
+
+        Raises:
+            StorageError: The file system refused.
+        """
+        line = json.dumps({key: _json_value(value) for key, value in content.items()})
+        data = line.encode() + b"\n"
+        try:
+            if os.write(self._descriptor, data) != len(data):
+                raise OSError(28, "no space left on device")
+        except OSError as error:
+            raise StorageError(
+                f"{self.path} cannot be written: {error.strerror}. Free some space and resume."
+            ) from error
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+class EventWriter:
+    """Appends events, each with its time, attempt and generation."""
+
+    def __init__(self, path: Path, *, attempt: int, generation: int) -> None:
+        self._lines = LineWriter(path)
+        self.attempt = attempt
+        self.generation = generation
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Append one event of a kind in ``EVENT_KINDS``."""
+        assert kind in EVENT_KINDS, kind
+        head = {"t": time.time(), "kind": kind}
+        place = {"attempt": self.attempt, "generation": self.generation}
+        self._lines.append({**head, **place, **fields})
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a line file; a missing file has none, a torn line is passed over."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return
+    for line in text.splitlines():
+        try:
+            content = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(content, dict):
+            yield content
+
+
+def read_steps(path: Path) -> list[dict[str, Any]]:
+    """Lines of steps in metrics.jsonl, one a step in order: the last line of a step stands."""
+    by_step = {line["step"]: line for line in read_lines(path) if "eval" not in line}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def read_evaluations(path: Path) -> list[dict[str, Any]]:
+    """Lines of evaluations in metrics.jsonl, one a step in order: the last one stands."""
+    by_step = {line["step"]: line for line in read_lines(path) if "eval" in line}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _json_value(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,54 @@
+"""Print bytes, counts, FLOP, seconds and dollars the same way everywhere."""
+
+
+def format_bytes(num_bytes: float) -> str:
+    """``1536`` -> ``1.5 KiB``. Powers of 1,024."""
+    value = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} PiB"
+
+
+def format_count(number: float) -> str:
+    """``6738415616`` -> ``6.74 B``. Powers of 1,000."""
+    value = float(number)
+    for unit in ("", " K", " M", " B", " T"):
+        if abs(value) < 999.5:
+            return f"{value:.3g}{unit}"
+        value /= 1000
+    return f"{value:.3g} Q"
+
+
+def format_flops(flops: float) -> str:
+    """``9.89e14`` -> ``989 TFLOP``; append ``/s`` for a rate."""
+    value = float(flops)
+    for unit in ("", " K", " M", " G", " T", " P", " E"):
+        if abs(value) < 999.5:
+            return f"{value:.3g}{unit or ' '}FLOP"
+        value /= 1000
+    return f"{value:.3g} ZFLOP"
+
+
+def format_seconds(seconds: float) -> str:
+    """``93784`` -> ``1 d 2 h``; two units at most."""
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    whole = round(seconds)
+    for name, size, small_name, small in (
+        ("d", 86400, "h", 3600),
+        ("h", 3600, "min", 60),
+        ("min", 60, "s", 1),
+    ):
+        if whole >= size:
+            rest = whole % size // small
+            return f"{whole // size} {name}" + (f" {rest} {small_name}" if rest else "")
+    return f"{whole} s"
+
+
+def format_usd(usd: float) -> str:
+    """``1234.5`` -> ``$1,234.50``."""
+    return f"${usd:,.2f}"
