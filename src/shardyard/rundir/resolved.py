@@ -49,10 +49,6 @@ class Resolved:
     data: DataFacts
     steps: int
     """Optimizer steps of the whole run."""
-    peak_flops_per_s: float | None
-    """Peak of one device at the compute format; None if the device is not in the catalogue."""
-    flops_per_token: dict[str, float]
-    """{"full": ..., "causal": ...}: forward and backward, by attention convention."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; ``from_json`` gives the same object back."""
@@ -65,8 +61,6 @@ class Resolved:
             "shape": self.shape.to_dict(),
             "data": asdict(self.data),
             "steps": self.steps,
-            "peak_flops_per_s": self.peak_flops_per_s,
-            "flops_per_token": self.flops_per_token,
             "fingerprint": fingerprint(self),
         }
 
@@ -85,8 +79,6 @@ class Resolved:
             shape=ModelShape(**content["shape"]),
             data=DataFacts(**content["data"]),
             steps=content["steps"],
-            peak_flops_per_s=content["peak_flops_per_s"],
-            flops_per_token=content["flops_per_token"],
         )
 
 

@@ -1,0 +1,20 @@
+"""The devices of one machine, as a value."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What `python -m shardyard.parallel.device` printed about a machine."""
+
+    device: str
+    """cpu, cuda, xpu or hpu."""
+    name: str
+    """The vendor's name of one device, or the CPU's."""
+    count: int
+    """Devices; for cpu: 1, as CPU processes are a choice and not a fact."""
+    memory_bytes: int
+    """Memory of one device; for cpu: of the machine."""
+    cores: int
+    """CPU cores of the machine."""
+    hostname: str
