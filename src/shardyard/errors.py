@@ -32,23 +32,36 @@ class RequestError(ShardyardError):
 
 @dataclass(frozen=True)
 class Problem:
-    """One wrong setting: ``path`` is its dotted name, ``text`` the value, the reason, the remedy."""
+    """One wrong setting: ``path`` is its dotted name, ``text`` the value, the reason, the remedy.
+
+    A text that begins with the value is written ``=16 does not ...`` and shown joined to the path:
+    ``parallel.tp=16 does not ...``.
+    """
 
     path: str
     text: str
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.text}"
+        return f"{self.path}{self.text}" if self.text[:1] == "=" else f"{self.path}: {self.text}"
 
 
 class RecipeError(RequestError):
-    """Settings of a recipe are wrong; carries all of them, not the first one."""
+    """Settings of a recipe are wrong; carries all of them, not the first one.
 
-    def __init__(self, problems: Sequence[Problem], source: str = "recipe") -> None:
+    Args:
+        problems: All that is wrong.
+        source: What was read, to name it: a file, or "recipe".
+        hint: What to do now, where it is the same for all problems.
+    """
+
+    def __init__(
+        self, problems: Sequence[Problem], source: str = "recipe", *, hint: str = ""
+    ) -> None:
         self.problems = tuple(problems)
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         lines = "\n".join(f"  {problem}" for problem in problems)
-        super().__init__(f"{source} has {count}:\n{lines}")
+        end = f"\n{hint}" if hint else ""
+        super().__init__(f"{source} has {count}:\n{lines}{end}")
 
 
 class DataError(ShardyardError):

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Auto = Literal["auto"]
 Degree = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Averaging = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
@@ -80,7 +81,7 @@ class Task(Section):
 class Data(Section):
     """Text, and how it becomes samples of seq_len tokens."""
 
-    source: str | tuple[str, ...] = Field("python-stdlib", strict=False)
+    source: str | Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = "python-stdlib"
     """python-stdlib, or files, folders and globs of text or JSON lines."""
     text_key: str = "text"
     """The key that holds the text in JSON-lines files."""
@@ -93,7 +94,7 @@ class Data(Section):
     eval_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """Share of the documents held out for evaluation, chosen by a hash of their content."""
     attend_across_documents: bool = True
-    """Whether tokens attend to earlier documents of their sample; if not, nor are they predicted."""
+    """Tokens attend to earlier documents of their sample; if not, nor are they predicted across."""
     dir: str = "prepared"
     """Folder that holds prepared data sets, one folder each, named by fingerprint."""
     workers: Annotated[int, Field(ge=1)] | Auto = "auto"
@@ -109,13 +110,13 @@ class Optim(Section):
     """The optimizer, in its fused form."""
     lr: Annotated[float, Field(gt=0)] | Auto = "auto"
     """Peak learning rate; auto: by model size and whether weights are loaded."""
-    betas: tuple[Fraction, Fraction] = Field((0.9, 0.95), strict=False)
+    betas: Annotated[tuple[Averaging, Averaging], Field(strict=False)] = (0.9, 0.95)
     """AdamW's averaging factors of gradient and squared gradient."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
     """AdamW's term against division by zero."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
     """Decoupled weight decay, on matrices only (not on norms and biases)."""
-    momentum: Fraction = 0.0
+    momentum: Averaging = 0.0
     """SGD's momentum."""
     grad_clip: Annotated[float, Field(gt=0)] | None = 1.0
     """Largest global gradient norm; larger gradients are scaled down. null: no clipping."""
@@ -138,15 +139,18 @@ class Optim(Section):
 class Parallel(Section):
     """How model and batch are split: the degrees of the mesh axes."""
 
-    strategy: Literal[
-        "FULL_SHARD",
-        "SHARD_GRAD_OP",
-        "HYBRID_SHARD",
-        "NO_SHARD",
-        "ZERO_1",
-        "ZERO_2",
-        "ZERO_3",
-    ] | None = None
+    strategy: (
+        Literal[
+            "FULL_SHARD",
+            "SHARD_GRAD_OP",
+            "HYBRID_SHARD",
+            "NO_SHARD",
+            "ZERO_1",
+            "ZERO_2",
+            "ZERO_3",
+        ]
+        | None
+    ) = None
     """A preset for zero, dp_shard and dp_replicate by its usual name; null: the three settings."""
     zero: Literal[1, 2, 3] | Auto = "auto"
     """What dp_shard splits: 1 optimizer state; 2 also gradients; 3 also parameters. auto: 3."""
@@ -170,7 +174,7 @@ class Precision(Section):
     """Number formats; master weights and optimizer state are always fp32."""
 
     compute: Literal["fp32", "bf16", "fp16", "fp8", "auto"] = "auto"
-    """Format of matrix products; auto: bf16 on an accelerator, fp32 on a CPU. fp16, fp8: not yet."""
+    """Format of matrix products; auto: bf16 on an accelerator, fp32 on a CPU. Not yet: fp16, fp8."""
     reduce: Literal["fp32", "bf16"] = "fp32"
     """Format in which gradients are summed over ranks."""
     output: Literal["fp32", "bf16"] | Auto = "auto"

@@ -1,0 +1,268 @@
+"""What ``auto`` stands for: one rule per setting, each with its reason and its source.
+
+A rule gets the recipe as resolved so far and the facts, and returns (value, reason). One that
+lacks a fact raises ``NotYetKnown``, whose text says when it will be known. ``config/resolve.py``
+runs them; the degrees of the mesh come from ``config/legality.py``.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from shardyard.config.presets import ModelShape
+from shardyard.config.schema import Recipe
+from shardyard.hardware.machine import Machine
+from shardyard.rundir.resolved import DataFacts, Resolved
+
+CONTEXT_LIMIT_TOKENS = 4096
+"""Longest sample that ``data.seq_len: auto`` chooses: attention's cost grows with its square."""
+
+_MICRO_BATCH_TOKENS = 4096
+"""Tokens of one forward pass of a small model: enough to keep a device busy (ours)."""
+
+_FINE_TUNING = "loaded weights: as in Llama 2's fine-tuning (arXiv:2307.09288, section 3.1)"
+
+
+class NotYetKnown(Exception):  # noqa: N818 - not an error: a rule waits for its fact
+    """A rule lacks a fact; the text says when it will be known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What the rules know beside the recipe; None where it is not known yet."""
+
+    name: str = "run"
+    """Name of the recipe's file."""
+    shape: ModelShape | None = None
+    model_has_tokenizer: bool = False
+    machine: Machine | None = None
+    """This machine, or one of the cluster's."""
+    data: DataFacts | None = None
+    previous: Resolved | None = None
+    """The attempt that a resume continues."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """A recipe resolved so far, with the facts; reading what is missing raises ``NotYetKnown``."""
+
+    recipe: Recipe
+    facts: Facts
+
+    @property
+    def shape(self) -> ModelShape:
+        if self.facts.shape is None:
+            raise NotYetKnown("known once the model's shape is")
+        return self.facts.shape
+
+    @property
+    def machine(self) -> Machine:
+        if self.facts.machine is None:
+            raise NotYetKnown("known once training starts on a machine")
+        return self.facts.machine
+
+    @property
+    def seq_len(self) -> int:
+        return _known(self.recipe.data.seq_len, "data.seq_len")
+
+    @property
+    def global_batch(self) -> int:
+        return _known(self.recipe.optim.global_batch, "optim.global_batch")
+
+    @property
+    def data_ranks(self) -> int:
+        parallel = self.recipe.parallel
+        if parallel.dp_replicate == "auto" or parallel.dp_shard == "auto":
+            raise NotYetKnown("known once the number of devices is")
+        return parallel.dp_replicate * parallel.dp_shard
+
+    @property
+    def train_samples(self) -> int:
+        if self.facts.data is None:
+            raise NotYetKnown("known once the data is prepared")
+        return self.facts.data.num_samples("train", self.seq_len)
+
+
+Rule = Callable[[Draft], tuple[Any, str]]
+
+
+def steps_of(draft: Draft) -> tuple[int, str]:
+    """Optimizer steps of the whole run, at least one, and where they come from.
+
+    Raises:
+        NotYetKnown: The length is in another unit whose size in steps is not known yet.
+    """
+    run = draft.recipe.run
+    if run.steps is not None:
+        return run.steps, "run.steps"
+    if run.samples is not None:
+        return math.ceil(run.samples / draft.global_batch), f"{run.samples:,} samples"
+    if run.tokens is not None:
+        step_tokens = draft.global_batch * draft.seq_len
+        return -(-run.tokens // step_tokens), f"{run.tokens:,} tokens of {step_tokens:,} a step"
+    # Exact arithmetic: 0.7 epochs of 10 samples are 7 samples, and 0.7 as a float is a bit less.
+    samples = Fraction(str(run.epochs or 1)) * draft.train_samples
+    why = f"{run.epochs:g} epochs" if run.epochs else "one epoch, as no length was given"
+    return max(1, math.ceil(samples / draft.global_batch)), why
+
+
+def _name(draft: Draft) -> tuple[str, str]:
+    if draft.facts.previous is not None:
+        return str(draft.facts.previous.recipe.run.name), "as the run began"
+    letters = (c if c.isascii() and c.isalnum() else "-" for c in draft.facts.name.lower())
+    words = [word for word in "".join(letters).split("-") if word]
+    return "-".join(words)[:40].strip("-") or "run", "the recipe's file name"
+
+
+def _weights(draft: Draft) -> tuple[str, str]:
+    if draft.recipe.model.preset is not None:
+        return "random", "a preset is a shape without weights"
+    return "load", "the model comes with weights"
+
+
+def _tokenizer(draft: Draft) -> tuple[str, str]:
+    own = draft.recipe.model.path or draft.recipe.model.hub
+    if own and draft.facts.model_has_tokenizer:
+        return own, "the model's own"
+    return "train", "the model brings none: byte-level BPE trained on the corpus"
+
+
+def _device(draft: Draft) -> tuple[str, str]:
+    machine = draft.machine
+    return machine.device, f"the machine has {machine.count} x {machine.name}"
+
+
+def _devices(draft: Draft) -> tuple[int, str]:
+    if draft.recipe.cluster.device == "cpu":
+        return 1, "one CPU process uses all cores; more are your choice"
+    return draft.machine.count, f"all {draft.machine.name} of the machine"
+
+
+def _nodes(draft: Draft) -> tuple[int, str]:
+    return draft.recipe.cluster.nodes, "cluster.nodes: a fixed size"
+
+
+def _compute(draft: Draft) -> tuple[str, str]:
+    if draft.recipe.cluster.device == "auto":
+        raise NotYetKnown("known once cluster.device is")
+    if draft.recipe.cluster.device == "cpu":
+        return "fp32", "a CPU gains little from 16 bits"
+    return "bf16", "the accelerator's fast format, without loss scaling"
+
+
+def _output(draft: Draft) -> tuple[str, str]:
+    if draft.recipe.precision.compute == "auto":
+        raise NotYetKnown("known once precision.compute is")
+    return draft.recipe.precision.compute, "as precision.compute"
+
+
+def _seq_len(draft: Draft) -> tuple[int, str]:
+    context = draft.shape.max_position_embeddings
+    if context > CONTEXT_LIMIT_TOKENS:
+        return CONTEXT_LIMIT_TOKENS, f"auto goes no further; the model's context is {context:,}"
+    return context, "the model's context length"
+
+
+def _workers(draft: Draft) -> tuple[int, str]:
+    return draft.machine.cores, "the cores of the machine"
+
+
+def _global_batch(draft: Draft) -> tuple[int, str]:
+    if draft.recipe.model.weights == "load":
+        batch, why = 64, _FINE_TUNING
+    else:
+        tokens, source = _step_tokens(draft.shape.parameters)
+        batch, why = max(1, tokens // draft.seq_len), f"{tokens:,} tokens a step: {source}"
+    if draft.facts.data is not None and 0 < draft.train_samples < batch:
+        batch, why = draft.train_samples, "all samples of the data set"
+    if draft.recipe.parallel.dp_shard != "auto" and batch < draft.data_ranks:
+        batch, why = draft.data_ranks, "one sample for each data-parallel rank"
+    return batch, why
+
+
+def _step_tokens(parameters: int) -> tuple[int, str]:
+    """Tokens of one step by model size, with the source."""
+    if parameters < 20e6:
+        return 2**14, "small models learn fastest from small steps (ours)"
+    if parameters < 1e9:
+        return 2**19, "GPT-3 below 1 B (arXiv:2005.14165, table 2.1)"
+    if parameters < 5e9:
+        return 2**20, "GPT-3 at 1.3 B and 2.7 B (arXiv:2005.14165, table 2.1)"
+    return 2**22, "Llama 2 (arXiv:2307.09288, section 2.2)"
+
+
+def _micro_batch(draft: Draft) -> tuple[int, str]:
+    batch, ranks = draft.global_batch, draft.data_ranks
+    if draft.shape.parameters >= 1e9:
+        return 1, "least memory; one sample of a large model fills a device"
+    size, least = 1, _samples_per_rank(batch, micro_batch=1, ranks=ranks)
+    while (
+        2 * size * draft.seq_len <= _MICRO_BATCH_TOKENS
+        and _samples_per_rank(batch, micro_batch=2 * size, ranks=ranks) == least
+    ):
+        size *= 2
+    return size, f"power of two within {_MICRO_BATCH_TOKENS:,} tokens that leaves no rank idle"
+
+
+def _samples_per_rank(global_batch: int, *, micro_batch: int, ranks: int) -> int:
+    """Samples one rank computes in a step, weightless ones included."""
+    return math.ceil(math.ceil(global_batch / micro_batch) / ranks) * micro_batch
+
+
+def _lr(draft: Draft) -> tuple[float, str]:
+    if draft.recipe.model.weights == "load":
+        return 2e-5, _FINE_TUNING
+    shape = draft.shape
+    if shape.parameters > 20e9:
+        return 1.5e-4, "Llama 2 at 34 B and 70 B (arXiv:2307.09288, table 1)"
+    if shape.parameters >= 1e9:
+        return 3e-4, "Llama 2 at 7 B and 13 B (arXiv:2307.09288, table 1)"
+    # Kaplan et al. fit Adam's best rate over the parameters without embeddings.
+    rate = 0.003239 - 0.0001395 * math.log(shape.num_hidden_layers * shape.block_parameters)
+    return float(f"{rate:.1e}"), "by model size (Kaplan et al., arXiv:2001.08361, eq. D.1)"
+
+
+def _warmup_steps(draft: Draft) -> tuple[int, str]:
+    steps, _ = steps_of(draft)
+    return min(2000, steps // 10), "a tenth of the run, at most 2,000 as in Llama 2"
+
+
+def _decay_steps(draft: Draft) -> tuple[int, str]:
+    steps, _ = steps_of(draft)
+    warmup = _known(draft.recipe.optim.warmup_steps, "optim.warmup_steps")
+    if warmup >= steps:
+        return warmup + 1, "right after the warm-up, which outlasts the run"
+    return steps, "the length of the run"
+
+
+def _known(value: int | str, setting: str) -> int:
+    if isinstance(value, str):
+        raise NotYetKnown(f"known once {setting} is")
+    return value
+
+
+BEFORE_LAYOUT: dict[str, Rule] = {
+    "run.name": _name,
+    "model.weights": _weights,
+    "data.tokenizer": _tokenizer,
+    "data.seq_len": _seq_len,
+    "data.workers": _workers,
+    "cluster.device": _device,
+    "cluster.devices": _devices,
+    "elastic.min_nodes": _nodes,
+    "elastic.max_nodes": _nodes,
+    "precision.compute": _compute,
+    "precision.output": _output,
+}
+"""Setting -> rule, in the order they run; then the layout is resolved."""
+
+AFTER_LAYOUT: dict[str, Rule] = {
+    "optim.global_batch": _global_batch,
+    "optim.micro_batch": _micro_batch,
+    "optim.lr": _lr,
+    "optim.warmup_steps": _warmup_steps,
+    "optim.decay_steps": _decay_steps,
+}
+"""Rules that may need the number of data-parallel ranks."""

@@ -1,0 +1,277 @@
+"""Which layouts are legal, and which one a recipe means: one pure module for every caller.
+
+The recipe check, the planner's search and ``parallel/apply`` ask here, so that they never disagree.
+
+The source systems' names, and the settings they stand for (N = all data-parallel ranks, G = devices
+of a node, or ``parallel.dp_shard`` if given):
+
+========================================  ====  ========  ============
+name                                      zero  dp_shard  dp_replicate
+========================================  ====  ========  ============
+FSDP FULL_SHARD, DeepSpeed ZeRO-3          3     N         1
+FSDP SHARD_GRAD_OP, DeepSpeed ZeRO-2       2     N         1
+DeepSpeed ZeRO-1                           1     N         1
+FSDP HYBRID_SHARD, DeepSpeed ZeRO++ hpZ    3     G         N / G
+FSDP NO_SHARD, DDP, DeepSpeed ZeRO-0       1     1         N
+FSDP _HYBRID_SHARD_ZERO2                   no preset: zero: 2, dp_shard: G
+========================================  ====  ========  ============
+
+The axes multiply to the world size: dp_replicate x dp_shard x cp x tp x pp. ``ep`` takes its ranks
+from dp_shard and does not multiply.
+"""
+
+import math
+from dataclasses import dataclass
+
+from shardyard.config.presets import ModelShape
+from shardyard.config.schema import Parallel
+from shardyard.errors import Problem, RecipeError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Degrees of the mesh axes, and what dp_shard keeps split between uses."""
+
+    dp_replicate: int
+    dp_shard: int
+    cp: int = 1
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    zero: int
+    """1 optimizer state; 2 also gradients; 3 also parameters."""
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that read different samples."""
+        return self.dp_replicate * self.dp_shard
+
+    @property
+    def world_size(self) -> int:
+        """All ranks."""
+        return self.data_ranks * self.cp * self.tp * self.pp
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Strategy:
+    """A preset: ``zero``, and a degree where the preset fixes it at 1 (None: it takes the rest)."""
+
+    zero: int
+    dp_shard: int | None = None
+    dp_replicate: int | None = None
+
+
+_STRATEGIES = {
+    "FULL_SHARD": _Strategy(zero=3, dp_replicate=1),
+    "SHARD_GRAD_OP": _Strategy(zero=2, dp_replicate=1),
+    "HYBRID_SHARD": _Strategy(zero=3),
+    "NO_SHARD": _Strategy(zero=1, dp_shard=1),
+    "ZERO_1": _Strategy(zero=1, dp_replicate=1),
+    "ZERO_2": _Strategy(zero=2, dp_replicate=1),
+    "ZERO_3": _Strategy(zero=3, dp_replicate=1),
+}
+
+
+def resolve_layout(
+    parallel: Parallel, *, world_size: int, devices_per_node: int
+) -> tuple[Layout, dict[str, str]]:
+    """Replace strategy and every ``auto`` of ``parallel`` by degrees, with a reason for each.
+
+    Returns:
+        The layout, and dotted setting -> reason for zero, dp_shard and dp_replicate where the
+        recipe left them open.
+
+    Raises:
+        RecipeError: The degrees do not fit the world size, or contradict the strategy.
+    """
+    found = problems(parallel, world_size=world_size, devices_per_node=devices_per_node)
+    if found:
+        raise RecipeError(found)
+    data_ranks = world_size // (parallel.cp * parallel.tp * parallel.pp)
+    dp_shard, why_shard = _shard_degree(parallel, data_ranks, devices_per_node=devices_per_node)
+    dp_replicate = data_ranks // dp_shard
+    zero, why_zero = _zero(parallel, dp_shard)
+    layout = Layout(
+        dp_replicate=dp_replicate,
+        dp_shard=dp_shard,
+        cp=parallel.cp,
+        tp=parallel.tp,
+        pp=parallel.pp,
+        ep=parallel.ep,
+        zero=zero,
+    )
+    reasons = {
+        "parallel.dp_shard": why_shard,
+        "parallel.dp_replicate": f"{data_ranks} data-parallel ranks / dp_shard {dp_shard}",
+        "parallel.zero": why_zero,
+    }
+    open_settings = {
+        name for name in reasons if getattr(parallel, name.removeprefix("parallel.")) == "auto"
+    }
+    return layout, {name: why for name, why in reasons.items() if name in open_settings}
+
+
+def problems(
+    parallel: Parallel,
+    *,
+    world_size: int,
+    devices_per_node: int,
+    shape: ModelShape | None = None,
+    global_batch: int | None = None,
+    micro_batch: int | None = None,
+) -> list[Problem]:
+    """Everything that keeps these degrees from being a layout; an empty list means legal.
+
+    Args:
+        world_size: All ranks of the run.
+        devices_per_node: Ranks of one node; tensor parallelism stays inside it.
+        shape: Checked against tp and pp where given.
+        global_batch: Samples in one step; there must be one for each data-parallel rank.
+        micro_batch: Samples in one forward pass; at most the global batch.
+    """
+    found = strategy_problems(parallel)
+    model_ranks = parallel.cp * parallel.tp * parallel.pp
+    found += _model_axis_problems(parallel, devices_per_node=devices_per_node, shape=shape)
+    if world_size % model_ranks:
+        given = " x ".join(f"{a}={getattr(parallel, a)}" for a in ("cp", "tp", "pp"))
+        text = f"{given} makes {model_ranks}, which does not divide the {world_size} ranks."
+        return [*found, Problem("parallel", f"{text} Their product may be {_divisors(world_size)}")]
+    data_ranks = world_size // model_ranks
+    found += _data_axis_problems(parallel, data_ranks)
+    found += batch_problems(data_ranks, global_batch=global_batch, micro_batch=micro_batch)
+    return found
+
+
+def strategy_problems(parallel: Parallel) -> list[Problem]:
+    """Settings that contradict ``parallel.strategy``; needs no world size."""
+    if parallel.strategy is None:
+        return []
+    strategy = _STRATEGIES[parallel.strategy]
+    wanted = {
+        "zero": strategy.zero if parallel.strategy != "NO_SHARD" else None,
+        "dp_shard": strategy.dp_shard,
+        "dp_replicate": strategy.dp_replicate,
+    }
+    found = []
+    for key, must_be in wanted.items():
+        given = getattr(parallel, key)
+        if must_be is None or given in ("auto", must_be):
+            continue
+        text = (
+            f"={given} contradicts strategy {parallel.strategy}, which stands for {key}={must_be}."
+            f" Leave {key} out, or leave strategy out and set zero, dp_shard and dp_replicate."
+        )
+        found.append(Problem(f"parallel.{key}", text))
+    return found
+
+
+def batch_problems(
+    data_ranks: int, *, global_batch: int | None, micro_batch: int | None
+) -> list[Problem]:
+    """Batch sizes that give some rank nothing to do in every step."""
+    found = []
+    if global_batch is not None and micro_batch is not None and micro_batch > global_batch:
+        text = (
+            f"={micro_batch} is more than the {global_batch} samples of optim.global_batch. "
+            f"A step is made of whole micro-batches. Use at most {global_batch}."
+        )
+        found.append(Problem("optim.micro_batch", text))
+    if global_batch is not None and data_ranks > global_batch:
+        text = (
+            f"={global_batch} is fewer samples than the {data_ranks} data-parallel ranks, so "
+            f"{data_ranks - global_batch} of them would never have work. Use at least "
+            f"{data_ranks}, or at most {global_batch} ranks (cluster.nodes x cluster.devices)."
+        )
+        found.append(Problem("optim.global_batch", text))
+    return found
+
+
+def _model_axis_problems(
+    parallel: Parallel, *, devices_per_node: int, shape: ModelShape | None
+) -> list[Problem]:
+    found = []
+    if devices_per_node % parallel.tp:
+        text = (
+            f"={parallel.tp} does not divide the {devices_per_node} devices of a node. Tensor "
+            "parallelism across nodes would be limited by the network. "
+            f"Use {_divisors(devices_per_node)}"
+        )
+        found.append(Problem("parallel.tp", text))
+    if shape is None:
+        return found
+    heads = math.gcd(shape.num_attention_heads, shape.num_key_value_heads)
+    if heads % parallel.tp:
+        text = (
+            f"={parallel.tp} does not divide the model's {shape.num_attention_heads} heads and "
+            f"{shape.num_key_value_heads} key-value heads. A head stays whole on one rank. "
+            f"Use {_divisors(heads)}"
+        )
+        found.append(Problem("parallel.tp", text))
+    if parallel.pp > shape.num_hidden_layers:
+        text = (
+            f"={parallel.pp} is more stages than the model has blocks. A stage holds at least "
+            f"one. Use at most {shape.num_hidden_layers}."
+        )
+        found.append(Problem("parallel.pp", text))
+    return found
+
+
+def _data_axis_problems(parallel: Parallel, data_ranks: int) -> list[Problem]:
+    """dp_shard and dp_replicate against the ranks that the model axes leave."""
+    found = []
+    given = {
+        key: value
+        for key in ("dp_shard", "dp_replicate")
+        if (value := getattr(parallel, key)) != "auto"
+    }
+    for key, value in given.items():
+        if data_ranks % value:
+            text = (
+                f"={value} does not divide the {data_ranks} data-parallel ranks. Every copy of the "
+                f"model is held by equally many ranks. Use {_divisors(data_ranks)[:-1]}, or auto."
+            )
+            found.append(Problem(f"parallel.{key}", text))
+    if found:
+        return found
+    preset = _STRATEGIES.get(parallel.strategy or "", _Strategy(zero=3))
+    fixed = {"dp_shard": preset.dp_shard, "dp_replicate": preset.dp_replicate}
+    degrees = {key: value for key, value in fixed.items() if value is not None} | given
+    if len(degrees) == 2 and math.prod(degrees.values()) != data_ranks:
+        named = " x ".join(f"{key} {value}" for key, value in degrees.items())
+        text = (
+            f"{named} makes {math.prod(degrees.values())} ranks, but there are {data_ranks}. "
+            + (f"{parallel.strategy} is one copy over all ranks. " if parallel.strategy else "")
+            + "Leave one of the two auto, or use HYBRID_SHARD with dp_shard alone."
+        )
+        found.append(Problem("parallel.dp_shard", text))
+    return found
+
+
+def _shard_degree(parallel: Parallel, data_ranks: int, *, devices_per_node: int) -> tuple[int, str]:
+    if parallel.dp_shard != "auto":
+        return parallel.dp_shard, "given"
+    if parallel.dp_replicate != "auto":
+        degree = data_ranks // parallel.dp_replicate
+        return degree, f"{data_ranks} data-parallel ranks / dp_replicate {parallel.dp_replicate}"
+    if parallel.strategy == "NO_SHARD":
+        return 1, "NO_SHARD: every rank holds a full copy"
+    if parallel.strategy == "HYBRID_SHARD":
+        within_node = max(1, devices_per_node // (parallel.cp * parallel.tp))
+        return math.gcd(within_node, data_ranks), "HYBRID_SHARD: one copy per node"
+    return data_ranks, f"all {data_ranks} data-parallel ranks split one copy"
+
+
+def _zero(parallel: Parallel, dp_shard: int) -> tuple[int, str]:
+    if parallel.zero != "auto":
+        return parallel.zero, "given"
+    if parallel.strategy is not None:
+        return _STRATEGIES[parallel.strategy].zero, f"strategy {parallel.strategy}"
+    if dp_shard == 1:
+        return 1, "nothing is split: dp_shard is 1"
+    return 3, "splits parameters too: least memory"
+
+
+def _divisors(number: int) -> str:
+    """``8`` -> ``1, 2, 4 or 8.``"""
+    *first, last = [str(n) for n in range(1, number + 1) if number % n == 0]
+    return f"{', '.join(first)} or {last}." if first else f"{last}."

@@ -1,0 +1,252 @@
+"""Every ``auto`` of a recipe becomes a value, with its reason.
+
+Pure: what must be looked up (the model's shape, the machine, the prepared data) comes in as
+``Facts``. What each ``auto`` stands for is said in ``config/auto.py``, one rule per setting.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from shardyard.config.auto import (
+    AFTER_LAYOUT,
+    BEFORE_LAYOUT,
+    Draft,
+    Facts,
+    NotYetKnown,
+    Rule,
+    steps_of,
+)
+from shardyard.config.legality import batch_problems, resolve_layout
+from shardyard.config.presets import ModelShape
+from shardyard.config.schema import Recipe
+from shardyard.errors import Problem, RecipeError
+from shardyard.hardware.machine import Machine
+from shardyard.rundir.resolved import FINGERPRINTED, DataFacts, Resolved, fingerprint
+
+_LAYOUT_SETTINGS = ("parallel.zero", "parallel.dp_replicate", "parallel.dp_shard")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preview:
+    """A recipe resolved as far as the facts go; what is still ``auto`` says when it is known."""
+
+    recipe: Recipe
+    reasons: dict[str, str]
+    """Dotted setting -> reason, for each setting that was ``auto``."""
+    steps: int | None
+    """Optimizer steps of the whole run; None while its length is not known in steps."""
+    why_steps: str
+
+
+def resolve(
+    recipe: Recipe,
+    *,
+    shape: ModelShape,
+    machine: Machine,
+    data: DataFacts,
+    name: str = "run",
+    model_has_tokenizer: bool = False,
+    previous: Resolved | None = None,
+) -> Resolved:
+    """Replace every ``auto``; the result is all that training needs to know.
+
+    Args:
+        recipe: A checked recipe.
+        machine: The machine to train on, or one of the cluster's nodes.
+        name: Name of the run where ``run.name`` is auto: the recipe's file name.
+        model_has_tokenizer: Whether the model's folder holds a tokenizer.
+        previous: The last attempt, on a resume: an ``auto`` that the fingerprint covers keeps the
+            value it had.
+
+    Raises:
+        RecipeError: Degrees, batch, data and model do not fit each other, or a resume changes
+            what it may not change.
+    """
+    facts = Facts(
+        name=name,
+        shape=shape,
+        model_has_tokenizer=model_has_tokenizer,
+        machine=machine,
+        data=data,
+        previous=previous,
+    )
+    preview = resolve_known(recipe, facts)
+    assert preview.steps is not None  # all facts are there, so no rule had to wait
+    resolved = Resolved(
+        recipe=preview.recipe, reasons=preview.reasons, shape=shape, data=data, steps=preview.steps
+    )
+    found = _misfits(resolved, machine)
+    if found:
+        raise RecipeError(found)
+    if previous is not None:
+        check_resume(previous, resolved)
+    return resolved
+
+
+def resolve_known(recipe: Recipe, facts: Facts) -> Preview:
+    """Replace each ``auto`` that the facts allow; the others say when they will be known.
+
+    Raises:
+        RecipeError: The degrees of ``parallel`` do not fit the number of devices.
+    """
+    reasons: dict[str, str] = {}
+    recipe = _keep_previous(recipe, facts.previous, reasons)
+    recipe = _apply(recipe, BEFORE_LAYOUT, facts=facts, reasons=reasons)
+    recipe = _apply_layout(recipe, reasons)
+    recipe = _apply(recipe, AFTER_LAYOUT, facts=facts, reasons=reasons)
+    steps: int | None
+    try:
+        steps, why_steps = steps_of(Draft(recipe=recipe, facts=facts))
+    except NotYetKnown as not_yet:
+        steps, why_steps = None, str(not_yet)
+    return Preview(recipe=recipe, reasons=reasons, steps=steps, why_steps=why_steps)
+
+
+def check_resume(previous: Resolved, now: Resolved) -> None:
+    """Refuse a resume that changes what is learnt.
+
+    Raises:
+        RecipeError: Lists each setting that the fingerprint covers and that changed, old -> new.
+    """
+    old, new = fingerprint(previous), fingerprint(now)
+    found = [
+        Problem(name, f"{old.get(name)!r} -> {value!r} changes what is learnt.")
+        for name, value in new.items()
+        if old.get(name) != value
+    ]
+    if found:
+        raise RecipeError(
+            found,
+            "resume",
+            hint="A resumed run keeps its model, data, order and optimisation: leave these as they "
+            "were, or start a new run. A resume may change the length (run.steps, ...), "
+            "optim.micro_batch, and all of task, parallel, precision, memory, checkpoint, elastic, "
+            "cluster and observe.",
+        )
+
+
+def _keep_previous(recipe: Recipe, previous: Resolved | None, reasons: dict[str, str]) -> Recipe:
+    """On a resume, an open setting that the fingerprint covers keeps the value it had."""
+    if previous is None:
+        return recipe
+    for section, keys in FINGERPRINTED.items():
+        for setting in (f"{section}.{key}" for key in keys):
+            if _get(recipe, setting) == "auto":
+                recipe = _set(recipe, setting, _get(previous.recipe, setting))
+                reasons[setting] = "as the run began"
+    return recipe
+
+
+def _apply(
+    recipe: Recipe, rules: dict[str, Rule], *, facts: Facts, reasons: dict[str, str]
+) -> Recipe:
+    for setting, rule in rules.items():
+        if _get(recipe, setting) != "auto":
+            continue
+        try:
+            value, reasons[setting] = rule(Draft(recipe=recipe, facts=facts))
+        except NotYetKnown as not_yet:
+            reasons[setting] = str(not_yet)
+        else:
+            recipe = _set(recipe, setting, value)
+    return recipe
+
+
+def _apply_layout(recipe: Recipe, reasons: dict[str, str]) -> Recipe:
+    """Set the degrees of ``parallel`` once the number of ranks is known."""
+    devices = recipe.cluster.devices
+    if devices == "auto":
+        for setting in _LAYOUT_SETTINGS:
+            if _get(recipe, setting) == "auto":
+                reasons[setting] = "known once the number of devices is"
+        return recipe
+    layout, why = resolve_layout(
+        recipe.parallel, world_size=recipe.cluster.nodes * devices, devices_per_node=devices
+    )
+    reasons.update(why)
+    for setting in _LAYOUT_SETTINGS:
+        recipe = _set(recipe, setting, getattr(layout, setting.removeprefix("parallel.")))
+    return recipe
+
+
+def _misfits(resolved: Resolved, machine: Machine) -> list[Problem]:
+    """What only shows when recipe, machine, model and data are known together."""
+    return [
+        *_device_problems(resolved.recipe, machine),
+        *_sample_problems(resolved),
+        *_model_problems(resolved),
+    ]
+
+
+def _device_problems(recipe: Recipe, machine: Machine) -> list[Problem]:
+    device, devices = recipe.cluster.device, recipe.cluster.devices
+    if device == "cpu":
+        return []  # CPU processes are a choice
+    if device != machine.device:
+        text = (
+            f"={device} but {machine.hostname} has only {machine.count} x {machine.name} "
+            f"({machine.device}). Use cluster.device={machine.device}, or a machine that has it."
+        )
+        return [Problem("cluster.device", text)]
+    if isinstance(devices, int) and devices > machine.count:
+        text = (
+            f"={devices} but {machine.hostname} has {machine.count} x {machine.name}. Each rank "
+            f"needs a device of its own. Use at most {machine.count}."
+        )
+        return [Problem("cluster.devices", text)]
+    return []
+
+
+def _sample_problems(resolved: Resolved) -> list[Problem]:
+    """Fewer samples than ranks, in a step or in the data set; or none to evaluate on."""
+    recipe, data = resolved.recipe, resolved.data
+    draft = Draft(recipe=recipe, facts=Facts(data=data))
+    ranks, samples = draft.data_ranks, draft.train_samples
+    micro_batch = recipe.optim.micro_batch
+    assert isinstance(micro_batch, int)
+    found = batch_problems(ranks, global_batch=draft.global_batch, micro_batch=micro_batch)
+    if samples < ranks:
+        text = (
+            f"{data.train_tokens:,} training tokens make {samples} samples of {draft.seq_len} "
+            f"tokens, fewer than the {ranks} data-parallel ranks: some would never have work. "
+            "Use more data, a smaller data.seq_len, or fewer devices."
+        )
+        found.append(Problem("data.source", text))
+    wants_eval = recipe.task.eval_every_steps or recipe.task.eval_every_epochs
+    if (wants_eval or recipe.run.target_loss) and not data.num_samples("eval", draft.seq_len):
+        text = (
+            f"={recipe.data.eval_fraction} held out no document, so there is nothing to evaluate "
+            "on. Raise it, or give data with more documents."
+        )
+        found.append(Problem("data.eval_fraction", text))
+    return found
+
+
+def _model_problems(resolved: Resolved) -> list[Problem]:
+    """Samples or a vocabulary that the model has no room for."""
+    shape, seq_len, found = resolved.shape, resolved.recipe.data.seq_len, []
+    if isinstance(seq_len, int) and seq_len > shape.max_position_embeddings:
+        text = (
+            f"={seq_len} is more than the model's context of {shape.max_position_embeddings} "
+            f"tokens. Use at most {shape.max_position_embeddings}."
+        )
+        found.append(Problem("data.seq_len", text))
+    if resolved.data.vocab_size > shape.vocab_size:
+        text = (
+            f"={resolved.recipe.data.tokenizer} has {resolved.data.vocab_size:,} tokens, the "
+            f"model's embedding has {shape.vocab_size:,} rows. Use the model's own tokenizer, or "
+            "a smaller data.vocab_size."
+        )
+        found.append(Problem("data.tokenizer", text))
+    return found
+
+
+def _get(recipe: Recipe, setting: str) -> Any:
+    section, key = setting.split(".")
+    return getattr(getattr(recipe, section), key)
+
+
+def _set(recipe: Recipe, setting: str, value: Any) -> Recipe:
+    section, key = setting.split(".")
+    changed = getattr(recipe, section).model_copy(update={key: value})
+    return recipe.model_copy(update={section: changed})
