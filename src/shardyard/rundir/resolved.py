@@ -49,6 +49,8 @@ class Resolved:
     data: DataFacts
     steps: int
     """Optimizer steps of the whole run."""
+    model_dir: str | None = None
+    """Hugging Face folder that weights are loaded from; None: they are drawn from the seed."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; ``from_json`` gives the same object back."""
@@ -61,6 +63,7 @@ class Resolved:
             "shape": self.shape.to_dict(),
             "data": asdict(self.data),
             "steps": self.steps,
+            "model_dir": self.model_dir,
             "fingerprint": fingerprint(self),
         }
 
@@ -79,6 +82,7 @@ class Resolved:
             shape=ModelShape(**content["shape"]),
             data=DataFacts(**content["data"]),
             steps=content["steps"],
+            model_dir=content["model_dir"],
         )
 
 

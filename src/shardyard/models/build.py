@@ -1,0 +1,55 @@
+"""From a shape to a transformers model without storage, and from there to one with weights."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from shardyard.config.presets import ModelShape
+from shardyard.models.attention import NAME
+from shardyard.models.hf import load_weights
+from shardyard.models.init import fill_random
+
+
+def hf_config(shape: ModelShape) -> Any:
+    """The transformers config of a shape."""
+    fields = shape.to_dict()
+    theta = fields.pop("rope_theta")
+    rope = {"rope_type": "default", "rope_theta": theta}
+    return AutoConfig.for_model(fields.pop("model_type"), **fields, rope_parameters=rope)
+
+
+def build_on_meta(shape: ModelShape) -> PreTrainedModel:
+    """The fp32 causal language model of a shape; its parameters have sizes but no storage."""
+    config = hf_config(shape)
+    config.use_cache = False
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation=NAME
+        )
+    return model
+
+
+def give_storage(model: PreTrainedModel, device: torch.device) -> None:
+    """Allocate this rank's part of all parameters, and compute the buffers (rotary tables)."""
+    model.to_empty(device=device)
+    for module in model.modules():
+        if next(module.buffers(recurse=False), None) is not None:
+            # to_empty leaves garbage in them; this is transformers' own rule for them
+            model._init_weights(module)
+
+
+def fill_weights(model: PreTrainedModel, *, folder: Path | None, seed: int) -> None:
+    """Load weights from a Hugging Face folder, or draw them from the seed if there is none."""
+    with torch.no_grad():
+        if folder is None:
+            fill_random(model, seed=seed, std=float(model.config.initializer_range))
+        else:
+            load_weights(model, folder)
+
+
+def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Parameters by name, a tied one once."""
+    return {name: param for name, param in model.named_parameters() if param.requires_grad}

@@ -1,0 +1,51 @@
+"""Dropout whose mask depends on (seed, sample, place in the model, element) and nothing else.
+
+So the same sample is masked alike whatever rank, micro-batch or recomputation it passes through.
+
+Shape suffixes: B = samples of a micro-batch, L = tokens of a sample, D = width of the model.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardyard.models.counter_random import keep_mask, key_of, random_bits
+
+
+class SampleKeys:
+    """Tells the dropout places of one model which samples are passing through."""
+
+    samples_B: Tensor
+    """Stream position of each sample, int64; set before each forward pass."""
+
+
+class Dropout:
+    """A forward hook that masks the output of one module while it trains."""
+
+    def __init__(self, place: str, *, drop: float, seed: int, keys: SampleKeys) -> None:
+        self._drop = drop
+        self._place_key = key_of(seed, "dropout", place)
+        self._keys = keys
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        if not module.training:
+            return None
+        if isinstance(output, tuple):
+            return (self._mask(output[0]), *output[1:])
+        return self._mask(output)
+
+    def _mask(self, x_BLD: Tensor) -> Tensor:
+        length, width = x_BLD.shape[1:]
+        key_B11 = random_bits(self._place_key, self._keys.samples_B)[:, None, None]
+        element_LD = torch.arange(length * width, device=x_BLD.device).view(length, width)
+        keep_BLD = keep_mask(key_B11, element_LD, drop=self._drop)
+        return x_BLD * keep_BLD * (1.0 / (1.0 - self._drop))
+
+
+def add_dropout(
+    places: dict[str, nn.Module], *, drop: float, seed: int, keys: SampleKeys
+) -> None:
+    """Mask the outputs of named modules. Call before sharding: its hooks must come after these."""
+    for place, module in places.items():
+        module.register_forward_hook(Dropout(place, drop=drop, seed=seed, keys=keys))

@@ -1,0 +1,61 @@
+"""Where the parts of each model family are, by ``model_type`` of its Hugging Face config."""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from shardyard.errors import RequestError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """Names of a family's modules, from the top of its causal language model."""
+
+    blocks: str
+    """The list of transformer blocks."""
+    embedding: str
+    norm: str
+    """The norm after the last block."""
+    head: str
+    dropped: tuple[str, ...]
+    """Modules of a block whose output passes through dropout."""
+
+
+_LLAMA = Family(
+    blocks="model.layers",
+    embedding="model.embed_tokens",
+    norm="model.norm",
+    head="lm_head",
+    dropped=("self_attn", "mlp"),
+)
+
+FAMILIES: dict[str, Family] = {"llama": _LLAMA, "mistral": _LLAMA}
+
+
+def family_of(model_type: str) -> Family:
+    """The family of a model type.
+
+    Raises:
+        RequestError: The model type is not supported.
+    """
+    if model_type not in FAMILIES:
+        raise RequestError(
+            f"model type {model_type!r} is not supported: where its blocks are is not known. "
+            f"Supported: {', '.join(sorted(FAMILIES))}."
+        )
+    return FAMILIES[model_type]
+
+
+def blocks_of(model: nn.Module, family: Family) -> dict[str, nn.Module]:
+    """The transformer blocks by full name, in order."""
+    blocks = model.get_submodule(family.blocks)
+    return {f"{family.blocks}.{name}": block for name, block in blocks.named_children()}
+
+
+def dropout_places(model: nn.Module, family: Family) -> dict[str, nn.Module]:
+    """Modules whose output passes through dropout, by full name."""
+    places = {family.embedding: model.get_submodule(family.embedding)}
+    for block_name, block in blocks_of(model, family).items():
+        for name in family.dropped:
+            places[f"{block_name}.{name}"] = block.get_submodule(name)
+    return places

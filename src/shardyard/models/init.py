@@ -1,0 +1,58 @@
+"""Random initial weights: each element is a function of (seed, parameter name, index).
+
+Every layout therefore starts from the same weights, each rank computes only the elements it holds,
+and no rank ever holds more than a slice of a whole parameter.
+"""
+
+from torch import Tensor, nn
+
+from shardyard.errors import RequestError
+from shardyard.models.counter_random import key_of, normal
+from shardyard.models.local_shard import LocalShard, local_shard
+
+_PIECE = 2**22
+"""Elements made at a time: bounds the int64 and fp64 scratch at about 200 MiB."""
+
+
+def fill_random(model: nn.Module, *, seed: int, std: float) -> None:
+    """Fill all parameters in place: matrices normal(0, std), norms one, biases zero.
+
+    The rule is that of Hugging Face's ``PreTrainedModel._init_weights`` for the Llama family.
+
+    Raises:
+        RequestError: A parameter belongs to a kind of module without a rule.
+    """
+    for module_name, module in model.named_modules():
+        for name, param in module.named_parameters(recurse=False):
+            full_name = f"{module_name}.{name}" if module_name else name
+            _fill(local_shard(param), module, full_name, seed=seed, std=std)
+
+
+def _fill(shard: LocalShard, module: nn.Module, name: str, *, seed: int, std: float) -> None:
+    if name.endswith(".bias"):
+        shard.tensor.zero_()
+    elif type(module).__name__.endswith("RMSNorm"):
+        shard.tensor.fill_(1.0)
+    elif isinstance(module, nn.Linear | nn.Embedding):
+        _fill_normal(shard, key_of(seed, "init", name), std=std)
+    else:
+        raise RequestError(
+            f"parameter {name} belongs to a {type(module).__name__}, for which there is no rule of "
+            "initialisation. Load weights (model.weights=load) or use a Llama-family model."
+        )
+
+
+def _fill_normal(shard: LocalShard, key: int, *, std: float) -> None:
+    rows = shard.tensor
+    if not rows.numel():
+        return
+    rows_at_once = max(1, _PIECE // max(1, rows[0].numel()))
+    for start in range(0, rows.shape[0], rows_at_once):
+        piece = rows[start : start + rows_at_once]
+        offsets = (shard.offsets[0] + start, *shard.offsets[1:])
+        index = LocalShard(piece, offsets, shard.whole_shape).linear_index()
+        piece.copy_(_scaled_normal(key, index, std))
+
+
+def _scaled_normal(key: int, index: Tensor, std: float) -> Tensor:
+    return normal(key, index) * std

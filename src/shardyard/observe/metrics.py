@@ -1,0 +1,102 @@
+"""From a step's result to its line in metrics.jsonl: global numbers, rates and MFU."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardyard.errors import RequestError
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlopBudget:
+    """What `plan` predicted for one token and one device; MFU is measured against it."""
+
+    flops_per_token: float
+    """Forward and backward, attention counted in full: 6 N + 12 L d s (arXiv:2204.02311, B)."""
+    peak_flops_per_s: float | None
+    """Of one device; None where the device is not in the catalogue: then there is no MFU."""
+
+    def mfu(self, tokens_per_s_per_device: float) -> float | None:
+        """Model FLOP utilisation, 0 to 1."""
+        if self.peak_flops_per_s is None:
+            return None
+        return tokens_per_s_per_device * self.flops_per_token / self.peak_flops_per_s
+
+
+def read_flop_budget(plan: Path) -> FlopBudget:
+    """Read attempts/<n>/plan.json, so that prediction and measurement share one number.
+
+    Raises:
+        RequestError: The file is missing or is no plan.
+    """
+    try:
+        content = json.loads(plan.read_text())
+        return FlopBudget(
+            flops_per_token=content["flops_per_token"]["full"],
+            peak_flops_per_s=content["peak_flops_per_s"],
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RequestError(
+            f"{plan} cannot be read ({error}). It is written at the start of an attempt; resume "
+            "the run to make a new attempt."
+        ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """Where the wall time of one step went; seconds."""
+
+    step_time_s: float
+    """From the end of the step before to the end of this one, without checkpoint and evaluation."""
+    data_wait_s: float
+    """Of the step time: waiting for micro-batches."""
+    checkpoint_blocked_s: float
+    """Training stood still for a checkpoint after this step; not in the step time."""
+
+
+class MetricLines:
+    """Makes the lines of one generation of an attempt."""
+
+    def __init__(
+        self, budget: FlopBudget, *, attempt: int, generation: int, world_size: int
+    ) -> None:
+        self._budget = budget
+        self._place = {"attempt": attempt, "generation": generation, "world_size": world_size}
+
+    def step(
+        self,
+        *,
+        step: int,
+        epoch: float,
+        loss: float,
+        grad_norm: float,
+        lr: float,
+        tokens: int,
+        samples: int,
+        step_tokens: int,
+        step_samples: int,
+        times: StepTimes,
+        peak_memory_bytes: int,
+    ) -> dict[str, Any]:
+        """The line of one step; ``tokens`` and ``samples`` count from the beginning of the run."""
+        tokens_per_s = step_tokens / times.step_time_s
+        per_device = tokens_per_s / self._place["world_size"]
+        return {
+            "step": step,
+            "epoch": round(epoch, 6),
+            "loss": loss,
+            "grad_norm": grad_norm,
+            "lr": lr,
+            "tokens": tokens,
+            "samples": samples,
+            "step_time_s": times.step_time_s,
+            "data_wait_s": times.data_wait_s,
+            "checkpoint_blocked_s": times.checkpoint_blocked_s,
+            "tokens_per_s": tokens_per_s,
+            "samples_per_s": step_samples / times.step_time_s,
+            "tokens_per_s_per_device": per_device,
+            "mfu": self._budget.mfu(per_device),
+            "peak_memory_bytes": peak_memory_bytes,
+            **self._place,
+        }

@@ -1,0 +1,64 @@
+"""Where metric lines go: metrics.jsonl, the process's log, TensorBoard."""
+
+import json
+from typing import Any, Protocol
+
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lines import LineWriter
+
+LOG_MARK = "@shardyard-metrics "
+"""Begins a log line that holds a metric line, so that metrics.jsonl can be rebuilt from logs."""
+
+
+class Sink(Protocol):
+    """Takes every metric line as it is made."""
+
+    def write(self, line: dict[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class MetricsFile:
+    """metrics.jsonl, and the same lines, marked, in the log."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._lines = LineWriter(run_dir.metrics)
+
+    def write(self, line: dict[str, Any]) -> None:
+        self._lines.append(line)
+        print(LOG_MARK + json.dumps(line), flush=True)
+
+    def close(self) -> None:
+        self._lines.close()
+
+
+class TensorBoard:
+    """Scalars by step, one curve a metric; evaluations under ``eval/``."""
+
+    _CURVES = ("loss", "grad_norm", "lr", "tokens_per_s", "step_time_s", "data_wait_s", "mfu")
+
+    def __init__(self, run_dir: RunDir) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # a second to import: only when asked
+
+        self._writer: Any = SummaryWriter(str(run_dir.tensorboard))
+
+    def write(self, line: dict[str, Any]) -> None:
+        scalars = (
+            {f"eval/{name}": value for name, value in line["eval"].items()}
+            if "eval" in line
+            else {f"train/{name}": line[name] for name in self._CURVES}
+        )
+        for name, value in scalars.items():
+            if value is not None:
+                self._writer.add_scalar(name, value, line["step"])
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def open_sinks(run_dir: RunDir, *, tensorboard: bool) -> list[Sink]:
+    """The sinks of rank 0."""
+    sinks: list[Sink] = [MetricsFile(run_dir)]
+    if tensorboard:
+        sinks.append(TensorBoard(run_dir))
+    return sinks

@@ -1,0 +1,100 @@
+"""Sharded data parallelism: replicate, ZeRO 1-3 and hybrid, all by FSDP2's ``fully_shard``.
+
+What the zero levels mean for a step of several micro-batches:
+
+====  ===========================  ==============================  ============================
+zero  parameters                   gradients                       collectives of a step
+====  ===========================  ==============================  ============================
+1     whole from first to last     whole, reduced after the last   1 gather, 1 reduction
+2     whole from first to last     sharded after every one         1 gather, n reductions
+3     gathered block by block      sharded after every one         2n gathers, n reductions
+====  ===========================  ==============================  ============================
+
+Between optimizer steps all three keep parameters sharded; a mesh with dp_shard 1 replicates.
+Gradients are summed, not averaged: the loss is a sum, and the step divides it once.
+"""
+
+from collections.abc import Sequence
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from shardyard.config.legality import Layout
+from shardyard.models.families import Family, blocks_of
+
+
+def shard_data_parallel(
+    model: nn.Module,
+    mesh: DeviceMesh,
+    *,
+    family: Family,
+    layout: Layout,
+    precision: MixedPrecisionPolicy,
+    prefetch: int,
+) -> None:
+    """Shard a model in place: one group a block, so that one block at a time is whole."""
+    if layout.dp_replicate == 1:
+        mesh = mesh["dp_shard"]  # a second axis would cost an all-reduce over one rank
+    reshard = layout.zero == 3 and layout.dp_shard > 1
+
+    def shard(modules: nn.Module | list[nn.Module], *, reshard_after_forward: bool) -> None:
+        fully_shard(
+            modules,  # type: ignore[arg-type]
+            mesh=mesh,
+            mp_policy=precision,
+            reshard_after_forward=reshard_after_forward,
+        )
+
+    blocks = list(blocks_of(model, family).values())
+    embedding = model.get_submodule(family.embedding)
+    norm, head = model.get_submodule(family.norm), model.get_submodule(family.head)
+    if embedding.weight is not head.weight:
+        # tied ones stay in the root's group: two groups would untie them silently
+        shard(embedding, reshard_after_forward=reshard)
+    for block in blocks:
+        shard(block, reshard_after_forward=reshard)
+    if embedding.weight is not head.weight:
+        # the backward pass begins here, so freeing them after forward would gather twice for nothing
+        shard([norm, head], reshard_after_forward=False)
+    shard(model, reshard_after_forward=False)
+
+    for module in _groups(model):
+        module.set_gradient_divide_factor(1.0)
+        # without it gloo refuses the factor (it would need a pre-multiplied sum)
+        module.set_force_sum_reduction_for_comms(True)
+    _set_prefetch([block for block in blocks if isinstance(block, FSDPModule)], prefetch)
+
+
+class GradientSync:
+    """Tells FSDP, micro-batch by micro-batch, when to communicate (table above)."""
+
+    def __init__(self, model: nn.Module, layout: Layout) -> None:
+        assert isinstance(model, FSDPModule)
+        self._model = model
+        self._zero = 1 if layout.dp_shard == 1 else layout.zero
+
+    def before_micro_batch(self, *, is_last: bool) -> None:
+        """Call before the forward pass of each micro-batch."""
+        if self._zero == 1:
+            self._model.set_requires_gradient_sync(is_last)
+        else:
+            # shards are summed over replicas once, after the last
+            self._model.set_requires_all_reduce(is_last)
+        if self._zero < 3:
+            self._model.set_reshard_after_backward(is_last)
+        self._model.set_is_last_backward(is_last)
+
+
+def _groups(model: nn.Module) -> list[FSDPModule]:
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def _set_prefetch(blocks: Sequence[FSDPModule], prefetch: int) -> None:
+    """Gather ``prefetch`` blocks ahead. FSDP's own default is 1; setting it costs nothing there."""
+    if prefetch == 1:
+        return
+    for index, block in enumerate(blocks):
+        block.set_modules_to_forward_prefetch(list(blocks[index + 1 : index + 1 + prefetch]))
+        before = blocks[max(0, index - prefetch) : index]
+        block.set_modules_to_backward_prefetch(list(reversed(before)))

@@ -1,0 +1,17 @@
+"""Number formats of a sharded model: fp32 master weights, a compute and a reduction format."""
+
+import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+from shardyard.config.schema import Precision
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def mixed_precision(precision: Precision) -> MixedPrecisionPolicy:
+    """FSDP's policy for resolved settings (no ``auto`` left)."""
+    return MixedPrecisionPolicy(
+        param_dtype=DTYPES[precision.compute],
+        reduce_dtype=DTYPES[precision.reduce],
+        output_dtype=DTYPES[precision.output],
+    )

@@ -1,0 +1,107 @@
+"""Activation recompute: keep less in the forward pass, compute it again in the backward pass.
+
+The forward method of a module is replaced, not the module: wrapping it would change the names of
+its parameters, and with them checkpoints.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+from shardyard.errors import RequestError
+
+_SAVED_OPERATORS = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+}
+"""What ``selective`` keeps: the costly results. Norms, activations and casts are made again."""
+
+
+def apply_recompute(
+    blocks: dict[str, nn.Module], recompute: str | int | tuple[str, ...]
+) -> list[str]:
+    """Turn recompute on for the blocks, or the parts of them, that the setting names.
+
+    Args:
+        blocks: The transformer blocks by full name, in order.
+        recompute: none, full, selective, n for every n-th block, or names of modules in a block.
+
+    Returns:
+        Full names of the modules whose activations are recomputed.
+
+    Raises:
+        RequestError: No block has a module of a given name.
+    """
+    chosen = _chosen(blocks, recompute)
+    contexts = _selective_contexts if recompute == "selective" else None
+    for module in chosen.values():
+        _recompute_in_backward(module, contexts)
+    return list(chosen)
+
+
+def _chosen(
+    blocks: dict[str, nn.Module], recompute: str | int | tuple[str, ...]
+) -> dict[str, nn.Module]:
+    if recompute == "none":
+        return {}
+    if isinstance(recompute, int):
+        return dict(list(blocks.items())[::recompute])
+    if isinstance(recompute, str):
+        return blocks
+    chosen: dict[str, nn.Module] = {}
+    for name in recompute:
+        found = {
+            f"{block_name}.{name}": part
+            for block_name, block in blocks.items()
+            if (part := _part(block, name)) is not None
+        }
+        if not found:
+            first = next(iter(blocks.values()))
+            raise RequestError(
+                f"memory.recompute names the module {name!r}, which no block has. Name some of: "
+                f"{', '.join(_part_names(first))}."
+            )
+        chosen.update(found)
+    return chosen
+
+
+def _part(block: nn.Module, name: str) -> nn.Module | None:
+    try:
+        return block.get_submodule(name)
+    except AttributeError:
+        return None
+
+
+def _part_names(block: nn.Module) -> Iterable[str]:
+    return [name for name, _ in block.named_modules() if name]
+
+
+def _recompute_in_backward(module: nn.Module, contexts: Callable[[], Any] | None) -> None:
+    # dropout is counter-based, so there is no generator state to keep and restore
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    if contexts is not None:
+        options["context_fn"] = contexts
+    module.forward = partial(checkpoint, module.forward, **options)
+
+
+def _selective_contexts() -> Any:
+    return create_selective_checkpoint_contexts(_policy)
+
+
+def _policy(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    if operator in _SAVED_OPERATORS:
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,0 +1,51 @@
+"""Evaluation on the held-out split: every sample once, on whichever rank, summed exactly."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from shardyard.data.loader import EvalSource, step_batches
+from shardyard.tasks.causal_lm import NOT_PREDICTED, CausalLM
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Result over the whole split."""
+
+    loss: float
+    """Mean over all predicted tokens, nats."""
+    tokens: int
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss); infinite where that is too large."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+
+@torch.no_grad()
+def evaluate(
+    task: CausalLM,
+    source: EvalSource,
+    *,
+    micro_batch: int,
+    rank: int,
+    world_size: int,
+    device: torch.device,
+) -> Evaluation:
+    """Loss over all samples of a source. All ranks call it together and get the same result."""
+    task.model.eval()
+    sums = torch.zeros(2, dtype=torch.float64, device=device)
+    at_once = micro_batch * world_size
+    for start in range(0, source.num_samples, at_once):
+        positions = range(start, min(start + at_once, source.num_samples))
+        for batch in step_batches(
+            source, positions=positions, micro_batch=micro_batch, rank=rank, world_size=world_size
+        ):
+            sums[0] += task.loss_sum(batch.to(device))
+            sums[1] += int((batch.targets_BL != NOT_PREDICTED).sum())
+    task.model.train()
+    dist.all_reduce(sums)
+    loss_sum, tokens = sums.tolist()
+    return Evaluation(loss=loss_sum / tokens, tokens=round(tokens))

@@ -1,0 +1,227 @@
+"""The training loop, from the first step of a process to its last.
+
+Results are read one step late: while the device works on a step, the host reads the one before. So
+every decision that depends on a result (drain, too many skipped steps) takes effect one step after
+it, on all ranks alike, and the device never waits for the host.
+"""
+
+import gc
+import os
+import time
+from dataclasses import asdict, dataclass
+
+from shardyard.checkpoint.retention import mark_best
+from shardyard.errors import TrainingError
+from shardyard.observe.metrics import StepTimes
+from shardyard.parallel.device import peak_memory_bytes
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.resolved import fingerprint
+from shardyard.train.evaluate import evaluate
+from shardyard.train.finish import finish
+from shardyard.train.hooks import Hooks
+from shardyard.train.optim import lr_at
+from shardyard.train.setup import Training, set_up
+from shardyard.train.state import checkpoint_tensors, checkpoint_values
+from shardyard.train.step import PendingResult, StepResult
+
+FINISHED = "finished"
+DRAINED = "drained"
+
+
+def train(run_dir: RunDir, attempt: int, hooks: Hooks) -> str:
+    """Train this process's part of a run to its end, or until it is drained.
+
+    torch.distributed must be initialised. Returns ``finished`` or ``drained``; in both cases the
+    last step is durable.
+    """
+    training = set_up(run_dir, attempt, hooks, local_rank=int(os.environ["LOCAL_RANK"]))
+    try:
+        outcome = _Loop(training).run()
+        if outcome == FINISHED:
+            finish(training)
+    finally:
+        training.close()
+    del training
+    gc.collect()  # the model must be gone before the process group is
+    return outcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Launched:
+    """A step that was given to the device and whose result has not been read."""
+
+    pending: PendingResult
+    step: int
+    lr: float
+    data_wait_s: float
+
+
+class _Loop:
+    """The state of the loop that no checkpoint needs."""
+
+    def __init__(self, training: Training) -> None:
+        self.training = training
+        self.recipe = training.resolved.recipe
+        self.progress = training.progress
+        self.saved_step = training.progress.step
+        self.step_ended_at = time.monotonic()
+        self.first_step = training.progress.step + 1
+        self.unread: _Launched | None = None
+        self.drain = False
+        self.target_met = False
+        self.blocked_s = 0.0
+        assert isinstance(self.recipe.optim.global_batch, int)
+        self._global_batch = self.recipe.optim.global_batch
+
+    def run(self) -> str:
+        steps = self.training.resolved.steps
+        while self.progress.step < steps and not self.drain and not self.target_met:
+            launched = self._launch()
+            self._read_result()
+            self.unread = launched
+            step = self.progress.step
+            evaluation_due = self._evaluation_due(step)
+            if evaluation_due or step == steps or step % self.recipe.checkpoint.every == 0:
+                self._read_result()
+            if evaluation_due:
+                self._evaluate()
+            if step % self.recipe.checkpoint.every == 0:
+                self._save()
+            self._report_durable()
+        self._read_result()
+        return self._end()
+
+    def _launch(self) -> _Launched:
+        """Give the next step to the device."""
+        batches = next(self.training.loader)
+        step = self.progress.step + 1
+        lr = lr_at(step, self.recipe.optim)
+        drain = self.training.hooks.drain_requested()
+        pending = self.training.stepper.run(batches, lr=lr, drain=drain)
+        self.progress.step = step
+        self.progress.position = step * self._global_batch
+        return _Launched(
+            pending=pending, step=step, lr=lr, data_wait_s=self.training.loader.wait_s
+        )
+
+    def _read_result(self) -> None:
+        """Read the result of the launched step, if any, write its line and act on it."""
+        launched, self.unread = self.unread, None
+        if launched is None:
+            return
+        result = launched.pending.read()
+        now = time.monotonic()
+        step_time_s, self.step_ended_at = now - self.step_ended_at, now
+        self.progress.tokens += result.predicted_tokens
+        if launched.step == self.first_step:
+            self.training.report("first_step", step=launched.step, seconds=step_time_s)
+        self._write_line(launched, result, step_time_s)
+        self.drain = self.drain or result.drain_requested
+        if result.skipped_in_row > self.recipe.optim.max_skipped_steps:
+            raise TrainingError(
+                f"step {launched.step}: loss {result.loss}, gradient norm {result.grad_norm}; "
+                f"{result.skipped_in_row} steps in a row were skipped because they were not "
+                "finite. Restarting would repeat them. Lower optim.lr or optim.grad_clip, or "
+                "resume with precision.compute=fp32; the newest checkpoint is from step "
+                f"{self.saved_step}."
+            )
+
+    def _write_line(self, launched: _Launched, result: StepResult, step_time_s: float) -> None:
+        samples = launched.step * self._global_batch
+        line = self.training.metric_lines.step(
+            step=launched.step,
+            epoch=samples / self.training.train_source.num_samples,
+            loss=result.loss,
+            grad_norm=result.grad_norm,
+            lr=launched.lr,
+            tokens=self.progress.tokens,
+            samples=samples,
+            step_tokens=result.predicted_tokens,
+            step_samples=self._global_batch,
+            times=StepTimes(
+                step_time_s=step_time_s,
+                data_wait_s=launched.data_wait_s,
+                checkpoint_blocked_s=self.blocked_s,
+            ),
+            peak_memory_bytes=peak_memory_bytes(self.training.device),
+        )
+        self.blocked_s = 0.0
+        for sink in self.training.sinks:
+            sink.write(line)
+
+    def _evaluation_due(self, step: int) -> bool:
+        task, source = self.recipe.task, self.training.train_source
+        if self.training.eval_source is None:
+            return False
+        if step == self.training.resolved.steps:
+            return True
+        if task.eval_every_steps is not None:
+            return step % task.eval_every_steps == 0
+        if task.eval_every_epochs is None:
+            return False
+        every = task.eval_every_epochs * source.num_samples
+        before = (step - 1) * self._global_batch
+        return int(before // every) < int(step * self._global_batch // every)
+
+    def _evaluate(self) -> None:
+        training, progress = self.training, self.progress
+        assert training.eval_source is not None and isinstance(self.recipe.optim.micro_batch, int)
+        started = time.monotonic()
+        result = evaluate(
+            training.task,
+            training.eval_source,
+            micro_batch=self.recipe.optim.micro_batch,
+            rank=training.rank,
+            world_size=training.world_size,
+            device=training.device,
+        )
+        seconds = time.monotonic() - started
+        scores = {"loss": result.loss, "perplexity": result.perplexity}
+        epoch = progress.position / training.train_source.num_samples
+        training.report(
+            "evaluated", step=progress.step, seconds=seconds, tokens=result.tokens, **scores
+        )
+        for sink in training.sinks:
+            sink.write({"step": progress.step, "epoch": round(epoch, 6), "eval": scores})
+        if progress.best_loss is None or result.loss < progress.best_loss:
+            progress.best_loss, progress.best_step = result.loss, progress.step
+            if self.recipe.checkpoint.keep_best:
+                self._save()
+        target = self.recipe.run.target_loss
+        self.target_met = target is not None and result.loss <= target
+        self.step_ended_at += seconds  # the next step's time does not count it
+
+    def _save(self) -> None:
+        """Start a checkpoint of the step just done; training goes on while it is written."""
+        training, step = self.training, self.progress.step
+        if self.saved_step == step:
+            return
+        blocked_s = training.saver.save(
+            step,
+            checkpoint_tensors(training.task.model, training.optimizer),
+            checkpoint_values(
+                self.progress,
+                seed=self.recipe.run.seed,
+                skipped_in_row=round(training.stepper.skipped_in_row.item()),
+                fingerprint=fingerprint(training.resolved),
+            ),
+        )
+        training.report("checkpoint_started", step=step, blocked_s=blocked_s)
+        self.saved_step = step
+        self.blocked_s += blocked_s
+        self.step_ended_at += blocked_s
+
+    def _report_durable(self) -> None:
+        """Report what the background writer has finished; raises what went wrong there."""
+        for durable in self.training.saver.poll():
+            self.training.report("checkpoint_durable", **asdict(durable))
+            if durable.step == self.progress.best_step and self.training.rank == 0:
+                mark_best(self.training.run_dir.checkpoints, durable.step)
+
+    def _end(self) -> str:
+        """Make the last step durable."""
+        self._save()
+        self.training.saver.wait()
+        self._report_durable()
+        is_whole = self.progress.step >= self.training.resolved.steps or self.target_met
+        return FINISHED if is_whole else DRAINED

@@ -1,0 +1,239 @@
+"""Everything a training process needs before its first step, built in order.
+
+The order matters: data before the model (its vocabulary is known then), the model on the meta
+device before any storage, sharding before storage (so that no rank ever holds the whole), the
+optimizer after sharding (it must see the shards), the checkpoint last (it overwrites all of it).
+"""
+
+import time
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from shardyard.checkpoint.load import Chosen, choose, load_tensors, read_values
+from shardyard.checkpoint.save import Saver
+from shardyard.config.legality import Layout, resolve_layout
+from shardyard.data.loader import EvalSource, Loader, TrainSource
+from shardyard.data.shards import TokenShards
+from shardyard.errors import CheckpointError
+from shardyard.models.build import build_on_meta, fill_weights, give_storage
+from shardyard.models.dropout import SampleKeys
+from shardyard.models.families import family_of
+from shardyard.observe.metrics import MetricLines, read_flop_budget
+from shardyard.observe.sinks import Sink, open_sinks
+from shardyard.parallel.apply import parallelize
+from shardyard.parallel.device import peak_memory_bytes, select_device
+from shardyard.parallel.mesh import build_mesh
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.resolved import Resolved, digest, fingerprint, read_resolved
+from shardyard.tasks.causal_lm import CausalLM
+from shardyard.train.hooks import Hooks
+from shardyard.train.optim import build_optimizer
+from shardyard.train.state import Progress, checkpoint_tensors, memory_by_kind
+from shardyard.train.step import Stepper
+
+
+@dataclass(kw_only=True)
+class Training:
+    """One process's part of a run, ready to step."""
+
+    run_dir: RunDir
+    resolved: Resolved
+    hooks: Hooks
+    rank: int
+    world_size: int
+    device: torch.device
+    task: CausalLM
+    optimizer: torch.optim.Optimizer
+    stepper: Stepper
+    train_source: TrainSource
+    eval_source: EvalSource | None
+    loader: Loader
+    saver: Saver
+    control: dist.ProcessGroup
+    """A gloo group for what is not training: meeting before a load, saving, gathering facts."""
+    progress: Progress
+    metric_lines: MetricLines
+    sinks: list[Sink]
+    """Empty except on rank 0."""
+
+    def report(self, kind: str, **fields: Any) -> None:
+        """Write an event, on the one rank that does."""
+        if self.hooks.events is not None:
+            self.hooks.events.write(kind, **fields)
+
+    def gather(self, fact: Any) -> list[Any]:
+        """One small fact of every rank, in order of rank, on every rank."""
+        facts: list[Any] = [None] * self.world_size
+        dist.all_gather_object(facts, fact, group=self.control)
+        return facts
+
+    def close(self) -> None:
+        """Let go of files, threads and the model, so that the process group can end."""
+        self.loader.close()
+        self.saver.close()
+        for sink in self.sinks:
+            sink.close()
+
+
+def set_up(run_dir: RunDir, attempt: int, hooks: Hooks, *, local_rank: int) -> Training:
+    """Build everything, and load the newest sound checkpoint if there is one."""
+    resolved = read_resolved(run_dir.resolved(attempt))
+    recipe = resolved.recipe
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    assert isinstance(recipe.cluster.devices, int)
+    layout, _ = resolve_layout(
+        recipe.parallel, world_size=world_size, devices_per_node=recipe.cluster.devices
+    )
+    device = select_device(recipe.cluster.device, local_rank)
+    control = dist.new_group(
+        backend="gloo", timeout=timedelta(seconds=recipe.elastic.collective_timeout_s)
+    )
+    started = time.monotonic()
+    train_source, eval_source = _open_data(resolved)
+    data_s = time.monotonic() - started
+    task, optimizer = _build_model(resolved, layout, device)
+    stepper = Stepper(task, optimizer, layout, device=device, grad_clip=recipe.optim.grad_clip)
+    started_load = time.monotonic()
+    chosen = choose(
+        run_dir.checkpoints,
+        group=control,
+        rank=rank,
+        world_size=world_size,
+        timeout_s=recipe.elastic.collective_timeout_s,
+    )
+    progress = _fill(resolved, task, optimizer, stepper, chosen)
+    load_s = time.monotonic() - started_load
+    training = Training(
+        run_dir=run_dir,
+        resolved=resolved,
+        hooks=hooks,
+        rank=rank,
+        world_size=world_size,
+        device=device,
+        task=task,
+        optimizer=optimizer,
+        stepper=stepper,
+        train_source=train_source,
+        eval_source=eval_source,
+        loader=_open_loader(resolved, train_source, progress, rank=rank, world_size=world_size),
+        saver=Saver(
+            run_dir.checkpoints,
+            group=control,
+            rank=rank,
+            world_size=world_size,
+            keep_last=recipe.checkpoint.keep_last,
+        ),
+        control=control,
+        progress=progress,
+        metric_lines=MetricLines(
+            read_flop_budget(run_dir.plan(attempt)),
+            attempt=attempt,
+            generation=hooks.generation,
+            world_size=world_size,
+        ),
+        sinks=open_sinks(run_dir, tensorboard=recipe.observe.tensorboard) if rank == 0 else [],
+    )
+    training.report("data_ready", seconds=data_s, samples=train_source.num_samples)
+    memory = training.gather(
+        {
+            "rank": rank,
+            **memory_by_kind(task.model, optimizer),
+            "peak_bytes": peak_memory_bytes(device),
+        }
+    )
+    training.report(
+        "model_ready", seconds=time.monotonic() - started, memory_by_rank=memory,
+        parameters=resolved.shape.parameters, layout=asdict(layout),
+    )  # fmt: skip
+    if chosen is not None:
+        training.report(
+            "checkpoint_loaded", step=chosen.step, seconds=load_s, damaged=chosen.damaged
+        )
+    return training
+
+
+def _open_data(resolved: Resolved) -> tuple[TrainSource, EvalSource | None]:
+    recipe, folder = resolved.recipe, Path(resolved.data.dir)
+    seq_len = recipe.data.seq_len
+    assert isinstance(seq_len, int)
+    across = recipe.data.attend_across_documents
+    train = TrainSource(
+        TokenShards(folder, "train"),
+        seq_len=seq_len,
+        seed=recipe.run.seed,
+        vocab_size=resolved.shape.vocab_size,
+        attend_across_documents=across,
+    )
+    if not resolved.data.num_samples("eval", seq_len):
+        return train, None
+    held_out = EvalSource(
+        TokenShards(folder, "eval"),
+        seq_len=seq_len,
+        vocab_size=resolved.shape.vocab_size,
+        attend_across_documents=across,
+    )
+    return train, held_out
+
+
+def _build_model(
+    resolved: Resolved, layout: Layout, device: torch.device
+) -> tuple[CausalLM, torch.optim.Optimizer]:
+    recipe, keys = resolved.recipe, SampleKeys()
+    model = build_on_meta(resolved.shape)
+    parallelize(
+        model,
+        build_mesh(layout, device.type),
+        recipe=recipe,
+        family=family_of(resolved.shape.model_type),
+        layout=layout,
+        keys=keys,
+    )
+    give_storage(model, device)
+    model.train()
+    task = CausalLM(model, keys, attend_across=recipe.data.attend_across_documents)
+    return task, build_optimizer(model, recipe.optim)
+
+
+def _fill(
+    resolved: Resolved,
+    task: CausalLM,
+    optimizer: torch.optim.Optimizer,
+    stepper: Stepper,
+    chosen: Chosen | None,
+) -> Progress:
+    """Give the weights their values: from a checkpoint if there is one, else the initial ones."""
+    if chosen is None:
+        folder = None if resolved.model_dir is None else Path(resolved.model_dir)
+        fill_weights(task.model, folder=folder, seed=resolved.recipe.run.seed)
+        return Progress()
+    load_tensors(chosen.path, checkpoint_tensors(task.model, optimizer))
+    values = read_values(chosen.path)
+    if values["fingerprint"] != digest(fingerprint(resolved)):
+        raise CheckpointError(
+            f"{chosen.path} was written by a run with another model, data, order or optimisation. "
+            "Resuming from it would be neither run. Move the folder away, or start a new run."
+        )
+    stepper.skipped_in_row.fill_(values["skipped_in_row"])
+    return Progress(**values["progress"])
+
+
+def _open_loader(
+    resolved: Resolved, source: TrainSource, progress: Progress, *, rank: int, world_size: int
+) -> Loader:
+    optim = resolved.recipe.optim
+    assert isinstance(optim.global_batch, int) and isinstance(optim.micro_batch, int)
+    return Loader(
+        source,
+        first_step=progress.step,
+        num_steps=resolved.steps,
+        global_batch=optim.global_batch,
+        micro_batch=optim.micro_batch,
+        rank=rank,
+        world_size=world_size,
+        prefetch_steps=resolved.recipe.data.prefetch_steps,
+    )

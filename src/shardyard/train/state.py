@@ -1,0 +1,62 @@
+"""What survives a restart: tensors under their checkpoint names, and plain values."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardyard.rundir.resolved import digest
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """How far the run is. Data order needs no more than the position: it has no state."""
+
+    step: int = 0
+    """Optimizer steps done."""
+    position: int = 0
+    """Samples read so far; the next step begins here."""
+    tokens: int = 0
+    """Tokens predicted so far."""
+    best_step: int | None = None
+    """Step of the best evaluation."""
+    best_loss: float | None = None
+
+
+def checkpoint_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """``model.<parameter>`` and ``optim.<state>.<parameter>``, sharing storage with both."""
+    tensors: dict[str, Tensor] = {}
+    for name, param in model.named_parameters():
+        tensors[f"model.{name}"] = param.detach()
+        for key, value in optimizer.state[param].items():
+            tensors[f"optim.{key}.{name}"] = value
+    return tensors
+
+
+def checkpoint_values(
+    progress: Progress, *, seed: int, skipped_in_row: int, fingerprint: dict[str, Any]
+) -> dict[str, Any]:
+    """Everything of a checkpoint that is no tensor."""
+    return {
+        "progress": asdict(progress),
+        "seed": seed,
+        "skipped_in_row": skipped_in_row,
+        "fingerprint": digest(fingerprint),
+    }
+
+
+def memory_by_kind(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """Bytes of parameters and optimizer state that this rank holds."""
+    held = {
+        name: _local_bytes(tensor) for name, tensor in checkpoint_tensors(model, optimizer).items()
+    }
+    return {
+        "parameters_bytes": sum(size for name, size in held.items() if name.startswith("model.")),
+        "optimizer_bytes": sum(size for name, size in held.items() if name.startswith("optim.")),
+    }
+
+
+def _local_bytes(tensor: Tensor) -> int:
+    local = tensor.to_local() if isinstance(tensor, torch.distributed.tensor.DTensor) else tensor
+    return local.numel() * local.element_size()

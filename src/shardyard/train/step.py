@@ -1,0 +1,137 @@
+"""One optimizer step, from micro-batches to new weights, without waiting for the device.
+
+The loss is the sum of all token losses of the step, divided once by the number of tokens predicted
+in it, over all ranks. Gradients are therefore summed undivided; the division, the clipping and the
+skip of a step that is not finite all happen inside the fused optimizer, through the two tensors it
+offers for that (``grad_scale`` divides gradients, ``found_inf`` skips). One small all-reduce a step
+carries everything that ranks must agree on.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from shardyard.config.legality import Layout
+from shardyard.data.loader import MicroBatch
+from shardyard.parallel.data import GradientSync
+from shardyard.tasks.causal_lm import NOT_PREDICTED, CausalLM
+from shardyard.train.optim import optimized_parameters, set_lr
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What a step came to, the same on every rank."""
+
+    loss: float
+    """Mean over predicted tokens, nats."""
+    grad_norm: float
+    """Global norm before clipping."""
+    predicted_tokens: int
+    skipped_in_row: int
+    """Steps in a row, this one included, that were not applied because they were not finite."""
+    drain_requested: bool
+    """Whether any rank was asked to drain before this step."""
+
+
+class PendingResult:
+    """A step's result on its way from the device; reading it waits for that step, not a later."""
+
+    def __init__(self, on_device: Tensor) -> None:
+        self._event: torch.Event | None = None
+        if on_device.device.type == "cpu":
+            self._values = on_device
+            return
+        self._values = torch.empty(on_device.shape, dtype=on_device.dtype, pin_memory=True)
+        self._values.copy_(on_device, non_blocking=True)
+        self._event = torch.Event(device=on_device.device)
+        self._event.record()
+
+    def read(self) -> StepResult:
+        """Wait for the step and return its result."""
+        if self._event is not None:
+            self._event.synchronize()
+        loss, norm, tokens, skipped, drain = self._values.tolist()
+        return StepResult(
+            loss=loss,
+            grad_norm=norm,
+            predicted_tokens=round(tokens),
+            skipped_in_row=round(skipped),
+            drain_requested=drain > 0,
+        )
+
+
+class Stepper:
+    """Runs optimizer steps of one model on this rank."""
+
+    def __init__(
+        self,
+        task: CausalLM,
+        optimizer: torch.optim.Optimizer,
+        layout: Layout,
+        *,
+        device: torch.device,
+        grad_clip: float | None,
+    ) -> None:
+        self._task = task
+        self._optimizer = optimizer
+        self._params = list(optimized_parameters(optimizer))
+        self._layout = layout
+        self._device = device
+        self._grad_clip = grad_clip
+        self._sync = GradientSync(task.model, layout)
+        self.skipped_in_row = torch.zeros((), dtype=torch.float64, device=device)
+
+    def run(self, batches: Sequence[MicroBatch], *, lr: float, drain: bool) -> PendingResult:
+        """Take one step. ``drain`` is this rank's wish; the result says whether any rank has one."""
+        set_lr(self._optimizer, lr)
+        loss_sum, tokens = self.accumulate(batches)
+        # fp64: a sum of squares over many ranks, and a token count that fp32 would round
+        stats = torch.zeros(4, dtype=torch.float64, device=self._device)
+        stats[0] = loss_sum
+        stats[1] = self._local_square_sum()
+        stats[2] = tokens
+        stats[3] = float(drain)
+        dist.all_reduce(stats)
+        # replicas hold the same reduced gradients, and each has added them
+        square_sum = stats[1] / self._layout.dp_replicate
+        loss, norm = stats[0] / stats[2], square_sum.sqrt() / stats[2]
+        self._apply(loss, norm, tokens=stats[2])
+        return PendingResult(torch.stack([loss, norm, stats[2], self.skipped_in_row, stats[3]]))
+
+    def accumulate(self, batches: Sequence[MicroBatch]) -> tuple[Tensor, int]:
+        """Add up undivided gradients; return this rank's loss sum (fp64) and predicted tokens."""
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
+        tokens = 0
+        for index, batch in enumerate(batches):
+            tokens += int((batch.targets_BL != NOT_PREDICTED).sum())  # still in host memory
+            self._sync.before_micro_batch(is_last=index == len(batches) - 1)
+            loss = self._task.loss_sum(batch.to(self._device))
+            loss.backward()
+            loss_sum += loss.detach()
+        return loss_sum, tokens
+
+    def _local_square_sum(self) -> Tensor:
+        grads = [_local(param.grad) for param in self._params if param.grad is not None]
+        return torch.nn.utils.get_total_norm(grads).double() ** 2
+
+    def _apply(self, loss: Tensor, norm: Tensor, *, tokens: Tensor) -> None:
+        """Divide, clip and apply the gradients, or skip the step if it is not finite."""
+        not_finite = ~(torch.isfinite(loss) & torch.isfinite(norm))
+        self.skipped_in_row = (self.skipped_in_row + 1.0) * not_finite
+        divisor = tokens
+        if self._grad_clip is not None:
+            divisor = tokens * (norm / self._grad_clip).clamp(min=1.0)
+        fused: Any = self._optimizer  # the two attributes are read by fused optimizers only
+        fused.grad_scale = divisor.float()
+        fused.found_inf = not_finite.float()
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
