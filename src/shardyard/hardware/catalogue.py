@@ -215,7 +215,7 @@ def instance(name: str) -> Instance:
         near = difflib.get_close_matches(name, _INSTANCES, n=3, cutoff=0.6)
         hint = f"Nearest: {', '.join(near)}." if near else f"It has {', '.join(_INSTANCES)}."
         raise RequestError(
-            f"cluster.instance={name!r} is not in the catalogue of EC2 instances with accelerators. "
+            f"cluster.instance={name!r} is not in the catalogue of EC2 instances. "
             f"{hint} Take one of them, or leave cluster.instance out to use this machine."
         )
     accelerator, count, usd_per_hour = row

@@ -1,0 +1,48 @@
+"""Traffic per step against the ZeRO paper's volumes."""
+
+import pytest
+
+from shardyard.config.legality import Layout
+from shardyard.plan.collectives import communication_terms
+from tests.plan.recipes import resolved_recipe, shape_of
+
+PARAMETERS = 6_738_415_616
+TABLE = 32_000 * 4_096
+
+
+def sent(**degrees: int) -> dict[str, int]:
+    layout = Layout(**{"dp_replicate": 1, "dp_shard": 1, "zero": 3, **degrees})
+    recipe = resolved_recipe(optim={"global_batch": 2 * layout.data_ranks})  # 2 a rank
+    found = communication_terms(recipe, shape_of("llama2-7b"), layout)
+    assert all(term.reason for term in found)
+    return {term.name: term.bytes for term in found}
+
+
+def test_one_rank_sends_nothing() -> None:
+    assert sent() == {}
+
+
+def test_replicas_all_reduce_once_a_step() -> None:
+    # a ring all-reduce sends 2 (n - 1) / n of its data; gradients are summed in fp32
+    assert sent(dp_replicate=4, zero=1) == {"all-reduce": round(1.5 * PARAMETERS * 4)}
+
+
+def test_zero_3_gathers_twice_and_reduces_once_a_micro_batch() -> None:
+    # Rajbhandari et al. 2020, section 7.2.2: 2 gathers and 1 reduction, 3 times the parameters;
+    # two micro-batches; less one gather of the head, which stays whole until the backward pass
+    assert sent(dp_shard=4) == {
+        "all-gather": round(0.75 * 2 * (2 * PARAMETERS - TABLE) * 2),
+        "reduce-scatter": round(0.75 * 2 * PARAMETERS * 4),
+    }
+
+
+@pytest.mark.parametrize(("zero", "reductions"), [(1, 1), (2, 2)])
+def test_zero_1_and_2_gather_once_a_step(zero: int, reductions: int) -> None:
+    assert sent(dp_shard=4, zero=zero) == {
+        "all-gather": round(0.75 * PARAMETERS * 2),
+        "reduce-scatter": round(0.75 * PARAMETERS * 4 * reductions),
+    }
+
+
+def test_hybrid_adds_an_all_reduce_of_shards() -> None:
+    assert sent(dp_shard=4, dp_replicate=2)["all-reduce"] == round(PARAMETERS / 4 * 4)
