@@ -1,0 +1,338 @@
+"""Load a checkpoint into any layout: choose the newest sound one, then read what this rank holds.
+
+Nothing is ever unpickled: tensors come from safetensors files, everything else from JSON. torch's
+reader opens only ``*.safetensors`` and the planner here refuses every item that is no tensor.
+"""
+
+import io
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import ReadItem
+
+from shardyard.checkpoint.retention import (
+    SET_ASIDE,
+    complete_steps,
+    mark_latest,
+    read_pointer,
+    set_aside,
+    step_name,
+)
+from shardyard.checkpoint.verify import (
+    FORMAT,
+    VALUES,
+    Damage,
+    read_manifest,
+    verify_manifest,
+)
+from shardyard.errors import CheckpointError, StorageError
+
+UPGRADES: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+"""Format version -> rule that turns its values into those of the next version."""
+
+
+@dataclass(frozen=True)
+class Damaged:
+    """A checkpoint that cannot be trusted."""
+
+    step: int
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{step_name(self.step)} is damaged: {'; '.join(self.reasons)}"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The checkpoint to load."""
+
+    step: int
+    path: Path
+    damaged: tuple[Damaged, ...]
+    """Newer ones that were passed over, newest first; to be told loudly."""
+
+
+def choose(checkpoints_dir: Path, *, group: dist.ProcessGroup, timeout_s: float) -> Chosen | None:
+    """Find the newest sound checkpoint, every rank reading its share of the files.
+
+    Every folder with its final name counts, newer than ``latest`` too: a folder gets that name
+    only after all its files are on disk, so if the run was killed between the name and the
+    pointer, the newer one is whole and saves work. Afterwards ``latest`` names the chosen one,
+    and newer damaged ones are renamed to ``step-N.damaged``: the run will not come back to them,
+    and retention must not count them.
+
+    Args:
+        group: A gloo group of all ranks.
+        timeout_s: Seconds to wait for all ranks to arrive.
+
+    Returns:
+        None if there is no checkpoint at all.
+
+    Raises:
+        CheckpointError: A rank did not arrive, or there are checkpoints but none is sound.
+    """
+    _meet(group, timeout_s)
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+
+    def verify_together(folder: Path) -> list[Damage]:
+        return _verify_share(folder, group, rank=rank, world_size=world_size)
+
+    steps = [complete_steps(checkpoints_dir)]
+    dist.broadcast_object_list(steps, group=group, group_src=0)
+    chosen = find_sound(checkpoints_dir, steps[0], verify=verify_together)
+    if chosen is not None:
+        _settle_together(checkpoints_dir, chosen, group)
+    return chosen
+
+
+def find_sound(
+    checkpoints_dir: Path,
+    steps: Sequence[int] | None = None,
+    *,
+    verify: Callable[[Path], list[Damage]] = verify_manifest,
+) -> Chosen | None:
+    """Return the newest sound checkpoint and the damaged ones before it. Changes nothing.
+
+    Raises:
+        CheckpointError: There are checkpoints but none is sound.
+    """
+    damaged: list[Damaged] = []
+    found = complete_steps(checkpoints_dir) if steps is None else steps
+    for step in reversed(found):
+        path = checkpoints_dir / step_name(step)
+        damage = verify(path)
+        if not damage:
+            return Chosen(step, path, tuple(damaged))
+        damaged.append(Damaged(step, tuple(str(entry) for entry in damage)))
+    if not damaged:
+        return None
+    listed = "\n".join(f"  {entry}" for entry in damaged)
+    raise CheckpointError(
+        f"{checkpoints_dir} holds {len(damaged)} checkpoints and none is sound:\n{listed}\n"
+        "Loading one would train on garbage. Bring one back from a copy, or start a new run."
+    )
+
+
+def load_tensors(path: Path, tensors: dict[str, Tensor], *, allow_extra: bool = False) -> None:
+    """Fill tensors in place from a checkpoint; each rank reads only what it holds.
+
+    Works for any layout: another world size, other axes, plain tensors. Values are converted to
+    the dtype of the tensor. No communication; what a rank cannot read it reports itself.
+
+    Args:
+        tensors: Tensors and DTensors by the names they were saved under.
+        allow_extra: Whether the checkpoint may hold more than is asked for.
+
+    Raises:
+        CheckpointError: A name is missing or extra, a shape differs, or a file is unreadable.
+    """
+    _check_format(path)
+    reader = HuggingFaceStorageReader(str(path))
+    saved = _read_metadata(path, reader)
+    _compare(path, saved, tensors, allow_extra=allow_extra)
+    planner = _TensorsOnlyPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner.set_up_planner(dict(tensors), Metadata(dict(saved), storage_data=None))
+    plan = planner.create_local_plan()
+    try:
+        with torch.no_grad():
+            reader.read_data(planner.finish_plan(plan), planner).wait()
+    except (SafetensorError, OSError) as error:
+        raise _unreadable(path, error) from error
+
+
+def read_shapes(path: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Global shape and dtype of every tensor in a checkpoint, by name.
+
+    Raises:
+        CheckpointError: A file is unreadable or shards are missing.
+    """
+    saved = _read_metadata(path, HuggingFaceStorageReader(str(path)))
+    return {name: (entry.size, entry.properties.dtype) for name, entry in saved.items()}
+
+
+def read_values(
+    path: Path,
+    *,
+    upgrades: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = UPGRADES,
+) -> dict[str, Any]:
+    """What was saved beside the tensors, in the form of the present format version.
+
+    Raises:
+        CheckpointError: The file is unreadable, or of a version that cannot be upgraded.
+    """
+    version = _check_format(path, upgrades)
+    try:
+        values: dict[str, Any] = json.loads((path / VALUES).read_bytes())
+    except (OSError, ValueError) as error:
+        raise _unreadable(path / VALUES, error) from error
+    while version < FORMAT:
+        values = upgrades[version](values)
+        version += 1
+    return values
+
+
+class _TensorsOnlyPlanner(DefaultLoadPlanner):
+    """torch's planner, without its way to unpickle what is no tensor."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:  # noqa: ARG002
+        raise CheckpointError(
+            f"{read_item.storage_index.fqn} is no tensor. A checkpoint holds tensors and JSON "
+            "only; anything else could run code when it is read and is not opened."
+        )
+
+
+def _meet(group: dist.ProcessGroup, timeout_s: float) -> None:
+    """Wait for all ranks; name those that stay away."""
+    try:
+        dist.monitored_barrier(group, timedelta(seconds=timeout_s), wait_all_ranks=True)
+    except RuntimeError as error:
+        absent = re.search(r"Ranks? ([\d, ]+) failed to pass", str(error))
+        who = (
+            f"rank {absent[1].strip()} did not arrive"
+            if absent
+            else "rank 0 did not arrive, or gave up on another rank; its log names that one"
+        )
+        raise CheckpointError(
+            f"before loading a checkpoint all ranks meet, and {who} within {timeout_s:g} s. "
+            "That process is dead, hanging, or still starting; see its log, then resume the run. "
+            "If the nodes start slowly, raise elastic.collective_timeout_s."
+        ) from error
+
+
+def _verify_share(
+    folder: Path, group: dist.ProcessGroup, *, rank: int, world_size: int
+) -> list[Damage]:
+    """Every rank checks its share of the files; all of them return all the damage."""
+    try:
+        share = sorted(read_manifest(folder).files)[rank::world_size]
+    except CheckpointError:
+        share = []  # the check says the same of the manifest
+    by_rank: list[list[Damage]] = [[] for _ in range(world_size)]
+    dist.all_gather_object(by_rank, verify_manifest(folder, share), group=group)
+    return list(dict.fromkeys(damage for found in by_rank for damage in found))
+
+
+def _settle_together(checkpoints_dir: Path, chosen: Chosen, group: dist.ProcessGroup) -> None:
+    problem: list[str | None] = [None]
+    if dist.get_rank(group) == 0:
+        try:
+            _settle(checkpoints_dir, chosen)
+        except StorageError as error:
+            problem = [str(error)]
+    dist.broadcast_object_list(problem, group=group, group_src=0)
+    if problem[0] is not None:
+        raise StorageError(problem[0])
+
+
+def _settle(checkpoints_dir: Path, chosen: Chosen) -> None:
+    """Rank 0: let the folder say what was decided; the pointer first, so it never dangles."""
+    if read_pointer(checkpoints_dir, "latest") != chosen.step:
+        mark_latest(checkpoints_dir, chosen.step)
+    for entry in chosen.damaged:
+        try:
+            set_aside(checkpoints_dir, entry.step)
+        except OSError as error:
+            raise StorageError(
+                f"{checkpoints_dir / step_name(entry.step)} is damaged and cannot be renamed to "
+                f"{step_name(entry.step)}{SET_ASIDE}: {error.strerror}. Make the run folder "
+                "writable, or remove that checkpoint yourself, then resume."
+            ) from error
+
+
+def _check_format(
+    path: Path, upgrades: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = UPGRADES
+) -> int:
+    """Returns the version that the checkpoint has."""
+    try:
+        version = read_manifest(path).format
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{path} is no sound checkpoint: manifest.json {error}. "
+            "Use another one; `python -m shardyard.checkpoint.verify` checks them."
+        ) from error
+    if version > FORMAT:
+        raise CheckpointError(
+            f"{path} has format version {version}, this shardyard reads up to {FORMAT}. It was "
+            "written by a newer version; install that one."
+        )
+    missing = [number for number in range(version, FORMAT) if number not in upgrades]
+    if missing:
+        raise CheckpointError(
+            f"{path} has format version {version}, and there is no rule from {missing[0]} to "
+            f"{missing[0] + 1}. Open it with the version of shardyard that wrote it."
+        )
+    return version
+
+
+def _read_metadata(
+    path: Path, reader: HuggingFaceStorageReader
+) -> dict[str, TensorStorageMetadata]:
+    """Name, shape and shards of every tensor, from the headers of all files."""
+    try:
+        metadata = reader.read_metadata()
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise _unreadable(path, error) from error
+    reader.set_up_storage_reader(metadata, is_coordinator=True)
+    saved: dict[str, TensorStorageMetadata] = {}
+    for name, entry in metadata.state_dict_metadata.items():
+        assert isinstance(entry, TensorStorageMetadata), name
+        held = sum(chunk.sizes.numel() for chunk in entry.chunks)
+        if held != entry.size.numel():
+            raise CheckpointError(
+                f"{path} holds {held:,} of the {entry.size.numel():,} elements of {name}. A file "
+                "is missing; `python -m shardyard.checkpoint.verify` says which."
+            )
+        saved[name] = entry
+    return saved
+
+
+def _compare(
+    path: Path,
+    saved: Mapping[str, TensorStorageMetadata],
+    tensors: Mapping[str, Tensor],
+    *,
+    allow_extra: bool,
+) -> None:
+    """Refuse a checkpoint of something else before a single tensor is changed."""
+    missing = sorted(tensors.keys() - saved.keys())
+    extra = [] if allow_extra else sorted(saved.keys() - tensors.keys())
+    reshaped = [
+        f"{name} has shape {list(saved[name].size)} there and {list(tensor.shape)} here"
+        for name, tensor in sorted(tensors.items())
+        if name in saved and saved[name].size != tensor.shape
+    ]
+    problems = [
+        *([f"it lacks {_some(missing)}"] if missing else []),
+        *([f"it also holds {_some(extra)}"] if extra else []),
+        *([_some(reshaped)] if reshaped else []),
+    ]
+    if problems:
+        raise CheckpointError(
+            f"{path} is of another model or optimizer: {'; '.join(problems)}. Nothing was loaded. "
+            "Resume with the model and optimizer of the run, or start a new run."
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first few of a long list."""
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+
+
+def _unreadable(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"{path} cannot be read: {error}. `python -m shardyard.checkpoint.verify` says which file "
+        "is damaged; use another checkpoint."
+    )

@@ -1,0 +1,126 @@
+"""Which checkpoints stay: the newest, the best, and nothing half removed.
+
+A folder is renamed before it is emptied, so a kill leaves either a whole checkpoint or one whose
+name no reader takes for a checkpoint. Only rank 0 changes anything.
+"""
+
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+from shardyard.errors import StorageError
+from shardyard.rundir.layout import RunDir, flush_folder, write_text
+
+SET_ASIDE = ".damaged"
+"""Ending of a checkpoint that was found damaged when the run was resumed."""
+
+
+def step_name(step: int) -> str:
+    """Name of a checkpoint's folder."""
+    return RunDir(Path()).checkpoint(step).name
+
+
+def complete_steps(checkpoints_dir: Path, ending: str = "") -> list[int]:
+    """Steps whose folder has its final name (and ``ending``), oldest first."""
+    if not checkpoints_dir.is_dir():
+        return []
+    names = {entry.name for entry in checkpoints_dir.iterdir()}
+    numbers = (name.removeprefix("step-").removesuffix(ending) for name in names)
+    steps = sorted({int(number) for number in numbers if number.isdecimal()})
+    return [step for step in steps if step_name(step) + ending in names]
+
+
+def read_pointer(checkpoints_dir: Path, name: str) -> int | None:
+    """Step that ``latest`` or ``best`` names; None if it names nothing that exists."""
+    try:
+        target = (checkpoints_dir / name).read_text(encoding="utf-8").strip()
+    except (FileNotFoundError, UnicodeDecodeError):
+        return None
+    by_name = {step_name(step): step for step in complete_steps(checkpoints_dir)}
+    return by_name.get(target)
+
+
+def mark_latest(checkpoints_dir: Path, step: int) -> None:
+    """Make ``latest`` name a durable checkpoint.
+
+    Raises:
+        StorageError: The folder cannot be written.
+    """
+    write_text(checkpoints_dir / "latest", step_name(step) + "\n")
+
+
+def mark_best(checkpoints_dir: Path, step: int) -> None:
+    """Make ``best`` name a durable checkpoint; retention keeps it.
+
+    Raises:
+        StorageError: The folder cannot be written.
+    """
+    write_text(checkpoints_dir / "best", step_name(step) + "\n")
+
+
+def prune(checkpoints_dir: Path, keep_last: int, *, keep: Collection[int] = ()) -> list[int]:
+    """Remove old checkpoints and return their steps.
+
+    Kept are the ``keep_last`` newest up to ``latest``, what ``best`` names, and ``keep``. Without
+    a ``latest`` nothing is removed. A checkpoint that was set aside goes once the run has a
+    durable one as far on.
+
+    Raises:
+        StorageError: A folder cannot be removed.
+    """
+    latest = read_pointer(checkpoints_dir, "latest")
+    if latest is None:
+        return []
+    passed = [step for step in complete_steps(checkpoints_dir) if step <= latest]
+    protected = {*passed[-keep_last:], read_pointer(checkpoints_dir, "best"), *keep}
+    removed = [step for step in passed if step not in protected]
+    aside = [step for step in complete_steps(checkpoints_dir, SET_ASIDE) if step <= latest]
+    try:
+        for step in removed:
+            remove(checkpoints_dir / step_name(step))
+        for step in aside:
+            remove(checkpoints_dir / (step_name(step) + SET_ASIDE))
+    except OSError as error:
+        raise StorageError(
+            f"{error.filename or checkpoints_dir} cannot be removed: {error.strerror}. It belongs "
+            "to an old checkpoint; kept, such folders would fill the disk. The checkpoint of step "
+            f"{latest} is intact: check who owns the folder, then resume the run."
+        ) from error
+    return removed
+
+
+def set_aside(checkpoints_dir: Path, step: int) -> None:
+    """Rename a damaged checkpoint, so that it is neither counted nor tried again.
+
+    Raises:
+        OSError: The file system refused.
+    """
+    folder = checkpoints_dir / step_name(step)
+    aside = folder.with_name(folder.name + SET_ASIDE)
+    if aside.exists():
+        remove(aside)
+    folder.rename(aside)
+    flush_folder(checkpoints_dir)
+
+
+def remove(folder: Path) -> None:
+    """Remove a checkpoint so that a kill in between cannot leave a part that looks whole.
+
+    Raises:
+        OSError: The file system refused.
+    """
+    doomed = folder.with_name(f"{folder.name}.removed.tmp")
+    if doomed.exists():
+        shutil.rmtree(doomed)
+    folder.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def remove_leftovers(checkpoints_dir: Path) -> None:
+    """Remove what a killed save or a killed removal left behind.
+
+    Raises:
+        OSError: The file system refused.
+    """
+    for folder in checkpoints_dir.glob("step-*.tmp"):
+        shutil.rmtree(folder)

@@ -1,0 +1,207 @@
+"""Save a checkpoint while training goes on.
+
+``save`` copies this rank's shards into host memory and returns; a thread writes them, on a process
+group of its own because collectives of two threads on one group would mix. What the thread found,
+success or failure, is reported by ``poll`` at the same call on every rank: the threads agree on
+the call by one small all-reduce, so that either all ranks go on or all of them stop.
+"""
+
+import json
+import shutil
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+
+from shardyard.checkpoint.retention import step_name
+from shardyard.checkpoint.staging import HostCopy
+from shardyard.checkpoint.writer import DTYPES, CheckpointWriter, Order, ShardPlanner
+from shardyard.errors import CheckpointError, StorageError
+
+
+@dataclass(frozen=True)
+class Durable:
+    """A checkpoint that survives from now on."""
+
+    step: int
+    seconds: float
+    """From the call of ``save`` until ``latest`` named it."""
+    bytes: int
+    """Files of all ranks together."""
+
+
+class Saver:
+    """Writes checkpoints of one run, one at a time. All ranks make the same calls.
+
+    Args:
+        checkpoints_dir: Seen by all ranks; made if missing.
+        group: A gloo group of all ranks that nothing else uses: ``new_group(backend="gloo")``.
+        keep_last: Newest checkpoints kept; the one that ``best`` names stays too.
+    """
+
+    def __init__(self, checkpoints_dir: Path, *, group: dist.ProcessGroup, keep_last: int) -> None:
+        self._dir = checkpoints_dir
+        self._group = group
+        self._keep_last = keep_last
+        self._host = HostCopy()
+        self._planner = ShardPlanner()
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._running: Future[Durable] | None = None
+        self._unreported: list[Durable] = []
+        self._lock = threading.Lock()  # guards the two below
+        self._polls = 0
+        self._report_at: Future[int] | None = None
+
+    def save(
+        self,
+        step: int,
+        tensors: dict[str, Tensor],
+        values: dict[str, Any],
+        *,
+        is_best: bool = False,
+    ) -> float:
+        """Begin a save; the tensors may change as soon as this returns.
+
+        Waits for an earlier save that is still running.
+
+        Args:
+            tensors: Tensors and DTensors by name, the same names on every rank.
+            values: Everything else, as JSON has it; rank 0's are written.
+            is_best: Let ``best`` name this checkpoint once it is durable.
+
+        Returns:
+            Seconds that training stood still: waiting and copying. Work that was already queued
+            on the device is not counted.
+
+        Raises:
+            CheckpointError: The earlier save failed, or a tensor's dtype cannot be stored.
+        """
+        _check_dtypes(tensors)
+        values_json = json.dumps(values, indent=1, allow_nan=False) + "\n"
+        if any(tensor.device.type != "cpu" for tensor in tensors.values()):
+            torch.accelerator.current_stream().synchronize()
+        started = time.monotonic()
+        self._unreported = self.wait()
+        shards = self._host.take(tensors)
+        self._planner.describe(tensors, shards)
+        order = Order(
+            checkpoints_dir=self._dir,
+            step=step,
+            values_json=values_json,
+            keep_last=self._keep_last,
+            is_best=is_best,
+            world_size=dist.get_world_size(self._group),
+            started=started,
+        )
+        self._running = self._thread.submit(self._write_and_agree, order, shards)
+        return time.monotonic() - started
+
+    def poll(self) -> list[Durable]:
+        """What became durable since the last report. Call it once a step, on every rank.
+
+        Raises:
+            CheckpointError: A save failed; raised at the same call on every rank.
+        """
+        with self._lock:
+            self._polls += 1
+            polls, report_at = self._polls, self._report_at
+        if report_at is None or polls < report_at.result():
+            reports, self._unreported = self._unreported, []
+            return reports
+        return self.wait()
+
+    def wait(self) -> list[Durable]:
+        """Wait for a running save; return what became durable since the last report.
+
+        Raises:
+            CheckpointError: The save failed.
+        """
+        running, self._running = self._running, None
+        reports, self._unreported = self._unreported, []
+        if running is None:
+            return reports
+        try:
+            return [*reports, running.result()]
+        finally:
+            with self._lock:
+                self._report_at = None
+
+    def close(self) -> None:
+        """End the thread, after a running save. A failure of that save is not raised here."""
+        self._thread.shutdown(wait=True)
+
+    def _write_and_agree(self, order: Order, shards: dict[str, Tensor]) -> Durable:
+        """In the thread: write, then agree with the other ranks on the poll that reports it."""
+        try:
+            outcome = self._write(order, shards)
+            self._agree()
+        except RuntimeError as error:  # what gloo raises when a connection breaks
+            with self._lock:
+                self._report_at = self._report_at or Future()
+                self._report_at.set_result(0)
+            raise CheckpointError(
+                f"{order.folder} was not saved: the ranks lost contact during the save ({error}). "
+                "Another process died or its node is gone; its own log says why. The run goes on "
+                "from the newest durable checkpoint when it is resumed."
+            ) from error
+        if isinstance(outcome, CheckpointError):
+            raise outcome
+        return outcome
+
+    def _write(self, order: Order, shards: dict[str, Tensor]) -> Durable | CheckpointError:
+        """Returns the same on every rank."""
+        writer = CheckpointWriter(order, self._planner)
+        try:
+            metadata = dcp_save(
+                shards,
+                storage_writer=writer,
+                planner=self._planner,
+                process_group=self._group,
+            )
+        except CheckpointException as error:
+            if dist.get_rank(self._group) == 0:
+                shutil.rmtree(order.scratch, ignore_errors=True)  # give the room back
+            return _first_failure(error, order.step)
+        seconds, size = metadata.storage_data
+        return Durable(order.step, seconds, size)
+
+    def _agree(self) -> None:
+        """Fix the number of the poll that reports: one that no rank has begun yet.
+
+        A rank that polls while this goes on waits for the outcome, so none can pass the number
+        without noticing.
+        """
+        with self._lock:
+            polls = torch.tensor(self._polls)
+            self._report_at = Future()
+        dist.all_reduce(polls, dist.ReduceOp.MAX, group=self._group)
+        self._report_at.set_result(int(polls) + 1)
+
+
+def _first_failure(error: CheckpointException, step: int) -> CheckpointError:
+    """The failure of the lowest rank, as this package's error."""
+    rank = min(error.failures)
+    cause = error.failures[rank][0]
+    if isinstance(cause, StorageError):
+        return StorageError(str(cause))
+    return CheckpointError(
+        f"{step_name(step)} was not saved: rank {rank} failed with {type(cause).__name__}: "
+        f"{cause}. Earlier checkpoints are intact; resume the run."
+    )
+
+
+def _check_dtypes(tensors: dict[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPES:
+            raise CheckpointError(
+                f"tensor {name} has dtype {tensor.dtype}, which safetensors cannot hold. "
+                f"Convert it to one of {', '.join(sorted(str(dtype) for dtype in DTYPES))}."
+            )

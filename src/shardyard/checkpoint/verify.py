@@ -1,0 +1,190 @@
+"""The manifest of a checkpoint: size and checksum of every file, and the check against it.
+
+Run as a program, checks checkpoint folders: ``python -m shardyard.checkpoint.verify FOLDER...``;
+exit code 1 if one is damaged.
+"""
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from shardyard.errors import CheckpointError
+
+MANIFEST = "manifest.json"
+VALUES = "values.json"
+
+FORMAT = 1
+"""Version of a checkpoint's files. A new one needs a rule in ``load.UPGRADES``."""
+
+_CHUNK_BYTES = 16 * 2**20
+"""Written and hashed at a time: long enough that Python's lock is free nearly all the while,
+short enough that the bytes are still in the processor's cache when they are hashed."""
+
+
+@dataclass(frozen=True)
+class FileDigest:
+    """What a file must be."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """Written last, so that a folder with a manifest holds all its files."""
+
+    format: int
+    step: int
+    world_size: int
+    """Ranks that wrote the checkpoint; any number can read it."""
+    torch: str
+    """Version of torch that wrote it."""
+    files: Mapping[str, FileDigest]
+
+    @property
+    def bytes(self) -> int:
+        """Size of all files together."""
+        return sum(digest.bytes for digest in self.files.values())
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One file that is not what the manifest says."""
+
+    file: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.reason}"
+
+
+def write_flushed(path: Path, parts: Iterable[memoryview]) -> FileDigest:
+    """Write a new file, flush it to disk, and return what it must be from now on.
+
+    The checksum is taken from memory while writing, so what the disk garbles is found later.
+
+    Raises:
+        OSError: The file system refused.
+    """
+    checksum = hashlib.sha256()
+    size = 0
+    with path.open("wb") as file:
+        for part in parts:
+            for start in range(0, part.nbytes, _CHUNK_BYTES):
+                chunk = part[start : start + _CHUNK_BYTES]
+                file.write(chunk)
+                checksum.update(chunk)
+            size += part.nbytes
+        file.flush()
+        os.fsync(file.fileno())
+    return FileDigest(size, checksum.hexdigest())
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest, flushed.
+
+    Raises:
+        OSError: The file system refused.
+    """
+    text = json.dumps(asdict(manifest), indent=1) + "\n"
+    write_flushed(folder / MANIFEST, [memoryview(text.encode())])
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read what a checkpoint must hold.
+
+    Raises:
+        CheckpointError: There is no manifest, or it is damaged; the text says only why.
+    """
+    try:
+        content = json.loads((folder / MANIFEST).read_bytes())
+        return Manifest(
+            format=_number(content["format"]),
+            step=_number(content["step"]),
+            world_size=_number(content["world_size"]),
+            torch=str(content["torch"]),
+            files={
+                _plain_name(name): FileDigest(_number(entry["bytes"]), str(entry["sha256"]))
+                for name, entry in content["files"].items()
+            },
+        )
+    except FileNotFoundError as error:
+        raise CheckpointError("missing, so the checkpoint was never completed") from error
+    except OSError as error:
+        raise CheckpointError(f"cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"is no manifest ({type(error).__name__}: {error})") from error
+
+
+def verify_manifest(folder: Path, files: Collection[str] | None = None) -> list[Damage]:
+    """Compare the files of a checkpoint with its manifest; an empty list means sound.
+
+    Args:
+        files: The files to read and compare, so that ranks can share the work; None: all.
+            What the folder holds beyond the manifest is looked at in any case.
+    """
+    try:
+        manifest = read_manifest(folder)
+    except CheckpointError as error:
+        return [Damage(MANIFEST, str(error))]
+    strangers = {path.name for path in folder.glob("*.safetensors")} - manifest.files.keys()
+    found = [Damage(name, "not in the manifest") for name in sorted(strangers)]
+    chosen = manifest.files if files is None else files
+    for name in sorted(chosen):
+        reason = _compare(folder / name, manifest.files[name])
+        if reason:
+            found.append(Damage(name, reason))
+    return found
+
+
+def _compare(path: Path, wanted: FileDigest) -> str | None:
+    try:
+        size = path.stat().st_size
+        if size != wanted.bytes:
+            return f"{size:,} bytes long instead of {wanted.bytes:,}"
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        return "missing"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    if found != wanted.sha256:
+        return f"SHA-256 is {found[:12]}... instead of {wanted.sha256[:12]}..."
+    return None
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no whole number")
+    return value
+
+
+def _plain_name(name: str) -> str:
+    """Refuse a name that would reach out of the folder."""
+    if Path(name).name != name:
+        raise ValueError(f"{name!r} is no file name")
+    return name
+
+
+def main(folders: list[str]) -> int:
+    """Print one line a folder, and one for each damaged file."""
+    if not folders:
+        print("usage: python -m shardyard.checkpoint.verify FOLDER...", file=sys.stderr)
+        return 2
+    is_sound = True
+    for folder in folders:
+        damage = verify_manifest(Path(folder))
+        print(f"{folder}: {'damaged' if damage else 'sound'}")
+        for entry in damage:
+            print(f"  {entry}")
+        is_sound = is_sound and not damage
+    return 0 if is_sound else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,337 @@
+"""What torch.distributed.checkpoint.save calls: who writes which shard, the files, the commit.
+
+The files have the format of torch's own ``HuggingFaceStorageWriter(save_distributed=True)``, one
+safetensors file a rank with the place of each shard in its header, so its reader opens them. Two
+things are ours, because a save runs beside training steps: tensors go to the file straight from
+host memory, with Python's lock free (torch's writer first builds the whole file as one bytes
+object); and the plan is kept while the layout stays the same, so a save exchanges a few hundred
+bytes per rank instead of the description of every shard.
+"""
+
+import errno
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import (
+    DefaultSavePlanner,
+    create_default_local_save_plan,
+)
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from shardyard.checkpoint.retention import (
+    complete_steps,
+    mark_best,
+    mark_latest,
+    prune,
+    read_pointer,
+    remove,
+    remove_leftovers,
+    step_name,
+)
+from shardyard.checkpoint.verify import (
+    FORMAT,
+    VALUES,
+    FileDigest,
+    Manifest,
+    write_flushed,
+    write_manifest,
+)
+from shardyard.errors import StorageError
+from shardyard.rundir.layout import flush_folder
+from shardyard.units import format_bytes
+
+# Source: the format section of https://github.com/huggingface/safetensors
+DTYPES = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
+
+_HEADER_ALIGNMENT_BYTES = 64
+"""Tensors begin at a multiple of this, so that a mapped file can be used in place."""
+
+
+class ShardPlanner(SavePlanner):
+    """Decides which rank writes which shard, and remembers it while the layout stays the same."""
+
+    def __init__(self) -> None:
+        self._layout: dict[str, tuple[Any, ...]] = {}
+        self._local = SavePlan([])
+        self._is_new = True
+        self._shards: dict[str, Tensor] = {}
+        self._plans_by_rank: list[SavePlan] = []  # rank 0 only
+        self._final = SavePlan([])
+        self.total_bytes = 0
+        """Bytes of all shards together; known to rank 0."""
+
+    def describe(self, tensors: dict[str, Tensor], shards: dict[str, Tensor]) -> None:
+        """Take the next state to save: ``shards`` is this rank's part of ``tensors``."""
+        layout = {name: _place(tensor) for name, tensor in tensors.items()}
+        self._shards = shards
+        if layout == self._layout:
+            return
+        plan = create_default_local_save_plan(tensors, is_coordinator=False)
+        # an empty shard of a tensor that is not empty has no bytes and no place
+        items = [item for item in plan.items if shards[item.index.fqn].numel() or not _size(item)]
+        self._layout, self._local, self._is_new = layout, SavePlan(items), True
+
+    def set_up_planner(
+        self,
+        state_dict: dict[str, Any],
+        storage_meta: StorageMeta | None = None,
+        is_coordinator: bool = False,
+    ) -> None:
+        """Nothing to do: ``describe`` has been called."""
+
+    def create_local_plan(self) -> SavePlan:
+        """This rank's shards, or an unusable plan that stands for "as last time"."""
+        return self._local if self._is_new else SavePlan([], usable=False)
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """Deal shards that several ranks hold to one of them each."""
+        if not any(plan.usable for plan in all_plans):
+            return all_plans, Metadata({})
+        known = self._plans_by_rank or all_plans
+        self._plans_by_rank = [
+            new if new.usable else old for new, old in zip(all_plans, known, strict=True)
+        ]
+        dealer = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        plans, metadata = dealer.create_global_plan(self._plans_by_rank)
+        self.total_bytes = sum(_item_bytes(item) for plan in plans for item in plan.items)
+        del metadata  # it would be sent to every rank; the files' headers hold all of it
+        return plans, Metadata({})
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        """This rank's part of the global plan."""
+        if new_plan.usable:
+            self._final, self._is_new = new_plan, False
+        return replace(self._final, storage_data=new_plan.storage_data)
+
+    def resolve_data(self, write_item: WriteItem) -> Tensor:
+        """The host copy of a shard."""
+        return self._shards[write_item.index.fqn]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """One checkpoint to be written."""
+
+    checkpoints_dir: Path
+    step: int
+    values_json: str
+    keep_last: int
+    is_best: bool
+    world_size: int
+    started: float
+    """``time.monotonic()`` at the beginning of the save."""
+
+    @property
+    def folder(self) -> Path:
+        return self.checkpoints_dir / step_name(self.step)
+
+    @property
+    def scratch(self) -> Path:
+        """Where files are written until all of them are on disk."""
+        return self.folder.with_name(f"{self.folder.name}.tmp")
+
+
+class CheckpointWriter(StorageWriter):
+    """Writes one checkpoint: every rank its file, then rank 0 the commit."""
+
+    def __init__(self, order: Order, planner: ShardPlanner) -> None:
+        self._order = order
+        self._planner = planner
+        self._rank = 0
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Nothing to do: a writer is used once."""
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:  # noqa: ARG003
+        """Never asked for by name."""
+        return False
+
+    def set_up_storage_writer(self, is_coordinator: bool, *_: Any, **kwargs: Any) -> None:
+        """Rank 0 makes the scratch folder; others write into it after the plan has come back."""
+        self._rank = kwargs["rank"]
+        if is_coordinator:
+            try:
+                self._order.checkpoints_dir.mkdir(parents=True, exist_ok=True)
+                remove_leftovers(self._order.checkpoints_dir)
+                self._order.scratch.mkdir()
+            except OSError as error:
+                raise self._refused(error, needed_bytes=0) from error
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Add nothing."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Tell each rank how much all of them write, for the message of a full disk."""
+        return [replace(plan, storage_data=self._planner.total_bytes) for plan in plans]
+
+    def write_data(
+        self,
+        plan: SavePlan,
+        planner: SavePlanner,  # noqa: ARG002 (it is self._planner)
+    ) -> Future[list[WriteResult]]:
+        """Write and flush this rank's file."""
+        results = []
+        if plan.items:
+            name = f"rank-{self._rank:05d}.safetensors"
+            shards = {
+                item.index.fqn: (self._planner.resolve_data(item), _offsets(item))
+                for item in plan.items
+            }
+            try:
+                digest = write_flushed(self._order.scratch / name, _safetensors(shards))
+            except OSError as error:
+                raise self._refused(error, needed_bytes=plan.storage_data) from error
+            results.append(WriteResult(MetadataIndex(name), digest.bytes, digest))
+        future: Future[list[WriteResult]] = Future()
+        future.set_result(results)
+        return future
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Rank 0, once all files are on disk: make the checkpoint durable, then the pointers."""
+        files = {part.index.fqn: part.storage_data for rank in results for part in rank}
+        try:
+            metadata.storage_data = self._commit(files)
+        except OSError as error:
+            raise self._refused(error, needed_bytes=self._planner.total_bytes) from error
+
+    def _commit(self, files: dict[str, FileDigest]) -> tuple[float, int]:
+        """Returns seconds since the save began until it was durable, and its bytes."""
+        order = self._order
+        values = memoryview(order.values_json.encode())
+        files[VALUES] = write_flushed(order.scratch / VALUES, [values])
+        manifest = Manifest(
+            format=FORMAT,
+            step=order.step,
+            world_size=order.world_size,
+            torch=torch.__version__,
+            files=files,
+        )
+        write_manifest(order.scratch, manifest)
+        flush_folder(order.scratch)
+        if order.folder.exists():
+            self._clear_the_way()
+        order.scratch.rename(order.folder)
+        flush_folder(order.checkpoints_dir)
+        mark_latest(order.checkpoints_dir, order.step)
+        seconds = time.monotonic() - order.started
+        if order.is_best:
+            mark_best(order.checkpoints_dir, order.step)
+        prune(order.checkpoints_dir, order.keep_last)
+        return seconds, manifest.bytes
+
+    def _clear_the_way(self) -> None:
+        """Remove an older checkpoint of the same step, once ``latest`` names it no more."""
+        order = self._order
+        older = [step for step in complete_steps(order.checkpoints_dir) if step < order.step]
+        if read_pointer(order.checkpoints_dir, "latest") == order.step:
+            if older:
+                mark_latest(order.checkpoints_dir, older[-1])
+            else:
+                (order.checkpoints_dir / "latest").unlink()
+        flush_folder(order.checkpoints_dir)
+        remove(order.folder)
+
+    def _refused(self, error: OSError, *, needed_bytes: int) -> StorageError:
+        order = self._order
+        previous = read_pointer(order.checkpoints_dir, "latest")
+        return StorageError(
+            f"{order.folder} cannot be saved: rank {self._rank} got "
+            f"{os.strerror(error.errno or errno.EIO)!r}"
+            f"{f' for {error.filename}' if error.filename else ''}. "
+            f"{_why(error, order.checkpoints_dir, needed_bytes)} "
+            + (
+                f"The checkpoint of step {previous} is intact; "
+                if previous is not None
+                else "There is no earlier checkpoint; "
+            )
+            + "resume the run once this is mended."
+        )
+
+
+def _why(error: OSError, folder: Path, needed_bytes: int) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        needs = f"A checkpoint needs about {format_bytes(needed_bytes)}" if needed_bytes else ""
+        free = format_bytes(shutil.disk_usage(folder).free) if folder.is_dir() else "nothing"
+        return (
+            f"{needs or 'A checkpoint needs more'} beside those kept, {free} is free there now. "
+            "Free some room, keep fewer with checkpoint.keep_last, or move the run folder."
+        )
+    if error.errno == errno.ENOENT:
+        return (
+            "All ranks must see one run folder: put run.dir on storage that all nodes share, and "
+            "remove nothing from it while the run goes on."
+        )
+    return "Check that the storage is mounted, healthy and writable."
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    """What the plan depends on."""
+    mesh = getattr(tensor, "device_mesh", None)
+    return (tensor.shape, tensor.dtype, getattr(tensor, "placements", None), mesh)
+
+
+def _safetensors(shards: dict[str, tuple[Tensor, list[int]]]) -> Iterator[memoryview]:
+    """The pieces of a safetensors file: length of the header, header, tensors."""
+    places = {name: {"saved_offsets": offsets} for name, (_, offsets) in shards.items()}
+    # the three keys that torch's HuggingFaceStorageWriter writes and its reader looks for
+    custom = {"DCP_SHARDING_INFO": json.dumps(places), "DCP_VERSION": "1.0", "format": "pt"}
+    header: dict[str, Any] = {"__metadata__": custom}
+    # wide elements first: then every tensor is aligned to its element
+    ordered = sorted(shards, key=lambda name: (-shards[name][0].itemsize, name))
+    position = 0
+    for name in ordered:
+        tensor = shards[name][0]
+        header[name] = {
+            "dtype": DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [position, position + tensor.nbytes],
+        }
+        position += tensor.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % _HEADER_ALIGNMENT_BYTES)
+    yield memoryview(len(text).to_bytes(8, "little"))
+    yield memoryview(text)
+    for name in ordered:
+        yield shards[name][0].flatten().view(torch.uint8).numpy().data
+
+
+def _offsets(item: WriteItem) -> list[int]:
+    assert item.tensor_data is not None, item
+    return list(item.tensor_data.chunk.offsets)
+
+
+def _size(item: WriteItem) -> int:
+    """Elements of the whole tensor that a shard belongs to."""
+    assert item.tensor_data is not None, item
+    return item.tensor_data.size.numel()
+
+
+def _item_bytes(item: WriteItem) -> int:
+    assert item.tensor_data is not None, item
+    return item.tensor_data.chunk.sizes.numel() * item.tensor_data.properties.dtype.itemsize
