@@ -53,8 +53,10 @@ class ModelShape:
     def matmul_parameters(self) -> int:
         """Parameters that take part in a matrix product of every token: not the embedding table."""
         norms = self.hidden_size * (2 * self.num_hidden_layers + 1)
-        return self.parameters - norms - (
-            0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
+        return (
+            self.parameters
+            - norms
+            - (0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size)
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,8 +73,16 @@ class Preset:
 
 
 def _llama(
-    vocab: int, hidden: int, inner: int, layers: int, heads: int, kv_heads: int, context: int,
-    *, theta: float = 10000.0, tied: bool = False,
+    vocab: int,
+    hidden: int,
+    inner: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    context: int,
+    *,
+    theta: float = 10000.0,
+    tied: bool = False,
 ) -> ModelShape:
     return ModelShape(
         model_type="llama", vocab_size=vocab, hidden_size=hidden, intermediate_size=inner,

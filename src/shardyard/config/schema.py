@@ -14,19 +14,24 @@ Degree = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Averaging = Annotated[float, Field(ge=0, lt=1)]
 
+_NAME = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
+_NAME_WORDS = "a name of lower-case letters, digits and inner hyphens, at most 40 characters"
+_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+_ID_WORDS = "an id of letters, digits, dots, hyphens and underscores, at most 63 characters"
+
 
 class Section(BaseModel):
     """Base of all sections: unknown keys and wrong types are refused, values never change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Run(Section):
     """Name, place and length of the run."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$")] | Auto = "auto"
+    name: Annotated[str, Field(pattern=_NAME, description=_NAME_WORDS)] | Auto = "auto"
     """First part of the run id; auto: the recipe's file name."""
-    id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")] | None = None
+    id: Annotated[str, Field(pattern=_ID, description=_ID_WORDS)] | None = None
     """The run id itself, instead of <name>-<date>-<time>-<4 hex>."""
     dir: str = "runs"
     """Folder that holds the folders of all runs."""
@@ -174,7 +179,7 @@ class Precision(Section):
     """Number formats; master weights and optimizer state are always fp32."""
 
     compute: Literal["fp32", "bf16", "fp16", "fp8", "auto"] = "auto"
-    """Format of matrix products; auto: bf16 on an accelerator, fp32 on a CPU. Not yet: fp16, fp8."""
+    """Format of matrix products; auto: bf16 on an accelerator, else fp32. Not yet: fp16, fp8."""
     reduce: Literal["fp32", "bf16"] = "fp32"
     """Format in which gradients are summed over ranks."""
     output: Literal["fp32", "bf16"] | Auto = "auto"

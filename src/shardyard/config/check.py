@@ -1,0 +1,207 @@
+"""What no type can say about a recipe: settings that contradict each other or are not built yet.
+
+One small function for each kind of problem; all are run, so that a user sees everything at once.
+"""
+
+import difflib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from shardyard.config.credentials import HIDDEN, find_credential
+from shardyard.config.legality import batch_problems, strategy_problems
+from shardyard.config.legality import problems as layout_problems
+from shardyard.config.presets import PRESETS
+from shardyard.config.schema import Optim, Recipe
+from shardyard.errors import Problem, RecipeError, RequestError
+from shardyard.hardware.catalogue import instance
+
+
+def check(recipe: Recipe, source: str = "recipe") -> None:
+    """Refuse what cannot be trained, before anything is read or started.
+
+    Args:
+        source: What messages call the recipe: its files.
+
+    Raises:
+        RecipeError: All problems.
+    """
+    found = [problem for look in _CHECKS for problem in look(recipe)]
+    if found:
+        raise RecipeError(found, source)
+
+
+def _credentials(recipe: Recipe) -> Iterable[Problem]:
+    for path, text in _texts(recipe.model_dump()):
+        kind = find_credential(text)
+        if kind:
+            yield Problem(
+                path,
+                f"holds {kind} {HIDDEN}. Recipes are copied into run folders and reports. "
+                "Remove it here, replace it at its issuer, and pass it by the environment, such as "
+                "HF_TOKEN or AWS_PROFILE.",
+            )
+
+
+def _length(recipe: Recipe) -> Iterable[Problem]:
+    run = recipe.run
+    lengths = {"steps": run.steps, "tokens": run.tokens, "samples": run.samples}
+    given = [key for key, value in {**lengths, "epochs": run.epochs}.items() if value is not None]
+    if len(given) > 1:
+        named = ", ".join(f"run.{key}" for key in given)
+        yield Problem("run", f"{named} are all lengths of the run. A run has one. Keep one.")
+
+
+def _model(recipe: Recipe) -> Iterable[Problem]:
+    model = recipe.model
+    sources = {
+        "preset": model.preset,
+        "path": model.path,
+        "hub": model.hub,
+        "module": model.module,
+    }
+    given = [key for key, value in sources.items() if value is not None]
+    presets = ", ".join(PRESETS)
+    if not given:
+        yield Problem(
+            "model",
+            "says not what to train. Write `model: {preset: llama-tiny}`, or path or hub. "
+            f"Presets are {presets}.",
+        )
+    if len(given) > 1:
+        named = " and ".join(f"model.{key}" for key in given)
+        yield Problem("model", f"{named} each name a model. Keep one of them.")
+    if model.module is not None:
+        yield _not_built("model.module", model.module, "a model of your own", "preset, path or hub")
+    if model.preset is not None and model.preset not in PRESETS:
+        near = difflib.get_close_matches(model.preset, PRESETS, n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"Presets are {presets}."
+        yield Problem("model.preset", f"={_show(model.preset)} is no preset. {hint}")
+    if model.preset is not None and model.weights == "load":
+        text = "=load but a preset has no weights. Use model.path or model.hub, or weights: random."
+        yield Problem("model.weights", text)
+
+
+def _parts_not_built(recipe: Recipe) -> Iterable[Problem]:
+    for axis, what in {
+        "cp": "context parallelism",
+        "tp": "tensor parallelism",
+        "pp": "pipeline parallelism",
+        "ep": "expert parallelism",
+    }.items():
+        degree = getattr(recipe.parallel, axis)
+        if degree > 1:
+            yield _not_built(f"parallel.{axis}", degree, what, "1, and split with dp_shard")
+    if recipe.precision.compute in ("fp16", "fp8"):
+        compute = recipe.precision.compute
+        yield _not_built("precision.compute", compute, f"training in {compute}", "bf16 or fp32")
+    if recipe.memory.offload != "none":
+        remedy = "none; memory.recompute and parallel.zero=3 save memory too"
+        yield _not_built("memory.offload", recipe.memory.offload, "offloading", remedy)
+    if recipe.secrets:
+        text = (
+            "secrets are not built yet. Leave the section out and pass credentials by the "
+            "environment, such as HF_TOKEN."
+        )
+        yield Problem("secrets", text)
+
+
+def _layout(recipe: Recipe) -> Iterable[Problem]:
+    """Legality, as far as it can be decided without a machine."""
+    devices, optim = recipe.cluster.devices, recipe.optim
+    global_batch = None if optim.global_batch == "auto" else optim.global_batch
+    micro_batch = None if optim.micro_batch == "auto" else optim.micro_batch
+    if devices == "auto":
+        yield from strategy_problems(recipe.parallel)
+        yield from batch_problems(1, global_batch=global_batch, micro_batch=micro_batch)
+        return
+    yield from layout_problems(
+        recipe.parallel,
+        world_size=recipe.cluster.nodes * devices,
+        devices_per_node=devices,
+        global_batch=global_batch,
+        micro_batch=micro_batch,
+    )
+
+
+def _optim(recipe: Recipe) -> Iterable[Problem]:
+    optim, defaults = recipe.optim, Optim()
+    if optim.name == "sgd" and optim.lr == "auto":
+        text = "=auto is known for adamw only. Give one; 0.1 is a usual start for sgd."
+        yield Problem("optim.lr", text)
+    foreign = ("momentum",) if optim.name == "adamw" else ("betas", "eps")
+    for key in foreign:
+        value = getattr(optim, key)
+        if value != getattr(defaults, key):
+            other = "sgd" if optim.name == "adamw" else "adamw"
+            text = f"={value} is a setting of {other}; optim.name is {optim.name}. Leave it out."
+            yield Problem(f"optim.{key}", text)
+    warmup, decay = optim.warmup_steps, optim.decay_steps
+    if warmup != "auto" and decay != "auto" and warmup >= decay:
+        text = (
+            f"={warmup} is not before optim.decay_steps={decay}. The learning rate rises for "
+            f"warmup_steps and falls until decay_steps. Use at most {decay - 1}."
+        )
+        yield Problem("optim.warmup_steps", text)
+
+
+def _evaluation(recipe: Recipe) -> Iterable[Problem]:
+    task = recipe.task
+    if task.eval_every_steps is not None and task.eval_every_epochs is not None:
+        text = "eval_every_steps and eval_every_epochs say the same in two ways. Keep one."
+        yield Problem("task", text)
+    wants = {
+        "task.eval_every_steps": task.eval_every_steps,
+        "task.eval_every_epochs": task.eval_every_epochs,
+        "run.target_loss": recipe.run.target_loss,
+    }
+    wanting = [name for name, value in wants.items() if value is not None]
+    if wanting and recipe.data.eval_fraction == 0:
+        text = f"=0 holds nothing out, but {wanting[0]} needs an evaluation. Use 0.05, say."
+        yield Problem("data.eval_fraction", text)
+
+
+def _cluster(recipe: Recipe) -> Iterable[Problem]:
+    nodes, elastic = recipe.cluster.nodes, recipe.elastic
+    if elastic.min_nodes != "auto" and elastic.min_nodes > nodes:
+        text = f"={elastic.min_nodes} is more than cluster.nodes={nodes}. Use at most {nodes}."
+        yield Problem("elastic.min_nodes", text)
+    if elastic.max_nodes != "auto" and elastic.max_nodes < nodes:
+        text = f"={elastic.max_nodes} is less than cluster.nodes={nodes}. Use at least {nodes}."
+        yield Problem("elastic.max_nodes", text)
+    if recipe.cluster.instance is not None:
+        try:
+            instance(recipe.cluster.instance)
+        except RequestError as error:
+            yield Problem("cluster.instance", str(error).removeprefix("cluster.instance"))
+
+
+_CHECKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
+    _credentials,
+    _length,
+    _model,
+    _parts_not_built,
+    _layout,
+    _optim,
+    _evaluation,
+    _cluster,
+)
+
+
+def _not_built(path: str, value: object, what: str, remedy: str) -> Problem:
+    return Problem(path, f"={_show(value)}: {what} is not built yet. Use {remedy}.")
+
+
+def _show(value: object) -> str:
+    return HIDDEN if find_credential(str(value)) else str(value)
+
+
+def _texts(tree: Any, path: str = "") -> Iterable[tuple[str, str]]:
+    """Every text in nested values, with its dotted path."""
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from _texts(value, f"{path}.{key}" if path else key)
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            yield from _texts(value, path)
+    elif isinstance(tree, str):
+        yield path, tree

@@ -1,0 +1,232 @@
+"""The documentation of every setting, read from the schema: type, bounds, default, one sentence.
+
+The sentences are the docstrings below the settings in ``config/schema.py``; they are parsed from
+its source only when somebody asks. Run as a program, prints docs/settings.md.
+"""
+
+import ast
+import inspect
+from dataclasses import dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from shardyard.config import schema
+from shardyard.config.presets import PRESETS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One setting as a reader sees it."""
+
+    name: str
+    """Dotted name."""
+    accepts: str
+    """Type and bounds in words: ``a whole number of at least 1, or auto``."""
+    choices: tuple[str, ...]
+    """The words it accepts, where it accepts words."""
+    default: Any
+    sentence: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """One section with its settings."""
+
+    name: str
+    sentence: str
+    settings: tuple[Setting, ...]
+
+
+@cache
+def sections() -> tuple[Section, ...]:
+    """All sections of a recipe in the order of the schema; ``secrets`` is one without settings."""
+    found = []
+    for name, field in schema.Recipe.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, schema.Section):
+            settings = tuple(
+                _describe(f"{name}.{key}", setting, _sentences(kind)[key])
+                for key, setting in kind.model_fields.items()
+            )
+            sentence = inspect.getdoc(kind) or ""
+            found.append(Section(name=name, sentence=sentence, settings=settings))
+        else:
+            sentence = _sentences(schema.Recipe)[name]
+            found.append(
+                Section(name=name, sentence="", settings=(_describe(name, field, sentence),))
+            )
+    return tuple(found)
+
+
+@cache
+def settings() -> dict[str, Setting]:
+    """Dotted name -> setting."""
+    return {setting.name: setting for section in sections() for setting in section.settings}
+
+
+def settings_json() -> list[dict[str, Any]]:
+    """Plain values of every setting, for `shardyard config --schema --json`."""
+    return [
+        {
+            "name": setting.name,
+            "accepts": setting.accepts,
+            "choices": list(setting.choices),
+            "default": setting.default,
+            "description": setting.sentence,
+        }
+        for setting in settings().values()
+    ]
+
+
+def accepts(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
+    """Type and bounds of a setting in words."""
+    parts = [_one(member, limits) for member, limits in _members(annotation, metadata)]
+    return ", or ".join(parts)
+
+
+def write_default(value: Any) -> str:
+    """A default as it would be written in a recipe."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(write_default(item) for item in value)}]"
+    return repr(value) if isinstance(value, str) and value != value.strip() else str(value)
+
+
+def markdown() -> str:
+    """docs/settings.md, made from the schema."""
+    lines = [
+        "# Settings",
+        "",
+        "Every setting of a recipe. Made from `src/shardyard/config/schema.py` by "
+        "`python -m shardyard.config.document > docs/settings.md`; `shardyard config --schema` "
+        "shows the same.",
+    ]
+    for section in sections():
+        lines += ["", f"## {section.name}", ""]
+        if section.sentence:
+            lines += [section.sentence, ""]
+        if section.settings:
+            lines += ["| setting | accepts | default | what it does |", "|---|---|---|---|"]
+        for setting in section.settings:
+            cells = (
+                f"`{setting.name}`",
+                setting.accepts,
+                f"`{write_default(setting.default)}`",
+                setting.sentence.replace("<", "&lt;"),
+            )
+            lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", "## Presets", "", "| `model.preset` | parameters | context | source |"]
+    lines += ["|---|---|---|---|"]
+    for name, preset in PRESETS.items():
+        size = f"{preset.shape.parameters:,}" + (" + embeddings" * (preset.shape.vocab_size == 0))
+        context = preset.shape.max_position_embeddings
+        lines.append(f"| `{name}` | {size} | {context} | {preset.source} |")
+    return "\n".join(lines) + "\n"
+
+
+def _describe(name: str, field: FieldInfo, sentence: str) -> Setting:
+    return Setting(
+        name=name,
+        accepts=accepts(field.annotation, tuple(field.metadata)),
+        choices=tuple(_choices(field.annotation)),
+        default=field.get_default(call_default_factory=True),
+        sentence=sentence,
+    )
+
+
+@cache
+def _sentences(model: type) -> dict[str, str]:
+    """Attribute -> the docstring below it, from the source of the schema."""
+    tree = ast.parse(inspect.getsource(model))
+    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
+    found = {}
+    for statement, following in zip(body, [*body[1:], None], strict=True):
+        if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):
+            continue
+        text = ""
+        if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+            text = " ".join(str(following.value.value).split())
+        found[statement.target.id] = text
+    return found
+
+
+def _members(annotation: Any, metadata: tuple[Any, ...] = ()) -> list[tuple[Any, tuple[Any, ...]]]:
+    """Members of a union, each with its own limits."""
+    if get_origin(annotation) is Annotated:
+        inner, *limits = get_args(annotation)
+        return _members(inner, (*metadata, *limits))
+    if get_origin(annotation) in (Union, UnionType):
+        return [pair for member in get_args(annotation) for pair in _members(member, metadata)]
+    return [(annotation, metadata)]
+
+
+def _choices(annotation: Any) -> list[str]:
+    return [
+        str(word)
+        for member, _ in _members(annotation)
+        if get_origin(member) is Literal
+        for word in get_args(member)
+    ]
+
+
+def _one(member: Any, limits: tuple[Any, ...]) -> str:
+    """One member of a union in words."""
+    bounds = _bounds(limits)
+    if "description" in bounds:
+        return str(bounds["description"])
+    if member is NoneType:
+        return "null"
+    if member is bool:
+        return "true or false"
+    if member in (int, float):
+        return _number("a whole number" if member is int else "a number", bounds)
+    if get_origin(member) is Literal:
+        return _any_of([str(word) for word in get_args(member)])
+    if get_origin(member) is tuple:
+        items = get_args(member)
+        item = accepts(items[0])
+        return (
+            f"a list, each {item}" if items[-1] is ... else f"a list of {len(items)}, each {item}"
+        )
+    if get_origin(member) is dict:
+        return "a name and a text each"
+    return "text"
+
+
+def _number(kind: str, bounds: dict[str, Any]) -> str:
+    low, high = bounds.get("ge"), bounds.get("le", bounds.get("lt"))
+    if low is not None and high is not None:
+        # 2**63 is where a signed integer ends, not something to tell a reader.
+        if high >= 2**31:
+            return f"{kind} of at least {low}"
+        return f"{kind} from {low} to {'below ' if 'lt' in bounds else ''}{high}"
+    if low is not None:
+        return f"{kind} of at least {low}"
+    return f"{kind} above {bounds['gt']}" if "gt" in bounds else kind
+
+
+def _bounds(limits: tuple[Any, ...]) -> dict[str, Any]:
+    """``ge``, ``gt``, ``le``, ``lt`` and ``description`` of pydantic's metadata."""
+    found: dict[str, Any] = {}
+    for limit in limits:
+        parts = [*limit.metadata, limit] if isinstance(limit, FieldInfo) else [limit]
+        for part in parts:
+            for key in ("ge", "gt", "le", "lt", "description"):
+                value = getattr(part, key, None)
+                if value is not None:
+                    found[key] = value
+    return found
+
+
+def _any_of(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")

@@ -1,0 +1,255 @@
+"""Files and overrides -> a recipe; whatever does not fit the schema is refused, all of it at once.
+
+Precedence: defaults < files from left to right < ``section.key=value`` overrides. Only the types
+and bounds of the schema are looked at here; ``config/check.py`` looks at what they mean together.
+"""
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from shardyard.config.credentials import HIDDEN, find_credential
+from shardyard.config.document import Setting, sections, settings
+from shardyard.config.schema import Recipe
+from shardyard.config.yaml_text import read_yaml, write_yaml
+from shardyard.errors import Problem, RecipeError, RequestError
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+_ELSEWHERE = {
+    "learning_rate": "optim.lr",
+    "batch_size": "optim.global_batch",
+    "train_batch_size": "optim.global_batch",
+    "per_device_train_batch_size": "optim.micro_batch",
+    "gradient_accumulation_steps": "optim.micro_batch",
+    "max_grad_norm": "optim.grad_clip",
+    "lr_scheduler_type": "optim.schedule",
+    "max_steps": "run.steps",
+    "num_train_epochs": "run.epochs",
+    "output_dir": "run.dir",
+    "max_seq_length": "data.seq_len",
+    "dataset": "data.source",
+    "mixed_precision": "precision.compute",
+    "dtype": "precision.compute",
+    "gradient_checkpointing": "memory.recompute",
+    "activation_checkpointing": "memory.recompute",
+    "sharding_strategy": "parallel.strategy",
+    "zero_stage": "parallel.zero",
+    "save_steps": "checkpoint.every",
+    "save_total_limit": "checkpoint.keep_last",
+    "eval_steps": "task.eval_every_steps",
+}
+"""What other trainers call a setting -> its name here, for the hint on an unknown key."""
+
+
+_TEXTS = ("text", "a name ", "an id ")
+"""How the words for a setting begin that accepts any text."""
+
+
+def load_recipe(files: Sequence[Path], overrides: Sequence[str] = ()) -> Recipe:
+    """Read recipe files and overrides into one recipe.
+
+    Args:
+        files: YAML files, each a mapping of sections; later ones win setting by setting.
+        overrides: ``section.key=value``, the value as YAML; they win over all files.
+
+    Raises:
+        RequestError: A file cannot be read or is no YAML mapping.
+        RecipeError: Unknown keys, wrong types or values out of bounds; all of them.
+    """
+    problems: list[Problem] = []
+    merged: dict[str, Any] = {}
+    for file in files:
+        _merge(merged, _known_settings(_read(file), problems))
+    for override in overrides:
+        _merge(merged, _known_settings(_read_override(override, problems), problems))
+    source = ", ".join(str(file) for file in files) or "recipe"
+    try:
+        recipe = Recipe.model_validate(merged)
+    except ValidationError as error:
+        raise RecipeError([*problems, *_type_problems(error, merged)], source) from error
+    if problems:
+        raise RecipeError(problems, source)
+    return recipe
+
+
+def dump_recipe(recipe: Recipe) -> str:
+    """YAML of what was given, without defaults; ``load_recipe`` reads an equal recipe from it."""
+    given = recipe.model_dump(mode="json", exclude_unset=True)
+    return write_yaml({name: content for name, content in given.items() if content})
+
+
+def is_override(argument: str) -> bool:
+    """Whether a command-line argument is ``section.key=value`` rather than a file."""
+    name, equals, _ = argument.partition("=")
+    return bool(equals) and all(part.isidentifier() for part in name.split("."))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        near = difflib.get_close_matches(file.name, _yaml_files(file.parent), n=1, cutoff=0.5)
+        hint = f" Did you mean {file.parent / near[0]}?" if near else ""
+        raise RequestError(f"recipe {file} does not exist.{hint} Give a YAML file.") from error
+    except IsADirectoryError as error:
+        inside = _yaml_files(file)
+        hint = f" It holds {', '.join(inside[:5])}." if inside else ""
+        raise RequestError(f"recipe {file} is a folder.{hint} Give a YAML file.") from error
+    except UnicodeDecodeError as error:
+        raise RequestError(f"recipe {file} is not UTF-8 text. Give a YAML file.") from error
+    except OSError as error:
+        raise RequestError(
+            f"recipe {file} cannot be read: {error.strerror}. Check its permissions."
+        ) from error
+    content = read_yaml(text, source=f"recipe {file}")
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise RequestError(
+            f"recipe {file} holds {_kind(content)} at the top, not sections. "
+            "Write sections with settings, such as `model: {preset: llama-tiny}`."
+        )
+    return content
+
+
+def _yaml_files(folder: Path) -> list[str]:
+    if not folder.is_dir():
+        return []
+    return sorted(path.name for path in folder.iterdir() if path.suffix in (".yaml", ".yml"))
+
+
+def _read_override(override: str, problems: list[Problem]) -> dict[str, Any]:
+    """``optim.lr=3e-4`` -> ``{"optim": {"lr": 0.0003}}``."""
+    name, _, text = override.partition("=")
+    section, dot, key = name.partition(".")
+    value = read_yaml(text, source=f"override {name}")
+    if name == "secrets" and isinstance(value, dict):
+        return {"secrets": value}
+    if not dot:
+        hint = _nearest(section, None) or f"{section}.<setting>"
+        text = f"an override names section and setting. Did you mean {hint}=...?"
+        problems.append(Problem(name, text))
+        return {}
+    return {section: {key: value}}
+
+
+def _known_settings(tree: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
+    """The part of a tree whose names the schema knows; what is unknown becomes a problem."""
+    known = {section.name for section in sections()}
+    found: dict[str, Any] = {}
+    for section, content in tree.items():
+        if section not in known:
+            problems.append(_unknown_section(section, known))
+        elif content is None:
+            found[section] = {}  # a section whose settings are all commented out
+        elif not isinstance(content, dict):
+            text = f"holds {_kind(content)}, not settings. Write `{section}: {{setting: value}}`."
+            problems.append(Problem(section, text))
+        elif section == "secrets":
+            found[section] = content
+        else:
+            found[section] = _known_keys(section, content, problems)
+    return found
+
+
+def _known_keys(section: str, content: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
+    found = {}
+    for key, value in content.items():
+        if f"{section}.{key}" in settings():
+            found[key] = value
+            continue
+        names = [name.partition(".")[2] for name in settings() if name.startswith(f"{section}.")]
+        near = _nearest(key, section)
+        hint = f"Did you mean {near}?" if near else f"{section} has: {', '.join(names)}."
+        text = f"there is no such setting. {hint}" if names else "this section has no setting yet."
+        problems.append(Problem(f"{section}.{key}", text))
+    return found
+
+
+def _unknown_section(section: str, known: set[str]) -> Problem:
+    if section in settings():
+        parent, key = section.split(".")
+        return Problem(section, f"in a file write it as `{parent}: {{{key}: value}}`.")
+    near = difflib.get_close_matches(section, sorted(known), n=1, cutoff=0.6)
+    hint = near[0] if near else _nearest(section, None)
+    ending = f"Did you mean {hint}?" if hint else f"Sections are: {', '.join(sorted(known))}."
+    return Problem(section, f"there is no such section. {ending}")
+
+
+def _nearest(key: str, section: str | None) -> str | None:
+    """The setting somebody meant by an unknown key: in its section first, then anywhere."""
+    names = list(settings())
+    leaves = {name: name.rpartition(".")[2] for name in names}
+    inside = [leaf for name, leaf in leaves.items() if name.startswith(f"{section}.")]
+    near = difflib.get_close_matches(key, inside, n=1, cutoff=0.75)
+    if near:
+        return f"{section}.{near[0]}"
+    elsewhere = [name for name, leaf in leaves.items() if leaf == key]
+    if elsewhere:
+        return elsewhere[0]
+    if key in _ELSEWHERE:
+        return _ELSEWHERE[key]
+    wanted = f"{section}.{key}" if section else key
+    near = difflib.get_close_matches(wanted, names if section else list(leaves.values()), n=1)
+    return next((name for name, leaf in leaves.items() if near and near[0] in (name, leaf)), None)
+
+
+def _merge(into: dict[str, Any], tree: dict[str, Any]) -> None:
+    for section, content in tree.items():
+        into.setdefault(section, {}).update(content)
+
+
+def _type_problems(error: ValidationError, merged: dict[str, Any]) -> list[Problem]:
+    """One problem for each wrong setting, in our words: value, what is accepted, what it is for."""
+    paths: dict[str, ErrorDetails] = {}
+    for detail in error.errors(include_url=False):
+        section, *rest = detail["loc"]
+        paths.setdefault(f"{section}.{rest[0]}" if rest else str(section), detail)
+    found = []
+    for path in paths:
+        section, _, key = path.partition(".")
+        setting = settings().get(path)
+        if setting is None:  # secrets, whose values are never shown
+            found.append(Problem(path, "a secret is a name and a text. Put the text in quotes."))
+        else:
+            found.append(Problem(path, _wrong_value(merged[section][key], setting)))
+    return found
+
+
+def _wrong_value(value: Any, setting: Setting) -> str:
+    wanted = setting.accepts
+    near = difflib.get_close_matches(str(value), setting.choices, n=1) or [
+        word for word in setting.choices if str(value).lower() == word.lower()
+    ]
+    remedy = f" Did you mean {near[0]}?" if near else ""
+    if not near and isinstance(value, int | float) and wanted.startswith(_TEXTS):
+        remedy = f' Put it in quotes: "{value}".'
+    if not near and isinstance(value, str) and _is_number(value) and "number" in wanted:
+        remedy = " Write it without quotes."
+    return f"={show(value)} is not {wanted}.{remedy} ({setting.sentence})"
+
+
+def show(value: Any) -> str:
+    """A value in a message; a credential is never shown."""
+    text = repr(value)
+    if find_credential(text):
+        return HIDDEN
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _kind(value: Any) -> str:
+    kinds = {list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
+    return kinds.get(type(value), "nothing that fits")

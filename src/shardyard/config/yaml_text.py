@@ -1,0 +1,110 @@
+"""YAML as recipes use it: read with line numbers in every complaint, and written back.
+
+Scalars follow YAML 1.2's core schema instead of pyyaml's 1.1, so that ``1e-3`` is a number, ``no``
+a word and ``2026-11-21`` a text. Digits may be grouped (``1_000_000``), and a whole number may be
+written as ``1e9``.
+"""
+
+import re
+from typing import Any
+
+import yaml
+
+from shardyard.errors import RequestError
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that refuses duplicate keys."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
+
+
+class _Dumper(yaml.SafeDumper):
+    """SafeDumper that quotes whatever YAML 1.1 or 1.2 would not read back as text."""
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: dict[Any, int] = {}
+    content = {}
+    for key_node, value_node in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        line = key_node.start_mark.line + 1
+        if not isinstance(key, str):
+            key = key_node.value if isinstance(key_node, yaml.ScalarNode) else str(key)
+        if key in seen:
+            raise yaml.constructor.ConstructorError(
+                None,
+                None,
+                f"{key} is given twice, on lines {seen[key]} and {line}; keep one",
+                key_node.start_mark,
+            )
+        seen[key] = line
+        content[key] = loader.construct_object(value_node, deep=True)
+    return content
+
+
+def _float(_loader: _Loader, node: yaml.ScalarNode) -> float | int:
+    text = node.value.replace("_", "").lower()
+    if text.endswith((".inf", ".nan")):
+        return float(text.replace(".", ""))
+    number = float(text)
+    # 1e9 is how people write large whole numbers; 1.0 stays a float.
+    return int(number) if "e" in text and "e-" not in text and number.is_integer() else number
+
+
+def _int(_loader: _Loader, node: yaml.ScalarNode) -> int:
+    return int(node.value.replace("_", ""))
+
+
+def _bool(_loader: _Loader, node: yaml.ScalarNode) -> bool:
+    return str(node.value).lower() == "true"
+
+
+_SCALARS = (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?[0-9][0-9_]*", list("-+0123456789")),
+    (
+        "float",
+        r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        list("-+0123456789."),
+    ),
+)
+for _tag, _pattern, _first in _SCALARS:
+    _full = re.compile(f"^(?:{_pattern})$")
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _full, _first)
+_Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
+_Loader.add_constructor("tag:yaml.org,2002:float", _float)
+_Loader.add_constructor("tag:yaml.org,2002:int", _int)
+_Loader.add_constructor("tag:yaml.org,2002:bool", _bool)
+
+
+def read_yaml(text: str, *, source: str) -> Any:
+    """The content of a YAML document: plain values.
+
+    Args:
+        source: What a message calls the text.
+
+    Raises:
+        RequestError: Not YAML, or a key is given twice; names line and column.
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise RequestError(
+            f"{source}{place}: {error.problem or error.context}. "
+            "The file must be one YAML mapping of sections, such as `model: {preset: llama-tiny}`."
+        ) from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise RequestError(
+            f"{source} is not YAML that can be read ({str(error).splitlines()[0]}). "
+            "Write it as UTF-8 text without control characters."
+        ) from error
+
+
+def write_yaml(content: dict[str, Any]) -> str:
+    """YAML that ``read_yaml`` reads back equal, in the order given."""
+    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
