@@ -1,0 +1,108 @@
+"""`python -m shardyard.data RECIPE_JSON`: prepares a data set for the command line.
+
+Progress goes to stderr. stdout gets one line of JSON: the DataFacts, or
+``{"error": message, "exit_code": n}`` with that exit code.
+"""
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shardyard.config.schema import Recipe
+    from shardyard.data.prepare import Progress
+
+_LINE_EVERY_S = 5.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program; returns its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m shardyard.data", description=__doc__)
+    parser.add_argument("recipe", type=Path, help="JSON file that holds the recipe")
+    parser.add_argument("--model-dir", type=Path, help="folder of the model's own files")
+    options = parser.parse_args(arguments)
+    return _answer(lambda: _prepare(options.recipe, options.model_dir))
+
+
+def _answer(work: Callable[[], dict[str, object]]) -> int:
+    from shardyard.errors import EXIT_INTERRUPTED, ShardyardError
+
+    try:
+        print(json.dumps(work()))
+    except ShardyardError as error:
+        print(json.dumps({"error": str(error), "exit_code": error.exit_code}))
+        return error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return 0
+
+
+def _prepare(recipe_path: Path, model_dir: Path | None) -> dict[str, object]:
+    # Imported here and not above: a Ctrl-C during the import is then handled like any other.
+    from dataclasses import asdict
+
+    from shardyard.data.prepare import prepare
+
+    recipe = _read_recipe(recipe_path)
+    with _shown_progress() as progress:
+        return asdict(prepare(recipe, model_dir=model_dir, progress=progress))
+
+
+def _read_recipe(path: Path) -> "Recipe":
+    from pydantic import ValidationError
+
+    from shardyard.config.schema import Recipe
+    from shardyard.errors import RequestError
+
+    try:
+        return Recipe.model_validate(json.loads(path.read_bytes()))
+    except (OSError, ValueError, ValidationError) as error:
+        raise RequestError(
+            f"{path} is no recipe in JSON ({error}). Let `shardyard prepare` write it."
+        ) from error
+
+
+@contextmanager
+def _shown_progress() -> "Iterator[Progress]":
+    """A bar on a terminal, a line every few seconds elsewhere."""
+    if not sys.stderr.isatty():
+        yield _line_printer()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Bar(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
+        bars: dict[str, TaskID] = {}
+
+        def show(activity: str, done_bytes: int, total_bytes: int) -> None:
+            if activity not in bars:
+                bars[activity] = bar.add_task(activity, total=total_bytes)
+            bar.update(bars[activity], completed=done_bytes)
+
+        yield show
+
+
+def _line_printer() -> "Progress":
+    next_line_s: dict[str, float] = {}
+
+    def show(activity: str, done_bytes: int, total_bytes: int) -> None:
+        now_s, due_s = time.monotonic(), next_line_s.get(activity, 0.0)
+        is_done = done_bytes == total_bytes
+        if now_s >= due_s or (is_done and due_s < math.inf):
+            next_line_s[activity] = math.inf if is_done else now_s + _LINE_EVERY_S
+            sizes = f": {done_bytes / 1e6:.1f} of {total_bytes / 1e6:.1f} MB" if done_bytes else ""
+            print(f"{activity}{sizes}", file=sys.stderr, flush=True)
+
+    return show
+
+
+if __name__ == "__main__":
+    sys.exit(main())

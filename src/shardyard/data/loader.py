@@ -1,0 +1,260 @@
+"""From token shards to the micro-batches of one rank, read ahead while the device computes.
+
+Shape suffixes in this file:
+    B = samples in a micro-batch
+    L = tokens in a sample
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shardyard.data.order import Positions, sample_indices
+from shardyard.data.shards import Tokens, TokenShards
+from shardyard.errors import DataError, RequestError
+
+IGNORED = -100
+"""Target where nothing is to be predicted; the default ``ignore_index`` of torch's losses."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What one forward and backward pass reads; all int64, on the CPU."""
+
+    tokens_BL: Tensor  # noqa: N815 (shape suffix)
+    targets_BL: Tensor  # noqa: N815 (shape suffix)
+    """The next token of each token, or ``IGNORED``."""
+    positions_BL: Tensor  # noqa: N815 (shape suffix)
+    samples_B: Tensor  # noqa: N815 (shape suffix)
+    """Position of each sample in the stream of samples; -1 for a row of padding."""
+
+
+class _Source:
+    """One split of a data set, seen as samples of ``seq_len`` tokens."""
+
+    def __init__(
+        self,
+        shards: TokenShards,
+        *,
+        seq_len: int,
+        vocab_size: int,
+        attend_across_documents: bool,
+    ) -> None:
+        """Args:
+            vocab_size: Entries of the model's embedding; larger token ids are refused.
+
+        Raises:
+            RequestError: The split is too small for one sample.
+        """
+        self.seq_len = seq_len
+        # T tokens make T - 1 targets; the last sample may be partly padding.
+        self.num_samples = -(-(shards.num_tokens - 1) // seq_len)
+        self._shards = shards
+        self._vocab_size = vocab_size
+        self._attend_across_documents = attend_across_documents
+        if self.num_samples < 1:
+            raise RequestError(
+                f"the {shards.split} split in {shards.folder} has {shards.num_tokens} tokens; one "
+                "sample needs two. Give more text, or change data.eval_fraction."
+            )
+
+    def sample_indices(self, positions: Positions) -> Positions:
+        """Which samples of the split are at these positions of the stream."""
+        raise NotImplementedError
+
+    def micro_batch(self, positions: range, size: int) -> MicroBatch:
+        """The samples at these positions, padded with weightless rows to ``size`` rows.
+
+        Raises:
+            DataError: A shard is damaged, or a token id is outside the vocabulary.
+        """
+        tokens_BL = np.zeros((size, self.seq_len), dtype=np.int64)
+        targets_BL = np.full((size, self.seq_len), IGNORED, dtype=np.int64)
+        positions_BL = np.tile(np.arange(self.seq_len, dtype=np.int64), (size, 1))
+        samples_B = np.full(size, -1, dtype=np.int64)
+        samples_B[: len(positions)] = positions
+        indices = self.sample_indices(samples_B[: len(positions)])
+        for row, index in enumerate(indices.tolist()):
+            start = index * self.seq_len
+            stop = min(start + self.seq_len + 1, self._shards.num_tokens)
+            tokens = self._read(start, stop)
+            tokens_BL[row, : len(tokens) - 1] = tokens[:-1]
+            targets_BL[row, : len(tokens) - 1] = tokens[1:]
+            if not self._attend_across_documents:
+                starts = self._shards.document_starts_in(start, stop)
+                _separate_documents(targets_BL[row], positions_BL[row], starts)
+        return MicroBatch(
+            torch.from_numpy(tokens_BL),
+            torch.from_numpy(targets_BL),
+            torch.from_numpy(positions_BL),
+            torch.from_numpy(samples_B),
+        )
+
+    def _read(self, start: int, stop: int) -> Tokens:
+        # A step that indexed an embedding out of bounds would stop a GPU without saying why.
+        tokens = self._shards.read(start, stop)
+        largest = int(tokens.max())
+        if largest >= self._vocab_size:
+            raise DataError(
+                f"{self._shards.folder}: the {self._shards.split} split holds token id {largest}, "
+                f"but the model's vocabulary has {self._vocab_size:,} entries: the data were "
+                "prepared with another tokenizer, or a shard is damaged. Set data.tokenizer to "
+                "the model's own, or delete the folder and prepare again."
+            )
+        return tokens
+
+
+def _separate_documents(targets_L: Tokens, positions_L: Tokens, starts: Tokens) -> None:
+    """Count positions from each document's start, from which transformers derives the mask, and
+    predict no first token of a document; ``starts`` is counted from the sample's first token."""
+    targets_L[starts[starts > 0] - 1] = IGNORED
+    for start in starts[starts < len(positions_L)].tolist():
+        positions_L[start:] = np.arange(len(positions_L) - start)
+
+
+class TrainSource(_Source):
+    """The training split as an endless stream; every epoch has its own order."""
+
+    def __init__(
+        self,
+        shards: TokenShards,
+        *,
+        seq_len: int,
+        vocab_size: int,
+        attend_across_documents: bool,
+        seed: int,
+    ) -> None:
+        super().__init__(
+            shards,
+            seq_len=seq_len,
+            vocab_size=vocab_size,
+            attend_across_documents=attend_across_documents,
+        )
+        self._seed = seed
+
+    def sample_indices(self, positions: Positions) -> Positions:
+        return sample_indices(positions, self.num_samples, seed=self._seed)
+
+
+class EvalSource(_Source):
+    """A split in its own order: position p is sample p, each once."""
+
+    def sample_indices(self, positions: Positions) -> Positions:
+        return positions
+
+
+def step_batches(
+    source: TrainSource | EvalSource,
+    *,
+    positions: range,
+    micro_batch: int,
+    rank: int,
+    world_size: int,
+) -> list[MicroBatch]:
+    """The micro-batches of one rank for one step (or one part of an evaluation).
+
+    Micro-batch m holds samples [m * micro_batch, (m + 1) * micro_batch) of the step; rank r gets
+    micro-batches r, r + world_size, ... Every rank gets equally many, so that collectives match:
+    those that do not exist are wholly padding.
+    """
+    num_micro_batches = -(-len(positions) // micro_batch)
+    per_rank = -(-num_micro_batches // world_size)
+    return [
+        source.micro_batch(positions[m * micro_batch : (m + 1) * micro_batch], micro_batch)
+        for m in range(rank, per_rank * world_size, world_size)
+    ]
+
+
+class Loader:
+    """Yields the micro-batches of this rank step by step and reads the next steps meanwhile.
+
+    It reads ahead in a thread: the work is copying from mapped files, during which numpy and the
+    kernel let other threads run, and a thread shares memory, costs no start-up and cannot be left
+    behind when this process is killed.
+    """
+
+    def __init__(
+        self,
+        source: TrainSource,
+        *,
+        global_batch: int,
+        micro_batch: int,
+        rank: int,
+        world_size: int,
+        start_step: int,
+        end_step: int,
+        prefetch_steps: int,
+    ) -> None:
+        """Args:
+        global_batch: Samples in a step; step s, counted from 0, reads positions
+            [s * global_batch, (s + 1) * global_batch) of the stream.
+        start_step: First step to yield.
+        end_step: The step after the last one.
+        """
+        self.wait_s = 0.0
+        """Seconds that the last ``next`` waited for data."""
+        self._source = source
+        self._global_batch = global_batch
+        self._micro_batch = micro_batch
+        self._rank = rank
+        self._world_size = world_size
+        self._waiting_steps = iter(range(start_step, end_step))
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="loader")
+        self._ahead: deque[Future[list[MicroBatch]]] = deque()
+        for _ in range(prefetch_steps):
+            self._request_next()
+
+    def __iter__(self) -> Iterator[list[MicroBatch]]:
+        return self
+
+    def __next__(self) -> list[MicroBatch]:
+        """The micro-batches of the next step.
+
+        Raises:
+            DataError: A shard is damaged, or a token id is outside the vocabulary.
+        """
+        if not self._ahead:
+            raise StopIteration
+        began_s = time.perf_counter()
+        batches = self._ahead.popleft().result()
+        self.wait_s = time.perf_counter() - began_s
+        self._request_next()
+        return batches
+
+    def close(self) -> None:
+        """Stop reading ahead and wait until the thread has ended."""
+        self._ahead.clear()
+        self._waiting_steps = iter(range(0))
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def __enter__(self) -> "Loader":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _request_next(self) -> None:
+        step = next(self._waiting_steps, None)
+        if step is not None:
+            self._ahead.append(self._thread.submit(self._read_step, step))
+
+    def _read_step(self, step: int) -> list[MicroBatch]:
+        return step_batches(
+            self._source,
+            positions=range(step * self._global_batch, (step + 1) * self._global_batch),
+            micro_batch=self._micro_batch,
+            rank=self._rank,
+            world_size=self._world_size,
+        )

@@ -1,0 +1,220 @@
+"""One piece of a corpus becomes token shards: the unit of parallel and resumable work.
+
+A piece's shards depend on nothing but its text, the tokenizer and the rule of the held-out split:
+not on other pieces, nor on who works on them. A piece is finished when its record exists, which is
+written last.
+"""
+
+import hashlib
+import io
+import json
+import os
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardyard.data.shards import bin_name, idx_name, token_dtype
+from shardyard.data.sources import Piece, Section, piece_size_bytes, read_sections
+from shardyard.data.tokenizer import TextEncoder
+from shardyard.errors import StorageError
+from shardyard.rundir.layout import flush_folder
+
+SPLITS = ("train", "eval")
+SCRATCH = "pieces"
+"""Folder for records of finished pieces and files not yet whole; removed at the end."""
+
+
+@dataclass(frozen=True)
+class HoldOut:
+    """Which sections are held out: by a hash of their text, so that neither order nor workers
+    matter and equal texts fall on the same side."""
+
+    fraction: float
+    forced_eval: int | None = None
+    """Hash that is held out whatever the fraction says."""
+    forced_train: int | None = None
+    """Hash that is never held out."""
+
+    def split_of(self, text_hash: int) -> str:
+        if text_hash == self.forced_eval:
+            return "eval"
+        if text_hash == self.forced_train:
+            return "train"
+        return "eval" if text_hash < self.fraction * 2**64 else "train"
+
+
+def hash_of(text: str) -> int:
+    """64 bits that depend on the content of a section alone."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+class _SplitBuilder:
+    """Tokens of one split of one piece."""
+
+    def __init__(self, encoder: TextEncoder) -> None:
+        self._dtype = token_dtype(encoder.vocab_size)
+        self._end_of_text_id = encoder.end_of_text_id
+        self._parts: list[npt.NDArray[Any]] = []
+        self._is_open = False  # whether the last document still lacks its end-of-text token
+        self.starts: list[int] = []
+        self.num_tokens = 0
+
+    def add(self, ids: list[int], *, continues: bool) -> None:
+        """Append a section; it starts a document unless it goes on from the one just appended."""
+        if not continues:
+            self.close()
+        if not self._is_open:
+            self.starts.append(self.num_tokens)
+        self._append(ids)
+        self._is_open = True
+
+    def close(self) -> None:
+        """End the last document, if it has not ended."""
+        if self._is_open:
+            self._append([self._end_of_text_id])
+        self._is_open = False
+
+    def tokens(self) -> npt.NDArray[Any]:
+        return np.concatenate([np.empty(0, dtype=self._dtype), *self._parts])
+
+    def _append(self, ids: list[int]) -> None:
+        self._parts.append(np.array(ids, dtype=self._dtype))
+        self.num_tokens += len(ids)
+
+
+@dataclass(frozen=True)
+class TokenizePiece:
+    """The task of turning one piece into shards."""
+
+    folder: Path
+    number: int
+    piece: Piece
+    text_key: str
+    hold_out: HoldOut
+
+    @property
+    def record_path(self) -> Path:
+        return self.folder / SCRATCH / f"{self.number:05d}.json"
+
+    @property
+    def counts_path(self) -> Path:
+        """Times each token occurs in the piece's training split."""
+        return self.folder / SCRATCH / f"{self.number:05d}.counts.npy"
+
+    @property
+    def size_bytes(self) -> int:
+        return piece_size_bytes(self.piece)
+
+    def finished(self) -> dict[str, Any] | None:
+        """The record of this very piece if it is finished."""
+        try:
+            record: dict[str, Any] = json.loads(self.record_path.read_bytes())
+        except (FileNotFoundError, ValueError):
+            return None
+        return record if record["hold_out"] == asdict(self.hold_out) else None
+
+    def __call__(self) -> None:
+        """Write shards, counts and, last, the record.
+
+        Raises:
+            DataError: Text cannot be read.
+            StorageError: The file system refused a write.
+        """
+        encoder = _encoder_in(self.folder)
+        builders = {split: _SplitBuilder(encoder) for split in SPLITS}
+        hashes: list[int] = []
+        for section in read_sections(self.piece, self.text_key):
+            hashes.append(hash_of(section.text))
+            split = self.hold_out.split_of(hashes[-1])
+            _add_section(section, encoder.encode(section.text), builders, split)
+        for builder in builders.values():
+            builder.close()
+        # A record of an earlier rule must not stand next to the shards of this one.
+        self.record_path.unlink(missing_ok=True)
+        record = {
+            "hold_out": asdict(self.hold_out),
+            "hashes": [min(hashes), max(hashes)] if hashes else [],
+            "shards": {
+                split: self._write_shard(split, builder)
+                for split, builder in builders.items()
+                if builder.num_tokens
+            },
+        }
+        counts = np.bincount(builders["train"].tokens(), minlength=encoder.vocab_size)
+        write_file(self.counts_path, _npy_bytes(counts), folder=self.folder)
+        flush_folder(self.folder)
+        write_file(self.record_path, json.dumps(record).encode(), folder=self.folder)
+
+    def _write_shard(self, split: str, builder: _SplitBuilder) -> dict[str, Any]:
+        name = f"{split}-{self.number:05d}"
+        contents = {
+            bin_name(name): builder.tokens().tobytes(),
+            idx_name(name): _npy_bytes(np.array(builder.starts, dtype="<i8")),
+        }
+        for file_name, content in contents.items():
+            write_file(self.folder / file_name, content, folder=self.folder)
+        return {
+            "name": name,
+            "tokens": builder.num_tokens,
+            "documents": len(builder.starts),
+            "files": {file_name: file_entry(content) for file_name, content in contents.items()},
+        }
+
+
+def _add_section(
+    section: Section, ids: list[int], builders: dict[str, _SplitBuilder], split: str
+) -> None:
+    for other, builder in builders.items():
+        if other != split:
+            builder.close()  # a document that goes on in the other split ends here
+    builders[split].add(ids, continues=not section.begins)
+    if section.ends:
+        builders[split].close()
+
+
+def _npy_bytes(numbers: npt.NDArray[Any]) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, numbers, allow_pickle=False)
+    return buffer.getvalue()
+
+
+@lru_cache(maxsize=1)
+def _encoder_in(folder: Path) -> TextEncoder:
+    """One tokenizer a process: a worker does many pieces."""
+    files = {path.name: path.read_bytes() for path in folder.glob("*.json")}
+    return TextEncoder(files, name=str(folder))
+
+
+def file_entry(content: bytes) -> dict[str, Any]:
+    """What the manifest says of a file."""
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def write_file(path: Path, content: bytes, *, folder: Path) -> None:
+    """Write a file of the data set in ``folder``; under its name it is whole and durable.
+
+    Raises:
+        StorageError: The file system refused.
+    """
+    scratch = folder / SCRATCH / f"{path.name}.{os.getpid()}"
+    try:
+        with scratch.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise cannot_write(path, error) from error
+
+
+def cannot_write(path: Path, error: OSError) -> StorageError:
+    """The error for a prepared data set that cannot be written."""
+    return StorageError(
+        f"{path} cannot be written: {error.strerror}. Check that the folder is yours and has room "
+        "(`df -h`), or choose another with data.dir; finished pieces are kept."
+    )

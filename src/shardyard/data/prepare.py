@@ -1,0 +1,315 @@
+"""Prepares a data set: text becomes token shards, once, whatever happens on the way.
+
+The folder is named by a fingerprint of the request, so the same request finds what is there. Work
+is cut into pieces that depend on nothing but the request; finished pieces stay when the process is
+killed. The manifest, written last, is the commit. The result is the same bytes for any number of
+workers and interruptions. docs/design/data.md has the reasons.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardyard.config.schema import Data, Recipe
+from shardyard.data.pieces import (
+    SCRATCH,
+    SPLITS,
+    HoldOut,
+    TokenizePiece,
+    cannot_write,
+    file_entry,
+    write_file,
+)
+from shardyard.data.shards import FORMAT_VERSION, MANIFEST, read_facts, token_dtype
+from shardyard.data.sources import (
+    SECTION_BYTES,
+    Piece,
+    SourceFile,
+    list_files,
+    read_sections,
+    split_into_pieces,
+)
+from shardyard.data.tokenizer import TextEncoder, TokenizerFiles, find_tokenizer, train_tokenizer
+from shardyard.data.workers import Task, run_tasks
+from shardyard.errors import DataError, RequestError
+from shardyard.rundir.layout import flush_folder
+from shardyard.rundir.resolved import DataFacts, digest
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, and how many bytes of text of how many are done."""
+
+_LOCK = ".lock"
+_TOKENIZER_SAMPLE_BYTES = 32 * 2**20
+"""Text a tokenizer is trained on, taken evenly from the whole corpus: some 10 s of one core."""
+
+
+def prepare(recipe: Recipe, *, model_dir: Path | None, progress: Progress) -> DataFacts:
+    """Prepare the data set a recipe asks for; returns at once if it is there already.
+
+    Args:
+        model_dir: Folder of the model's own files, where ``data.tokenizer=auto`` looks first.
+
+    Raises:
+        RequestError: The source or the tokenizer does not exist, or nothing can be held out.
+        DataError: Text cannot be read, changes meanwhile, or what is there already is damaged.
+        StorageError: The file system refused a write.
+    """
+    data = recipe.data
+    files = list_files(data.source)
+    tokenizer = find_tokenizer(data.tokenizer, model_dir)
+    request = _request(data, files, tokenizer)
+    folder = Path(data.dir).expanduser().resolve() / f"{_name(data.source)}-{digest(request)}"
+    if not _is_finished(folder):
+        with _sole_writer(folder, progress):
+            if not (folder / MANIFEST).exists():  # another process may just have written it
+                _write_tokenizer(folder, data, files, tokenizer, progress)
+                _build(folder, data, files, request, progress)
+            # What a dying worker adds meanwhile is removed by the next call.
+            shutil.rmtree(folder / SCRATCH, ignore_errors=True)
+    return read_facts(folder)
+
+
+def _request(
+    data: Data, files: Sequence[SourceFile], tokenizer: TokenizerFiles | None
+) -> dict[str, Any]:
+    """All that the tokens depend on.
+
+    Files by name, size and time of change, not by content: reading a large corpus takes hours, and
+    the second call has to return at once.
+    """
+    listing = [[file.path, file.size_bytes, file.mtime_ns] for file in files]
+    return {
+        "format": FORMAT_VERSION,
+        "files": digest(listing),
+        "text_key": data.text_key if any(file.is_jsonl for file in files) else None,
+        "tokenizer": {"trained_vocab_size": data.vocab_size}
+        if tokenizer is None
+        else {name: hashlib.sha256(content).hexdigest() for name, content in tokenizer.items()},
+        "eval_fraction": data.eval_fraction,
+    }
+
+
+def _name(source: str | Sequence[str]) -> str:
+    """A word for the folder's name, so that people can tell data sets apart."""
+    first = source if isinstance(source, str) else source[0]
+    words = re.sub(r"[^a-z0-9]+", "-", Path(first).stem.lower()).strip("-")
+    return words[:40] or "data"
+
+
+def _is_finished(folder: Path) -> bool:
+    return (folder / MANIFEST).exists() and not (folder / SCRATCH).exists()
+
+
+@contextmanager
+def _sole_writer(folder: Path, progress: Progress) -> Iterator[None]:
+    """Wait until no other process writes this data set; the lock ends with its holder."""
+    try:
+        (folder / SCRATCH).mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress("waiting for another process that prepares the same data", 0, 1)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            (folder / SCRATCH).mkdir(exist_ok=True)  # the former holder may have removed it
+        except OSError as error:
+            raise cannot_write(folder, error) from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _write_tokenizer(
+    folder: Path,
+    data: Data,
+    files: Sequence[SourceFile],
+    tokenizer: TokenizerFiles | None,
+    progress: Progress,
+) -> None:
+    """Put the tokenizer's files into the data set, unless an earlier attempt has done so.
+
+    tokenizer.json goes last: where it is, the others are.
+    """
+    if (folder / "tokenizer.json").exists():
+        return
+    if tokenizer is None:
+        pieces = split_into_pieces(files, _piece_bytes(files))
+        texts = _training_texts(pieces, data.text_key, progress)
+        tokenizer = train_tokenizer(texts, vocab_size=data.vocab_size)
+    else:
+        TextEncoder(tokenizer, name=f"data.tokenizer={data.tokenizer}")  # refuse it before work
+    for name in sorted(tokenizer, key=lambda name: name == "tokenizer.json"):
+        write_file(folder / name, tokenizer[name], folder=folder)
+
+
+def _training_texts(pieces: Sequence[Piece], text_key: str, progress: Progress) -> Iterator[str]:
+    """Text from the beginning of every piece, ``_TOKENIZER_SAMPLE_BYTES`` or a little more."""
+    quota_bytes = _TOKENIZER_SAMPLE_BYTES // len(pieces)
+    total_bytes = sum(
+        min(quota_bytes, sum(span.stop - span.start for span in piece)) for piece in pieces
+    )
+    done_bytes = 0
+    for piece in pieces:
+        left_bytes = quota_bytes
+        for section in read_sections(piece, text_key):
+            yield section.text
+            section_bytes = len(section.text.encode())
+            left_bytes -= section_bytes
+            done_bytes = min(done_bytes + section_bytes, total_bytes)
+            progress("training the tokenizer", done_bytes, total_bytes)
+            if left_bytes <= 0:
+                break
+
+
+def _piece_bytes(files: Sequence[SourceFile]) -> int:
+    """Bytes of text in one piece: some 500 pieces, of 1 to 128 MiB, in whole sections."""
+    total_bytes = sum(file.size_bytes for file in files)
+    wanted_bytes = min(max(total_bytes // 500, 2**20), 2**27)
+    return wanted_bytes // SECTION_BYTES * SECTION_BYTES
+
+
+def _build(
+    folder: Path,
+    data: Data,
+    files: Sequence[SourceFile],
+    request: dict[str, Any],
+    progress: Progress,
+) -> None:
+    pieces = split_into_pieces(files, _piece_bytes(files))
+    workers = len(os.sched_getaffinity(0)) if data.workers == "auto" else data.workers
+    tasks = [
+        TokenizePiece(folder, number, piece, data.text_key, HoldOut(data.eval_fraction))
+        for number, piece in enumerate(pieces)
+    ]
+    records = _run_pieces(tasks, workers, progress)
+    forced = _forced_hold_out(records, data)
+    if forced != tasks[0].hold_out:
+        _forget(folder, records)
+        tasks = [replace(task, hold_out=forced) for task in tasks]
+        records = _run_pieces(tasks, workers, progress)
+    if list_files(data.source) != files:
+        raise DataError(
+            f"data.source={data.source!r} changed while it was being prepared, so its tokens may "
+            "mix old and new text. Prepare again once nothing writes there."
+        )
+    _commit(folder, records, request, _entropy(tasks))
+
+
+def _run_pieces(
+    tasks: Sequence[TokenizePiece], workers: int, progress: Progress
+) -> list[dict[str, Any]]:
+    """Do the pieces that are not finished; returns the records of all."""
+    total_bytes = sum(task.size_bytes for task in tasks)
+    waiting: list[Task] = [task for task in tasks if task.finished() is None]
+    done_bytes = total_bytes - sum(
+        task.size_bytes for task in waiting if isinstance(task, TokenizePiece)
+    )
+
+    def on_done(task: Task) -> None:
+        nonlocal done_bytes
+        assert isinstance(task, TokenizePiece)
+        done_bytes += task.size_bytes
+        progress("turning text into tokens", done_bytes, total_bytes)
+
+    run_tasks(waiting, workers=workers, on_done=on_done)
+    records = [record for task in tasks if (record := task.finished()) is not None]
+    assert len(records) == len(tasks)
+    return records
+
+
+def _forced_hold_out(records: Sequence[dict[str, Any]], data: Data) -> HoldOut:
+    """The rule of the held-out split, bent for a small corpus whose hashes leave a split empty:
+    then the section with the lowest hash is held out, or the one with the highest is not."""
+    hashes = [text_hash for record in records for text_hash in record["hashes"]]
+    if not hashes:
+        raise DataError(
+            f"data.source={data.source!r} is an empty corpus: its files hold no text. "
+            "Give files with text."
+        )
+    rule = HoldOut(data.eval_fraction)
+    filled = {split for record in records for split in record["shards"]}
+    if data.eval_fraction == 0 or filled == set(SPLITS):
+        return rule
+    if min(hashes) == max(hashes):
+        raise RequestError(
+            f"data.eval_fraction={data.eval_fraction} asks for a held-out split, but "
+            f"data.source={data.source!r} is one document of at most {SECTION_BYTES // 1024} KiB "
+            "(or copies of it). Give more text, or set data.eval_fraction=0."
+        )
+    if "eval" not in filled:
+        return replace(rule, forced_eval=min(hashes))
+    return replace(rule, forced_train=max(hashes))
+
+
+def _forget(folder: Path, records: Sequence[dict[str, Any]]) -> None:
+    """Remove the shards of an earlier rule: a piece may now have none of their names."""
+    for record in records:
+        for shard in record["shards"].values():
+            for name in shard["files"]:
+                (folder / name).unlink(missing_ok=True)
+
+
+def _entropy(tasks: Sequence[TokenizePiece]) -> float:
+    """Entropy of the training split's unigram distribution, in nats per token."""
+    counts: npt.NDArray[np.int64] = sum(np.load(task.counts_path) for task in tasks)
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum())
+
+
+def _commit(
+    folder: Path, records: Sequence[dict[str, Any]], request: dict[str, Any], entropy: float
+) -> None:
+    """Write the manifest. Times and the place are left out: the same text gives the same bytes."""
+    tokenizer: TokenizerFiles = {
+        path.name: path.read_bytes()
+        for path in sorted(folder.iterdir())
+        if path.is_file() and path.suffix in (".json", ".jinja")
+    }
+    encoder = TextEncoder(tokenizer, name=str(folder))
+    shards = {
+        split: [record["shards"][split] for record in records if split in record["shards"]]
+        for split in SPLITS
+    }
+    files = {name: file_entry(content) for name, content in tokenizer.items()}
+    for shard in (*shards["train"], *shards["eval"]):
+        files |= shard["files"]
+    manifest = {
+        "format": FORMAT_VERSION,
+        "request": request,
+        "fingerprint": digest({name: entry["sha256"] for name, entry in files.items()}),
+        "vocab_size": encoder.vocab_size,
+        "end_of_text_id": encoder.end_of_text_id,
+        "dtype": token_dtype(encoder.vocab_size).str,
+        "unigram_entropy": entropy,
+        "splits": {
+            split: {
+                "tokens": sum(shard["tokens"] for shard in of_split),
+                "documents": sum(shard["documents"] for shard in of_split),
+                "shards": [
+                    {key: shard[key] for key in ("name", "tokens", "documents")}
+                    for shard in of_split
+                ],
+            }
+            for split, of_split in shards.items()
+        },
+        "files": files,
+    }
+    flush_folder(folder)
+    content = json.dumps(manifest, indent=1).encode() + b"\n"
+    write_file(folder / MANIFEST, content, folder=folder)
+    flush_folder(folder)

@@ -1,0 +1,199 @@
+"""The files of a prepared data set, and reading tokens from them.
+
+manifest.json          written last: without it there is no data set
+train-00000.bin        tokens of one piece of the corpus, uint16 or uint32, little-endian
+train-00000.idx.npy    where its documents start, int64, counted from the shard's first token
+eval-00000.bin ...     the held-out split, likewise; a piece without such tokens has no files
+tokenizer.json ...     the tokenizer, as transformers reads it
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardyard.errors import DataError
+from shardyard.rundir.resolved import DataFacts
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+
+Tokens = npt.NDArray[np.int64]
+
+
+def token_dtype(vocab_size: int) -> np.dtype[Any]:
+    """Smallest integer type that holds every token id."""
+    return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
+
+
+def bin_name(shard: str) -> str:
+    return f"{shard}.bin"
+
+
+def idx_name(shard: str) -> str:
+    return f"{shard}.idx.npy"
+
+
+class TokenShards:
+    """One split of a prepared data set, mapped into memory: nothing is read before it is asked for.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(self, folder: Path, split: str) -> None:
+        """Open ``train`` or ``eval`` after comparing the sizes of its files with the manifest.
+
+        Raises:
+            DataError: The data set is missing, incomplete, or a file has another size.
+        """
+        manifest = read_manifest(folder)
+        shards = manifest["splits"][split]["shards"]
+        self.folder = folder
+        self.split = split
+        self.num_tokens: int = manifest["splits"][split]["tokens"]
+        self._names: list[str] = [shard["name"] for shard in shards]
+        self._starts = np.cumsum([0, *(shard["tokens"] for shard in shards)], dtype=np.int64)
+        self._dtype = np.dtype(manifest["dtype"])
+        self._tokens: dict[int, npt.NDArray[Any]] = {}
+        self._documents: dict[int, Tokens] = {}
+        names = [name for shard in self._names for name in (bin_name(shard), idx_name(shard))]
+        _check_sizes(folder, manifest, names)
+
+    def read(self, start: int, stop: int) -> Tokens:
+        """Copy of tokens [start, stop) of the split, across the borders of shards."""
+        assert 0 <= start <= stop <= self.num_tokens, (start, stop, self.num_tokens)
+        tokens = np.empty(stop - start, dtype=np.int64)
+        for shard, first, last in self._overlaps(start, stop):
+            offset = int(self._starts[shard])
+            tokens[first - start : last - start] = self._map(shard)[first - offset : last - offset]
+        return tokens
+
+    def document_starts_in(self, start: int, stop: int) -> Tokens:
+        """Where in tokens [start, stop) a document starts, ascending, counted from ``start``."""
+        parts = []
+        for shard, first, last in self._overlaps(start, stop):
+            starts, offset = self._starts_of(shard), int(self._starts[shard])
+            low, high = np.searchsorted(starts, (first - offset, last - offset))
+            parts.append(starts[low:high] + (offset - start))
+        return np.concatenate([np.empty(0, dtype=np.int64), *parts])
+
+    @property
+    def document_starts(self) -> Tokens:
+        """Where in the split its documents start, ascending; 8 bytes of memory a document."""
+        return self.document_starts_in(0, self.num_tokens)
+
+    def _overlaps(self, start: int, stop: int) -> list[tuple[int, int, int]]:
+        """(shard, first token, last token + 1) of each shard that holds tokens of [start, stop)."""
+        if start == stop:
+            return []
+        first_shard = int(np.searchsorted(self._starts, start, side="right")) - 1
+        last_shard = int(np.searchsorted(self._starts, stop, side="left"))
+        return [
+            (shard, max(start, int(self._starts[shard])), min(stop, int(self._starts[shard + 1])))
+            for shard in range(first_shard, last_shard)
+        ]
+
+    def _map(self, shard: int) -> npt.NDArray[Any]:
+        if shard not in self._tokens:
+            path = self.folder / bin_name(self._names[shard])
+            try:
+                self._tokens[shard] = np.memmap(path, dtype=self._dtype, mode="r")
+            except (OSError, ValueError) as error:
+                raise damaged(path, f"it cannot be mapped into memory ({error})") from error
+        return self._tokens[shard]
+
+    def _starts_of(self, shard: int) -> Tokens:
+        if shard not in self._documents:
+            path = self.folder / idx_name(self._names[shard])
+            try:
+                self._documents[shard] = np.load(path, mmap_mode="r", allow_pickle=False)
+            except (OSError, ValueError) as error:
+                raise damaged(path, f"it is no array of numbers ({error})") from error
+        return self._documents[shard]
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a prepared data set.
+
+    Raises:
+        DataError: There is none, or it is damaged or of another format version.
+    """
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{folder} holds no prepared data set: {MANIFEST}, which is written last, is missing. "
+            "Run `shardyard prepare` with the same recipe; it goes on where it was stopped."
+        ) from error
+    except (OSError, ValueError) as error:
+        raise damaged(path, f"it cannot be read ({error})") from error
+    found = manifest.get("format") if isinstance(manifest, dict) else None
+    if found != FORMAT_VERSION:
+        raise damaged(path, f"its format is {found!r}, this version reads {FORMAT_VERSION}")
+    content: dict[str, Any] = manifest
+    return content
+
+
+def read_facts(folder: Path) -> DataFacts:
+    """What a prepared data set holds; compares the sizes of all files with the manifest.
+
+    Raises:
+        DataError: The data set is missing or incomplete, or a file has another size.
+    """
+    manifest = read_manifest(folder)
+    _check_sizes(folder, manifest, manifest["files"])
+    train, held_out = manifest["splits"]["train"], manifest["splits"]["eval"]
+    return DataFacts(
+        dir=str(folder),
+        fingerprint=manifest["fingerprint"],
+        vocab_size=manifest["vocab_size"],
+        train_tokens=train["tokens"],
+        eval_tokens=held_out["tokens"],
+        train_documents=train["documents"],
+        eval_documents=held_out["documents"],
+        unigram_entropy=manifest["unigram_entropy"],
+    )
+
+
+def verify(folder: Path) -> None:
+    """Read every file of a prepared data set and compare its SHA-256 with the manifest.
+
+    Raises:
+        DataError: A file is missing, or its size or content is not as it was written.
+    """
+    manifest = read_manifest(folder)
+    _check_sizes(folder, manifest, manifest["files"])
+    for name, entry in manifest["files"].items():
+        with (folder / name).open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != entry["sha256"]:
+            raise damaged(
+                folder / name,
+                f"its SHA-256 is {found[:12]}..., the manifest says {entry['sha256'][:12]}...",
+            )
+
+
+def damaged(path: Path, why: str) -> DataError:
+    """The error for a file that is not as it was written."""
+    return DataError(
+        f"{path} is damaged: {why}. Delete the folder {path.parent} and prepare again; the same "
+        "text gives the same tokens."
+    )
+
+
+def _check_sizes(folder: Path, manifest: dict[str, Any], names: Iterable[str]) -> None:
+    for name in names:
+        wanted_bytes = manifest["files"][name]["bytes"]
+        try:
+            found_bytes = (folder / name).stat().st_size
+        except OSError as error:
+            raise damaged(folder / name, f"it cannot be found ({error.strerror})") from error
+        if found_bytes != wanted_bytes:
+            raise damaged(
+                folder / name, f"it has {found_bytes:,} bytes, the manifest says {wanted_bytes:,}"
+            )

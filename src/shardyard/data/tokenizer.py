@@ -1,0 +1,206 @@
+"""The tokenizer of a data set: found in a folder or on the hub, or trained on the corpus.
+
+A tokenizer is handled as the bytes of its files, named as transformers names them; the prepared
+data set keeps a copy, from which an export takes them. Only tokenizer.json is ever interpreted: no
+pickle, no code from a hub.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from shardyard.errors import AccessError, DataError, RequestError
+
+TokenizerFiles = dict[str, bytes]
+"""File name -> content; holds at least tokenizer.json and tokenizer_config.json."""
+
+END_OF_TEXT = "<|endoftext|>"
+_MAIN_FILE = "tokenizer.json"
+_CONFIG_FILE = "tokenizer_config.json"
+_SIDE_FILES = (_CONFIG_FILE, "special_tokens_map.json", "chat_template.jinja")
+_SLOW_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+_USUAL_END_TOKENS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
+_HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
+
+
+class TextEncoder:
+    """Turns text into token ids."""
+
+    def __init__(self, files: TokenizerFiles, *, name: str) -> None:
+        """Open a tokenizer.
+
+        Args:
+            name: What messages call it.
+
+        Raises:
+            DataError: tokenizer.json cannot be read.
+            RequestError: The tokenizer has no end-of-text token.
+        """
+        try:
+            self._tokenizer = Tokenizer.from_str(files[_MAIN_FILE].decode())
+        except Exception as error:  # the Rust library raises plain Exception
+            raise DataError(
+                f"{name}: {_MAIN_FILE} is no tokenizer that the tokenizers library can read "
+                f"({error}). Fetch or save it again."
+            ) from error
+        # Text that spells a special token must not become one and forge the end of a document.
+        self._tokenizer.encode_special_tokens = True
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values()) + 1
+        self.end_of_text_id = vocabulary[_end_token(files, vocabulary, name)]
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, without any special token."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+
+def _end_token(files: TokenizerFiles, vocabulary: dict[str, int], name: str) -> str:
+    """The end token that the tokenizer's own files declare, else one of the usual names."""
+    for side_file in ("special_tokens_map.json", _CONFIG_FILE):
+        if side_file in files:
+            declared = _json_object(files[side_file], f"{name}/{side_file}").get("eos_token")
+            token = declared.get("content") if isinstance(declared, dict) else declared
+            if isinstance(token, str) and token in vocabulary:
+                return token
+    for token in _USUAL_END_TOKENS:
+        if token in vocabulary:
+            return token
+    raise RequestError(
+        f"data.tokenizer: {name} has no end-of-text token: {_CONFIG_FILE} names no eos_token and "
+        f"its vocabulary has none of {', '.join(_USUAL_END_TOKENS)}. Documents could not be told "
+        "apart. Add eos_token to its tokenizer_config.json, or set data.tokenizer=train."
+    )
+
+
+def _json_object(content: bytes, place: str) -> dict[str, Any]:
+    try:
+        parsed = json.loads(content)
+    except ValueError as error:
+        raise DataError(f"{place} is not JSON ({error}). Fetch or save it again.") from error
+    return parsed if isinstance(parsed, dict) else {}
+
+
+def find_tokenizer(setting: str, model_dir: Path | None) -> TokenizerFiles | None:
+    """Files of the tokenizer that ``data.tokenizer`` asks for; None: one is to be trained.
+
+    Args:
+        model_dir: Folder of the model's own files, if it has any; only ``auto`` looks there.
+
+    Raises:
+        RequestError: There is no such tokenizer, or none in a form that can be read.
+        AccessError: The hub refuses access.
+    """
+    if setting == "train":
+        return None
+    if setting == "auto":
+        return None if model_dir is None else _read_folder(model_dir, is_required=False)
+    path = Path(setting).expanduser()
+    if path.is_dir():
+        return _read_folder(path, is_required=True)
+    if path.is_file() and path.name == _MAIN_FILE:
+        return _read_folder(path.parent, is_required=True)
+    if path.exists() or not _HUB_NAME.match(setting):
+        raise RequestError(
+            f"data.tokenizer={setting!r} is neither a tokenizer folder nor a hub name. Give a "
+            f"folder that holds {_MAIN_FILE}, a hub name such as owner/name, or train."
+        )
+    return _fetch_from_hub(setting)
+
+
+def _read_folder(folder: Path, *, is_required: bool) -> TokenizerFiles | None:
+    main = folder / _MAIN_FILE
+    if not main.is_file():
+        slow = [name for name in _SLOW_FILES if (folder / name).is_file()]
+        if not slow and not is_required:
+            return None
+        why = f"only {', '.join(slow)}, the older form" if slow else f"no {_MAIN_FILE}"
+        raise RequestError(
+            f"data.tokenizer: {folder} holds {why}. Save it once with transformers "
+            f"(AutoTokenizer.from_pretrained(...).save_pretrained(...)) to get {_MAIN_FILE}, "
+            "or set data.tokenizer=train."
+        )
+    paths = [main, *(folder / name for name in _SIDE_FILES)]
+    return _with_config({path.name: path.read_bytes() for path in paths if path.is_file()})
+
+
+def _fetch_from_hub(name: str) -> TokenizerFiles:
+    from huggingface_hub import errors, hf_hub_download  # takes 0.2 s, rarely needed
+
+    files: TokenizerFiles = {}
+    for file_name in (_MAIN_FILE, *_SIDE_FILES):
+        try:
+            files[file_name] = Path(hf_hub_download(name, file_name)).read_bytes()
+        except (errors.EntryNotFoundError, errors.LocalEntryNotFoundError) as error:
+            if files:  # the other files are optional
+                continue
+            raise RequestError(
+                f"data.tokenizer={name!r} is no folder here, and {_MAIN_FILE} could not be had "
+                f"from the Hugging Face hub: {_first_line(error)} Check the name and the network, "
+                "or give a folder, or train."
+            ) from error
+        except errors.GatedRepoError as error:
+            raise AccessError(
+                f"data.tokenizer={name!r}: the hub asks for permission. Accept the terms on the "
+                "model's page, then log in with `hf auth login`."
+            ) from error
+        except (errors.HfHubHTTPError, errors.HFValidationError) as error:
+            raise RequestError(
+                f"data.tokenizer={name!r} is no folder here, and the Hugging Face hub does not "
+                f"have it: {_first_line(error)} Check the name; private ones need `hf auth login`."
+            ) from error
+    return _with_config(files)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def train_tokenizer(texts: Iterator[str], *, vocab_size: int) -> TokenizerFiles:
+    """Train a byte-level BPE: any text has an encoding, and decoding gives it back exactly.
+
+    The same texts give the same bytes, whatever the number of threads. A small corpus may give
+    fewer entries than ``vocab_size``.
+
+    Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.2.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    special_tokens = _json_bytes({"eos_token": END_OF_TEXT})
+    return _with_config(
+        {
+            _MAIN_FILE: tokenizer.to_str(pretty=True).encode(),
+            "special_tokens_map.json": special_tokens,
+        }
+    )
+
+
+def _with_config(files: TokenizerFiles) -> TokenizerFiles:
+    """Add the file from which transformers learns the class, where it is missing."""
+    if _CONFIG_FILE in files:
+        return files
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+    }
+    if "special_tokens_map.json" in files:
+        config.update(json.loads(files["special_tokens_map.json"]))
+    return {**files, _CONFIG_FILE: _json_bytes(config)}
+
+
+def _json_bytes(content: dict[str, Any]) -> bytes:
+    return (json.dumps(content, indent=2) + "\n").encode()

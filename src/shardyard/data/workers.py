@@ -1,0 +1,132 @@
+"""Runs independent tasks in processes that end when this one does, however it ends.
+
+concurrent.futures leaves its processes waiting for ever when the parent is killed, and
+multiprocessing.Pool waits for ever when a worker is. Here each worker has one pipe of its own: both
+ends notice at once when the other is gone.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import connection, get_context, parent_process
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+
+from shardyard.errors import DataError, ShardyardError
+
+Task = Callable[[], None]
+"""Work without a result; it can be sent to another process."""
+
+
+def run_tasks(tasks: Sequence[Task], *, workers: int, on_done: Callable[[Task], None]) -> None:
+    """Run all tasks, at most ``workers`` at a time; with one worker, in this process.
+
+    Args:
+        on_done: Called here after each task, in the order in which they end.
+
+    Raises:
+        ShardyardError: What a task raised; tasks still running are killed.
+        DataError: A worker was killed.
+    """
+    if workers == 1 or len(tasks) == 1:
+        for task in tasks:
+            task()
+            on_done(task)
+        return
+    with _started(min(workers, len(tasks))) as processes:
+        _hand_out(list(tasks), processes, on_done)
+
+
+Processes = dict[Connection, SpawnProcess]
+"""Our end of each worker's pipe -> the worker."""
+
+
+@contextmanager
+def _started(count: int) -> Iterator[Processes]:
+    """Start workers; kill those that are left at the end."""
+    context = get_context("spawn")  # forking a process that has threads can deadlock
+    processes: Processes = {}
+    # Workers inherit the blocked signal: Ctrl-C reaches this process alone, which then ends them.
+    signals_before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        for number in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_work, args=(theirs,), name=f"prepare-{number}", daemon=True
+            )
+            process.start()
+            theirs.close()
+            processes[ours] = process
+        signal.pthread_sigmask(signal.SIG_SETMASK, signals_before)
+        yield processes
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, signals_before)
+        for ours, process in processes.items():
+            process.kill()
+            process.join()
+            ours.close()
+
+
+def _hand_out(waiting: list[Task], processes: Processes, on_done: Callable[[Task], None]) -> None:
+    waiting.reverse()
+    running: dict[Connection, Task] = {}
+    for pipe in processes:
+        running[pipe] = _send(pipe, waiting.pop(), processes[pipe])
+    while running:
+        for ready in connection.wait(list(running)):
+            assert isinstance(ready, Connection)
+            try:
+                error = ready.recv()
+            except (EOFError, ConnectionError):
+                raise _death(processes[ready]) from None
+            if error is not None:
+                raise error
+            on_done(running.pop(ready))
+            if waiting:
+                running[ready] = _send(ready, waiting.pop(), processes[ready])
+
+
+def _send(pipe: Connection, task: Task, process: SpawnProcess) -> Task:
+    try:
+        pipe.send(task)
+    except ConnectionError:
+        raise _death(process) from None
+    return task
+
+
+def _death(process: SpawnProcess) -> DataError:
+    process.join()
+    code = process.exitcode or 0
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+    return DataError(
+        f"worker {process.name} {how} while preparing data; SIGKILL mostly means that memory ran "
+        "out. Finished pieces are kept. Prepare again, with a smaller data.workers if it recurs."
+    )
+
+
+def _work(pipe: Connection) -> None:
+    """Body of a worker: run one task after another until the pipe closes."""
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers are the parallelism
+    while True:
+        try:
+            task = pipe.recv()
+        except (EOFError, ConnectionError):
+            return
+        try:
+            task()
+            pipe.send(None)
+        except ConnectionError:
+            return  # the parent is gone
+        except ShardyardError as error:
+            pipe.send(error)
+
+
+def _die_with_parent() -> None:
+    """A worker that outlives its parent could write into the folder of the next attempt."""
+    parent = parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
+    os._exit(1)
