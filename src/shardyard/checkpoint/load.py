@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -43,9 +43,8 @@ UPGRADES: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 """Format version -> rule that turns its values into those of the next version."""
 
 
-@dataclass(frozen=True)
-class Damaged:
-    """A checkpoint that cannot be trusted."""
+class Damaged(NamedTuple):
+    """A checkpoint that cannot be trusted; in JSON ``[step, [reason, ...]]``."""
 
     step: int
     reasons: tuple[str, ...]
@@ -64,7 +63,14 @@ class Chosen:
     """Newer ones that were passed over, newest first; to be told loudly."""
 
 
-def choose(checkpoints_dir: Path, *, group: dist.ProcessGroup, timeout_s: float) -> Chosen | None:
+def choose(
+    checkpoints_dir: Path,
+    *,
+    group: dist.ProcessGroup,
+    rank: int,
+    world_size: int,
+    timeout_s: float,
+) -> Chosen | None:
     """Find the newest sound checkpoint, every rank reading its share of the files.
 
     Every folder with its final name counts, newer than ``latest`` too: a folder gets that name
@@ -84,7 +90,6 @@ def choose(checkpoints_dir: Path, *, group: dist.ProcessGroup, timeout_s: float)
         CheckpointError: A rank did not arrive, or there are checkpoints but none is sound.
     """
     _meet(group, timeout_s)
-    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
 
     def verify_together(folder: Path) -> list[Damage]:
         return _verify_share(folder, group, rank=rank, world_size=world_size)

@@ -47,9 +47,19 @@ class Saver:
         keep_last: Newest checkpoints kept; the one that ``best`` names stays too.
     """
 
-    def __init__(self, checkpoints_dir: Path, *, group: dist.ProcessGroup, keep_last: int) -> None:
+    def __init__(
+        self,
+        checkpoints_dir: Path,
+        *,
+        group: dist.ProcessGroup,
+        rank: int,
+        world_size: int,
+        keep_last: int,
+    ) -> None:
         self._dir = checkpoints_dir
         self._group = group
+        self._rank = rank
+        self._world_size = world_size
         self._keep_last = keep_last
         self._host = HostCopy()
         self._planner = ShardPlanner()
@@ -89,7 +99,7 @@ class Saver:
         if any(tensor.device.type != "cpu" for tensor in tensors.values()):
             torch.accelerator.current_stream().synchronize()
         started = time.monotonic()
-        self._unreported = self.wait()
+        self.wait()
         shards = self._host.take(tensors)
         self._planner.describe(tensors, shards)
         order = Order(
@@ -98,14 +108,14 @@ class Saver:
             values_json=values_json,
             keep_last=self._keep_last,
             is_best=is_best,
-            world_size=dist.get_world_size(self._group),
+            world_size=self._world_size,
             started=started,
         )
         self._running = self._thread.submit(self._write_and_agree, order, shards)
         return time.monotonic() - started
 
     def poll(self) -> list[Durable]:
-        """What became durable since the last report. Call it once a step, on every rank.
+        """What became durable since the last call. Call it once a step, on every rank.
 
         Raises:
             CheckpointError: A save failed; raised at the same call on every rank.
@@ -113,23 +123,22 @@ class Saver:
         with self._lock:
             self._polls += 1
             polls, report_at = self._polls, self._report_at
-        if report_at is None or polls < report_at.result():
-            reports, self._unreported = self._unreported, []
-            return reports
-        return self.wait()
+        if report_at is not None and polls >= report_at.result():
+            self.wait()
+        reports, self._unreported = self._unreported, []
+        return reports
 
-    def wait(self) -> list[Durable]:
-        """Wait for a running save; return what became durable since the last report.
+    def wait(self) -> None:
+        """Wait for a running save; the next ``poll`` reports it.
 
         Raises:
             CheckpointError: The save failed.
         """
         running, self._running = self._running, None
-        reports, self._unreported = self._unreported, []
         if running is None:
-            return reports
+            return
         try:
-            return [*reports, running.result()]
+            self._unreported.append(running.result())
         finally:
             with self._lock:
                 self._report_at = None
@@ -167,7 +176,7 @@ class Saver:
                 process_group=self._group,
             )
         except CheckpointException as error:
-            if dist.get_rank(self._group) == 0:
+            if self._rank == 0:
                 shutil.rmtree(order.scratch, ignore_errors=True)  # give the room back
             return _first_failure(error, order.step)
         seconds, size = metadata.storage_data

@@ -1,0 +1,312 @@
+"""Export a checkpoint as a Hugging Face folder: safetensors, config.json, tokenizer.
+
+Run as a program: ``python -m shardyard.checkpoint.export RUN_DIR --to DIR [--step latest]``. Only
+the model's tensors are read, the ones of one output file at a time, so a model of any size passes
+through a few gigabytes of memory.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoTokenizer
+
+from shardyard.checkpoint.load import Chosen, find_sound, load_tensors, read_shapes
+from shardyard.checkpoint.retention import complete_steps, read_pointer, step_name
+from shardyard.checkpoint.verify import verify_manifest
+from shardyard.errors import CheckpointError, RequestError, ShardyardError, StorageError
+from shardyard.models.build import build_on_meta, hf_config
+from shardyard.rundir.layout import RunDir, flush_folder
+from shardyard.rundir.resolved import Resolved, read_resolved
+from shardyard.units import format_bytes
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+
+MAX_SHARD_BYTES = 5 * 10**9
+"""Size of one weights file, unless a single tensor is larger. Source: the default of
+transformers' ``save_pretrained`` up to version 4; a file is also held in memory once."""
+
+_PREFIX = "model."
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportPlan:
+    """What will be written; building it writes nothing."""
+
+    checkpoint: Path
+    to: Path
+    dtype: torch.dtype
+    files: dict[str, dict[str, torch.Size]]
+    """Name of each weights file -> its tensors and their shapes."""
+    tokenizer_dir: Path | None
+    """Where the tokenizer's files are; None if they are gone."""
+
+    @property
+    def parameters(self) -> int:
+        return sum(shape.numel() for tensors in self.files.values() for shape in tensors.values())
+
+    @property
+    def bytes(self) -> int:
+        """Size of all weights."""
+        return self.parameters * self.dtype.itemsize
+
+
+def plan_export(
+    checkpoint_dir: Path,
+    resolved: Resolved,
+    to: Path,
+    *,
+    dtype: torch.dtype | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> ExportPlan:
+    """Decide which tensors go into which file.
+
+    Args:
+        dtype: Of the weights written; None: as they were saved.
+
+    Raises:
+        RequestError: ``to`` exists and is not empty.
+        CheckpointError: The checkpoint does not hold the tensors of this model.
+    """
+    if to.exists() and not (to.is_dir() and next(to.iterdir(), None) is None):
+        raise RequestError(
+            f"--to {to} exists and is not an empty folder; an export would mix with what is there."
+            " Give another folder, or remove that one."
+        )
+    saved = {
+        name.removeprefix(_PREFIX): (shape, dtype)
+        for name, (shape, dtype) in read_shapes(checkpoint_dir).items()
+        if name.startswith(_PREFIX)
+    }
+    wanted = {name: param.shape for name, param in build_on_meta(resolved.shape).named_parameters()}
+    if wanted != {name: shape for name, (shape, _) in saved.items()}:
+        differing = sorted(
+            name for name in {*wanted, *saved} if wanted.get(name) != saved.get(name, (None,))[0]
+        )
+        raise CheckpointError(
+            f"{checkpoint_dir} does not hold the model of this run: {len(differing)} tensors "
+            f"differ in name or shape, the first is {differing[0]}. The checkpoint was written "
+            "with another recipe; export it from the run folder it was written in."
+        )
+    chosen_dtype = dtype or next(iter(saved.values()))[1]
+    data_dir = Path(resolved.data.dir)
+    return ExportPlan(
+        checkpoint=checkpoint_dir,
+        to=to,
+        dtype=chosen_dtype,
+        files=_deal(wanted, max_shard_bytes // chosen_dtype.itemsize),
+        tokenizer_dir=data_dir if (data_dir / TOKENIZER_FILES[0]).is_file() else None,
+    )
+
+
+def export(
+    checkpoint_dir: Path,
+    resolved: Resolved,
+    to: Path,
+    *,
+    dtype: torch.dtype | None = None,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> ExportPlan:
+    """Write a folder that ``AutoModelForCausalLM.from_pretrained`` opens; return what it holds.
+
+    The folder appears under its name once it is whole.
+
+    Raises:
+        RequestError: ``to`` exists and is not empty.
+        CheckpointError: The checkpoint cannot be read or is of another model.
+        StorageError: ``to`` cannot be written.
+    """
+    plan = plan_export(checkpoint_dir, resolved, to, dtype=dtype, max_shard_bytes=max_shard_bytes)
+    scratch = to.absolute().with_name(f".{to.absolute().name}.export.tmp")
+    try:
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True)
+        _write(plan, resolved, scratch)
+        scratch.rename(to)
+        flush_folder(to.absolute().parent)
+    except (OSError, SafetensorError) as error:
+        raise StorageError(
+            f"{to} cannot be written: {error}. The export needs about {format_bytes(plan.bytes)}. "
+            "Check that the place is writable and has room (`df -h`), or give another --to; the "
+            "checkpoint is untouched."
+        ) from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return plan
+
+
+def choose_checkpoint(run_dir: RunDir, step: str) -> Chosen:
+    """The checkpoint that ``--step`` means, verified.
+
+    Args:
+        step: A number, ``best``, or ``latest``: the newest sound one.
+
+    Raises:
+        RequestError: There is none.
+        CheckpointError: It is damaged; for ``latest``: all are.
+    """
+    steps = complete_steps(run_dir.checkpoints)
+    if not steps:
+        raise RequestError(
+            f"run {run_dir.run_id} has no checkpoint yet: {run_dir.checkpoints} holds none. One is "
+            "written every checkpoint.every steps and at the end; wait, or resume the run."
+        )
+    if step == "latest":
+        chosen = find_sound(run_dir.checkpoints)
+        assert chosen is not None, steps
+        return chosen
+    number = read_pointer(run_dir.checkpoints, "best") if step == "best" else _number(step)
+    if number not in steps:
+        raise RequestError(
+            f"--step {step}: run {run_dir.run_id} has no such checkpoint. It has those of steps "
+            f"{', '.join(map(str, steps))}. Give one of them, latest, or best (named after an "
+            "evaluation)."
+        )
+    path = run_dir.checkpoint(number)
+    damage = verify_manifest(path)
+    if damage:
+        raise CheckpointError(
+            f"{path} is damaged: {'; '.join(map(str, damage))}. Its weights cannot be trusted. "
+            "Use --step latest for the newest sound checkpoint."
+        )
+    return Chosen(number, path, ())
+
+
+def _number(step: str) -> int | None:
+    return int(step) if step.isdecimal() else None
+
+
+def _deal(shapes: dict[str, torch.Size], max_elements: int) -> dict[str, dict[str, torch.Size]]:
+    """Fill one file after the other, in the model's order."""
+    groups: list[dict[str, torch.Size]] = [{}]
+    used = 0
+    for name, shape in shapes.items():
+        if groups[-1] and used + shape.numel() > max_elements:
+            groups.append({})
+            used = 0
+        groups[-1][name] = shape
+        used += shape.numel()
+    if len(groups) == 1:
+        return {"model.safetensors": groups[0]}
+    return {
+        f"model-{number:05d}-of-{len(groups):05d}.safetensors": group
+        for number, group in enumerate(groups, start=1)
+    }
+
+
+def _write(plan: ExportPlan, resolved: Resolved, folder: Path) -> None:
+    for file, shapes in plan.files.items():
+        tensors = {name: torch.empty(shape, dtype=plan.dtype) for name, shape in shapes.items()}
+        named: dict[str, Tensor] = {f"{_PREFIX}{name}": each for name, each in tensors.items()}
+        load_tensors(plan.checkpoint, named, allow_extra=True)
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+    if len(plan.files) > 1:
+        index = {
+            "metadata": {"total_size": plan.bytes, "total_parameters": plan.parameters},
+            "weight_map": {name: file for file, shapes in plan.files.items() for name in shapes},
+        }
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+    config = hf_config(resolved.shape)
+    config.architectures = [type(build_on_meta(resolved.shape)).__name__]
+    config.dtype = plan.dtype
+    if plan.tokenizer_dir is not None:
+        for name in TOKENIZER_FILES:
+            if (plan.tokenizer_dir / name).is_file():
+                shutil.copyfile(plan.tokenizer_dir / name, folder / name)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        config.bos_token_id = tokenizer.bos_token_id
+        config.eos_token_id = tokenizer.eos_token_id
+        config.pad_token_id = tokenizer.pad_token_id
+    config.save_pretrained(folder)
+    for path in _all_files(folder):
+        with path.open("rb") as written:
+            os.fsync(written.fileno())
+    flush_folder(folder)
+
+
+def _all_files(folder: Path) -> Iterator[Path]:
+    return (path for path in sorted(folder.iterdir()) if path.is_file())
+
+
+def _describe(plan: ExportPlan, chosen: Chosen) -> dict[str, Any]:
+    return {
+        "step": chosen.step,
+        "checkpoint": str(plan.checkpoint),
+        "to": str(plan.to),
+        "parameters": plan.parameters,
+        "bytes": plan.bytes,
+        "dtype": str(plan.dtype).removeprefix("torch."),
+        "files": list(plan.files),
+        "tokenizer": plan.tokenizer_dir is not None,
+    }
+
+
+def _newest_attempt(run_dir: RunDir) -> Resolved:
+    attempts = run_dir.attempts()
+    if not attempts:
+        raise RequestError(
+            f"{run_dir.path} is no run folder: it has no attempts/. Give the path or id of a run."
+        )
+    return read_resolved(run_dir.resolved(attempts[-1]))
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m shardyard.checkpoint.export")
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--to", type=Path, required=True)
+    parser.add_argument("--step", default="latest", help="a number, latest or best")
+    parser.add_argument("--dtype", choices=DTYPES, help="of the weights; default: as saved")
+    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str]) -> int:
+    """Export and print what was written; returns the exit code."""
+    asked = _parse(argv)
+    run_dir = RunDir(asked.run_dir.resolve())
+    try:
+        resolved = _newest_attempt(run_dir)
+        chosen = choose_checkpoint(run_dir, asked.step)
+        for damaged in chosen.damaged:
+            print(f"warning: {damaged}. An older one is exported.", file=sys.stderr)
+        make = plan_export if asked.dry_run else export
+        plan = make(chosen.path, resolved, asked.to, dtype=DTYPES.get(asked.dtype))
+    except ShardyardError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    if plan.tokenizer_dir is None:
+        print(
+            f"warning: {resolved.data.dir} holds no tokenizer any more, so the export has none. "
+            "`shardyard prepare` makes it again; AutoModel opens the folder without it.",
+            file=sys.stderr,
+        )
+    _print(plan, chosen, as_json=asked.json, dry_run=asked.dry_run)
+    return 0
+
+
+def _print(plan: ExportPlan, chosen: Chosen, *, as_json: bool, dry_run: bool) -> None:
+    if as_json:
+        print(json.dumps(_describe(plan, chosen), indent=1))
+        return
+    print(
+        f"{'would export' if dry_run else 'exported'} {step_name(chosen.step)}: "
+        f"{plan.parameters:,} parameters, {format_bytes(plan.bytes)}, "
+        f"{str(plan.dtype).removeprefix('torch.')}, {len(plan.files)} file(s) in {plan.to}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
