@@ -1,0 +1,121 @@
+"""`python -m shardyard.elastic RUN_DIR --attempt N`: the agent of one node.
+
+The last line of stdout is one JSON object: {"outcome", "exit_code", "message"}. All talk goes to
+agent-K.log (K: node rank) in the attempt's folder.
+"""
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardyard.elastic import forkserver
+from shardyard.elastic.drain import DrainRequest
+from shardyard.errors import ShardyardError, StorageError
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lease import Lease
+from shardyard.rundir.resolved import read_resolved
+
+if TYPE_CHECKING:
+    from shardyard.elastic.agent import Answer, Worker
+
+
+def main(
+    argv: Sequence[str] | None = None,
+    *,
+    worker: "Worker | None" = None,
+    preload: Sequence[str] = forkserver.PRELOAD,
+) -> int:
+    """Conduct one attempt on this node.
+
+    Args:
+        worker: Entry point of the workers, by default the training.
+        preload: Modules that the parent of all workers imports once.
+
+    Returns:
+        The exit code: 0, 1, 2, 130 or 143.
+    """
+    args = _parse(argv)
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    try:
+        answer = _conduct(args, worker, preload)
+    except ShardyardError as error:
+        from shardyard.elastic.agent import Answer
+
+        answer = Answer("failed", error.exit_code, str(error))
+    with suppress(OSError):  # the reader may be gone
+        os.write(stdout, json.dumps(asdict(answer)).encode() + b"\n")
+    return answer.exit_code
+
+
+def _conduct(args: argparse.Namespace, worker: "Worker | None", preload: Sequence[str]) -> "Answer":
+    run = RunDir(args.run_dir.resolve())
+    resolved = read_resolved(run.resolved(args.attempt))
+    lease = Lease(run.lease) if args.node_rank == 0 else None
+    log = run.attempt(args.attempt) / f"agent-{args.node_rank}.log"
+    _send_talk_to(log)
+    drain = DrainRequest(resolved.recipe.elastic.drain_timeout_s)
+    drain.listen()
+    if args.with_parent is not None:
+        drain.listen_for_end_of(args.with_parent)
+    forkserver.start(preload)
+    try:
+        # Imported now: the fork server imports the same modules at the same time.
+        from shardyard.elastic.agent import Attempt
+        from shardyard.elastic.worker import run_worker
+
+        attempt = Attempt(
+            run=run,
+            number=args.attempt,
+            resolved=resolved,
+            drain=drain,
+            worker=worker or run_worker,
+            log=log,
+            endpoint=args.rendezvous,
+            node_rank=args.node_rank,
+        )
+        return attempt.conduct()
+    finally:
+        forkserver.stop()
+        if lease:
+            lease.close()
+
+
+def _parse(argv: Sequence[str] | None) -> Any:
+    parser = argparse.ArgumentParser(prog="python -m shardyard.elastic", description=__doc__)
+    parser.add_argument("run_dir", type=Path, metavar="RUN_DIR")
+    parser.add_argument("--attempt", type=int, required=True, help="number of the attempt")
+    parser.add_argument("--rendezvous", metavar="HOST:PORT", help="where the agents meet: node 0")
+    parser.add_argument("--node-rank", type=int, default=0, help="0 serves the meeting place")
+    parser.add_argument(
+        "--with-parent", type=int, metavar="PID", help="drain when this process, the parent, ends"
+    )
+    return parser.parse_args(argv)
+
+
+def _send_talk_to(log: Path) -> None:
+    """Point stdout and stderr of this process and its children at the log."""
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise StorageError(
+            f"{log} cannot be written: {error.strerror}. Check that the run folder is yours and "
+            "has room."
+        ) from error
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    logging.basicConfig(level=logging.WARNING)
+    logging.raiseExceptions = False  # a full disk must not turn log lines into tracebacks
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,213 @@
+"""The agent of one node: from a run folder to an answer, with nothing left running.
+
+The main thread waits for signals; torch's agent runs in a second thread, because in the main one it
+would take the signals over and kill workers that should drain.
+"""
+
+import os
+import shlex
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
+from torch.distributed.elastic.rendezvous.api import RendezvousError
+
+from shardyard.elastic.drain import DrainRequest
+from shardyard.elastic.group import DRAINED, GroupAgent, StoppedBeforeStart
+from shardyard.elastic.losses import Loss, first_cause
+from shardyard.elastic.rendezvous import Meeting, build_rendezvous
+from shardyard.elastic.worker import failure_path
+from shardyard.errors import ShardyardError
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.resolved import Resolved
+
+Worker = Callable[[str, int, int], str]
+"""Entry point of a worker: (run_dir, attempt, generation) -> outcome."""
+
+_POLL_S = 0.1
+_GIVE_UP_AFTER_S = 15.0
+"""Wait for torch's agent after its workers were killed; more only if it hangs."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How an attempt ended on this node."""
+
+    outcome: str
+    """finished, drained (the last step is durable) or failed."""
+    exit_code: int
+    message: str
+
+
+@dataclass
+class Attempt:
+    """One node's part in one attempt."""
+
+    run: RunDir
+    number: int
+    resolved: Resolved
+    drain: DrainRequest
+    worker: Worker
+    log: Path
+    """Where torch and this agent write what they have to say."""
+    endpoint: str | None = None
+    node_rank: int = 0
+    _agent: GroupAgent | None = field(default=None, init=False)
+    _answer: Answer | None = field(default=None, init=False)
+    _checkpoint_before: str | None = field(default=None, init=False)
+
+    def conduct(self) -> Answer:
+        """Run to the end; call from the main thread."""
+        self._checkpoint_before = newest_checkpoint(self.run)
+        thread = threading.Thread(target=self._run_agent, name="elastic-agent", daemon=True)
+        thread.start()
+        polls_in_vain = 0
+        while thread.is_alive() and polls_in_vain * _POLL_S < _GIVE_UP_AFTER_S:
+            thread.join(_POLL_S)
+            is_meeting = self._agent is None or self._agent.is_meeting
+            polls_in_vain += self.drain.is_overdue or (self.drain.is_requested and is_meeting)
+        answer = self._answer or self._given_up()
+        self._finish(answer)
+        return answer
+
+    def _run_agent(self) -> None:
+        try:
+            self._answer = self._run_group()
+        except StoppedBeforeStart:
+            self._answer = Answer("drained", self.drain.exit_code, self._resume_hint("stopped"))
+        except ShardyardError as error:
+            self._answer = Answer("failed", error.exit_code, str(error))
+        except RendezvousError as error:
+            text = (
+                f"node {self.node_rank} lost the others, or fewer than elastic.min_nodes came "
+                f"({error}). Without the store of node 0 no node can go on. Look at the agents' "
+                "logs of the other nodes."
+            )
+            self._answer = Answer("failed", 1, self._resume_hint(text))
+        except BaseException as error:  # noqa: BLE001  the outermost line of a thread
+            traceback.print_exc()
+            kind = type(error).__name__
+            text = f"the agent failed unexpectedly ({kind}: {error}). See {self.log}."
+            self._answer = Answer("failed", 1, text)
+
+    def _run_group(self) -> Answer:
+        recipe = self.resolved.recipe
+        assert recipe.cluster.devices != "auto"
+        handler, store = build_rendezvous(self._meeting())
+        spec = WorkerSpec(
+            role="train",
+            local_world_size=recipe.cluster.devices,
+            rdzv_handler=handler,
+            entrypoint=self.worker,
+            max_restarts=recipe.elastic.max_restarts,
+            monitor_interval=_POLL_S,
+            master_addr=store.host,
+            master_port=store.port,
+        )
+        self._agent = GroupAgent(
+            spec,
+            run=self.run,
+            attempt=self.number,
+            drain=self.drain,
+            describe_attempt=self._describe,
+        )
+        try:
+            return self._judge(self._agent, self._agent.run())
+        finally:
+            handler.shutdown()
+
+    def _meeting(self) -> Meeting:
+        elastic, nodes = self.resolved.recipe.elastic, self.resolved.recipe.cluster.nodes
+        return Meeting(
+            id=f"{self.run.run_id}-{self.number}",
+            min_nodes=nodes if elastic.min_nodes == "auto" else elastic.min_nodes,
+            max_nodes=nodes if elastic.max_nodes == "auto" else elastic.max_nodes,
+            endpoint=self.endpoint,
+            node_rank=self.node_rank,
+        )
+
+    def _describe(self) -> dict[str, Any]:
+        return {"command": shlex.join(sys.argv)}
+
+    def _judge(self, agent: GroupAgent, result: RunResult | None) -> Answer:
+        if result is None or result.is_failed():
+            return self._failed(agent, agent.losses)
+        if DRAINED in result.return_values.values():
+            return Answer("drained", self.drain.exit_code, self._resume_hint("drained"))
+        return Answer("finished", 0, "finished")
+
+    def _failed(self, agent: GroupAgent, losses: Sequence[Loss]) -> Answer:
+        if self.drain.is_requested and (self.drain.is_overdue or not losses):
+            return self._not_saved()
+        loss = first_cause(losses)
+        if loss.is_final:
+            return Answer("failed", loss.exit_code or 1, loss.cause)
+        used, limit = agent.restarts_used, self.resolved.recipe.elastic.max_restarts
+        progress = (
+            "; no checkpoint became durable in this attempt, so the restarts got nowhere"
+            if used and newest_checkpoint(self.run) == self._checkpoint_before
+            else ""
+        )
+        stop = "while draining" if self.drain.is_requested else (
+            f"and the {limit} restarts of elastic.max_restarts are used up"
+            if used
+            else "and elastic.max_restarts allows no restart"
+        )  # fmt: skip
+        text = (
+            f"rank {loss.rank} on {loss.node} was lost ({loss.cause}) {stop} "
+            f"({used} of {limit} used{progress}). Read {self.run.log(self.number, loss.rank)}."
+        )
+        code = self.drain.exit_code if self.drain.is_requested else 1
+        return Answer("failed", code, self._resume_hint(text))
+
+    def _given_up(self) -> Answer:
+        if self.drain.is_overdue:
+            return self._not_saved()
+        text = "stopped while waiting for the other nodes"
+        return Answer("drained", self.drain.exit_code, self._resume_hint(text))
+
+    def _not_saved(self) -> Answer:
+        text = (
+            f"the processes were killed before they had saved their last step, because "
+            f"{self.drain.why_overdue}."
+        )
+        return Answer("failed", self.drain.exit_code, self._resume_hint(text))
+
+    def _resume_hint(self, text: str) -> str:
+        newest = newest_checkpoint(self.run)
+        durable = f"{newest} is durable" if newest else "no checkpoint is durable yet"
+        joint = " " if text.endswith(".") else "; "
+        return f"{text}{joint}{durable}. `shardyard resume {self.run.run_id}` goes on from there."
+
+    def _finish(self, answer: Answer) -> None:
+        agent = self._agent
+        if agent is None:
+            return
+        agent.write_event("attempt_ended", reason=answer.message, exit_code=answer.exit_code)
+        for pid in agent.worker_pids():  # only where torch's agent hangs
+            with suppress(ProcessLookupError):
+                os.kill(pid, 9)
+        _remove_blank_failures(self.run, self.number)
+
+
+def newest_checkpoint(run: RunDir) -> str | None:
+    """Name of the newest durable checkpoint."""
+    try:
+        return run.latest.read_text(encoding="utf-8").strip() or None
+    except OSError:
+        return None
+
+
+def _remove_blank_failures(run: RunDir, attempt: int) -> None:
+    """Remove the room for last words of workers that were killed without any."""
+    pattern: Path = failure_path(run, attempt, 0)
+    for path in pattern.parent.glob(pattern.name.replace("-0", "-*")):
+        with suppress(OSError):
+            if not path.read_text(encoding="utf-8").strip():
+                path.unlink()

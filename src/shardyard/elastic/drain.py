@@ -1,0 +1,75 @@
+"""A drain: the wish to stop soon with the last step saved, expressed by a signal to the agent.
+
+SIGTERM and SIGINT ask; a second one no longer wants to wait. SIGHUP only ever asks: the kernel
+sends it when the command line that started this agent is killed.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from types import FrameType
+
+from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED
+
+_ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_SECOND_SIGNAL_AFTER_S = 1.0
+"""Signals closer than this are one wish: a scheduler and the command line may both pass it on."""
+
+
+class DrainRequest:
+    """What this process was asked by signals; written by the main thread, read by any."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self.signal: signal.Signals | None = None
+        self._since_s = 0.0
+        self._insisted = False
+
+    def listen(self) -> None:
+        """Take over the asking signals. Only the main thread may call this."""
+        for number in _ASKING:
+            signal.signal(number, self._on_signal)
+
+    def listen_for_end_of(self, parent_pid: int) -> None:
+        """Drain too when the process that started this one ends."""
+        signal_at_parent_death(signal.SIGHUP)
+        if os.getppid() != parent_pid:  # it ended before the kernel knew of the wish
+            self._on_signal(signal.SIGHUP, None)
+
+    @property
+    def is_requested(self) -> bool:
+        return self.signal is not None
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether workers that have not drained yet are to be killed."""
+        if self.signal is None:
+            return False
+        return self._insisted or time.monotonic() - self._since_s > self.timeout_s
+
+    @property
+    def why_overdue(self) -> str:
+        if self._insisted:
+            return "a second signal came"
+        return f"the {self.timeout_s:g} s of elastic.drain_timeout_s were over"
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_INTERRUPTED if self.signal is signal.SIGINT else EXIT_DRAINED
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        now_s = time.monotonic()
+        if self.signal is None:
+            self._since_s = now_s
+            self.signal = signal.Signals(number)
+        elif number != signal.SIGHUP and now_s - self._since_s > _SECOND_SIGNAL_AFTER_S:
+            self._insisted = True
+
+
+def signal_at_parent_death(number: int) -> None:
+    """Have the kernel send this process a signal when the thread that started it ends (Linux)."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1  # linux/prctl.h
+        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, number, 0, 0, 0)

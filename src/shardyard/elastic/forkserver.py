@@ -1,0 +1,70 @@
+"""The fork server: the parent of all workers, which imports what is slow once.
+
+A worker is a fork of it, so that a restart costs about a second instead of the import of torch and
+the model. The server imports this very module when it starts; the last lines set it up.
+"""
+
+import importlib
+import multiprocessing.forkserver as mp_forkserver
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing import util
+from types import FrameType
+
+from shardyard.elastic.drain import signal_at_parent_death
+
+PRELOAD = ("torch", "transformers.models.llama.modeling_llama", "shardyard.train.loop")
+"""What workers of the training loop need."""
+
+_AGENT_PID = "SHARDYARD_AGENT_PID"
+_SCRATCH_DIR = "SHARDYARD_AGENT_SCRATCH"
+_PRELOAD = "SHARDYARD_PRELOAD"
+
+
+def start(preload: Sequence[str]) -> None:
+    """Start the server in the background; call from the main thread.
+
+    The folder of its socket is removed when this process ends, and by the server if this process is
+    killed.
+    """
+    scratch = tempfile.mkdtemp(prefix="shardyard-")
+    tempfile.tempdir = scratch
+    # multiprocessing removes its own folder in there at priority -100
+    util.Finalize(None, shutil.rmtree, (scratch,), {"ignore_errors": True}, exitpriority=-101)
+    os.environ[_AGENT_PID] = str(os.getpid())
+    os.environ[_SCRATCH_DIR] = scratch
+    os.environ[_PRELOAD] = ",".join(preload)
+    mp_forkserver.set_forkserver_preload([__name__])
+    mp_forkserver.ensure_running()
+
+
+def stop() -> None:
+    """End the server, and with it all workers."""
+    with suppress(OSError):  # it was killed
+        mp_forkserver._forkserver._stop()  # type: ignore[attr-defined]  # no public way to wait
+    tempfile.tempdir = None
+
+
+def _leave_with_agent(_number: int, _frame: FrameType | None) -> None:
+    shutil.rmtree(os.environ[_SCRATCH_DIR], ignore_errors=True)
+    os._exit(0)  # the workers die with this process: each asked the kernel for it
+
+
+def _set_up() -> None:
+    # SIGTERM is held back here and thus in each new worker until it can be understood there. Some
+    # schedulers send it to every process of a job; the server must survive that.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    signal.signal(signal.SIGUSR2, _leave_with_agent)
+    signal_at_parent_death(signal.SIGUSR2)
+    if os.getppid() != int(os.environ[_AGENT_PID]):
+        _leave_with_agent(signal.SIGUSR2, None)
+    for module in filter(None, os.environ[_PRELOAD].split(",")):
+        importlib.import_module(module)
+
+
+if os.environ.get(_AGENT_PID) == str(os.getppid()):
+    _set_up()

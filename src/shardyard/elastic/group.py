@@ -1,0 +1,268 @@
+"""The workers of one node as a group that starts, is lost, drains and restarts as one.
+
+Torch's LocalElasticAgent does the work; this subclass adds what a reader of events.jsonl wants to
+know, ends a group quickly when one worker is lost, and lets a group drain.
+"""
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
+
+from shardyard.elastic.drain import DrainRequest
+from shardyard.elastic.losses import Loss, describe_loss, first_cause
+from shardyard.elastic.notices import Notices
+from shardyard.elastic.worker import failure_path, read_failure
+from shardyard.errors import StorageError
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lines import EventWriter
+
+DRAINED = "drained"
+
+_SETTLE_S = 0.3
+"""Wait after an ambiguous loss: its cause may be a peer whose end is noticed a moment later."""
+_PEER_REPORT_S = 2.0
+"""Wait for the other nodes' losses."""
+_PEER_START_S = 60.0
+
+
+class StoppedBeforeStart(Exception):  # noqa: N818  not an error
+    """A drain was requested before there were workers; nothing is lost."""
+
+
+class OwnLogs(LogsSpecs):
+    """Tells torch to leave the workers' output alone; each redirects its own."""
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        nowhere = dict.fromkeys(envs, "")
+        for env in envs.values():
+            env["TORCHELASTIC_ERROR_FILE"] = ""
+        return LogsDest(stdouts=nowhere, stderrs=nowhere, error_files=nowhere)
+
+    @property
+    def root_log_dir(self) -> str:
+        return os.devnull
+
+
+class GroupAgent(LocalElasticAgent):
+    """Keeps one node's workers running through one attempt."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        *,
+        run: RunDir,
+        attempt: int,
+        drain: DrainRequest,
+        describe_attempt: Callable[[], dict[str, Any]],
+    ) -> None:
+        super().__init__(
+            spec,
+            logs_specs=OwnLogs(),
+            start_method="forkserver",
+            exit_barrier_timeout=60,
+            shutdown_timeout=round(drain.timeout_s),
+        )
+        self._run = run
+        self._attempt = attempt
+        self._drain = drain
+        self._describe_attempt = describe_attempt
+        self._node = socket.gethostname()
+        self._events: EventWriter | None = None
+        self._world_size = 0
+        self._drain_sent = False
+        self._notices: Notices  # of this generation; set by each rendezvous
+        self._rendezvous_s = 0.0
+        self.is_meeting = True
+        """Whether it waits for other nodes and has no workers."""
+        self.generation = -1
+        self.restarts_used = 0
+        self.losses: list[Loss] = []
+        """What ended the newest generation, on all nodes; empty while it is well."""
+
+    @property
+    def writes_events(self) -> bool:
+        """Whether this is the node of rank 0; false until the first rendezvous."""
+        return bool(self._worker_group.group_rank == 0)
+
+    def worker_pids(self) -> list[int]:
+        """Processes of this node's workers that have not ended."""
+        return [process.pid for process in self._processes() if process.is_alive()]
+
+    def write_event(self, kind: str, **fields: Any) -> None:
+        """Append to events.jsonl if this is the node of rank 0."""
+        if not self.writes_events:
+            return
+        with suppress(StorageError):  # a full disk must not hide why the attempt ends
+            if self._events is None:
+                self._events = EventWriter(
+                    self._run.events, attempt=self._attempt, generation=self.generation
+                )
+            self._events.generation = self.generation
+            self._events.write(kind, **fields)
+
+    # -- start ------------------------------------------------------------------------------
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        self._stop_if_draining()
+        self.restarts_used += bool(self.losses)  # a resize costs nothing of the budget
+        self.is_meeting = True
+        started_s = time.monotonic()
+        super()._rendezvous(worker_group)
+        group_rank, num_nodes = worker_group.group_rank, worker_group.group_world_size
+        assert group_rank is not None and num_nodes is not None  # set by the rendezvous
+        self._notices = Notices(worker_group.store, group_rank=group_rank, num_nodes=num_nodes)
+        self.generation = self._notices.agree_on_generation(self.generation + 1)
+        self._rendezvous_s = time.monotonic() - started_s
+        self.is_meeting = False
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self._stop_if_draining()
+        self.losses = []
+        self._drain_sent = False
+        run_dir = str(self._run.path).replace("$", "$$")  # torch treats arguments as templates
+        worker_group.spec.args = (run_dir, self._attempt, self.generation)
+        pids: dict[int, Any] = super()._start_workers(worker_group)
+        self._announce(worker_group, pids)
+        return pids
+
+    def _stop_if_draining(self) -> None:
+        if self._drain.is_requested:
+            raise StoppedBeforeStart
+
+    def _announce(self, group: WorkerGroup, pids: dict[int, Any]) -> None:
+        mine = [
+            {"rank": worker.global_rank, "node": self._node, "pid": pids[worker.local_rank]}
+            for worker in group.workers
+        ]
+        self._notices.publish("workers", mine)
+        if not self.writes_events:
+            return
+        workers = mine + self._notices.from_others("workers", wait_s=_PEER_START_S)
+        world_size = group.workers[0].world_size
+        facts = {"workers": workers, "world_size": world_size}
+        if self.generation == 0:
+            self.write_event("attempt_started", **facts, **self._describe_attempt())
+        self.write_event("rendezvous", seconds=round(self._rendezvous_s, 3), **facts)
+        if self._world_size not in (0, world_size):
+            self.write_event("resized", world_size_before=self._world_size, world_size=world_size)
+        self._world_size = world_size
+
+    # -- watch ------------------------------------------------------------------------------
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self._pass_drain_on()
+        if self._dead() or self._notices.any_from_others("losses"):
+            return self._lose()
+        result: RunResult = super()._monitor_workers(worker_group)
+        if result.state is WorkerState.FAILED:  # died between the look above and torch's own
+            return self._lose()
+        if self._is_resize(result):
+            return RunResult(state=WorkerState.HEALTHY)  # now torch looks for waiting nodes
+        return result
+
+    def _pass_drain_on(self) -> None:
+        if self._drain.is_overdue:
+            self._signal_workers(signal.SIGKILL)
+        elif self._drain.is_requested and not self._drain_sent:
+            self._drain_sent = True
+            name = self._drain.signal.name if self._drain.signal else None
+            self.write_event("draining", node=self._node, signal=name)
+            self._signal_workers(signal.SIGTERM)
+
+    def _is_resize(self, result: RunResult) -> bool:
+        """Whether the workers drained because another node's agent makes room for newcomers."""
+        if result.state is not WorkerState.SUCCEEDED or self._drain.is_requested:
+            return False
+        if DRAINED not in result.return_values.values():
+            return False
+        return bool(self._worker_group.spec.rdzv_handler.num_nodes_waiting() > 0)
+
+    def _lose(self) -> RunResult:
+        """Find out what was lost and why, on all nodes, and end the rest of this node's workers."""
+        mine = self._describe_dead()
+        if mine and not _is_clear(mine):
+            time.sleep(_SETTLE_S)
+            mine = self._describe_dead()
+        self._signal_workers(signal.SIGKILL)  # they wait in collectives for ranks that are gone
+        for process in self._processes():
+            process.join(timeout=10)
+        self.losses = self._share_losses(mine)
+        self._report_losses()
+        if self._drain.is_requested or (self.losses and first_cause(self.losses).is_final):
+            self._remaining_restarts = 0  # a restart is not wanted, or would end the same way
+        return RunResult(state=WorkerState.FAILED)
+
+    def _share_losses(self, mine: list[Loss]) -> list[Loss]:
+        """Tell the other nodes; where the cause is not clear here, wait to hear theirs."""
+        self._notices.publish("losses", [asdict(loss) for loss in mine])
+        wait_s = 0.0 if _is_clear(mine) else _PEER_REPORT_S
+        return mine + [Loss(**loss) for loss in self._notices.from_others("losses", wait_s=wait_s)]
+
+    def _report_losses(self) -> None:
+        if not self.losses or self._drain.is_overdue:  # nothing, or killed by this agent
+            return
+        signalled = [loss for loss in self.losses if loss.signal]
+        for loss in signalled or [first_cause(self.losses)]:
+            self.write_event("worker_lost", **loss.event())
+
+    def _describe_dead(self) -> list[Loss]:
+        losses = []
+        for local_rank in self._dead():
+            process = self._processes()[local_rank]
+            rank = self._worker_group.workers[local_rank].global_rank
+            failure = read_failure(failure_path(self._run, self._attempt, rank), self.generation)
+            losses.append(
+                describe_loss(
+                    rank=rank,
+                    node=self._node,
+                    pid=process.pid,
+                    exit_status=process.exitcode,
+                    failure=failure,
+                )
+            )
+        return losses
+
+    # -- stop -------------------------------------------------------------------------------
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002
+        """Before a restart: let healthy workers save their step, end lost ones at once."""
+        if self.losses:
+            self._shutdown(signal.SIGKILL)
+        else:
+            self._shutdown(timeout=self._shutdown_timeout)
+
+    def _dead(self) -> list[int]:
+        """Local ranks whose process has ended, while the group has not finished."""
+        return [
+            local_rank
+            for local_rank, process in enumerate(self._processes())
+            if process.exitcode is not None
+        ]
+
+    def _processes(self) -> list[Any]:
+        # torch offers pids alone; exit codes are asked of the processes themselves
+        context = getattr(self._pcontext, "_pc", None)
+        return list(context.processes) if context else []
+
+    def _signal_workers(self, number: signal.Signals) -> None:
+        for pid in self.worker_pids():
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+
+def _is_clear(losses: Iterable[Loss]) -> bool:
+    return any(loss.signal or loss.is_final for loss in losses)

@@ -1,0 +1,84 @@
+"""A lost worker: which one, and why in words; and which of several losses was the first cause."""
+
+import signal
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+_SIGNAL_HINTS = {
+    "SIGKILL": "often the kernel's out-of-memory killer; look at `dmesg`",
+    "SIGSEGV": "a crash in native code; the rank's log may show where",
+    "SIGABRT": "native code gave up; the rank's log says why",
+    "SIGBUS": "often a full /dev/shm, or a mapped file that shrank",
+    "SIGILL": "an instruction that this processor lacks; check the wheel of torch",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """The end of one worker that was not its normal end."""
+
+    rank: int
+    node: str
+    pid: int
+    exit_code: int | None
+    signal: str | None
+    """Name of the signal that killed it; None if it ended by itself."""
+    cause: str
+    is_final: bool = False
+    """An error that a restart cannot cure; ``cause`` is its whole message."""
+    t: float = 0.0
+    """Unix seconds at which the worker itself noted its end; 0: it could not."""
+
+    def event(self) -> dict[str, Any]:
+        """Fields of the event worker_lost."""
+        fields = asdict(self)
+        return {
+            name: fields[name] for name in ("rank", "node", "pid", "exit_code", "signal", "cause")
+        }
+
+
+def describe_loss(
+    *, rank: int, node: str, pid: int, exit_status: int, failure: dict[str, Any] | None
+) -> Loss:
+    """Put a worker's exit status and its own last words together.
+
+    Args:
+        exit_status: As in ``Process.exitcode``: negative for a signal.
+        failure: Content of its failure file.
+    """
+    if exit_status < 0:
+        name = _signal_name(-exit_status)
+        hint = _SIGNAL_HINTS.get(name)
+        cause = f"killed by {name}" + (f": {hint}" if hint else "")
+        return Loss(rank=rank, node=node, pid=pid, exit_code=None, signal=name, cause=cause)
+    if failure is None:
+        cause = f"ended with exit code {exit_status} and without a message"
+        return Loss(rank=rank, node=node, pid=pid, exit_code=exit_status, signal=None, cause=cause)
+    lines = failure["message"].strip().splitlines() or [""]
+    return Loss(
+        rank=rank,
+        node=node,
+        pid=pid,
+        exit_code=failure["exit_code"],
+        signal=None,
+        cause=failure["message"] if failure["is_final"] else f"{failure['error']}: {lines[-1]}",
+        is_final=failure["is_final"],
+        t=failure["t"],
+    )
+
+
+def first_cause(losses: Sequence[Loss]) -> Loss:
+    """The loss that brought the others about.
+
+    A signal comes from outside, so it comes first; then an error raised on purpose; the rest are
+    mostly peers whose collective broke, of which the earliest stands.
+    """
+    return min(losses, key=lambda loss: (loss.signal is None, not loss.is_final, loss.t, loss.rank))
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

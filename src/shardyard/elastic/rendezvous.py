@@ -1,0 +1,161 @@
+"""Where the agents of all nodes meet: torch's c10d rendezvous over a TCP store that node 0 serves.
+
+One node and many take the same way. On one node nothing listens beyond the loopback interface.
+"""
+
+import errno
+import ipaddress
+import os
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+from torch.distributed import (  # type: ignore[attr-defined]  # built in C++
+    DistError,
+    PrefixStore,
+    TCPStore,
+)
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    DynamicRendezvousHandler,
+    RendezvousTimeout,
+)
+
+from shardyard.errors import RequestError, ShardyardError
+
+_LOOPBACK = "127.0.0.1"
+_JOIN_TIMEOUT = timedelta(minutes=10)
+_LAST_CALL_TIMEOUT = timedelta(seconds=3)
+"""Wait for further nodes once the fewest are there; torch's 30 s would be paid at every resize."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """Who meets where."""
+
+    id: str
+    """Fresh for every attempt: a closed rendezvous cannot be entered again."""
+    min_nodes: int
+    max_nodes: int
+    endpoint: str | None
+    """HOST:PORT of node 0; None: one node, any free port of the loopback interface."""
+    node_rank: int
+
+
+def build_rendezvous(meeting: Meeting) -> tuple[DynamicRendezvousHandler, TCPStore]:
+    """Serve the store (node 0) or connect to it, and set what torch and gloo read of it.
+
+    Returns:
+        The handler and the store. Workers use that store too (`worker_store`): the one that torch
+        would create beside it lives through restarts, where workers find the addresses of dead
+        peers in it (torch 2.13), listens on all interfaces, and is not announced to nodes that
+        come later.
+
+    Raises:
+        RequestError: The endpoint is no HOST:PORT, is missing, or its port is in use.
+        ShardyardError: Node 0 does not answer.
+    """
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    host, port = _endpoint(meeting)
+    if meeting.max_nodes == 1:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
+    store = serve_store(host, port) if meeting.node_rank == 0 else connect_store(host, port)
+    handler = DynamicRendezvousHandler.from_backend(
+        meeting.id,
+        store,
+        C10dRendezvousBackend(store, meeting.id),
+        meeting.min_nodes,
+        meeting.max_nodes,
+        local_addr=_local_address(meeting, host, port),
+        timeout=RendezvousTimeout(join=_JOIN_TIMEOUT, last_call=_LAST_CALL_TIMEOUT),
+    )
+    return handler, store
+
+
+def worker_store(host: str, port: int, generation: int) -> PrefixStore:
+    """What the workers of one generation share to find each other: node 0's store, fresh keys."""
+    return PrefixStore(f"shardyard/generation/{generation}", connect_store(host, port))
+
+
+def serve_store(host: str, port: int) -> TCPStore:
+    """A TCP store in this process; port 0 takes a free one.
+
+    Listens on the loopback interface if ``host`` is there, else on all: a node's name may resolve
+    to an address that others do not use.
+    """
+    try:
+        listener = _listener(host, port)
+    except OSError as error:
+        why = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {error}"
+        raise RequestError(
+            f"port {port} on {host} {why}. The agents of all nodes meet there. Choose a free one "
+            f"with --rendezvous HOST:PORT, or find its holder with `ss -ltnp 'sport = :{port}'`."
+        ) from error
+    port = listener.getsockname()[1]
+    return TCPStore(
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
+
+
+def connect_store(host: str, port: int) -> TCPStore:
+    """A connection to the store of node 0."""
+    try:
+        return TCPStore(host, port, is_master=False, wait_for_workers=False)
+    except DistError as error:
+        raise ShardyardError(
+            f"node 0 does not answer at {host}:{port} ({str(error).splitlines()[0]}). All agents "
+            "meet there. Check that node 0's agent runs and that the port is open to this node."
+        ) from error
+
+
+def loopback_interface() -> str:
+    """Name of the loopback network interface: lo on Linux, lo0 on macOS."""
+    is_loopback = 0x8  # IFF_LOOPBACK of net/if.h
+    for _index, name in socket.if_nameindex():
+        flags = Path("/sys/class/net", name, "flags")
+        if flags.is_file() and int(flags.read_text(), 16) & is_loopback:
+            return name
+    return "lo0"
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    if _is_loopback(host):
+        return socket.create_server((_LOOPBACK, port))
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name
+
+
+def _endpoint(meeting: Meeting) -> tuple[str, int]:
+    if meeting.endpoint is None:
+        if meeting.max_nodes == 1:
+            return _LOOPBACK, 0
+        raise RequestError(
+            f"{meeting.max_nodes} nodes need a place to meet. Start the agent of each node with "
+            "--rendezvous HOST:PORT (an address of node 0) and --node-rank K."
+        )
+    host, _, port = meeting.endpoint.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise RequestError(
+            f"--rendezvous {meeting.endpoint} is not HOST:PORT. Agents meet at a port of node 0. "
+            "Give for example node0.cluster:29400."
+        )
+    return host.strip("[]"), int(port)
+
+
+def _local_address(meeting: Meeting, host: str, port: int) -> str:
+    """An address of this node that the other nodes reach."""
+    if meeting.node_rank == 0:
+        return host  # they use it already
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, port))  # sends nothing; the kernel picks the interface
+        return str(probe.getsockname()[0])

@@ -1,0 +1,180 @@
+"""One worker process: its set-up, the training, and an end that nobody has to wait for.
+
+An error ends the process at once. Leaving through the interpreter's exit would run destructors of
+the process group, which wait for ranks that wait for this one.
+"""
+
+import gc
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from multiprocessing import connection, parent_process
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from shardyard.elastic.drain import signal_at_parent_death
+from shardyard.elastic.rendezvous import worker_store
+from shardyard.errors import ShardyardError
+from shardyard.parallel.device import process_group_backend, select_device
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lines import EventWriter
+from shardyard.rundir.resolved import read_resolved
+
+Body = Callable[[RunDir, int, int, Callable[[], bool]], str]
+"""What a set-up worker does: (run, attempt, generation, drain_requested) -> outcome."""
+
+_FAILURE_FILE_BYTES = 4096
+
+
+def run_worker(run_dir: str, attempt: int, generation: int) -> str:
+    """Entry point of every worker: train until finished or drained.
+
+    Returns:
+        ``finished`` or ``drained``.
+    """
+    return work(run_dir, attempt, generation, body=_train)
+
+
+def work(run_dir: str, attempt: int, generation: int, *, body: Body) -> str:
+    """Set this process up as one rank and run ``body``; never returns after an error."""
+    _die_with_agent()
+    run = RunDir(Path(run_dir))
+    rank = int(os.environ["RANK"])
+    _redirect_output(run.log(attempt, rank))
+    failure = _FailureFile(failure_path(run, attempt, rank), rank=rank, generation=generation)
+    drain_requested = _listen_for_drain()
+    try:
+        _join_process_group(run, attempt, generation)
+        outcome = body(run, attempt, generation, drain_requested)
+        gc.collect()  # what still holds the process group aborts the process at its end
+        dist.destroy_process_group()
+    except ShardyardError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        failure.end_process(error, error.exit_code)
+    except BaseException as error:  # noqa: BLE001  the outermost line of a process
+        traceback.print_exc()
+        failure.end_process(error, 1)
+    failure.remove()
+    return outcome
+
+
+def failure_path(run: RunDir, attempt: int, rank: int) -> Path:
+    """File in which a rank says why it ended; empty or blank while all is well."""
+    return run.attempt(attempt) / f"failure-rank-{rank}.json"
+
+
+def read_failure(path: Path, generation: int) -> dict[str, Any] | None:
+    """What a rank of this generation wrote about its end; None if it could not."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if content.get("generation") == generation else None
+
+
+class _FailureFile:
+    """Room for a last message, reserved early: a full disk still lets a file be overwritten."""
+
+    def __init__(self, path: Path, *, rank: int, generation: int) -> None:
+        self._path = path
+        self._head = {"rank": rank, "generation": generation}
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b" " * _FAILURE_FILE_BYTES)
+
+    def end_process(self, error: BaseException, exit_code: int) -> NoReturn:
+        """Write why, flush, and be gone before any other code runs."""
+        content = {
+            **self._head,
+            "t": time.time(),
+            "error": type(error).__name__,
+            "message": str(error)[: _FAILURE_FILE_BYTES // 4],
+            "exit_code": exit_code,
+            "is_final": isinstance(error, ShardyardError),
+        }
+        with suppress(OSError):
+            data = json.dumps(content).encode().ljust(_FAILURE_FILE_BYTES)
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
+            os.pwrite(descriptor, data, 0)
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
+        os._exit(exit_code)
+
+    def remove(self) -> None:
+        self._path.unlink(missing_ok=True)
+
+
+def _train(run: RunDir, attempt: int, generation: int, drain_requested: Callable[[], bool]) -> str:
+    from shardyard.train.hooks import Hooks
+    from shardyard.train.loop import train
+
+    writes_events = dist.get_rank() == 0
+    hooks = Hooks(
+        generation=generation,
+        drain_requested=drain_requested,
+        events=EventWriter(run.events, attempt=attempt, generation=generation)
+        if writes_events
+        else None,
+    )
+    return train(run, attempt, hooks)
+
+
+def _die_with_agent() -> None:
+    """Leave no orphan: the fork server dies with the agent, and this process with the server."""
+    signal_at_parent_death(signal.SIGKILL)
+    agent = parent_process()
+    if agent is not None and connection.wait([agent.sentinel], timeout=0):
+        os._exit(1)  # the agent was gone before the kernel knew of the wish
+
+
+def _redirect_output(log: Path) -> None:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    sys.stdout = open(1, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115
+
+
+def _listen_for_drain() -> Callable[[], bool]:
+    requested = False
+
+    def request(_number: int, _frame: FrameType | None) -> None:
+        nonlocal requested
+        requested = True
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the agent's to understand
+    signal.signal(signal.SIGTERM, request)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # held back by the fork server
+    return lambda: requested
+
+
+def _join_process_group(run: RunDir, attempt: int, generation: int) -> None:
+    recipe = read_resolved(run.resolved(attempt)).recipe
+    kind = recipe.cluster.device
+    device = select_device(kind, int(os.environ["LOCAL_RANK"]))
+    if kind == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        processes = int(os.environ["LOCAL_WORLD_SIZE"])
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // processes))
+    dist.init_process_group(
+        process_group_backend(kind),
+        store=worker_store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), generation),
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        timeout=timedelta(seconds=recipe.elastic.collective_timeout_s),
+        device_id=None if kind == "cpu" else device,
+    )

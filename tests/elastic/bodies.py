@@ -1,0 +1,91 @@
+"""What workers of the tests do instead of training; named on the agent's command line."""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from shardyard.elastic.__main__ import main
+from shardyard.elastic.worker import work
+from shardyard.errors import DataError
+from shardyard.rundir.layout import RunDir
+
+Drained = Callable[[], bool]
+
+
+def _sum_ranks() -> int:
+    total = torch.tensor([dist.get_rank()])
+    dist.all_reduce(total)
+    return int(total)
+
+
+def _step(drained: Drained) -> bool:
+    """One step of a training loop; true on all ranks once any rank is to drain."""
+    wish = torch.tensor([int(drained())])
+    dist.all_reduce(wish)
+    time.sleep(0.02)
+    return bool(wish)
+
+
+def finish(_run: RunDir, _attempt: int, generation: int, _drained: Drained) -> str:
+    print(f"generation {generation} sum {_sum_ranks()} of {dist.get_world_size()}")
+    return "finished"
+
+
+def train_until_drained(run: RunDir, _attempt: int, _generation: int, drained: Drained) -> str:
+    (run.path / f"started-{dist.get_rank()}").touch()
+    while not _step(drained):
+        pass
+    return "drained"
+
+
+def never_drain(run: RunDir, _attempt: int, _generation: int, _drained: Drained) -> str:
+    (run.path / f"started-{dist.get_rank()}").touch()
+    while True:
+        _step(lambda: False)
+
+
+def train_two_generations(run: RunDir, attempt: int, generation: int, drained: Drained) -> str:
+    if generation == 0:
+        return never_drain(run, attempt, generation, drained)
+    return finish(run, attempt, generation, drained)
+
+
+def bad_data_on_rank_1(_run: RunDir, _attempt: int, _generation: int, _drained: Drained) -> str:
+    _sum_ranks()
+    if dist.get_rank() == 1:
+        raise DataError("shard-3.bin is damaged. Run `shardyard prepare` again.")
+    _sum_ranks()
+    return "finished"
+
+
+def crash_on_rank_1(_run: RunDir, _attempt: int, _generation: int, _drained: Drained) -> str:
+    _sum_ranks()
+    if dist.get_rank() == 1:
+        raise ZeroDivisionError("no such number")
+    _sum_ranks()
+    return "finished"
+
+
+def leave_early(_run: RunDir, _attempt: int, _generation: int, _drained: Drained) -> str:
+    _sum_ranks()
+    if dist.get_rank() == 1:
+        os._exit(0)
+    _sum_ranks()
+    return "finished"
+
+
+def run_body(run_dir: str, attempt: int, generation: int) -> str:
+    """Entry point of the workers; the environment names the body."""
+    return work(run_dir, attempt, generation, body=globals()[os.environ["TEST_BODY"]])
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    from bodies import run_body as importable_run_body  # type: ignore[import-not-found]
+
+    sys.exit(main(worker=importable_run_body, preload=("torch", "torch.distributed")))
