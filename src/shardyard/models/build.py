@@ -34,11 +34,24 @@ def build_on_meta(shape: ModelShape) -> PreTrainedModel:
 
 def give_storage(model: PreTrainedModel, device: torch.device) -> None:
     """Allocate this rank's part of all parameters, and compute the buffers (rotary tables)."""
+    ties = _tied(model)
     model.to_empty(device=device)
+    for (first, first_name), *others in ties:  # to_empty gives each module a tensor of its own
+        for module, name in others:
+            setattr(module, name, getattr(first, first_name))
     for module in model.modules():
         if next(module.buffers(recurse=False), None) is not None:
             # to_empty leaves garbage in them; this is transformers' own rule for them
             model._init_weights(module)
+
+
+def _tied(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
+    """The (module, name) places of each parameter that has more than one."""
+    places: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, param in module.named_parameters(recurse=False, remove_duplicate=False):
+            places.setdefault(id(param), []).append((module, name))
+    return [found for found in places.values() if len(found) > 1]
 
 
 def fill_weights(model: PreTrainedModel, *, folder: Path | None, seed: int) -> None:
@@ -48,8 +61,3 @@ def fill_weights(model: PreTrainedModel, *, folder: Path | None, seed: int) -> N
             fill_random(model, seed=seed, std=float(model.config.initializer_range))
         else:
             load_weights(model, folder)
-
-
-def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters by name, a tied one once."""
-    return {name: param for name, param in model.named_parameters() if param.requires_grad}

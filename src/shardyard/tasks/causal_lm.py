@@ -6,13 +6,9 @@ Shape suffixes: B = samples, L = tokens of a sample, V = vocabulary.
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shardyard.data.loader import MicroBatch
+from shardyard.data.loader import IGNORED, MicroBatch
 from shardyard.models.attention import document_mask
 from shardyard.models.dropout import SampleKeys
-
-NOT_PREDICTED = -100
-"""Target of a token that does not count: padding, or the first of another document."""
-
 
 class CausalLM:
     """Forward pass and loss of a causal language model."""
@@ -39,6 +35,6 @@ class CausalLM:
         return F.cross_entropy(
             logits_BLV.flatten(0, 1).float(),
             batch.targets_BL.flatten(),
-            ignore_index=NOT_PREDICTED,
+            ignore_index=IGNORED,
             reduction="sum",
         )

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from shardyard.data.loader import EvalSource, step_batches
-from shardyard.tasks.causal_lm import NOT_PREDICTED, CausalLM
+from shardyard.data.loader import IGNORED, EvalSource, step_batches
+from shardyard.tasks.causal_lm import CausalLM
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ def evaluate(
             source, positions=positions, micro_batch=micro_batch, rank=rank, world_size=world_size
         ):
             sums[0] += task.loss_sum(batch.to(device))
-            sums[1] += int((batch.targets_BL != NOT_PREDICTED).sum())
+            sums[1] += int((batch.targets_BL != IGNORED).sum())
     task.model.train()
     dist.all_reduce(sums)
     loss_sum, tokens = sums.tolist()

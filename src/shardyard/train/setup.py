@@ -229,8 +229,8 @@ def _open_loader(
     assert isinstance(optim.global_batch, int) and isinstance(optim.micro_batch, int)
     return Loader(
         source,
-        first_step=progress.step,
-        num_steps=resolved.steps,
+        start_step=progress.step,
+        end_step=resolved.steps,
         global_batch=optim.global_batch,
         micro_batch=optim.micro_batch,
         rank=rank,

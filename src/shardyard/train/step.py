@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from shardyard.config.legality import Layout
-from shardyard.data.loader import MicroBatch
+from shardyard.data.loader import IGNORED, MicroBatch
 from shardyard.parallel.data import GradientSync
-from shardyard.tasks.causal_lm import NOT_PREDICTED, CausalLM
+from shardyard.tasks.causal_lm import CausalLM
 from shardyard.train.optim import optimized_parameters, set_lr
 
 
@@ -108,7 +108,7 @@ class Stepper:
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         tokens = 0
         for index, batch in enumerate(batches):
-            tokens += int((batch.targets_BL != NOT_PREDICTED).sum())  # still in host memory
+            tokens += int((batch.targets_BL != IGNORED).sum())  # still in host memory
             self._sync.before_micro_batch(is_last=index == len(batches) - 1)
             loss = self._task.loss_sum(batch.to(self._device))
             loss.backward()
