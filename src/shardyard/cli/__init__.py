@@ -1,0 +1,121 @@
+"""The command line: `shardyard VERB`. One table of verbs; each lives in a file of its own.
+
+`shardyard --help` imports nothing but click: a verb's module is imported when it is called. This
+file is also the outermost line of every process of the command line: here errors become messages
+and exit codes.
+"""
+
+# ruff: noqa: ARG002 - click names the parameters of the methods it calls
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from shardyard import __version__
+from shardyard.errors import EXIT_INTERRUPTED, ShardyardError
+
+_VERBS = {
+    "config": "shows a recipe resolved, each value with its reason; documents every setting",
+    "plan": "predicts memory, speed and cost before anything is started",
+    "prepare": "turns text into token shards",
+    "train": "trains here and now",
+    "resume": "continues a run from its newest sound checkpoint",
+    "runs": "lists the runs and how they stand",
+    "export": "writes a checkpoint as a Hugging Face folder",
+    "report": "writes a run's page and Markdown summary",
+}
+"""Verb -> what it does; `command` of shardyard/cli/<verb>.py is imported when it is called."""
+
+
+class _Verbs(click.Group):
+    """A group whose commands are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _VERBS:
+            return None
+        command = importlib.import_module(f"shardyard.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        verb = args[0]
+        if verb not in _VERBS and not verb.startswith("-"):
+            near = difflib.get_close_matches(verb, _VERBS, n=1)
+            hint = f"Did you mean {near[0]}?" if near else f"Verbs are {', '.join(_VERBS)}."
+            raise click.UsageError(f"there is no verb {verb!r}. {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(_VERBS.items()))
+
+
+@click.group(
+    cls=_Verbs,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="A recipe is one or more YAML files and section.key=value overrides, such as "
+    "optim.lr=3e-4. Start with: shardyard train model.preset=llama-tiny",
+)
+@click.version_option(__version__, prog_name="shardyard", message="%(prog)s %(version)s")
+@click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")
+@click.pass_context
+def shardyard(ctx: click.Context) -> None:
+    """Train a model on many accelerators from one recipe."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    # Accepted anywhere, as it is added to a command that has just failed.
+    is_debugging = "--debug" in given
+    words = [argument for argument in given if argument != "--debug"]
+    try:
+        code = shardyard.main(words, prog_name="shardyard", standalone_mode=False)
+        sys.stdout.flush()
+        return int(code or 0)
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        _say("interrupted")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output, such as `head`, has had enough. Nothing more can be written,
+        # not even what Python flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except ShardyardError as error:
+        if is_debugging:
+            _show_traceback()
+        _say(f"error: {error}")
+        return error.exit_code
+    except Exception as error:  # noqa: BLE001 - the outermost line
+        if is_debugging:
+            _show_traceback()
+        _say(
+            f"error: {type(error).__name__}: {error}. This is a bug of shardyard, not of your "
+            "request. Run the same command with --debug to see where it happened, and report it."
+        )
+        return 1
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr)
+
+
+def _show_traceback() -> None:
+    import traceback  # only for --debug
+
+    traceback.print_exc()

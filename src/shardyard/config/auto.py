@@ -13,6 +13,7 @@ from typing import Any
 
 from shardyard.config.presets import ModelShape
 from shardyard.config.schema import Recipe
+from shardyard.hardware.catalogue import Instance, instance
 from shardyard.hardware.machine import Machine
 from shardyard.rundir.resolved import DataFacts, Resolved
 
@@ -62,6 +63,11 @@ class Draft:
         if self.facts.machine is None:
             raise NotYetKnown("known once training starts on a machine")
         return self.facts.machine
+
+    @property
+    def rented(self) -> Instance | None:
+        name = self.recipe.cluster.instance
+        return None if name is None else instance(name)
 
     @property
     def seq_len(self) -> int:
@@ -130,6 +136,8 @@ def _tokenizer(draft: Draft) -> tuple[str, str]:
 
 
 def _device(draft: Draft) -> tuple[str, str]:
+    if draft.rented is not None:
+        return draft.rented.device, f"{draft.rented.name} has {draft.rented.accelerator.name}"
     machine = draft.machine
     return machine.device, f"the machine has {machine.count} x {machine.name}"
 
@@ -137,6 +145,8 @@ def _device(draft: Draft) -> tuple[str, str]:
 def _devices(draft: Draft) -> tuple[int, str]:
     if draft.recipe.cluster.device == "cpu":
         return 1, "one CPU process uses all cores; more are your choice"
+    if draft.rented is not None:
+        return draft.rented.count, f"all of {draft.rented.name}"
     return draft.machine.count, f"all {draft.machine.name} of the machine"
 
 

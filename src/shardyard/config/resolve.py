@@ -5,6 +5,7 @@ Pure: what must be looked up (the model's shape, the machine, the prepared data)
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from shardyard.config.auto import (
@@ -45,6 +46,7 @@ def resolve(
     machine: Machine,
     data: DataFacts,
     name: str = "run",
+    model_dir: Path | None = None,
     model_has_tokenizer: bool = False,
     previous: Resolved | None = None,
 ) -> Resolved:
@@ -54,7 +56,8 @@ def resolve(
         recipe: A checked recipe.
         machine: The machine to train on, or one of the cluster's nodes.
         name: Name of the run where ``run.name`` is auto: the recipe's file name.
-        model_has_tokenizer: Whether the model's folder holds a tokenizer.
+        model_dir: The model's own files, if it has any (``config/model_source.py``).
+        model_has_tokenizer: Whether that folder holds a tokenizer.
         previous: The last attempt, on a resume: an ``auto`` that the fingerprint covers keeps the
             value it had.
 
@@ -72,8 +75,14 @@ def resolve(
     )
     preview = resolve_known(recipe, facts)
     assert preview.steps is not None  # all facts are there, so no rule had to wait
+    loads = preview.recipe.model.weights == "load"
     resolved = Resolved(
-        recipe=preview.recipe, reasons=preview.reasons, shape=shape, data=data, steps=preview.steps
+        recipe=preview.recipe,
+        reasons=preview.reasons,
+        shape=shape,
+        data=data,
+        steps=preview.steps,
+        model_dir=str(model_dir) if loads else None,
     )
     found = _misfits(resolved, machine)
     if found:
@@ -183,9 +192,11 @@ def _device_problems(recipe: Recipe, machine: Machine) -> list[Problem]:
     if device == "cpu":
         return []  # CPU processes are a choice
     if device != machine.device:
+        renting = " with cluster.instance=null" if recipe.cluster.instance else ""
         text = (
             f"={device} but {machine.hostname} has only {machine.count} x {machine.name} "
-            f"({machine.device}). Use cluster.device={machine.device}, or a machine that has it."
+            f"({machine.device}). Use cluster.device={machine.device}{renting}, or a machine that "
+            "has it."
         )
         return [Problem("cluster.device", text)]
     if isinstance(devices, int) and devices > machine.count:

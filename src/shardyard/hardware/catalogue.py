@@ -48,6 +48,11 @@ class Instance:
     """On demand, Linux, us-east-1; None: no price was found there."""
 
     @property
+    def device(self) -> str:
+        """Kind of its accelerators, as ``cluster.device`` names it."""
+        return "hpu" if self.accelerator.name.startswith("Gaudi") else "cuda"
+
+    @property
     def price_source(self) -> str:
         """What the price is and when it was read; printed wherever the price is."""
         return _PRICES

@@ -48,6 +48,22 @@ class Lease:
         os.close(self._descriptor)
 
 
+def is_held(path: Path) -> bool:
+    """Whether some process holds the lease now; asks without taking it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        # Shared: two who ask at the same time do not see each other, but both see a holder.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _holder(text: str) -> str:
     try:
         holder = json.loads(text)

@@ -1,0 +1,7 @@
+"""`python -m shardyard.cli`: the same as `shardyard`."""
+
+import sys
+
+from shardyard.cli import main
+
+sys.exit(main())

@@ -1,0 +1,108 @@
+"""`shardyard config`: a recipe resolved with reasons; the documentation of every setting."""
+
+import json
+from typing import Any
+
+import click
+
+from shardyard.cli.tables import print_table
+
+
+@click.command()
+@click.argument("recipe", nargs=-1)
+@click.option("--schema", is_flag=True, help="Document every setting, and show no recipe.")
+@click.option("--presets", is_flag=True, help="List the named models, and show no recipe.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(recipe: tuple[str, ...], *, schema: bool, presets: bool, as_json: bool) -> None:
+    """Show RECIPE (files and section.key=value overrides) resolved, each value with its reason.
+
+    What is only known once data is prepared or training starts stays auto and says so.
+    """
+    if schema or presets:
+        if recipe or (schema and presets):
+            raise click.UsageError("--schema, --presets and a RECIPE exclude each other.")
+        (_show_schema if schema else _show_presets)(as_json=as_json)
+        return
+    if not recipe:
+        raise click.UsageError(
+            "RECIPE is missing. Give a YAML file or overrides such as model.preset=llama-tiny, "
+            "or --schema."
+        )
+    _show_recipe(recipe, as_json=as_json)
+
+
+def _show_recipe(arguments: tuple[str, ...], *, as_json: bool) -> None:
+    from shardyard.cli.request import Request
+    from shardyard.config.document import write_default
+    from shardyard.rundir.resolved import flatten
+    from shardyard.units import format_count
+
+    request = Request.read(arguments, needs_weights=False)
+    preview = request.preview()
+    given = flatten(request.recipe.model_dump(mode="json", exclude_unset=True))
+    values = flatten(preview.recipe.model_dump(mode="json"))
+    settings: dict[str, dict[str, Any]] = {
+        name: {
+            "value": value,
+            "reason": preview.reasons.get(name, "given" if name in given else "default"),
+        }
+        for name, value in values.items()
+        if value != {}  # a section without settings
+    }
+    if as_json:
+        length = {"value": preview.steps, "reason": preview.why_steps}
+        content = {"settings": settings, "steps": length, "shape": request.shape.to_dict()}
+        click.echo(json.dumps(content, indent=1))
+        return
+    sections: dict[str, list[tuple[str, str, str]]] = {}
+    for name, entry in settings.items():
+        section, _, key = name.partition(".")
+        row = (key, write_default(entry["value"]), entry["reason"])
+        sections.setdefault(section, []).append(row)
+    for section, rows in sections.items():
+        print_table(("", "", ""), rows, title=section)
+    parameters = format_count(request.shape.parameters)
+    length_text = "not known yet" if preview.steps is None else f"{preview.steps:,} steps"
+    rows = [
+        ("parameters", parameters, f"a {request.shape.model_type} of this shape"),
+        ("length", length_text, preview.why_steps),
+    ]
+    print_table(("", "", ""), rows, title="derived")
+
+
+def _show_schema(*, as_json: bool) -> None:
+    from shardyard.config.document import sections, settings_json, write_default
+
+    if as_json:
+        click.echo(json.dumps(settings_json(), indent=1))
+        return
+    for section in sections():
+        rows = [
+            (setting.name, write_default(setting.default), setting.accepts, setting.sentence)
+            for setting in section.settings
+        ]
+        title = f"{section.name}: {section.sentence}" if section.sentence else section.name
+        if rows:
+            print_table(("setting", "default", "accepts", "what it does"), rows, title=title)
+        else:
+            click.echo(title)
+
+
+def _show_presets(*, as_json: bool) -> None:
+    from shardyard.config.presets import PRESETS
+    from shardyard.units import format_count
+
+    if as_json:
+        listing = [
+            {"name": name, "source": preset.source, "shape": preset.shape.to_dict()}
+            for name, preset in PRESETS.items()
+        ]
+        click.echo(json.dumps(listing, indent=1))
+        return
+    rows = []
+    for name, preset in PRESETS.items():
+        shape = preset.shape
+        # A preset without a vocabulary takes the tokenizer's; its tables are not counted here.
+        size = format_count(shape.parameters) + ("" if shape.vocab_size else " + embeddings")
+        rows.append((name, size, f"{shape.max_position_embeddings:,}", preset.source))
+    print_table(("preset", "parameters", "context", "source"), rows)

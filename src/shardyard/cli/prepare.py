@@ -1,0 +1,72 @@
+"""`shardyard prepare`: text into token shards, in a process of its own."""
+
+import json
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from shardyard.cli.processes import run_program
+from shardyard.cli.request import Request
+from shardyard.cli.tables import print_table
+from shardyard.config.model_source import has_tokenizer
+from shardyard.rundir.resolved import DataFacts
+
+
+@click.command()
+@click.argument("recipe", nargs=-1, required=True)
+@click.option("--dry-run", is_flag=True, help="Say what would be read and written.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(recipe: tuple[str, ...], *, dry_run: bool, as_json: bool) -> None:
+    """Prepare the data of RECIPE (files and section.key=value overrides).
+
+    Does nothing where the data is prepared already, and goes on where a killed call stopped.
+    """
+    request = Request.read(recipe, needs_weights=False)
+    if dry_run:
+        plan = _what_would_happen(request)
+        if as_json:
+            click.echo(json.dumps(plan, indent=1))
+        else:
+            print_table(("", ""), list(plan.items()), title="would prepare")
+        return
+    facts = prepare_data(request)
+    if as_json:
+        click.echo(json.dumps(asdict(facts), indent=1))
+        return
+    rows = [
+        ("folder", facts.dir),
+        ("training", f"{facts.train_tokens:,} tokens of {facts.train_documents:,} documents"),
+        ("evaluation", f"{facts.eval_tokens:,} tokens of {facts.eval_documents:,} documents"),
+        ("vocabulary", f"{facts.vocab_size:,} tokens"),
+        ("unigram entropy", f"{facts.unigram_entropy:.3f} nats a token"),
+    ]
+    print_table(("", ""), rows)
+
+
+def prepare_data(request: Request) -> DataFacts:
+    """Prepare a request's data, or find it prepared.
+
+    Raises:
+        ShardyardError: What the data program answered; its class follows the exit code.
+    """
+    with tempfile.TemporaryDirectory(prefix="shardyard-") as folder:
+        recipe = Path(folder) / "recipe.json"
+        recipe.write_text(request.recipe.model_dump_json())
+        model = [] if request.model_dir is None else ["--model-dir", str(request.model_dir)]
+        return DataFacts(**run_program("shardyard.data", [str(recipe), *model]))
+
+
+def _what_would_happen(request: Request) -> dict[str, str]:
+    data = request.recipe.data
+    sources = (data.source,) if isinstance(data.source, str) else data.source
+    trained = f"train a byte-level BPE of {data.vocab_size:,} tokens"
+    own = str(request.model_dir) if has_tokenizer(request.model_dir) else trained
+    tokenizer = {"auto": own, "train": trained}.get(data.tokenizer, data.tokenizer)
+    return {
+        "read": ", ".join(sources),
+        "tokenizer": tokenizer,
+        "write": f"a folder named by fingerprint in {Path(data.dir).expanduser().resolve()}",
+        "held out": f"{data.eval_fraction:.0%} of the documents",
+    }

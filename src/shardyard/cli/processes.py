@@ -1,0 +1,83 @@
+"""Start one of our own programs and read its answer: one line of JSON on stdout.
+
+A program that fails answers ``{"error": message, "exit_code": n}``; its talk goes to our stderr.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+from shardyard.errors import (
+    EXIT_DRAINED,
+    EXIT_INTERRUPTED,
+    AccessError,
+    CapacityError,
+    RequestError,
+    ShardyardError,
+)
+
+_ERRORS: dict[int, type[ShardyardError]] = {
+    error.exit_code: error for error in (ShardyardError, RequestError, CapacityError, AccessError)
+}
+
+
+def run_program(module: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """Run ``python -m module`` to its end and return its answer.
+
+    SIGTERM is passed on to the program; Ctrl-C reaches it without us, as it reaches every process
+    of the terminal.
+
+    Raises:
+        ShardyardError: The program's own error, as the class that its exit code stands for; or it
+            died without an answer.
+        KeyboardInterrupt: It was interrupted.
+    """
+    command = [sys.executable, "-m", module, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        is_terminated = False
+
+        def pass_on(_number: int, _frame: FrameType | None) -> None:
+            nonlocal is_terminated
+            is_terminated = True
+            process.terminate()
+
+        previous = signal.signal(signal.SIGTERM, pass_on)
+        try:
+            output, _ = process.communicate()
+        except KeyboardInterrupt:
+            process.wait()
+            raise
+        finally:
+            signal.signal(signal.SIGTERM, previous)
+    if is_terminated:
+        raise SystemExit(EXIT_DRAINED)
+    if process.returncode == EXIT_INTERRUPTED:
+        raise KeyboardInterrupt
+    return _read_answer(output, module, process.returncode)
+
+
+def _read_answer(output: str, module: str, exit_code: int) -> dict[str, Any]:
+    lines = output.splitlines()
+    try:
+        answer = json.loads(lines[-1])
+    except (IndexError, ValueError) as error:
+        raise ShardyardError(
+            f"`python -m {module}` ended with {_ending(exit_code)} and gave no answer. What it "
+            "said last stands above; run the same command again to go on where it stopped."
+        ) from error
+    if "error" in answer:
+        raise _ERRORS.get(answer.get("exit_code"), ShardyardError)(answer["error"])
+    assert isinstance(answer, dict)
+    return answer
+
+
+def _ending(exit_code: int) -> str:
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    name = signal.Signals(-exit_code).name
+    hint = " (out of memory?)" if name == "SIGKILL" else ""
+    return f"signal {name}{hint}"

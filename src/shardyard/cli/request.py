@@ -1,0 +1,87 @@
+"""What a user asks for: recipe files and overrides, loaded, checked, with the model's shape.
+
+The first step of every verb that takes a recipe.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardyard.config.auto import Facts
+from shardyard.config.check import check
+from shardyard.config.load import is_override, load_recipe
+from shardyard.config.model_source import has_tokenizer, model_folder, read_shape
+from shardyard.config.presets import ModelShape
+from shardyard.config.resolve import Preview, resolve, resolve_known
+from shardyard.config.schema import Recipe
+from shardyard.hardware.machine import Machine
+from shardyard.rundir.resolved import DataFacts, Resolved
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A checked recipe and its model."""
+
+    recipe: Recipe
+    name: str
+    """Name of the recipe's files; the run is named after it."""
+    model_dir: Path | None
+    """The model's own files: config.json, tokenizer, weights. None for a preset."""
+    shape: ModelShape
+    """Before the data is prepared, its vocabulary may be that of the tokenizer to be trained."""
+
+    @staticmethod
+    def read(arguments: Sequence[str], *, needs_weights: bool = True) -> "Request":
+        """Load and check a recipe, and find its model.
+
+        Args:
+            arguments: Recipe files and ``section.key=value`` overrides, in any order.
+            needs_weights: Whether weights that the recipe loads must be there; False for verbs
+                that only look.
+
+        Raises:
+            RequestError: Anything in it is wrong; every problem that can be seen is named.
+            AccessError: The Hugging Face hub asks for permission.
+        """
+        files = [Path(argument) for argument in arguments if not is_override(argument)]
+        overrides = [argument for argument in arguments if is_override(argument)]
+        recipe = load_recipe(files, overrides)
+        check(recipe, ", ".join(str(file) for file in files) or "recipe")
+        name = "-".join(file.stem for file in files) or "run"
+        return Request.of(recipe, name=name, needs_weights=needs_weights)
+
+    @staticmethod
+    def of(recipe: Recipe, *, name: str = "run", needs_weights: bool = True) -> "Request":
+        """The request of a recipe that is loaded and checked, such as the one of a run."""
+        folder = model_folder(recipe.model, needs_weights=needs_weights)
+        shape = read_shape(recipe.model, folder, recipe.data.vocab_size)
+        return Request(recipe=recipe, name=name, model_dir=folder, shape=shape)
+
+    def preview(self, machine: Machine | None = None) -> Preview:
+        """Resolve as far as possible before the data is prepared."""
+        facts = Facts(
+            name=self.name,
+            shape=self.shape,
+            model_has_tokenizer=has_tokenizer(self.model_dir),
+            machine=machine,
+        )
+        return resolve_known(self.recipe, facts)
+
+    def resolve(
+        self, machine: Machine, data: DataFacts, *, previous: Resolved | None = None
+    ) -> Resolved:
+        """Resolve everything, once the data is prepared.
+
+        Raises:
+            RecipeError: Degrees, batch, data and model do not fit each other or ``previous``.
+        """
+        return resolve(
+            self.recipe,
+            shape=read_shape(self.recipe.model, self.model_dir, data.vocab_size),
+            machine=machine,
+            data=data,
+            name=self.name,
+            model_dir=self.model_dir,
+            model_has_tokenizer=has_tokenizer(self.model_dir),
+            previous=previous,
+        )

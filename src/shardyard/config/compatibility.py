@@ -1,0 +1,113 @@
+"""Which versions of the engines we stand on are required, and which were tested.
+
+Read from the installed packages' metadata: nothing is imported, so this takes milliseconds.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from shardyard.errors import RequestError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """One package of the compatibility table."""
+
+    package: str
+    at_least: str
+    below: str | None = None
+    """First version that is refused; None: newer ones may work and are only warned about."""
+    tested: tuple[str, ...]
+    note: str
+    """Why this range."""
+
+
+ENGINES = (
+    Engine(
+        package="torch",
+        at_least="2.11",
+        below="3",
+        tested=("2.13.0",),
+        note="fully_shard and the safetensors checkpoint writer as used here",
+    ),
+    Engine(
+        package="transformers",
+        at_least="5.0",
+        below="6",
+        tested=("5.23.0",),
+        note="configs with rope_parameters",
+    ),
+    Engine(package="safetensors", at_least="0.5", tested=(), note="checkpoints and exports"),
+    Engine(package="tokenizers", at_least="0.21", tested=(), note="tokenizer.json"),
+    Engine(package="numpy", at_least="1.26", tested=(), note="data shards"),
+    Engine(package="pydantic", at_least="2.10", below="3", tested=(), note="recipes"),
+)
+
+
+def installed_version(package: str) -> str | None:
+    """Version of an installed package, or None."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def check_packages(
+    engines: tuple[Engine, ...] = ENGINES,
+    find_version: Callable[[str], str | None] = installed_version,
+) -> list[str]:
+    """Refuse packages outside the required range.
+
+    Returns:
+        One warning for each package whose version is in range but was not tested.
+
+    Raises:
+        RequestError: Packages are missing, too old or too new; names all, and how to install them.
+    """
+    wrong, warnings = [], []
+    for engine in engines:
+        found = find_version(engine.package)
+        if found is None or not _in_range(found, engine):
+            wrong.append(f"  {engine.package}: {found or 'none'} found, {_range(engine)} required")
+        elif engine.tested and _plain(found) not in engine.tested:
+            warnings.append(
+                f"{engine.package} {found} was not tested with this version of shardyard "
+                f"(tested: {', '.join(engine.tested)})"
+            )
+    if wrong:
+        packages = [e.package for e in engines if any(f"  {e.package}:" in w for w in wrong)]
+        wanted = " ".join(f"'{e.package}{_range(e)}'" for e in engines if e.package in packages)
+        raise RequestError(
+            "installed packages do not fit this version of shardyard:\n"
+            + "\n".join(wrong)
+            + f"\nInstall them with: python -m pip install {wanted}"
+        )
+    return warnings
+
+
+def package_versions() -> dict[str, str | None]:
+    """Package -> installed version, for the manifest."""
+    return {engine.package: installed_version(engine.package) for engine in ENGINES}
+
+
+def _in_range(found: str, engine: Engine) -> bool:
+    number = _numbers(found)
+    return number >= _numbers(engine.at_least) and (
+        engine.below is None or number < _numbers(engine.below)
+    )
+
+
+def _range(engine: Engine) -> str:
+    return f">={engine.at_least}" + (f",<{engine.below}" if engine.below else "")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """``2.13.0+cpu`` -> ``(2, 13, 0)``."""
+    return tuple(int(number) for number in re.findall(r"\d+", re.split(r"[^\d.]", text)[0]))
+
+
+def _plain(text: str) -> str:
+    """Without the local part that names the build: ``2.13.0+cpu`` -> ``2.13.0``."""
+    return text.partition("+")[0]

@@ -1,0 +1,221 @@
+"""Where a model's shape and files come from: a preset, a Hugging Face folder, or the hub.
+
+Reads config.json itself, so that the control half needs no torch. What ``ModelShape`` cannot say
+is refused with the reason: a model is trained as it is, or not at all.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from shardyard.config.presets import PRESETS, ModelShape
+from shardyard.config.schema import Model
+from shardyard.errors import AccessError, RequestError
+
+_HUB_FILES = ("*.json", "*.safetensors", "*.jinja")
+"""Fetched from the hub: config, tokenizer and weights; nothing that runs code when opened."""
+
+_CONFIG_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "sliding_window": None},
+    "mistral": {"max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "sliding_window": 4096},
+}
+"""Model type -> what a config.json that leaves a key out means by it. Source: LlamaConfig and
+MistralConfig of transformers 5.23."""
+
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+)
+
+
+def model_folder(model: Model, *, needs_weights: bool = True) -> Path | None:
+    """Folder of the model's own files on this machine, or None for a preset.
+
+    Args:
+        needs_weights: Whether weights that the recipe loads are fetched too, and must be there.
+
+    Raises:
+        RequestError: There is no such folder or repository, or the hub cannot be reached.
+        AccessError: The hub asks for permission.
+    """
+    loads = needs_weights and model.weights != "random"
+    if model.path is not None:
+        folder = Path(model.path).expanduser().resolve()
+        if not folder.is_dir():
+            is_file = "is a file" if folder.is_file() else "does not exist"
+            raise RequestError(
+                f"model.path={model.path} {is_file}. Give a Hugging Face folder that holds "
+                "config.json, or name a hub repository with model.hub."
+            )
+    elif model.hub is not None:
+        folder = _fetch(model.hub, with_weights=loads)
+    else:
+        return None
+    if loads:
+        _require_weights(folder, model)
+    return folder
+
+
+def has_tokenizer(folder: Path | None) -> bool:
+    """Whether the model brings a tokenizer that can be opened."""
+    return folder is not None and (folder / "tokenizer.json").is_file()
+
+
+def read_shape(model: Model, folder: Path | None, vocab_size: int) -> ModelShape:
+    """Sizes of the model, from its preset or from its folder's config.json.
+
+    Args:
+        folder: What ``model_folder`` returned.
+        vocab_size: That of the tokenizer; used by presets that leave theirs open.
+
+    Raises:
+        RequestError: config.json is missing or damaged, or says something that is not built.
+    """
+    if model.preset is not None:
+        shape = PRESETS[model.preset].shape
+        return shape if shape.vocab_size else replace(shape, vocab_size=vocab_size)
+    assert folder is not None, "check() saw to it that a model is named"
+    path = folder / "config.json"
+    config = _read_config(path)
+    model_type = config.get("model_type")
+    if model_type not in _CONFIG_DEFAULTS:
+        raise RequestError(
+            f"{path}: model_type={model_type!r} is not built yet. Blocks are known for "
+            f"{' and '.join(_CONFIG_DEFAULTS)} so far; use a model of one of these types."
+        )
+    config = {**_CONFIG_DEFAULTS[model_type], **config}
+    unknown = _not_representable(config, is_random=model.weights == "random")
+    if unknown:
+        lines = "\n".join(f"  {line}" for line in unknown)
+        raise RequestError(
+            f"{path} describes a model that cannot be trained faithfully here:\n{lines}\n"
+            "Use another model, or change config.json if you know that it means the same."
+        )
+    return _shape(config, path)
+
+
+def _shape(config: dict[str, Any], path: Path) -> ModelShape:
+    missing = [key for key in _SIZES if not _is_size(config.get(key))]
+    if missing:
+        raise RequestError(
+            f"{path} gives no whole number for {', '.join(missing)}. Without it the model cannot "
+            "be built. Fetch or save config.json again."
+        )
+    sizes = {key: config[key] for key in _SIZES}
+    return ModelShape(
+        model_type=config["model_type"],
+        **sizes,
+        num_key_value_heads=config.get("num_key_value_heads") or config["num_attention_heads"],
+        max_position_embeddings=config["max_position_embeddings"],
+        rms_norm_eps=config["rms_norm_eps"],
+        rope_theta=float(_rope(config).get("rope_theta", 10000.0)),
+        tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+        attention_bias=bool(config.get("attention_bias", False)),
+        head_dim=config.get("head_dim"),
+    )
+
+
+def _rope(config: dict[str, Any]) -> dict[str, Any]:
+    """Rotary settings as transformers 5 writes them, from its form or the older one."""
+    older = {"rope_theta": config.get("rope_theta", 10000.0), **(config.get("rope_scaling") or {})}
+    return {**older, **(config.get("rope_parameters") or {})}
+
+
+def _not_representable(config: dict[str, Any], *, is_random: bool) -> list[str]:
+    """What ``ModelShape`` has no word for, each with its reason."""
+    rope = _rope(config)
+    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    std = config.get("initializer_range", 0.02)
+    reasons = {
+        f"rope_type={rope_type!r}: scaled rotary positions are not built yet": (
+            rope_type != "default"
+        ),
+        f"partial_rotary_factor={rope.get('partial_rotary_factor')}: rotary positions on a part "
+        "of a head are not built yet": rope.get("partial_rotary_factor", 1) != 1,
+        f"sliding_window={config['sliding_window']}: attention sees the whole sample here; set it "
+        "to null": config["sliding_window"] is not None,
+        f"hidden_act={config.get('hidden_act')!r}: only silu is built": (
+            config.get("hidden_act", "silu") != "silu"
+        ),
+        "mlp_bias=true: an MLP with biases is not built": bool(config.get("mlp_bias")),
+        "attention_bias=true: mistral has no such biases": (
+            config["model_type"] == "mistral" and bool(config.get("attention_bias"))
+        ),
+        f"attention_dropout={config.get('attention_dropout')}: not built, as it would depend on "
+        "the layout; set it to 0 and use model.dropout": bool(config.get("attention_dropout")),
+        "quantization_config: its weights are quantised; training needs the full ones": (
+            bool(config.get("quantization_config"))
+        ),
+        f"initializer_range={std}: random weights are drawn with 0.02": is_random and std != 0.02,
+    }
+    return [reason for reason, applies in reasons.items() if applies]
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise RequestError(
+            f"{path} does not exist. A Hugging Face folder has one; give the folder that "
+            "save_pretrained wrote, or a snapshot of the hub."
+        ) from error
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise RequestError(f"{path} is not JSON ({error}). Fetch or save it again.") from error
+    if not isinstance(config, dict):
+        raise RequestError(f"{path} holds no JSON object. Fetch or save it again.")
+    return config
+
+
+def _require_weights(folder: Path, model: Model) -> None:
+    names = ("model.safetensors", "model.safetensors.index.json")
+    if any((folder / name).is_file() for name in names):
+        return
+    setting = f"model.path={model.path}" if model.path else f"model.hub={model.hub}"
+    pickles = sorted(path.name for path in folder.glob("*.bin"))
+    why = f"only {pickles[0]}, and opening a pickle runs code" if pickles else f"no {names[0]}"
+    raise RequestError(
+        f"{setting} has no weights to load: {why}. Save it once with transformers' "
+        "save_pretrained, or start from random weights with model.weights=random."
+    )
+
+
+def _fetch(name: str, *, with_weights: bool) -> Path:
+    """Fetch a repository of the hub, or find it in the local cache."""
+    from huggingface_hub import errors, snapshot_download  # takes 0.2 s, rarely needed
+
+    patterns = [p for p in _HUB_FILES if with_weights or p != "*.safetensors"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except errors.GatedRepoError as error:
+        raise AccessError(
+            f"model.hub={name}: the hub asks for permission. Accept the terms on the model's page, "
+            "then log in with `hf auth login` or set HF_TOKEN."
+        ) from error
+    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
+        raise RequestError(
+            f"model.hub={name}: the Hugging Face hub has no such repository, or it is private. "
+            "Check the name (owner/name); for a private one log in with `hf auth login`."
+        ) from error
+    except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, OSError) as error:
+        offline = " HF_HUB_OFFLINE is set." if _is_offline() else ""
+        raise RequestError(
+            f"model.hub={name} is not in the local cache and the Hugging Face hub cannot be "
+            f"reached.{offline} Check the network, or fetch it elsewhere and give its folder with "
+            "model.path."
+        ) from error
+
+
+def _is_offline() -> bool:
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
