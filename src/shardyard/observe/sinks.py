@@ -1,10 +1,9 @@
 """Where metric lines go: metrics.jsonl, the process's log, TensorBoard."""
 
-import json
 from typing import Any, Protocol
 
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import LineWriter
+from shardyard.rundir.lines import LineWriter, write_line
 
 LOG_MARK = "@shardyard-metrics "
 """Begins a log line that holds a metric line, so that metrics.jsonl can be rebuilt from logs."""
@@ -26,7 +25,7 @@ class MetricsFile:
 
     def write(self, line: dict[str, Any]) -> None:
         self._lines.append(line)
-        print(LOG_MARK + json.dumps(line), flush=True)
+        print(LOG_MARK + write_line(line), flush=True)
 
     def close(self) -> None:
         self._lines.close()

@@ -77,8 +77,7 @@ class LineWriter:
         Raises:
             StorageError: The file system refused.
         """
-        line = json.dumps({key: _json_value(value) for key, value in content.items()})
-        data = line.encode() + b"\n"
+        data = write_line(content).encode() + b"\n"
         try:
             if os.write(self._descriptor, data) != len(data):
                 raise OSError(28, "no space left on device")
@@ -89,6 +88,11 @@ class LineWriter:
 
     def close(self) -> None:
         os.close(self._descriptor)
+
+
+def write_line(content: dict[str, Any]) -> str:
+    """One object as one line of JSON; numbers that JSON lacks (nan, inf) become null."""
+    return json.dumps(_json_value(content), allow_nan=False)
 
 
 class EventWriter:
@@ -135,4 +139,8 @@ def read_evaluations(path: Path) -> list[dict[str, Any]]:
 
 
 def _json_value(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _json_value(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_value(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,8 +1,8 @@
 """The training loop, from the first step of a process to its last.
 
-Results are read one step late: while the device works on a step, the host reads the one before. So
-every decision that depends on a result (drain, too many skipped steps) takes effect one step after
-it, on all ranks alike, and the device never waits for the host.
+On an accelerator, results are read one step late: while the device works on a step, the host reads
+the one before. So every decision that depends on a result (drain, too many skipped steps) takes
+effect one step after it, on all ranks alike, and the device never waits for the host.
 """
 
 import gc
@@ -10,7 +10,6 @@ import os
 import time
 from dataclasses import asdict, dataclass
 
-from shardyard.checkpoint.retention import mark_best
 from shardyard.errors import TrainingError
 from shardyard.observe.metrics import StepTimes
 from shardyard.parallel.device import peak_memory_bytes
@@ -81,11 +80,12 @@ class _Loop:
             self.unread = launched
             step = self.progress.step
             evaluation_due = self._evaluation_due(step)
-            if evaluation_due or step == steps or step % self.recipe.checkpoint.every == 0:
+            save_due = step % self.recipe.checkpoint.every == 0
+            if launched.pending.is_ready or evaluation_due or save_due:
                 self._read_result()
             if evaluation_due:
                 self._evaluate()
-            if step % self.recipe.checkpoint.every == 0:
+            if save_due:
                 self._save()
             self._report_durable()
         self._read_result()
@@ -186,12 +186,12 @@ class _Loop:
         if progress.best_loss is None or result.loss < progress.best_loss:
             progress.best_loss, progress.best_step = result.loss, progress.step
             if self.recipe.checkpoint.keep_best:
-                self._save()
+                self._save(is_best=True)
         target = self.recipe.run.target_loss
         self.target_met = target is not None and result.loss <= target
         self.step_ended_at += seconds  # the next step's time does not count it
 
-    def _save(self) -> None:
+    def _save(self, *, is_best: bool = False) -> None:
         """Start a checkpoint of the step just done; training goes on while it is written."""
         training, step = self.training, self.progress.step
         if self.saved_step == step:
@@ -205,6 +205,7 @@ class _Loop:
                 skipped_in_row=round(training.stepper.skipped_in_row.item()),
                 fingerprint=fingerprint(training.resolved),
             ),
+            is_best=is_best,
         )
         training.report("checkpoint_started", step=step, blocked_s=blocked_s)
         self.saved_step = step
@@ -215,8 +216,6 @@ class _Loop:
         """Report what the background writer has finished; raises what went wrong there."""
         for durable in self.training.saver.poll():
             self.training.report("checkpoint_durable", **asdict(durable))
-            if durable.step == self.progress.best_step and self.training.rank == 0:
-                mark_best(self.training.run_dir.checkpoints, durable.step)
 
     def _end(self) -> str:
         """Make the last step durable."""

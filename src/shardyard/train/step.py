@@ -51,6 +51,11 @@ class PendingResult:
         self._event = torch.Event(device=on_device.device)
         self._event.record()
 
+    @property
+    def is_ready(self) -> bool:
+        """True on a CPU, where a step is over when its last call returns."""
+        return self._event is None
+
     def read(self) -> StepResult:
         """Wait for the step and return its result."""
         if self._event is not None:

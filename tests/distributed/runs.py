@@ -1,0 +1,96 @@
+"""Small real runs for tests: real text, real preparation, a real run folder."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardyard.config.legality import resolve_layout
+from shardyard.config.model_source import read_shape
+from shardyard.config.resolve import resolve
+from shardyard.config.schema import Recipe
+from shardyard.data.prepare import prepare
+from shardyard.hardware.machine import Machine
+from shardyard.rundir.layout import RunDir, write_json
+from shardyard.rundir.resolved import DataFacts, Resolved, write_resolved
+from shardyard.train.hooks import Hooks
+from shardyard.train.loop import train
+
+MACHINE = Machine(
+    device="cpu", name="test", count=1, memory_bytes=2**34, cores=2, hostname="test"
+)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Prepared text, shared by the runs of a test file."""
+
+    source: str
+    prepared: str
+    facts: DataFacts
+
+
+def prepare_corpus(folder: Path, *, num_documents: int = 40) -> Corpus:
+    """Write documents of real text (this package's own files) and prepare them."""
+    source = folder / "text"
+    source.mkdir()
+    files = sorted((Path(__file__).parents[2] / "src" / "shardyard").rglob("*.py"))
+    for index, file in enumerate(files[:num_documents]):
+        (source / f"{index:03d}.txt").write_text(file.read_text() or "# empty\n")
+    prepared = folder / "prepared"
+    recipe = Recipe.model_validate(
+        {
+            "model": {"preset": "llama-tiny"},
+            "data": {
+                "source": str(source),
+                "dir": str(prepared),
+                "tokenizer": "train",
+                "vocab_size": 512,
+                "eval_fraction": 0.1,
+                "workers": 1,
+            },
+        }
+    )
+    facts = prepare(recipe, model_dir=None, progress=lambda *_: None)
+    return Corpus(str(source), str(prepared), facts)
+
+
+def make_run(
+    folder: Path, corpus: Corpus, sections: dict[str, dict[str, Any]], *, attempt: int = 0
+) -> RunDir:
+    """Write a run folder, ready to train, for the given sections of a recipe."""
+    base: dict[str, dict[str, Any]] = {
+        "run": {"steps": 4},
+        "model": {"preset": "llama-tiny"},
+        "data": {
+            "source": corpus.source,
+            "dir": corpus.prepared,
+            "seq_len": 32,
+            "vocab_size": 512,
+            "tokenizer": "train",
+        },
+        "optim": {"lr": 1e-2, "global_batch": 6, "micro_batch": 1, "warmup_steps": 2},
+        "cluster": {"device": "cpu", "devices": 1},
+    }
+    merged = {name: {**base.get(name, {}), **sections.get(name, {})} for name in {*base, *sections}}
+    recipe = Recipe.model_validate(merged)
+    shape = read_shape(recipe.model, None, corpus.facts.vocab_size)
+    resolved = resolve(recipe, shape=shape, machine=MACHINE, data=corpus.facts)
+    run_dir = RunDir(folder)
+    write_run(run_dir, resolved, attempt=attempt)
+    return run_dir
+
+
+def write_run(run_dir: RunDir, resolved: Resolved, *, attempt: int) -> None:
+    """Write what a worker reads: resolved.json and the two keys it wants of plan.json."""
+    write_resolved(run_dir.resolved(attempt), resolved)
+    plan = {"flops_per_token": {"full": 1e6, "causal": 1e6}, "peak_flops_per_s": None}
+    write_json(run_dir.plan(attempt), plan)
+
+
+def train_here(run_dir: RunDir, attempt: int = 0) -> str:
+    """Train this rank's part; call it through ``run_on_ranks``."""
+    hooks = Hooks(generation=0, drain_requested=lambda: False, events=None)
+    return train(run_dir, attempt, hooks)
+
+
+__all__ = ["Corpus", "make_run", "prepare_corpus", "resolve_layout", "train_here", "write_run"]
