@@ -35,6 +35,13 @@ class MicroBatch:
     samples_B: Tensor  # noqa: N815 (shape suffix)
     """Position of each sample in the stream of samples; -1 for a row of padding."""
 
+    def to(self, device: torch.device) -> "MicroBatch":
+        """The same micro-batch on a device."""
+        if device.type == "cpu":
+            return self
+        tensors = (self.tokens_BL, self.targets_BL, self.positions_BL, self.samples_B)
+        return MicroBatch(*(tensor.to(device, non_blocking=True) for tensor in tensors))
+
 
 class _Source:
     """One split of a data set, seen as samples of ``seq_len`` tokens."""

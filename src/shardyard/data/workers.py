@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing import connection, get_context, parent_process
+from multiprocessing import connection, get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 
@@ -49,6 +49,8 @@ def _started(count: int) -> Iterator[Processes]:
     context = get_context("spawn")  # forking a process that has threads can deadlock
     processes: Processes = {}
     # Workers inherit the blocked signal: Ctrl-C reaches this process alone, which then ends them.
+    # Starting the tracker, which the first worker would do, unblocks it: so that comes first.
+    resource_tracker.ensure_running()
     signals_before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         for number in range(count):

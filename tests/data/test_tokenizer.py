@@ -1,0 +1,134 @@
+"""Tokenizers: trained or found, exact, and readable by transformers."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from shardyard.data.tokenizer import (
+    END_OF_TEXT,
+    TextEncoder,
+    TokenizerFiles,
+    find_tokenizer,
+    train_tokenizer,
+)
+from shardyard.errors import DataError, RequestError
+
+TEXTS = ["the cat sat on the mat\n" * 5, "def cat():\n    return 'the mat'\n" * 5]
+
+
+@pytest.fixture(scope="module")
+def trained() -> TokenizerFiles:
+    return train_tokenizer(iter(TEXTS), vocab_size=300)
+
+
+def write(files: TokenizerFiles, folder: Path) -> Path:
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def test_transformers_opens_a_trained_tokenizer_and_agrees(
+    trained: TokenizerFiles, tmp_path: Path
+) -> None:
+    theirs = AutoTokenizer.from_pretrained(write(trained, tmp_path / "t"))
+    ours = TextEncoder(trained, name="trained")
+    text = "the cat, déjà vu \U0001f600\r\n\tend"
+    assert theirs(text, add_special_tokens=False)["input_ids"] == ours.encode(text)
+    assert theirs.decode(ours.encode(text)) == text
+    assert theirs.eos_token == END_OF_TEXT
+    assert theirs.eos_token_id == ours.end_of_text_id
+    assert len(theirs) == ours.vocab_size <= 300
+
+
+def test_training_gives_the_same_bytes_with_one_thread_and_with_many(
+    trained: TokenizerFiles,
+) -> None:
+    script = (
+        "import sys; from shardyard.data.tokenizer import train_tokenizer;"
+        f"files = train_tokenizer(iter({TEXTS!r}), vocab_size=300);"
+        "sys.stdout.buffer.write(files['tokenizer.json'])"
+    )
+    alone = {**os.environ, "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    done = subprocess.run([sys.executable, "-c", script], env=alone, stdout=-1, check=True)
+    assert done.stdout == trained["tokenizer.json"]
+
+
+def test_text_cannot_forge_the_end_of_a_document(trained: TokenizerFiles) -> None:
+    encoder = TextEncoder(trained, name="trained")
+    assert encoder.end_of_text_id not in encoder.encode(f"a{END_OF_TEXT}b")
+
+
+def test_auto_takes_the_models_tokenizer_if_it_has_one(
+    trained: TokenizerFiles, tmp_path: Path
+) -> None:
+    folder = write(trained, tmp_path / "model")
+    (tmp_path / "bare").mkdir()
+    assert find_tokenizer("auto", folder) == trained
+    assert find_tokenizer("auto", tmp_path / "bare") is None
+    assert find_tokenizer("auto", None) is None
+    assert find_tokenizer("train", folder) is None
+    assert find_tokenizer(str(folder), None) == trained
+    assert find_tokenizer(str(folder / "tokenizer.json"), None) == trained
+
+
+def test_a_bare_tokenizer_json_gets_what_transformers_needs(
+    trained: TokenizerFiles, tmp_path: Path
+) -> None:
+    folder = write({"tokenizer.json": trained["tokenizer.json"]}, tmp_path / "bare")
+    files = find_tokenizer(str(folder), None)
+    assert files is not None
+    copy = AutoTokenizer.from_pretrained(write(files, tmp_path / "copy"))
+    assert copy.decode(copy("the cat")["input_ids"]) == "the cat"
+
+
+def test_the_declared_end_token_is_used(trained: TokenizerFiles) -> None:
+    config = json.dumps({"eos_token": {"content": "the"}}).encode()
+    files = {"tokenizer.json": trained["tokenizer.json"], "tokenizer_config.json": config}
+    encoder = TextEncoder(files, name="odd")
+    assert encoder.encode("the") == [encoder.end_of_text_id]
+
+
+def test_a_tokenizer_without_an_end_token_is_refused(trained: TokenizerFiles) -> None:
+    content = trained["tokenizer.json"].replace(END_OF_TEXT.encode(), b"<start>")
+    with pytest.raises(RequestError, match=r"odd has no end-of-text token.*eos_token.*train"):
+        TextEncoder({"tokenizer.json": content}, name="odd")
+
+
+def test_a_damaged_tokenizer_is_named() -> None:
+    with pytest.raises(DataError, match=r"odd: tokenizer\.json is no tokenizer.*Fetch or save"):
+        TextEncoder({"tokenizer.json": b"{}"}, name="odd")
+
+
+def test_a_tokenizer_of_the_older_form_says_how_to_convert_it(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"\n")
+    with pytest.raises(RequestError, match=r"only tokenizer\.model.*save_pretrained"):
+        find_tokenizer("auto", tmp_path)
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"holds no tokenizer\.json.*data\.tokenizer=train"):
+        find_tokenizer(str(tmp_path), None)
+
+
+def test_a_path_that_is_missing_is_not_looked_for_on_the_hub() -> None:
+    with pytest.raises(RequestError, match=r"'\./no/such/folder' is neither"):
+        find_tokenizer("./no/such/folder", None)
+
+
+def test_a_hub_name_without_network_says_so(tmp_path: Path) -> None:
+    script = (
+        "from shardyard.data.tokenizer import find_tokenizer\n"
+        "from shardyard.errors import RequestError\n"
+        "try: find_tokenizer('someone/some-model', None)\n"
+        "except RequestError as error: print(error)"
+    )
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", script], env=offline, stdout=-1, check=True)
+    assert "could not be had from the Hugging Face hub" in done.stdout.decode()
+    assert "Check the name and the network" in done.stdout.decode()
