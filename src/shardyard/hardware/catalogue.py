@@ -59,8 +59,8 @@ class Instance:
 
 
 _PEAKS = (
-    "dense rates: stas00/ml-engineering @744d01e18, compute/accelerator/README.md, "
-    "which cites the vendors' datasheets; bandwidth: its memory table @007447327"
+    "vendors' datasheets, dense, as collected by stas00/ml-engineering "
+    "(compute/accelerator/README.md @744d01e18; bandwidth @007447327)"
 )
 _EC2_MEMORY = "memory: EC2 instance table of karpenter.sh, 2026-08-21"
 _PRICES = "on-demand, us-east-1, karpenter.sh price table generated 2026-07-20"

@@ -1,8 +1,8 @@
 """Bytes one rank holds at its peak, as a table of terms with a reason each.
 
-The rule of the field first: mixed-precision Adam needs 16 bytes a parameter (4 for the weight, 4
-for its gradient, 8 for two moments), 20 with a reduced and a computed copy of gradient and weight
-around; sharding divides it, activations come on top. Here every term is counted by itself.
+The rule of the field first: mixed-precision Adam needs 20 bytes a parameter (fp32 weight 4, fp32
+gradient 4, two fp32 moments 8, and a 16-bit copy of weight and gradient, 2 each); sharding divides
+it, activations come on top. Here every term is counted by itself.
 
 The total is the sum of the terms, as if all lived at the same instant: an upper bound of the
 allocated peak. What the allocator reserves beyond it, and what the driver holds, is in no term.
@@ -17,6 +17,9 @@ from shardyard.config.presets import ModelShape
 from shardyard.config.schema import Recipe
 
 FORMAT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
+
+RULE_BYTES_PER_PARAMETER = 20
+"""The rule of the field, above; printed beside the terms so that a reader can check their sum."""
 
 CPU_PROCESS_BYTES = 340 * 2**20
 """Resident memory of one process that has imported torch and transformers and computed nothing:

@@ -83,6 +83,13 @@ class Plan:
             return None
         return self.seconds / 3600 * self.price.usd_per_hour
 
+    @property
+    def usd_per_million_tokens(self) -> float | None:
+        """Predicted price of a million tokens."""
+        if self.speed.tokens_per_s is None or self.price.usd_per_hour is None:
+            return None
+        return self.price.usd_per_hour / 3600 / self.speed.tokens_per_s * 1e6
+
     def memory_term(self, name: str) -> int:
         """Bytes of one term of ``memory``; 0 if there is none of that name."""
         return sum(term.bytes for term in self.memory if term.name == name)
@@ -127,6 +134,7 @@ class Plan:
             "tokens": self.tokens,
             "seconds": self.seconds,
             "usd": self.usd,
+            "usd_per_million_tokens": self.usd_per_million_tokens,
         }
 
     @staticmethod

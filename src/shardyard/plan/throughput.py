@@ -67,7 +67,7 @@ def peak_of(
 def speed_of(peak: Peak, *, ranks: int, full_flops_per_token: float, number_format: str) -> Speed:
     """Tokens a second of all ranks, at the one stated efficiency."""
     if peak.flops_per_s is None:
-        return Speed(tokens_per_s=None, reason=peak.source)
+        return Speed(tokens_per_s=None, reason="cannot be said without a peak")
     if number_format not in ("bf16", "fp16"):
         why = f"no published efficiency to go by for {number_format}"
         return Speed(tokens_per_s=None, reason=why)
