@@ -147,7 +147,7 @@ def load_tensors(path: Path, tensors: dict[str, Tensor], *, allow_extra: bool = 
     reader = HuggingFaceStorageReader(str(path))
     saved = _read_metadata(path, reader)
     _compare(path, saved, tensors, allow_extra=allow_extra)
-    planner = _TensorsOnlyPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner = TensorsOnlyPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(dict(tensors), Metadata(dict(saved), storage_data=None))
     plan = planner.create_local_plan()
     try:
@@ -188,7 +188,7 @@ def read_values(
     return values
 
 
-class _TensorsOnlyPlanner(DefaultLoadPlanner):
+class TensorsOnlyPlanner(DefaultLoadPlanner):
     """torch's planner, without its way to unpickle what is no tensor."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:  # noqa: ARG002

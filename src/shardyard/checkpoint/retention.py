@@ -31,10 +31,10 @@ def complete_steps(checkpoints_dir: Path, ending: str = "") -> list[int]:
 
 
 def read_pointer(checkpoints_dir: Path, name: str) -> int | None:
-    """Step that ``latest`` or ``best`` names; None if it names nothing that exists."""
+    """Step that ``latest`` or ``best`` names; None if it cannot be read or names nothing."""
     try:
         target = (checkpoints_dir / name).read_text(encoding="utf-8").strip()
-    except (FileNotFoundError, UnicodeDecodeError):
+    except (OSError, UnicodeDecodeError):
         return None
     by_name = {step_name(step): step for step in complete_steps(checkpoints_dir)}
     return by_name.get(target)

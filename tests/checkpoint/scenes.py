@@ -1,0 +1,223 @@
+"""What the ranks of a multi-process test do: ``python scenes.py SCENE RANK WORLD_SIZE FOLDER``.
+
+A program of its own, because importing torch in several processes costs seconds: each scene plays
+several tests' worth, and the tests look at what it leaves behind.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from transformers import LlamaForCausalLM
+
+from shardyard.checkpoint.load import choose, load_tensors, read_shapes
+from shardyard.checkpoint.save import Saver
+from shardyard.config.presets import PRESETS, ModelShape
+from shardyard.errors import CheckpointError, StorageError
+from shardyard.models.build import hf_config
+
+VOCABULARY = 96
+
+
+def tiny_shape(*, tied: bool = False) -> ModelShape:
+    fields = {**PRESETS["llama-tiny"].shape.to_dict(), "vocab_size": VOCABULARY}
+    return ModelShape(**{**fields, "tie_word_embeddings": tied})
+
+
+def start(rank: int, world_size: int, folder: Path) -> None:
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world_size
+    )
+
+
+def own_group() -> dist.ProcessGroup:
+    group: dist.ProcessGroup = dist.new_group(backend="gloo")
+    return group
+
+
+def open_saver(folder: Path, *, keep_last: int = 2) -> Saver:
+    return Saver(
+        folder,
+        group=own_group(),
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        keep_last=keep_last,
+    )
+
+
+def state_of(model: LlamaForCausalLM, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for name, param in model.named_parameters():
+        tensors[f"model.{name}"] = param.detach()
+        for key, value in optimizer.state[param].items():
+            tensors[f"optim.{key}.{name}"] = value
+    return tensors
+
+
+def whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def train_and_save(rank: int, world_size: int, folder: Path) -> None:
+    """FSDP2 Llama with AdamW; a save that runs beside training collectives; logits of step 2."""
+    start(rank, world_size, folder)
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(hf_config(tiny_shape()))
+    for block in model.model.layers:
+        fully_shard(block)
+    fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    saver = open_saver(folder / "checkpoints")
+    tokens = torch.arange(24).reshape(2, 12) % VOCABULARY
+    for step in (1, 2):
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        saver.save(step, state_of(model, optimizer), {"step": step})
+    wanted = {name: whole(each).clone() for name, each in state_of(model, optimizer).items()}
+    with torch.no_grad():
+        logits = model(input_ids=tokens).logits
+    if rank == 0:
+        np.save(folder / "logits.npy", logits.numpy())
+        arrays: dict[str, Any] = {name: each.numpy() for name, each in wanted.items()}
+        np.savez(folder / "state.npz", **arrays)
+    reports = []
+    for _ in range(400):  # step 2's state changes here, while it is being written
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        reports += saver.poll()
+        if len(reports) == 2:
+            break
+    (folder / f"reports-{rank}.json").write_text(json.dumps([each.step for each in reports]))
+    saver.close()
+
+
+def reshard(rank: int, world_size: int, folder: Path) -> None:
+    """Load what two ranks saved onto four, in three layouts; save it again from a hybrid mesh."""
+    start(rank, world_size, folder)
+    chosen = choose(
+        folder / "checkpoints",
+        group=own_group(),
+        rank=rank,
+        world_size=world_size,
+        timeout_s=60,
+    )
+    assert chosen is not None and chosen.step == 2, chosen
+    flat = init_device_mesh("cpu", (world_size,))
+    hybrid = init_device_mesh("cpu", (2, world_size // 2), mesh_dim_names=("replicate", "shard"))
+    wanted = np.load(folder / "state.npz")
+    shapes = {name: shape for name, (shape, _) in read_shapes(chosen.path).items()}
+    for mesh, placements in (
+        (flat, [Shard(0)]),
+        (flat, [Shard(1)]),
+        (hybrid, [Replicate(), Shard(0)]),
+    ):
+        tensors: dict[str, Tensor] = {
+            name: distribute_tensor(
+                torch.full(shape, torch.nan),
+                mesh,
+                placements if len(shape) == 2 else [Replicate()] * mesh.ndim,
+            )
+            for name, shape in shapes.items()
+        }
+        load_tensors(chosen.path, tensors)
+        for name, tensor in tensors.items():
+            assert torch.equal(whole(tensor), torch.from_numpy(wanted[name])), (name, placements)
+    saver = open_saver(folder / "checkpoints", keep_last=5)
+    saver.save(3, tensors, {"step": 3})
+    saver.wait()
+    saver.close()
+
+
+def fill_the_disk(rank: int, world_size: int, folder: Path) -> None:
+    """``folder`` has 4 MiB: one checkpoint of 2 MiB fits, the next does not, then room is made."""
+    start(rank, world_size, folder)
+    mesh = init_device_mesh("cpu", (world_size,))
+    small: dict[str, Tensor] = {"model.w": distribute_tensor(torch.ones(2**18), mesh, [Shard(0)])}
+    large: dict[str, Tensor] = {"model.w": distribute_tensor(torch.ones(2**20), mesh, [Shard(0)])}
+    saver = open_saver(folder / "checkpoints")
+    saver.save(1, small, {})
+    saver.wait()
+    saver.save(2, large, {})
+    told = {}
+    for number in range(2000):
+        if rank == 1:
+            time.sleep(0.003)  # ranks poll at different speeds and still fail at the same call
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        try:
+            saver.poll()
+        except StorageError as error:
+            told = {"poll": number, "message": str(error)}
+            break
+    told["left"] = sorted(path.name for path in (folder / "checkpoints").iterdir())
+    dist.barrier()
+    saver.save(3, small, {})
+    saver.wait()
+    told["after"] = [each.step for each in saver.poll()]
+    Path(sys.argv[5], f"told-{rank}.json").write_text(json.dumps(told))
+    saver.close()
+
+
+def stay_away(rank: int, world_size: int, folder: Path) -> None:
+    """Rank 1 never comes to the load."""
+    start(rank, world_size, folder)
+    group = own_group()
+    if rank == 0:
+        try:
+            choose(folder, group=group, rank=rank, world_size=world_size, timeout_s=2)
+        except CheckpointError as error:
+            (folder / "told.txt").write_text(str(error))
+    while not (folder / "told.txt").exists():
+        time.sleep(0.1)
+
+
+def save_until_killed(rank: int, world_size: int, folder: Path) -> None:
+    """Kill a saving process after ever longer delays; note what each kill left behind."""
+    delays_s = [0.0, 0.01, 0.02, 0.03, 0.045, 0.06, 0.08, 0.1]
+    for number, delay_s in enumerate(delays_s):
+        told, tell = os.pipe()
+        child = os.fork()
+        if child == 0:
+            dist.init_process_group(
+                "gloo",
+                init_method=f"file://{folder}/rendezvous-{number}",
+                rank=rank,
+                world_size=world_size,
+            )
+            saver = open_saver(folder / "checkpoints", keep_last=1)
+            state = {"model.w": torch.zeros(2**21)}  # 8 MiB
+            for step in range(1, 1000):
+                if step == 3:  # by now the first is durable
+                    os.write(tell, b"!")
+                saver.save(step, {"model.w": state["model.w"] + step}, {"step": step})
+            os._exit(1)
+        os.close(tell)
+        os.read(told, 1)
+        time.sleep(delay_s)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        names = sorted(path.name for path in (folder / "checkpoints").iterdir())
+        latest = (folder / "checkpoints" / "latest").read_text().strip()
+        with (folder / "kills.jsonl").open("a") as file:
+            file.write(json.dumps({"names": names, "latest": latest}) + "\n")
+        (folder / "checkpoints").rename(folder / f"checkpoints-{number}")
+
+
+if __name__ == "__main__":
+    scene, own_rank, ranks, place = sys.argv[1:5]
+    globals()[scene](int(own_rank), int(ranks), Path(place))
+    sys.stdout.flush()
+    os._exit(0)  # tests look at files; an orderly end of gloo threads is not what they ask
