@@ -51,11 +51,11 @@ def _plan(arguments: tuple[str, ...]) -> tuple[Plan, str]:
 def _show_memory(plan: Plan) -> None:
     rows = [(term.name, format_bytes(term.bytes), term.reason) for term in plan.memory]
     rows.append(("sum", format_bytes(plan.memory_bytes), f"{plan.fits}: {plan.fits_reason}"))
-    rule = RULE_BYTES_PER_PARAMETER * plan.parameters
+    rule, ranks = RULE_BYTES_PER_PARAMETER * plan.parameters, plan.layout.dp_shard
     click.echo(
-        f"\nRule of the field: {RULE_BYTES_PER_PARAMETER} bytes a parameter (Adam, mixed precision) "
-        f"= {format_bytes(rule)}, split over {plan.layout.dp_shard}: "
-        f"{format_bytes(rule / plan.layout.dp_shard)} a rank, before activations. Term by term:\n"
+        f"\nRule of the field: {RULE_BYTES_PER_PARAMETER} bytes a parameter "
+        f"(Adam, mixed precision) = {format_bytes(rule)}, split over {ranks}: "
+        f"{format_bytes(rule / ranks)} a rank, before activations. Term by term:\n"
     )
     print_table(("memory per rank", "", ""), rows)
 

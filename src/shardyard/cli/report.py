@@ -1,0 +1,39 @@
+"""`shardyard report`: a run's page and Markdown summary."""
+
+import json
+from pathlib import Path
+
+import click
+
+from shardyard.report.write import write_report
+from shardyard.rundir.layout import find_run
+
+
+@click.command()
+@click.argument("run")
+@click.option(
+    "--runs-dir",
+    type=click.Path(path_type=Path),
+    default=Path("runs"),
+    show_default=True,
+    help="Folder that holds the runs (run.dir).",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
+def command(run: str, *, runs_dir: Path, as_json: bool) -> None:
+    """Write report.html and report.md into the folder of RUN (a path, an id, or its beginning).
+
+    Reads that folder alone; a run that goes on or has failed has a report too.
+    """
+    found = find_run(run, runs_dir)
+    summary = write_report(found)
+    if as_json:
+        content = summary.to_json()
+        paths = {
+            "report_html": str(found.report_html),
+            "report_markdown": str(found.report_markdown),
+        }
+        click.echo(json.dumps({**content, **paths}, indent=1))
+        return
+    click.echo(summary.sentence(), err=True)
+    click.echo(found.report_html)
+    click.echo(found.report_markdown)

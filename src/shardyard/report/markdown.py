@@ -1,0 +1,69 @@
+"""report.md: the same numbers as the page, for a terminal, a review or an issue."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from shardyard.report.headline import tiles
+from shardyard.report.run import RunRecord
+from shardyard.report.summary import Summary
+from shardyard.report.values import format_error, format_percent, format_value
+from shardyard.report.walltime import PHASES
+from shardyard.units import format_seconds
+
+
+def render_markdown(record: RunRecord, summary: Summary) -> str:
+    """The report as Markdown; curves, settings and events are on the page."""
+    blocks = [f"# {_cell(summary.run_id)}: {summary.state}", _cell(summary.sentence())]
+    if summary.state != "finished" and summary.state_reason:
+        blocks.append(_cell(summary.state_reason))
+    if record.plan is not None:
+        blocks.append(_cell(record.plan.line()))
+    blocks.append(_table(("", "", ""), tiles(summary)))
+    blocks += ["## Where the wall time went", _phases(summary)]
+    if summary.comparisons:
+        rows = [
+            (
+                row.name,
+                format_value(row.predicted, row.unit, "not predicted"),
+                format_value(row.measured, row.unit, "not measured"),
+                format_error(row.error),
+            )
+            for row in summary.comparisons
+        ]
+        heads = ("term", "predicted", "measured", "error")
+        blocks += ["## Predicted against measured", _table(heads, rows)]
+    if record.sample:
+        blocks += ["## Sample", _fenced(record.sample)]
+    blocks.append("Curves, settings with reasons, manifest and events: [report.html](report.html)")
+    return "\n\n".join(blocks) + "\n"
+
+
+def _phases(summary: Summary) -> str:
+    rows = [
+        (
+            name,
+            format_seconds(seconds) if seconds >= 0 else f"{seconds:.3f} s",
+            format_percent(seconds / summary.wall_s) if summary.wall_s else "",
+            PHASES[name],
+        )
+        for name, seconds in summary.phases.items()
+    ]
+    rows.append(("wall time", format_seconds(summary.wall_s), "", ""))
+    return _table(("phase", "time", "share", "what"), rows)
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    """Text that Markdown neither splits nor takes for markup."""
+    return re.sub(r"([|<>*_`\[\]\\])", r"\\\1", text).replace("\n", " ")
+
+
+def _fenced(text: str) -> str:
+    """A code block whose fence is longer than any run of backticks in it."""
+    longest = max((len(ticks) for ticks in re.findall(r"`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}text\n{text}\n{fence}"

@@ -1,0 +1,268 @@
+"""Curves of a run as inline SVG: small panels whose colours follow the page, light or dark.
+
+Drawn by matplotlib with marker colours that are then replaced by the page's CSS variables, and with
+text kept as text, so that it uses the page's font, can be selected and scales with the panel.
+"""
+
+import io
+import re
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
+
+from shardyard.report.compare import memory_by_rank
+from shardyard.report.run import RunRecord
+
+MAX_POINTS = 600
+"""Points of one curve; more cannot be seen and make the page heavy."""
+
+# Any colour works as a marker as long as it is used for nothing else.
+_COLOURS = {
+    "#0a0a01": "var(--ink)",
+    "#0a0a02": "var(--muted)",
+    "#0a0a03": "var(--line)",
+    "#0a0a04": "var(--blue)",
+    "#0a0a05": "var(--orange)",
+    "#0a0a06": "var(--green)",
+    "#0a0a07": "var(--red)",
+    "#0a0a08": "var(--grey)",
+}
+INK, MUTED, LINE, BLUE, ORANGE, GREEN, RED, GREY = _COLOURS
+
+_STYLE = {
+    "svg.fonttype": "none",
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 8,
+    "axes.edgecolor": LINE,
+    "axes.labelcolor": MUTED,
+    "axes.titlecolor": INK,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": LINE,
+    "grid.linewidth": 0.6,
+    "text.color": INK,
+    "xtick.color": LINE,
+    "ytick.color": LINE,
+    "xtick.labelcolor": MUTED,
+    "ytick.labelcolor": MUTED,
+    "ytick.major.size": 0,
+    "xtick.major.size": 3,
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "lines.linewidth": 1.4,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+}
+
+
+def panels(record: RunRecord) -> dict[str, str]:
+    """The panels that this run has data for: name -> SVG, in the order in which they are shown."""
+    if not record.steps:
+        return {}
+    drawn = {
+        "loss": draw("loss", lambda axes: _loss(axes, record)),
+        "throughput": draw("throughput", lambda axes: _throughput(axes, record)),
+        "step-time": draw("step-time", lambda axes: _step_time(axes, record)),
+        "grad-norm": draw("grad-norm", lambda axes: _grad_norm(axes, record)),
+        "learning-rate": draw("learning-rate", lambda axes: _learning_rate(axes, record)),
+    }
+    if memory_by_rank(record):
+        drawn["memory"] = draw("memory", lambda axes: _memory(axes, record))
+    return drawn
+
+
+def draw(name: str, paint: Callable[[Axes], None]) -> str:
+    """Let ``paint`` draw into one panel and return it as an ``<svg>`` whose ids begin with name."""
+    with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
+        figure = Figure(figsize=(5.0, 2.75), layout="constrained")
+        paint(figure.add_subplot())
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return _for_page(buffer.getvalue(), name)
+
+
+def _for_page(svg: str, name: str) -> str:
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", svg, count=1)
+    # ids of several figures would meet on one page
+    svg = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', svg)
+    svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", svg)
+    svg = re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', svg)
+    svg = re.sub(r"'DejaVu Sans'[^;\"]*?sans-serif", "var(--font)", svg)
+    for marker, colour in _COLOURS.items():
+        svg = svg.replace(marker, colour)
+    return svg.strip()
+
+
+def decimate(
+    xs: Sequence[float], ys: Sequence[float], limit: int = MAX_POINTS
+) -> tuple[list[float], list[float]]:
+    """At most ``limit`` points that keep the shape: the lowest and highest of each bucket."""
+    if len(xs) <= limit:
+        return list(xs), list(ys)
+    buckets = limit // 2
+    kept: list[int] = []
+    for bucket in range(buckets):
+        indices = range(bucket * len(xs) // buckets, (bucket + 1) * len(xs) // buckets)
+        ends = {min(indices, key=lambda i: ys[i]), max(indices, key=lambda i: ys[i])}
+        kept.extend(sorted(ends))
+    return [xs[index] for index in kept], [ys[index] for index in kept]
+
+
+def _curve(record: RunRecord, key: str) -> tuple[list[float], list[float]]:
+    lines = [line for line in record.steps if line.get(key) is not None]
+    return [line["step"] for line in lines], [line[key] for line in lines]
+
+
+def _plot(axes: Axes, xs: Sequence[float], ys: Sequence[float], **style: Any) -> None:
+    xs, ys = decimate(xs, ys)
+    if len(xs) == 1:
+        style = {**style, "marker": "o", "markersize": 4}
+    axes.plot(xs, ys, solid_joinstyle="round", **style)
+
+
+def _loss(axes: Axes, record: RunRecord) -> None:
+    xs, ys = _curve(record, "loss")
+    many = len(xs) > 150
+    _plot(axes, xs, ys, color=BLUE, alpha=0.35 if many else 1, label=None if many else "training")
+    if many:
+        _plot(axes, *bucket_medians(xs, ys), color=BLUE, label="training, smoothed")
+    evaluations = [line for line in record.evaluations if line["eval"].get("loss") is not None]
+    if evaluations:
+        steps = [line["step"] for line in evaluations]
+        losses = [line["eval"]["loss"] for line in evaluations]
+        axes.plot(steps, losses, "o-", color=ORANGE, markersize=3.5, label="held out")
+    if record.resolved and record.resolved.data.unigram_entropy > 0:
+        entropy = record.resolved.data.unigram_entropy
+        axes.axhline(entropy, color=GREY, linestyle=(0, (4, 3)), linewidth=1)
+        axes.annotate(
+            f"unigram entropy {entropy:.2f}", (1, entropy), xycoords=("axes fraction", "data"),
+            xytext=(-2, 3), textcoords="offset points", ha="right", color=MUTED, fontsize=8,
+        )  # fmt: skip
+    _mark_starts(axes, record)
+    _finish(axes, "Loss, nats per token", legend=True)
+
+
+def _throughput(axes: Axes, record: RunRecord) -> None:
+    xs, ys = _curve(record, "tokens_per_s")
+    _plot(axes, xs, ys, color=BLUE)
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(EngFormatter(sep=" "))
+    _mark_starts(axes, record)
+    _finish(axes, "Throughput, tokens per second, all ranks")
+
+
+def _step_time(axes: Axes, record: RunRecord) -> None:
+    xs, ys = _curve(record, "step_time_s")
+    _plot(axes, xs, ys, color=BLUE, label="step")
+    xs, ys = _curve(record, "data_wait_s")
+    _plot(axes, xs, ys, color=ORANGE, label="of it, waiting for data")
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(FuncFormatter(_seconds))
+    _mark_starts(axes, record)
+    _finish(axes, "Step time", legend=True)
+
+
+def _grad_norm(axes: Axes, record: RunRecord) -> None:
+    _plot(axes, *_curve(record, "grad_norm"), color=BLUE)
+    clip = record.resolved.recipe.optim.grad_clip if record.resolved else None
+    if clip is not None:
+        axes.axhline(clip, color=GREY, linestyle=(0, (4, 3)), linewidth=1)
+        axes.annotate(
+            f"clipped above {clip:g}", (1, clip), xycoords=("axes fraction", "data"),
+            xytext=(-2, 3), textcoords="offset points", ha="right", color=MUTED, fontsize=8,
+        )  # fmt: skip
+    axes.set_ylim(bottom=0)
+    _mark_starts(axes, record)
+    _finish(axes, "Gradient norm, before clipping")
+
+
+def _learning_rate(axes: Axes, record: RunRecord) -> None:
+    _plot(axes, *_curve(record, "lr"), color=BLUE)
+    axes.set_ylim(bottom=0)
+    axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 3), useMathText=True)
+    _mark_starts(axes, record)
+    _finish(axes, "Learning rate")
+
+
+def _memory(axes: Axes, record: RunRecord) -> None:
+    rows = memory_by_rank(record)
+    ranks = [row["rank"] for row in rows]
+    parts = {
+        "parameters": ([(row.get("parameters_bytes") or 0) for row in rows], BLUE),
+        "optimizer": ([(row.get("optimizer_bytes") or 0) for row in rows], GREEN),
+    }
+    held = [sum(values[index] for values, _ in parts.values()) for index in range(len(rows))]
+    rest = [max(0, (row.get("peak_bytes") or 0) - own) for row, own in zip(rows, held, strict=True)]
+    parts["all else at the peak"] = (rest, GREY)
+    bottom = [0.0] * len(rows)
+    for name, (values, colour) in parts.items():
+        axes.bar(ranks, values, 0.62, bottom=bottom, color=colour, label=name)
+        bottom = [low + value for low, value in zip(bottom, values, strict=True)]
+    if len(ranks) < 4:
+        axes.set_xlim(-1.2, len(ranks) + 0.2)
+    axes.set_ylim(0, max(bottom) * 1.3 or 1)
+    axes.yaxis.set_major_formatter(FuncFormatter(_binary_bytes))
+    _finish(axes, "Memory by rank", legend=True, x_label="rank", columns=3)
+
+
+def _mark_starts(axes: Axes, record: RunRecord) -> None:
+    """A thin line where an attempt or a generation took over, the first one aside."""
+    before: tuple[int, int] | None = None
+    for line in record.steps:
+        start = (line.get("attempt", 1), line.get("generation", 0))
+        if before is not None and start != before:
+            kind = "resumed" if start[0] != before[0] else "restarted"
+            axes.axvline(line["step"] - 0.5, color=RED, linewidth=0.9, alpha=0.8)
+            axes.annotate(
+                kind, (line["step"] - 0.5, 1), xycoords=("data", "axes fraction"), xytext=(3, -7),
+                textcoords="offset points", color=RED, fontsize=7.5,
+            )  # fmt: skip
+        before = start
+
+
+def _finish(
+    axes: Axes, title: str, *, legend: bool = False, x_label: str = "step", columns: int = 1
+) -> None:
+    axes.set_title(title)
+    axes.set_xlabel(x_label)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    if legend:
+        axes.legend(loc="upper right", ncols=columns, labelcolor=MUTED, handlelength=1.2)
+
+
+def bucket_medians(
+    xs: Sequence[float], ys: Sequence[float], buckets: int = 60
+) -> tuple[list[float], list[float]]:
+    """Medians of equal stretches: spikes do not drag the curve."""
+    size = -(-len(xs) // buckets)
+    starts = range(0, len(xs), size)
+    return [median(xs[i : i + size]) for i in starts], [median(ys[i : i + size]) for i in starts]
+
+
+def _seconds(value: float, _position: int) -> str:
+    return f"{value * 1000:g} ms" if 0 < value < 1 else f"{value:g} s"
+
+
+def _binary_bytes(value: float, _position: int) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.4g} {unit}"
+        value /= 1024
+    return f"{value:.4g} GiB"

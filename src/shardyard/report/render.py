@@ -1,0 +1,314 @@
+"""The report's page: one HTML file that opens from disk, without network and without script.
+
+Pure: a run's record and its numbers in, text out. Everything that came from outside (prompts,
+paths, causes) passes through ``_t``, which escapes it.
+"""
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
+
+from shardyard.report.compare import Comparison
+from shardyard.report.headline import tiles
+from shardyard.report.run import Line, RunRecord
+from shardyard.report.style import CSS
+from shardyard.report.summary import Summary
+from shardyard.report.timeline import describe, timeline
+from shardyard.report.values import ABSENT, format_error, format_percent, format_value
+from shardyard.report.walltime import PHASES
+from shardyard.rundir.resolved import flatten
+from shardyard.units import format_bytes, format_seconds
+
+
+def render(record: RunRecord, summary: Summary, panels: dict[str, str]) -> str:
+    """The whole page.
+
+    Args:
+        panels: Plots by name, each an ``<svg>``.
+    """
+    parts = [
+        _header(record, summary),
+        _curves(panels),
+        _wall_time(summary),
+        _comparison(record, summary.comparisons),
+        _sample(record),
+        _checkpoints(record),
+        _timeline(record),
+        _settings(record),
+        _manifest(record),
+    ]
+    body = "\n".join(part for part in parts if part)
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{_t(summary.run_id)}: training report</title>
+<style>{CSS}</style>
+</head>
+<body>
+<main>
+{body}
+<footer>Written {_clock(time.time())} from <code>{_t(record.run.path)}</code> by
+<code>shardyard report</code>. Every number is read from that folder.</footer>
+</main>
+</body>
+</html>
+"""
+
+
+def _header(record: RunRecord, summary: Summary) -> str:
+    shown = "".join(
+        f'<div class="tile"><div class="label">{_t(label)}</div>'
+        f'<div class="value">{_t(value)}</div><div class="sub">{_t(below)}</div></div>'
+        for label, value, below in tiles(summary)
+    )
+    line = f'<p class="note">{_t(record.plan.line())}</p>' if record.plan else ""
+    reason = summary.state_reason if summary.state != "finished" else ""
+    why = f'<p class="lead">{_t(reason)}</p>' if reason else ""
+    return f"""<header>
+<p class="eyebrow">Training report</p>
+<h1>{_t(summary.run_id)} <span class="badge {summary.state}">{summary.state}</span></h1>
+<p class="lead">{_t(summary.sentence())}</p>
+{why}{line}
+<div class="tiles">{shown}</div>
+</header>"""
+
+
+def _curves(panels: dict[str, str]) -> str:
+    if not panels:
+        return _section("curves", "Curves", '<p class="muted">No step was finished yet.</p>')
+    figures = "".join(f'<figure id="{_t(name)}">{svg}</figure>' for name, svg in panels.items())
+    return _section("curves", "Curves", f'<div class="panels">{figures}</div>')
+
+
+def _wall_time(summary: Summary) -> str:
+    bars = []
+    for attempt in summary.attempts:
+        head = f"attempt {attempt.number}: {format_seconds(attempt.seconds)}"
+        open_end = "" if attempt.has_ended else ", not ended"
+        bars.append(f'<div class="muted">{head}{open_end}</div>{_bar(attempt.phases)}')
+    columns = [f"attempt {attempt.number}" for attempt in summary.attempts]
+    several = len(columns) > 1
+    rows = []
+    for name, seconds in summary.phases.items():
+        each = [_seconds(a.phases.get(name, 0.0)) for a in summary.attempts] if several else []
+        cells = "".join(f'<td class="n">{cell}</td>' for cell in each)
+        share = format_percent(seconds / summary.wall_s) if summary.wall_s else ""
+        rows.append(
+            f'<tr><td class="k"><span class="swatch {_slug(name)}"></span>{_t(name)}</td>{cells}'
+            f'<td class="n">{_seconds(seconds)}</td><td class="n">{share}</td>'
+            f'<td class="t">{_t(PHASES[name])}</td></tr>'
+        )
+    each = [_seconds(attempt.seconds) for attempt in summary.attempts] if several else []
+    cells = "".join(f'<td class="n">{cell}</td>' for cell in each)
+    rows.append(
+        f'<tr class="total"><td>wall time</td>{cells}<td class="n">{_seconds(summary.wall_s)}</td>'
+        '<td class="n"></td><td></td></tr>'
+    )
+    extra = "".join(f'<th class="n">{_t(column)}</th>' for column in columns) if several else ""
+    head = f'<th>phase</th>{extra}<th class="n">seconds</th><th class="n">share</th><th>what</th>'
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    body = f'<div class="card">{"".join(bars)}<div class="scroll">{table}</div></div>'
+    return _section("wall-time", "Where the wall time went", body)
+
+
+def _bar(phases: dict[str, float]) -> str:
+    total = sum(max(0.0, seconds) for seconds in phases.values()) or 1.0
+    spans = "".join(
+        f'<span class="{_slug(name)}" style="width:{100 * seconds / total:.3f}%" '
+        f'title="{_t(name)}: {_t(format_seconds(seconds))}"></span>'
+        for name, seconds in phases.items()
+        if seconds > 0
+    )
+    return f'<div class="bar">{spans}</div>'
+
+
+def _comparison(record: RunRecord, rows: Sequence[Comparison]) -> str:
+    title = "Predicted against measured"
+    if not rows:
+        text = "There is no readable plan.json, so there is nothing to compare with."
+        return _section("plan", title, f'<p class="muted">{text}</p>')
+    cells = [
+        (
+            _t(row.name),
+            _t(format_value(row.predicted, row.unit, "not predicted")),
+            _t(format_value(row.measured, row.unit, "not measured")),
+            _t(format_error(row.error)),
+            _t(row.note),
+        )
+        for row in rows
+    ]
+    table = _table(["term", "#predicted", "#measured", "#error", ""], cells)
+    return _section("plan", title, f'<div class="card">{table}{_memory_terms(record)}</div>')
+
+
+def _memory_terms(record: RunRecord) -> str:
+    if record.plan is None:
+        return ""
+    cells = [
+        (_t(term.name), format_bytes(term.bytes), _t(term.reason)) for term in record.plan.memory
+    ]
+    note = (
+        f"Predicted peak of one rank, {format_bytes(record.plan.memory_bytes)}, term by term. "
+        f"{record.plan.fits}: {record.plan.fits_reason}."
+    )
+    table = _table(["term", "#bytes", "why"], cells)
+    return f'<p class="note" style="margin-top:16px">{_t(note)}</p>{table}'
+
+
+def _sample(record: RunRecord) -> str:
+    if not record.sample:
+        return ""
+    prompt = record.resolved.recipe.task.prompt if record.resolved else ""
+    text = record.sample
+    if prompt and text.startswith(prompt):
+        shown = f'<span class="prompt">{_t(prompt)}</span>{_t(text[len(prompt) :])}'
+    else:
+        shown = _t(text)
+    note = '<p class="note">What the model wrote at the end of the run; the prompt is blue.</p>'
+    return _section("sample", "Sample", f'{note}<div class="card"><pre>{shown}</pre></div>')
+
+
+def _checkpoints(record: RunRecord) -> str:
+    durable = record.all("checkpoint_durable")
+    damaged = [
+        str(entry)
+        for event in record.all("checkpoint_loaded")
+        for entry in event.get("damaged") or []
+    ]
+    if not (durable or damaged or record.set_aside):
+        return ""
+    warnings = "".join(f'<p class="bad">Damaged: {_t(text)}</p>' for text in damaged)
+    if record.set_aside:
+        folders = ", ".join(record.set_aside)
+        warnings += f'<p class="bad">Set aside as damaged: {_t(folders)}</p>'
+    shown = durable[-20:]
+    started = {(e.get("attempt"), e.get("step")): e for e in record.all("checkpoint_started")}
+    cells = [
+        (
+            f"{event.get('step', 0):,}",
+            _t(format_bytes(event.get("bytes") or 0)),
+            _seconds(
+                (started.get((event.get("attempt"), event.get("step"))) or {}).get("blocked_s")
+            ),
+            _seconds(event.get("seconds")),
+        )
+        for event in shown
+    ]
+    table = _table(["#step", "#bytes", "#training stood still", "#until durable"], cells)
+    more = f"The newest 20 of {len(durable)}." if len(durable) > len(shown) else ""
+    body = f'<div class="card">{warnings}{table if cells else ""}<p class="note">{more}</p></div>'
+    return _section("checkpoints", "Checkpoints", body)
+
+
+def _timeline(record: RunRecord) -> str:
+    rows, left_out = timeline(record)
+    if not rows:
+        return ""
+    first_t = rows[0]["t"]
+    cells = [
+        (
+            _t(_clock(event["t"])),
+            f"+{_seconds(event['t'] - first_t)}",
+            f"{event.get('attempt', 1)}.{event.get('generation', 0)}",
+            f"<code>{_t(event['kind'])}</code>",
+            _t(describe(event)),
+        )
+        for event in rows
+    ]
+    table = _table(["time (UTC)", "#after", "#attempt", "event", ""], cells)
+    note = f"{left_out:,} checkpoints and evaluations are left out here." if left_out else ""
+    count = f"{len(rows)} events"
+    body = (
+        f"<details open><summary>{count}</summary><div>{table}"
+        f'<p class="note">{note}</p></div></details>'
+    )
+    return _section("timeline", "Attempts and events", body)
+
+
+def _settings(record: RunRecord) -> str:
+    if record.resolved is None:
+        text = "No attempt holds a readable resolved.json."
+        return _section("settings", "Settings", f'<p class="muted">{text}</p>')
+    content = record.resolved.to_json()
+    settings: dict[str, Line] = content["settings"]
+    cells = [
+        (f"<code>{_t(name)}</code>", f"<code>{_value(entry['value'])}</code>", _t(entry["reason"]))
+        for name, entry in settings.items()
+    ]
+    chosen = sum(entry["reason"] != "given" for entry in settings.values())
+    head = f"{len(cells)} settings, {chosen} of them chosen, each with its reason"
+    table = _table(["setting", "value", "reason"], cells)
+    data = _key_values({f"data.{key}": value for key, value in content["data"].items()})
+    shape = _key_values({f"model.{key}": value for key, value in content["shape"].items()})
+    body = (
+        f"<details><summary>{head}</summary><div>{table}</div></details>"
+        f"<details><summary>Model and data</summary><div>{shape}{data}</div></details>"
+    )
+    return _section("settings", "Settings", body)
+
+
+def _manifest(record: RunRecord) -> str:
+    shown = [attempt for attempt in record.attempts if attempt.manifest]
+    if not shown:
+        return _section("manifest", "Manifest", '<p class="muted">No attempt has one.</p>')
+    body = "".join(
+        f"<details><summary>Attempt {attempt.number}</summary>"
+        f"<div>{_key_values(flatten(attempt.manifest))}</div></details>"
+        for attempt in shown
+    )
+    return _section("manifest", "Manifest", body)
+
+
+def _section(name: str, title: str, body: str) -> str:
+    return f'<section id="{name}-section"><h2>{title}</h2>\n{body}</section>'
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of escaped cells; a head that begins with # is a column of numbers."""
+    kinds = ["n" if head.startswith("#") else "w" for head in heads]
+    kinds[0] = "n" if kinds[0] == "n" else "k"
+    if not heads[-1]:
+        kinds[-1] = "t"
+    head = "".join(
+        f'<th class="{kind}">{_t(text.removeprefix("#"))}</th>'
+        for kind, text in zip(kinds, heads, strict=True)
+    )
+    body = "".join(
+        "<tr>"
+        + "".join(f'<td class="{kind}">{cell}</td>' for kind, cell in zip(kinds, row, strict=True))
+        + "</tr>"
+        for row in rows
+    )
+    return (
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _key_values(content: dict[str, Any]) -> str:
+    cells = [(f"<code>{_t(key)}</code>", _value(value)) for key, value in content.items()]
+    return _table(["name", "value"], cells)
+
+
+def _value(value: Any) -> str:
+    return _t(value if isinstance(value, str) else json.dumps(value))
+
+
+def _t(text: object) -> str:
+    return escape(str(text), quote=True)
+
+
+def _seconds(seconds: float | None) -> str:
+    return ABSENT if seconds is None else f"{seconds:,.2f} s"
+
+
+def _slug(name: str) -> str:
+    return name.replace(" ", "-")
+
+
+def _clock(t: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(t))

@@ -1,0 +1,73 @@
+"""How the report's page looks: one style sheet, light and dark, wide and narrow, no script."""
+
+CSS = """
+:root { color-scheme: light dark;
+  --font: system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif;
+  --mono: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace;
+  --page: #f6f7f9; --card: #ffffff; --ink: #1b2330; --muted: #5d6878; --line: #e1e5eb;
+  --blue: #2f6fd0; --orange: #d97a12; --green: #2a9168; --red: #cc3f4f; --grey: #9aa3b0;
+  --purple: #7d5bb8; --teal: #1a8fa0; --amber: #e0ac1b; --brown: #8d6b4f; --pink: #d671a5; }
+@media (prefers-color-scheme: dark) { :root {
+  --page: #12161c; --card: #1a2028; --ink: #e6eaf0; --muted: #9aa5b4; --line: #2d3541;
+  --blue: #6ea3f2; --orange: #f0a04b; --green: #5cc49a; --red: #ef7380; --grey: #6d7683;
+  --purple: #a98be0; --teal: #55bccb; --amber: #f0c552; --brown: #b8977b; --pink: #e59bc3; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--page); color: var(--ink); font: 15px/1.5 var(--font); }
+main { max-width: 1120px; margin: 0 auto; padding: 28px 20px 60px; }
+h1 { font-size: 23px; line-height: 1.25; margin: 0; overflow-wrap: anywhere; }
+h2 { font-size: 17px; margin: 36px 0 10px; }
+p { margin: 6px 0; } .lead { max-width: 78ch; margin-top: 10px; }
+.muted, .note { color: var(--muted); } .note { font-size: 13px; max-width: 92ch; }
+header .eyebrow { color: var(--muted); font-size: 13px; margin-bottom: 2px; }
+.badge { display: inline-block; border-radius: 999px; padding: 2px 11px; font-size: 13px;
+  font-weight: 600; color: var(--card); background: var(--grey); vertical-align: 3px; }
+.badge.finished { background: var(--green); } .badge.failed { background: var(--red); }
+.badge.running { background: var(--blue); } .badge.drained { background: var(--orange); }
+.badge.draining { background: var(--orange); } .badge.lost { background: var(--red); }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(158px, 1fr)); gap: 10px;
+  margin-top: 18px; }
+.tile, .card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; }
+.tile { padding: 11px 14px; } .card { padding: 14px 16px; }
+.tile .label { color: var(--muted); font-size: 13px; }
+.tile .value { font-size: 22px; font-weight: 600; line-height: 1.3; white-space: nowrap; }
+.tile .sub { color: var(--muted); font-size: 12.5px; line-height: 1.35; overflow-wrap: anywhere; }
+.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 440px), 1fr));
+  gap: 12px; }
+figure { margin: 0; background: var(--card); border: 1px solid var(--line); border-radius: 10px;
+  padding: 10px 12px 6px; }
+figure svg { display: block; width: 100%; height: auto; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-size: 14px; }
+th { text-align: left; font-weight: 600; color: var(--muted); font-size: 13px; }
+th, td { padding: 5px 14px 5px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+tr:last-child td { border-bottom: 0; } tr.total td { font-weight: 600; }
+td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+td.k { white-space: nowrap; } td.w { overflow-wrap: anywhere; min-width: 14ch; }
+td.t { color: var(--muted); font-size: 13px; min-width: 24ch; }
+code, pre { font-family: var(--mono); font-size: 13px; }
+pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; }
+.prompt { color: var(--blue); font-weight: 600; }
+.bar { display: flex; height: 26px; border-radius: 6px; overflow: hidden; background: var(--line);
+  margin: 4px 0 12px; }
+.bar span { display: block; min-width: 0; box-shadow: inset -1px 0 0 var(--card); }
+.swatch { display: inline-block; width: 10px; height: 10px; border-radius: 3px; margin-right: 8px; }
+.productive { background: var(--green); } .data-wait { background: var(--amber); }
+.evaluation { background: var(--blue); } .checkpoint-blocked { background: var(--purple); }
+.sample { background: var(--teal); } .init { background: var(--grey); }
+.rendezvous { background: var(--brown); } .load { background: var(--pink); }
+.lost-work { background: var(--red); } .detect { background: var(--orange); }
+.restart { background: color-mix(in srgb, var(--red) 60%, var(--brown)); }
+.teardown { background: color-mix(in srgb, var(--grey) 60%, var(--ink)); }
+.unexplained { background:
+  repeating-linear-gradient(45deg, var(--muted) 0 3px, var(--card) 3px 6px); }
+.good { color: var(--green); } .bad { color: var(--red); font-weight: 600; }
+details { background: var(--card); border: 1px solid var(--line); border-radius: 10px;
+  padding: 10px 16px; margin-bottom: 10px; }
+summary { cursor: pointer; font-weight: 600; } details > *:nth-child(2) { margin-top: 10px; }
+footer { margin-top: 40px; color: var(--muted); font-size: 13px; }
+@media (max-width: 560px) { main { padding: 18px 12px 40px; } h1 { font-size: 19px; }
+  .tiles { grid-template-columns: 1fr 1fr; } .tile .value { font-size: 18px; }
+  figure { padding: 8px 6px 4px; } .card, details { padding: 12px; }
+  th, td { padding-right: 10px; } }
+@media print { body { background: #fff; } details { break-inside: avoid; } }
+"""

@@ -1,0 +1,158 @@
+"""The numbers of a report, computed once: the page, the Markdown and ``--json`` print the same."""
+
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from shardyard.report.compare import (
+    Comparison,
+    compare,
+    median_tokens_per_s,
+    memory_by_rank,
+    steady,
+)
+from shardyard.report.run import RunRecord
+from shardyard.report.walltime import AttemptTime, account, total_phases
+from shardyard.units import format_count, format_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What a reader wants to know first. None: not measured, or it has no meaning here."""
+
+    run_id: str
+    state: str
+    """A word of `rundir/state.py`."""
+    state_reason: str
+    steps_done: int
+    steps_planned: int | None
+    tokens: int | None
+    """Tokens predicted so far, as the metrics count them."""
+    loss: float | None
+    """Of the last step, nats per token."""
+    eval_loss: float | None
+    perplexity: float | None
+    unigram_entropy: float | None
+    """Nats per token of a model that knows how frequent each token is and nothing else."""
+    best_eval_loss: float | None
+    tokens_per_s: float | None
+    """Median over steps, all ranks."""
+    step_time_s: float | None
+    """Median."""
+    mfu: dict[str, float] | None
+    """0 to 1, by FLOP convention."""
+    mfu_note: str
+    """Peak and source, or why there is no MFU."""
+    peak_memory_bytes: int | None
+    """Of the rank that held most."""
+    world_size: int | None
+    wall_s: float
+    """All attempts together, without the time between them."""
+    attempts: tuple[AttemptTime, ...]
+    phases: dict[str, float]
+    restarts: int
+    """Losses of processes that a new generation followed."""
+    comparisons: tuple[Comparison, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; each comparison with its error."""
+        rows = [{**asdict(row), "error": row.error} for row in self.comparisons]
+        return {**asdict(self), "comparisons": rows}
+
+    def sentence(self) -> str:
+        """The run in words."""
+        planned = "" if self.steps_planned is None else f" of {self.steps_planned:,}"
+        words = [f"{self.state.capitalize()}: {self.steps_done:,}{planned} steps"]
+        if self.tokens:
+            words.append(f", {format_count(self.tokens)} tokens")
+        words.append(f", in {format_seconds(self.wall_s)} of wall time")
+        if len(self.attempts) > 1 or self.restarts:
+            restarts = f"{self.restarts} restart{'' if self.restarts == 1 else 's'}"
+            words.append(f" over {len(self.attempts)} attempts with {restarts}")
+        words.append(".")
+        if self.eval_loss is not None:
+            words.append(f" Held-out loss {self.eval_loss:.3f} nats per token")
+            if self.unigram_entropy:
+                gap = self.unigram_entropy - self.eval_loss
+                side = "below" if gap >= 0 else "above"
+                words.append(
+                    f", {abs(gap):.2f} {side} the unigram entropy of the corpus "
+                    f"({self.unigram_entropy:.3f})"
+                )
+            words.append(".")
+        return "".join(words)
+
+
+def summarize(record: RunRecord) -> Summary:
+    """Compute a report's numbers."""
+    last = record.steps[-1] if record.steps else {}
+    evaluations = [line["eval"] for line in record.evaluations]
+    newest_eval = evaluations[-1] if evaluations else {}
+    losses = [line["loss"] for line in evaluations if line.get("loss") is not None]
+    rates = steady(record.steps, "step_time_s")
+    times = account(record)
+    peaks = [row.get("peak_bytes") or 0 for row in memory_by_rank(record)]
+    peaks += [line.get("peak_memory_bytes") or 0 for line in record.steps]
+    mfu, mfu_note = _mfu(record)
+    return Summary(
+        run_id=record.run.run_id,
+        state=record.state,
+        state_reason=_state_reason(record),
+        steps_done=last.get("step", 0),
+        steps_planned=record.resolved.steps if record.resolved else None,
+        tokens=last.get("tokens"),
+        loss=last.get("loss"),
+        eval_loss=newest_eval.get("loss"),
+        perplexity=newest_eval.get("perplexity"),
+        unigram_entropy=record.resolved.data.unigram_entropy if record.resolved else None,
+        best_eval_loss=min(losses, default=None),
+        tokens_per_s=median_tokens_per_s(record),
+        step_time_s=_median(rates),
+        mfu=mfu,
+        mfu_note=mfu_note,
+        peak_memory_bytes=max(peaks, default=0) or None,
+        world_size=last.get("world_size") or _world_size(record),
+        wall_s=sum(attempt.seconds for attempt in times),
+        attempts=tuple(times),
+        phases=total_phases(times),
+        restarts=_restarts(record),
+        comparisons=tuple(compare(record)),
+    )
+
+
+def _state_reason(record: RunRecord) -> str:
+    """Why it stands so: what its last attempt said at the end, or what follows from silence."""
+    ended = record.newest.last("attempt_ended") if record.newest else None
+    if record.state == "lost":
+        return "its processes ended without a word, and no agent holds its lease"
+    if record.state in ("running", "draining"):
+        return "it goes on; write the report again for newer numbers"
+    return str((ended or {}).get("reason", ""))
+
+
+def _mfu(record: RunRecord) -> tuple[dict[str, float] | None, str]:
+    """MFU in both conventions, and the peak it refers to; or why there is none."""
+    plan = record.plan
+    if plan is None:
+        return None, "there is no plan.json, so neither FLOP nor peak are known"
+    if plan.peak.flops_per_s is None:
+        return None, plan.peak.source
+    full = _median(steady(record.steps, "mfu"))
+    if full is None:
+        return None, "no step was measured"
+    flops = plan.flops_per_token
+    note = f"of {plan.peak.flops_per_s / 1e12:,.0f} TFLOP/s a device ({plan.peak.source})"
+    return {"full": full, "causal": full * flops["causal"] / flops["full"]}, note
+
+
+def _restarts(record: RunRecord) -> int:
+    return sum(max(0, len(attempt.all("rendezvous")) - 1) for attempt in record.attempts)
+
+
+def _world_size(record: RunRecord) -> int | None:
+    rendezvous = record.last("rendezvous") or record.last("attempt_started") or {}
+    return rendezvous.get("world_size")
+
+
+def _median(values: list[float]) -> float | None:
+    return median(values) if values else None

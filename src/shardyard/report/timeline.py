@@ -1,0 +1,68 @@
+"""The events of a run in words, at most as many as a person reads."""
+
+from shardyard.report.run import Line, RunRecord
+from shardyard.units import format_bytes, format_seconds
+
+MAX_EVENTS = 120
+
+_FREQUENT = ("checkpoint_started", "checkpoint_durable", "evaluated")
+
+
+def timeline(record: RunRecord) -> tuple[list[Line], int]:
+    """Events in order of time, and how many frequent ones were left out to keep it readable."""
+    events = sorted(
+        (event for attempt in record.attempts for event in attempt.events),
+        key=lambda event: event["t"],
+    )
+    if len(events) <= MAX_EVENTS:
+        return events, 0
+    rare = [event for event in events if event["kind"] not in _FREQUENT]
+    return rare, len(events) - len(rare)
+
+
+def describe(event: Line) -> str:
+    """What happened, in a few words; empty where the kind says it all."""
+    fields = {key: value for key, value in event.items() if value is not None}
+    kind = fields["kind"]
+    if kind in ("attempt_started", "rendezvous"):
+        return _describe_workers(fields)
+    if kind == "worker_lost":
+        rank, node = fields.get("rank", "?"), fields.get("node", "?")
+        return f"rank {rank} on {node}: {fields.get('cause', 'cause not known')}"
+    if kind == "model_ready" and "seconds" in fields:
+        return f"{fields.get('parameters', 0):,} parameters, {format_seconds(fields['seconds'])}"
+    if kind == "checkpoint_loaded":
+        return f"step {fields.get('step', '?')}, {format_seconds(fields.get('seconds', 0.0))}"
+    if kind == "checkpoint_started":
+        return (
+            f"step {fields.get('step', '?')}, blocked {format_seconds(fields.get('blocked_s', 0))}"
+        )
+    if kind == "checkpoint_durable":
+        size, seconds = format_bytes(fields.get("bytes", 0)), fields.get("seconds", 0.0)
+        return f"step {fields.get('step', '?')}, {size} in {format_seconds(seconds)}"
+    if kind == "evaluated":
+        return f"step {fields.get('step', '?')}, loss {fields.get('loss', float('nan')):.4f}"
+    if kind == "run_finished":
+        loss = fields.get("loss")
+        return f"step {fields.get('step', '?')}" + (f", loss {loss:.4f}" if loss else "")
+    return _describe_rest(fields)
+
+
+def _describe_workers(fields: Line) -> str:
+    workers = fields.get("workers") or []
+    nodes = sorted({str(worker.get("node")) for worker in workers})
+    words = f"{fields.get('world_size', len(workers))} processes"
+    if nodes:
+        words += f" on {', '.join(nodes[:4])}" + (", ..." if len(nodes) > 4 else "")
+    return words
+
+
+def _describe_rest(fields: Line) -> str:
+    skipped = ("t", "kind", "attempt", "generation")
+    words = []
+    for key, value in fields.items():
+        if key in skipped or isinstance(value, dict | list):
+            continue
+        shown = format_seconds(value) if key == "seconds" else str(value)
+        words.append(shown if key in ("seconds", "reason") else f"{key.replace('_', ' ')} {shown}")
+    return ", ".join(words)

@@ -1,0 +1,34 @@
+"""How the report prints one value of a given unit."""
+
+from shardyard.units import format_bytes, format_count, format_seconds
+
+ABSENT = "-"
+"""Stands for what was not measured, or has no meaning here."""
+
+
+def format_nats(value: float | None) -> str:
+    """A loss or perplexity: three decimals, one where it is large."""
+    if value is None:
+        return ABSENT
+    return f"{value:.3f}" if abs(value) < 100 else f"{value:,.1f}"
+
+
+def format_value(value: float | None, unit: str, absent: str) -> str:
+    """``(1536, "bytes", "")`` -> ``1.5 KiB``; None -> ``absent``."""
+    if value is None:
+        return absent
+    if unit == "bytes":
+        return format_bytes(value)
+    if unit == "s":
+        return format_seconds(value)
+    return f"{format_count(value)} {unit}"
+
+
+def format_error(error: float | None) -> str:
+    """``0.034`` -> ``+3.4 %``: more was predicted than measured."""
+    return ABSENT if error is None else f"{100 * error:+.1f} %"
+
+
+def format_percent(share: float) -> str:
+    """``0.4123`` -> ``41.2 %``."""
+    return f"{100 * share:.1f} %"

@@ -1,0 +1,167 @@
+"""Where the wall time of an attempt went, each part measured from events and metrics.
+
+Step lines carry durations and no clock, so a generation's loop is laid out from the moment its
+model was ready: its steps, evaluations and blocked saves one after the other. What is left between
+that and the next event is named by what follows it; what nothing explains is said so.
+"""
+
+from dataclasses import dataclass
+
+from shardyard.report.run import AttemptRecord, Line, RunRecord
+
+PHASES = {
+    "productive": "steps whose result stands, without waiting for data",
+    "data wait": "of those steps: waiting for micro-batches",
+    "evaluation": "held-out loss",
+    "checkpoint-blocked": "training stood still for a save, the last one until it was durable",
+    "sample": "text generated at the end",
+    "init": "start of the processes, imports, model and optimizer",
+    "rendezvous": "all processes meet",
+    "load": "a checkpoint is verified and read",
+    "lost work": "steps that were done again because no checkpoint held them",
+    "detect": "from the last finished step to the notice of a lost process; its step under way too",
+    "restart": "from that notice to the next rendezvous",
+    "teardown": "from the last durable state to the end of all processes",
+    "unexplained": "nothing above measured it",
+}
+"""Name of each phase and what it is, in the order in which they are shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptTime:
+    """Wall time of one attempt, split; the phases add up to it."""
+
+    number: int
+    began_t: float
+    """Unix seconds."""
+    seconds: float
+    phases: dict[str, float]
+    """Seconds by name; a phase that took no time is missing."""
+    has_ended: bool
+
+
+def account(record: RunRecord) -> list[AttemptTime]:
+    """Split the wall time of each attempt that left any event."""
+    standing = {id(line) for line in _standing(record)}
+    return [_split(attempt, standing) for attempt in record.attempts if attempt.events]
+
+
+def total_phases(attempts: list[AttemptTime]) -> dict[str, float]:
+    """Seconds by phase over all attempts, in the order of ``PHASES``."""
+    sums = {name: sum(a.phases.get(name, 0.0) for a in attempts) for name in PHASES}
+    return {name: seconds for name, seconds in sums.items() if seconds}
+
+
+def _standing(record: RunRecord) -> list[Line]:
+    newest: dict[int, Line] = {}
+    for attempt in record.attempts:
+        for line in attempt.lines:
+            newest[line["step"]] = line
+    return list(newest.values())
+
+
+class _Sum(dict[str, float]):
+    def add(self, phase: str, seconds: float) -> None:
+        self[phase] = self.get(phase, 0.0) + seconds
+
+
+def _split(attempt: AttemptRecord, standing: set[int]) -> AttemptTime:
+    began_t = _beginning(attempt)
+    phases, clock_t = _Sum(), began_t
+    for generation in attempt.generations:
+        clock_t = _add_start(phases, attempt, generation, clock_t)
+        clock_t = _add_loop(phases, attempt, generation, clock_t, standing)
+        clock_t = _add_end(phases, attempt, generation, clock_t)
+    ended = attempt.last("attempt_ended")
+    if ended is not None:
+        phases.add("teardown", max(0.0, ended["t"] - clock_t))
+    end_t = ended["t"] if ended is not None else max(clock_t, attempt.events[-1]["t"])
+    seconds = end_t - began_t
+    phases.add("unexplained", seconds - sum(phases.values()))
+    return AttemptTime(
+        number=attempt.number,
+        began_t=began_t,
+        seconds=seconds,
+        phases={name: phases[name] for name in PHASES if phases.get(name)},
+        has_ended=ended is not None,
+    )
+
+
+def _beginning(attempt: AttemptRecord) -> float:
+    """When its manifest says, or the first event, or the meeting before that: the earliest."""
+    first_t = attempt.events[0]["t"]
+    rendezvous = attempt.first("rendezvous")
+    if rendezvous is not None:
+        first_t = min(first_t, rendezvous["t"] - rendezvous.get("seconds", 0.0))
+    started_at = attempt.manifest.get("started_at")
+    return float(min(first_t, started_at) if isinstance(started_at, float) else first_t)
+
+
+def _add_start(phases: _Sum, attempt: AttemptRecord, generation: int, clock_t: float) -> float:
+    """From the end of the generation before to the first step; returns the clock there."""
+    rendezvous = attempt.first("rendezvous", generation)
+    if rendezvous is not None:
+        meeting_s = rendezvous.get("seconds", 0.0)
+        before_s = max(0.0, rendezvous["t"] - meeting_s - clock_t)
+        phases.add("rendezvous", meeting_s)
+        phases.add("restart" if generation > min(attempt.generations) else "init", before_s)
+        clock_t = max(clock_t, rendezvous["t"])
+    ready = attempt.first("model_ready", generation)
+    if ready is None:
+        return clock_t
+    loaded = attempt.first("checkpoint_loaded", generation)
+    load_s = min(loaded.get("seconds", 0.0) if loaded else 0.0, max(0.0, ready["t"] - clock_t))
+    phases.add("load", load_s)
+    phases.add("init", max(0.0, ready["t"] - clock_t - load_s))
+    return float(max(clock_t, ready["t"]))
+
+
+def _add_loop(
+    phases: _Sum,
+    attempt: AttemptRecord,
+    generation: int,
+    clock_t: float,
+    standing: set[int],
+) -> float:
+    """Steps, evaluations and blocked saves; returns the clock after the last of them."""
+    for line in attempt.lines:
+        if line.get("generation", 0) != generation:
+            continue
+        step_s, wait_s = line.get("step_time_s") or 0.0, line.get("data_wait_s") or 0.0
+        clock_t += step_s
+        if id(line) in standing:
+            phases.add("productive", step_s - wait_s)
+            phases.add("data wait", wait_s)
+        else:
+            phases.add("lost work", step_s)
+    for event in attempt.all("evaluated", generation):
+        phases.add("evaluation", event.get("seconds", 0.0))
+        clock_t += event.get("seconds", 0.0)
+    for event in attempt.all("checkpoint_started", generation):
+        phases.add("checkpoint-blocked", event.get("blocked_s", 0.0))
+        clock_t += event.get("blocked_s", 0.0)
+    return clock_t
+
+
+def _add_end(phases: _Sum, attempt: AttemptRecord, generation: int, clock_t: float) -> float:
+    """How the generation ended: by a loss, or with its last step durable; returns the clock."""
+    losses = [*attempt.all("worker_lost", generation), *attempt.all("worker_hung", generation)]
+    if losses:
+        noticed_t = float(min(event["t"] for event in losses))
+        if attempt.first("model_ready", generation) is None:
+            phases.add("init", max(0.0, noticed_t - clock_t))
+        else:
+            phases.add("detect", max(0.0, noticed_t - clock_t))
+        return max(clock_t, noticed_t)
+    started = attempt.last("checkpoint_started", generation)
+    durable = attempt.last("checkpoint_durable", generation)
+    steps = [line["step"] for line in attempt.lines if line.get("generation", 0) == generation]
+    if started and durable and steps and durable.get("step") == max(steps):
+        # no step followed this save, so the loop waited for it
+        phases.add("checkpoint-blocked", max(0.0, durable["t"] - started["t"]))
+        clock_t = max(clock_t, durable["t"])
+    finished = attempt.last("run_finished", generation)
+    if finished is not None:
+        phases.add("sample", finished.get("seconds", 0.0))
+        clock_t = max(clock_t, finished["t"])
+    return clock_t
