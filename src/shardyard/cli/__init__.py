@@ -62,6 +62,7 @@ class _Verbs(click.Group):
 @click.group(
     cls=_Verbs,
     invoke_without_command=True,
+    subcommand_metavar="VERB [ARGUMENTS]...",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="A recipe is one or more YAML files and section.key=value overrides, such as "
     "optim.lr=3e-4. Start with: shardyard train model.preset=llama-tiny",
@@ -92,10 +93,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say("interrupted")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output, such as `head`, has had enough. Nothing more can be written,
-        # not even what Python flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return _end_quietly()
+    except SystemExit as leaving:
+        # click turns a broken pipe into exit code 1, which means a failed run here.
+        if isinstance(leaving.__context__, BrokenPipeError):
+            return _end_quietly()
+        raise
     except ShardyardError as error:
         if is_debugging:
             _show_traceback()
@@ -109,6 +112,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "request. Run the same command with --debug to see where it happened, and report it."
         )
         return 1
+
+
+def _end_quietly() -> int:
+    """The reader of our output, such as `head`, has had enough: end without a word."""
+    # Nothing more can be written, not even what Python flushes at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
 
 
 def _say(message: str) -> None:

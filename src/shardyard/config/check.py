@@ -64,7 +64,7 @@ def _model(recipe: Recipe) -> Iterable[Problem]:
     if not given:
         yield Problem(
             "model",
-            "says not what to train. Write `model: {preset: llama-tiny}`, or path or hub. "
+            "names nothing to train. Write `model: {preset: llama-tiny}`, or path or hub. "
             f"Presets are {presets}.",
         )
     if len(given) > 1:

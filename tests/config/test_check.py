@@ -1,0 +1,82 @@
+"""What no type can say: each contradiction is named, with what to do."""
+
+import pytest
+
+from shardyard.config.check import check
+from shardyard.config.load import load_recipe
+from shardyard.errors import RecipeError
+
+PROBLEMS = [
+    (["model.preset=null"], "model: names nothing to train. Write `model: {preset: llama-tiny}`"),
+    (["model.path=x"], "model.preset and model.path each name a model. Keep one"),
+    (["model.preset=lama-tiny"], "model.preset=lama-tiny is no preset. Did you mean llama-tiny?"),
+    (["model.preset=zzz"], "Presets are llama-tiny, llama-laptop"),
+    (["model.weights=load"], "a preset has no weights. Use model.path or model.hub"),
+    (["model.preset=null", "model.module=a:b"], "a model of your own is not built yet"),
+    (["run.steps=1", "run.epochs=1"], "run.steps, run.epochs are all lengths of the run"),
+    (["parallel.cp=2"], "parallel.cp=2: context parallelism is not built yet. Use 1"),
+    (["parallel.tp=2"], "parallel.tp=2: tensor parallelism is not built yet."),
+    (["parallel.pp=2"], "parallel.pp=2: pipeline parallelism is not built yet."),
+    (["parallel.ep=2"], "parallel.ep=2: expert parallelism is not built yet."),
+    (["precision.compute=fp8"], "training in fp8 is not built yet. Use bf16 or fp32."),
+    (["precision.compute=fp16"], "training in fp16 is not built yet."),
+    (["memory.offload=optimizer"], "memory.offload=optimizer: offloading is not built yet."),
+    (["secrets={a: b}"], "secrets: secrets are not built yet. Leave the section out"),
+    (["parallel.strategy=NO_SHARD", "parallel.dp_shard=2"], "contradicts strategy NO_SHARD"),
+    (["cluster.devices=4", "parallel.dp_shard=3"], "dp_shard=3 does not divide the 4"),
+    (["optim.global_batch=2", "optim.micro_batch=4"], "optim.micro_batch=4 is more than the 2"),
+    (["cluster.devices=4", "optim.global_batch=2"], "fewer samples than the 4 data-parallel"),
+    (["optim.name=sgd"], "optim.lr=auto is known for adamw only. Give one"),
+    (["optim.momentum=0.9"], "optim.momentum=0.9 is a setting of sgd; optim.name is adamw."),
+    (["optim.warmup_steps=9", "optim.decay_steps=5"], "is not before optim.decay_steps=5."),
+    (["task.eval_every_steps=1", "task.eval_every_epochs=1"], "say the same in two ways."),
+    (["task.eval_every_steps=1", "data.eval_fraction=0"], "task.eval_every_steps needs an eval"),
+    (["run.target_loss=2", "data.eval_fraction=0"], "run.target_loss needs an evaluation"),
+    (["elastic.min_nodes=2"], "elastic.min_nodes=2 is more than cluster.nodes=1."),
+    (["cluster.nodes=2", "elastic.max_nodes=1"], "elastic.max_nodes=1 is less than cluster.node"),
+    (["cluster.instance=p5.48xl"], "cluster.instance='p5.48xl' is not in the catalogue"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "words"), PROBLEMS)
+def test_a_contradiction_says_what_to_do(overrides: list[str], words: str) -> None:
+    with pytest.raises(RecipeError) as refused:
+        check(load_recipe([], ["model.preset=llama-tiny", *overrides]))
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["cluster.instance=p5.48xlarge", "cluster.nodes=2"],
+        ["parallel.strategy=HYBRID_SHARD", "parallel.dp_shard=2", "cluster.devices=4"],
+        ["elastic.min_nodes=1", "cluster.nodes=2", "elastic.max_nodes=4"],
+        ["optim.name=sgd", "optim.lr=0.1", "optim.momentum=0.9"],
+    ],
+)
+def test_a_sound_recipe_passes(overrides: list[str]) -> None:
+    check(load_recipe([], ["model.preset=llama-tiny", *overrides]))
+
+
+def test_all_problems_are_reported_at_once_under_the_name_of_the_recipe() -> None:
+    with pytest.raises(RecipeError, match=r"a\.yaml has 3 problems:"):
+        check(load_recipe([], ["parallel.tp=2", "optim.momentum=0.9"]), "a.yaml")
+
+
+CREDENTIALS = [
+    ("hf_" + "x" * 20, "a Hugging Face token"),
+    ("AKIA" + "X" * 16, "an AWS access key"),
+    ("ghp_" + "x" * 36, "a GitHub token"),
+    ("-----BEGIN PRIVATE KEY-----", "a private key"),
+    ("s3://me:passw0rd@host/data", "an address with a password"),
+]
+
+
+@pytest.mark.parametrize(("credential", "kind"), CREDENTIALS)
+def test_a_credential_is_refused_and_not_repeated(credential: str, kind: str) -> None:
+    recipe = load_recipe([], ["model.preset=llama-tiny", f"data.source='{credential}'"])
+    with pytest.raises(RecipeError) as refused:
+        check(recipe)
+    assert f"data.source: holds {kind} (not shown)" in str(refused.value)
+    assert credential not in str(refused.value)

@@ -1,0 +1,39 @@
+"""Every setting has its sentence, and the page of settings is current."""
+
+from pathlib import Path
+
+from shardyard.config.document import markdown, sections, settings
+from shardyard.config.schema import Recipe
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_setting_of_the_schema_is_listed() -> None:
+    dumped = Recipe().model_dump()
+    names = {f"{section}.{key}" for section, keys in dumped.items() for key in keys} | {"secrets"}
+    assert set(settings()) == names
+    assert [section.name for section in sections()] == list(dumped)
+
+
+def test_every_setting_and_section_has_a_whole_sentence() -> None:
+    without = [name for name, setting in settings().items() if not setting.sentence.endswith(".")]
+    assert without == []
+    assert [s.name for s in sections() if not s.sentence and s.name != "secrets"] == []
+
+
+def test_types_and_bounds_are_said_in_words() -> None:
+    said = {name: setting.accepts for name, setting in settings().items()}
+    assert said["optim.lr"] == "a number above 0, or auto"
+    assert said["optim.micro_batch"] == "a whole number of at least 1, or auto"
+    assert said["run.seed"] == "a whole number of at least 0"
+    assert said["model.dropout"] == "a number from 0 to below 1"
+    assert said["checkpoint.keep_best"] == "true or false"
+    assert said["parallel.zero"] == "1, 2 or 3, or auto"
+    assert said["data.source"] == "text, or a list, each text"
+
+
+def test_the_page_of_settings_is_current() -> None:
+    page = ROOT / "docs" / "settings.md"
+    assert page.read_text() == markdown(), (
+        "run: python -m shardyard.config.document > docs/settings.md"
+    )

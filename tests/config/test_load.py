@@ -1,0 +1,175 @@
+"""Reading recipes: what merges, what is refused, and in which words."""
+
+from pathlib import Path
+
+import pytest
+
+from shardyard.config.load import dump_recipe, is_override, load_recipe
+from shardyard.config.schema import Recipe
+from shardyard.errors import RecipeError, RequestError
+
+
+def write(folder: Path, text: str, name: str = "recipe.yaml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def refusal(*overrides: str) -> str:
+    with pytest.raises(RecipeError) as refused:
+        load_recipe([], overrides)
+    return str(refused.value)
+
+
+def test_later_files_win_setting_by_setting_and_overrides_win_over_files(tmp_path: Path) -> None:
+    base = write(tmp_path, "optim: {lr: 1e-3, eps: 1e-6}\nrun: {seed: 1}", "base.yaml")
+    more = write(tmp_path, "optim: {lr: 2e-3}\nrun: {seed: 2}", "more.yaml")
+    recipe = load_recipe([base, more], ["run.seed=3"])
+    assert (recipe.optim.lr, recipe.optim.eps, recipe.run.seed) == (0.002, 1e-6, 3)
+    assert recipe.optim.weight_decay == Recipe().optim.weight_decay
+
+
+SCALARS = [
+    ("optim.lr=1e-3", 0.001),
+    ("optim.lr=3E-4", 0.0003),
+    ("optim.lr=1", 1.0),
+    ("run.tokens=1e9", 1_000_000_000),
+    ("run.tokens=1_000_000", 1_000_000),
+    ("run.tokens=1.5e9", 1_500_000_000),
+    ("run.id=2026-11-21", "2026-11-21"),
+    ("task.prompt=no", "no"),
+    ("task.prompt='1e3'", "1e3"),
+    ("optim.grad_clip=null", None),
+    ("model.compile=true", True),
+    ("data.source=[a, b]", ("a", "b")),
+    ("data.source=a=b", "a=b"),
+    ("optim.betas=[0.8, 0.9]", (0.8, 0.9)),
+    ("memory.recompute=2", 2),
+    ("memory.recompute=[attention]", ("attention",)),
+]
+
+
+@pytest.mark.parametrize(("override", "value"), SCALARS)
+def test_a_scalar_means_what_people_mean_by_it(override: str, value: object) -> None:
+    recipe = load_recipe([], [override])
+    section, key = override.partition("=")[0].split(".")
+    assert getattr(getattr(recipe, section), key) == value
+
+
+@pytest.mark.parametrize("override", [row[0] for row in SCALARS])
+def test_a_dumped_recipe_loads_back_equal(tmp_path: Path, override: str) -> None:
+    recipe = load_recipe([], ["model.preset=llama-tiny", override])
+    text = dump_recipe(recipe)
+    assert load_recipe([write(tmp_path, text)]) == recipe
+    assert "weight_decay" not in text  # defaults are left out
+
+
+WRONG_VALUES = [
+    ("optim.lr=fast", "optim.lr='fast' is not a number above 0, or auto. (Peak learning rate"),
+    ("optim.lr=-1", "optim.lr=-1 is not a number above 0, or auto."),
+    ("optim.lr=.inf", "optim.lr=inf is not a number above 0"),
+    ("optim.lr='3e-4'", "optim.lr='3e-4' is not a number above 0, or auto. Write it without quot"),
+    ("parallel.tp=0", "parallel.tp=0 is not a whole number of at least 1."),
+    ("parallel.tp=true", "parallel.tp=True is not a whole number"),
+    ("parallel.strategy=full_shard", "Did you mean FULL_SHARD?"),
+    ("precision.compute=bf61", "Did you mean bf16?"),
+    ("run.id=17", 'Put it in quotes: "17".'),
+    ("run.name=My Run", "is not a name of lower-case letters, digits and inner hyphens"),
+    ("model.compile=yes", "model.compile='yes' is not true or false."),
+    ("optim.betas=[0.9]", "is not a list of 2, each a number from 0 to below 1."),
+    ("run.steps=1.5", "run.steps=1.5 is not a whole number of at least 1, or null."),
+]
+
+
+@pytest.mark.parametrize(("override", "words"), WRONG_VALUES)
+def test_a_wrong_value_is_shown_with_what_is_accepted(override: str, words: str) -> None:
+    message = refusal(override)
+    assert words in message
+    assert "pydantic" not in message
+    assert "Input should" not in message
+
+
+UNKNOWN_KEYS = [
+    (
+        "optim.weight_dcay=1",
+        "optim.weight_dcay: there is no such setting. Did you mean optim.weigh",
+    ),
+    ("opt.lr=1", "opt: there is no such section. Did you mean optim?"),
+    ("optim.learning_rate=1", "Did you mean optim.lr?"),
+    ("optim.seq_len=1", "Did you mean data.seq_len?"),
+    ("lr=1", "lr: an override names section and setting. Did you mean optim.lr=...?"),
+    ("task.zzz=1", "task has: name, eval_every_steps"),
+    ("launch.x=1", "this section has no setting yet."),
+    ("zzz.x=1", "Sections are: checkpoint, cluster"),
+]
+
+
+@pytest.mark.parametrize(("override", "words"), UNKNOWN_KEYS)
+def test_an_unknown_key_is_refused_with_the_nearest_one(override: str, words: str) -> None:
+    assert words in refusal(override)
+
+
+def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
+    text = "optim: {lr: fast, learning_rate: 1}\noptim.lr: 2\ncheckpoint: 3\nelastic:\n"
+    path = write(tmp_path, text)
+    with pytest.raises(RecipeError) as refused:
+        load_recipe([path], ["run.sed=1", "parallel.pp=0"])
+    message = str(refused.value)
+    assert message.startswith(f"{path} has 6 problems:")
+    assert "in a file write it as `optim: {lr: value}`" in message
+    assert "checkpoint: holds a number, not settings." in message
+    paths = {problem.path for problem in refused.value.problems}
+    assert {"run.sed", "parallel.pp", "optim.learning_rate", "optim.lr"} <= paths
+
+
+BAD_FILES = [
+    ("run: {seed: 1}\nrun: {seed: 2}", "line 2, column 1: run is given twice, on lines 1 and 2"),
+    ("run:\n  seed: 1\n  seed: 2", "line 3, column 3: seed is given twice"),
+    ("run: {seed: 1", "line 1, column 14: expected ',' or '}'"),
+    ("- run", "holds a list at the top, not sections"),
+    ("run", "holds text at the top, not sections"),
+    ("run: \x01", "is not YAML that can be read"),
+    ("run: !!python/object:os.system {}", "could not determine a constructor"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), BAD_FILES)
+def test_a_file_that_is_no_recipe_is_refused_with_its_place(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(RequestError, match=r"recipe .*recipe\.yaml") as refused:
+        load_recipe([path])
+    assert words in str(refused.value)
+
+
+def test_a_missing_file_names_the_nearest_one(tmp_path: Path) -> None:
+    write(tmp_path, "", "quickstart.yaml")
+    with pytest.raises(RequestError, match=r"does not exist. Did you mean .*quickstart.yaml\?"):
+        load_recipe([tmp_path / "quikstart.yaml"])
+    with pytest.raises(RequestError, match=r"is a folder. It holds quickstart.yaml. Give a YAML"):
+        load_recipe([tmp_path])
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(RequestError, match="is not UTF-8 text"):
+        load_recipe([path])
+
+
+def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
+    assert load_recipe([write(tmp_path, "# nothing\n")]) == Recipe()
+
+
+def test_a_credential_in_a_wrong_value_is_not_shown() -> None:
+    message = refusal("optim.lr=hf_" + "a" * 30)
+    assert "optim.lr=(not shown) is not a number" in message
+    assert "aaaa" not in message
+
+
+def test_an_override_is_told_from_a_file_by_its_form() -> None:
+    assert is_override("optim.lr=3e-4")
+    assert is_override("lr=3")
+    assert not is_override("recipes/a=b.yaml")
+    assert not is_override("recipe.yaml")

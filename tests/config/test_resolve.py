@@ -1,0 +1,219 @@
+"""Every auto becomes a value with a reason; a resume keeps what is learnt."""
+
+from dataclasses import replace
+
+import pytest
+
+from shardyard.config.auto import Facts
+from shardyard.config.load import load_recipe
+from shardyard.config.presets import PRESETS, ModelShape
+from shardyard.config.resolve import Preview, check_resume, resolve, resolve_known
+from shardyard.errors import RecipeError
+from shardyard.hardware.machine import Machine
+from shardyard.rundir.resolved import DataFacts, Resolved
+
+CPU = Machine(device="cpu", name="a CPU", count=1, memory_bytes=2**33, cores=6, hostname="laptop")
+GPUS = Machine(device="cuda", name="a GPU", count=8, memory_bytes=2**36, cores=96, hostname="node")
+DATA = DataFacts(
+    dir="prepared/x",
+    fingerprint="f",
+    vocab_size=4096,
+    train_tokens=256 * 1000 + 1,  # 1,000 samples of llama-tiny's 256 tokens
+    eval_tokens=256 * 10 + 1,
+    train_documents=100,
+    eval_documents=5,
+    unigram_entropy=6.0,
+)
+TINY = replace(PRESETS["llama-tiny"].shape, vocab_size=4096)
+
+
+def resolved(
+    *overrides: str,
+    machine: Machine = CPU,
+    data: DataFacts = DATA,
+    shape: ModelShape = TINY,
+    previous: Resolved | None = None,
+) -> Resolved:
+    recipe = load_recipe([], ["model.preset=llama-tiny", *overrides])
+    return resolve(recipe, shape=shape, machine=machine, data=data, previous=previous)
+
+
+def preview(preset: str, *overrides: str) -> Preview:
+    recipe = load_recipe([], [f"model.preset={preset}", *overrides])
+    return resolve_known(recipe, Facts(shape=PRESETS[preset].shape))
+
+
+def test_nothing_stays_auto_and_everything_has_a_reason() -> None:
+    result = resolved()
+    settings = result.to_json()["settings"]
+    assert [name for name, entry in settings.items() if entry["value"] == "auto"] == []
+    assert Resolved.from_json(result.to_json()) == result
+    given = load_recipe([], ["model.preset=llama-tiny"]).model_dump()
+    autos = {f"{s}.{k}" for s, keys in given.items() for k, v in keys.items() if v == "auto"}
+    assert autos == set(result.reasons)
+    assert all(result.reasons.values())
+
+
+def test_a_cpu_gets_one_fp32_process_and_gpus_get_one_bf16_process_each() -> None:
+    on_cpu, on_gpus = resolved().recipe, resolved(machine=GPUS).recipe
+    assert (on_cpu.cluster.devices, on_cpu.precision.compute, on_cpu.data.workers) == (1, "fp32", 6)
+    assert (on_gpus.cluster.devices, on_gpus.precision.compute) == (8, "bf16")
+    assert on_gpus.precision.output == "bf16"
+    assert (on_gpus.parallel.zero, on_gpus.parallel.dp_shard) == (3, 8)
+
+
+def test_an_instance_says_device_and_number_without_any_machine() -> None:
+    cluster = preview("llama2-7b", "cluster.instance=p5.48xlarge", "cluster.nodes=2").recipe
+    assert (cluster.cluster.device, cluster.cluster.devices) == ("cuda", 8)
+    assert cluster.parallel.dp_shard == 16
+    assert cluster.precision.compute == "bf16"
+
+
+# Published: Llama 2 (arXiv:2307.09288) table 1 and section 2.2: 4 M tokens a step.
+@pytest.mark.parametrize(
+    ("preset", "lr", "global_batch"),
+    [("llama2-7b", 3e-4, 1024), ("llama2-13b", 3e-4, 1024), ("llama2-70b", 1.5e-4, 1024)],
+)
+def test_large_models_get_the_published_rate_and_batch(
+    preset: str, lr: float, global_batch: int
+) -> None:
+    optim = preview(preset).recipe.optim
+    assert (optim.lr, optim.global_batch) == (lr, global_batch)
+
+
+def test_a_small_model_gets_the_rate_of_the_scaling_law() -> None:
+    # A block of llama-tiny: 2*64*64 + 2*64*32 (attention) + 3*64*172 (MLP) + 2*64 (norms) = 45,440.
+    # Two of them: 0.003239 - 0.0001395 * ln(90,880) = 0.003239 - 0.0001395 * 11.417 = 0.00165
+    assert preview("llama-tiny").recipe.optim.lr == pytest.approx(0.00165, abs=6e-5)
+
+
+def test_loaded_weights_get_the_rate_and_batch_of_fine_tuning() -> None:
+    recipe = load_recipe([], ["model.path=somewhere"])
+    facts = Facts(shape=PRESETS["llama2-7b"].shape, model_has_tokenizer=True)
+    known = resolve_known(recipe, facts).recipe
+    assert (known.optim.lr, known.optim.global_batch) == (2e-5, 64)
+    assert (known.model.weights, known.data.tokenizer) == ("load", "somewhere")
+
+
+def test_the_context_is_cut_at_4096_tokens() -> None:
+    assert preview("llama3-8b").recipe.data.seq_len == 4096
+    assert preview("llama-tiny").recipe.data.seq_len == 256
+
+
+LENGTHS = [
+    # 1,000 samples in batches of 64: one epoch is 15.6 steps.
+    ([], 16),
+    (["run.epochs=2"], 32),
+    (["run.epochs=0.064"], 1),
+    (["run.epochs=1e-6"], 1),
+    (["run.samples=65"], 2),
+    (["run.samples=1"], 1),
+    (["run.tokens=16384"], 1),
+    (["run.tokens=16385"], 2),
+    (["run.steps=7"], 7),
+    (["run.epochs=0.7", "optim.global_batch=1"], 700),
+]
+
+
+@pytest.mark.parametrize(("overrides", "steps"), LENGTHS)
+def test_a_length_in_any_unit_is_rounded_up_to_steps(overrides: list[str], steps: int) -> None:
+    assert resolved("optim.global_batch=64", *overrides).steps == steps
+
+
+def test_warmup_and_decay_follow_the_length() -> None:
+    optim = resolved("run.steps=100").recipe.optim
+    assert (optim.warmup_steps, optim.decay_steps) == (10, 100)
+    assert resolved("run.steps=1e5").recipe.optim.warmup_steps == 2000
+    trial = resolved("run.steps=5", "optim.warmup_steps=100").recipe.optim
+    assert trial.decay_steps == 101
+
+
+# global batch, ranks -> the largest power of two within 4,096 tokens that makes no rank do more
+@pytest.mark.parametrize(
+    ("global_batch", "ranks", "micro_batch"), [(32, 2, 16), (32, 3, 1), (30, 4, 8), (4, 4, 1)]
+)
+def test_the_micro_batch_leaves_no_rank_idle(
+    global_batch: int, ranks: int, micro_batch: int
+) -> None:
+    overrides = f"optim.global_batch={global_batch}", f"cluster.devices={ranks}"
+    assert resolved(*overrides).recipe.optim.micro_batch == micro_batch
+
+
+def test_a_small_data_set_makes_a_small_batch() -> None:
+    data = replace(DATA, train_tokens=256 * 10 + 1)
+    assert resolved(data=data).recipe.optim.global_batch == 10
+
+
+def test_the_run_is_named_after_its_file() -> None:
+    recipe = load_recipe([], ["model.preset=llama-tiny"])
+    result = resolve(recipe, shape=TINY, machine=CPU, data=DATA, name="My first_run (2)")
+    assert result.recipe.run.name == "my-first-run-2"
+
+
+def test_what_is_not_known_yet_says_when_it_will_be() -> None:
+    result = preview("llama-tiny")
+    assert result.recipe.data.workers == "auto"
+    assert result.reasons["data.workers"] == "known once training starts on a machine"
+    assert result.reasons["parallel.dp_shard"] == "known once the number of devices is"
+    assert (result.steps, result.why_steps) == (None, "known once the data is prepared")
+
+
+MISFITS = [
+    (["data.seq_len=512"], DATA, "data.seq_len=512 is more than the model's context of 256"),
+    ([], replace(DATA, vocab_size=5000), "5,000 tokens, the model's embedding has 4,096 rows"),
+    (["cluster.devices=2"], replace(DATA, train_tokens=200), "make 1 samples of 256 tokens, fewer"),
+    (["cluster.devices=65", "optim.global_batch=64"], DATA, "fewer samples than the 65"),
+    (["task.eval_every_steps=1"], replace(DATA, eval_tokens=0), "eval_fraction=0.05 held out no"),
+    (["cluster.device=cuda"], DATA, "cluster.device=cuda but laptop has only 1 x a CPU (cpu)"),
+    (["parallel.dp_shard=2"], DATA, "parallel.dp_shard=2 does not divide the 1 data-parallel"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "data", "words"), MISFITS)
+def test_what_does_not_fit_together_is_refused(
+    overrides: list[str], data: DataFacts, words: str
+) -> None:
+    with pytest.raises(RecipeError) as refused:
+        resolved(*overrides, data=data)
+    assert words in str(refused.value)
+
+
+def test_more_devices_than_the_machine_has_are_refused() -> None:
+    with pytest.raises(RecipeError, match=r"cluster.devices=9 but node has 8 x a GPU.* at most 8"):
+        resolved("cluster.devices=9", machine=GPUS)
+
+
+def test_a_recipe_for_an_instance_says_how_to_try_it_here() -> None:
+    with pytest.raises(RecipeError, match=r"cluster.device=cpu with cluster.instance=null"):
+        resolved("cluster.instance=p5.48xlarge")
+
+
+def test_a_resume_keeps_its_schedule_when_it_gets_longer() -> None:
+    before = resolved("run.steps=100")
+    after = resolved("run.steps=200", "cluster.devices=4", previous=before)
+    assert (after.steps, after.recipe.optim.decay_steps) == (200, 100)
+    assert after.recipe.optim.warmup_steps == 10
+    assert after.reasons["optim.decay_steps"] == "as the run began"
+    assert after.recipe.parallel.dp_shard == 4
+
+
+def test_a_resume_that_changes_what_is_learnt_names_each_setting_old_and_new() -> None:
+    before = resolved("run.steps=100", "optim.lr=1e-3")
+    with pytest.raises(RecipeError) as refused:
+        resolved("run.steps=100", "optim.lr=2e-3", "run.seed=1", previous=before)
+    message = str(refused.value)
+    assert message.startswith("resume has 2 problems:")
+    assert "optim.lr: 0.001 -> 0.002 changes what is learnt." in message
+    assert "run.seed: 0 -> 1" in message
+    assert "or start a new run. A resume may change the length (run.steps, ...)" in message
+
+
+def test_a_resume_on_other_data_is_refused() -> None:
+    before = resolved()
+    now = replace(before, data=replace(DATA, fingerprint="g"))
+    with pytest.raises(RecipeError, match="data: 'f' -> 'g'"):
+        check_resume(before, now)
+
+
+def test_only_loaded_weights_need_the_folder_of_the_model() -> None:
+    assert resolved().model_dir is None
