@@ -92,7 +92,7 @@ def _run_rank(
         )
         answer = function(*args)
         sender.send((False, answer))
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - whatever it is, the test shall see it
         sender.send((True, traceback.format_exc()))
         sender.close()
         os._exit(1)  # the others may be waiting in a collective: do not wait for them

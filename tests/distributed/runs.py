@@ -15,9 +15,7 @@ from shardyard.rundir.resolved import DataFacts, Resolved, write_resolved
 from shardyard.train.hooks import Hooks
 from shardyard.train.loop import train
 
-MACHINE = Machine(
-    device="cpu", name="test", count=1, memory_bytes=2**34, cores=2, hostname="test"
-)
+MACHINE = Machine(device="cpu", name="test", count=1, memory_bytes=2**34, cores=2, hostname="test")
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ class Dropout:
         self._place_key = key_of(seed, "dropout", place)
         self._keys = keys
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    def __call__(self, module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
         if not module.training:
             return None
         if isinstance(output, tuple):
@@ -43,9 +43,7 @@ class Dropout:
         return x_BLD * keep_BLD * (1.0 / (1.0 - self._drop))
 
 
-def add_dropout(
-    places: dict[str, nn.Module], *, drop: float, seed: int, keys: SampleKeys
-) -> None:
+def add_dropout(places: dict[str, nn.Module], *, drop: float, seed: int, keys: SampleKeys) -> None:
     """Mask the outputs of named modules. Call before sharding: its hooks must come after these."""
     for place, module in places.items():
         module.register_forward_hook(Dropout(place, drop=drop, seed=seed, keys=keys))

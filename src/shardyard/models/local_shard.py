@@ -11,7 +11,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 @dataclass(frozen=True)
 class LocalShard:
-    """A block of a tensor: ``tensor`` is ``whole[offsets[d] : offsets[d] + tensor.shape[d], ...]``."""
+    """A block of a whole tensor that begins at ``offsets``."""
 
     tensor: Tensor
     offsets: tuple[int, ...]

@@ -40,7 +40,7 @@ def shard_data_parallel(
 
     def shard(modules: nn.Module | list[nn.Module], *, reshard_after_forward: bool) -> None:
         fully_shard(
-            modules,  # type: ignore[arg-type]
+            modules,
             mesh=mesh,
             mp_policy=precision,
             reshard_after_forward=reshard_after_forward,
@@ -55,7 +55,7 @@ def shard_data_parallel(
     for block in blocks:
         shard(block, reshard_after_forward=reshard)
     if embedding.weight is not head.weight:
-        # the backward pass begins here, so freeing them after forward would gather twice for nothing
+        # backward begins here: freeing them after forward would gather twice for nothing
         shard([norm, head], reshard_after_forward=False)
     shard(model, reshard_after_forward=False)
 

@@ -82,6 +82,10 @@ class RunDir:
         """Folder of one attempt: resolved.json, plan.json, manifest.json."""
         return self.path / "attempts" / str(number)
 
+    def asked(self, attempt: int) -> Path:
+        """What was asked of this attempt: the recipe with a resume's overrides."""
+        return self.attempt(attempt) / "recipe.yaml"
+
     def resolved(self, attempt: int) -> Path:
         return self.attempt(attempt) / "resolved.json"
 

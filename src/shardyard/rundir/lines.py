@@ -110,6 +110,9 @@ class EventWriter:
         place = {"attempt": self.attempt, "generation": self.generation}
         self._lines.append({**head, **place, **fields})
 
+    def close(self) -> None:
+        self._lines.close()
+
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the objects of a line file; a missing file has none, a torn line is passed over."""

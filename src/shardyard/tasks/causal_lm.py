@@ -10,6 +10,7 @@ from shardyard.data.loader import IGNORED, MicroBatch
 from shardyard.models.attention import document_mask
 from shardyard.models.dropout import SampleKeys
 
+
 class CausalLM:
     """Forward pass and loss of a causal language model."""
 

@@ -35,7 +35,7 @@ def train(run_dir: RunDir, attempt: int, hooks: Hooks) -> str:
     """
     training = set_up(run_dir, attempt, hooks, local_rank=int(os.environ["LOCAL_RANK"]))
     try:
-        outcome = _Loop(training).run()
+        outcome = Loop(training).run()
         if outcome == FINISHED:
             finish(training)
     finally:
@@ -55,7 +55,7 @@ class _Launched:
     data_wait_s: float
 
 
-class _Loop:
+class Loop:
     """The state of the loop that no checkpoint needs."""
 
     def __init__(self, training: Training) -> None:
@@ -73,23 +73,30 @@ class _Loop:
         self._global_batch = self.recipe.optim.global_batch
 
     def run(self) -> str:
-        steps = self.training.resolved.steps
-        while self.progress.step < steps and not self.drain and not self.target_met:
-            launched = self._launch()
-            self._read_result()
-            self.unread = launched
-            step = self.progress.step
-            evaluation_due = self._evaluation_due(step)
-            save_due = step % self.recipe.checkpoint.every == 0
-            if launched.pending.is_ready or evaluation_due or save_due:
-                self._read_result()
-            if evaluation_due:
-                self._evaluate()
-            if save_due:
-                self._save()
-            self._report_durable()
+        """Step until the run's length or target is reached, or until a rank is to drain."""
+        while not (self._is_complete() or self.drain):
+            self.step()
         self._read_result()
         return self._end()
+
+    def step(self) -> None:
+        """One optimizer step, and what is due after it."""
+        launched = self._launch()
+        self._read_result()
+        self.unread = launched
+        step = self.progress.step
+        evaluation_due = self._evaluation_due(step)
+        save_due = step % self.recipe.checkpoint.every == 0
+        if launched.pending.is_ready or evaluation_due or save_due:
+            self._read_result()
+        if evaluation_due:
+            self._evaluate()
+        if save_due:
+            self._save()
+        self._report_durable()
+
+    def _is_complete(self) -> bool:
+        return self.target_met or self.progress.step >= self.training.resolved.steps
 
     def _launch(self) -> _Launched:
         """Give the next step to the device."""
@@ -100,9 +107,7 @@ class _Loop:
         pending = self.training.stepper.run(batches, lr=lr, drain=drain)
         self.progress.step = step
         self.progress.position = step * self._global_batch
-        return _Launched(
-            pending=pending, step=step, lr=lr, data_wait_s=self.training.loader.wait_s
-        )
+        return _Launched(pending=pending, step=step, lr=lr, data_wait_s=self.training.loader.wait_s)
 
     def _read_result(self) -> None:
         """Read the result of the launched step, if any, write its line and act on it."""
@@ -222,5 +227,4 @@ class _Loop:
         self._save()
         self.training.saver.wait()
         self._report_durable()
-        is_whole = self.progress.step >= self.training.resolved.steps or self.target_met
-        return FINISHED if is_whole else DRAINED
+        return FINISHED if self._is_complete() else DRAINED

@@ -22,9 +22,7 @@ def build_optimizer(model: nn.Module, optim: Optim) -> torch.optim.Optimizer:
     lr = float(optim.lr)
     optimizer: torch.optim.Optimizer
     if optim.name == "adamw":
-        optimizer = torch.optim.AdamW(
-            groups, lr=lr, betas=optim.betas, eps=optim.eps, fused=True
-        )
+        optimizer = torch.optim.AdamW(groups, lr=lr, betas=optim.betas, eps=optim.eps, fused=True)
     else:
         optimizer = torch.optim.SGD(groups, lr=lr, momentum=optim.momentum, fused=True)
     _create_state(optimizer, optim)

@@ -92,7 +92,7 @@ class Stepper:
         self.skipped_in_row = torch.zeros((), dtype=torch.float64, device=device)
 
     def run(self, batches: Sequence[MicroBatch], *, lr: float, drain: bool) -> PendingResult:
-        """Take one step. ``drain`` is this rank's wish; the result says whether any rank has one."""
+        """Take one step. ``drain`` is this rank's wish; the result holds that of all ranks."""
         set_lr(self._optimizer, lr)
         loss_sum, tokens = self.accumulate(batches)
         # fp64: a sum of squares over many ranks, and a token count that fp32 would round
@@ -116,7 +116,7 @@ class Stepper:
             tokens += int((batch.targets_BL != IGNORED).sum())  # still in host memory
             self._sync.before_micro_batch(is_last=index == len(batches) - 1)
             loss = self._task.loss_sum(batch.to(self._device))
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             loss_sum += loss.detach()
         return loss_sum, tokens
 

@@ -1,0 +1,125 @@
+"""One attempt of a run on this machine: written down, started, followed, summed up."""
+
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import click
+
+from shardyard.cli.agent_process import run_agent_process
+from shardyard.cli.prepare import prepare_data
+from shardyard.cli.request import Request
+from shardyard.cli.tables import print_table
+from shardyard.config.load import dump_recipe
+from shardyard.config.schema import Recipe
+from shardyard.hardware.machine import Machine
+from shardyard.hardware.probe import probe
+from shardyard.plan.plan import Plan, plan
+from shardyard.report.summary import Summary
+from shardyard.report.write import write_report
+from shardyard.rundir.layout import RunDir, write_json, write_text
+from shardyard.rundir.manifest import write_manifest
+from shardyard.rundir.resolved import Resolved, write_resolved
+from shardyard.units import format_count, format_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """Everything that is known before an attempt starts."""
+
+    run_dir: RunDir
+    number: int
+    asked: Recipe
+    """With the overrides of this attempt, before resolving."""
+    resolved: Resolved
+    machine: Machine
+
+    def plan(self) -> Plan:
+        """The prediction for this attempt."""
+        devices = self.resolved.recipe.cluster.devices
+        assert isinstance(devices, int)
+        return plan(
+            self.resolved,
+            world_size=devices * self.resolved.recipe.cluster.nodes,
+            devices_per_node=devices,
+            machine=self.machine,
+        )
+
+
+def resolve_here(request: Request, *, previous: Resolved | None = None) -> tuple[Machine, Resolved]:
+    """Look at this machine and prepare the data, side by side; then resolve everything."""
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        looking = thread.submit(probe)
+        data = prepare_data(request)
+        machine = looking.result()
+    return machine, request.resolve(machine, data, previous=previous)
+
+
+def run_attempt(attempt: Attempt, *, as_json: bool) -> int:
+    """Write the attempt's files, train, and print what came of it. Returns the exit code."""
+    prediction = attempt.plan()
+    _write_down(attempt, prediction)
+    print(prediction.line(), file=sys.stderr)
+    answer = run_agent_process(attempt.run_dir, attempt.number)
+    summary = write_report(attempt.run_dir)
+    if as_json:
+        click.echo(json.dumps({**_paths(attempt.run_dir), **summary.to_json(), **answer}, indent=1))
+    elif summary.steps_done:
+        _show(attempt.run_dir, summary)
+    if answer["exit_code"] != 0:
+        print(answer["message"], file=sys.stderr)
+    return int(answer["exit_code"])
+
+
+def _write_down(attempt: Attempt, prediction: Plan) -> None:
+    """resolved.json last: an attempt that has it is whole."""
+    run_dir, number = attempt.run_dir, attempt.number
+    write_text(run_dir.asked(number), dump_recipe(attempt.asked))
+    write_json(run_dir.plan(number), prediction.to_json())
+    write_manifest(run_dir, number, command=sys.argv, machine=attempt.machine)
+    write_resolved(run_dir.resolved(number), attempt.resolved)
+
+
+def _paths(run_dir: RunDir) -> dict[str, str | None]:
+    checkpoint = None
+    if run_dir.latest.is_file():
+        checkpoint = str(run_dir.checkpoints / run_dir.latest.read_text().strip())
+    return {"checkpoint": checkpoint, "report_html": str(run_dir.report_html)}
+
+
+def _show(run_dir: RunDir, summary: Summary) -> None:
+    rows = [
+        ("step", f"{summary.steps_done:,} of {summary.steps_planned:,}", summary.state),
+        ("loss", _nats(summary.loss), "of the last step"),
+    ]
+    if summary.eval_loss is not None:
+        perplexity = "-" if summary.perplexity is None else f"{summary.perplexity:,.1f}"
+        rows.append(("evaluation", _nats(summary.eval_loss), f"perplexity {perplexity}"))
+    rows += [
+        ("unigram entropy", _nats(summary.unigram_entropy), "what ignoring all context reaches"),
+        ("tokens", format_count(summary.tokens or 0), "predicted in training"),
+        (
+            "speed",
+            f"{format_count(summary.tokens_per_s or 0)} tokens/s",
+            f"median; a step takes {format_seconds(summary.step_time_s or 0)}",
+        ),
+        (
+            "MFU",
+            "-" if summary.mfu is None else f"{summary.mfu['full']:.1%}",
+            summary.mfu_note,
+        ),
+        ("wall time", format_seconds(summary.wall_s), "from start to end of all processes"),
+    ]
+    print_table(("result", "", ""), rows)
+    if run_dir.sample.is_file():
+        click.echo("\na sample of generated text:\n")
+        for line in run_dir.sample.read_text().splitlines():
+            click.echo(f"    {line}")
+    click.echo()
+    for name, path in _paths(run_dir).items():
+        click.echo(f"{name}: {path}")
+
+
+def _nats(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.3f} nats a token"

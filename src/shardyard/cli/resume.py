@@ -1,0 +1,66 @@
+"""`shardyard resume`: a new attempt of a run, from its newest sound checkpoint."""
+
+from pathlib import Path
+
+import click
+
+from shardyard.cli.attempt import Attempt, resolve_here, run_attempt
+from shardyard.cli.request import Request
+from shardyard.config.check import check
+from shardyard.config.compatibility import check_packages
+from shardyard.config.load import load_recipe
+from shardyard.rundir.layout import RunDir, find_run
+from shardyard.rundir.lease import Lease
+from shardyard.rundir.resolved import Resolved, read_resolved
+
+
+@click.command()
+@click.argument("run")
+@click.argument("overrides", nargs=-1)
+@click.option("--runs-dir", default="runs", show_default=True, help="Folder of the runs.")
+@click.option("--dry-run", is_flag=True, help="Say what would be continued; start nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def command(
+    run: str, overrides: tuple[str, ...], *, runs_dir: str, dry_run: bool, as_json: bool
+) -> int:
+    """Continue RUN (a path, an id, or the beginning of one).
+
+    OVERRIDES (section.key=value) may change how it runs - processes, strategy, memory, length -
+    but not what is learnt: model, data, order and optimisation.
+    """
+    run_dir = find_run(run, Path(runs_dir))
+    Lease(run_dir.lease).close()  # refuse at once, not after a minute of preparation
+    check_packages()
+    number, previous, asked = _newest_attempt(run_dir)
+    recipe = load_recipe([asked], overrides)
+    check(recipe, str(asked))
+    machine, resolved = resolve_here(Request.of(recipe, name=run_dir.run_id), previous=previous)
+    done = run_dir.checkpoint_steps()
+    if dry_run or (done and done[-1] >= resolved.steps):
+        click.echo(_words(run_dir, done, resolved.steps))
+        return 0
+    attempt = Attempt(
+        run_dir=run_dir, number=number, asked=recipe, resolved=resolved, machine=machine
+    )
+    return run_attempt(attempt, as_json=as_json)
+
+
+def _newest_attempt(run_dir: RunDir) -> tuple[int, Resolved | None, Path]:
+    """Number of the next attempt, what the last one resolved, and what it was asked."""
+    made = run_dir.attempts()
+    whole = [number for number in made if run_dir.resolved(number).is_file()]
+    number = made[-1] + 1 if made else 0
+    if not whole:  # killed before its first attempt began
+        return number, None, run_dir.recipe
+    return number, read_resolved(run_dir.resolved(whole[-1])), run_dir.asked(whole[-1])
+
+
+def _words(run_dir: RunDir, done: list[int], steps: int) -> str:
+    if not done:
+        return f"{run_dir.run_id} has no checkpoint yet: it would begin at step 0 of {steps}"
+    if done[-1] < steps:
+        return f"{run_dir.run_id} would continue from step {done[-1]} of {steps}"
+    return (
+        f"{run_dir.run_id} is finished: step {done[-1]} of {steps}. To train on, give a new "
+        f"length, such as run.steps={2 * steps}."
+    )

@@ -1,0 +1,53 @@
+"""`shardyard train`: makes a run folder and trains here, in processes of their own."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from shardyard.cli.attempt import Attempt, resolve_here, run_attempt
+from shardyard.cli.request import Request
+from shardyard.config.compatibility import check_packages
+from shardyard.config.load import dump_recipe
+from shardyard.errors import RequestError
+from shardyard.rundir.layout import RunDir, new_run_id, write_text
+from shardyard.rundir.lines import EventWriter
+
+
+@click.command()
+@click.argument("recipe", nargs=-1, required=True)
+@click.option("--dry-run", is_flag=True, help="Prepare the data, print the plan, start nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def command(recipe: tuple[str, ...], *, dry_run: bool, as_json: bool) -> int:
+    """Train RECIPE (files and section.key=value overrides) on this machine."""
+    request = Request.read(recipe)
+    _refuse_existing(request)
+    for warning in check_packages():
+        print(f"warning: {warning}", file=sys.stderr)
+    machine, resolved = resolve_here(request)
+    run = request.recipe.run
+    run_id = run.id or new_run_id(str(resolved.recipe.run.name))
+    attempt = Attempt(
+        run_dir=RunDir(Path(run.dir).expanduser().resolve() / run_id),
+        number=0,
+        asked=request.recipe,
+        resolved=resolved,
+        machine=machine,
+    )
+    if dry_run:
+        click.echo(attempt.plan().line())
+        return 0
+    write_text(attempt.run_dir.recipe, dump_recipe(request.recipe))
+    events = EventWriter(attempt.run_dir.events, attempt=0, generation=0)
+    events.write("run_started", run=run_id)
+    events.close()
+    return run_attempt(attempt, as_json=as_json)
+
+
+def _refuse_existing(request: Request) -> None:
+    run = request.recipe.run
+    if run.id is not None and RunDir(Path(run.dir).expanduser() / run.id).recipe.exists():
+        raise RequestError(
+            f"run.id={run.id!r} exists already in {run.dir}. A second run in its folder would mix "
+            f"their files. Continue it with `shardyard resume {run.id}`, or choose another id."
+        )
