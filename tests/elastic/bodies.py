@@ -4,7 +4,6 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -85,7 +84,6 @@ def run_body(run_dir: str, attempt: int, generation: int) -> str:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
     from bodies import run_body as importable_run_body  # type: ignore[import-not-found]
 
     sys.exit(main(worker=importable_run_body, preload=("torch", "torch.distributed")))

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -50,6 +51,12 @@ def main(
         from shardyard.elastic.agent import Answer
 
         answer = Answer("failed", error.exit_code, str(error))
+    except BaseException as error:  # noqa: BLE001  the outermost line of a process
+        from shardyard.elastic.agent import Answer
+
+        traceback.print_exc()
+        text = f"the agent failed unexpectedly ({type(error).__name__}: {error}). See {_log(args)}."
+        answer = Answer("failed", 1, text)
     with suppress(OSError):  # the reader may be gone
         os.write(stdout, json.dumps(asdict(answer)).encode() + b"\n")
     return answer.exit_code
@@ -59,7 +66,7 @@ def _conduct(args: argparse.Namespace, worker: "Worker | None", preload: Sequenc
     run = RunDir(args.run_dir.resolve())
     resolved = read_resolved(run.resolved(args.attempt))
     lease = Lease(run.lease) if args.node_rank == 0 else None
-    log = run.attempt(args.attempt) / f"agent-{args.node_rank}.log"
+    log = _log(args)
     _send_talk_to(log)
     drain = DrainRequest(resolved.recipe.elastic.drain_timeout_s)
     drain.listen()
@@ -84,6 +91,7 @@ def _conduct(args: argparse.Namespace, worker: "Worker | None", preload: Sequenc
         return attempt.conduct()
     finally:
         forkserver.stop()
+        drain.stop_listening()
         if lease:
             lease.close()
 
@@ -98,6 +106,11 @@ def _parse(argv: Sequence[str] | None) -> Any:
         "--with-parent", type=int, metavar="PID", help="drain when this process, the parent, ends"
     )
     return parser.parse_args(argv)
+
+
+def _log(args: argparse.Namespace) -> Path:
+    attempt = RunDir(args.run_dir.resolve()).attempt(args.attempt)
+    return attempt / f"agent-{args.node_rank}.log"
 
 
 def _send_talk_to(log: Path) -> None:

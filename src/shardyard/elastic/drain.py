@@ -32,6 +32,11 @@ class DrainRequest:
         for number in _ASKING:
             signal.signal(number, self._on_signal)
 
+    def stop_listening(self) -> None:
+        """Ignore further signals: the answer is known and this process ends."""
+        for number in _ASKING:
+            signal.signal(number, signal.SIG_IGN)
+
     def listen_for_end_of(self, parent_pid: int) -> None:
         """Drain too when the process that started this one ends."""
         signal_at_parent_death(signal.SIGHUP)

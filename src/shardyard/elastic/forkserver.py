@@ -16,6 +16,7 @@ from multiprocessing import util
 from types import FrameType
 
 from shardyard.elastic.drain import signal_at_parent_death
+from shardyard.errors import StorageError
 
 PRELOAD = ("torch", "transformers.models.llama.modeling_llama", "shardyard.train.loop")
 """What workers of the training loop need."""
@@ -31,7 +32,7 @@ def start(preload: Sequence[str]) -> None:
     The folder of its socket is removed when this process ends, and by the server if this process is
     killed.
     """
-    scratch = tempfile.mkdtemp(prefix="shardyard-")
+    scratch = _make_scratch_dir()
     tempfile.tempdir = scratch
     # multiprocessing removes its own folder in there at priority -100
     util.Finalize(None, shutil.rmtree, (scratch,), {"ignore_errors": True}, exitpriority=-101)
@@ -40,6 +41,21 @@ def start(preload: Sequence[str]) -> None:
     os.environ[_PRELOAD] = ",".join(preload)
     mp_forkserver.set_forkserver_preload([__name__])
     mp_forkserver.ensure_running()
+
+
+def _make_scratch_dir() -> str:
+    """A folder for the server's socket, whose path the kernel limits to 107 bytes (unix(7))."""
+    names_bytes = len("/shardyard-12345678/pymp-12345678/listener-12345678")
+    folder = tempfile.gettempdir()
+    if len(os.fsencode(folder)) + names_bytes > 107:
+        folder = "/tmp"  # a long TMPDIR, as some clusters set it
+    try:
+        return tempfile.mkdtemp(prefix="shardyard-", dir=folder)
+    except OSError as error:
+        raise StorageError(
+            f"{folder} cannot be written: {error.strerror}. The processes of a run find each other "
+            "through a file there. Make room, or set TMPDIR to another folder."
+        ) from error
 
 
 def stop() -> None:

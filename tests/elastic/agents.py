@@ -1,0 +1,114 @@
+"""Real agents in sessions of their own, so that a test sees what they leave behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shardyard.config.presets import PRESETS
+from shardyard.config.schema import Cluster, Elastic, Recipe
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lines import read_lines
+from shardyard.rundir.resolved import DataFacts, Resolved, write_resolved
+
+_PROGRAM = Path(__file__).parent / "bodies.py"
+
+_FACTS = DataFacts(
+    dir="prepared/none",
+    fingerprint="0",
+    vocab_size=300,
+    train_tokens=1000,
+    eval_tokens=100,
+    train_documents=2,
+    eval_documents=1,
+    unigram_entropy=5.0,
+)
+
+
+@dataclass
+class Agents:
+    """Starts agents of one run and ends whatever is left of them."""
+
+    run: RunDir
+    scratch: Path
+    _started: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def prepare(self, *, devices: int = 2, nodes: int = 1, **elastic: Any) -> None:
+        """Write attempts/1/resolved.json."""
+        settings = {"max_restarts": 1, "drain_timeout_s": 20.0, "collective_timeout_s": 60.0}
+        recipe = Recipe(
+            cluster=Cluster(devices=devices, device="cpu", nodes=nodes),
+            elastic=Elastic(**(settings | elastic)),
+        )
+        resolved = Resolved(
+            recipe=recipe, reasons={}, shape=PRESETS["llama-tiny"].shape, data=_FACTS, steps=3
+        )
+        write_resolved(self.run.resolved(1), resolved)
+
+    def start(self, body: str, *options: str) -> subprocess.Popen[str]:
+        """Start an agent whose workers do ``body`` of bodies.py."""
+        process = subprocess.Popen(
+            [sys.executable, str(_PROGRAM), str(self.run.path), "--attempt", "1", *options],
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={
+                **os.environ,
+                "TEST_BODY": body,
+                "OMP_NUM_THREADS": "1",
+                "TMPDIR": str(self.scratch),
+            },
+        )
+        self._started.append(process)
+        return process
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in read_lines(self.run.events) if event["kind"] == kind]
+
+    def wait_for_training(self, ranks: int = 2) -> None:
+        """Until that many ranks have begun their steps, or 20 s."""
+        wait_until(lambda: len(list(self.run.path.glob("started-*"))) == ranks)
+
+    def end_all(self) -> None:
+        for process in self._started:
+            for pid in session_pids(process.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            process.wait()
+            if process.stdout:
+                process.stdout.close()
+
+
+def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """Wait for an agent; its last line on stdout."""
+    stdout, _ = process.communicate(timeout=30)
+    content: dict[str, Any] = json.loads(stdout.splitlines()[-1])
+    assert content["exit_code"] == process.returncode
+    return content
+
+
+def session_pids(session: int) -> list[int]:
+    """Processes of a session that have not ended."""
+    return [pid for pid, sid, state in _processes() if sid == session and state != "Z"]
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def _processes() -> Iterator[tuple[int, int, str]]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                yield int(entry.name), int(fields[3]), fields[0]

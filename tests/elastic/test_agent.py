@@ -1,0 +1,233 @@
+"""The agent with real processes: normal ends, losses, drains, and nothing left behind."""
+
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lease import Lease
+from tests.elastic.agents import Agents, answer, session_pids, wait_until
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[Agents]:
+    with tempfile.TemporaryDirectory() as scratch:  # tmp_path is too long for a socket
+        started = Agents(RunDir(tmp_path / "run-1"), Path(scratch))
+        yield started
+        started.end_all()
+
+
+def assert_nothing_left(agents: Agents, process: subprocess.Popen[str]) -> None:
+    wait_until(lambda: not session_pids(process.pid), timeout_s=3.0)
+    wait_until(lambda: not list(agents.scratch.iterdir()), timeout_s=1.0)
+
+
+def test_a_normal_run_finishes_with_events_and_logs(agents: Agents) -> None:
+    agents.prepare()
+    process = agents.start("finish")
+    assert answer(process) == {"outcome": "finished", "exit_code": 0, "message": "finished"}
+    assert_nothing_left(agents, process)
+    (started,) = agents.events("attempt_started")
+    assert [worker["rank"] for worker in started["workers"]] == [0, 1]
+    assert started["world_size"] == 2 and "--attempt 1" in started["command"]
+    assert agents.events("rendezvous")[0]["seconds"] >= 0
+    assert agents.events("attempt_ended")[0]["exit_code"] == 0
+    for rank in range(2):
+        assert agents.run.log(1, rank).read_text() == "generation 0 sum 1 of 2\n"
+    assert not list(agents.run.attempt(1).glob("failure-*"))
+
+
+def test_a_killed_worker_is_named_and_the_group_restarts(agents: Agents) -> None:
+    agents.prepare()
+    process = agents.start("train_two_generations")
+    agents.wait_for_training()
+    victim = agents.events("attempt_started")[0]["workers"][1]
+    os.kill(victim["pid"], signal.SIGKILL)
+    assert answer(process)["outcome"] == "finished"
+    (lost,) = agents.events("worker_lost")
+    assert (lost["rank"], lost["pid"], lost["signal"]) == (1, victim["pid"], "SIGKILL")
+    assert lost["node"] == socket.gethostname() and lost["exit_code"] is None
+    assert "out-of-memory killer" in lost["cause"] and "dmesg" in lost["cause"]
+    assert [event["generation"] for event in agents.events("rendezvous")] == [0, 1]
+    assert "generation 1 sum 1 of 2" in agents.run.log(1, 0).read_text()
+    assert_nothing_left(agents, process)
+
+
+def test_a_spent_restart_budget_says_who_what_where_and_how_to_go_on(agents: Agents) -> None:
+    agents.prepare()
+    process = agents.start("crash_on_rank_1")
+    end = answer(process)
+    assert (end["outcome"], end["exit_code"]) == ("failed", 1)
+    message = end["message"]
+    assert f"rank 1 on {socket.gethostname()} was lost (ZeroDivisionError: no such n" in message
+    assert "1 of 1 used; no checkpoint became durable" in message
+    assert str(agents.run.log(1, 1)) in message
+    assert "`shardyard resume run-1`" in message
+    assert len(agents.events("worker_lost")) == 2
+    assert "Traceback" in agents.run.log(1, 1).read_text()
+    assert_nothing_left(agents, process)
+
+
+def test_an_error_that_no_restart_cures_ends_the_attempt_at_once(agents: Agents) -> None:
+    agents.prepare(max_restarts=3)
+    process = agents.start("bad_data_on_rank_1")
+    end = answer(process)
+    assert (end["outcome"], end["exit_code"]) == ("failed", 1)
+    assert end["message"] == "shard-3.bin is damaged. Run `shardyard prepare` again."
+    assert len(agents.events("rendezvous")) == 1
+    began, ended = agents.events("attempt_started")[0]["t"], agents.events("attempt_ended")[0]["t"]
+    assert ended - began < 10
+    assert "Traceback" not in agents.run.log(1, 1).read_text()
+    assert_nothing_left(agents, process)
+
+
+def test_a_worker_that_just_leaves_is_lost_too(agents: Agents) -> None:
+    agents.prepare(max_restarts=0)
+    end = answer(agents.start("leave_early"))
+    assert "rank 1" in end["message"] and "exit code 0 and without a message" in end["message"]
+    assert "elastic.max_restarts allows no restart" in end["message"]
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_drains(agents: Agents, number: signal.Signals, exit_code: int) -> None:
+    agents.prepare()
+    agents.run.checkpoints.mkdir()
+    agents.run.latest.write_text("step-00000007\n")
+    process = agents.start("train_until_drained")
+    agents.wait_for_training()
+    process.send_signal(number)
+    end = answer(process)
+    assert (end["outcome"], end["exit_code"]) == ("drained", exit_code)
+    assert "step-00000007 is durable" in end["message"]
+    assert agents.events("draining")[0]["signal"] == number.name
+    assert not agents.events("worker_lost")
+    assert_nothing_left(agents, process)
+
+
+def test_a_drain_that_takes_too_long_is_cut_off_and_says_so(agents: Agents) -> None:
+    agents.prepare(drain_timeout_s=0.5)
+    process = agents.start("never_drain")
+    agents.wait_for_training()
+    process.terminate()
+    end = answer(process)
+    assert (end["outcome"], end["exit_code"]) == ("failed", 143)
+    assert "killed before they had saved their last step" in end["message"]
+    assert "the 0.5 s of elastic.drain_timeout_s were over" in end["message"]
+    assert "no checkpoint is durable yet" in end["message"]
+    assert not agents.events("worker_lost")
+    assert_nothing_left(agents, process)
+
+
+def test_a_second_signal_does_not_wait(agents: Agents) -> None:
+    agents.prepare()
+    process = agents.start("never_drain")
+    agents.wait_for_training()
+    process.send_signal(signal.SIGINT)
+    wait_until(lambda: bool(agents.events("draining")))
+    wait_until(lambda: process.send_signal(signal.SIGINT) or process.poll() is not None)  # type: ignore[func-returns-value]
+    end = answer(process)
+    assert end["exit_code"] == 130 and "a second signal came" in end["message"]
+
+
+def test_a_killed_agent_takes_everything_with_it(agents: Agents) -> None:
+    agents.prepare()
+    process = agents.start("never_drain")
+    agents.wait_for_training()
+    assert len(session_pids(process.pid)) >= 4  # agent, fork server, two workers
+    process.kill()
+    process.wait()
+    assert_nothing_left(agents, process)
+
+
+def test_the_end_of_the_starting_process_drains(agents: Agents) -> None:
+    agents.prepare()
+    process = agents.start("train_until_drained", "--with-parent", "1")  # never its parent
+    end = answer(process)
+    assert (end["outcome"], end["exit_code"]) == ("drained", 143)
+
+
+def test_a_second_agent_on_the_same_run_is_refused(agents: Agents) -> None:
+    agents.prepare()
+    lease = Lease(agents.run.lease)
+    end = answer(agents.start("finish"))
+    assert end["exit_code"] == 2
+    assert f"process {os.getpid()} on {socket.gethostname()}" in end["message"]
+    lease.close()
+
+
+def test_a_port_in_use_is_named(agents: Agents) -> None:
+    agents.prepare()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        end = answer(agents.start("finish", "--rendezvous", f"127.0.0.1:{port}"))
+    assert end["exit_code"] == 2
+    assert f"port {port} on 127.0.0.1 is in use" in end["message"]
+    assert "--rendezvous HOST:PORT" in end["message"]
+
+
+def test_one_node_listens_on_the_loopback_interface_alone(agents: Agents) -> None:
+    agents.prepare()
+    process = agents.start("never_drain")
+    agents.wait_for_training()
+    addresses = _listening(session_pids(process.pid))
+    assert addresses  # the store, and gloo's sockets
+    assert all(address.endswith("0100007F") for address in addresses)
+
+
+def _listening(pids: list[int]) -> list[str]:
+    """Local addresses, as the kernel prints them, of these processes' listening sockets."""
+    inodes = set()
+    for pid in pids:
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            target = str(entry.readlink())
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+    listen = "0A"
+    lines = [
+        line.split()
+        for table in ("tcp", "tcp6")
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]
+    ]
+    return [f[1].split(":")[0] for f in lines if f[3] == listen and f[9] in inodes]
+
+
+def test_two_nodes_meet_and_finish_together(agents: Agents) -> None:
+    agents.prepare(devices=1, nodes=2)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    nodes = [
+        agents.start("finish", "--rendezvous", endpoint, "--node-rank", str(rank))
+        for rank in range(2)
+    ]
+    assert [answer(node)["outcome"] for node in nodes] == ["finished", "finished"]
+    (started,) = agents.events("attempt_started")
+    assert sorted(worker["rank"] for worker in started["workers"]) == [0, 1]
+    assert "sum 1 of 2" in agents.run.log(1, 1).read_text()
+    for node in nodes:
+        wait_until(lambda pid=node.pid: not session_pids(pid), timeout_s=3.0)  # type: ignore[misc]
+
+
+def test_an_error_on_one_node_ends_the_other_with_its_message(agents: Agents) -> None:
+    agents.prepare(devices=1, nodes=2)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    nodes = [
+        agents.start("bad_data_on_rank_1", "--rendezvous", endpoint, "--node-rank", str(rank))
+        for rank in range(2)
+    ]
+    for node in nodes:
+        end = answer(node)
+        assert end["exit_code"] == 1 and "shard-3.bin is damaged" in end["message"]
+    assert len(agents.events("worker_lost")) == 1
+
+
+def test_nodes_without_a_meeting_place_are_refused(agents: Agents) -> None:
+    agents.prepare(nodes=2)
+    end = answer(agents.start("finish"))
+    assert end["exit_code"] == 2 and "--rendezvous HOST:PORT" in end["message"]
