@@ -76,29 +76,30 @@ def shardyard(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, *, program: click.Command = shardyard) -> int:
     """Run the command line; returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     # Accepted anywhere, as it is added to a command that has just failed.
     is_debugging = "--debug" in given
     words = [argument for argument in given if argument != "--debug"]
     try:
-        code = shardyard.main(words, prog_name="shardyard", standalone_mode=False)
+        # Not program.main(): it would turn a broken pipe into exit code 1, a failed run.
+        with program.make_context("shardyard", words) as context:
+            code = program.invoke(context)
         sys.stdout.flush()
         return int(code or 0)
+    except click.exceptions.Exit as leaving:  # --help, --version
+        return leaving.exit_code
     except click.ClickException as error:
-        error.show()
+        where = getattr(error, "ctx", None)
+        see = f" See `{where.command_path} --help`." if where else ""
+        _say(f"error: {error.format_message()}{see}")
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         _say("interrupted")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         return _end_quietly()
-    except SystemExit as leaving:
-        # click turns a broken pipe into exit code 1, which means a failed run here.
-        if isinstance(leaving.__context__, BrokenPipeError):
-            return _end_quietly()
-        raise
     except ShardyardError as error:
         if is_debugging:
             _show_traceback()

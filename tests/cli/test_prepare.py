@@ -1,0 +1,100 @@
+"""`shardyard prepare`, and how answers of our own programs are read."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shardyard.cli import main
+from shardyard.cli.processes import run_program
+from shardyard.errors import AccessError, RequestError, ShardyardError
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> list[str]:
+    text = "\n\n".join(f"def f{n}():\n    return {n} * {n}" for n in range(400))
+    for n in range(6):
+        (tmp_path / f"{n}.txt").write_text(text + str(n))
+    return [
+        "model.preset=llama-tiny",
+        f"data.source={tmp_path}/*.txt",
+        f"data.dir={tmp_path}/prepared",
+        "data.vocab_size=300",
+        "data.eval_fraction=0.3",
+        "data.workers=1",
+    ]
+
+
+def test_prepared_data_is_described_and_found_again(
+    recipe: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["prepare", *recipe, "--json"]) == 0
+    facts = json.loads(capfd.readouterr().out)
+    assert Path(facts["dir"]).is_dir()
+    assert facts["vocab_size"] <= 300
+    assert facts["train_documents"] + facts["eval_documents"] == 6
+    assert main(["prepare", *recipe]) == 0
+    assert facts["dir"] in capfd.readouterr().out
+
+
+def test_a_dry_run_says_what_it_would_do_and_does_nothing(
+    recipe: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["prepare", *recipe, "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert f"{tmp_path}/*.txt" in out
+    assert "train a byte-level BPE of 300 tokens" in out
+    assert not (tmp_path / "prepared").exists()
+    assert main(["prepare", *recipe, "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["held out"] == "30% of the documents"
+
+
+def test_an_error_of_the_data_program_is_ours(
+    recipe: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["prepare", *recipe, "data.source=/nowhere/*.txt"])
+    captured = capfd.readouterr()
+    assert code == 2
+    assert captured.err.startswith("error: ")
+    assert "/nowhere" in captured.err
+    assert "Traceback" not in captured.err
+
+
+def program(folder: Path, code: str) -> str:
+    """A module that can be started by name."""
+    (folder / "fake_program.py").write_text(code)
+    return "fake_program"
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "error"), [(1, ShardyardError), (2, RequestError), (4, AccessError)]
+)
+def test_an_exit_code_says_which_error_it_was(
+    exit_code: int,
+    error: type[ShardyardError],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = {"error": "no way", "exit_code": exit_code}
+    module = program(tmp_path, f"print('''{json.dumps(answer)}'''); raise SystemExit({exit_code})")
+    with pytest.raises(error, match="no way") as raised:
+        run_program(module, [])
+    assert type(raised.value) is error
+
+
+def test_a_program_that_dies_without_an_answer_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    module = program(tmp_path, "import os; os.kill(os.getpid(), 9)")
+    with pytest.raises(ShardyardError, match=r"signal SIGKILL \(out of memory\?\)"):
+        run_program(module, [])
+
+
+def test_an_interrupted_program_interrupts_us(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        run_program(program(tmp_path, "raise SystemExit(130)"), [])

@@ -1,0 +1,61 @@
+"""What state a run is in, told from its events and its lease."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lease import Lease, is_held
+from shardyard.rundir.state import read_state, state_of
+
+STARTED = {"kind": "attempt_started"}
+DRAINING = {"kind": "draining"}
+FINISHED = {"kind": "run_finished"}
+
+
+def ended(exit_code: int) -> dict[str, object]:
+    return {"kind": "attempt_ended", "exit_code": exit_code}
+
+
+STATES = [
+    ([], False, "new"),
+    ([], True, "running"),
+    ([STARTED], True, "running"),
+    ([STARTED], False, "lost"),
+    ([STARTED, DRAINING], True, "draining"),
+    ([STARTED, DRAINING, ended(143)], False, "drained"),
+    ([STARTED, DRAINING, ended(130)], False, "drained"),
+    ([STARTED, DRAINING, ended(143), STARTED], True, "running"),
+    ([STARTED, ended(1)], False, "failed"),
+    ([STARTED, ended(1), STARTED], False, "lost"),
+    ([STARTED, FINISHED, ended(0)], False, "finished"),
+]
+
+
+@pytest.mark.parametrize(("events", "is_leased", "state"), STATES)
+def test_a_state_follows_from_events_and_lease(
+    events: list[dict[str, object]], is_leased: bool, state: str
+) -> None:
+    assert state_of(events, is_leased=is_leased) == state
+
+
+def test_a_lease_is_seen_without_being_taken(tmp_path: Path) -> None:
+    path = tmp_path / "lease.json"
+    assert not is_held(path)
+    lease = Lease(path)
+    assert is_held(path)
+    lease.close()
+    assert not is_held(path)
+    Lease(path).close()
+
+
+def test_a_row_shows_the_last_step(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "a-run")
+    run_dir.path.mkdir()
+    lines = [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.5}, {"step": 2, "eval": {"loss": 2.0}}]
+    run_dir.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run_dir.events.write_text(json.dumps(STARTED) + "\n")
+    row = read_state(run_dir)
+    assert (row.id, row.state, row.step, row.loss) == ("a-run", "lost", 2, 2.5)
+    assert row.updated_at == run_dir.events.stat().st_mtime

@@ -1,0 +1,167 @@
+"""The import picture: two halves that never import each other, and no cycle.
+
+docs: design of the package. Read from the source by ast, lazy imports inside functions included.
+"""
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[1] / "src"
+PACKAGE = SRC / "shardyard"
+
+BASE = {"errors", "units", "config", "rundir", "hardware"}
+CONTROL = {"plan", "launch", "cluster", "report", "bench", "cli"}
+TRAINING = {"data", "models", "tasks", "parallel", "checkpoint", "observe", "train", "elastic"}
+BUILDING_BLOCKS = {"data", "models", "tasks", "parallel", "checkpoint", "observe"}
+
+MAY_IMPORT = {
+    "errors": set(),
+    "units": set(),
+    "config": BASE,
+    "rundir": BASE,
+    "hardware": BASE,
+    "plan": BASE,
+    "launch": BASE | {"plan"},
+    "cluster": BASE | {"plan", "launch"},
+    "report": BASE | {"plan"},
+    "bench": BASE | {"plan"},
+    "cli": BASE | CONTROL,
+    **dict.fromkeys(BUILDING_BLOCKS, BASE | BUILDING_BLOCKS),
+    "train": BASE | BUILDING_BLOCKS,
+    "elastic": BASE | BUILDING_BLOCKS | {"train"},
+}
+"""Package -> packages it may import, beside itself and shardyard's version."""
+
+TRAINING_ENGINES = {"torch", "torchao", "transformers"}
+CLOUD_CLIENTS = {"kubernetes", "boto3", "botocore"}
+
+MODULES = sorted(PACKAGE.rglob("*.py"))
+NAMES = {path: ".".join(path.relative_to(SRC).with_suffix("").parts) for path in MODULES}
+
+
+def shown(path: Path) -> str:
+    return str(path.relative_to(SRC))
+
+
+def package_of(path: Path) -> str:
+    first = path.relative_to(PACKAGE).parts[0]
+    return first.removesuffix(".py")
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def imports(nodes: Iterator[ast.AST] | list[ast.AST]) -> Iterator[str]:
+    """Dotted names of all imports; of `from a import b`, both a and a.b."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide where a name lives"
+            yield str(node.module)
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def at_import_time(node: ast.AST) -> Iterator[ast.AST]:
+    """Nodes that run when the module is imported: not in functions, not for type checkers alone."""
+    for child in ast.iter_child_nodes(node):
+        is_for_types = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) or is_for_types:
+            continue
+        yield child
+        yield from at_import_time(child)
+
+
+def inner_packages(path: Path) -> set[str]:
+    names = [name.split(".") for name in imports(ast.walk(tree_of(path)))]
+    return {parts[1] for parts in names if parts[0] == "shardyard" and len(parts) > 1}
+
+
+def outer_packages(path: Path) -> set[str]:
+    return {name.split(".")[0] for name in imports(ast.walk(tree_of(path)))}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=shown)
+def test_a_module_imports_only_what_its_place_allows(path: Path) -> None:
+    package = package_of(path)
+    if package == "__init__":
+        assert inner_packages(path) == set()
+        return
+    foreign = inner_packages(path) - MAY_IMPORT[package] - {package, "__version__"}
+    assert foreign == set(), f"{package} may not import {foreign}"
+
+
+def test_the_control_half_never_imports_torch() -> None:
+    guilty = {
+        shown(path): found
+        for path in MODULES
+        if package_of(path) in BASE | CONTROL and (found := outer_packages(path) & TRAINING_ENGINES)
+    }
+    assert guilty == {}
+
+
+def test_the_training_half_never_imports_a_cloud_client() -> None:
+    guilty = [
+        shown(path)
+        for path in MODULES
+        if package_of(path) in TRAINING and outer_packages(path) & CLOUD_CLIENTS
+    ]
+    assert guilty == []
+
+
+def test_there_is_no_import_cycle() -> None:
+    known = {name.removesuffix(".__init__"): name for name in NAMES.values()}
+    graph = {
+        NAMES[path].removesuffix(".__init__"): {
+            name for name in imports(at_import_time(tree_of(path))) if name in known
+        }
+        - {NAMES[path].removesuffix(".__init__"), "shardyard"}
+        for path in MODULES
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+# Kinds of devices are words in the recipe's schema and in the catalogue of hardware; asking the
+# device itself is for parallel/device.py alone.
+NAMES_CUDA = {"config/schema.py", "hardware/catalogue.py", "parallel/device.py"}
+
+
+def test_only_one_module_speaks_to_cuda() -> None:
+    guilty = []
+    for path in MODULES:
+        if str(path.relative_to(PACKAGE)) in NAMES_CUDA:
+            continue
+        for node in ast.walk(tree_of(path)):
+            if not isinstance(node, ast.Attribute | ast.Constant):
+                continue
+            name = node.attr if isinstance(node, ast.Attribute) else str(node.value)
+            if name.split(":")[0] == "cuda":
+                guilty.append(f"{shown(path)}:{node.lineno}")
+    assert guilty == []
+
+
+FORBIDDEN_NAMES = {"utils", "helpers", "common", "misc", "manager", "core"}
+
+
+def test_no_file_has_a_name_that_says_nothing() -> None:
+    parts = {part for path in MODULES for part in path.relative_to(PACKAGE).with_suffix("").parts}
+    assert parts & FORBIDDEN_NAMES == set()
+
+
+def test_every_module_says_its_story_first() -> None:
+    without = [
+        shown(path)
+        for path in MODULES
+        if not ast.get_docstring(tree_of(path)) and path.read_text().strip()
+    ]
+    assert without == []
