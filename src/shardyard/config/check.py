@@ -48,7 +48,7 @@ def _length(recipe: Recipe) -> Iterable[Problem]:
     given = [key for key, value in {**lengths, "epochs": run.epochs}.items() if value is not None]
     if len(given) > 1:
         named = ", ".join(f"run.{key}" for key in given)
-        yield Problem("run", f"{named} are all lengths of the run. A run has one. Keep one.")
+        yield Problem("run", f"{named} are all lengths of the run. Keep one, set others to null.")
 
 
 def _model(recipe: Recipe) -> Iterable[Problem]:
