@@ -91,7 +91,7 @@ def test_a_cpu_has_no_peak_and_no_speed_and_says_why() -> None:
     )
     plan = planned(recipe, world_size=2, machine=LAPTOP)
     assert plan.peak.flops_per_s is None
-    assert "no peak is known for CPU process" in plan.peak.source
+    assert "no peak is known for a CPU process" in plan.peak.source
     assert "observe.peak_tflops" in plan.peak.source
     assert plan.speed.tokens_per_s is None
     assert plan.seconds is None

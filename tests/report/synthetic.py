@@ -62,7 +62,7 @@ class RunWriter:
     run: RunDir
     resolved: Resolved
     clock_t: float = BEGAN_T
-    attempt: int = 0
+    attempt: int = -1
     generation: int = 0
     events: list[dict[str, Any]] = field(default_factory=list)
     lines: list[dict[str, Any]] = field(default_factory=list)

@@ -54,7 +54,8 @@ def peak_of(
     if given is not None:
         return Peak(flops_per_s=given * 1e12, source="observe.peak_tflops")
     if accelerator is None:
-        why = f"no peak is known for {device_name}: MFU is refused, not guessed; set "
+        kind = f"a {device_name}" if device_name.startswith(("CPU", "dev")) else device_name
+        why = f"no peak is known for {kind}: MFU is refused, not guessed; set "
         return Peak(flops_per_s=None, source=f"{why}observe.peak_tflops to have it")
     peak = accelerator.peak_flops_per_s(number_format)
     if peak is None:

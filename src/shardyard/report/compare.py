@@ -60,7 +60,7 @@ def steady(lines: tuple[Line, ...], key: str) -> list[float]:
     warm: list[float] = []
     rest: list[float] = []
     for line in lines:
-        start = (line.get("attempt", 1), line.get("generation", 0))
+        start = (line.get("attempt", 0), line.get("generation", 0))
         if line.get(key) is not None:
             (rest if start in seen else warm).append(float(line[key]))
         seen.add(start)

@@ -6,32 +6,55 @@ from shardyard.units import format_bytes, format_count, format_seconds
 
 
 def tiles(summary: Summary) -> list[tuple[str, str, str]]:
-    """The headline: label, value, and a line below; also printed as Markdown."""
-    found = [("loss", format_nats(summary.loss), f"training, step {summary.steps_done:,}")]
-    if summary.eval_loss is not None:
-        below = f"perplexity {format_nats(summary.perplexity)}"
-        if summary.best_eval_loss is not None and summary.best_eval_loss < summary.eval_loss:
-            below += f"; best loss {summary.best_eval_loss:.3f}"
-        found.append(("held-out loss", format_nats(summary.eval_loss), below))
+    """The headline: label, value, and a line below."""
+    attempts, restarts = len(summary.attempts), summary.restarts
+    return [
+        (
+            "training loss",
+            format_nats(summary.loss),
+            f"nats per token, step {summary.steps_done:,}",
+        ),
+        ("held-out loss", format_nats(summary.eval_loss), _below_evaluation(summary)),
+        ("tokens per second", *_rate(summary)),
+        ("MFU", *_mfu(summary)),
+        ("peak memory", _bytes(summary.peak_memory_bytes), "of the rank that held most"),
+        (
+            "wall time",
+            format_seconds(summary.wall_s),
+            f"{attempts} attempt{_s(attempts)}, {restarts} restart{_s(restarts)}",
+        ),
+    ]
+
+
+def _below_evaluation(summary: Summary) -> str:
+    if summary.eval_loss is None:
+        return "not evaluated"
+    words = [f"perplexity {format_nats(summary.perplexity)}"]
     if summary.unigram_entropy:
-        found.append(
-            ("unigram entropy", f"{summary.unigram_entropy:.3f}", "knowing token frequencies only")
-        )
-    rate = ABSENT if summary.tokens_per_s is None else format_count(summary.tokens_per_s)
-    per_step = (
-        "" if summary.step_time_s is None else f"{format_seconds(summary.step_time_s)} a step"
-    )
-    ranks = "" if summary.world_size is None else f", {summary.world_size} ranks"
-    found.append(("tokens per second", rate, f"median, {per_step}{ranks}" if per_step else ""))
+        words.append(f"unigram entropy {format_nats(summary.unigram_entropy)}")
+    if summary.best_eval_loss is not None and summary.best_eval_loss < summary.eval_loss:
+        words.append(f"best {format_nats(summary.best_eval_loss)}")
+    return ", ".join(words)
+
+
+def _rate(summary: Summary) -> tuple[str, str]:
+    if summary.tokens_per_s is None or summary.step_time_s is None:
+        return ABSENT, "no step was measured"
+    ranks = summary.world_size or 1
+    words = f"{ranks} rank{_s(ranks)}, {format_seconds(summary.step_time_s)} a step, medians"
+    return format_count(summary.tokens_per_s), words
+
+
+def _mfu(summary: Summary) -> tuple[str, str]:
     if summary.mfu is None:
-        found.append(("MFU", ABSENT, summary.mfu_note))
-    else:
-        full, causal = (format_percent(summary.mfu[name]) for name in ("full", "causal"))
-        words = f"attention in full; causal half: {causal}; {summary.mfu_note}"
-        found.append(("MFU", full, words))
-    if summary.peak_memory_bytes:
-        found.append(("peak memory", format_bytes(summary.peak_memory_bytes), "largest rank"))
-    attempts = len(summary.attempts)
-    below = f"{attempts} attempt{'' if attempts == 1 else 's'}, {summary.restarts} restarts"
-    found.append(("wall time", format_seconds(summary.wall_s), below))
-    return found
+        return ABSENT, "not known; why, below"
+    causal = format_percent(summary.mfu["causal"])
+    return format_percent(summary.mfu["full"]), f"full attention; {causal} counted causally"
+
+
+def _bytes(size: int | None) -> str:
+    return ABSENT if size is None else format_bytes(size)
+
+
+def _s(number: int) -> str:
+    return "" if number == 1 else "s"

@@ -84,7 +84,7 @@ def panels(record: RunRecord) -> dict[str, str]:
     return drawn
 
 
-def draw(name: str, paint: Callable[[Axes], None]) -> str:
+def draw(name: str, paint: Callable[[Axes], object]) -> str:
     """Let ``paint`` draw into one panel and return it as an ``<svg>`` whose ids begin with name."""
     with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
         figure = Figure(figsize=(5.0, 2.75), layout="constrained")
@@ -161,7 +161,7 @@ def _loss(axes: Axes, record: RunRecord) -> None:
 def _throughput(axes: Axes, record: RunRecord) -> None:
     xs, ys = _curve(record, "tokens_per_s")
     _plot(axes, xs, ys, color=BLUE)
-    axes.set_ylim(bottom=0)
+    _from_zero(axes)
     axes.yaxis.set_major_formatter(EngFormatter(sep=" "))
     _mark_starts(axes, record)
     _finish(axes, "Throughput, tokens per second, all ranks")
@@ -172,7 +172,7 @@ def _step_time(axes: Axes, record: RunRecord) -> None:
     _plot(axes, xs, ys, color=BLUE, label="step")
     xs, ys = _curve(record, "data_wait_s")
     _plot(axes, xs, ys, color=ORANGE, label="of it, waiting for data")
-    axes.set_ylim(bottom=0)
+    _from_zero(axes)
     axes.yaxis.set_major_formatter(FuncFormatter(_seconds))
     _mark_starts(axes, record)
     _finish(axes, "Step time", legend=True)
@@ -187,14 +187,14 @@ def _grad_norm(axes: Axes, record: RunRecord) -> None:
             f"clipped above {clip:g}", (1, clip), xycoords=("axes fraction", "data"),
             xytext=(-2, 3), textcoords="offset points", ha="right", color=MUTED, fontsize=8,
         )  # fmt: skip
-    axes.set_ylim(bottom=0)
+    _from_zero(axes)
     _mark_starts(axes, record)
     _finish(axes, "Gradient norm, before clipping")
 
 
 def _learning_rate(axes: Axes, record: RunRecord) -> None:
     _plot(axes, *_curve(record, "lr"), color=BLUE)
-    axes.set_ylim(bottom=0)
+    _from_zero(axes)
     axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 3), useMathText=True)
     _mark_starts(axes, record)
     _finish(axes, "Learning rate")
@@ -203,29 +203,32 @@ def _learning_rate(axes: Axes, record: RunRecord) -> None:
 def _memory(axes: Axes, record: RunRecord) -> None:
     rows = memory_by_rank(record)
     ranks = [row["rank"] for row in rows]
-    parts = {
-        "parameters": ([(row.get("parameters_bytes") or 0) for row in rows], BLUE),
-        "optimizer": ([(row.get("optimizer_bytes") or 0) for row in rows], GREEN),
-    }
-    held = [sum(values[index] for values, _ in parts.values()) for index in range(len(rows))]
-    rest = [max(0, (row.get("peak_bytes") or 0) - own) for row, own in zip(rows, held, strict=True)]
-    parts["all else at the peak"] = (rest, GREY)
-    bottom = [0.0] * len(rows)
-    for name, (values, colour) in parts.items():
-        axes.bar(ranks, values, 0.62, bottom=bottom, color=colour, label=name)
-        bottom = [low + value for low, value in zip(bottom, values, strict=True)]
-    if len(ranks) < 4:
-        axes.set_xlim(-1.2, len(ranks) + 0.2)
-    axes.set_ylim(0, max(bottom) * 1.3 or 1)
-    axes.yaxis.set_major_formatter(FuncFormatter(_binary_bytes))
-    _finish(axes, "Memory by rank", legend=True, x_label="rank", columns=3)
+    peaks = [row.get("peak_bytes") or 0 for row in rows]
+    unit, size = ("GiB", 2**30) if max(peaks) >= 2**30 else ("MiB", 2**20)
+    parameters = [(row.get("parameters_bytes") or 0) / size for row in rows]
+    optimizer = [(row.get("optimizer_bytes") or 0) / size for row in rows]
+    held = [sum(pair) for pair in zip(parameters, optimizer, strict=True)]
+    rest = [max(0.0, peak / size - own) for peak, own in zip(peaks, held, strict=True)]
+    axes.bar(ranks, parameters, 0.6, color=BLUE, label="parameters")
+    axes.bar(ranks, optimizer, 0.6, bottom=parameters, color=GREEN, label="optimizer")
+    axes.bar(ranks, rest, 0.6, bottom=held, color=GREY, label="all else at peak")
+    axes.set_xlim(min(ranks) - 0.8, max(ranks) + 0.8)
+    axes.set_ylim(0, 1.1 * max(max(held), max(peaks) / size) or 1.0)
+    _finish(axes, f"Memory by rank, {unit}", legend=True, x_label="rank")
+    if len(ranks) <= 16:
+        axes.set_xticks(ranks)
+
+
+def _from_zero(axes: Axes) -> None:
+    """Begin at zero, and leave room above for the words that mark starts."""
+    axes.set_ylim(0, 1.18 * axes.dataLim.y1 if axes.dataLim.y1 > 0 else 1.0)
 
 
 def _mark_starts(axes: Axes, record: RunRecord) -> None:
     """A thin line where an attempt or a generation took over, the first one aside."""
     before: tuple[int, int] | None = None
     for line in record.steps:
-        start = (line.get("attempt", 1), line.get("generation", 0))
+        start = (line.get("attempt", 0), line.get("generation", 0))
         if before is not None and start != before:
             kind = "resumed" if start[0] != before[0] else "restarted"
             axes.axvline(line["step"] - 0.5, color=RED, linewidth=0.9, alpha=0.8)
@@ -236,15 +239,16 @@ def _mark_starts(axes: Axes, record: RunRecord) -> None:
         before = start
 
 
-def _finish(
-    axes: Axes, title: str, *, legend: bool = False, x_label: str = "step", columns: int = 1
-) -> None:
+def _finish(axes: Axes, title: str, *, legend: bool = False, x_label: str = "step") -> None:
     axes.set_title(title)
     axes.set_xlabel(x_label)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(5))
-    if legend:
-        axes.legend(loc="upper right", ncols=columns, labelcolor=MUTED, handlelength=1.2)
+    if legend:  # beside the title, where no curve is
+        axes.legend(
+            loc="lower right", bbox_to_anchor=(1.01, 0.98), ncols=3, labelcolor=MUTED,
+            handlelength=1.1, columnspacing=1.1, borderaxespad=0.2,
+        )  # fmt: skip
 
 
 def bucket_medians(
@@ -258,11 +262,3 @@ def bucket_medians(
 
 def _seconds(value: float, _position: int) -> str:
     return f"{value * 1000:g} ms" if 0 < value < 1 else f"{value:g} s"
-
-
-def _binary_bytes(value: float, _position: int) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.4g} {unit}"
-        value /= 1024
-    return f"{value:.4g} GiB"

@@ -21,6 +21,9 @@ from shardyard.report.walltime import PHASES
 from shardyard.rundir.resolved import flatten
 from shardyard.units import format_bytes, format_seconds
 
+MAX_COLUMNS = 4
+"""Attempts with a column of their own; with more, only their sum has one."""
+
 
 def render(record: RunRecord, summary: Summary, panels: dict[str, str]) -> str:
     """The whole page.
@@ -66,6 +69,7 @@ def _header(record: RunRecord, summary: Summary) -> str:
         for label, value, below in tiles(summary)
     )
     line = f'<p class="note">{_t(record.plan.line())}</p>' if record.plan else ""
+    mfu = f'<p class="note">MFU: {_t(summary.mfu_note)}.</p>'
     reason = summary.state_reason if summary.state != "finished" else ""
     why = f'<p class="lead">{_t(reason)}</p>' if reason else ""
     return f"""<header>
@@ -74,6 +78,7 @@ def _header(record: RunRecord, summary: Summary) -> str:
 <p class="lead">{_t(summary.sentence())}</p>
 {why}{line}
 <div class="tiles">{shown}</div>
+{mfu}
 </header>"""
 
 
@@ -91,7 +96,7 @@ def _wall_time(summary: Summary) -> str:
         open_end = "" if attempt.has_ended else ", not ended"
         bars.append(f'<div class="muted">{head}{open_end}</div>{_bar(attempt.phases)}')
     columns = [f"attempt {attempt.number}" for attempt in summary.attempts]
-    several = len(columns) > 1
+    several = 1 < len(columns) <= MAX_COLUMNS
     rows = []
     for name, seconds in summary.phases.items():
         each = [_seconds(a.phases.get(name, 0.0)) for a in summary.attempts] if several else []
@@ -174,14 +179,11 @@ def _sample(record: RunRecord) -> str:
 
 def _checkpoints(record: RunRecord) -> str:
     durable = record.all("checkpoint_durable")
-    damaged = [
-        str(entry)
-        for event in record.all("checkpoint_loaded")
-        for entry in event.get("damaged") or []
-    ]
+    found = (event.get("damaged") or [] for event in record.all("checkpoint_loaded"))
+    damaged = list(dict.fromkeys(str(entry) for entries in found for entry in entries))
     if not (durable or damaged or record.set_aside):
         return ""
-    warnings = "".join(f'<p class="bad">Damaged: {_t(text)}</p>' for text in damaged)
+    warnings = "".join(f'<p class="bad">{_t(text)}</p>' for text in damaged)
     if record.set_aside:
         folders = ", ".join(record.set_aside)
         warnings += f'<p class="bad">Set aside as damaged: {_t(folders)}</p>'
@@ -195,10 +197,11 @@ def _checkpoints(record: RunRecord) -> str:
                 (started.get((event.get("attempt"), event.get("step"))) or {}).get("blocked_s")
             ),
             _seconds(event.get("seconds")),
+            "",
         )
         for event in shown
     ]
-    table = _table(["#step", "#bytes", "#training stood still", "#until durable"], cells)
+    table = _table(["#step", "#bytes", "#training stood still", "#until durable", ""], cells)
     more = f"The newest 20 of {len(durable)}." if len(durable) > len(shown) else ""
     body = f'<div class="card">{warnings}{table if cells else ""}<p class="note">{more}</p></div>'
     return _section("checkpoints", "Checkpoints", body)

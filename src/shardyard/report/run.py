@@ -104,7 +104,7 @@ def read_run(run: RunDir) -> RunRecord:
         RequestError: The folder is not a run's, or holds no attempt yet.
     """
     events = [event for event in read_lines(run.events) if {"t", "kind"} <= event.keys()]
-    numbers = sorted({*run.attempts(), *(event.get("attempt", 1) for event in events)})
+    numbers = sorted({*run.attempts(), *(event.get("attempt", 0) for event in events)})
     if not numbers:
         raise RequestError(
             f"{run.path} holds no attempt: attempts/ and events.jsonl are empty. A report needs a "
@@ -128,8 +128,8 @@ def _read_attempt(
 ) -> AttemptRecord:
     return AttemptRecord(
         number=number,
-        events=tuple(event for event in events if event.get("attempt", 1) == number),
-        lines=tuple(line for line in lines if line.get("attempt", 1) == number),
+        events=tuple(event for event in events if event.get("attempt", 0) == number),
+        lines=tuple(line for line in lines if line.get("attempt", 0) == number),
         resolved=_read_resolved(run.resolved(number)),
         plan=_read_plan(run.plan(number)),
         manifest=_read_json(run.manifest(number)),

@@ -68,6 +68,6 @@ footer { margin-top: 40px; color: var(--muted); font-size: 13px; }
 @media (max-width: 560px) { main { padding: 18px 12px 40px; } h1 { font-size: 19px; }
   .tiles { grid-template-columns: 1fr 1fr; } .tile .value { font-size: 18px; }
   figure { padding: 8px 6px 4px; } .card, details { padding: 12px; }
-  th, td { padding-right: 10px; } }
+  th, td { padding-right: 10px; } td.t { min-width: 46ch; } }
 @media print { body { background: #fff; } details { break-inside: avoid; } }
 """

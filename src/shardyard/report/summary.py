@@ -68,7 +68,8 @@ class Summary:
         words.append(f", in {format_seconds(self.wall_s)} of wall time")
         if len(self.attempts) > 1 or self.restarts:
             restarts = f"{self.restarts} restart{'' if self.restarts == 1 else 's'}"
-            words.append(f" over {len(self.attempts)} attempts with {restarts}")
+            attempts = f"{len(self.attempts)} attempt{'' if len(self.attempts) == 1 else 's'}"
+            words.append(f" over {attempts} with {restarts}")
         words.append(".")
         if self.eval_loss is not None:
             words.append(f" Held-out loss {self.eval_loss:.3f} nats per token")

@@ -63,6 +63,8 @@ def _describe_rest(fields: Line) -> str:
     for key, value in fields.items():
         if key in skipped or isinstance(value, dict | list):
             continue
-        shown = format_seconds(value) if key == "seconds" else str(value)
+        shown = f"{value:,}" if isinstance(value, int) else str(value)
+        if key == "seconds":
+            shown = format_seconds(value)
         words.append(shown if key in ("seconds", "reason") else f"{key.replace('_', ' ')} {shown}")
     return ", ".join(words)

@@ -26,6 +26,9 @@ PHASES = {
 }
 """Name of each phase and what it is, in the order in which they are shown."""
 
+_ROUNDING_S = 1e-6
+"""Clock readings are as large as 1.8e9 s; what is left of their differences below this is noise."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptTime:
@@ -36,7 +39,7 @@ class AttemptTime:
     """Unix seconds."""
     seconds: float
     phases: dict[str, float]
-    """Seconds by name; a phase that took no time is missing."""
+    """Seconds by name; a phase that did not happen may be missing."""
     has_ended: bool
 
 
@@ -49,7 +52,7 @@ def account(record: RunRecord) -> list[AttemptTime]:
 def total_phases(attempts: list[AttemptTime]) -> dict[str, float]:
     """Seconds by phase over all attempts, in the order of ``PHASES``."""
     sums = {name: sum(a.phases.get(name, 0.0) for a in attempts) for name in PHASES}
-    return {name: seconds for name, seconds in sums.items() if seconds}
+    return {name: seconds for name, seconds in sums.items() if seconds or name == "unexplained"}
 
 
 def _standing(record: RunRecord) -> list[Line]:
@@ -77,12 +80,13 @@ def _split(attempt: AttemptRecord, standing: set[int]) -> AttemptTime:
         phases.add("teardown", max(0.0, ended["t"] - clock_t))
     end_t = ended["t"] if ended is not None else max(clock_t, attempt.events[-1]["t"])
     seconds = end_t - began_t
-    phases.add("unexplained", seconds - sum(phases.values()))
+    rest_s = seconds - sum(phases.values())
+    phases["unexplained"] = rest_s if abs(rest_s) > _ROUNDING_S else 0.0
     return AttemptTime(
         number=attempt.number,
         began_t=began_t,
         seconds=seconds,
-        phases={name: phases[name] for name in PHASES if phases.get(name)},
+        phases={name: phases[name] for name in PHASES if name in phases},
         has_ended=ended is not None,
     )
 

@@ -1,7 +1,6 @@
 """From a run's folder to report.html and report.md in it."""
 
 from shardyard.report.markdown import render_markdown
-from shardyard.report.plots import panels
 from shardyard.report.render import render
 from shardyard.report.run import read_run
 from shardyard.report.summary import Summary, summarize
@@ -15,6 +14,8 @@ def write_report(run: RunDir) -> Summary:
         RequestError: The folder holds no attempt.
         StorageError: The folder cannot be written.
     """
+    from shardyard.report.plots import panels  # matplotlib: half a second, not for a refused recipe
+
     record = read_run(run)
     summary = summarize(record)
     write_text(run.report_html, render(record, summary, panels(record)))

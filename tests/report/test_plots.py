@@ -1,0 +1,33 @@
+"""Thinning a curve keeps what a reader looks for."""
+
+from shardyard.report.plots import bucket_medians, decimate, draw
+
+
+def test_a_short_curve_is_left_as_it_is() -> None:
+    assert decimate([1, 2, 3], [5, 4, 6]) == ([1, 2, 3], [5, 4, 6])
+
+
+def test_a_spike_survives_thinning_and_order_is_kept() -> None:
+    values = [0.0] * 10_000
+    values[7_777] = 9.0
+    xs, ys = decimate(list(range(10_000)), values, 100)
+    assert len(xs) <= 100
+    assert xs == sorted(xs)
+    assert (7_777, 9.0) in zip(xs, ys, strict=True)
+
+
+def test_a_spike_does_not_drag_the_smoothed_curve() -> None:
+    values = [1.0] * 600
+    values[300] = 1000.0
+    xs, ys = bucket_medians(list(range(600)), values, 60)
+    assert len(xs) == 60
+    assert set(ys) == {1.0}
+
+
+def test_two_panels_share_no_id() -> None:
+    first = draw("a", lambda axes: axes.plot([1, 2], [3, 4]))
+    second = draw("b", lambda axes: axes.plot([1, 2], [3, 4]))
+    assert 'id="a-' in first and 'id="b-' in second
+    assert 'id="a-' not in second
+    assert first.startswith("<svg") and first.endswith("</svg>")
+    assert 'width="' not in first[: first.index(">")]

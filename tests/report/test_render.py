@@ -1,0 +1,178 @@
+"""The page read back by a parser: well-formed, whole, escaped, alone."""
+
+import re
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from shardyard.report.write import write_report
+from shardyard.rundir.layout import RunDir
+from tests.report.synthetic import SAMPLE, RunWriter, resolved_run, write_whole_run
+
+VOID = {"meta", "br", "hr", "img", "link"}
+SECTIONS = (
+    "curves-section",
+    "wall-time-section",
+    "plan-section",
+    "sample-section",
+    "checkpoints-section",
+    "timeline-section",
+    "settings-section",
+    "manifest-section",
+)
+
+
+class Page(HTMLParser):
+    """Tags matched with their ends, ids, text and table rows of a page."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: Counter[str] = Counter()
+        self.ids: list[str] = []
+        self.addresses: list[str] = []
+        self.rows: list[list[str]] = []
+        self.text: list[str] = []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value or "")
+            if name in ("src", "href", "xlink:href", "action"):
+                self.addresses.append(value or "")
+            assert not name.startswith("on"), f"script in {tag} {name}"
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open[-1] == tag, f"</{tag}> closes {self.open[-3:]}"
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+        if "td" in self.open or "th" in self.open:
+            self.rows[-1][-1] += data
+
+    def row(self, first: str) -> list[str]:
+        return next(row for row in self.rows if row and row[0] == first)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    run = write_whole_run(tmp_path_factory.mktemp("runs"))
+    write_report(run)
+    return run
+
+
+@pytest.fixture(scope="module")
+def page(run: RunDir) -> Page:
+    return Page(run.report_html.read_text())
+
+
+def test_the_page_is_well_formed_and_whole(page: Page) -> None:
+    assert page.open == []
+    assert set(SECTIONS) <= set(page.ids)
+    assert page.tags["svg"] == 6
+
+
+def test_no_id_stands_twice(page: Page) -> None:
+    assert [name for name, times in Counter(page.ids).items() if times > 1] == []
+
+
+def test_the_page_needs_no_network_and_no_script(page: Page, run: RunDir) -> None:
+    assert page.tags["script"] == page.tags["link"] == page.tags["img"] == 0
+    assert all(address.startswith("#") for address in page.addresses), page.addresses
+    assert "url(http" not in run.report_html.read_text()
+
+
+def test_text_from_outside_is_text(page: Page) -> None:
+    assert page.tags["i"] == page.tags["b"] == 0
+    text = "".join(page.text)
+    assert SAMPLE in text
+    assert "<oom>" in text
+    assert "<i>model.safetensors: 12 bytes short</i>" in text
+    assert "by model size <b>" in text
+
+
+def test_the_phases_on_the_page_add_up(page: Page) -> None:
+    def seconds(cell: str) -> float:
+        return float(cell.removesuffix(" s").replace(",", ""))
+
+    start = page.rows.index(page.row("productive"))
+    end = page.rows.index(page.row("wall time"))
+    for column in (1, 2, 3):
+        summed = sum(seconds(row[column]) for row in page.rows[start:end])
+        assert summed == pytest.approx(seconds(page.rows[end][column]), abs=0.1)
+
+
+def test_the_headline_and_the_settings_are_on_the_page(page: Page) -> None:
+    text = " ".join("".join(page.text).split())
+    assert "Finished: 120 of 120 steps" in text
+    assert "below the unigram entropy of the corpus (6.123)" in text
+    assert "plan: llama-laptop 2.36 M parameters" in text
+    assert page.row("optim.lr")[1:] == ["0.001", "by model size <b>"]
+    assert page.row("optim.global_batch")[1:] == ["16", "given"]
+    assert page.row("packages.torch")[1] == "2.13.0"
+
+
+def test_every_attempt_and_loss_is_in_the_timeline(page: Page) -> None:
+    lost = next(row for row in page.rows if "worker_lost" in row)
+    assert "rank 1 on laptop: killed by SIGKILL" in lost[-1]
+    assert [row[2] for row in page.rows if row[3:4] == ["rendezvous"]] == ["0.0", "0.1", "1.0"]
+
+
+def test_colours_follow_the_page(run: RunDir) -> None:
+    html = run.report_html.read_text()
+    svg = html[html.index("<svg") : html.rindex("</svg>")]
+    assert "var(--blue)" in svg
+    assert "#0a0a0" not in svg
+    assert "prefers-color-scheme: dark" in html
+
+
+def test_markdown_has_the_same_numbers_and_fences_the_sample(run: RunDir) -> None:
+    text = run.report_markdown.read_text()
+    assert "| productive | 1 min 12 s |" in text
+    assert "unigram entropy 6.123" in text
+    assert f"```text\n{SAMPLE}\n```" in text
+    assert "FULL\\_SHARD" in text
+
+
+@pytest.mark.parametrize("ends", [None, 1])
+def test_a_run_without_a_single_step_has_a_page(tmp_path: Path, ends: int | None) -> None:
+    writer = RunWriter(RunDir(tmp_path / "run"), resolved_run())
+    writer.begin()
+    if ends is not None:
+        writer.start()
+        writer.end(ends, "the model's folder <gone> is missing")
+    run = writer.write()
+    write_report(run)
+    page = Page(run.report_html.read_text())
+    assert page.open == []
+    assert "No step was finished yet." in "".join(page.text)
+
+
+def test_thousands_of_steps_make_no_heavier_page(tmp_path: Path) -> None:
+    writer = RunWriter(RunDir(tmp_path / "run"), resolved_run(steps=20_000))
+    writer.begin()
+    writer.start()
+    writer.steps(1, 20_000)
+    run = writer.write()
+    write_report(run)
+    html = run.report_html.read_text()
+    assert len(html) < 600_000
+    assert Page(html).open == []
+    assert re.search(r"[\d,]+ checkpoints and evaluations are left out here", html)

@@ -1,0 +1,96 @@
+"""Phases against a run whose simulated clock says what every second was."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from shardyard.report.run import read_run
+from shardyard.report.walltime import PHASES, account, total_phases
+from shardyard.rundir.layout import RunDir
+from tests.report.synthetic import (
+    DATA_WAIT_S,
+    STEP_S,
+    RunWriter,
+    resolved_run,
+    write_whole_run,
+)
+
+
+def test_the_phases_of_a_run_are_what_its_clock_said(tmp_path: Path) -> None:
+    first, second = account(read_run(write_whole_run(tmp_path)))
+    assert first.phases == pytest.approx(
+        {
+            "productive": 80 * (STEP_S - DATA_WAIT_S),
+            "data wait": 80 * DATA_WAIT_S,
+            "evaluation": 4 * 0.8,
+            "checkpoint-blocked": 2 * 0.05 + 0.2,
+            "init": 1.5 + 2 * 2.2,
+            "rendezvous": 2 * 0.4,
+            "load": 0.3,
+            "lost work": 5 * STEP_S,
+            "detect": 0.5,
+            "restart": 0.7,
+            "teardown": 0.35,
+            "unexplained": 0.0,
+        },
+        abs=1e-4,
+    )
+    assert second.phases["sample"] == pytest.approx(1.1)
+    assert second.phases["productive"] == pytest.approx(40 * (STEP_S - DATA_WAIT_S))
+    assert "lost work" not in second.phases
+
+
+def test_the_phases_add_up_to_the_wall_time_of_each_attempt(tmp_path: Path) -> None:
+    for attempt in account(read_run(write_whole_run(tmp_path))):
+        assert sum(attempt.phases.values()) == pytest.approx(attempt.seconds, abs=1e-4)
+        assert abs(attempt.phases["unexplained"]) < 0.01 * attempt.seconds
+        assert set(attempt.phases) <= set(PHASES)
+
+
+def test_time_that_nothing_measured_is_called_unexplained(tmp_path: Path) -> None:
+    writer = RunWriter(RunDir(tmp_path / "run"), resolved_run())
+    writer.begin()
+    writer.start()
+    writer.steps(1, 10)
+    writer.clock_t += 3.0  # nobody says what happened here
+    writer.save(10)
+    writer.end(143, "drained")
+    [attempt] = account(read_run(writer.write()))
+    assert attempt.phases["unexplained"] == pytest.approx(3.0, abs=1e-4)
+
+
+def test_steps_that_a_resume_did_again_are_lost_work_of_the_earlier_attempt(tmp_path: Path) -> None:
+    writer = RunWriter(RunDir(tmp_path / "run"), resolved_run())
+    writer.begin()
+    writer.start()
+    writer.steps(1, 10)  # and then killed: no attempt_ended
+    writer.clock_t += 60
+    writer.begin()
+    writer.start(load_step=5)
+    writer.steps(6, 12)
+    first, second = account(read_run(writer.write()))
+    assert first.phases["lost work"] == pytest.approx(5 * STEP_S)
+    assert first.phases["productive"] == pytest.approx(5 * (STEP_S - DATA_WAIT_S))
+    assert not first.has_ended
+    assert "lost work" not in second.phases
+
+
+def test_an_attempt_that_just_began_has_begun_and_nothing_else(tmp_path: Path) -> None:
+    writer = RunWriter(RunDir(tmp_path / "run"), resolved_run())
+    writer.begin()
+    writer.start()
+    run = writer.write()
+    early = [event for event in writer.events if event["kind"] == "attempt_started"]
+    writer.events = early
+    writer.write()
+    [attempt] = account(read_run(run))
+    assert attempt.seconds == pytest.approx(1.9, abs=1e-4)  # 1.5 s, and the meeting after it
+    assert not attempt.has_ended
+
+
+def test_totals_leave_out_what_did_not_happen(tmp_path: Path) -> None:
+    attempts = account(read_run(write_whole_run(tmp_path)))
+    totals = total_phases([dataclasses.replace(attempts[1])])
+    assert "detect" not in totals
+    assert "unexplained" in totals
