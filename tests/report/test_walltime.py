@@ -43,7 +43,7 @@ def test_the_phases_of_a_run_are_what_its_clock_said(tmp_path: Path) -> None:
 
 def test_the_phases_add_up_to_the_wall_time_of_each_attempt(tmp_path: Path) -> None:
     for attempt in account(read_run(write_whole_run(tmp_path))):
-        assert sum(attempt.phases.values()) == pytest.approx(attempt.seconds, abs=1e-4)
+        assert sum(attempt.phases.values()) == pytest.approx(attempt.seconds, abs=1e-3)
         assert abs(attempt.phases["unexplained"]) < 0.01 * attempt.seconds
         assert set(attempt.phases) <= set(PHASES)
 

@@ -211,10 +211,10 @@ def _memory(axes: Axes, record: RunRecord) -> None:
     rest = [max(0.0, peak / size - own) for peak, own in zip(peaks, held, strict=True)]
     axes.bar(ranks, parameters, 0.6, color=BLUE, label="parameters")
     axes.bar(ranks, optimizer, 0.6, bottom=parameters, color=GREEN, label="optimizer")
-    axes.bar(ranks, rest, 0.6, bottom=held, color=GREY, label="all else at peak")
+    axes.bar(ranks, rest, 0.6, bottom=held, color=GREY, label="the rest at peak")
     axes.set_xlim(min(ranks) - 0.8, max(ranks) + 0.8)
     axes.set_ylim(0, 1.1 * max(max(held), max(peaks) / size) or 1.0)
-    _finish(axes, f"Memory by rank, {unit}", legend=True, x_label="rank")
+    _finish(axes, f"Memory, {unit}", legend=True, x_label="rank")
     if len(ranks) <= 16:
         axes.set_xticks(ranks)
 

@@ -26,8 +26,8 @@ PHASES = {
 }
 """Name of each phase and what it is, in the order in which they are shown."""
 
-_ROUNDING_S = 1e-6
-"""Clock readings are as large as 1.8e9 s; what is left of their differences below this is noise."""
+_ROUNDING_S = 1e-3
+"""Below this the rest is noise: unix seconds as floats resolve 2e-7, and hundreds are summed."""
 
 
 @dataclass(frozen=True, kw_only=True)
