@@ -7,7 +7,9 @@ the call by one small all-reduce, so that either all ranks go on or all of them 
 """
 
 import json
+import os
 import shutil
+import sys
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,6 +27,9 @@ from shardyard.checkpoint.retention import step_name
 from shardyard.checkpoint.staging import HostCopy
 from shardyard.checkpoint.writer import DTYPES, CheckpointWriter, Order, ShardPlanner
 from shardyard.errors import CheckpointError, StorageError
+
+_NICE = 10
+"""Priority of the writing thread, on the scale of nice(1): 0 is that of the training, 19 least."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,9 @@ class Saver:
         self._keep_last = keep_last
         self._host = HostCopy()
         self._planner = ShardPlanner()
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._thread = ThreadPoolExecutor(
+            max_workers=1, thread_name_prefix="checkpoint", initializer=_yield_to_training
+        )
         self._running: Future[Durable] | None = None
         self._unreported: list[Durable] = []
         self._lock = threading.Lock()  # guards the two below
@@ -192,6 +199,12 @@ class Saver:
             self._report_at = Future()
         dist.all_reduce(polls, dist.ReduceOp.MAX, group=self._group)
         self._report_at.set_result(int(polls) + 1)
+
+
+def _yield_to_training() -> None:
+    """Where cores are scarce, training goes first and the save takes longer."""
+    if sys.platform == "linux":  # elsewhere the call would slow down the whole process
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
 def _first_failure(error: CheckpointException, step: int) -> CheckpointError:
