@@ -14,7 +14,7 @@ from types import FrameType
 from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED
 
 _ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_SECOND_SIGNAL_AFTER_S = 1.0
+_SECOND_SIGNAL_AFTER_S = 0.5
 """Signals closer than this are one wish: a scheduler and the command line may both pass it on."""
 
 
@@ -31,6 +31,7 @@ class DrainRequest:
         """Take over the asking signals. Only the main thread may call this."""
         for number in _ASKING:
             signal.signal(number, self._on_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ASKING)  # held back by the command line
 
     def stop_listening(self) -> None:
         """Ignore further signals: the answer is known and this process ends."""

@@ -1,0 +1,118 @@
+"""The agent as a process of the command line: started, followed, passed signals, never left behind.
+
+It gets a session of its own, so that Ctrl-C at the terminal reaches the command line alone, which
+passes it on; and it drains by itself should the command line be killed.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import IO, Any
+
+from rich.console import Console
+
+from shardyard.cli.follow import follow
+from shardyard.rundir.layout import RunDir
+
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM)
+_FIRST_WORDS = "finishing the step and saving; press Ctrl-C again to stop at once"
+_LAST_WAIT_S = 60.0
+
+
+def run_agent_process(run_dir: RunDir, attempt: int) -> dict[str, Any]:
+    """Train one attempt on this machine, showing its progress on stderr.
+
+    Call from the main thread.
+
+    Returns:
+        The agent's answer: ``outcome`` (finished, drained, failed), ``exit_code``, ``message``.
+    """
+    return run_agent_command(
+        [sys.executable, "-m", "shardyard.elastic"],
+        run_dir,
+        attempt,
+        console=Console(stderr=True, highlight=False),
+    )
+
+
+def run_agent_command(
+    program: list[str], run_dir: RunDir, attempt: int, *, console: Console
+) -> dict[str, Any]:
+    """`run_agent_process` for an agent that is started as ``program``."""
+    command = [*program, str(run_dir.path), "--attempt", str(attempt)]
+    command += ["--with-parent", str(os.getpid())]
+    # A file and not a pipe: whatever still holds the other end of a pipe would keep us waiting.
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as stdout:
+        notes: deque[str] = deque()
+        with _signals_held_back():
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=stdout, start_new_session=True
+            )
+            previous = _pass_signals_to(process, notes)
+        try:
+            follow(run_dir, attempt, process, console=console, notes=notes)
+        finally:
+            _end(process)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+        return _read_answer(stdout, run_dir, attempt, exit_code=process.returncode)
+
+
+@contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Deliver signals only once they can be passed on; the agent starts with them held back too."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
+
+
+def _pass_signals_to(process: subprocess.Popen[bytes], notes: deque[str]) -> dict[int, Any]:
+    words = [_FIRST_WORDS]
+
+    def pass_on(number: int, _frame: FrameType | None) -> None:
+        if words and number == signal.SIGINT:
+            notes.append(words.pop())
+        process.send_signal(number)
+
+    return {number: signal.signal(number, pass_on) for number in _PASSED_ON}
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Make sure that the agent and all its children have ended."""
+    if process.poll() is None:  # following it failed
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_LAST_WAIT_S)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _read_answer(
+    stdout: IO[str], run_dir: RunDir, attempt: int, *, exit_code: int
+) -> dict[str, Any]:
+    stdout.seek(0)
+    lines = stdout.read().splitlines()
+    with suppress(IndexError, ValueError):
+        answer: dict[str, Any] = json.loads(lines[-1])
+        return answer
+    ending = signal.Signals(-exit_code).name if exit_code < 0 else f"exit code {exit_code}"
+    log = run_dir.attempt(attempt) / "agent-0.log"
+    return {
+        "outcome": "failed",
+        "exit_code": 1,
+        "message": (
+            f"the agent of run {run_dir.run_id} ended with {ending} and gave no answer; its "
+            f"processes ended with it. Its log is {log}. `shardyard resume {run_dir.run_id}` goes "
+            "on from the newest durable checkpoint."
+        ),
+    }

@@ -1,0 +1,268 @@
+"""What a person sees of a run: a progress bar on a terminal, plain lines in a log.
+
+Reads events.jsonl and metrics.jsonl as they grow, and nothing else, so that it costs the training
+nothing and works for a run that was started elsewhere.
+"""
+
+import json
+import time
+from collections import deque
+from pathlib import Path
+from statistics import median
+from subprocess import Popen
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.resolved import read_resolved
+from shardyard.units import format_count, format_seconds
+
+_POLL_S = 0.15
+_RECENT_STEPS = 20
+
+_PHASES = {
+    "attempt_started": "loading",
+    "rendezvous": "loading",
+    "data_ready": "building the model",
+    "model_ready": "first step",
+    "checkpoint_loaded": "first step",
+    "first_step": "training",
+    "worker_lost": "restarting",
+    "resized": "loading",
+    "draining": "draining",
+    "attempt_ended": "ended",
+    "run_finished": "finished",
+}
+"""What a run is busy with after an event of each kind."""
+
+
+def follow(
+    run_dir: RunDir,
+    attempt: int,
+    process: Popen[Any] | None,
+    *,
+    console: Console,
+    notes: deque[str] | None = None,
+) -> None:
+    """Show an attempt until its process ends; without a process, until it says that it ended.
+
+    Args:
+        notes: Lines to show in between, taken from the left; a signal handler may append to it.
+    """
+    resolved = read_resolved(run_dir.resolved(attempt))
+    view = (
+        Terminal(console, resolved.steps)
+        if console.is_terminal
+        else Log(console, resolved.steps, every=resolved.recipe.observe.log_every)
+    )
+    story = Story(attempt, view)
+    events, metrics = Tail(run_dir.events), Tail(run_dir.metrics)
+    try:
+        while True:
+            has_ended = process.poll() is not None if process else story.has_ended
+            for event in events.read():
+                story.tell_event(event)
+            for line in metrics.read():
+                story.tell_metrics(line)
+            while notes:
+                view.line(notes.popleft())
+            if has_ended:  # looked at before the last read, so that nothing is missed
+                return
+            time.sleep(_POLL_S)
+    finally:
+        view.close()
+
+
+class Tail:
+    """The objects appended to a line file since the last look."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read(self) -> list[dict[str, Any]]:
+        """Whole new lines; one still being written waits, one that is no JSON is passed over."""
+        try:
+            if self._path.stat().st_size <= self._offset:
+                return []
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        whole = data.rfind(b"\n") + 1
+        self._offset += whole
+        return [content for line in data[:whole].splitlines() if (content := _parse(line))]
+
+
+class View(Protocol):
+    """How a run is shown."""
+
+    def phase(self, words: str) -> None:
+        """What the run is busy with now."""
+
+    def step(self, line: dict[str, Any], *, step_s: float | None) -> None:
+        """A step was done; ``line`` is its line of metrics.jsonl, ``step_s`` what one takes now."""
+
+    def evaluation(self, step: int, loss: float | None) -> None:
+        """An evaluation was done."""
+
+    def line(self, text: str) -> None:
+        """Something worth a line of its own happened."""
+
+    def close(self) -> None:
+        """Nothing more will come."""
+
+
+class Story:
+    """Turns events and metrics of one attempt into what a view shows."""
+
+    def __init__(self, attempt: int, view: View) -> None:
+        self.has_ended = False
+        self._attempt = attempt
+        self._view = view
+        self._step_times_s: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._is_training = False
+        view.phase("starting workers")
+
+    def tell_event(self, event: dict[str, Any]) -> None:
+        if event.get("attempt") != self._attempt:
+            return
+        kind = event["kind"]
+        if kind in _PHASES:
+            self._view.phase(_PHASES[kind])
+        text = describe_event(event)
+        if text is not None:
+            self._view.line(text)
+        self.has_ended = self.has_ended or kind == "attempt_ended"
+
+    def tell_metrics(self, line: dict[str, Any]) -> None:
+        if "eval" in line:
+            if self._is_training:  # evaluations name no attempt; earlier ones come before it
+                self._view.evaluation(line["step"], line["eval"].get("loss"))
+        elif line.get("attempt") == self._attempt:
+            self._is_training = True
+            if line["step_time_s"] is not None:
+                self._step_times_s.append(line["step_time_s"])
+            self._view.step(line, step_s=self._step_s())
+
+    def _step_s(self) -> float | None:
+        return median(self._step_times_s) if self._step_times_s else None
+
+
+def describe_event(event: dict[str, Any]) -> str | None:
+    """One line for an event that a person should see; None for the others."""
+    match event["kind"]:
+        case "worker_lost":
+            return f"lost rank {event['rank']} on {event['node']}: {event['cause']}"
+        case "worker_hung":
+            return f"rank {event.get('rank')} hangs"
+        case "rendezvous" if event["generation"] > 0:
+            return f"restarted with {event['world_size']} processes"
+        case "resized":
+            return f"resized from {event['world_size_before']} to {event['world_size']} processes"
+        case "draining":
+            return f"draining after {event['signal']}"
+        case "checkpoint_loaded":
+            damaged = ", ".join(str(name) for name in event.get("damaged") or ())
+            passed_over = f"; damaged and passed over: {damaged}" if damaged else ""
+            return f"continuing from step {event['step']}{passed_over}"
+        case "checkpoint_durable":
+            return f"checkpoint of step {event['step']} is durable"
+    return None
+
+
+class Log:
+    """Plain lines, one every so many steps."""
+
+    def __init__(self, console: Console, total_steps: int, *, every: int) -> None:
+        self._console = console
+        self._total_steps = total_steps
+        self._every = every
+        self._phase = ""
+
+    def phase(self, words: str) -> None:
+        if words != self._phase:
+            self._phase = words
+            self.line(words)
+
+    def step(self, line: dict[str, Any], *, step_s: float | None) -> None:
+        step = line["step"]
+        if step % self._every == 0 or step == self._total_steps:
+            facts = "  ".join(describe_step(line, self._total_steps, step_s))
+            self.line(f"step {step}/{self._total_steps}  {facts}")
+
+    def evaluation(self, step: int, loss: float | None) -> None:
+        self.line(f"step {step}/{self._total_steps}  evaluation loss {_number(loss)}")
+
+    def line(self, text: str) -> None:
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Nothing to put away."""
+
+
+class Terminal:
+    """One progress bar that stays at the bottom; lines of events above it."""
+
+    def __init__(self, console: Console, total_steps: int) -> None:
+        self._total_steps = total_steps
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[facts]}"),
+            console=console,
+            refresh_per_second=5,
+        )
+        self._task = self._progress.add_task("", total=total_steps, facts="")
+        self._facts = ""
+        self._evaluation = ""
+        self._progress.start()
+
+    def phase(self, words: str) -> None:
+        self._progress.update(self._task, description=words)
+
+    def step(self, line: dict[str, Any], *, step_s: float | None) -> None:
+        self._facts = "  ".join(describe_step(line, self._total_steps, step_s))
+        self._progress.update(
+            self._task,
+            completed=line["step"],
+            facts=self._facts + self._evaluation,
+        )
+
+    def evaluation(self, step: int, loss: float | None) -> None:
+        self._evaluation = f"  eval {_number(loss)} (step {step})"
+        self._progress.update(self._task, facts=self._facts + self._evaluation)
+
+    def line(self, text: str) -> None:
+        self._progress.console.print(text, markup=False)
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+def describe_step(line: dict[str, Any], total_steps: int, step_s: float | None) -> list[str]:
+    """Loss, speed and remaining time of a line of metrics.jsonl, in a few words each."""
+    facts = [f"loss {_number(line['loss'])}"]
+    if line["tokens_per_s"] is not None:
+        facts.append(f"{format_count(line['tokens_per_s'])} tokens/s")
+    if step_s is not None:
+        facts.append(f"{format_seconds(step_s)}/step")
+        facts.append(f"{format_seconds(step_s * (total_steps - line['step']))} left")
+    return facts
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4g}"
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        content = json.loads(line)
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None

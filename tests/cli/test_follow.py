@@ -1,0 +1,137 @@
+"""What a person sees of a run, from files written line by line."""
+
+import io
+import json
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from shardyard.cli.follow import Story, Tail, describe_event, describe_step, follow
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lines import METRIC_KEYS, EventWriter, LineWriter
+from tests.elastic.agents import Agents
+
+
+def step_line(step: int, **values: Any) -> dict[str, Any]:
+    known = {"step": step, "attempt": 1, "loss": 4.5, "step_time_s": 0.5, "tokens_per_s": 2048.0}
+    return {**dict.fromkeys(METRIC_KEYS), **known, **values}
+
+
+class RecordingView:
+    """Remembers what it was told to show."""
+
+    def __init__(self) -> None:
+        self.phases: list[str] = []
+        self.steps: list[tuple[int, float | None]] = []
+        self.evaluations: list[tuple[int, float | None]] = []
+        self.lines: list[str] = []
+
+    def phase(self, words: str) -> None:
+        self.phases.append(words)
+
+    def step(self, line: dict[str, Any], *, step_s: float | None) -> None:
+        self.steps.append((line["step"], step_s))
+
+    def evaluation(self, step: int, loss: float | None) -> None:
+        self.evaluations.append((step, loss))
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    run = RunDir(tmp_path / "run-1")
+    Agents(run, tmp_path).prepare()  # 3 steps
+    return run
+
+
+def write_short_run(run: RunDir) -> None:
+    events = EventWriter(run.events, attempt=1, generation=0)
+    events.write("attempt_started", workers=[], world_size=2)
+    metrics = LineWriter(run.metrics)
+    for step in (1, 2, 3):
+        metrics.append(step_line(step))
+    metrics.append({"step": 3, "epoch": 1.0, "eval": {"loss": 4.25}})
+    events.write("checkpoint_durable", step=3)
+    events.write("attempt_ended", reason="finished", exit_code=0)
+
+
+def test_a_torn_line_is_read_once_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    tail = Tail(path)
+    assert tail.read() == []
+    text = json.dumps({"step": 1}) + "\n"
+    path.write_text(text + '{"st')
+    assert tail.read() == [{"step": 1}]
+    path.write_text(text + '{"step": 2}\nnot json\n{"step": 3}\n')
+    assert tail.read() == [{"step": 2}, {"step": 3}]
+    assert tail.read() == []
+
+
+def test_a_log_gets_plain_lines_for_the_last_step_and_for_events(run: RunDir) -> None:
+    write_short_run(run)
+    out = io.StringIO()
+    follow(run, 1, None, console=Console(file=out, force_terminal=False), notes=deque(["hello"]))
+    assert out.getvalue().splitlines() == [
+        "starting workers",
+        "loading",
+        "checkpoint of step 3 is durable",
+        "ended",
+        "step 3/3  loss 4.5  2.05 K tokens/s  500 ms/step  0 ms left",
+        "step 3/3  evaluation loss 4.25",
+        "hello",
+    ]  # log_every is 10, so of the steps only the last is shown
+
+
+def test_a_terminal_gets_a_bar_with_step_loss_and_evaluation(run: RunDir) -> None:
+    write_short_run(run)
+    out = io.StringIO()
+    follow(run, 1, None, console=Console(file=out, force_terminal=True, width=160))
+    shown = out.getvalue()
+    assert "3/3" in shown and "loss 4.5" in shown and "eval 4.25 (step 3)" in shown
+    assert "checkpoint of step 3 is durable" in shown
+
+
+def test_other_attempts_are_left_out() -> None:
+    view = RecordingView()
+    story = Story(2, view)
+    story.tell_event({"kind": "draining", "attempt": 1, "generation": 0, "signal": "SIGINT"})
+    story.tell_metrics(step_line(7))
+    story.tell_metrics({"step": 7, "epoch": 1.0, "eval": {"loss": 4.0}})
+    story.tell_metrics(step_line(8, attempt=2, step_time_s=0.25))
+    story.tell_metrics({"step": 8, "epoch": 1.0, "eval": {"loss": 3.0}})
+    assert view.lines == [] and view.phases == ["starting workers"]
+    assert view.steps == [(8, 0.25)]
+    assert view.evaluations == [(8, 3.0)]
+
+
+@pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        (
+            {"kind": "worker_lost", "rank": 1, "node": "n0", "cause": "killed by SIGKILL"},
+            "lost rank 1 on n0: killed by SIGKILL",
+        ),
+        ({"kind": "rendezvous", "generation": 0, "world_size": 4}, None),
+        ({"kind": "rendezvous", "generation": 1, "world_size": 4}, "restarted with 4 processes"),
+        ({"kind": "draining", "signal": "SIGTERM"}, "draining after SIGTERM"),
+        (
+            {"kind": "checkpoint_loaded", "step": 5, "damaged": ["step-00000008"]},
+            "continuing from step 5; damaged and passed over: step-00000008",
+        ),
+    ],
+)
+def test_an_event_is_told_in_one_line(event: dict[str, Any], text: str | None) -> None:
+    assert describe_event(event) == text
+
+
+def test_the_remaining_time_is_steps_left_times_time_per_step() -> None:
+    assert describe_step(step_line(10), 130, 0.5)[-1] == "1 min 0 s left"  # 120 x 0.5 s
+    assert describe_step(step_line(10, loss=None), 130, None)[0] == "loss not finite"
