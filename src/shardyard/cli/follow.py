@@ -198,7 +198,7 @@ class Log:
         self.line(f"step {step}/{self._total_steps}  evaluation loss {_number(loss)}")
 
     def line(self, text: str) -> None:
-        self._console.print(text, markup=False, soft_wrap=True)
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """Nothing to put away."""
@@ -239,7 +239,7 @@ class Terminal:
         self._progress.update(self._task, facts=self._facts + self._evaluation)
 
     def line(self, text: str) -> None:
-        self._progress.console.print(text, markup=False)
+        self._progress.console.print(text, markup=False, highlight=False)
 
     def close(self) -> None:
         self._progress.stop()
