@@ -81,12 +81,12 @@ def test_a_log_gets_plain_lines_for_the_last_step_and_for_events(run: RunDir) ->
     follow(run, 1, None, console=Console(file=out, force_terminal=False), notes=deque(["hello"]))
     assert out.getvalue().splitlines() == [
         "starting workers",
+        "hello",
         "loading",
         "checkpoint of step 3 is durable",
         "ended",
         "step 3/3  loss 4.5  2.05 K tokens/s  500 ms/step  0 ms left",
         "step 3/3  evaluation loss 4.25",
-        "hello",
     ]  # log_every is 10, so of the steps only the last is shown
 
 

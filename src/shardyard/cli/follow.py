@@ -62,12 +62,12 @@ def follow(
     try:
         while True:
             has_ended = process.poll() is not None if process else story.has_ended
+            while notes:
+                view.line(notes.popleft())
             for event in events.read():
                 story.tell_event(event)
             for line in metrics.read():
                 story.tell_metrics(line)
-            while notes:
-                view.line(notes.popleft())
             if has_ended:  # looked at before the last read, so that nothing is missed
                 return
             time.sleep(_POLL_S)
