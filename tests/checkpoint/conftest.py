@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -40,14 +40,14 @@ def play() -> Play:
     return run
 
 
-@pytest.fixture(scope="session")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dist.ProcessGroup:
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dist.ProcessGroup]:
     """A process group of this process alone."""
-    if not dist.is_initialized():
-        rendezvous = tmp_path_factory.mktemp("alone") / "rendezvous"
-        dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=0, world_size=1)
+    rendezvous = tmp_path_factory.mktemp("alone") / "rendezvous"
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=0, world_size=1)
     group: dist.ProcessGroup = dist.new_group(backend="gloo")
-    return group
+    yield group
+    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="session")

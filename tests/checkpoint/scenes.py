@@ -15,17 +15,15 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from transformers import LlamaForCausalLM
 
 from shardyard.checkpoint.load import choose, load_tensors, read_shapes
 from shardyard.checkpoint.save import Saver
 from shardyard.config.presets import PRESETS, ModelShape
 from shardyard.errors import CheckpointError, StorageError
-from shardyard.models.build import hf_config
 
 VOCABULARY = 96
 
@@ -56,7 +54,7 @@ def open_saver(folder: Path, *, keep_last: int = 2) -> Saver:
     )
 
 
-def state_of(model: LlamaForCausalLM, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name, param in model.named_parameters():
         tensors[f"model.{name}"] = param.detach()
@@ -71,6 +69,10 @@ def whole(tensor: Tensor) -> Tensor:
 
 def train_and_save(rank: int, world_size: int, folder: Path) -> None:
     """FSDP2 Llama with AdamW; a save that runs beside training collectives; logits of step 2."""
+    from transformers import LlamaForCausalLM  # seconds that the other scenes save
+
+    from shardyard.models.build import hf_config
+
     start(rank, world_size, folder)
     torch.manual_seed(0)
     model = LlamaForCausalLM(hf_config(tiny_shape()))
@@ -172,15 +174,22 @@ def fill_the_disk(rank: int, world_size: int, folder: Path) -> None:
 
 
 def stay_away(rank: int, world_size: int, folder: Path) -> None:
-    """Rank 1 never comes to the load."""
+    """Rank 1 never comes to the load, nor to the save, and then it is gone."""
     start(rank, world_size, folder)
     group = own_group()
+    saver = open_saver(folder / "checkpoints")
     if rank == 0:
         try:
             choose(folder, group=group, rank=rank, world_size=world_size, timeout_s=2)
         except CheckpointError as error:
             (folder / "told.txt").write_text(str(error))
-    while not (folder / "told.txt").exists():
+        saver.save(1, {"model.w": torch.zeros(3)}, {})
+        (folder / "saving").touch()
+        try:
+            saver.wait()
+        except CheckpointError as error:
+            (folder / "lost.txt").write_text(str(error))
+    while not (folder / "saving").exists():
         time.sleep(0.1)
 
 

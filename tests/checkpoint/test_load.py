@@ -26,7 +26,7 @@ from shardyard.checkpoint.load import (
 from shardyard.checkpoint.retention import mark_latest
 from shardyard.checkpoint.save import Saver
 from shardyard.checkpoint.verify import FORMAT
-from shardyard.errors import CheckpointError
+from shardyard.errors import CheckpointError, StorageError
 
 Play = Callable[..., None]
 
@@ -106,6 +106,21 @@ def test_a_damaged_checkpoint_is_named_set_aside_and_the_one_before_used(
     assert again is not None and (again.step, again.damaged) == (1, ())
 
 
+def test_a_damaged_one_that_cannot_be_set_aside_stops_the_resume(
+    steps: Path, alone: dist.ProcessGroup
+) -> None:
+    (steps / "step-00000003" / "values.json").unlink()
+    (steps / "step-00000003.damaged").write_text("no folder, so it cannot be replaced")
+    with pytest.raises(StorageError, match=r"cannot be renamed to step-00000003\.damaged.*resume"):
+        choose_alone(steps, alone)
+
+
+def test_values_that_are_no_json_are_an_error_with_the_next_step(steps: Path) -> None:
+    (steps / "step-00000001" / "values.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"values\.json cannot be read.*use another"):
+        read_values(steps / "step-00000001")
+
+
 def test_looking_for_a_sound_one_changes_nothing(steps: Path) -> None:
     flip_a_byte(steps / "step-00000003" / "rank-00000.safetensors")
     found = find_sound(steps)
@@ -127,11 +142,16 @@ def test_if_none_is_sound_all_are_named_and_none_is_touched(
     assert (steps / "step-00000003").is_dir()
 
 
-def test_a_rank_that_stays_away_from_the_load_is_named(play: Play, tmp_path: Path) -> None:
+def test_a_rank_that_stays_away_from_the_load_is_named_and_one_that_dies_is_noticed(
+    play: Play, tmp_path: Path
+) -> None:
     play("stay_away", tmp_path, world_size=2)
     told = (tmp_path / "told.txt").read_text()
     assert "rank 1 did not arrive within 2 s" in told
     assert "see its log, then resume the run" in told
+    lost = (tmp_path / "lost.txt").read_text()
+    assert "step-00000001 was not saved: the ranks lost contact during the save" in lost
+    assert "newest durable checkpoint when it is resumed" in lost
 
 
 def test_names_and_shapes_are_compared_before_anything_is_read(steps: Path) -> None:

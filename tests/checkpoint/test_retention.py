@@ -13,6 +13,7 @@ from shardyard.checkpoint.retention import (
     remove_leftovers,
     set_aside,
 )
+from shardyard.errors import StorageError
 
 
 def fill(folder: Path, *names: str) -> None:
@@ -58,6 +59,14 @@ def test_a_checkpoint_set_aside_goes_once_the_run_is_past_it(tmp_path: Path) -> 
     mark_latest(tmp_path, 30)
     prune(tmp_path, 2)
     assert names(tmp_path) == ["step-00000020", "step-00000030"]
+
+
+def test_a_folder_that_cannot_be_removed_is_told_with_what_to_do(tmp_path: Path) -> None:
+    fill(tmp_path, "step-00000010", "step-00000020")
+    (tmp_path / "step-00000010.removed.tmp").write_text("in the way")
+    mark_latest(tmp_path, 20)
+    with pytest.raises(StorageError, match=r"cannot be removed.*step 20 is intact: check who owns"):
+        prune(tmp_path, 1)
 
 
 def test_only_final_names_count(tmp_path: Path) -> None:
