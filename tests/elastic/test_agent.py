@@ -231,3 +231,20 @@ def test_nodes_without_a_meeting_place_are_refused(agents: Agents) -> None:
     agents.prepare(nodes=2)
     end = answer(agents.start("finish"))
     assert end["exit_code"] == 2 and "--rendezvous HOST:PORT" in end["message"]
+
+
+def test_a_node_that_joins_resizes_the_group_and_a_drain_of_one_drains_both(
+    agents: Agents,
+) -> None:
+    agents.prepare(devices=1, nodes=1, min_nodes=1, max_nodes=2)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    first = agents.start("train_until_drained", "--rendezvous", endpoint)
+    agents.wait_for_training(ranks=1)
+    second = agents.start("train_until_drained", "--rendezvous", endpoint, "--node-rank", "1")
+    agents.wait_for_training(ranks=2)
+    first.terminate()
+    assert [answer(node)["exit_code"] for node in (first, second)] == [143, 143]
+    (resized,) = agents.events("resized")
+    assert (resized["world_size_before"], resized["world_size"]) == (1, 2)
+    assert not agents.events("worker_lost")

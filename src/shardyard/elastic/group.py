@@ -37,6 +37,7 @@ _SETTLE_S = 0.3
 _PEER_REPORT_S = 2.0
 """Wait for the other nodes' losses."""
 _PEER_START_S = 60.0
+_DRAIN_POLL_S = 0.05
 
 
 class StoppedBeforeStart(Exception):  # noqa: N818  not an error
@@ -74,7 +75,7 @@ class GroupAgent(LocalElasticAgent):
             logs_specs=OwnLogs(),
             start_method="forkserver",
             exit_barrier_timeout=60,
-            shutdown_timeout=round(drain.timeout_s),
+            shutdown_timeout=0,  # used where agents lost each other: nothing can be saved
         )
         self._run = run
         self._attempt = attempt
@@ -240,10 +241,18 @@ class GroupAgent(LocalElasticAgent):
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002
         """Before a restart: let healthy workers save their step, end lost ones at once."""
-        if self.losses:
-            self._shutdown(signal.SIGKILL)
-        else:
-            self._shutdown(timeout=self._shutdown_timeout)
+        if not self.losses:
+            self._drain_workers()
+        self._shutdown(signal.SIGKILL)
+
+    def _drain_workers(self) -> None:
+        """Wait for this node's workers to save their step; torch would not take their result."""
+        self._signal_workers(signal.SIGTERM)
+        deadline_s = time.monotonic() + self._drain.timeout_s
+        while time.monotonic() < deadline_s and not (self._dead() or self._drain.is_overdue):
+            if self._pcontext is None or self._pcontext.wait(0):
+                return
+            time.sleep(_DRAIN_POLL_S)
 
     def _dead(self) -> list[int]:
         """Local ranks whose process has ended, while the group has not finished."""
