@@ -4,8 +4,8 @@ The rule of the field first: mixed-precision Adam needs 20 bytes a parameter (fp
 gradient 4, two fp32 moments 8, and a 16-bit copy of weight and gradient, 2 each); sharding divides
 it, activations come on top. Here every term is counted by itself.
 
-The total is the sum of the terms, as if all lived at the same instant: an upper bound of the
-allocated peak. What the allocator reserves beyond it, and what the driver holds, is in no term.
+The total is the sum of the terms, as if all lived at the same instant, which is more than tensors
+need. What the allocator wastes or reserves beyond it, and what the driver holds, is in no term.
 """
 
 import math

@@ -89,7 +89,7 @@ def _memory(record: RunRecord, plan: Plan) -> list[Comparison]:
         ),
         Comparison(
             name="peak memory, largest rank", unit="bytes",
-            note="predicted as a sum of terms: an upper bound",
+            note="predicted as the sum of its terms; what the allocator wastes is in none",
             predicted=plan.memory_bytes, measured=largest("peak_bytes"),
         ),
         Comparison(

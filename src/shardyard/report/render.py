@@ -217,7 +217,7 @@ def _timeline(record: RunRecord) -> str:
             _t(_clock(event["t"])),
             f"+{_seconds(event['t'] - first_t)}",
             f"{event.get('attempt', 1)}.{event.get('generation', 0)}",
-            f"<code>{_t(event['kind'])}</code>",
+            f'<code class="kind">{_t(event["kind"])}</code>',
             _t(describe(event)),
         )
         for event in rows

@@ -45,6 +45,10 @@ def describe(event: Line) -> str:
     if kind == "run_finished":
         loss = fields.get("loss")
         return f"step {fields.get('step', '?')}" + (f", loss {loss:.4f}" if loss else "")
+    if kind == "attempt_ended":
+        return (
+            f"exit code {fields.get('exit_code', '?')}: {fields.get('reason', 'no reason given')}"
+        )
     return _describe_rest(fields)
 
 
@@ -66,5 +70,5 @@ def _describe_rest(fields: Line) -> str:
         shown = f"{value:,}" if isinstance(value, int) else str(value)
         if key == "seconds":
             shown = format_seconds(value)
-        words.append(shown if key in ("seconds", "reason") else f"{key.replace('_', ' ')} {shown}")
+        words.append(shown if key == "seconds" else f"{key.replace('_', ' ')} {shown}")
     return ", ".join(words)
