@@ -103,7 +103,7 @@ class RunWriter:
         self.event("data_ready", seconds=0.01, samples=19_532)
         self.event("model_ready", seconds=0.5, memory_by_rank=memory, parameters=2_361_024)
         if load_step is not None:
-            damaged = ["step-00000060 is damaged: <i>model.safetensors: 12 bytes short</i>"]
+            damaged = [{"step": 60, "reasons": ["<i>model.safetensors: 12 bytes short</i>"]}]
             self.event("checkpoint_loaded", step=load_step, seconds=load_s, damaged=damaged)
 
     def steps(self, first: int, last: int) -> None:

@@ -104,7 +104,7 @@ def test_text_from_outside_is_text(page: Page) -> None:
     text = "".join(page.text)
     assert SAMPLE in text
     assert "<oom>" in text
-    assert "<i>model.safetensors: 12 bytes short</i>" in text
+    assert "step 60 is damaged: <i>model.safetensors: 12 bytes short</i>" in text
     assert "by model size <b>" in text
 
 

@@ -180,7 +180,7 @@ def _sample(record: RunRecord) -> str:
 def _checkpoints(record: RunRecord) -> str:
     durable = record.all("checkpoint_durable")
     found = (event.get("damaged") or [] for event in record.all("checkpoint_loaded"))
-    damaged = list(dict.fromkeys(str(entry) for entries in found for entry in entries))
+    damaged = list(dict.fromkeys(_damage(entry) for entries in found for entry in entries))
     if not (durable or damaged or record.set_aside):
         return ""
     warnings = "".join(f'<p class="bad">{_t(text)}</p>' for text in damaged)
@@ -205,6 +205,14 @@ def _checkpoints(record: RunRecord) -> str:
     more = f"The newest 20 of {len(durable)}." if len(durable) > len(shown) else ""
     body = f'<div class="card">{warnings}{table if cells else ""}<p class="note">{more}</p></div>'
     return _section("checkpoints", "Checkpoints", body)
+
+
+def _damage(entry: Any) -> str:
+    """A damaged checkpoint as an event names it: a sentence, or its step and the reasons."""
+    if not isinstance(entry, dict):
+        return str(entry)
+    reasons = "; ".join(str(reason) for reason in entry.get("reasons", []))
+    return f"The checkpoint of step {entry.get('step', '?')} is damaged: {reasons}"
 
 
 def _timeline(record: RunRecord) -> str:
