@@ -73,7 +73,7 @@ class Agents:
         return [event for event in read_lines(self.run.events) if event["kind"] == kind]
 
     def wait_for_training(self, ranks: int = 2) -> None:
-        """Until that many ranks have begun their steps, or 20 s."""
+        """Until that many ranks have begun their steps, or 60 s."""
         wait_until(lambda: len(list(self.run.path.glob("started-*"))) == ranks)
 
     def end_all(self) -> None:
@@ -88,7 +88,7 @@ class Agents:
 
 def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
     """Wait for an agent; its last line on stdout."""
-    stdout, _ = process.communicate(timeout=30)
+    stdout, _ = process.communicate(timeout=90)
     content: dict[str, Any] = json.loads(stdout.splitlines()[-1])
     assert content["exit_code"] == process.returncode
     return content
@@ -99,7 +99,7 @@ def session_pids(session: int) -> list[int]:
     return [pid for pid, sid, state in _processes() if sid == session and state != "Z"]
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
