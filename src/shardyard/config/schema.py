@@ -247,6 +247,8 @@ class Observe(Section):
 
     log_every: Annotated[int, Field(ge=1)] = 10
     """Steps between lines in a log that is no terminal."""
+    sample_ids: bool = False
+    """Write into each rank's log which samples it reads at each step, to audit data and order."""
     tensorboard: bool = False
     """Also write TensorBoard files into the run folder."""
     peak_tflops: Annotated[float, Field(gt=0)] | None = None

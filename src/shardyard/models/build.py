@@ -18,6 +18,8 @@ def hf_config(shape: ModelShape) -> Any:
     fields = shape.to_dict()
     theta = fields.pop("rope_theta")
     rope = {"rope_type": "default", "rope_theta": theta}
+    if shape.model_type == "mistral":
+        fields["sliding_window"] = None  # transformers' default is a window that no shape has
     return AutoConfig.for_model(fields.pop("model_type"), **fields, rope_parameters=rope)
 
 

@@ -86,6 +86,12 @@ class GradientSync:
         self._model.set_is_last_backward(is_last)
 
 
+def reshard(model: nn.Module) -> None:
+    """Let go of gathered parameters after a forward pass that no backward pass follows."""
+    for module in _groups(model):
+        module.reshard()
+
+
 def _groups(model: nn.Module) -> list[FSDPModule]:
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from shardyard.data.loader import IGNORED, EvalSource, step_batches
+from shardyard.parallel.data import reshard
 from shardyard.tasks.causal_lm import CausalLM
 
 
@@ -46,6 +47,7 @@ def evaluate(
             sums[0] += task.loss_sum(batch.to(device))
             sums[1] += int((batch.targets_BL != IGNORED).sum())
     task.model.train()
+    reshard(task.model)
     dist.all_reduce(sums)
     loss_sum, tokens = sums.tolist()
     return Evaluation(loss=loss_sum / tokens, tokens=round(tokens))

@@ -5,6 +5,7 @@ import torch.distributed as dist
 
 from shardyard.data.loader import MicroBatch
 from shardyard.models.counter_random import key_of
+from shardyard.parallel.data import reshard
 from shardyard.tasks.causal_lm import CausalLM
 
 _TEMPERATURE = 0.8
@@ -31,6 +32,7 @@ def generate(
         dist.broadcast(drawn, src=0)  # the last bit of a logit may differ between ranks
         tokens.append(int(drawn))
     task.model.train()
+    reshard(task.model)
     return tokens[len(prompt) :]
 
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 
 from shardyard.errors import TrainingError
 from shardyard.observe.metrics import StepTimes
+from shardyard.observe.samples import log_samples
 from shardyard.parallel.device import peak_memory_bytes
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import fingerprint
@@ -20,7 +21,7 @@ from shardyard.train.finish import finish
 from shardyard.train.hooks import Hooks
 from shardyard.train.optim import lr_at
 from shardyard.train.setup import Training, set_up
-from shardyard.train.state import checkpoint_tensors, checkpoint_values
+from shardyard.train.state import checkpoint_values
 from shardyard.train.step import PendingResult, StepResult
 
 FINISHED = "finished"
@@ -102,6 +103,8 @@ class Loop:
         """Give the next step to the device."""
         batches = next(self.training.loader)
         step = self.progress.step + 1
+        if self.recipe.observe.sample_ids:
+            log_samples(step, batches, self.training.train_source)
         lr = lr_at(step, self.recipe.optim)
         drain = self.training.hooks.drain_requested()
         pending = self.training.stepper.run(batches, lr=lr, drain=drain)
@@ -203,7 +206,7 @@ class Loop:
             return
         blocked_s = training.saver.save(
             step,
-            checkpoint_tensors(training.task.model, training.optimizer),
+            training.tensors,
             checkpoint_values(
                 self.progress,
                 seed=self.recipe.run.seed,

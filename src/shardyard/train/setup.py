@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from shardyard.checkpoint.load import Chosen, choose, load_tensors, read_values
 from shardyard.checkpoint.save import Saver
 from shardyard.config.legality import Layout, resolve_layout
+from shardyard.config.schema import Parallel
 from shardyard.data.loader import EvalSource, Loader, TrainSource
 from shardyard.data.shards import TokenShards
 from shardyard.errors import CheckpointError
@@ -30,6 +32,7 @@ from shardyard.parallel.device import peak_memory_bytes, select_device
 from shardyard.parallel.mesh import build_mesh
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import Resolved, digest, fingerprint, read_resolved
+from shardyard.tasks import TASKS
 from shardyard.tasks.causal_lm import CausalLM
 from shardyard.train.hooks import Hooks
 from shardyard.train.optim import build_optimizer
@@ -54,8 +57,10 @@ class Training:
     eval_source: EvalSource | None
     loader: Loader
     saver: Saver
+    tensors: dict[str, Tensor]
+    """What a checkpoint holds. Named once: FSDP shows other parameters while they are gathered."""
     control: dist.ProcessGroup
-    """A gloo group for what is not training: meeting before a load, saving, gathering facts."""
+    """A gloo group for what is not training: meeting before a load, gathering facts."""
     progress: Progress
     metric_lines: MetricLines
     sinks: list[Sink]
@@ -73,7 +78,7 @@ class Training:
         return facts
 
     def close(self) -> None:
-        """Let go of files, threads and the model, so that the process group can end."""
+        """Let go of files and threads, so that the process group can end."""
         self.loader.close()
         self.saver.close()
         for sink in self.sinks:
@@ -87,12 +92,12 @@ def set_up(run_dir: RunDir, attempt: int, hooks: Hooks, *, local_rank: int) -> T
     rank, world_size = dist.get_rank(), dist.get_world_size()
     assert isinstance(recipe.cluster.devices, int)
     layout, _ = resolve_layout(
-        recipe.parallel, world_size=world_size, devices_per_node=recipe.cluster.devices
+        _with_open_degrees(resolved),
+        world_size=world_size,
+        devices_per_node=recipe.cluster.devices,
     )
     device = select_device(recipe.cluster.device, local_rank)
-    control = dist.new_group(
-        backend="gloo", timeout=timedelta(seconds=recipe.elastic.collective_timeout_s)
-    )
+    control, saving = (_gloo_group(recipe.elastic.collective_timeout_s) for _ in range(2))
     started = time.monotonic()
     train_source, eval_source = _open_data(resolved)
     data_s = time.monotonic() - started
@@ -106,7 +111,8 @@ def set_up(run_dir: RunDir, attempt: int, hooks: Hooks, *, local_rank: int) -> T
         world_size=world_size,
         timeout_s=recipe.elastic.collective_timeout_s,
     )
-    progress = _fill(resolved, task, optimizer, stepper, chosen)
+    tensors = checkpoint_tensors(task.model, optimizer)
+    progress = _fill(resolved, task, tensors, stepper, chosen)
     load_s = time.monotonic() - started_load
     training = Training(
         run_dir=run_dir,
@@ -123,11 +129,12 @@ def set_up(run_dir: RunDir, attempt: int, hooks: Hooks, *, local_rank: int) -> T
         loader=_open_loader(resolved, train_source, progress, rank=rank, world_size=world_size),
         saver=Saver(
             run_dir.checkpoints,
-            group=control,
+            group=saving,
             rank=rank,
             world_size=world_size,
             keep_last=recipe.checkpoint.keep_last,
         ),
+        tensors=tensors,
         control=control,
         progress=progress,
         metric_lines=MetricLines(
@@ -142,7 +149,7 @@ def set_up(run_dir: RunDir, attempt: int, hooks: Hooks, *, local_rank: int) -> T
     memory = training.gather(
         {
             "rank": rank,
-            **memory_by_kind(task.model, optimizer),
+            **memory_by_kind(tensors),
             "peak_bytes": peak_memory_bytes(device),
         }
     )
@@ -155,6 +162,23 @@ def set_up(run_dir: RunDir, attempt: int, hooks: Hooks, *, local_rank: int) -> T
             "checkpoint_loaded", step=chosen.step, seconds=load_s, damaged=chosen.damaged
         )
     return training
+
+
+def _gloo_group(timeout_s: float) -> dist.ProcessGroup:
+    """A group of all ranks in host memory, apart from training's own."""
+    group: dist.ProcessGroup = dist.new_group(
+        backend="gloo", timeout=timedelta(seconds=timeout_s)
+    )
+    return group
+
+
+def _with_open_degrees(resolved: Resolved) -> Parallel:
+    """The degrees that were asked for; those that were auto follow the world size again.
+
+    Nodes may have come or gone since the recipe was resolved.
+    """
+    names = [name for name in Parallel.model_fields if f"parallel.{name}" in resolved.reasons]
+    return resolved.recipe.parallel.model_copy(update=dict.fromkeys(names, "auto"))
 
 
 def _open_data(resolved: Resolved) -> tuple[TrainSource, EvalSource | None]:
@@ -195,14 +219,15 @@ def _build_model(
     )
     give_storage(model, device)
     model.train()
-    task = CausalLM(model, keys, attend_across=recipe.data.attend_across_documents)
+    build_task = TASKS[recipe.task.name]
+    task = build_task(model, keys, attend_across=recipe.data.attend_across_documents)
     return task, build_optimizer(model, recipe.optim)
 
 
 def _fill(
     resolved: Resolved,
     task: CausalLM,
-    optimizer: torch.optim.Optimizer,
+    tensors: dict[str, Tensor],
     stepper: Stepper,
     chosen: Chosen | None,
 ) -> Progress:
@@ -211,7 +236,7 @@ def _fill(
         folder = None if resolved.model_dir is None else Path(resolved.model_dir)
         fill_weights(task.model, folder=folder, seed=resolved.recipe.run.seed)
         return Progress()
-    load_tensors(chosen.path, checkpoint_tensors(task.model, optimizer))
+    load_tensors(chosen.path, tensors)
     values = read_values(chosen.path)
     if values["fingerprint"] != digest(fingerprint(resolved)):
         raise CheckpointError(

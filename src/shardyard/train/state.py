@@ -46,11 +46,9 @@ def checkpoint_values(
     }
 
 
-def memory_by_kind(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+def memory_by_kind(tensors: dict[str, Tensor]) -> dict[str, int]:
     """Bytes of parameters and optimizer state that this rank holds."""
-    held = {
-        name: _local_bytes(tensor) for name, tensor in checkpoint_tensors(model, optimizer).items()
-    }
+    held = {name: _local_bytes(tensor) for name, tensor in tensors.items()}
     return {
         "parameters_bytes": sum(size for name, size in held.items() if name.startswith("model.")),
         "optimizer_bytes": sum(size for name, size in held.items() if name.startswith("optim.")),

@@ -1,0 +1,47 @@
+# make demo   train a small sharded model on this machine's own Python files, and look at it
+# make test   lint, types and tests (about 15 minutes on 2 cores)
+# make test-all, make bench: the slow proofs; their results are in benchmarks/results/
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test test-all lint types bench docs clean
+
+demo: .venv/installed
+	$(BIN)/shardyard train examples/quickstart.yaml
+
+test: lint types
+	$(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-all: lint types
+	$(BIN)/python -m pytest -m "not gpu"
+
+lint: .venv/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/installed-dev
+	$(BIN)/mypy
+
+bench: .venv/installed
+	$(BIN)/python -m benchmarks.step_overhead
+	$(BIN)/python -m benchmarks.layout_equality
+	$(BIN)/python -m benchmarks.kill_and_resume
+
+docs: .venv/installed
+	$(BIN)/python -m shardyard.config.document > docs/settings.md
+
+# The stamps make the second call quick; a changed dependency list makes it install again.
+.venv/installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed, $(PYTHON) is older: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
+	test -d .venv || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $@
+
+.venv/installed-dev: .venv/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv runs prepared

@@ -1,0 +1,253 @@
+"""Kill a run at random moments, resume it, and compare it with one that was left alone.
+
+    python -m benchmarks.kill_and_resume --kills 20
+
+Everything of the run is ended by SIGKILL: the command line, the agent and all workers. Half of the
+kills wait for a moment during a save. Then the same is asked across layouts: a run that is stopped
+half-way and resumed with other processes and strategies. Writes one JSON file.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import write_result
+from shardyard.observe.samples import SAMPLES_MARK
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lines import read_lines, read_steps
+
+STEPS = 60
+GLOBAL_BATCH = 6
+RECIPE = [
+    "model.preset=llama-tiny",
+    "model.dropout=0.1",
+    "data.source=text",
+    "data.vocab_size=512",
+    "data.seq_len=64",
+    "data.eval_fraction=0.1",
+    f"run.steps={STEPS}",
+    f"optim.global_batch={GLOBAL_BATCH}",
+    "optim.micro_batch=1",
+    "optim.lr=3e-3",
+    "checkpoint.every=3",
+    "task.eval_every_steps=20",
+    "observe.sample_ids=true",
+    "cluster.device=cpu",
+]
+LAYOUTS = [
+    ("FULL_SHARD", 2, "NO_SHARD", 3),
+    ("NO_SHARD", 2, "FULL_SHARD", 1),
+    ("ZERO_1", 3, "HYBRID_SHARD", 4),
+]
+"""(strategy, processes) of the first half and of the second."""
+
+
+def main() -> int:
+    """Run the study in a folder of its own; exit 1 if a bar is missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="file of the result")
+    args = parser.parse_args()
+    random.seed(args.seed)
+    folder = Path(tempfile.mkdtemp(prefix="kill-and-resume-"))
+    try:
+        _write_corpus(folder / "text")
+        killed = _kill_study(folder, args.kills)
+        layouts = [_layout_study(folder, *layout) for layout in LAYOUTS]
+    finally:
+        shutil.rmtree(folder)
+    passed = killed["weights_bit_equal"] and killed["samples_equal"]
+    passed = passed and all(
+        row["samples_equal"] and row["max_relative_loss_difference"] <= 1e-4 for row in layouts
+    )
+    result = {"passed": passed, "kills": killed, "other_layouts": layouts}
+    print(json.dumps(result, indent=1))
+    write_result("kill-and-resume", result, args.out)
+    return 0 if passed else 1
+
+
+def _write_corpus(folder: Path) -> None:
+    """This package's own source as text: real, small and always there."""
+    folder.mkdir()
+    source = Path(__file__).parents[1] / "src" / "shardyard"
+    for index, file in enumerate(sorted(source.rglob("*.py"))):
+        (folder / f"{index:03d}.txt").write_text(file.read_text() or "# empty\n")
+
+
+def _kill_study(folder: Path, kills: int) -> dict[str, Any]:
+    layout = ["cluster.devices=2", "parallel.strategy=FULL_SHARD"]
+    started = time.monotonic()
+    _finish(_start(folder, ["train", *RECIPE, *layout, "run.id=calm"]))
+    calm_s = time.monotonic() - started
+    moments = []
+    command = ["train", *RECIPE, *layout, "run.id=killed"]
+    for number in range(kills):
+        process = _start(folder, command)
+        moments.append(_kill_at_random(process, RunDir(folder / "runs" / "killed"), number, calm_s))
+        if RunDir(folder / "runs" / "killed").recipe.is_file():
+            command = ["resume", "killed"]
+    _finish(_start(folder, command))
+    calm, killed = (RunDir(folder / "runs" / name) for name in ("calm", "killed"))
+    return {
+        "moments": moments,
+        "kills_during_a_save": sum(moment["was_saving"] for moment in moments),
+        "attempts": len(killed.attempts()),
+        "final_step": killed.checkpoint_steps()[-1],
+        "weights_bit_equal": _digests(calm) == _digests(killed),
+        "samples_equal": _samples(calm) == _samples(killed) == _every_position_once(calm),
+        "max_relative_loss_difference": _loss_difference(calm, killed),
+    }
+
+
+def _kill_at_random(
+    process: subprocess.Popen[bytes], run_dir: RunDir, number: int, calm_s: float
+) -> dict[str, Any]:
+    """SIGKILL everything at a random moment; every second time, during a save."""
+    started = time.monotonic()
+    moment_s = random.uniform(0.3, calm_s)
+    wants_save = number % 2 == 1
+    saves_to_see = random.randint(1, 4)
+    seen: set[str] = set()
+    was_saving = False
+    while process.poll() is None:
+        scratch = {path.name for path in run_dir.checkpoints.glob("*.tmp")}
+        was_saving, seen = bool(scratch), seen | scratch
+        if wants_save and scratch and len(seen) >= saves_to_see:
+            break
+        if not wants_save and time.monotonic() - started >= moment_s:
+            break
+        time.sleep(0.001)
+    _kill_tree(process)
+    steps = [line["step"] for line in read_steps(run_dir.metrics)]
+    return {
+        "after_s": round(time.monotonic() - started, 3),
+        "was_saving": was_saving,
+        "steps_done": steps[-1] if steps else 0,
+    }
+
+
+def _layout_study(
+    folder: Path, first: str, first_processes: int, second: str, second_processes: int
+) -> dict[str, Any]:
+    """Half of the run with one layout, the other half with another, against all with the first."""
+    before = [f"parallel.strategy={first}", f"cluster.devices={first_processes}"]
+    after = [f"parallel.strategy={second}", f"cluster.devices={second_processes}"]
+    name = f"{first}-{first_processes}-{second}-{second_processes}".lower().replace("_", "-")
+    whole, halves = RunDir(folder / "runs" / f"whole-{name}"), RunDir(folder / "runs" / name)
+    _finish(_start(folder, ["train", *RECIPE, *before, f"run.id={whole.run_id}"]))
+    process = _start(folder, ["train", *RECIPE, *before, f"run.id={name}"])
+    while process.poll() is None and not any(
+        line["step"] >= STEPS // 2 for line in read_lines(halves.metrics)
+    ):
+        time.sleep(0.01)
+    _kill_tree(process)
+    _finish(_start(folder, ["resume", name, *after]))
+    worlds = [line["world_size"] for line in read_steps(halves.metrics)]
+    return {
+        "first": f"{first} x {first_processes}",
+        "second": f"{second} x {second_processes}",
+        "steps_of_each": [worlds.count(first_processes), worlds.count(second_processes)],
+        "samples_equal": _samples(halves) == _samples(whole) == _every_position_once(whole),
+        "max_relative_loss_difference": _loss_difference(whole, halves),
+    }
+
+
+def _start(folder: Path, arguments: list[str]) -> subprocess.Popen[bytes]:
+    log = (folder / "log.txt").open("ab")
+    command = [sys.executable, "-m", "shardyard.cli", *arguments]
+    return subprocess.Popen(
+        command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def _finish(process: subprocess.Popen[bytes]) -> None:
+    if process.wait(timeout=600) != 0:
+        raise SystemExit(f"{process.args} ended with {process.returncode}")
+
+
+def _kill_tree(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL a process and all that descend from it, again until none is left."""
+    family = {process.pid}
+    while True:
+        family |= _descendants(family)
+        alive = [pid for pid in family if _is_alive(pid)]
+        if not alive:
+            break
+        for pid in alive:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        process.poll()
+    process.wait()
+
+
+def _descendants(family: set[int]) -> set[int]:
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            fields = _stat(int(entry.name))
+            if fields is not None:
+                parents[int(entry.name)] = int(fields[1])
+    found: set[int] = set()
+    while new := {pid for pid, parent in parents.items() if parent in family | found} - found:
+        found |= new
+    return found - family
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Fields of /proc/PID/stat after the name: state, parent, ..."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+def _is_alive(pid: int) -> bool:
+    fields = _stat(pid)
+    return fields is not None and fields[0] != "Z"
+
+
+def _digests(run_dir: RunDir) -> dict[str, str]:
+    """SHA-256 of every tensor file of the last checkpoint."""
+    folder = run_dir.checkpoint(run_dir.checkpoint_steps()[-1])
+    files = json.loads((folder / "manifest.json").read_text())["files"]
+    return {name: entry["sha256"] for name, entry in files.items()}
+
+
+def _samples(run_dir: RunDir) -> dict[int, int]:
+    """Stream position -> sample, as the ranks logged them; the last reading stands."""
+    samples: dict[int, int] = {}
+    for attempt in run_dir.attempts():
+        for log in sorted((run_dir.path / "logs" / f"attempt-{attempt}").glob("rank-*.log")):
+            for line in log.read_text(errors="replace").splitlines():
+                if line.startswith(SAMPLES_MARK) and line.endswith("}"):
+                    entry = json.loads(line.removeprefix(SAMPLES_MARK))
+                    samples.update(zip(entry["positions"], entry["samples"], strict=True))
+    return dict(sorted(samples.items()))
+
+
+def _every_position_once(run_dir: RunDir) -> dict[int, int]:
+    """The samples of a run if no position of its steps is missing; else nothing."""
+    samples = _samples(run_dir)
+    return samples if list(samples) == list(range(STEPS * GLOBAL_BATCH)) else {}
+
+
+def _loss_difference(one: RunDir, other: RunDir) -> float:
+    pairs = zip(read_steps(one.metrics), read_steps(other.metrics), strict=True)
+    return max(abs(a["loss"] - b["loss"]) / abs(a["loss"]) for a, b in pairs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
