@@ -1,11 +1,11 @@
-"""Schedules as tables, and the optimizer's groups and state."""
+"""Schedules as tables, and the optimizer against torch's own."""
 
 import pytest
 import torch
 from torch import nn
 
 from shardyard.config.schema import Optim
-from shardyard.train.optim import build_optimizer, lr_at
+from shardyard.train.optim import ShardOptimizer, lr_at
 
 SCHEDULED = {"lr": 1.0, "warmup_steps": 4, "decay_steps": 14, "min_lr_ratio": 0.1}
 
@@ -35,31 +35,55 @@ def test_without_warm_up_the_first_step_has_nearly_the_peak() -> None:
     assert lr_at(1, optim) == pytest.approx(0.9)
 
 
-def test_only_matrices_decay_and_state_exists_from_the_start() -> None:
-    model = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))
-    optimizer = build_optimizer(model, Optim(lr=0.1, weight_decay=0.5))
-    decays = {
-        id(param): group["weight_decay"]
-        for group in optimizer.param_groups
-        for param in group["params"]
-    }
-    assert decays[id(model[0].weight)] == 0.5
-    assert decays[id(model[0].bias)] == decays[id(model[1].weight)] == 0.0
-    assert set(optimizer.state[model[0].weight]) == {"step", "exp_avg", "exp_avg_sq"}
-
-
-def test_sgd_with_zero_momentum_buffers_steps_as_torch_does() -> None:
-    ours, theirs = nn.Linear(3, 2), nn.Linear(3, 2)
-    theirs.load_state_dict(ours.state_dict())
-    settings = Optim(name="sgd", lr=0.1, momentum=0.9, weight_decay=0.0)
-    optimizers = (
-        build_optimizer(ours, settings),
-        torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9),
-    )
+def _steps_of(
+    ours: ShardOptimizer, theirs: torch.optim.Optimizer, models: tuple[nn.Module, nn.Module]
+) -> None:
     x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
     for _ in range(3):
-        for model, optimizer in zip((ours, theirs), optimizers, strict=True):
-            optimizer.zero_grad()
+        for model in models:
             model(x).square().sum().backward()
-            optimizer.step()
-    torch.testing.assert_close(ours.weight, theirs.weight)
+        ours.step(lr=0.1, divisor=torch.tensor(4.0), skip=torch.tensor(0.0))
+        for param in models[1].parameters():
+            assert param.grad is not None
+            param.grad /= 4
+        theirs.step()
+        theirs.zero_grad()
+
+
+def _twins() -> tuple[nn.Sequential, nn.Sequential]:
+    first, second = (nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)) for _ in range(2))
+    second.load_state_dict(first.state_dict())
+    return first, second
+
+
+def test_adamw_steps_as_torch_does_with_divided_gradients_and_decay_of_matrices_alone() -> None:
+    models = _twins()
+    decayed = [param for param in models[1].parameters() if param.dim() == 2]
+    others = [param for param in models[1].parameters() if param.dim() < 2]
+    theirs = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.5}, {"params": others, "weight_decay": 0.0}],
+        lr=0.1,
+        betas=(0.9, 0.95),
+    )
+    _steps_of(ShardOptimizer(models[0], Optim(lr=0.1, weight_decay=0.5)), theirs, models)
+    torch.testing.assert_close(models[0].state_dict(), models[1].state_dict())
+
+
+def test_sgd_with_momentum_steps_as_torch_does() -> None:
+    models = _twins()
+    settings = Optim(name="sgd", lr=0.1, momentum=0.9, weight_decay=0.0)
+    theirs = torch.optim.SGD(models[1].parameters(), lr=0.1, momentum=0.9)
+    _steps_of(ShardOptimizer(models[0], settings), theirs, models)
+    torch.testing.assert_close(models[0].state_dict(), models[1].state_dict())
+
+
+def test_a_skipped_step_changes_neither_weights_nor_state() -> None:
+    model, untouched = _twins()
+    optimizer = ShardOptimizer(model, Optim(lr=0.1))
+    before = {name: tensor.clone() for name, tensor in optimizer.tensors().items()}
+    assert any(name.startswith("optim.exp_avg_sq.") for name in before)
+    model(torch.full((1, 3), torch.inf)).sum().backward()
+    optimizer.step(lr=0.1, divisor=torch.tensor(1.0), skip=torch.tensor(1.0))
+    torch.testing.assert_close(optimizer.tensors(), before, rtol=0, atol=0)
+    torch.testing.assert_close(model.state_dict(), untouched.state_dict(), rtol=0, atol=0)
+    assert all(param.grad is None for param in model.parameters())

@@ -166,8 +166,11 @@ def describe_event(event: dict[str, Any]) -> str | None:
         case "draining":
             return f"draining after {event['signal']}"
         case "checkpoint_loaded":
-            damaged = ", ".join(str(name) for name in event.get("damaged") or ())
-            passed_over = f"; damaged and passed over: {damaged}" if damaged else ""
+            passed_over = "".join(
+                f"; the checkpoint of step {damaged['step']} is damaged and was passed over "
+                f"({'; '.join(damaged['reasons'])})"
+                for damaged in event.get("damaged") or ()
+            )
             return f"continuing from step {event['step']}{passed_over}"
         case "checkpoint_durable":
             return f"checkpoint of step {event['step']} is durable"

@@ -1,57 +1,103 @@
-"""The optimizer, its state from the first step on, and the learning-rate schedule."""
+"""The optimizer over this rank's shards, its state from the first step on, and the schedule.
+
+torch's fused optimizers run on the local shards as plain tensors. On DTensors there is no fused
+SGD, every call pays for a dispatch in Python, and fused AdamW has been seen to leak host memory
+(pytorch/torchtitan issue 3790).
+"""
 
 import math
-from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from shardyard.config.schema import Optim
 
 
-def build_optimizer(model: nn.Module, optim: Optim) -> torch.optim.Optimizer:
-    """The fused optimizer of a resolved recipe; matrices decay, norms and biases do not."""
-    params = [param for param in model.parameters() if param.requires_grad]
-    groups = [
-        {
-            "params": [param for param in params if param.dim() >= 2],
-            "weight_decay": optim.weight_decay,
-        },
-        {"params": [param for param in params if param.dim() < 2], "weight_decay": 0.0},
-    ]
+class ShardOptimizer:
+    """Updates a sharded model in place, shard by shard."""
+
+    def __init__(self, model: nn.Module, optim: Optim) -> None:
+        """Take a model that has its storage. Matrices decay, norms and biases do not."""
+        self._params = dict(model.named_parameters())
+        self._shards = {
+            name: nn.Parameter(_local(param.detach())) for name, param in self._params.items()
+        }
+        groups = [
+            {"params": self._of_dim(2, 9), "weight_decay": optim.weight_decay},
+            {"params": self._of_dim(0, 1), "weight_decay": 0.0},
+        ]
+        self._torch = _fused(groups, optim)
+        for shard in self._shards.values():
+            self._torch.state[shard] = _zero_state(shard, optim)
+
+    def _of_dim(self, least: int, most: int) -> list[nn.Parameter]:
+        return [shard for shard in self._shards.values() if least <= shard.dim() <= most]
+
+    def gradients(self) -> list[Tensor]:
+        """This rank's shards of the gradients there are."""
+        return [_local(param.grad) for param in self._params.values() if param.grad is not None]
+
+    def step(self, *, lr: float, divisor: Tensor, skip: Tensor) -> None:
+        """Divide the gradients and apply them, or leave everything as it is where ``skip`` is 1.
+
+        Both are decided on the device, without waiting for it. The gradients are gone afterwards.
+        """
+        for name, param in self._params.items():
+            self._shards[name].grad = None if param.grad is None else _local(param.grad)
+            param.grad = None
+        for group in self._torch.param_groups:
+            group["lr"] = lr
+        fused: Any = self._torch  # fused optimizers read these two attributes
+        fused.grad_scale = divisor.float()
+        fused.found_inf = skip.float()
+        self._torch.step()
+        self._torch.zero_grad(set_to_none=True)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """``model.<parameter>`` and ``optim.<state>.<parameter>``, sharing storage with both."""
+        tensors: dict[str, Tensor] = {}
+        for name, param in self._params.items():
+            tensors[f"model.{name}"] = param.detach()
+            for key, value in self._torch.state[self._shards[name]].items():
+                tensors[f"optim.{key}.{name}"] = _placed_like(param, value)
+        return tensors
+
+
+def _fused(groups: list[dict[str, Any]], optim: Optim) -> torch.optim.Optimizer:
     lr = float(optim.lr)
-    optimizer: torch.optim.Optimizer
     if optim.name == "adamw":
-        optimizer = torch.optim.AdamW(groups, lr=lr, betas=optim.betas, eps=optim.eps, fused=True)
-    else:
-        optimizer = torch.optim.SGD(groups, lr=lr, momentum=optim.momentum, fused=True)
-    _create_state(optimizer, optim)
-    return optimizer
+        return torch.optim.AdamW(groups, lr=lr, betas=optim.betas, eps=optim.eps, fused=True)
+    return torch.optim.SGD(groups, lr=lr, momentum=optim.momentum, fused=True)
 
 
-def _create_state(optimizer: torch.optim.Optimizer, optim: Optim) -> None:
-    """Zero state for every parameter, so that saving and loading never depend on a first step."""
-    for param in optimized_parameters(optimizer):
-        state = optimizer.state[param]
-        if optim.name == "adamw":
-            # fused AdamW wants its step count on the device; fp32 counts exactly to 2**24
-            state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
-            state["exp_avg"] = torch.zeros_like(param)
-            state["exp_avg_sq"] = torch.zeros_like(param)
-        elif optim.momentum:
-            state["momentum_buffer"] = torch.zeros_like(param)
+def _zero_state(shard: Tensor, optim: Optim) -> dict[str, Tensor]:
+    """The state before the first step, so that saving and loading never depend on one."""
+    zeros = torch.zeros_like(shard, requires_grad=False)
+    if optim.name == "adamw":
+        # fused AdamW wants its step count on the device; fp32 counts exactly to 2**24
+        step = torch.zeros((), dtype=torch.float32, device=shard.device)
+        return {"step": step, "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
+    return {"momentum_buffer": zeros} if optim.momentum else {}
 
 
-def optimized_parameters(optimizer: torch.optim.Optimizer) -> Iterable[Tensor]:
-    """All parameters of an optimizer."""
-    for group in optimizer.param_groups:
-        yield from group["params"]
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Use this learning rate from the next step on."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr
+def _placed_like(param: Tensor, value: Tensor) -> Tensor:
+    """State of a parameter, with its place in the whole; a scalar has none."""
+    if not isinstance(param, DTensor) or value.dim() == 0:
+        return value
+    return DTensor.from_local(
+        value,
+        param.device_mesh,
+        param.placements,
+        run_check=False,
+        shape=param.shape,
+        stride=param.stride(),
+    )
 
 
 def lr_at(step: int, optim: Optim) -> float:

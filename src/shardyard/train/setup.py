@@ -35,8 +35,8 @@ from shardyard.rundir.resolved import Resolved, digest, fingerprint, read_resolv
 from shardyard.tasks import TASKS
 from shardyard.tasks.causal_lm import CausalLM
 from shardyard.train.hooks import Hooks
-from shardyard.train.optim import build_optimizer
-from shardyard.train.state import Progress, checkpoint_tensors, memory_by_kind
+from shardyard.train.optim import ShardOptimizer
+from shardyard.train.state import Progress, memory_by_kind
 from shardyard.train.step import Stepper
 
 
@@ -51,7 +51,6 @@ class Training:
     world_size: int
     device: torch.device
     task: CausalLM
-    optimizer: torch.optim.Optimizer
     stepper: Stepper
     train_source: TrainSource
     eval_source: EvalSource | None
@@ -111,7 +110,7 @@ def set_up(run_dir: RunDir, attempt: int, hooks: Hooks, *, local_rank: int) -> T
         world_size=world_size,
         timeout_s=recipe.elastic.collective_timeout_s,
     )
-    tensors = checkpoint_tensors(task.model, optimizer)
+    tensors = optimizer.tensors()
     progress = _fill(resolved, task, tensors, stepper, chosen)
     load_s = time.monotonic() - started_load
     training = Training(
@@ -122,7 +121,6 @@ def set_up(run_dir: RunDir, attempt: int, hooks: Hooks, *, local_rank: int) -> T
         world_size=world_size,
         device=device,
         task=task,
-        optimizer=optimizer,
         stepper=stepper,
         train_source=train_source,
         eval_source=eval_source,
@@ -159,16 +157,17 @@ def set_up(run_dir: RunDir, attempt: int, hooks: Hooks, *, local_rank: int) -> T
     )  # fmt: skip
     if chosen is not None:
         training.report(
-            "checkpoint_loaded", step=chosen.step, seconds=load_s, damaged=chosen.damaged
+            "checkpoint_loaded",
+            step=chosen.step,
+            seconds=load_s,
+            damaged=[damaged._asdict() for damaged in chosen.damaged],
         )
     return training
 
 
 def _gloo_group(timeout_s: float) -> dist.ProcessGroup:
     """A group of all ranks in host memory, apart from training's own."""
-    group: dist.ProcessGroup = dist.new_group(
-        backend="gloo", timeout=timedelta(seconds=timeout_s)
-    )
+    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
     return group
 
 
@@ -206,7 +205,7 @@ def _open_data(resolved: Resolved) -> tuple[TrainSource, EvalSource | None]:
 
 def _build_model(
     resolved: Resolved, layout: Layout, device: torch.device
-) -> tuple[CausalLM, torch.optim.Optimizer]:
+) -> tuple[CausalLM, ShardOptimizer]:
     recipe, keys = resolved.recipe, SampleKeys()
     model = build_on_meta(resolved.shape)
     parallelize(
@@ -221,7 +220,7 @@ def _build_model(
     model.train()
     build_task = TASKS[recipe.task.name]
     task = build_task(model, keys, attend_across=recipe.data.attend_across_documents)
-    return task, build_optimizer(model, recipe.optim)
+    return task, ShardOptimizer(model, recipe.optim)
 
 
 def _fill(

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from shardyard.rundir.resolved import digest
 
@@ -22,16 +22,6 @@ class Progress:
     best_step: int | None = None
     """Step of the best evaluation."""
     best_loss: float | None = None
-
-
-def checkpoint_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """``model.<parameter>`` and ``optim.<state>.<parameter>``, sharing storage with both."""
-    tensors: dict[str, Tensor] = {}
-    for name, param in model.named_parameters():
-        tensors[f"model.{name}"] = param.detach()
-        for key, value in optimizer.state[param].items():
-            tensors[f"optim.{key}.{name}"] = value
-    return tensors
 
 
 def checkpoint_values(

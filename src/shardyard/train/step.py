@@ -2,25 +2,22 @@
 
 The loss is the sum of all token losses of the step, divided once by the number of tokens predicted
 in it, over all ranks. Gradients are therefore summed undivided; the division, the clipping and the
-skip of a step that is not finite all happen inside the fused optimizer, through the two tensors it
-offers for that (``grad_scale`` divides gradients, ``found_inf`` skips). One small all-reduce a step
+skip of a step that is not finite all happen inside the fused optimizer. One small all-reduce a step
 carries everything that ranks must agree on.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from shardyard.config.legality import Layout
 from shardyard.data.loader import IGNORED, MicroBatch
 from shardyard.parallel.data import GradientSync
 from shardyard.tasks.causal_lm import CausalLM
-from shardyard.train.optim import optimized_parameters, set_lr
+from shardyard.train.optim import ShardOptimizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +73,7 @@ class Stepper:
     def __init__(
         self,
         task: CausalLM,
-        optimizer: torch.optim.Optimizer,
+        optimizer: ShardOptimizer,
         layout: Layout,
         *,
         device: torch.device,
@@ -84,7 +81,6 @@ class Stepper:
     ) -> None:
         self._task = task
         self._optimizer = optimizer
-        self._params = list(optimized_parameters(optimizer))
         self._layout = layout
         self._device = device
         self._grad_clip = grad_clip
@@ -93,7 +89,6 @@ class Stepper:
 
     def run(self, batches: Sequence[MicroBatch], *, lr: float, drain: bool) -> PendingResult:
         """Take one step. ``drain`` is this rank's wish; the result holds that of all ranks."""
-        set_lr(self._optimizer, lr)
         loss_sum, tokens = self.accumulate(batches)
         # fp64: a sum of squares over many ranks, and a token count that fp32 would round
         stats = torch.zeros(4, dtype=torch.float64, device=self._device)
@@ -105,7 +100,7 @@ class Stepper:
         # replicas hold the same reduced gradients, and each has added them
         square_sum = stats[1] / self._layout.dp_replicate
         loss, norm = stats[0] / stats[2], square_sum.sqrt() / stats[2]
-        self._apply(loss, norm, tokens=stats[2])
+        self._apply(loss, norm, tokens=stats[2], lr=lr)
         return PendingResult(torch.stack([loss, norm, stats[2], self.skipped_in_row, stats[3]]))
 
     def accumulate(self, batches: Sequence[MicroBatch]) -> tuple[Tensor, int]:
@@ -121,22 +116,13 @@ class Stepper:
         return loss_sum, tokens
 
     def _local_square_sum(self) -> Tensor:
-        grads = [_local(param.grad) for param in self._params if param.grad is not None]
-        return torch.nn.utils.get_total_norm(grads).double() ** 2
+        return torch.nn.utils.get_total_norm(self._optimizer.gradients()).double() ** 2
 
-    def _apply(self, loss: Tensor, norm: Tensor, *, tokens: Tensor) -> None:
+    def _apply(self, loss: Tensor, norm: Tensor, *, tokens: Tensor, lr: float) -> None:
         """Divide, clip and apply the gradients, or skip the step if it is not finite."""
         not_finite = ~(torch.isfinite(loss) & torch.isfinite(norm))
         self.skipped_in_row = (self.skipped_in_row + 1.0) * not_finite
         divisor = tokens
         if self._grad_clip is not None:
             divisor = tokens * (norm / self._grad_clip).clamp(min=1.0)
-        fused: Any = self._optimizer  # the two attributes are read by fused optimizers only
-        fused.grad_scale = divisor.float()
-        fused.found_inf = not_finite.float()
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        self._optimizer.step(lr=lr, divisor=divisor, skip=not_finite)

@@ -1,0 +1,147 @@
+"""A run that is stopped and goes on equals one that was never stopped."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardyard.errors import TrainingError
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lines import EventWriter, read_evaluations, read_lines, read_steps
+from shardyard.train.hooks import Hooks
+from shardyard.train.loop import DRAINED, FINISHED, train
+from tests.distributed.ranks import run_on_ranks
+from tests.distributed.runs import Corpus, make_run, prepare_corpus, train_here
+
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return prepare_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def _sections(processes: int, **parallel: Any) -> dict[str, dict[str, Any]]:
+    return {
+        "run": {"steps": STEPS},
+        "model": {"dropout": 0.1},
+        "task": {"eval_every_steps": 2},
+        "checkpoint": {"every": 4, "keep_last": 9},
+        "parallel": parallel,
+        "cluster": {"devices": processes},
+    }
+
+
+def _train_draining_at(run_dir: RunDir, attempt: int, step: int, rank_that_knows: int) -> str:
+    """Train, with a drain requested on one rank from a step on."""
+    import torch.distributed as dist
+
+    calls = 0
+
+    def drain_requested() -> bool:
+        nonlocal calls
+        calls += 1
+        return calls >= step and dist.get_rank() == rank_that_knows
+
+    return train(run_dir, attempt, Hooks(
+        generation=0, drain_requested=drain_requested, events=None
+    ))  # fmt: skip
+
+
+def _digests(run_dir: RunDir) -> dict[str, str]:
+    manifest = json.loads((run_dir.checkpoint(STEPS) / "manifest.json").read_text())
+    return {name: entry["sha256"] for name, entry in manifest["files"].items()}
+
+
+def test_a_drained_run_goes_on_bit_for_bit(corpus: Corpus, tmp_path: Path) -> None:
+    whole = make_run(tmp_path / "whole", corpus, _sections(2))
+    parts = make_run(tmp_path / "parts", corpus, _sections(2))
+    assert run_on_ranks(train_here, 2, whole) == [FINISHED] * 2
+
+    # rank 1 alone is asked: all ranks must stop after the same step, with that step saved
+    assert run_on_ranks(_train_draining_at, 2, parts, 0, 3, 1) == [DRAINED] * 2
+    assert parts.latest.read_text().strip() == "step-00000003"
+    make_run(parts.path, corpus, _sections(2), attempt=1)
+    assert run_on_ranks(train_here, 2, parts, 1) == [FINISHED] * 2
+
+    assert _digests(parts) == _digests(whole)
+    losses = [[line["loss"] for line in read_steps(run.metrics)] for run in (whole, parts)]
+    assert losses[0] == losses[1] and len(losses[0]) == STEPS
+    assert read_evaluations(parts.metrics) == read_evaluations(whole.metrics)
+
+
+def test_a_run_goes_on_with_other_processes_and_strategy(corpus: Corpus, tmp_path: Path) -> None:
+    whole = make_run(tmp_path / "whole", corpus, _sections(1))
+    parts = make_run(tmp_path / "parts", corpus, _sections(2, strategy="FULL_SHARD"))
+    run_on_ranks(train_here, 1, whole)
+    run_on_ranks(_train_draining_at, 2, parts, 0, 3, 0)
+    make_run(parts.path, corpus, _sections(3, strategy="NO_SHARD"), attempt=1)
+    run_on_ranks(train_here, 3, parts, 1)
+    expected = [line["loss"] for line in read_steps(whole.metrics)]
+    found = [line["loss"] for line in read_steps(parts.metrics)]
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_checkpoint_after_an_evaluation_holds_the_optimizer(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    # an evaluation leaves parameters gathered, under which FSDP hides those that were optimised
+    run_dir = make_run(tmp_path / "run", corpus, _sections(2, zero=2, dp_shard=2))
+    run_on_ranks(train_here, 2, run_dir)
+    header = (run_dir.checkpoint(STEPS) / "rank-00000.safetensors").read_bytes()[:20_000]
+    assert b"optim.exp_avg_sq.model.norm.weight" in header
+
+
+def test_a_run_ends_early_at_its_target(corpus: Corpus, tmp_path: Path) -> None:
+    sections = _sections(1)
+    sections["run"]["target_loss"] = 100.0
+    run_dir = make_run(tmp_path / "run", corpus, sections)
+    assert run_on_ranks(train_here, 1, run_dir) == [FINISHED]
+    assert [line["step"] for line in read_evaluations(run_dir.metrics)] == [2]
+    assert run_dir.best.read_text().strip() == run_dir.latest.read_text().strip() == "step-00000002"
+
+
+def test_an_evaluation_counts_every_token_once(corpus: Corpus, tmp_path: Path) -> None:
+    runs = {}
+    for processes in (1, 3):  # the split divides neither by 3 nor by the micro-batch
+        sections = _sections(processes)
+        sections["optim"] = {"micro_batch": 2}
+        runs[processes] = make_run(tmp_path / str(processes), corpus, sections)
+        run_on_ranks(_train_with_events, processes, runs[processes])
+    for run_dir in runs.values():
+        events = [e for e in read_lines(run_dir.events) if e["kind"] == "evaluated"]
+        assert {event["tokens"] for event in events} == {corpus.facts.eval_tokens - 1}
+    one, three = (read_evaluations(runs[n].metrics) for n in (1, 3))
+    assert three[-1]["eval"]["loss"] == pytest.approx(one[-1]["eval"]["loss"], rel=1e-6)
+
+
+def _train_with_events(run_dir: RunDir) -> str:
+    import torch.distributed as dist
+
+    events = EventWriter(run_dir.events, attempt=0, generation=0) if dist.get_rank() == 0 else None
+    hooks = Hooks(generation=0, drain_requested=lambda: False, events=events)
+    return train(run_dir, 0, hooks)
+
+
+def _train_until_not_finite(run_dir: RunDir) -> str:
+    try:
+        return train_here(run_dir)
+    except TrainingError as error:
+        return str(error)
+
+
+def test_steps_that_are_not_finite_are_skipped_up_to_a_limit(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    sections = _sections(2)
+    sections["run"]["steps"] = 12
+    # the second step's weights overflow: from then on nothing is finite
+    sections["optim"] = {"lr": 1e38, "name": "sgd", "max_skipped_steps": 2, "grad_clip": None}
+    run_dir = make_run(tmp_path / "run", corpus, sections)
+    answers = run_on_ranks(_train_until_not_finite, 2, run_dir)
+    assert answers[0] == answers[1]
+    assert "3 steps in a row were skipped" in answers[0]
+    assert "Lower optim.lr" in answers[0]
+    lines = read_steps(run_dir.metrics)
+    assert [line["grad_norm"] for line in lines[-3:]] == [None] * 3
