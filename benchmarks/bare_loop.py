@@ -63,7 +63,7 @@ class BareLoop:
             )
             logits_BLV = self.model(input_ids=tokens_BL, use_cache=False).logits
             loss = F.cross_entropy(logits_BLV.flatten(0, 1).float(), targets_BL.flatten())
-            (loss / self._micro_batches).backward()
+            (loss / self._micro_batches).backward()  # type: ignore[no-untyped-call]
             total += loss.detach() / self._micro_batches
         self._clip(1.0)
         self.optimizer.step()

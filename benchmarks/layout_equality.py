@@ -21,9 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.record import RESULTS, about, result_file, write_result
+from benchmarks.record import write_result
 from shardyard.data.loader import step_batches
-from shardyard.hardware.probe import probe
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_steps
 from shardyard.train.hooks import Hooks
@@ -75,8 +74,6 @@ class Cell:
 def main() -> int:
     """Run the grid, print the table, write the result file; returns 1 if a bar is missed."""
     args = _arguments()
-    machine = probe()
-    head = about("benchmarks.layout_equality", machine, sys.argv[1:])
     cells = grid(args.micro_batches)
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
@@ -84,7 +81,6 @@ def main() -> int:
     worst = {bar: max(found[bar] for found in differences.values()) for bar in BARS}
     is_met = all(worst[bar] <= limit for bar, limit in BARS.items())
     content = {
-        **head,
         "seconds": round(time.monotonic() - started, 1),
         "work": {
             "model": "llama-tiny", "seq_len": 32, "global_batch": GLOBAL_BATCH, "steps": STEPS,
@@ -96,7 +92,7 @@ def main() -> int:
         "is_met": is_met,
         "cells": [{**asdict(cell), **differences[cell]} for cell in cells],
     }  # fmt: skip
-    write_result(result_file("layout-equality", machine, args.out), content)
+    write_result("layout-equality", content, args.out)
     print(table(differences))
     print(f"\n{len(cells)} runs; all bars met" if is_met else f"\n{len(cells)} runs; BAR MISSED")
     return 0 if is_met else 1
@@ -150,7 +146,7 @@ def _train_on_rank(run_dirs: Sequence[RunDir]) -> None:
         training = set_up(run_dir, 0, hooks, local_rank=0)
         gradients = _first_gradients(training)
         if training.rank == 0:
-            np.savez(run_dir.path / "gradients.npz", **gradients)
+            np.savez(run_dir.path / "gradients.npz", allow_pickle=False, **gradients)
         loop = Loop(training)
         for _ in range(STEPS):
             loop.step()
@@ -172,7 +168,7 @@ def _first_gradients(training: Training) -> dict[str, npt.NDArray[np.float32]]:
     for name, param in training.task.model.named_parameters():
         assert param.grad is not None
         gradients[name] = (param.grad.full_tensor() / total).numpy()  # type: ignore[attr-defined]
-    training.optimizer.zero_grad(set_to_none=True)
+        param.grad = None
     return gradients
 
 
@@ -233,7 +229,7 @@ def _arguments() -> argparse.Namespace:
         "--micro-batches", type=int, nargs="+", default=list(range(1, GLOBAL_BATCH + 1)),
         help="samples of a micro-batch to try; default: all splits of the batch",
     )  # fmt: skip
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of results")
+    parser.add_argument("--out", type=Path, help="file of the result")
     return parser.parse_args()
 
 

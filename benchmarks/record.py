@@ -6,28 +6,37 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from shardyard.config.compatibility import package_versions
 from shardyard.hardware.machine import Machine
+from shardyard.hardware.probe import probe
 from shardyard.rundir.layout import write_json
 from shardyard.rundir.manifest import git_state
 
 RESULTS = Path(__file__).parent / "results"
 
 
-def about(module: str, machine: Machine, arguments: Sequence[str]) -> dict[str, Any]:
-    """The head of a result file.
+def write_result(name: str, content: dict[str, Any], out: Path | None = None) -> None:
+    """Write a result with its head, and say where it is.
 
     Args:
-        module: The program, as ``python -m`` takes it.
-        arguments: Its command line, without the program.
+        name: Of the measurement; part of the file's name.
+        out: The file; None: ``results/<device>/<name>-<date>.json``.
     """
+    machine = probe()
+    path = out or result_file(name, machine)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, {**about(machine), **content})
+    print(f"raw results: {path}", file=sys.stderr)
+
+
+def about(machine: Machine) -> dict[str, Any]:
+    """The head of a result file; it names no host and no folder."""
     return {
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "command": shlex.join(["python", "-m", module, *arguments]),
+        "command": shlex.join(["python", "-m", _program(), *sys.argv[1:]]),
         "git": git_state(Path(__file__).parent),
         "hardware": {
             "device": machine.device,
@@ -47,17 +56,13 @@ def about(module: str, machine: Machine, arguments: Sequence[str]) -> dict[str, 
 
 
 def result_file(name: str, machine: Machine, folder: Path = RESULTS) -> Path:
-    """``results/<device>/<name>-<date>.json``; CPU results are named by the number of cores."""
-    device = f"cpu-{machine.cores}core" if machine.device == "cpu" else _slug(machine.name)
-    return folder / device / f"{name}-{time.strftime('%Y%m%d', time.gmtime())}.json"
+    """``<folder>/<device>/<name>-<date>.json``; a CPU is named by the number of its cores."""
+    device = f"cpu-{machine.cores}core" if machine.device == "cpu" else machine.name
+    slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+    return folder / slug / f"{name}-{time.strftime('%Y%m%d', time.gmtime())}.json"
 
 
-def write_result(path: Path, content: dict[str, Any]) -> None:
-    """Write a result file at once and say where it is."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, content)
-    print(f"raw results: {path}", file=sys.stderr)
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+def _program() -> str:
+    """The module that was started, as ``python -m`` takes it."""
+    spec = sys.modules["__main__"].__spec__
+    return "?" if spec is None else spec.name

@@ -1,19 +1,24 @@
-"""What is measured: models, contenders, recompute, and where to begin the search for a fit."""
+"""What is measured: loads, contenders, recompute settings, and the first try at a fit."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from shardyard.config.presets import ModelShape
+from shardyard.config.legality import resolve_layout
+from shardyard.config.presets import PRESETS
 from shardyard.config.schema import Recipe
-from shardyard.plan.memory import activation_bytes
+from shardyard.plan.memory import memory_terms
 
-RECOMPUTES = ("none", "selective", "full")
 CONTENDERS = ("shardyard", "bare", "trainer")
+RECOMPUTES = ("none", "selective", "full")
+_OURS_ALONE = ("selective",)
+"""Recompute settings that neither the bare loop nor the Trainer has."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """The work of one model: the same for every contender."""
+    """The work of one model, the same for every contender."""
 
     preset: str
     seq_len: int
@@ -25,18 +30,95 @@ LOADS = {
     "llama-1b": Load(preset="llama-1b", seq_len=4096, sequences=8),
     "llama2-7b": Load(preset="llama2-7b", seq_len=4096, sequences=4),
 }
-REHEARSAL = Load(preset="llama-tiny", seq_len=64, sequences=4)
+REHEARSAL = {"llama-tiny": Load(preset="llama-tiny", seq_len=64, sequences=2)}
+"""Small enough for a CPU; its numbers mean nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One contender at one load with one recompute setting."""
+    """One contender with one load and one recompute setting."""
 
     load: Load
     contender: str
     recompute: str
     micro_batch: int
 
-    def halved(self) -> "Cell":
-        """The same cell with half the samples in a micro-batch."""
+    def with_half_micro_batch(self) -> "Cell":
+        """The same work in twice as many pieces."""
         return replace(self, micro_batch=self.micro_batch // 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where everything runs."""
+
+    device: str
+    """cpu, cuda, xpu or hpu."""
+    devices: int
+    memory_bytes: int
+    """Of one device."""
+    source: str
+    vocab_size: int
+    """Of the tokenizer; presets with a vocabulary of their own have room for it."""
+    prepared: Path
+
+
+def cells(
+    loads: Sequence[Load], recomputes: Sequence[str], contenders: Sequence[str], place: Place
+) -> Iterator[Cell]:
+    """All cells; who is first changes from one comparison to the next."""
+    turn = 0
+    for load in loads:
+        for recompute in recomputes:
+            found = [c for c in contenders if c == "shardyard" or recompute not in _OURS_ALONE]
+            shift = turn % len(found) if found else 0
+            for contender in found[shift:] + found[:shift]:
+                yield _fitted(load, contender, recompute, place)
+            turn += 1
+
+
+def recipe(cell: Cell, place: Place) -> Recipe:
+    """The recipe of a cell, as our own contender trains it."""
+    sections: dict[str, dict[str, Any]] = {
+        "run": {"steps": 10**6},  # the clock ends it, and its last step never comes
+        "model": {"preset": cell.load.preset, "weights": "random"},
+        "data": {
+            "source": place.source, "tokenizer": "train", "vocab_size": place.vocab_size,
+            "eval_fraction": 0.0, "seq_len": cell.load.seq_len, "dir": str(place.prepared),
+        },
+        "optim": {
+            "name": "adamw", "lr": LR, "schedule": "constant", "warmup_steps": 0,
+            "global_batch": cell.load.sequences * place.devices, "micro_batch": cell.micro_batch,
+        },
+        "precision": {"compute": "bf16", "reduce": "fp32", "output": "bf16"},
+        "memory": {"recompute": cell.recompute},
+        "checkpoint": {"every": 10**6},
+        "cluster": {"device": place.device, "devices": place.devices},
+    }  # fmt: skip
+    return Recipe.model_validate(sections)
+
+
+LR = 1e-4
+"""Peak learning rate of all contenders."""
+
+
+def _fitted(load: Load, contender: str, recompute: str, place: Place) -> Cell:
+    """Begin with the largest micro-batch that may fit; what does not fit after all is halved.
+
+    Counted without the copies that a contender may keep beside master weights, gradients and
+    optimizer state: too large a beginning costs one try, too small a one costs the measurement.
+    """
+    cell = Cell(load=load, contender=contender, recompute=recompute, micro_batch=load.sequences)
+    while cell.micro_batch > 1 and _least_bytes(cell, place) > place.memory_bytes:
+        cell = cell.with_half_micro_batch()
+    return cell
+
+
+def _least_bytes(cell: Cell, place: Place) -> int:
+    wanted = ("parameters", "gradients", "optimizer", "activations", "logits and loss")
+    asked = recipe(cell, place)
+    layout, _ = resolve_layout(
+        asked.parallel, world_size=place.devices, devices_per_node=place.devices
+    )
+    terms = memory_terms(asked, PRESETS[cell.load.preset].shape, layout, is_cpu=False)
+    return sum(term.bytes for term in terms if term.name in wanted)

@@ -59,10 +59,11 @@ def shard_data_parallel(
         shard([norm, head], reshard_after_forward=False)
     shard(model, reshard_after_forward=False)
 
-    for module in _groups(model):
-        module.set_gradient_divide_factor(1.0)
-        # without it gloo refuses the factor (it would need a pre-multiplied sum)
-        module.set_force_sum_reduction_for_comms(True)
+    if layout.data_ranks > 1:  # over one rank torch averages nothing, but would divide a copy
+        for module in _groups(model):
+            module.set_gradient_divide_factor(1.0)
+            # without it gloo refuses the factor (it would need a pre-multiplied sum)
+            module.set_force_sum_reduction_for_comms(True)
     _set_prefetch([block for block in blocks if isinstance(block, FSDPModule)], prefetch)
 
 

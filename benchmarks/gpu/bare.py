@@ -1,0 +1,39 @@
+"""The bare FSDP2 loop as a contender."""
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.bare_loop import BareLoop
+from benchmarks.gpu.cells import LR
+from benchmarks.gpu.job import Job
+from benchmarks.gpu.pace import Pace
+from shardyard.data.shards import TokenShards
+from shardyard.models.build import hf_config
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.resolved import read_resolved
+
+
+def train(job: Job, device: torch.device, pace: Pace) -> list[float]:
+    """Train the job; losses are this rank's."""
+    resolved = read_resolved(RunDir(Path(job.run_dir)).resolved(0))
+    shards = TokenShards(Path(resolved.data.dir), "train")
+    loop = BareLoop(
+        hf_config(resolved.shape),
+        shards.read(0, shards.num_tokens),
+        device=device,
+        compute=torch.bfloat16,
+        micro_batch=job.cell.micro_batch,
+        micro_batches=job.micro_batches,
+        seq_len=job.cell.load.seq_len,
+        lr=LR,
+        recompute=job.cell.recompute == "full",
+        seed=dist.get_rank(),
+    )
+    losses = []
+    pace.start()
+    while not pace.is_done:
+        losses.append(loop.step())
+        pace.mark()
+    return [float(loss) for loss in losses]

@@ -1,0 +1,94 @@
+"""Hugging Face Trainer as a contender, set up as its documentation suggests for this work.
+
+bf16 autocast over fp32 weights, fused AdamW, its own gradient checkpointing; FSDP2 where there are
+several accelerators. What it does by default (a check of the loss for NaN each step, say) stays.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
+
+from benchmarks.gpu.cells import LR
+from benchmarks.gpu.job import Job
+from benchmarks.gpu.pace import Pace
+from shardyard.data.shards import TokenShards
+from shardyard.models.build import hf_config
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.resolved import read_resolved
+
+
+class Windows(Dataset[dict[str, Tensor]]):
+    """Consecutive windows of the training split; the model shifts the labels itself."""
+
+    def __init__(self, shards: TokenShards, seq_len: int) -> None:
+        self._shards = shards
+        self._seq_len = seq_len
+
+    def __len__(self) -> int:
+        return self._shards.num_tokens // self._seq_len
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        start = index * self._seq_len
+        tokens_L = torch.from_numpy(self._shards.read(start, start + self._seq_len))
+        return {"input_ids": tokens_L, "labels": tokens_L}
+
+
+class _Clock(TrainerCallback):  # type: ignore[misc]
+    """Tells the pace of every step, and the Trainer when to stop."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self._pace.start()
+
+    def on_step_end(self, _args: Any, _state: Any, control: Any, **_: Any) -> None:
+        self._pace.mark()
+        control.should_training_stop = self._pace.is_done
+
+
+def train(job: Job, device: torch.device, pace: Pace) -> list[float]:
+    """Train the job; returns the mean loss of all steps, the only one it keeps."""
+    resolved = read_resolved(RunDir(Path(job.run_dir)).resolved(0))
+    with device:
+        model = AutoModelForCausalLM.from_config(
+            hf_config(resolved.shape), dtype=torch.float32, attn_implementation="sdpa"
+        )
+    model.config.use_cache = False
+    trainer = Trainer(
+        model=model,
+        args=_arguments(job, device),
+        train_dataset=Windows(TokenShards(Path(resolved.data.dir), "train"), job.cell.load.seq_len),
+        callbacks=[_Clock(pace)],
+    )
+    return [float(trainer.train().training_loss)]
+
+
+def _arguments(job: Job, device: torch.device) -> Any:
+    several = device.type != "cpu" and int(os.environ["WORLD_SIZE"]) > 1
+    return TrainingArguments(
+        output_dir=str(Path(job.run_dir) / "trainer"),
+        per_device_train_batch_size=job.cell.micro_batch,
+        gradient_accumulation_steps=job.micro_batches,
+        max_steps=10**6,  # the clock ends it
+        bf16=True,
+        use_cpu=device.type == "cpu",
+        gradient_checkpointing=job.cell.recompute == "full",
+        gradient_checkpointing_kwargs={"use_reentrant": False},
+        optim="adamw_torch_fused",
+        learning_rate=LR,
+        lr_scheduler_type="constant",
+        adam_beta2=0.95,
+        weight_decay=0.1,
+        max_grad_norm=1.0,
+        fsdp=True if several else None,
+        logging_strategy="no",
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )

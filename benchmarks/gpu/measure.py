@@ -1,0 +1,130 @@
+"""One cell after another: write its run folder, run it, halve what does not fit, count tokens."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.cells import Cell, Place, recipe
+from benchmarks.gpu.job import Job
+from benchmarks.gpu.processes import run_job
+from shardyard.config.model_source import read_shape
+from shardyard.config.resolve import resolve
+from shardyard.hardware.catalogue import accelerator_named
+from shardyard.hardware.machine import Machine
+from shardyard.plan.flops import flops_per_token
+from shardyard.plan.plan import plan
+from shardyard.rundir.layout import RunDir, write_json
+from shardyard.rundir.resolved import DataFacts, Resolved, write_resolved
+
+GIB = 2**30
+
+
+def prepare_data(cell: Cell, place: Place) -> DataFacts:
+    """Prepare the text once for all cells; a finished one is found again."""
+    from shardyard.data.prepare import prepare
+
+    return prepare(recipe(cell, place), model_dir=None, progress=lambda *_: None)
+
+
+def conventions(machine: Machine) -> dict[str, Any]:
+    """What the numbers of a result mean; the peak is None where the device is not known."""
+    accelerator = accelerator_named(machine.name)
+    return {
+        "tokens_per_s_per_device": "tokens of a step / median seconds of a step / devices",
+        "mfu_full": "6 N + 12 L d s FLOP a token, attention over all pairs (shardyard.plan.flops)",
+        "mfu_causal": "6 N + 6 L d s FLOP a token, only pairs that a causal mask leaves",
+        "peak_flops_per_s": accelerator and accelerator.peak_flops_per_s("bf16"),
+        "peak_source": accelerator and f"{accelerator.name}, bf16 dense: {accelerator.source}",
+        "peak_gib": "allocated by torch while training, largest rank; building is left out",
+        "precision": "bf16 compute, fp32 master weights, gradients and optimizer state",
+    }
+
+
+@dataclass(kw_only=True)
+class Session:
+    """What all cells of one call share."""
+
+    machine: Machine
+    place: Place
+    data: DataFacts
+    scratch: Path
+    steps: int
+    warm_up: int
+    run: Callable[[Job, int], dict[str, Any]] = run_job
+    _tries: int = field(default=0, init=False)
+
+    def measure(self, cell: Cell, *, seconds: float, least_s: float) -> Iterator[dict[str, Any]]:
+        """One line for each try: the micro-batch is halved while the cell is out of memory."""
+        until = time.time() + seconds
+        if cell.contender == "trainer" and find_spec("accelerate") is None:
+            yield {**self._head(cell), "status": "not installed", "message": "needs accelerate"}
+            return
+        while True:
+            if time.time() + least_s > until:
+                yield {**self._head(cell), "status": "not run", "message": "no time was left"}
+                return
+            line = self._try(cell, until)
+            yield line
+            if line["status"] != "out of memory" or cell.micro_batch == 1:
+                return
+            cell = cell.with_half_micro_batch()
+
+    def _try(self, cell: Cell, until: float) -> dict[str, Any]:
+        self._tries += 1
+        run_dir = RunDir(self.scratch / f"try-{self._tries}")
+        resolved = self._write_run(cell, run_dir)
+        job = Job(
+            cell=cell, run_dir=str(run_dir.path), device=self.place.device, steps=self.steps,
+            warm_up=self.warm_up, stop_at=until,
+        )  # fmt: skip
+        answer = self.run(job, self.place.devices)
+        head = self._head(cell)
+        if answer["status"] != "ok":
+            return {**head, **answer}
+        return {**head, **answer, **self._rates(cell, resolved, answer)}
+
+    def _head(self, cell: Cell) -> dict[str, Any]:
+        return {
+            "model": cell.load.preset,
+            "contender": cell.contender,
+            "recompute": cell.recompute,
+            "seq_len": cell.load.seq_len,
+            "sequences_per_step_per_device": cell.load.sequences,
+            "micro_batch": cell.micro_batch,
+        }
+
+    def _rates(self, cell: Cell, resolved: Resolved, answer: dict[str, Any]) -> dict[str, Any]:
+        tokens = cell.load.sequences * cell.load.seq_len  # of one device
+        step_s = statistics.median(answer["step_times_s"])
+        rate = tokens / step_s
+        flops = flops_per_token(resolved.shape, cell.load.seq_len)
+        accelerator = accelerator_named(self.machine.name)
+        peak = accelerator and accelerator.peak_flops_per_s("bf16")
+        return {
+            "median_step_s": step_s,
+            "tokens_per_s_per_device": rate,
+            "tokens_per_s_by_wall": tokens * len(answer["step_times_s"]) / answer["wall_s"],
+            "tflops_per_device_full": rate * flops["full"] / 1e12,
+            "mfu_full": rate * flops["full"] / peak if peak else None,
+            "mfu_causal": rate * flops["causal"] / peak if peak else None,
+            "peak_gib": max(rank["allocated_bytes"] for rank in answer["peak"]) / GIB,
+        }
+
+    def _write_run(self, cell: Cell, run_dir: RunDir) -> Resolved:
+        asked = recipe(cell, self.place)
+        shape = read_shape(asked.model, None, self.data.vocab_size)
+        resolved = resolve(asked, shape=shape, machine=self.machine, data=self.data)
+        prediction = plan(
+            resolved,
+            world_size=self.place.devices,
+            devices_per_node=self.place.devices,
+            machine=self.machine,
+        )
+        run_dir.attempt(0).mkdir(parents=True)
+        write_json(run_dir.plan(0), prediction.to_json())
+        write_resolved(run_dir.resolved(0), resolved)
+        return resolved

@@ -1,0 +1,27 @@
+"""Our contender: the product's own loop, as ``shardyard train`` steps it."""
+
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu.job import Job
+from benchmarks.gpu.pace import Pace
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lines import read_steps
+from shardyard.train.hooks import Hooks
+from shardyard.train.loop import Loop
+from shardyard.train.setup import set_up
+
+
+def train(job: Job, device: torch.device, pace: Pace) -> list[float]:
+    """Train the job; the losses are those of the metric lines written so far."""
+    run_dir = RunDir(Path(job.run_dir))
+    hooks = Hooks(generation=0, drain_requested=lambda: False, events=None)
+    training = set_up(run_dir, 0, hooks, local_rank=device.index or 0)
+    loop = Loop(training)
+    pace.start()
+    while not pace.is_done:
+        loop.step()
+        pace.mark()
+    training.close()
+    return [line["loss"] for line in read_steps(run_dir.metrics)] if training.rank == 0 else []
