@@ -1,0 +1,297 @@
+"""README, pages and example recipes do what they say: commands, recipes, links, names."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+import click
+import pytest
+
+from shardyard.cli import _VERBS as VERBS
+from shardyard.cli import main
+from shardyard.config.check import check
+from shardyard.config.compatibility import ENGINES
+from shardyard.config.document import settings
+from shardyard.config.legality import _STRATEGIES as STRATEGIES
+from shardyard.config.load import is_override, load_recipe
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+TAKES_A_RECIPE = {"config", "plan", "prepare", "train"}
+
+_FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)|<img[^>]*src=\"([^\"]+)\"")
+_CODE = re.compile(r"`([^`\n]+)`")
+
+
+@dataclass(frozen=True)
+class Command:
+    """One `shardyard ...` line of a page or of a recipe's header."""
+
+    page: str
+    line: str
+
+    @property
+    def arguments(self) -> list[str]:
+        return shlex.split(self.line, comments=True)[1:]
+
+    @property
+    def exit_code(self) -> int:
+        """What the page says about it; 0 if it says nothing."""
+        said = re.search(r"# exit code (\d+)", self.line)
+        return int(said[1]) if said else 0
+
+    def __str__(self) -> str:
+        return f"{self.page}: {self.line}"
+
+
+def shown(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def commands() -> Iterator[Command]:
+    for page in PAGES:
+        for language, block in _FENCED.findall(page.read_text()):
+            lines = block.splitlines() if language in ("sh", "console") else []
+            for line in (line.removeprefix("$ ") for line in lines):
+                if line.startswith("shardyard "):
+                    yield Command(shown(page), line)
+    for example in EXAMPLES:
+        for line in re.findall(r"^# +(shardyard .*)$", example.read_text(), re.MULTILINE):
+            yield Command(shown(example), re.sub(r" +\(.*\)$", "", line))
+
+
+COMMANDS = list(commands())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a reader stands: the examples, some text, a model's config."""
+    folder = tmp_path_factory.mktemp("reader")
+    (folder / "examples").symlink_to(ROOT / "examples")
+    sources = sorted((ROOT / "src" / "shardyard").rglob("*.py"))
+    texts = [text for source in sources if len(text := source.read_text()) > 2000]
+    (folder / "my-text.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    (folder / "my-text").mkdir()
+    for number, text in enumerate(texts):
+        (folder / "my-text" / f"{number}.txt").write_text(text)
+    llama = folder / "Llama-2-7b-hf"
+    llama.mkdir()
+    # sizes as published: Touvron et al. 2023, arXiv:2307.09288, and its config.json on the hub
+    sizes = {
+        "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
+        "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
+    }  # fmt: skip
+    (llama / "config.json").write_text(json.dumps({"model_type": "llama", **sizes}))
+    return folder
+
+
+def test_every_page_has_commands_that_are_checked() -> None:
+    assert {f"docs/verbs/{verb}.md" for verb in VERBS} <= {command.page for command in COMMANDS}
+    assert {shown(example) for example in EXAMPLES} <= {command.page for command in COMMANDS}
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=str)
+def test_a_command_parses_and_its_recipe_is_good(
+    command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    verb, *rest = command.arguments
+    program = import_module(f"shardyard.cli.{verb}").command
+    assert isinstance(program, click.Command)
+    given = program.make_context(verb, rest).params
+    if command.exit_code:
+        return
+    words = given.get("recipe") if verb in TAKES_A_RECIPE else given.get("overrides")
+    files = [Path(word) for word in words or () if not is_override(word)]
+    recipe = load_recipe(files, [word for word in words or () if is_override(word)])
+    if verb in TAKES_A_RECIPE and words:
+        check(recipe)
+
+
+LOOKING = [command for command in COMMANDS if command.arguments[0] in ("config", "plan", "runs")]
+
+
+@pytest.mark.parametrize("command", LOOKING, ids=str)
+def test_a_command_that_only_looks_runs(
+    command: Command,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(folder)
+    assert main(command.arguments) == command.exit_code, capsys.readouterr().err
+
+
+def test_the_smallest_recipe_of_the_readme_is_good(tmp_path: Path) -> None:
+    blocks = [text for language, text in _FENCED.findall(readme()) if language == "yaml"]
+    assert blocks
+    for text in blocks:
+        (tmp_path / "recipe.yaml").write_text(text)
+        check(load_recipe([tmp_path / "recipe.yaml"]))
+
+
+# the README shows what came of the quickstart
+@pytest.mark.parametrize("example", [e for e in EXAMPLES if e.stem != "quickstart"], ids=shown)
+def test_an_example_says_hardware_time_price_and_result(example: Path) -> None:
+    header = example.read_text().partition("\nmodel:")[0].lower()
+    assert "price" in header
+    assert "2 x p5.48xlarge" in header or "hardware:" in header
+    assert "not run yet on this hardware" in header or "measured on" in header
+    assert re.search(r"\d+ min", header)
+    assert "loss" in header
+
+
+def test_the_header_of_the_large_example_is_what_the_plan_says(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    example = Path("examples/llama2-7b-finetune.yaml")
+    assert main(["plan", str(example)]) == 0
+    plan, header = capsys.readouterr().out, example.read_text().partition("\nmodel:")[0]
+    claims = re.findall(r"(?:about )?[\d.]+ GiB per rank|about \d+ min \d+ s|\$[\d.]+", header)
+    assert len(claims) == 4
+    assert [claim for claim in claims if claim not in plan] == []
+
+
+SMALL = ("run.steps=2", "task.generate_tokens=4", "optim.warmup_steps=0", "data.workers=1")
+HERE = ("cluster.nodes=1", "cluster.instance=null", "cluster.device=cpu", "cluster.devices=2")
+
+
+def train(folder: Path, run_id: str, *arguments: str) -> dict[str, object]:
+    """`shardyard train` as a reader calls it, for two steps; its answer."""
+    return shardyard(folder, "train", *arguments, *SMALL, f"run.id={run_id}", "--json")
+
+
+def shardyard(folder: Path, *arguments: str) -> dict[str, object]:
+    done = subprocess.run(
+        [sys.executable, "-m", "shardyard.cli", *arguments],
+        cwd=folder, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert isinstance(answer, dict)
+    return answer
+
+
+def test_the_quickstart_trains(folder: Path) -> None:
+    answer = train(folder, "quick", "examples/quickstart.yaml", "data.source=my-text")
+    assert answer["outcome"] == "finished"
+
+
+def test_weights_come_in_and_go_out_as_a_hugging_face_folder(folder: Path) -> None:
+    """The fine-tuning example, on a small model that the example for own text made."""
+    train(folder, "own", "examples/own-text.yaml")
+    shardyard(folder, "export", "own", "--to", "before", "--json")
+    example = "examples/llama2-7b-finetune.yaml"
+    smaller = ("model.path=before", "data.seq_len=64", "optim.global_batch=2", "optim.lr=1e-2")
+    train(folder, "tuned", example, *smaller, *HERE)
+    shardyard(folder, "export", "tuned", "--to", "after", "--dtype", "bfloat16", "--json")
+
+    from transformers import AutoModelForCausalLM
+
+    before, after = (AutoModelForCausalLM.from_pretrained(folder / name) for name in
+                     ("before", "after"))  # fmt: skip
+    assert str(after.dtype) == "torch.bfloat16"
+    weights = dict(after.named_parameters())
+    assert {name for name, _ in before.named_parameters()} == set(weights)
+    change = max(
+        float((weights[name].float() - old).detach().abs().max())
+        for name, old in before.named_parameters()
+    )
+    assert 1e-3 < change < 0.1  # two steps of AdamW move a weight by about 2 x lr
+
+
+def readme() -> str:
+    return (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=shown)
+def test_every_link_between_files_resolves(page: Path) -> None:
+    found = [first or second for first, second in _LINK.findall(page.read_text())]
+    local = [link.partition("#") for link in found if "://" not in link]
+    broken = []
+    for path, _, heading in local:
+        target = (page.parent / path) if path else page
+        if not target.exists() or (heading and heading not in anchors(target)):
+            broken.append(f"{path}#{heading}")
+    assert broken == []
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    words = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {word.replace(" ", "-") for word in words}
+
+
+def test_the_readme_links_every_measured_result_to_its_raw_file() -> None:
+    table = readme().partition("## Measured")[2].partition("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
+    for row in rows:
+        links = [link for link, _ in _LINK.findall(row) if link.startswith("benchmarks/results/")]
+        assert links, row
+        for link in links:
+            json.loads((ROOT / link).read_text())
+
+
+def test_the_readme_has_both_commands_and_their_output_early() -> None:
+    beginning = "\n".join(readme().splitlines()[:20])
+    assert "make demo" in beginning and "make test" in beginning and "plan: " in beginning
+
+
+@pytest.mark.parametrize("page", PAGES, ids=shown)
+def test_files_and_settings_that_a_page_names_exist(page: Path) -> None:
+    sections = {name.partition(".")[0] for name in settings()}
+    wrong = []
+    for code in _CODE.findall(re.sub(_FENCED, "", page.read_text())):
+        name = code.partition("=")[0]
+        if re.fullmatch(r"[\w/]+/\w+\.(py|yaml|md)", code):
+            places = (ROOT / code, ROOT / "src" / "shardyard" / code, page.parent / code)
+            is_made_by_a_run = code.endswith("recipe.yaml")
+            wrong += [code] if not is_made_by_a_run and not any(p.exists() for p in places) else []
+        elif re.fullmatch(r"[a-z]+\.[a-z_]+", name) and name.partition(".")[0] in sections:
+            is_file = (ROOT / "src" / "shardyard").rglob(name)
+            wrong += [name] if name not in settings() and not any(is_file) else []
+    assert wrong == []
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_page_of_a_verb_names_all_its_options(verb: str) -> None:
+    page = (ROOT / "docs" / "verbs" / f"{verb}.md").read_text()
+    program = import_module(f"shardyard.cli.{verb}").command
+    options = [option for param in program.params for option in param.opts if option[0] == "-"]
+    assert [option for option in options if f"`{option}" not in page] == []
+
+
+def test_the_readme_names_every_verb_as_the_command_line_does() -> None:
+    for verb, does in VERBS.items():
+        assert f"| [`{verb}`](docs/verbs/{verb}.md) | {does} |" in readme()
+
+
+def test_the_page_on_sharding_has_every_name_with_its_level() -> None:
+    page = (ROOT / "docs" / "sharding.md").read_text()
+    for name, strategy in STRATEGIES.items():
+        row = next(line for line in page.splitlines() if line.startswith("| `") and name in line)
+        assert f"| {strategy.zero} |" in row, name
+
+
+def test_the_page_on_versions_is_that_of_the_check() -> None:
+    page = (ROOT / "docs" / "compatibility.md").read_text()
+    for engine in ENGINES:
+        accepted = f">={engine.at_least}" + (f",<{engine.below}" if engine.below else "")
+        tested = ", ".join(engine.tested) or "-"
+        assert f"| {engine.package} | `{accepted}` | {tested} | {engine.note} |" in page
+
+
+@pytest.mark.parametrize("page", [*PAGES, *EXAMPLES], ids=shown)
+def test_no_page_names_a_folder_of_one_machine(page: Path) -> None:
+    assert re.findall(r"(?<![\w.<>])/(?:root|home|tmp|work|Users)/", page.read_text()) == []
