@@ -74,7 +74,7 @@ def cells(
             shift = turn % len(found) if found else 0
             for contender in found[shift:] + found[:shift]:
                 yield _fitted(load, contender, recompute, place)
-            turn += 1
+            turn += len(found) > 1
 
 
 def recipe(cell: Cell, place: Place) -> Recipe:

@@ -54,6 +54,9 @@ class _Clock(TrainerCallback):  # type: ignore[misc]
 
 def train(job: Job, device: torch.device, pace: Pace) -> list[float]:
     """Train the job; returns the mean loss of all steps, the only one it keeps."""
+    several = int(os.environ["WORLD_SIZE"]) > 1
+    if not several:
+        _forget_launcher()
     resolved = read_resolved(RunDir(Path(job.run_dir)).resolved(0))
     with device:
         model = AutoModelForCausalLM.from_config(
@@ -62,15 +65,21 @@ def train(job: Job, device: torch.device, pace: Pace) -> list[float]:
     model.config.use_cache = False
     trainer = Trainer(
         model=model,
-        args=_arguments(job, device),
+        args=_arguments(job, device, several=several),
         train_dataset=Windows(TokenShards(Path(resolved.data.dir), "train"), job.cell.load.seq_len),
         callbacks=[_Clock(pace)],
     )
     return [float(trainer.train().training_loss)]
 
 
-def _arguments(job: Job, device: torch.device) -> Any:
-    several = device.type != "cpu" and int(os.environ["WORLD_SIZE"]) > 1
+def _forget_launcher() -> None:
+    """Let it see a plain process: under a launcher, even one process is wrapped in DDP, whose
+    buckets would hold a second copy of all gradients."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"):
+        os.environ.pop(name, None)
+
+
+def _arguments(job: Job, device: torch.device, *, several: bool) -> Any:
     return TrainingArguments(
         output_dir=str(Path(job.run_dir) / "trainer"),
         per_device_train_batch_size=job.cell.micro_batch,
@@ -86,7 +95,7 @@ def _arguments(job: Job, device: torch.device) -> Any:
         adam_beta2=0.95,
         weight_decay=0.1,
         max_grad_norm=1.0,
-        fsdp=True if several else None,
+        fsdp=True if several and device.type != "cpu" else None,
         logging_strategy="no",
         save_strategy="no",
         report_to="none",
