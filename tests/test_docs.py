@@ -22,7 +22,9 @@ from shardyard.config.legality import _STRATEGIES as STRATEGIES
 from shardyard.config.load import is_override, load_recipe
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")]
+)
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 TAKES_A_RECIPE = {"config", "plan", "prepare", "train"}
 
