@@ -173,7 +173,7 @@ def _start(folder: Path, arguments: list[str]) -> subprocess.Popen[bytes]:
 
 def _finish(process: subprocess.Popen[bytes]) -> None:
     if process.wait(timeout=600) != 0:
-        raise SystemExit(f"{process.args} ended with {process.returncode}")
+        raise SystemExit(f"{process.args!r} ended with {process.returncode}")
 
 
 def _kill_tree(process: subprocess.Popen[bytes]) -> None:
@@ -246,7 +246,7 @@ def _every_position_once(run_dir: RunDir) -> dict[int, int]:
 
 def _loss_difference(one: RunDir, other: RunDir) -> float:
     pairs = zip(read_steps(one.metrics), read_steps(other.metrics), strict=True)
-    return max(abs(a["loss"] - b["loss"]) / abs(a["loss"]) for a, b in pairs)
+    return max(abs(float(a["loss"]) / float(b["loss"]) - 1) for a, b in pairs)
 
 
 if __name__ == "__main__":

@@ -13,12 +13,13 @@ from benchmarks.gpu.job import Job
 from benchmarks.gpu.processes import run_job
 from shardyard.config.model_source import read_shape
 from shardyard.config.resolve import resolve
+from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.hardware.catalogue import accelerator_named
 from shardyard.hardware.machine import Machine
 from shardyard.plan.flops import flops_per_token
 from shardyard.plan.plan import plan
 from shardyard.rundir.layout import RunDir, write_json
-from shardyard.rundir.resolved import DataFacts, Resolved, write_resolved
+from shardyard.rundir.resolved import write_resolved
 
 GIB = 2**30
 

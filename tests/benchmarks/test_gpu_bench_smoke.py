@@ -16,8 +16,8 @@ from benchmarks.gpu.job import Job
 from benchmarks.gpu.measure import Session
 from benchmarks.gpu.pace import LEAST_STEPS, Pace
 from benchmarks.gpu.run import missing_packages, table
+from shardyard.config.resolved import DataFacts
 from shardyard.hardware.machine import Machine
-from shardyard.rundir.resolved import DataFacts
 
 H200 = Machine(
     device="cuda", name="NVIDIA H200", count=1, memory_bytes=143771 * 2**20, cores=16, hostname="-"

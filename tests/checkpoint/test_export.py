@@ -17,11 +17,12 @@ from shardyard.checkpoint.export import choose_checkpoint, export, main, plan_ex
 from shardyard.checkpoint.retention import mark_best
 from shardyard.checkpoint.save import Saver
 from shardyard.config.presets import PRESETS, ModelShape
+from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
 from shardyard.errors import CheckpointError, RequestError, StorageError
 from shardyard.models.build import hf_config
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import DataFacts, Resolved, write_resolved
+from shardyard.rundir.resolved import write_resolved
 
 TOKENS = torch.arange(24).reshape(2, 12) % 96  # those of scenes.train_and_save
 

@@ -29,7 +29,7 @@ class RecordingView:
         self.evaluations: list[tuple[int, float | None]] = []
         self.lines: list[str] = []
 
-    def phase(self, words: str) -> None:
+    def phase(self, words: str, *, is_told: bool) -> None:  # noqa: ARG002
         self.phases.append(words)
 
     def step(self, line: dict[str, Any], *, step_s: float | None) -> None:
@@ -83,10 +83,10 @@ def test_a_log_gets_plain_lines_for_the_last_step_and_for_events(run: RunDir) ->
         "starting workers",
         "hello",
         "loading",
-        "checkpoint of step 3 is durable",
-        "ended",
-        "step 3/3  loss 4.5  2.05 K tokens/s  500 ms/step  0 ms left",
+        "step 3/3  loss 4.5  2.05 K tokens/s  500 ms/step",
         "step 3/3  evaluation loss 4.25",
+        "checkpoint of step 3 is durable",
+        "finished",
     ]  # log_every is 10, so of the steps only the last is shown
 
 

@@ -70,7 +70,7 @@ WRONG_VALUES = [
     ("optim.lr=.inf", "optim.lr=inf is not a number above 0"),
     ("optim.lr='3e-4'", "optim.lr='3e-4' is not a number above 0, or auto. Write it without quot"),
     ("parallel.tp=0", "parallel.tp=0 is not a whole number of at least 1."),
-    ("parallel.tp=true", "parallel.tp=True is not a whole number"),
+    ("parallel.tp=true", "parallel.tp=true is not a whole number"),
     ("parallel.strategy=full_shard", "Did you mean FULL_SHARD?"),
     ("precision.compute=bf61", "Did you mean bf16?"),
     ("run.id=17", 'Put it in quotes: "17".'),

@@ -8,9 +8,9 @@ from shardyard.config.auto import Facts
 from shardyard.config.load import load_recipe
 from shardyard.config.presets import PRESETS, ModelShape
 from shardyard.config.resolve import Preview, check_resume, resolve, resolve_known
+from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.errors import RecipeError
 from shardyard.hardware.machine import Machine
-from shardyard.rundir.resolved import DataFacts, Resolved
 
 CPU = Machine(device="cpu", name="a CPU", count=1, memory_bytes=2**33, cores=6, hostname="laptop")
 GPUS = Machine(device="cuda", name="a GPU", count=8, memory_bytes=2**36, cores=96, hostname="node")

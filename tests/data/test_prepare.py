@@ -22,11 +22,11 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
+from shardyard.config.resolved import DataFacts
 from shardyard.config.schema import Recipe
 from shardyard.data.prepare import prepare
 from shardyard.data.shards import TokenShards, verify
 from shardyard.errors import DataError, RequestError, StorageError
-from shardyard.rundir.resolved import DataFacts
 
 NUM_LINES = 5000
 """Some 4 MB of text: four pieces. Long words that become one token each make it quick."""

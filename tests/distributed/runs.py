@@ -7,11 +7,12 @@ from typing import Any
 from shardyard.config.legality import resolve_layout
 from shardyard.config.model_source import read_shape
 from shardyard.config.resolve import resolve
+from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
 from shardyard.data.prepare import prepare
 from shardyard.hardware.machine import Machine
 from shardyard.rundir.layout import RunDir, write_json
-from shardyard.rundir.resolved import DataFacts, Resolved, write_resolved
+from shardyard.rundir.resolved import write_resolved
 from shardyard.train.hooks import Hooks
 from shardyard.train.loop import train
 

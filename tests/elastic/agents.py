@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.config.presets import PRESETS
+from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Cluster, Elastic, Recipe
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_lines
-from shardyard.rundir.resolved import DataFacts, Resolved, write_resolved
+from shardyard.rundir.resolved import write_resolved
 
 _PROGRAM = Path(__file__).parent / "bodies.py"
 

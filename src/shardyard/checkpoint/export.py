@@ -24,10 +24,11 @@ from transformers import AutoTokenizer
 from shardyard.checkpoint.load import Chosen, find_sound, load_tensors, read_shapes
 from shardyard.checkpoint.retention import complete_steps, read_pointer, step_name
 from shardyard.checkpoint.verify import verify_manifest
+from shardyard.config.resolved import Resolved
 from shardyard.errors import CheckpointError, RequestError, ShardyardError, StorageError
 from shardyard.models.build import build_on_meta, hf_config
 from shardyard.rundir.layout import RunDir, flush_folder
-from shardyard.rundir.resolved import Resolved, read_resolved
+from shardyard.rundir.resolved import read_resolved
 from shardyard.units import format_bytes
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -91,9 +91,7 @@ def main(arguments: Sequence[str] | None = None, *, program: click.Command = sha
     except click.exceptions.Exit as leaving:  # --help, --version
         return leaving.exit_code
     except click.ClickException as error:
-        where = getattr(error, "ctx", None)
-        see = f" See `{where.command_path} --help`." if where else ""
-        _say(f"error: {error.format_message()}{see}")
+        _say(f"error: {_describe(error)}")
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         _say("interrupted")
@@ -113,6 +111,17 @@ def main(arguments: Sequence[str] | None = None, *, program: click.Command = sha
             "request. Run the same command with --debug to see where it happened, and report it."
         )
         return 1
+
+
+def _describe(error: click.ClickException) -> str:
+    where = getattr(error, "ctx", None)
+    see = f" See `{where.command_path} --help`." if where else ""
+    if isinstance(error, click.NoSuchOption):
+        return (
+            f"there is no option {error.option_name}. Settings have no dashes, they are given as "
+            f"section.key=value, such as run.steps=100.{see}"
+        )
+    return f"{error.format_message()}{see}"
 
 
 def _end_quietly() -> int:

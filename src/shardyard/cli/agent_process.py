@@ -112,7 +112,7 @@ def _read_answer(
         "exit_code": 1,
         "message": (
             f"the agent of run {run_dir.run_id} ended with {ending} and gave no answer; its "
-            f"processes ended with it. Its log is {log}. `shardyard resume {run_dir.run_id}` goes "
+            f"processes ended with it. Its log is {log}. `shardyard resume {run_dir.handle}` goes "
             "on from the newest durable checkpoint."
         ),
     }

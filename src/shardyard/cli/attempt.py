@@ -12,6 +12,7 @@ from shardyard.cli.prepare import prepare_data
 from shardyard.cli.request import Request
 from shardyard.cli.tables import print_table
 from shardyard.config.load import dump_recipe
+from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Recipe
 from shardyard.hardware.machine import Machine
 from shardyard.hardware.probe import probe
@@ -20,7 +21,7 @@ from shardyard.report.summary import Summary
 from shardyard.report.write import write_report
 from shardyard.rundir.layout import RunDir, write_json, write_text
 from shardyard.rundir.manifest import write_manifest
-from shardyard.rundir.resolved import Resolved, write_resolved
+from shardyard.rundir.resolved import write_resolved
 from shardyard.units import format_count, format_seconds
 
 

@@ -34,7 +34,7 @@ def command(recipe: tuple[str, ...], *, schema: bool, presets: bool, as_json: bo
 def _show_recipe(arguments: tuple[str, ...], *, as_json: bool) -> None:
     from shardyard.cli.request import Request
     from shardyard.config.document import write_default
-    from shardyard.rundir.resolved import flatten
+    from shardyard.config.resolved import flatten
     from shardyard.units import format_count
 
     request = Request.read(arguments, needs_weights=False)

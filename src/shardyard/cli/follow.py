@@ -5,6 +5,7 @@ nothing and works for a run that was started elsewhere.
 """
 
 import json
+import math
 import time
 from collections import deque
 from pathlib import Path
@@ -21,6 +22,9 @@ from shardyard.units import format_count, format_seconds
 
 _POLL_S = 0.15
 _RECENT_STEPS = 20
+_BAR_WIDTH = 24
+_WIDTH_FOR_BAR = 110
+"""Columns of a terminal from which there is room for a bar beside the facts."""
 
 _PHASES = {
     "attempt_started": "loading",
@@ -32,10 +36,12 @@ _PHASES = {
     "worker_lost": "restarting",
     "resized": "loading",
     "draining": "draining",
-    "attempt_ended": "ended",
     "run_finished": "finished",
 }
 """What a run is busy with after an event of each kind."""
+
+_BEFORE_THEIR_STEP = ("first_step",)
+_AFTER_ALL_STEPS = ("worker_lost", "run_finished", "attempt_ended")
 
 
 def follow(
@@ -64,10 +70,7 @@ def follow(
             has_ended = process.poll() is not None if process else story.has_ended
             while notes:
                 view.line(notes.popleft())
-            for event in events.read():
-                story.tell_event(event)
-            for line in metrics.read():
-                story.tell_metrics(line)
+            story.tell(events.read(), metrics.read())
             if has_ended:  # looked at before the last read, so that nothing is missed
                 return
             time.sleep(_POLL_S)
@@ -100,8 +103,8 @@ class Tail:
 class View(Protocol):
     """How a run is shown."""
 
-    def phase(self, words: str) -> None:
-        """What the run is busy with now."""
+    def phase(self, words: str, *, is_told: bool) -> None:
+        """What the run is busy with now; ``is_told`` where a line says the same."""
 
     def step(self, line: dict[str, Any], *, step_s: float | None) -> None:
         """A step was done; ``line`` is its line of metrics.jsonl, ``step_s`` what one takes now."""
@@ -125,15 +128,31 @@ class Story:
         self._view = view
         self._step_times_s: deque[float] = deque(maxlen=_RECENT_STEPS)
         self._is_training = False
-        view.phase("starting workers")
+        view.phase("starting workers", is_told=False)
+
+    def tell(self, events: list[dict[str, Any]], lines: list[dict[str, Any]]) -> None:
+        """Tell what two files say in the order in which it happened.
+
+        Args:
+            events: New lines of events.jsonl.
+            lines: New lines of metrics.jsonl, read after the events.
+        """
+        waiting = deque(lines)
+        for event in events:
+            while waiting and _was_before(waiting[0], event):
+                self.tell_metrics(waiting.popleft())
+            self.tell_event(event)
+        for line in waiting:
+            self.tell_metrics(line)
 
     def tell_event(self, event: dict[str, Any]) -> None:
         if event.get("attempt") != self._attempt:
             return
         kind = event["kind"]
-        if kind in _PHASES:
-            self._view.phase(_PHASES[kind])
         text = describe_event(event)
+        phase = _last_word(event) if kind == "attempt_ended" else _PHASES.get(kind)
+        if phase is not None:
+            self._view.phase(phase, is_told=text is not None)
         if text is not None:
             self._view.line(text)
         self.has_ended = self.has_ended or kind == "attempt_ended"
@@ -150,6 +169,24 @@ class Story:
 
     def _step_s(self) -> float | None:
         return median(self._step_times_s) if self._step_times_s else None
+
+
+def _was_before(line: dict[str, Any], event: dict[str, Any]) -> bool:
+    """Whether a line of metrics.jsonl was written before an event; lines carry no time."""
+    kind, step = event["kind"], event.get("step", -1)
+    if kind in _AFTER_ALL_STEPS:
+        step = math.inf
+    elif kind in _BEFORE_THEIR_STEP:
+        step -= 1
+    if "eval" in line:  # names no generation; it follows a line of its own
+        return bool(line["step"] <= step)
+    ours = (line.get("attempt") or 0, line.get("generation") or 0, line["step"])
+    return ours <= (event["attempt"], event["generation"], step)
+
+
+def _last_word(attempt_ended: dict[str, Any]) -> str:
+    code = attempt_ended.get("exit_code")
+    return str(attempt_ended.get("outcome", "failed" if code else "finished"))
 
 
 def describe_event(event: dict[str, Any]) -> str | None:
@@ -186,9 +223,9 @@ class Log:
         self._every = every
         self._phase = ""
 
-    def phase(self, words: str) -> None:
-        if words != self._phase:
-            self._phase = words
+    def phase(self, words: str, *, is_told: bool) -> None:
+        is_new, self._phase = words != self._phase, words
+        if is_new and not is_told:
             self.line(words)
 
     def step(self, line: dict[str, Any], *, step_s: float | None) -> None:
@@ -211,51 +248,71 @@ class Terminal:
     """One progress bar that stays at the bottom; lines of events above it."""
 
     def __init__(self, console: Console, total_steps: int) -> None:
+        self._console = console
         self._total_steps = total_steps
+        bar = [BarColumn(bar_width=_BAR_WIDTH)] if console.width >= _WIDTH_FOR_BAR else []
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            *bar,
             MofNCompleteColumn(),
             TextColumn("{task.fields[facts]}"),
             console=console,
             refresh_per_second=5,
         )
+        self._width_of_rest = 6 + 2 * len(str(total_steps)) + len(bar) * (_BAR_WIDTH + 1)
         self._task = self._progress.add_task("", total=total_steps, facts="")
-        self._facts = ""
-        self._evaluation = ""
+        self._phase = ""
+        self._facts: list[str] = []
+        self._evaluation: list[str] = []
         self._progress.start()
 
-    def phase(self, words: str) -> None:
-        self._progress.update(self._task, description=words)
+    def phase(self, words: str, *, is_told: bool) -> None:  # noqa: ARG002  the bar tells it too
+        self._phase = words
+        self._show()
 
     def step(self, line: dict[str, Any], *, step_s: float | None) -> None:
-        self._facts = "  ".join(describe_step(line, self._total_steps, step_s))
-        self._progress.update(
-            self._task,
-            completed=line["step"],
-            facts=self._facts + self._evaluation,
-        )
+        self._facts = describe_step(line, self._total_steps, step_s)
+        self._progress.update(self._task, completed=line["step"])
+        self._show()
 
     def evaluation(self, step: int, loss: float | None) -> None:
-        self._evaluation = f"  eval {_number(loss)} (step {step})"
-        self._progress.update(self._task, facts=self._facts + self._evaluation)
+        self._evaluation = [f"eval {_number(loss)} (step {step})"]
+        self._show()
 
     def line(self, text: str) -> None:
-        self._progress.console.print(text, markup=False, highlight=False)
+        self._console.print(text, markup=False, highlight=False)
 
     def close(self) -> None:
         self._progress.stop()
+
+    def _show(self) -> None:
+        room = self._console.width - self._width_of_rest - len(self._phase)
+        facts = fit([*self._facts, *self._evaluation], room)
+        self._progress.update(self._task, description=self._phase, facts="  ".join(facts))
+
+
+def fit(facts: list[str], room: int) -> list[str]:
+    """Leave out what a narrow terminal has no room for, the least important first."""
+    for ending in ("/step", " tokens/s", ")", " left"):
+        if len("  ".join(facts)) <= room:
+            break
+        facts = [fact for fact in facts if not fact.endswith(ending)]
+    return facts
 
 
 def describe_step(line: dict[str, Any], total_steps: int, step_s: float | None) -> list[str]:
     """Loss, speed and remaining time of a line of metrics.jsonl, in a few words each."""
     facts = [f"loss {_number(line['loss'])}"]
-    if line["tokens_per_s"] is not None:
-        facts.append(f"{format_count(line['tokens_per_s'])} tokens/s")
+    steps_left = total_steps - line["step"]
+    if line["tokens_per_s"] is not None and step_s:
+        # of a step like this one, but as long as most are: single steps jump
+        rate = line["tokens_per_s"] * line["step_time_s"] / step_s
+        facts.append(f"{format_count(rate)} tokens/s")
     if step_s is not None:
         facts.append(f"{format_seconds(step_s)}/step")
-        facts.append(f"{format_seconds(step_s * (total_steps - line['step']))} left")
+    if step_s is not None and steps_left > 0:
+        facts.append(f"{format_seconds(step_s * steps_left)} left")
     return facts
 
 

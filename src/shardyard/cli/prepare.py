@@ -11,7 +11,7 @@ from shardyard.cli.processes import run_program
 from shardyard.cli.request import Request
 from shardyard.cli.tables import print_table
 from shardyard.config.model_source import has_tokenizer
-from shardyard.rundir.resolved import DataFacts
+from shardyard.config.resolved import DataFacts
 
 
 @click.command()

@@ -13,9 +13,9 @@ from shardyard.config.load import is_override, load_recipe
 from shardyard.config.model_source import has_tokenizer, model_folder, read_shape
 from shardyard.config.presets import ModelShape
 from shardyard.config.resolve import Preview, resolve, resolve_known
+from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
 from shardyard.hardware.machine import Machine
-from shardyard.rundir.resolved import DataFacts, Resolved
 
 
 @dataclass(frozen=True, kw_only=True)

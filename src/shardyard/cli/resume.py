@@ -6,12 +6,15 @@ import click
 
 from shardyard.cli.attempt import Attempt, resolve_here, run_attempt
 from shardyard.cli.request import Request
+from shardyard.cli.train import refuse_other_nodes
 from shardyard.config.check import check
 from shardyard.config.compatibility import check_packages
 from shardyard.config.load import load_recipe
+from shardyard.config.resolved import Resolved
 from shardyard.rundir.layout import RunDir, find_run
 from shardyard.rundir.lease import Lease
-from shardyard.rundir.resolved import Resolved, read_resolved
+from shardyard.rundir.resolved import read_resolved
+from shardyard.rundir.state import read_state
 
 
 @click.command()
@@ -34,10 +37,14 @@ def command(
     number, previous, asked = _newest_attempt(run_dir)
     recipe = load_recipe([asked], overrides)
     check(recipe, str(asked))
+    refuse_other_nodes(recipe)
     machine, resolved = resolve_here(Request.of(recipe, name=run_dir.run_id), previous=previous)
     done = run_dir.checkpoint_steps()
-    if dry_run or (done and done[-1] >= resolved.steps):
-        click.echo(_words(run_dir, done, resolved.steps))
+    is_finished = bool(done) and (
+        done[-1] >= resolved.steps or _has_met_its_target(run_dir, previous, resolved)
+    )
+    if dry_run or is_finished:
+        click.echo(_words(run_dir, done, resolved.steps, is_finished=is_finished))
         return 0
     attempt = Attempt(
         run_dir=run_dir, number=number, asked=recipe, resolved=resolved, machine=machine
@@ -55,12 +62,20 @@ def _newest_attempt(run_dir: RunDir) -> tuple[int, Resolved | None, Path]:
     return number, read_resolved(run_dir.resolved(whole[-1])), run_dir.asked(whole[-1])
 
 
-def _words(run_dir: RunDir, done: list[int], steps: int) -> str:
+def _has_met_its_target(run_dir: RunDir, previous: Resolved | None, now: Resolved) -> bool:
+    """Whether the run ended early at run.target_loss, and the same target and length are asked."""
+    if previous is None or read_state(run_dir).state != "finished":
+        return False
+    asked = [(each.steps, each.recipe.run.target_loss) for each in (previous, now)]
+    return asked[0] == asked[1]
+
+
+def _words(run_dir: RunDir, done: list[int], steps: int, *, is_finished: bool) -> str:
     if not done:
         return f"{run_dir.run_id} has no checkpoint yet: it would begin at step 0 of {steps}"
-    if done[-1] < steps:
+    if not is_finished:
         return f"{run_dir.run_id} would continue from step {done[-1]} of {steps}"
     return (
         f"{run_dir.run_id} is finished: step {done[-1]} of {steps}. To train on, give a new "
-        f"length, such as run.steps={2 * steps}."
+        f"length or target, such as run.steps={2 * steps}."
     )

@@ -9,6 +9,7 @@ from shardyard.cli.attempt import Attempt, resolve_here, run_attempt
 from shardyard.cli.request import Request
 from shardyard.config.compatibility import check_packages
 from shardyard.config.load import dump_recipe
+from shardyard.config.schema import Recipe
 from shardyard.errors import RequestError
 from shardyard.rundir.layout import RunDir, new_run_id, write_text
 from shardyard.rundir.lines import EventWriter
@@ -22,6 +23,7 @@ def command(recipe: tuple[str, ...], *, dry_run: bool, as_json: bool) -> int:
     """Train RECIPE (files and section.key=value overrides) on this machine."""
     request = Request.read(recipe)
     _refuse_existing(request)
+    refuse_other_nodes(request.recipe)
     for warning in check_packages():
         print(f"warning: {warning}", file=sys.stderr)
     machine, resolved = resolve_here(request)
@@ -44,10 +46,28 @@ def command(recipe: tuple[str, ...], *, dry_run: bool, as_json: bool) -> int:
     return run_attempt(attempt, as_json=as_json)
 
 
+def refuse_other_nodes(recipe: Recipe) -> None:
+    """Raise if a recipe wants more machines than this one.
+
+    Raises:
+        RequestError: It does.
+    """
+    if recipe.cluster.nodes > 1:
+        raise RequestError(
+            f"cluster.nodes={recipe.cluster.nodes} but this verb starts processes on this machine "
+            "alone, and launching on several is not built yet. Use cluster.nodes=1 here; "
+            "`shardyard plan` predicts any number of nodes."
+        )
+
+
 def _refuse_existing(request: Request) -> None:
     run = request.recipe.run
-    if run.id is not None and RunDir(Path(run.dir).expanduser() / run.id).recipe.exists():
+    if run.id is None:
+        return
+    run_dir = RunDir(Path(run.dir).expanduser().resolve() / run.id)
+    if run_dir.recipe.exists():
         raise RequestError(
             f"run.id={run.id!r} exists already in {run.dir}. A second run in its folder would mix "
-            f"their files. Continue it with `shardyard resume {run.id}`, or choose another id."
+            f"their files. Continue it with `shardyard resume {run_dir.handle}`, or choose another "
+            "id."
         )

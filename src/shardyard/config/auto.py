@@ -12,10 +12,10 @@ from fractions import Fraction
 from typing import Any
 
 from shardyard.config.presets import ModelShape
+from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
 from shardyard.hardware.catalogue import Instance, instance
 from shardyard.hardware.machine import Machine
-from shardyard.rundir.resolved import DataFacts, Resolved
 
 CONTEXT_LIMIT_TOKENS = 4096
 """Longest sample that ``data.seq_len: auto`` chooses: attention's cost grows with its square."""

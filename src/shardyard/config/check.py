@@ -15,6 +15,13 @@ from shardyard.config.schema import Optim, Recipe
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.hardware.catalogue import instance
 
+_AXES_NOT_BUILT = {
+    "cp": "context parallelism",
+    "tp": "tensor parallelism",
+    "pp": "pipeline parallelism",
+    "ep": "expert parallelism",
+}
+
 
 def check(recipe: Recipe, source: str = "recipe") -> None:
     """Refuse what cannot be trained, before anything is read or started.
@@ -82,12 +89,7 @@ def _model(recipe: Recipe) -> Iterable[Problem]:
 
 
 def _parts_not_built(recipe: Recipe) -> Iterable[Problem]:
-    for axis, what in {
-        "cp": "context parallelism",
-        "tp": "tensor parallelism",
-        "pp": "pipeline parallelism",
-        "ep": "expert parallelism",
-    }.items():
+    for axis, what in _AXES_NOT_BUILT.items():
         degree = getattr(recipe.parallel, axis)
         if degree > 1:
             yield _not_built(f"parallel.{axis}", degree, what, "1, and split with dp_shard")
@@ -106,7 +108,9 @@ def _parts_not_built(recipe: Recipe) -> Iterable[Problem]:
 
 
 def _layout(recipe: Recipe) -> Iterable[Problem]:
-    """Legality, as far as it can be decided without a machine."""
+    """Legality, as far as it can be decided without a machine, of a layout that is built."""
+    if any(getattr(recipe.parallel, axis) > 1 for axis in _AXES_NOT_BUILT):
+        return
     devices, optim = recipe.cluster.devices, recipe.optim
     global_batch = None if optim.global_batch == "auto" else optim.global_batch
     micro_batch = None if optim.micro_batch == "auto" else optim.micro_batch

@@ -5,6 +5,7 @@ and bounds of the schema are looked at here; ``config/check.py`` looks at what t
 """
 
 import difflib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,9 +94,7 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        near = difflib.get_close_matches(file.name, _yaml_files(file.parent), n=1, cutoff=0.5)
-        hint = f" Did you mean {file.parent / near[0]}?" if near else ""
-        raise RequestError(f"recipe {file} does not exist.{hint} Give a YAML file.") from error
+        raise RequestError(f"recipe {file} does not exist. {_meant(file)}") from error
     except IsADirectoryError as error:
         inside = _yaml_files(file)
         hint = f" It holds {', '.join(inside[:5])}." if inside else ""
@@ -115,6 +114,15 @@ def _read(file: Path) -> dict[str, Any]:
             "Write sections with settings, such as `model: {preset: llama-tiny}`."
         )
     return content
+
+
+def _meant(file: Path) -> str:
+    """What somebody meant by the name of a file that does not exist."""
+    name = str(file).partition("=")[0].strip()
+    if name in settings():
+        return f"An override is one word without spaces: {name}=VALUE."
+    near = difflib.get_close_matches(file.name, _yaml_files(file.parent), n=1, cutoff=0.5)
+    return f"Did you mean {file.parent / near[0]}?" if near else "Give a YAML file."
 
 
 def _yaml_files(folder: Path) -> list[str]:
@@ -236,7 +244,7 @@ def _wrong_value(value: Any, setting: Setting) -> str:
 
 def show(value: Any) -> str:
     """A value in a message; a credential is never shown."""
-    text = repr(value)
+    text = json.dumps(value) if isinstance(value, bool | None) else repr(value)
     if find_credential(text):
         return HIDDEN
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -19,10 +19,10 @@ from shardyard.config.auto import (
 )
 from shardyard.config.legality import batch_problems, resolve_layout
 from shardyard.config.presets import ModelShape
+from shardyard.config.resolved import FINGERPRINTED, DataFacts, Resolved, fingerprint
 from shardyard.config.schema import Recipe
 from shardyard.errors import Problem, RecipeError
 from shardyard.hardware.machine import Machine
-from shardyard.rundir.resolved import FINGERPRINTED, DataFacts, Resolved, fingerprint
 
 _LAYOUT_SETTINGS = ("parallel.zero", "parallel.dp_replicate", "parallel.dp_shard")
 

@@ -28,11 +28,11 @@ IGNORED = -100
 class MicroBatch:
     """What one forward and backward pass reads; all int64, on the CPU."""
 
-    tokens_BL: Tensor  # noqa: N815 (shape suffix)
-    targets_BL: Tensor  # noqa: N815 (shape suffix)
+    tokens_BL: Tensor
+    targets_BL: Tensor
     """The next token of each token, or ``IGNORED``."""
-    positions_BL: Tensor  # noqa: N815 (shape suffix)
-    samples_B: Tensor  # noqa: N815 (shape suffix)
+    positions_BL: Tensor
+    samples_B: Tensor
     """Position of each sample in the stream of samples; -1 for a row of padding."""
 
     def to(self, device: torch.device) -> "MicroBatch":

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardyard.config.resolved import DataFacts, digest
 from shardyard.config.schema import Data, Recipe
 from shardyard.data.pieces import (
     SCRATCH,
@@ -44,7 +45,6 @@ from shardyard.data.tokenizer import TextEncoder, TokenizerFiles, find_tokenizer
 from shardyard.data.workers import Task, run_tasks
 from shardyard.errors import DataError, RequestError
 from shardyard.rundir.layout import flush_folder
-from shardyard.rundir.resolved import DataFacts, digest
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, and how many bytes of text of how many are done."""

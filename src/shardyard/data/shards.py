@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardyard.config.resolved import DataFacts
 from shardyard.errors import DataError
-from shardyard.rundir.resolved import DataFacts
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"

@@ -88,9 +88,9 @@ def list_files(source: str | Sequence[str]) -> list[SourceFile]:
         )
     files = list(found.values())
     if not any(file.size_bytes for file in files):
+        its = "its only file holds" if len(files) == 1 else f"its {len(files)} files hold"
         raise DataError(
-            f"data.source={source!r} is an empty corpus: its {len(files)} files hold no text. "
-            "Give files with text."
+            f"data.source={source!r} is an empty corpus: {its} no text. Give files with text."
         )
     return files
 

@@ -18,6 +18,7 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
+from shardyard.config.resolved import Resolved
 from shardyard.elastic.drain import DrainRequest
 from shardyard.elastic.group import DRAINED, GroupAgent, StoppedBeforeStart
 from shardyard.elastic.losses import Loss, first_cause
@@ -25,7 +26,6 @@ from shardyard.elastic.rendezvous import Meeting, build_rendezvous
 from shardyard.elastic.worker import failure_path
 from shardyard.errors import ShardyardError
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import Resolved
 
 Worker = Callable[[str, int, int], str]
 """Entry point of a worker: (run_dir, attempt, generation) -> outcome."""
@@ -182,14 +182,21 @@ class Attempt:
     def _resume_hint(self, text: str) -> str:
         newest = newest_checkpoint(self.run)
         durable = f"{newest} is durable" if newest else "no checkpoint is durable yet"
-        joint = " " if text.endswith(".") else "; "
-        return f"{text}{joint}{durable}. `shardyard resume {self.run.run_id}` goes on from there."
+        where = "goes on from there" if newest else "begins again at step 0"
+        end = f". {durable[0].upper()}{durable[1:]}" if text.endswith(".") else f"; {durable}"
+        text = text.removesuffix(".")
+        return f"{text}{end}. `shardyard resume {self.run.handle}` {where}."
 
     def _finish(self, answer: Answer) -> None:
         agent = self._agent
         if agent is None:
             return
-        agent.write_event("attempt_ended", reason=answer.message, exit_code=answer.exit_code)
+        agent.write_event(
+            "attempt_ended",
+            outcome=answer.outcome,
+            reason=answer.message,
+            exit_code=answer.exit_code,
+        )
         for pid in agent.worker_pids():  # only where torch's agent hangs
             with suppress(ProcessLookupError):
                 os.kill(pid, 9)

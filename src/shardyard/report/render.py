@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
+from shardyard.config.resolved import flatten
 from shardyard.report.compare import Comparison
 from shardyard.report.headline import tiles
 from shardyard.report.run import Line, RunRecord
@@ -18,7 +19,6 @@ from shardyard.report.summary import Summary
 from shardyard.report.timeline import describe, timeline
 from shardyard.report.values import ABSENT, format_error, format_percent, format_value
 from shardyard.report.walltime import PHASES
-from shardyard.rundir.resolved import flatten
 from shardyard.units import format_bytes, format_seconds
 
 MAX_COLUMNS = 4

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from shardyard.config.resolved import Resolved
 from shardyard.errors import RequestError
 from shardyard.plan.plan import Plan
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import is_held
 from shardyard.rundir.lines import read_evaluations, read_lines, read_steps
-from shardyard.rundir.resolved import Resolved, read_resolved
+from shardyard.rundir.resolved import read_resolved
 from shardyard.rundir.state import state_of
 
 Line = dict[str, Any]
@@ -108,7 +109,7 @@ def read_run(run: RunDir) -> RunRecord:
     if not numbers:
         raise RequestError(
             f"{run.path} holds no attempt: attempts/ and events.jsonl are empty. A report needs a "
-            f"run that has begun. Start it with `shardyard resume {run.run_id}`."
+            f"run that has begun. Start it with `shardyard resume {run.handle}`."
         )
     lines = [line for line in read_lines(run.metrics) if "step" in line and "eval" not in line]
     return RunRecord(

@@ -4,7 +4,9 @@ import json
 import os
 import re
 import secrets
+import shlex
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,9 @@ from shardyard.errors import RequestError, StorageError
 
 VERSION = 1
 """Version of the run directory contract, written into every manifest."""
+
+RUNS_DIR = "runs"
+"""Where runs are unless run.dir or --runs-dir says otherwise."""
 
 _STEP = re.compile(r"^step-(\d{8})$")
 
@@ -26,6 +31,12 @@ class RunDir:
     @property
     def run_id(self) -> str:
         return self.path.name
+
+    @property
+    def handle(self) -> str:
+        """What to type for RUN in this folder: the id, or the path where the id would not do."""
+        is_found = self.path.parent == (Path.cwd() / RUNS_DIR).resolve()
+        return self.run_id if is_found else shlex.quote(str(self.path))
 
     @property
     def recipe(self) -> Path:
@@ -176,7 +187,8 @@ def write_text(path: Path, text: str) -> None:
         scratch.replace(path)
         flush_folder(path.parent)
     except OSError as error:
-        scratch.unlink(missing_ok=True)
+        with suppress(OSError):
+            scratch.unlink()
         raise StorageError(
             f"{path} cannot be written: {error.strerror}. Check that the folder exists, is yours "
             "and has room (`df -h`), or choose another with run.dir."

@@ -1,89 +1,11 @@
-"""attempts/<n>/resolved.json: all that the training half needs to know, each value with its reason.
+"""attempts/<n>/resolved.json: the resolved recipe of an attempt, each value with its reason."""
 
-The command line writes it, every worker reads it; nothing else passes between the two halves.
-"""
-
-import hashlib
 import json
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from shardyard.config.presets import ModelShape
-from shardyard.config.schema import Recipe
+from shardyard.config.resolved import Resolved
 from shardyard.errors import RequestError
 from shardyard.rundir.layout import write_json
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataFacts:
-    """What `prepare` found; read from the data folder's manifest.json."""
-
-    dir: str
-    """Folder of the prepared data set."""
-    fingerprint: str
-    """Changes whenever any token or the tokenizer changes."""
-    vocab_size: int
-    train_tokens: int
-    eval_tokens: int
-    train_documents: int
-    eval_documents: int
-    unigram_entropy: float
-    """Nats per token of the training split's unigram distribution: what a model that ignores
-    context can reach at best."""
-
-    def num_samples(self, split: str, seq_len: int) -> int:
-        """Samples of a split; the last one may be partly padding. T tokens make T - 1 targets."""
-        tokens = self.train_tokens if split == "train" else self.eval_tokens
-        return max(0, -(-(tokens - 1) // seq_len))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Resolved:
-    """A recipe without any ``auto``, with what was derived from it."""
-
-    recipe: Recipe
-    reasons: dict[str, str]
-    """Dotted setting -> why it has its value; only for settings that were not given."""
-    shape: ModelShape
-    data: DataFacts
-    steps: int
-    """Optimizer steps of the whole run."""
-    model_dir: str | None = None
-    """Hugging Face folder that weights are loaded from; None: they are drawn from the seed."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values; ``from_json`` gives the same object back."""
-        settings = flatten(self.recipe.model_dump(mode="json"))
-        return {
-            "settings": {
-                name: {"value": value, "reason": self.reasons.get(name, "given")}
-                for name, value in settings.items()
-            },
-            "shape": self.shape.to_dict(),
-            "data": asdict(self.data),
-            "steps": self.steps,
-            "model_dir": self.model_dir,
-            "fingerprint": fingerprint(self),
-        }
-
-    @staticmethod
-    def from_json(content: dict[str, Any]) -> "Resolved":
-        settings = content["settings"]
-        return Resolved(
-            recipe=Recipe.model_validate(
-                unflatten({name: entry["value"] for name, entry in settings.items()})
-            ),
-            reasons={
-                name: entry["reason"]
-                for name, entry in settings.items()
-                if entry["reason"] != "given"
-            },
-            shape=ModelShape(**content["shape"]),
-            data=DataFacts(**content["data"]),
-            steps=content["steps"],
-            model_dir=content["model_dir"],
-        )
 
 
 def read_resolved(path: Path) -> Resolved:
@@ -104,56 +26,3 @@ def read_resolved(path: Path) -> Resolved:
 def write_resolved(path: Path, resolved: Resolved) -> None:
     """Write attempts/<n>/resolved.json at once."""
     write_json(path, resolved.to_json())
-
-
-FINGERPRINTED = {
-    "run": ("seed",),
-    "model": ("preset", "path", "hub", "weights", "dropout"),
-    "data": ("seq_len", "attend_across_documents"),
-    "optim": (
-        "name", "lr", "betas", "eps", "weight_decay", "momentum", "grad_clip", "schedule",
-        "warmup_steps", "decay_steps", "min_lr_ratio", "global_batch",
-    ),
-}  # fmt: skip
-"""Settings that may not change on resume: model, data, order and optimisation. All others may."""
-
-
-def fingerprint(resolved: Resolved) -> dict[str, Any]:
-    """The values that two attempts of one run must share, by dotted name."""
-    dumped = resolved.recipe.model_dump(mode="json")
-    values = {
-        f"{section}.{key}": dumped[section][key]
-        for section, keys in FINGERPRINTED.items()
-        for key in keys
-    }
-    return {**values, "model.shape": resolved.shape.to_dict(), "data": resolved.data.fingerprint}
-
-
-def digest(content: Any) -> str:
-    """First 16 hex digits of the SHA-256 of canonical JSON."""
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """``{"run": {"seed": 0}}`` -> ``{"run.seed": 0}``; empty dicts stay as values."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, dict) and value:
-            flat.update(flatten(value, f"{name}."))
-        else:
-            flat[name] = value
-    return flat
-
-
-def unflatten(flat: dict[str, Any]) -> dict[str, Any]:
-    """The opposite of ``flatten``."""
-    tree: dict[str, Any] = {}
-    for name, value in flat.items():
-        *parents, leaf = name.split(".")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[leaf] = value
-    return tree

@@ -7,8 +7,8 @@ new      nothing was started yet
 running  a process holds the lease
 draining it was asked to stop and is making its last step durable
 finished all steps are done
-drained  stopped by SIGTERM or Ctrl-C; can be resumed without loss
-failed   the last attempt ended with an error
+drained  stopped by SIGTERM or Ctrl-C with its last step durable; can be resumed without loss
+failed   the last attempt ended with an error, or was stopped before its last step was durable
 lost     the last attempt ended without a word (killed, machine gone); can be resumed
 ======== =========================================================================
 """
@@ -55,10 +55,15 @@ def state_of(events: Sequence[dict[str, Any]], *, is_leased: bool) -> str:
     started = last.get("attempt_started", -1)
     if is_leased:
         return "draining" if last.get("draining", -1) > started else "running"
-    if "run_finished" in last:
+    if last.get("run_finished", -1) > started:
         return "finished"
     ended = last.get("attempt_ended", -1)
     if ended > started:
-        code = events[ended].get("exit_code")
-        return "drained" if code in (EXIT_DRAINED, EXIT_INTERRUPTED) else "failed"
+        return _word_for(events[ended])
     return "lost" if started >= 0 else "new"
+
+
+def _word_for(attempt_ended: dict[str, Any]) -> str:
+    if attempt_ended.get("exit_code") not in (EXIT_DRAINED, EXIT_INTERRUPTED):
+        return "failed"
+    return str(attempt_ended.get("outcome", "drained"))

@@ -10,12 +10,12 @@ import os
 import time
 from dataclasses import asdict, dataclass
 
+from shardyard.config.resolved import fingerprint
 from shardyard.errors import TrainingError
 from shardyard.observe.metrics import StepTimes
 from shardyard.observe.samples import log_samples
 from shardyard.parallel.device import peak_memory_bytes
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import fingerprint
 from shardyard.train.evaluate import evaluate
 from shardyard.train.finish import finish
 from shardyard.train.hooks import Hooks

@@ -18,6 +18,7 @@ from torch import Tensor
 from shardyard.checkpoint.load import Chosen, choose, load_tensors, read_values
 from shardyard.checkpoint.save import Saver
 from shardyard.config.legality import Layout, resolve_layout
+from shardyard.config.resolved import Resolved, digest, fingerprint
 from shardyard.config.schema import Parallel
 from shardyard.data.loader import EvalSource, Loader, TrainSource
 from shardyard.data.shards import TokenShards
@@ -31,7 +32,7 @@ from shardyard.parallel.apply import parallelize
 from shardyard.parallel.device import peak_memory_bytes, select_device
 from shardyard.parallel.mesh import build_mesh
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import Resolved, digest, fingerprint, read_resolved
+from shardyard.rundir.resolved import read_resolved
 from shardyard.tasks import TASKS
 from shardyard.tasks.causal_lm import CausalLM
 from shardyard.train.hooks import Hooks

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardyard.rundir.resolved import digest
+from shardyard.config.resolved import digest
 
 
 @dataclass(kw_only=True)
