@@ -24,6 +24,7 @@ types: .venv/installed-dev
 	$(BIN)/mypy
 
 bench: .venv/installed
+	$(BIN)/python -m benchmarks.start_up
 	$(BIN)/python -m benchmarks.step_overhead
 	$(BIN)/python -m benchmarks.layout_equality
 	$(BIN)/python -m benchmarks.kill_and_resume

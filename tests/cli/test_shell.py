@@ -1,8 +1,8 @@
 """The outermost line of the command line: messages, exit codes, and how quickly it answers."""
 
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import click
@@ -104,13 +104,15 @@ def test_a_recipe_is_refused_without_the_training_half() -> None:
     assert answer.stdout.splitlines()[-1] == "[]"
 
 
-# Promised: --help within 0.3 s, a refused recipe within 0.7 s, on an idle machine. The best of
-# three is taken, as other tests may share the cores.
+# Promised: --help within 0.3 s, a refused recipe within 0.7 s, on an idle machine
+# (benchmarks/start_up.py measures that). Here CPU time is held to it: other tests may share the
+# cores, and neither command waits for anything.
 @pytest.mark.parametrize(("words", "limit_s"), [(["--help"], 0.3), (["config", "a=b"], 0.7)])
 def test_an_answer_comes_at_once(words: list[str], limit_s: float, tmp_path: Path) -> None:
     times_s = []
     for _ in range(3):
-        start = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([*MODULE, *words], capture_output=True, check=False, cwd=tmp_path)
-        times_s.append(time.perf_counter() - start)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times_s.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
     assert min(times_s) <= limit_s
