@@ -45,7 +45,7 @@ def test_a_killed_agent_is_told_with_its_log_and_how_to_go_on(run: RunDir) -> No
     assert (answer["outcome"], answer["exit_code"]) == ("failed", 1)
     message = str(answer["message"])
     assert "ended with SIGKILL" in message and "agent-0.log" in message
-    assert "`shardyard resume run-1`" in message
+    assert f"`shardyard resume {run.path}`" in message
 
 
 def test_ctrl_c_is_passed_on_and_explained(run: RunDir) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from shardyard.cli.follow import Story, Tail, describe_event, describe_step, follow
+from shardyard.cli.follow import Story, Tail, describe_event, describe_step, fit, follow
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import METRIC_KEYS, EventWriter, LineWriter
 from tests.elastic.agents import Agents
@@ -28,18 +28,22 @@ class RecordingView:
         self.steps: list[tuple[int, float | None]] = []
         self.evaluations: list[tuple[int, float | None]] = []
         self.lines: list[str] = []
+        self.order: list[str] = []
+        """Steps and lines as they came."""
 
     def phase(self, words: str, *, is_told: bool) -> None:  # noqa: ARG002
         self.phases.append(words)
 
     def step(self, line: dict[str, Any], *, step_s: float | None) -> None:
         self.steps.append((line["step"], step_s))
+        self.order.append(f"step {line['step']}")
 
     def evaluation(self, step: int, loss: float | None) -> None:
         self.evaluations.append((step, loss))
 
     def line(self, text: str) -> None:
         self.lines.append(text)
+        self.order.append(text)
 
     def close(self) -> None:
         pass
@@ -99,6 +103,39 @@ def test_a_terminal_gets_a_bar_with_step_loss_and_evaluation(run: RunDir) -> Non
     assert "checkpoint of step 3 is durable" in shown
 
 
+def test_what_a_line_tells_is_not_told_again_as_a_phase(run: RunDir) -> None:
+    events = EventWriter(run.events, attempt=1, generation=0)
+    events.write("attempt_started", workers=[], world_size=2)
+    events.write("draining", node="n0", signal="SIGINT")
+    events.write("attempt_ended", outcome="drained", reason="drained", exit_code=130)
+    out = io.StringIO()
+    follow(run, 1, None, console=Console(file=out, force_terminal=False))
+    told = out.getvalue().splitlines()
+    assert told == ["starting workers", "loading", "draining after SIGINT", "drained"]
+
+
+def test_a_restart_is_told_between_the_steps_before_and_after_it() -> None:
+    view = RecordingView()
+    lost = {"kind": "worker_lost", "rank": 1, "node": "n0", "cause": "killed by SIGKILL"}
+    loaded = {"kind": "checkpoint_loaded", "step": 1}
+    Story(1, view).tell(
+        [{**lost, "attempt": 1, "generation": 0}, {**loaded, "attempt": 1, "generation": 1}],
+        [step_line(1), step_line(2), step_line(2, generation=1)],
+    )
+    assert view.order == ["step 1", "step 2", "lost rank 1 on n0: killed by SIGKILL",
+                          "continuing from step 1", "step 2"]  # fmt: skip
+
+
+FACTS = ["loss 4.5", "2.05 K tokens/s", "500 ms/step", "1 min left", "eval 4.25 (step 3)"]
+
+
+@pytest.mark.parametrize(
+    ("room", "kept"), [(80, [0, 1, 2, 3, 4]), (60, [0, 1, 3, 4]), (40, [0, 3, 4]), (20, [0, 3])]
+)
+def test_a_narrow_terminal_keeps_what_matters_most(room: int, kept: list[int]) -> None:
+    assert fit(FACTS, room) == [FACTS[place] for place in kept]
+
+
 def test_other_attempts_are_left_out() -> None:
     view = RecordingView()
     story = Story(2, view)
@@ -123,8 +160,13 @@ def test_other_attempts_are_left_out() -> None:
         ({"kind": "rendezvous", "generation": 1, "world_size": 4}, "restarted with 4 processes"),
         ({"kind": "draining", "signal": "SIGTERM"}, "draining after SIGTERM"),
         (
-            {"kind": "checkpoint_loaded", "step": 5, "damaged": ["step-00000008"]},
-            "continuing from step 5; damaged and passed over: step-00000008",
+            {
+                "kind": "checkpoint_loaded",
+                "step": 5,
+                "damaged": [{"step": 8, "reasons": ["rank-00000.safetensors is gone"]}],
+            },
+            "continuing from step 5; the checkpoint of step 8 is damaged and was passed over "
+            "(rank-00000.safetensors is gone)",
         ),
     ],
 )

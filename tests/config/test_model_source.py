@@ -77,11 +77,16 @@ def test_a_mistral_without_a_window_is_read(tmp_path: Path) -> None:
     assert read_shape(Model(path="x"), folder, vocab_size=0).model_type == "mistral"
 
 
+def test_scaled_rotary_positions_keep_their_parameters(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, rope_scaling={"type": "linear", "factor": 2.0})
+    shape = read_shape(Model(path=str(folder)), folder, 0)
+    assert shape.rope_scaling == {"rope_type": "linear", "factor": 2.0}
+
+
 REFUSED = [
     ({"model_type": "gpt2"}, "model_type='gpt2' is not built yet. Blocks are known for llama and"),
-    ({"rope_scaling": {"rope_type": "llama3", "factor": 8}}, "rope_type='llama3': scaled rotary"),
-    ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope_type='linear'"),
-    ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type='yarn'"),
+    ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "rope_type='dynamic': only default, lin"),
+    ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_type='longrope'"),
     ({"model_type": "mistral", "sliding_window": 4096}, "sliding_window=4096: attention sees the"),
     ({"model_type": "mistral"}, "sliding_window=4096"),
     ({"hidden_act": "gelu"}, "hidden_act='gelu': only silu is built"),

@@ -68,7 +68,7 @@ def test_a_spent_restart_budget_says_who_what_where_and_how_to_go_on(agents: Age
     assert f"rank 1 on {socket.gethostname()} was lost (ZeroDivisionError: no such n" in message
     assert "1 of 1 used; no checkpoint became durable" in message
     assert str(agents.run.log(1, 1)) in message
-    assert "`shardyard resume run-1`" in message
+    assert f"`shardyard resume {agents.run.path}`" in message
     assert len(agents.events("worker_lost")) == 2
     assert "Traceback" in agents.run.log(1, 1).read_text()
     assert_nothing_left(agents, process)

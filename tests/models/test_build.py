@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from shardyard.config.model_source import read_shape
 from shardyard.config.presets import PRESETS, ModelShape
+from shardyard.config.schema import Model
 from shardyard.errors import DataError, RequestError
 from shardyard.models.attention import document_mask
 from shardyard.models.build import build_on_meta, fill_weights, give_storage, hf_config
@@ -29,6 +31,33 @@ def _model(shape: ModelShape, *, seed: int = 0, folder: Path | None = None) -> L
 def _tokens() -> tuple[torch.Tensor, torch.Tensor]:
     tokens = torch.randint(0, 300, (2, 24), generator=torch.Generator().manual_seed(0))
     return tokens, torch.arange(24).expand(2, -1)
+
+
+LLAMA_3_1 = {
+    # config.json of meta-llama/Llama-3.1-8B, but for the context, so that the scaling shows here
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 16,
+}
+
+
+def test_scaled_rotary_positions_are_those_of_transformers(tmp_path: Path) -> None:
+    rope = {**LLAMA_3_1, "rope_theta": 10000.0}
+    sizes = {k: v for k, v in TINY.to_dict().items() if not k.startswith(("rope", "model_type"))}
+    theirs = LlamaForCausalLM._from_config(LlamaConfig(**sizes, rope_parameters=rope)).eval()
+    theirs.save_pretrained(tmp_path)
+    shape = read_shape(Model(path=str(tmp_path)), tmp_path, 0)
+    assert shape.rope_scaling == LLAMA_3_1
+    tokens, positions = _tokens()
+    with torch.no_grad():
+        expected = theirs(input_ids=tokens).logits
+        ours = _model(shape, folder=tmp_path)(input_ids=tokens, position_ids=positions).logits
+        unscaled = replace(shape, rope_scaling=None)
+        others = _model(unscaled, folder=tmp_path)(input_ids=tokens, position_ids=positions).logits
+    torch.testing.assert_close(ours, expected)
+    assert not torch.allclose(others, expected)
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -30,6 +30,10 @@ STATES = [
     ([STARTED, ended(1)], False, "failed"),
     ([STARTED, ended(1), STARTED], False, "lost"),
     ([STARTED, FINISHED, ended(0)], False, "finished"),
+    ([STARTED, FINISHED, ended(0), STARTED, ended(1)], False, "failed"),
+    ([STARTED, FINISHED, ended(0), STARTED], False, "lost"),
+    ([STARTED, DRAINING, {**ended(143), "outcome": "failed"}], False, "failed"),
+    ([STARTED, DRAINING, {**ended(143), "outcome": "drained"}], False, "drained"),
 ]
 
 

@@ -12,7 +12,7 @@ from shardyard.cli.prepare import prepare_data
 from shardyard.cli.request import Request
 from shardyard.cli.tables import print_table
 from shardyard.config.load import dump_recipe
-from shardyard.config.resolved import Resolved
+from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
 from shardyard.hardware.machine import Machine
 from shardyard.hardware.probe import probe
@@ -48,11 +48,18 @@ class Attempt:
         )
 
 
-def resolve_here(request: Request, *, previous: Resolved | None = None) -> tuple[Machine, Resolved]:
-    """Look at this machine and prepare the data, side by side; then resolve everything."""
+def resolve_here(
+    request: Request, *, previous: Resolved | None = None, data: DataFacts | None = None
+) -> tuple[Machine, Resolved]:
+    """Look at this machine and prepare the data, side by side; then resolve everything.
+
+    Args:
+        previous: The last attempt, on a resume.
+        data: A data set that is prepared already; None: prepare it, or find it prepared.
+    """
     with ThreadPoolExecutor(max_workers=1) as thread:
         looking = thread.submit(probe)
-        data = prepare_data(request)
+        data = data or prepare_data(request)
         machine = looking.result()
     return machine, request.resolve(machine, data, previous=previous)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from shardyard.config.anchor import anchor_paths
 from shardyard.config.auto import Facts
 from shardyard.config.check import check
 from shardyard.config.load import is_override, load_recipe
@@ -47,6 +48,7 @@ class Request:
         overrides = [argument for argument in arguments if is_override(argument)]
         recipe = load_recipe(files, overrides)
         check(recipe, ", ".join(str(file) for file in files) or "recipe")
+        recipe = anchor_paths(recipe)
         name = "-".join(file.stem for file in files) or "run"
         return Request.of(recipe, name=name, needs_weights=needs_weights)
 

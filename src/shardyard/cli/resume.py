@@ -1,5 +1,7 @@
 """`shardyard resume`: a new attempt of a run, from its newest sound checkpoint."""
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -7,10 +9,11 @@ import click
 from shardyard.cli.attempt import Attempt, resolve_here, run_attempt
 from shardyard.cli.request import Request
 from shardyard.cli.train import refuse_other_nodes
+from shardyard.config.anchor import anchor_paths
 from shardyard.config.check import check
 from shardyard.config.compatibility import check_packages
 from shardyard.config.load import load_recipe
-from shardyard.config.resolved import Resolved
+from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.rundir.layout import RunDir, find_run
 from shardyard.rundir.lease import Lease
 from shardyard.rundir.resolved import read_resolved
@@ -37,14 +40,20 @@ def command(
     number, previous, asked = _newest_attempt(run_dir)
     recipe = load_recipe([asked], overrides)
     check(recipe, str(asked))
+    recipe = anchor_paths(recipe)
     refuse_other_nodes(recipe)
-    machine, resolved = resolve_here(Request.of(recipe, name=run_dir.run_id), previous=previous)
+    machine, resolved = resolve_here(
+        Request.of(recipe, name=run_dir.run_id),
+        previous=previous,
+        data=None if previous is None else _data_as_before(previous, overrides),
+    )
     done = run_dir.checkpoint_steps()
     is_finished = bool(done) and (
         done[-1] >= resolved.steps or _has_met_its_target(run_dir, previous, resolved)
     )
     if dry_run or is_finished:
-        click.echo(_words(run_dir, done, resolved.steps, is_finished=is_finished))
+        words = _words(run_dir, done, resolved.steps, is_finished=is_finished)
+        click.echo(_as_json(run_dir, done, resolved.steps, words) if as_json else words)
         return 0
     attempt = Attempt(
         run_dir=run_dir, number=number, asked=recipe, resolved=resolved, machine=machine
@@ -62,12 +71,25 @@ def _newest_attempt(run_dir: RunDir) -> tuple[int, Resolved | None, Path]:
     return number, read_resolved(run_dir.resolved(whole[-1])), run_dir.asked(whole[-1])
 
 
+def _data_as_before(previous: Resolved, overrides: Sequence[str]) -> DataFacts | None:
+    """The data set that the run reads already; its text may have changed, or be gone, since."""
+    asks_for_other = any(override.startswith("data.") for override in overrides)
+    is_there = Path(previous.data.dir).is_dir()
+    return previous.data if is_there and not asks_for_other else None
+
+
 def _has_met_its_target(run_dir: RunDir, previous: Resolved | None, now: Resolved) -> bool:
     """Whether the run ended early at run.target_loss, and the same target and length are asked."""
     if previous is None or read_state(run_dir).state != "finished":
         return False
     asked = [(each.steps, each.recipe.run.target_loss) for each in (previous, now)]
     return asked[0] == asked[1]
+
+
+def _as_json(run_dir: RunDir, done: list[int], steps: int, words: str) -> str:
+    last = done[-1] if done else 0
+    content = {"run_id": run_dir.run_id, "steps_done": last, "steps": steps, "message": words}
+    return json.dumps(content, indent=1)
 
 
 def _words(run_dir: RunDir, done: list[int], steps: int, *, is_finished: bool) -> str:
@@ -77,5 +99,5 @@ def _words(run_dir: RunDir, done: list[int], steps: int, *, is_finished: bool) -
         return f"{run_dir.run_id} would continue from step {done[-1]} of {steps}"
     return (
         f"{run_dir.run_id} is finished: step {done[-1]} of {steps}. To train on, give a new "
-        f"length or target, such as run.steps={2 * steps}."
+        f"length or target, such as run.steps={2 * done[-1]}."
     )

@@ -1,5 +1,6 @@
 """`shardyard train`: makes a run folder and trains here, in processes of their own."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -37,7 +38,9 @@ def command(recipe: tuple[str, ...], *, dry_run: bool, as_json: bool) -> int:
         machine=machine,
     )
     if dry_run:
-        click.echo(attempt.plan().line())
+        prediction = attempt.plan()
+        content = json.dumps(prediction.to_json(), indent=1)
+        click.echo(content if as_json else prediction.line())
         return 0
     write_text(attempt.run_dir.recipe, dump_recipe(request.recipe))
     events = EventWriter(attempt.run_dir.events, attempt=0, generation=0)

@@ -32,6 +32,11 @@ _SIZES = (
 )
 
 
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+_ROPE_WORDS = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+"""Keys of rotary settings that are not parameters of a scaling."""
+
+
 def model_folder(model: Model, *, needs_weights: bool = True) -> Path | None:
     """Folder of the model's own files on this machine, or None for a preset.
 
@@ -113,6 +118,7 @@ def _shape(config: dict[str, Any], path: Path) -> ModelShape:
         max_position_embeddings=config["max_position_embeddings"],
         rms_norm_eps=config["rms_norm_eps"],
         rope_theta=float(_rope(config).get("rope_theta", 10000.0)),
+        rope_scaling=_rope_scaling(_rope(config)),
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
         attention_bias=bool(config.get("attention_bias", False)),
         head_dim=config.get("head_dim"),
@@ -125,15 +131,26 @@ def _rope(config: dict[str, Any]) -> dict[str, Any]:
     return {**older, **(config.get("rope_parameters") or {})}
 
 
+def _rope_type(rope: dict[str, Any]) -> str:
+    return str(rope.get("rope_type", rope.get("type", "default")))
+
+
+def _rope_scaling(rope: dict[str, Any]) -> dict[str, Any] | None:
+    rope_type = _rope_type(rope)
+    if rope_type == "default":
+        return None
+    others = {key: value for key, value in rope.items() if key not in _ROPE_WORDS}
+    return {"rope_type": rope_type, **others}
+
+
 def _not_representable(config: dict[str, Any], *, is_random: bool) -> list[str]:
     """What ``ModelShape`` has no word for, each with its reason."""
     rope = _rope(config)
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    rope_type = _rope_type(rope)
     std = config.get("initializer_range", 0.02)
     reasons = {
-        f"rope_type={rope_type!r}: scaled rotary positions are not built yet": (
-            rope_type != "default"
-        ),
+        f"rope_type={rope_type!r}: only {', '.join(_ROPE_TYPES)} are built; the others change with "
+        "the length of the sample": rope_type not in _ROPE_TYPES,
         f"partial_rotary_factor={rope.get('partial_rotary_factor')}: rotary positions on a part "
         "of a head are not built yet": rope.get("partial_rotary_factor", 1) != 1,
         f"sliding_window={config['sliding_window']}: attention sees the whole sample here; set it "

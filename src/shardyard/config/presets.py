@@ -24,6 +24,8 @@ class ModelShape:
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     head_dim: int | None = None
+    rope_scaling: dict[str, Any] | None = None
+    """Scaled rotary positions (Llama 3.1 and later): ``rope_parameters`` without ``rope_theta``."""
 
     @property
     def head_width(self) -> int:

@@ -87,7 +87,7 @@ class Data(Section):
     """Text, and how it becomes samples of seq_len tokens."""
 
     source: str | Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = "python-stdlib"
-    """python-stdlib, or files, folders and globs of text or JSON lines."""
+    """python-stdlib, or files, folders and globs of text or JSON lines, seen from where you are."""
     text_key: str = "text"
     """The key that holds the text in JSON-lines files."""
     tokenizer: str = "auto"

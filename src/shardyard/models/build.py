@@ -16,8 +16,8 @@ from shardyard.models.init import fill_random
 def hf_config(shape: ModelShape) -> Any:
     """The transformers config of a shape."""
     fields = shape.to_dict()
-    theta = fields.pop("rope_theta")
-    rope = {"rope_type": "default", "rope_theta": theta}
+    scaling = fields.pop("rope_scaling") or {"rope_type": "default"}
+    rope = {**scaling, "rope_theta": fields.pop("rope_theta")}
     if shape.model_type == "mistral":
         fields["sliding_window"] = None  # transformers' default is a window that no shape has
     return AutoConfig.for_model(fields.pop("model_type"), **fields, rope_parameters=rope)

@@ -1,0 +1,53 @@
+"""Relative paths of a recipe become absolute: they start in the current folder.
+
+A run is resumed from anywhere, so what it records must not depend on where it was started.
+"""
+
+import glob
+import os
+from pathlib import Path
+from typing import Any
+
+from shardyard.config.schema import Data, Recipe
+
+_NO_PATH = Data().source
+"""python-stdlib, which is a name."""
+
+
+def anchor_paths(recipe: Recipe) -> Recipe:
+    """The recipe with its relative paths made absolute; settings that were not given stay so."""
+    for section, places in _places(recipe).items():
+        content = getattr(recipe, section)
+        given = {key: value for key, value in places.items() if key in content.model_fields_set}
+        if given:
+            recipe = recipe.model_copy(update={section: content.model_copy(update=given)})
+    return recipe
+
+
+def _places(recipe: Recipe) -> dict[str, dict[str, Any]]:
+    data, path = recipe.data, recipe.model.path
+    is_one = isinstance(data.source, str)
+    sources = (data.source,) if isinstance(data.source, str) else data.source
+    anchored = tuple(entry if entry == _NO_PATH else _anchor_source(entry) for entry in sources)
+    is_folder = Path(data.tokenizer).expanduser().exists()  # else a hub name, or a word
+    return {
+        "run": {"dir": _anchor(recipe.run.dir)},
+        "model": {"path": None if path is None else _anchor(path)},
+        "data": {
+            "source": anchored[0] if is_one else anchored,
+            "dir": _anchor(data.dir),
+            "tokenizer": _anchor(data.tokenizer) if is_folder else data.tokenizer,
+        },
+    }
+
+
+def _anchor_source(entry: str) -> str:
+    """A path or a glob; what is special to globs in the current folder's own name is not meant."""
+    if Path(entry).expanduser().exists() or not glob.has_magic(entry):
+        return _anchor(entry)
+    return _anchor(entry, start=glob.escape(os.getcwd()))  # noqa: PTH109 (a text)
+
+
+def _anchor(place: str, *, start: str | None = None) -> str:
+    path = Path(place).expanduser()
+    return os.path.normpath((Path.cwd() if start is None else Path(start)) / path)
