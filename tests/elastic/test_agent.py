@@ -119,7 +119,8 @@ def test_a_drain_that_takes_too_long_is_cut_off_and_says_so(agents: Agents) -> N
     assert (end["outcome"], end["exit_code"]) == ("failed", 143)
     assert "killed before they had saved their last step" in end["message"]
     assert "the 0.5 s of elastic.drain_timeout_s were over" in end["message"]
-    assert "no checkpoint is durable yet" in end["message"]
+    assert "No checkpoint is durable yet." in end["message"]
+    assert end["message"].endswith("begins again at step 0.")
     assert not agents.events("worker_lost")
     assert_nothing_left(agents, process)
 

@@ -135,5 +135,5 @@ def test_files_of_another_version_are_left_out_and_not_guessed(tmp_path: Path) -
 
 def test_a_folder_without_any_attempt_is_refused_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    with pytest.raises(RequestError, match=r"holds no attempt.*shardyard resume run"):
+    with pytest.raises(RequestError, match=r"holds no attempt.*shardyard resume .*/run`"):
         read_run(RunDir(tmp_path / "run"))
