@@ -1,5 +1,6 @@
 """Small real runs for tests: real text, real preparation, a real run folder."""
 
+import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,13 @@ class Corpus:
 
 
 def prepare_corpus(folder: Path, *, num_documents: int = 40) -> Corpus:
-    """Write documents of real text (this package's own files) and prepare them."""
+    """Write documents of real text (the interpreter's own modules) and prepare them."""
     source = folder / "text"
     source.mkdir()
-    files = sorted((Path(__file__).parents[2] / "src" / "shardyard").rglob("*.py"))
+    modules = Path(sysconfig.get_path("stdlib"))
+    files = sorted([*modules.glob("email/*.py"), *modules.glob("json/*.py")])
     for index, file in enumerate(files[:num_documents]):
-        (source / f"{index:03d}.txt").write_text(file.read_text() or "# empty\n")
+        (source / f"{index:03d}.txt").write_text(file.read_text(encoding="utf-8"))
     prepared = folder / "prepared"
     recipe = Recipe.model_validate(
         {

@@ -40,7 +40,9 @@ class MicroBatch:
         if device.type == "cpu":
             return self
         tensors = (self.tokens_BL, self.targets_BL, self.positions_BL, self.samples_B)
-        return MicroBatch(*(tensor.to(device, non_blocking=True) for tensor in tensors))
+        # only from pinned memory does a copy not wait for the device's earlier work
+        pinned = (tensor.pin_memory() for tensor in tensors)
+        return MicroBatch(*(tensor.to(device, non_blocking=True) for tensor in pinned))
 
 
 class _Source:

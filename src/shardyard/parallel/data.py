@@ -36,7 +36,7 @@ def shard_data_parallel(
     """Shard a model in place: one group a block, so that one block at a time is whole."""
     if layout.dp_replicate == 1:
         mesh = mesh["dp_shard"]  # a second axis would cost an all-reduce over one rank
-    reshard = layout.zero == 3 and layout.dp_shard > 1
+    reshard = layout.zero == 3  # on one rank it still frees the copies in the compute format
 
     def shard(modules: nn.Module | list[nn.Module], *, reshard_after_forward: bool) -> None:
         fully_shard(
@@ -73,7 +73,7 @@ class GradientSync:
     def __init__(self, model: nn.Module, layout: Layout) -> None:
         assert isinstance(model, FSDPModule)
         self._model = model
-        self._zero = 1 if layout.dp_shard == 1 else layout.zero
+        self._zero = layout.zero
 
     def before_micro_batch(self, *, is_last: bool) -> None:
         """Call before the forward pass of each micro-batch."""

@@ -132,7 +132,7 @@ def _transient_terms(recipe: Recipe, shape: ModelShape, layout: Layout) -> list[
 
 def _gathered(recipe: Recipe, shape: ModelShape, layout: Layout) -> Term:
     compute = recipe.precision.compute
-    if layout.zero == 3 and layout.dp_shard > 1:
+    if layout.zero == 3:
         blocks = min(shape.num_hidden_layers, 1 + recipe.parallel.prefetch)
         # embedding and head are never whole at the same time, unless they are one tied table
         elements = blocks * shape.block_parameters + _table(shape)
@@ -150,8 +150,7 @@ def _gathered(recipe: Recipe, shape: ModelShape, layout: Layout) -> Term:
 def _unreduced(recipe: Recipe, shape: ModelShape, layout: Layout) -> Term:
     """Whole gradients before they are summed over ranks."""
     compute, reduce = recipe.precision.compute, recipe.precision.reduce
-    is_zero_1 = layout.zero == 1 or layout.dp_shard == 1
-    if is_zero_1 and micro_steps(recipe, layout) > 1:
+    if layout.zero == 1 and micro_steps(recipe, layout) > 1:
         size = FORMAT_BYTES[reduce] * shape.parameters
         why = f"the whole model's in {reduce}, reduced once a step"
     else:
