@@ -125,7 +125,7 @@ def find_sound(
         return None
     listed = "\n".join(f"  {entry}" for entry in damaged)
     raise CheckpointError(
-        f"{checkpoints_dir} holds {len(damaged)} checkpoints and none is sound:\n{listed}\n"
+        f"{checkpoints_dir} holds no sound checkpoint:\n{listed}\n"
         "Loading one would train on garbage. Bring one back from a copy, or start a new run."
     )
 

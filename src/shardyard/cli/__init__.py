@@ -103,6 +103,15 @@ def main(arguments: Sequence[str] | None = None, *, program: click.Command = sha
             _show_traceback()
         _say(f"error: {error}")
         return error.exit_code
+    except OSError as error:  # of stdout, or of a file that nobody thought would refuse
+        if is_debugging:
+            _show_traceback()
+        where = f" ({error.filename})" if error.filename else ""
+        _say(
+            f"error: {error.strerror or error}{where}. The operating system refused to read or "
+            "write. Check that the place exists, is yours and has room; --debug shows where it was."
+        )
+        return 1
     except Exception as error:  # noqa: BLE001 - the outermost line
         if is_debugging:
             _show_traceback()

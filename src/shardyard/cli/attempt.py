@@ -76,7 +76,8 @@ def run_attempt(attempt: Attempt, *, as_json: bool) -> int:
     elif summary.steps_done:
         _show(attempt.run_dir, summary)
     if answer["exit_code"] != 0:
-        print(answer["message"], file=sys.stderr)
+        is_error = answer["outcome"] == "failed"
+        print(f"{'error: ' if is_error else ''}{answer['message']}", file=sys.stderr)
     return int(answer["exit_code"])
 
 

@@ -193,7 +193,8 @@ def describe_event(event: dict[str, Any]) -> str | None:
     """One line for an event that a person should see; None for the others."""
     match event["kind"]:
         case "worker_lost":
-            return f"lost rank {event['rank']} on {event['node']}: {event['cause']}"
+            cause = _first_sentence(event["cause"])  # all of it comes with the end, or the log
+            return f"lost rank {event['rank']} on {event['node']}: {cause}"
         case "worker_hung":
             return f"rank {event.get('rank')} hangs"
         case "rendezvous" if event["generation"] > 0:
@@ -314,6 +315,10 @@ def describe_step(line: dict[str, Any], total_steps: int, step_s: float | None) 
     if step_s is not None and steps_left > 0:
         facts.append(f"{format_seconds(step_s * steps_left)} left")
     return facts
+
+
+def _first_sentence(text: str) -> str:
+    return text.partition("\n")[0].partition(". ")[0].rstrip(".:")
 
 
 def _number(value: float | None) -> str:

@@ -35,5 +35,7 @@ def command(run: str, *, runs_dir: Path, as_json: bool) -> None:
         click.echo(json.dumps({**content, **paths}, indent=1))
         return
     click.echo(summary.sentence(), err=True)
+    if summary.state in ("drained", "failed", "lost"):
+        click.echo(summary.state_reason, err=True)
     click.echo(found.report_html)
     click.echo(found.report_markdown)

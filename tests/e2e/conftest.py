@@ -1,0 +1,54 @@
+"""One small corpus, and the runs that several tests look at; each start of a run takes seconds."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.shardyard import Answer, Place, make_place
+
+NUM_DOCUMENTS = 40
+
+RECIPE = """\
+model: {preset: llama-tiny}
+data: {source: ./text, vocab_size: 512, seq_len: 32, workers: 1, eval_fraction: 0.1}
+run: {steps: 24}
+task: {eval_every_steps: 12}
+optim: {lr: 1e-2, global_batch: 6, micro_batch: 1}
+parallel: {strategy: FULL_SHARD}
+cluster: {device: cpu, devices: 2}
+checkpoint: {every: 8}
+observe: {log_every: 1}
+"""
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """A folder with a recipe and some text: this package's own files."""
+    folder = tmp_path_factory.mktemp("e2e")
+    (folder / "tiny.yaml").write_text(RECIPE)
+    (folder / "text").mkdir()
+    sources = sorted((Path(__file__).parents[2] / "src" / "shardyard").rglob("*.py"))
+    for number, source in enumerate(sources[:NUM_DOCUMENTS]):
+        (folder / "text" / f"{number:03d}.txt").write_text(source.read_text() or "# empty\n")
+    with make_place(folder) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def prepared(place: Place) -> Answer:
+    """The answer of the `prepare` that all runs find done."""
+    return place.run("prepare", "tiny.yaml", "--json")
+
+
+@pytest.fixture(scope="session")
+def base(place: Place, prepared: Answer) -> Answer:  # noqa: ARG001
+    """The answer of an undisturbed run: `base`, 24 steps, two processes, FULL_SHARD."""
+    return place.run("train", "tiny.yaml", "run.id=base", "task.generate_tokens=4", "--json")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(place: Place) -> Iterator[None]:
+    """Whatever a test does: no process and no file of ours outlives it."""
+    yield
+    place.assert_nothing_left()
