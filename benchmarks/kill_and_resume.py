@@ -25,7 +25,9 @@ from shardyard.observe.samples import SAMPLES_MARK
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_lines, read_steps
 
-STEPS = 60
+KILLED_STEPS = 500
+"""Long enough that the run is not finished before its last kill."""
+LAYOUT_STEPS = 60
 GLOBAL_BATCH = 6
 RECIPE = [
     "model.preset=llama-tiny",
@@ -34,15 +36,16 @@ RECIPE = [
     "data.vocab_size=512",
     "data.seq_len=64",
     "data.eval_fraction=0.1",
-    f"run.steps={STEPS}",
     f"optim.global_batch={GLOBAL_BATCH}",
     "optim.micro_batch=1",
     "optim.lr=3e-3",
     "checkpoint.every=3",
-    "task.eval_every_steps=20",
+    "task.eval_every_steps=50",
     "observe.sample_ids=true",
     "cluster.device=cpu",
 ]
+LONGEST_LIFE_S = 16.0
+"""Latest moment of a kill after the start; training begins after about half of it."""
 LAYOUTS = [
     ("FULL_SHARD", 2, "NO_SHARD", 3),
     ("NO_SHARD", 2, "FULL_SHARD", 1),
@@ -67,6 +70,7 @@ def main() -> int:
     finally:
         shutil.rmtree(folder)
     passed = killed["weights_bit_equal"] and killed["samples_equal"]
+    passed = passed and killed["killed_while_running"] == args.kills
     passed = passed and all(
         row["samples_equal"] and row["max_relative_loss_difference"] <= 1e-4 for row in layouts
     )
@@ -85,36 +89,38 @@ def _write_corpus(folder: Path) -> None:
 
 
 def _kill_study(folder: Path, kills: int) -> dict[str, Any]:
-    layout = ["cluster.devices=2", "parallel.strategy=FULL_SHARD"]
-    started = time.monotonic()
+    layout = ["cluster.devices=2", "parallel.strategy=FULL_SHARD", f"run.steps={KILLED_STEPS}"]
     _finish(_start(folder, ["train", *RECIPE, *layout, "run.id=calm"]))
-    calm_s = time.monotonic() - started
     moments = []
     command = ["train", *RECIPE, *layout, "run.id=killed"]
     for number in range(kills):
         process = _start(folder, command)
-        moments.append(_kill_at_random(process, RunDir(folder / "runs" / "killed"), number, calm_s))
+        moments.append(_kill_at_random(process, RunDir(folder / "runs" / "killed"), number))
         if RunDir(folder / "runs" / "killed").recipe.is_file():
             command = ["resume", "killed"]
     _finish(_start(folder, command))
     calm, killed = (RunDir(folder / "runs" / name) for name in ("calm", "killed"))
     return {
+        "steps": KILLED_STEPS,
         "moments": moments,
+        "killed_while_running": sum(moment["was_running"] for moment in moments),
         "kills_during_a_save": sum(moment["was_saving"] for moment in moments),
         "attempts": len(killed.attempts()),
         "final_step": killed.checkpoint_steps()[-1],
         "weights_bit_equal": _digests(calm) == _digests(killed),
-        "samples_equal": _samples(calm) == _samples(killed) == _every_position_once(calm),
+        "samples_equal": _samples(calm)
+        == _samples(killed)
+        == _every_position_once(calm, KILLED_STEPS),
         "max_relative_loss_difference": _loss_difference(calm, killed),
     }
 
 
 def _kill_at_random(
-    process: subprocess.Popen[bytes], run_dir: RunDir, number: int, calm_s: float
+    process: subprocess.Popen[bytes], run_dir: RunDir, number: int
 ) -> dict[str, Any]:
-    """SIGKILL everything at a random moment; every second time, during a save."""
+    """SIGKILL everything at a random moment of start or training; every second time, in a save."""
     started = time.monotonic()
-    moment_s = random.uniform(0.3, calm_s)
+    moment_s = random.uniform(0.3, LONGEST_LIFE_S)
     wants_save = number % 2 == 1
     saves_to_see = random.randint(1, 4)
     seen: set[str] = set()
@@ -127,10 +133,12 @@ def _kill_at_random(
         if not wants_save and time.monotonic() - started >= moment_s:
             break
         time.sleep(0.001)
+    was_running = process.poll() is None
     _kill_tree(process)
     steps = [line["step"] for line in read_steps(run_dir.metrics)]
     return {
         "after_s": round(time.monotonic() - started, 3),
+        "was_running": was_running,
         "was_saving": was_saving,
         "steps_done": steps[-1] if steps else 0,
     }
@@ -140,14 +148,15 @@ def _layout_study(
     folder: Path, first: str, first_processes: int, second: str, second_processes: int
 ) -> dict[str, Any]:
     """Half of the run with one layout, the other half with another, against all with the first."""
-    before = [f"parallel.strategy={first}", f"cluster.devices={first_processes}"]
+    length = f"run.steps={LAYOUT_STEPS}"
+    before = [f"parallel.strategy={first}", f"cluster.devices={first_processes}", length]
     after = [f"parallel.strategy={second}", f"cluster.devices={second_processes}"]
     name = f"{first}-{first_processes}-{second}-{second_processes}".lower().replace("_", "-")
     whole, halves = RunDir(folder / "runs" / f"whole-{name}"), RunDir(folder / "runs" / name)
     _finish(_start(folder, ["train", *RECIPE, *before, f"run.id={whole.run_id}"]))
     process = _start(folder, ["train", *RECIPE, *before, f"run.id={name}"])
     while process.poll() is None and not any(
-        line["step"] >= STEPS // 2 for line in read_lines(halves.metrics)
+        line["step"] >= LAYOUT_STEPS // 2 for line in read_lines(halves.metrics)
     ):
         time.sleep(0.01)
     _kill_tree(process)
@@ -157,7 +166,9 @@ def _layout_study(
         "first": f"{first} x {first_processes}",
         "second": f"{second} x {second_processes}",
         "steps_of_each": [worlds.count(first_processes), worlds.count(second_processes)],
-        "samples_equal": _samples(halves) == _samples(whole) == _every_position_once(whole),
+        "samples_equal": _samples(halves)
+        == _samples(whole)
+        == _every_position_once(whole, LAYOUT_STEPS),
         "max_relative_loss_difference": _loss_difference(whole, halves),
     }
 
@@ -238,10 +249,10 @@ def _samples(run_dir: RunDir) -> dict[int, int]:
     return dict(sorted(samples.items()))
 
 
-def _every_position_once(run_dir: RunDir) -> dict[int, int]:
+def _every_position_once(run_dir: RunDir, steps: int) -> dict[int, int]:
     """The samples of a run if no position of its steps is missing; else nothing."""
     samples = _samples(run_dir)
-    return samples if list(samples) == list(range(STEPS * GLOBAL_BATCH)) else {}
+    return samples if list(samples) == list(range(steps * GLOBAL_BATCH)) else {}
 
 
 def _loss_difference(one: RunDir, other: RunDir) -> float:

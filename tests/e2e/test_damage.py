@@ -41,7 +41,7 @@ def test_a_disk_that_fills_loses_no_checkpoint(
     assert (prepared.code, base.code) == (0, 0)
     # A checkpoint takes 1.8 MiB: 156,480 parameters x 3 x 4 bytes. Two fit beside the rest.
     with mounted(tmp_path / "small", "size=5m") as disk:
-        words = f"run.dir={disk}", "run.id=full", "checkpoint.keep_last=9"
+        words = f"run.dir={disk}", "run.id=full", "checkpoint.keep_last=9", "cluster.devices=1"
         failed = place.run("train", "tiny.yaml", *words)
         assert failed.code == 1
         last = failed.err.splitlines()[-1]
@@ -61,7 +61,8 @@ def test_a_disk_that_fills_loses_no_checkpoint(
         assert resumed.json["state"] == "finished"
         lines = read_steps(disk / "full" / "metrics.jsonl")
         losses = [line["loss"] for line in lines]
-        assert losses == [line["loss"] for line in read_steps(place.run_dir("base").metrics)]
+        undisturbed = [line["loss"] for line in read_steps(place.run_dir("base").metrics)]
+        assert losses == pytest.approx(undisturbed, abs=1e-4)  # that run had two processes
 
 
 @needs_root
@@ -99,9 +100,9 @@ def test_a_damaged_checkpoint_is_passed_over_loudly(
 def test_a_shard_of_garbage_ends_the_run_with_its_name(
     place: Place, prepared: Answer, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "prepared"
-    shutil.copytree(Path(prepared.json["dir"]).parent, folder)
-    shard = next(folder.glob("*/train-00000.bin"))
+    folder, data = tmp_path / "prepared", Path(prepared.json["dir"])
+    shutil.copytree(data, folder / data.name)
+    shard = folder / data.name / "train-00000.bin"
     shard.write_bytes(b"\xff" * shard.stat().st_size)  # its size is right: seen when it is read
     answer = place.run(
         "train", "tiny.yaml", f"data.dir={folder}", "run.id=garbage", "cluster.devices=1"

@@ -82,9 +82,9 @@ def test_a_file_in_the_way_is_named(place: Place, prepared: Answer, tmp_path: Pa
 def test_a_damaged_shard_is_named_with_the_remedy(
     place: Place, prepared: Answer, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "prepared"
-    shutil.copytree(Path(prepared.json["dir"]).parent, folder)
-    shard = next(folder.glob("*/train-00000.bin"))
+    folder, data = tmp_path / "prepared", Path(prepared.json["dir"])
+    shutil.copytree(data, folder / data.name)
+    shard = folder / data.name / "train-00000.bin"
     with shard.open("r+b") as file:
         file.truncate(shard.stat().st_size - 2)
     answer = place.run("train", "tiny.yaml", f"data.dir={folder}", "run.id=damaged-shard")
