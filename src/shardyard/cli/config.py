@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from shardyard.cli.options import json_option
 from shardyard.cli.tables import print_table
 
 
@@ -12,7 +13,7 @@ from shardyard.cli.tables import print_table
 @click.argument("recipe", nargs=-1)
 @click.option("--schema", is_flag=True, help="Document every setting, and show no recipe.")
 @click.option("--presets", is_flag=True, help="List the named models, and show no recipe.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def command(recipe: tuple[str, ...], *, schema: bool, presets: bool, as_json: bool) -> None:
     """Show RECIPE (files and section.key=value overrides) resolved, each value with its reason.
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from shardyard.cli.options import json_option, runs_dir_option
 from shardyard.rundir.layout import find_run
 
 
@@ -18,12 +19,9 @@ from shardyard.rundir.layout import find_run
     type=click.Choice(["float32", "bfloat16", "float16"]),
     help="Of the weights; default: as saved.",
 )
-@click.option(
-    "--runs-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True,
-    help="Folder that holds the runs.",
-)  # fmt: skip
+@runs_dir_option
 @click.option("--dry-run", is_flag=True, help="Say what would be written.")
-@click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
+@json_option
 def command(
     run: str, to: Path, step: str, dtype: str | None, runs_dir: Path, dry_run: bool, as_json: bool
 ) -> None:

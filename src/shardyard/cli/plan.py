@@ -4,6 +4,7 @@ import json
 
 import click
 
+from shardyard.cli.options import json_option
 from shardyard.cli.request import Request
 from shardyard.cli.tables import print_table
 from shardyard.hardware.probe import probe
@@ -14,7 +15,7 @@ from shardyard.units import format_bytes, format_count, format_flops, format_sec
 
 @click.command()
 @click.argument("recipe", nargs=-1, required=True)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def command(recipe: tuple[str, ...], *, as_json: bool) -> None:
     """Predict memory, speed and price of RECIPE (files and section.key=value overrides).
 

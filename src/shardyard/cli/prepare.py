@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from shardyard.cli.options import json_option
 from shardyard.cli.processes import run_program
 from shardyard.cli.request import Request
 from shardyard.cli.tables import print_table
@@ -17,7 +18,7 @@ from shardyard.config.resolved import DataFacts
 @click.command()
 @click.argument("recipe", nargs=-1, required=True)
 @click.option("--dry-run", is_flag=True, help="Say what would be read and written.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def command(recipe: tuple[str, ...], *, dry_run: bool, as_json: bool) -> None:
     """Prepare the data of RECIPE (files and section.key=value overrides).
 

@@ -5,20 +5,15 @@ from pathlib import Path
 
 import click
 
+from shardyard.cli.options import json_option, runs_dir_option
 from shardyard.report.write import write_report
 from shardyard.rundir.layout import find_run
 
 
 @click.command()
 @click.argument("run")
-@click.option(
-    "--runs-dir",
-    type=click.Path(path_type=Path),
-    default=Path("runs"),
-    show_default=True,
-    help="Folder that holds the runs (run.dir).",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
+@runs_dir_option
+@json_option
 def command(run: str, *, runs_dir: Path, as_json: bool) -> None:
     """Write report.html and report.md into the folder of RUN (a path, an id, or its beginning).
 

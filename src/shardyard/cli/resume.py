@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from shardyard.cli.attempt import Attempt, resolve_here, run_attempt
+from shardyard.cli.options import json_option, runs_dir_option
 from shardyard.cli.request import Request
 from shardyard.cli.train import refuse_other_nodes
 from shardyard.config.anchor import anchor_paths
@@ -23,18 +24,18 @@ from shardyard.rundir.state import read_state
 @click.command()
 @click.argument("run")
 @click.argument("overrides", nargs=-1)
-@click.option("--runs-dir", default="runs", show_default=True, help="Folder of the runs.")
+@runs_dir_option
 @click.option("--dry-run", is_flag=True, help="Say what would be continued; start nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@json_option
 def command(
-    run: str, overrides: tuple[str, ...], *, runs_dir: str, dry_run: bool, as_json: bool
+    run: str, overrides: tuple[str, ...], *, runs_dir: Path, dry_run: bool, as_json: bool
 ) -> int:
     """Continue RUN (a path, an id, or the beginning of one).
 
     OVERRIDES (section.key=value) may change how it runs - processes, strategy, memory, length -
     but not what is learnt: model, data, order and optimisation.
     """
-    run_dir = find_run(run, Path(runs_dir))
+    run_dir = find_run(run, runs_dir)
     Lease(run_dir.lease).close()  # refuse at once, not after a minute of preparation
     check_packages()
     number, previous, asked = _newest_attempt(run_dir)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from shardyard.cli.options import json_option, runs_dir_option
 from shardyard.cli.tables import print_table
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.state import RunState, read_state
@@ -14,14 +15,8 @@ from shardyard.units import format_seconds
 
 
 @click.command()
-@click.option(
-    "--runs-dir",
-    type=click.Path(path_type=Path),
-    default=Path("runs"),
-    show_default=True,
-    help="Folder that holds the runs (run.dir).",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@runs_dir_option
+@json_option
 def command(runs_dir: Path, *, as_json: bool) -> None:
     """List the runs, the most recently changed last."""
     states = sorted(_read_all(runs_dir), key=lambda state: (state.updated_at or 0, state.id))

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from shardyard.cli.attempt import Attempt, resolve_here, run_attempt
+from shardyard.cli.options import json_option
 from shardyard.cli.request import Request
 from shardyard.config.compatibility import check_packages
 from shardyard.config.load import dump_recipe
@@ -19,7 +20,7 @@ from shardyard.rundir.lines import EventWriter
 @click.command()
 @click.argument("recipe", nargs=-1, required=True)
 @click.option("--dry-run", is_flag=True, help="Prepare the data, print the plan, start nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@json_option
 def command(recipe: tuple[str, ...], *, dry_run: bool, as_json: bool) -> int:
     """Train RECIPE (files and section.key=value overrides) on this machine."""
     request = Request.read(recipe)
