@@ -1,6 +1,7 @@
 """`shardyard train`: makes a run folder and trains here, in processes of their own."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from shardyard.cli.request import Request
 from shardyard.config.compatibility import check_packages
 from shardyard.config.load import dump_recipe
 from shardyard.config.schema import Recipe
-from shardyard.errors import RequestError
+from shardyard.errors import RequestError, StorageError
 from shardyard.rundir.layout import RunDir, new_run_id, write_text
 from shardyard.rundir.lines import EventWriter
 
@@ -25,6 +26,7 @@ def command(recipe: tuple[str, ...], *, dry_run: bool, as_json: bool) -> int:
     """Train RECIPE (files and section.key=value overrides) on this machine."""
     request = Request.read(recipe)
     _refuse_existing(request)
+    _refuse_unwritable(Path(request.recipe.run.dir).expanduser())
     refuse_other_nodes(request.recipe)
     for warning in check_packages():
         print(f"warning: {warning}", file=sys.stderr)
@@ -75,3 +77,15 @@ def _refuse_existing(request: Request) -> None:
             f"their files. Continue it with `shardyard resume {run_dir.handle}`, or choose another "
             "id."
         )
+
+
+def _refuse_unwritable(runs_dir: Path) -> None:
+    """Raise now, not after an hour of preparation, if no run folder can be made there."""
+    nearest = next(place for place in (runs_dir, *runs_dir.absolute().parents) if place.exists())
+    if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
+        return
+    why = "cannot be written" if nearest.is_dir() else "is a file, not a folder"
+    raise StorageError(
+        f"run.dir={str(runs_dir)!r}: {nearest} {why}. Every run gets a folder there. Mend that, or "
+        "choose another with run.dir."
+    )
