@@ -91,7 +91,7 @@ def test_a_folder_without_text_says_what_counts_as_text(tmp_path: Path) -> None:
 
 def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").touch()
-    with pytest.raises(DataError, match="empty corpus: its 1 files hold no text"):
+    with pytest.raises(DataError, match="empty corpus: its only file holds no text"):
         list_files(str(tmp_path))
 
 
