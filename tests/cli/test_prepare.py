@@ -37,6 +37,22 @@ def test_prepared_data_is_described_and_found_again(
     assert facts["dir"] in capfd.readouterr().out
 
 
+def test_a_flipped_bit_is_found_when_asked_for(
+    recipe: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    main(["prepare", *recipe, "--json"])
+    folder = Path(json.loads(capfd.readouterr().out)["dir"])
+    shard = next(folder.glob("train-*.bin"))
+    data = bytearray(shard.read_bytes())
+    data[100] ^= 1  # still a token of the vocabulary: training could not tell
+    shard.write_bytes(data)
+    assert main(["prepare", *recipe]) == 0
+    assert main(["prepare", *recipe, "--verify"]) == 1
+    err = capfd.readouterr().err
+    assert f"{shard} is damaged: its SHA-256 is" in err
+    assert "Delete the folder" in err
+
+
 def test_a_dry_run_says_what_it_would_do_and_does_nothing(
     recipe: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

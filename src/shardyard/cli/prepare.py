@@ -18,8 +18,9 @@ from shardyard.config.resolved import DataFacts
 @click.command()
 @click.argument("recipe", nargs=-1, required=True)
 @click.option("--dry-run", is_flag=True, help="Say what would be read and written.")
+@click.option("--verify", is_flag=True, help="Read every prepared file and check its SHA-256.")
 @json_option
-def command(recipe: tuple[str, ...], *, dry_run: bool, as_json: bool) -> None:
+def command(recipe: tuple[str, ...], *, dry_run: bool, verify: bool, as_json: bool) -> None:
     """Prepare the data of RECIPE (files and section.key=value overrides).
 
     Does nothing where the data is prepared already, and goes on where a killed call stopped.
@@ -32,7 +33,7 @@ def command(recipe: tuple[str, ...], *, dry_run: bool, as_json: bool) -> None:
         else:
             print_table(("", ""), list(plan.items()), title="would prepare")
         return
-    facts = prepare_data(request)
+    facts = prepare_data(request, verify=verify)
     if as_json:
         click.echo(json.dumps(asdict(facts), indent=1))
         return
@@ -46,8 +47,8 @@ def command(recipe: tuple[str, ...], *, dry_run: bool, as_json: bool) -> None:
     print_table(("", ""), rows)
 
 
-def prepare_data(request: Request) -> DataFacts:
-    """Prepare a request's data, or find it prepared.
+def prepare_data(request: Request, *, verify: bool = False) -> DataFacts:
+    """Prepare a request's data, or find it prepared; sizes are checked always, content if asked.
 
     Raises:
         ShardyardError: What the data program answered; its class follows the exit code.
@@ -55,8 +56,9 @@ def prepare_data(request: Request) -> DataFacts:
     with tempfile.TemporaryDirectory(prefix="shardyard-") as folder:
         recipe = Path(folder) / "recipe.json"
         recipe.write_text(request.recipe.model_dump_json())
-        model = [] if request.model_dir is None else ["--model-dir", str(request.model_dir)]
-        return DataFacts(**run_program("shardyard.data", [str(recipe), *model]))
+        options = [] if request.model_dir is None else ["--model-dir", str(request.model_dir)]
+        options += ["--verify"] if verify else []
+        return DataFacts(**run_program("shardyard.data", [str(recipe), *options]))
 
 
 def _what_would_happen(request: Request) -> dict[str, str]:
