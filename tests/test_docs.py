@@ -141,8 +141,7 @@ def test_the_smallest_recipe_of_the_readme_is_good(tmp_path: Path) -> None:
         check(load_recipe([tmp_path / "recipe.yaml"]))
 
 
-# the README shows what came of the quickstart
-@pytest.mark.parametrize("example", [e for e in EXAMPLES if e.stem != "quickstart"], ids=shown)
+@pytest.mark.parametrize("example", EXAMPLES, ids=shown)
 def test_an_example_says_hardware_time_price_and_result(example: Path) -> None:
     header = example.read_text().partition("\nmodel:")[0].lower()
     assert "price" in header
