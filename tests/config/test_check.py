@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardyard.config.check import check
+from shardyard.config.check import check, load_checked_recipe
 from shardyard.config.load import load_recipe
 from shardyard.errors import RecipeError
 
@@ -80,3 +80,17 @@ def test_a_credential_is_refused_and_not_repeated(credential: str, kind: str) ->
         check(recipe)
     assert f"data.source: holds {kind} (not shown)" in str(refused.value)
     assert credential not in str(refused.value)
+
+
+def test_wrong_values_and_contradictions_are_told_together() -> None:
+    wrong = ["model.preset=lama2-7b", "optim.lr=fast", "parallel.tp=2", "data.sorce=x"]
+    with pytest.raises(RecipeError) as refused:
+        load_checked_recipe([], wrong)
+    paths = {problem.path for problem in refused.value.problems}
+    assert paths == {"model.preset", "optim.lr", "parallel.tp", "data.sorce"}
+
+
+def test_a_section_whose_setting_is_misspelt_is_not_said_to_lack_it() -> None:
+    with pytest.raises(RecipeError) as refused:
+        load_checked_recipe([], ["model.preset=7", "run.steps=5"])
+    assert [problem.path for problem in refused.value.problems] == ["model.preset"]

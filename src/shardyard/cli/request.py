@@ -9,8 +9,8 @@ from pathlib import Path
 
 from shardyard.config.anchor import anchor_paths
 from shardyard.config.auto import Facts
-from shardyard.config.check import check
-from shardyard.config.load import is_override, load_recipe
+from shardyard.config.check import load_checked_recipe
+from shardyard.config.load import is_override
 from shardyard.config.model_source import has_tokenizer, model_folder, read_shape
 from shardyard.config.presets import ModelShape
 from shardyard.config.resolve import Preview, resolve, resolve_known
@@ -46,9 +46,7 @@ class Request:
         """
         files = [Path(argument) for argument in arguments if not is_override(argument)]
         overrides = [argument for argument in arguments if is_override(argument)]
-        recipe = load_recipe(files, overrides)
-        check(recipe, ", ".join(str(file) for file in files) or "recipe")
-        recipe = anchor_paths(recipe)
+        recipe = anchor_paths(load_checked_recipe(files, overrides))
         name = "-".join(file.stem for file in files) or "run"
         return Request.of(recipe, name=name, needs_weights=needs_weights)
 

@@ -11,9 +11,8 @@ from shardyard.cli.options import json_option, runs_dir_option
 from shardyard.cli.request import Request
 from shardyard.cli.train import refuse_other_nodes
 from shardyard.config.anchor import anchor_paths
-from shardyard.config.check import check
+from shardyard.config.check import load_checked_recipe
 from shardyard.config.compatibility import check_packages
-from shardyard.config.load import load_recipe
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.rundir.layout import RunDir, find_run
 from shardyard.rundir.lease import Lease
@@ -39,9 +38,7 @@ def command(
     Lease(run_dir.lease).close()  # refuse at once, not after a minute of preparation
     check_packages()
     number, previous, asked = _newest_attempt(run_dir)
-    recipe = load_recipe([asked], overrides)
-    check(recipe, str(asked))
-    recipe = anchor_paths(recipe)
+    recipe = anchor_paths(load_checked_recipe([asked], overrides))
     refuse_other_nodes(recipe)
     machine, resolved = resolve_here(
         Request.of(recipe, name=run_dir.run_id),

@@ -4,12 +4,14 @@ One small function for each kind of problem; all are run, so that a user sees ev
 """
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from shardyard.config.credentials import HIDDEN, find_credential
 from shardyard.config.legality import batch_problems, strategy_problems
 from shardyard.config.legality import problems as layout_problems
+from shardyard.config.load import read_settings, source_of
 from shardyard.config.presets import PRESETS
 from shardyard.config.schema import Optim, Recipe
 from shardyard.errors import Problem, RecipeError, RequestError
@@ -32,9 +34,30 @@ def check(recipe: Recipe, source: str = "recipe") -> None:
     Raises:
         RecipeError: All problems.
     """
-    found = [problem for look in _CHECKS for problem in look(recipe)]
+    found = _find_problems(recipe)
     if found:
         raise RecipeError(found, source)
+
+
+def load_checked_recipe(files: Sequence[Path], overrides: Sequence[str] = ()) -> Recipe:
+    """Load and check a recipe, so that wrong settings and contradictions are told together.
+
+    Raises:
+        RequestError: A file cannot be read or is no YAML mapping.
+        RecipeError: All problems of the recipe.
+    """
+    recipe, problems = read_settings(files, overrides)
+    # a section that has lost a setting for being wrong is not told that it lacks one
+    broken = {problem.path for problem in problems}
+    broken |= {problem.path.partition(".")[0] for problem in problems}
+    problems += [problem for problem in _find_problems(recipe) if problem.path not in broken]
+    if problems:
+        raise RecipeError(problems, source_of(files))
+    return recipe
+
+
+def _find_problems(recipe: Recipe) -> list[Problem]:
+    return [problem for look in _CHECKS for problem in look(recipe)]
 
 
 def _credentials(recipe: Recipe) -> Iterable[Problem]:

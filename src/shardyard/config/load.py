@@ -62,20 +62,37 @@ def load_recipe(files: Sequence[Path], overrides: Sequence[str] = ()) -> Recipe:
         RequestError: A file cannot be read or is no YAML mapping.
         RecipeError: Unknown keys, wrong types or values out of bounds; all of them.
     """
+    recipe, problems = read_settings(files, overrides)
+    if problems:
+        raise RecipeError(problems, source_of(files))
+    return recipe
+
+
+def read_settings(files: Sequence[Path], overrides: Sequence[str]) -> tuple[Recipe, list[Problem]]:
+    """The recipe of all settings that are valid, and a problem for each one that is not.
+
+    Raises:
+        RequestError: A file cannot be read or is no YAML mapping.
+    """
     problems: list[Problem] = []
     merged: dict[str, Any] = {}
     for file in files:
         _merge(merged, _known_settings(_read(file), problems))
     for override in overrides:
         _merge(merged, _known_settings(_read_override(override, problems), problems))
-    source = ", ".join(str(file) for file in files) or "recipe"
     try:
-        recipe = Recipe.model_validate(merged)
+        return Recipe.model_validate(merged), problems
     except ValidationError as error:
-        raise RecipeError([*problems, *_type_problems(error, merged)], source) from error
-    if problems:
-        raise RecipeError(problems, source)
-    return recipe
+        wrong = _type_problems(error, merged)
+    for problem in wrong:
+        section, _, key = problem.path.partition(".")
+        merged[section].pop(key, None)
+    return Recipe.model_validate(merged), [*problems, *wrong]
+
+
+def source_of(files: Sequence[Path]) -> str:
+    """What messages call a recipe: its files."""
+    return ", ".join(str(file) for file in files) or "recipe"
 
 
 def dump_recipe(recipe: Recipe) -> str:
