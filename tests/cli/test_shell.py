@@ -116,3 +116,11 @@ def test_an_answer_comes_at_once(words: list[str], limit_s: float, tmp_path: Pat
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         times_s.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
     assert min(times_s) <= limit_s
+
+
+def test_a_closed_stdout_is_no_bug(tmp_path: Path) -> None:
+    answer = subprocess.run(
+        ["sh", "-c", '"$@" >&-', "sh", *MODULE, "config", "model.preset=llama-tiny"],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert (answer.returncode, answer.stderr) == (0, "")

@@ -86,7 +86,8 @@ def main(arguments: Sequence[str] | None = None, *, program: click.Command = sha
         # Not program.main(): it would turn a broken pipe into exit code 1, a failed run.
         with program.make_context("shardyard", words) as context:
             code = program.invoke(context)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # started with it closed, as by `>&-`
+            sys.stdout.flush()
         return int(code or 0)
     except click.exceptions.Exit as leaving:  # --help, --version
         return leaving.exit_code

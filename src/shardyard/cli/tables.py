@@ -8,7 +8,7 @@ import click
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> None:
     """Print rows under column names; the last column may be long."""
-    if sys.stdout.isatty():
+    if sys.stdout is not None and sys.stdout.isatty():
         _draw(columns, rows, title=title)
         return
     if title:
