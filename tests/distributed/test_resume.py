@@ -142,6 +142,6 @@ def test_steps_that_are_not_finite_are_skipped_up_to_a_limit(
     answers = run_on_ranks(_train_until_not_finite, 2, run_dir)
     assert answers[0] == answers[1]
     assert "3 steps in a row were skipped" in answers[0]
-    assert "Lower optim.lr" in answers[0]
+    assert "start a new run with a lower optim.lr" in answers[0]
     lines = read_steps(run_dir.metrics)
     assert [line["grad_norm"] for line in lines[-3:]] == [None] * 3

@@ -129,9 +129,9 @@ class Loop:
             raise TrainingError(
                 f"step {launched.step}: loss {result.loss}, gradient norm {result.grad_norm}; "
                 f"{result.skipped_in_row} steps in a row were skipped because they were not "
-                "finite. Restarting would repeat them. Lower optim.lr or optim.grad_clip, or "
-                "resume with precision.compute=fp32; the newest checkpoint is from step "
-                f"{self.saved_step}."
+                "finite. Restarting would repeat them. Resume with precision.compute=fp32 if it "
+                "was not, or start a new run with a lower optim.lr or optim.grad_clip. The newest "
+                f"checkpoint is from step {self.saved_step}."
             )
 
     def _write_line(self, launched: _Launched, result: StepResult, step_time_s: float) -> None:

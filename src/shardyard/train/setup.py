@@ -145,25 +145,27 @@ def set_up(run_dir: RunDir, attempt: int, hooks: Hooks, *, local_rank: int) -> T
         sinks=open_sinks(run_dir, tensorboard=recipe.observe.tensorboard) if rank == 0 else [],
     )
     training.report("data_ready", seconds=data_s, samples=train_source.num_samples)
-    memory = training.gather(
-        {
-            "rank": rank,
-            **memory_by_kind(tensors),
-            "peak_bytes": peak_memory_bytes(device),
-        }
-    )
-    training.report(
-        "model_ready", seconds=time.monotonic() - started, memory_by_rank=memory,
-        parameters=resolved.shape.parameters, layout=asdict(layout),
-    )  # fmt: skip
+    _report_model(training, layout, seconds=time.monotonic() - started)
     if chosen is not None:
-        training.report(
-            "checkpoint_loaded",
-            step=chosen.step,
-            seconds=load_s,
-            damaged=[damaged._asdict() for damaged in chosen.damaged],
-        )
+        damaged = [passed_over._asdict() for passed_over in chosen.damaged]
+        training.report("checkpoint_loaded", step=chosen.step, seconds=load_s, damaged=damaged)
     return training
+
+
+def _report_model(training: Training, layout: Layout, *, seconds: float) -> None:
+    """Say what every rank holds before the first step. All ranks call it."""
+    mine = {
+        "rank": training.rank,
+        **memory_by_kind(training.tensors),
+        "peak_bytes": peak_memory_bytes(training.device),
+    }
+    training.report(
+        "model_ready",
+        seconds=seconds,
+        memory_by_rank=training.gather(mine),
+        parameters=training.resolved.shape.parameters,
+        layout=asdict(layout),
+    )
 
 
 def _gloo_group(timeout_s: float) -> dist.ProcessGroup:
