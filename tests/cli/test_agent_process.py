@@ -72,7 +72,7 @@ def test_what_an_agent_leaves_running_is_ended(run: RunDir) -> None:
         'print(\'{"outcome": "finished", "exit_code": 0, "message": "%d"}\' % os.getpid())\n'
     )
     answer, _ = run_script(run, script)
-    wait_until(lambda: not session_pids(int(str(answer["message"]))), timeout_s=2.0)
+    wait_until(lambda: not session_pids(int(str(answer["message"]))), timeout_s=20.0)
 
 
 @pytest.fixture

@@ -195,7 +195,7 @@ def test_ctrl_c_ends_everything_with_130_and_no_traceback(corpus: Path, tmp_path
     while not list((tmp_path / "out").glob("*/pieces/*.json")):
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)
-    answer, talk = process.communicate(timeout=20)
+    answer, talk = process.communicate(timeout=60)
     assert process.returncode == 130
     assert answer == b""
     assert b"Traceback" not in talk

@@ -24,8 +24,8 @@ def agents(tmp_path: Path) -> Iterator[Agents]:
 
 
 def assert_nothing_left(agents: Agents, process: subprocess.Popen[str]) -> None:
-    wait_until(lambda: not session_pids(process.pid), timeout_s=3.0)
-    wait_until(lambda: not list(agents.scratch.iterdir()), timeout_s=1.0)
+    wait_until(lambda: not session_pids(process.pid), timeout_s=20.0)
+    wait_until(lambda: not list(agents.scratch.iterdir()), timeout_s=10.0)
 
 
 def test_a_normal_run_finishes_with_events_and_logs(agents: Agents) -> None:
@@ -211,7 +211,7 @@ def test_two_nodes_meet_and_finish_together(agents: Agents) -> None:
     assert sorted(worker["rank"] for worker in started["workers"]) == [0, 1]
     assert "sum 1 of 2" in agents.run.log(1, 1).read_text()
     for node in nodes:
-        wait_until(lambda pid=node.pid: not session_pids(pid), timeout_s=3.0)  # type: ignore[misc]
+        wait_until(lambda pid=node.pid: not session_pids(pid), timeout_s=20.0)  # type: ignore[misc]
 
 
 def test_an_error_on_one_node_ends_the_other_with_its_message(agents: Agents) -> None:
