@@ -4,15 +4,18 @@ A worker is a fork of it, so that a restart costs about a second instead of the 
 the model. The server imports this very module when it starts; the last lines set it up.
 """
 
+import fcntl
 import importlib
 import multiprocessing.forkserver as mp_forkserver
 import os
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing import util
+from pathlib import Path
 from types import FrameType
 
 from shardyard.elastic.drain import signal_at_parent_death
@@ -20,6 +23,10 @@ from shardyard.errors import StorageError
 
 PRELOAD = ("torch", "transformers.models.llama.modeling_llama", "shardyard.train.loop")
 """What workers of the training loop need."""
+
+_SCRATCH_PREFIX = "shardyard-agent-"
+_SWEEP_AGE_S = 60.0
+"""Younger folders are left alone: their agent may not have locked them yet."""
 
 _AGENT_PID = "SHARDYARD_AGENT_PID"
 _SCRATCH_DIR = "SHARDYARD_AGENT_SCRATCH"
@@ -29,8 +36,8 @@ _PRELOAD = "SHARDYARD_PRELOAD"
 def start(preload: Sequence[str]) -> None:
     """Start the server in the background; call from the main thread.
 
-    The folder of its socket is removed when this process ends, and by the server if this process is
-    killed.
+    The folder of its socket is removed when this process ends, by the server if this process is
+    killed, and by a later agent if both are.
     """
     scratch = _make_scratch_dir()
     tempfile.tempdir = scratch
@@ -45,17 +52,46 @@ def start(preload: Sequence[str]) -> None:
 
 def _make_scratch_dir() -> str:
     """A folder for the server's socket, whose path the kernel limits to 107 bytes (unix(7))."""
-    names_bytes = len("/shardyard-12345678/pymp-12345678/listener-12345678")
+    names_bytes = len(f"/{_SCRATCH_PREFIX}12345678/pymp-12345678/listener-12345678")
     folder = tempfile.gettempdir()
     if len(os.fsencode(folder)) + names_bytes > 107:
         folder = "/tmp"  # a long TMPDIR, as some clusters set it
     try:
-        return tempfile.mkdtemp(prefix="shardyard-", dir=folder)
+        sweep(Path(folder))
+        scratch = tempfile.mkdtemp(prefix=_SCRATCH_PREFIX, dir=folder)
+        _hold(scratch)  # until this process ends, however it ends
+        return scratch
     except OSError as error:
         raise StorageError(
             f"{folder} cannot be written: {error.strerror}. The processes of a run find each other "
             "through a file there. Make room, or set TMPDIR to another folder."
         ) from error
+
+
+def sweep(folder: Path) -> None:
+    """Remove what agents left there that were killed together with their servers.
+
+    A living agent holds a lock on its folder. Process ids would not do: containers may share a
+    temporary folder and number their processes alike.
+    """
+    for scratch in folder.glob(f"{_SCRATCH_PREFIX}*"):
+        with suppress(OSError):  # another user's, in use, or gone by now
+            if time.time() - scratch.stat().st_mtime < _SWEEP_AGE_S:
+                continue
+            descriptor = _hold(scratch)
+            shutil.rmtree(scratch, ignore_errors=True)
+            os.close(descriptor)
+
+
+def _hold(folder: str | Path) -> int:
+    """Lock a folder until the descriptor is closed; OSError if another process holds it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def stop() -> None:
