@@ -9,9 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """Sizes of one decoder-only transformer; the field names are those of Hugging Face configs."""
+    """Sizes of one transformer; the field names are those of Hugging Face configs."""
 
     model_type: str
+    """llama, mistral, mixtral, qwen3, qwen3_moe, gpt2 (GPT, BLOOM, MPT, ...), bert."""
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -26,6 +27,13 @@ class ModelShape:
     head_dim: int | None = None
     rope_scaling: dict[str, Any] | None = None
     """Scaled rotary positions (Llama 3.1 and later): ``rope_parameters`` without ``rope_theta``."""
+    num_experts: int = 0
+    """Experts of each block's MLP; 0: one dense MLP."""
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int | None = None
+    """Width of one expert; None: intermediate_size."""
+    shared_expert_intermediate_size: int = 0
+    """Width of the expert that every token visits; 0: there is none."""
 
     @property
     def head_width(self) -> int:
@@ -33,33 +41,68 @@ class ModelShape:
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
     @property
+    def is_gated(self) -> bool:
+        """Whether the MLP has a gate: three matrices instead of two (SwiGLU)."""
+        return self.model_type not in ("gpt2", "bert")
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether tokens attend to earlier ones alone."""
+        return self.model_type != "bert"
+
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of one expert; 0 for a dense model."""
+        if not self.num_experts:
+            return 0
+        width = self.moe_intermediate_size or self.intermediate_size
+        return (3 if self.is_gated else 2) * self.hidden_size * width
+
+    @property
     def block_parameters(self) -> int:
         """Parameters of one transformer block, norms and biases included."""
-        hidden, heads, kv_heads = (
-            self.hidden_size,
-            self.num_attention_heads * self.head_width,
-            self.num_key_value_heads * self.head_width,
-        )
+        return self.shared_block_parameters + self.num_experts * self.expert_parameters
+
+    @property
+    def shared_block_parameters(self) -> int:
+        """Parameters of one block without its experts: what every token visits."""
+        hidden, inner = self.hidden_size, self.intermediate_size
+        heads = self.num_attention_heads * self.head_width
+        kv_heads = self.num_key_value_heads * self.head_width
         attention = 2 * hidden * heads + 2 * hidden * kv_heads
-        if self.attention_bias:
+        if self.attention_bias or not self.is_gated:
             attention += heads + 2 * kv_heads + hidden
-        return attention + 3 * hidden * self.intermediate_size + 2 * hidden
+        if not self.is_gated:  # GPT and BERT: biases everywhere, norms with bias
+            return attention + 2 * hidden * inner + inner + hidden + 4 * hidden
+        if self.num_experts:
+            router = hidden * self.num_experts
+            return (
+                attention + router + 3 * hidden * self.shared_expert_intermediate_size + 2 * hidden
+            )
+        return attention + 3 * hidden * inner + 2 * hidden
+
+    @property
+    def embedding_parameters(self) -> int:
+        """The table of tokens, and of positions and token types where they are learned."""
+        learned = self.max_position_embeddings if self.model_type in ("gpt2", "bert") else 0
+        types = 2 if self.model_type == "bert" else 0
+        return (self.vocab_size + learned + types) * self.hidden_size
 
     @property
     def parameters(self) -> int:
         """All parameters; a tied head is counted once."""
-        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
-        return embeddings + self.num_hidden_layers * self.block_parameters + self.hidden_size
+        head = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
+        last_norm = self.hidden_size * (1 if self.is_gated else 2)
+        blocks = self.num_hidden_layers * self.block_parameters
+        return self.embedding_parameters + blocks + last_norm + head
 
     @property
     def matmul_parameters(self) -> int:
-        """Parameters that take part in a matrix product of every token: not the embedding table."""
-        norms = self.hidden_size * (2 * self.num_hidden_layers + 1)
-        return (
-            self.parameters
-            - norms
-            - (0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size)
-        )
+        """Parameters in a matrix product of every token: no table, and only the visited experts."""
+        idle = (self.num_experts - self.num_experts_per_tok) * self.expert_parameters
+        visited = self.shared_block_parameters + self.num_experts * self.expert_parameters - idle
+        blocks = self.num_hidden_layers * (visited - 2 * self.hidden_size)
+        return blocks + self.vocab_size * self.hidden_size
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
