@@ -7,33 +7,11 @@ is a part of one).
 
 import difflib
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from shardyard.errors import RequestError
-
-GIB = 2**30
-MIB = 2**20
-
-
-@dataclass(frozen=True, kw_only=True)
-class Accelerator:
-    """One accelerator model."""
-
-    name: str
-    memory_bytes: int
-    peak_tflops: dict[str, float] = field(default_factory=dict)
-    """Datasheet peak without sparsity, by number format; a missing format is not known."""
-    bandwidth_bytes_per_s: float | None = None
-    """Peak of the device's own memory."""
-    driver_names: tuple[str, ...] = ()
-    """Regular expressions; each must match the whole of the name that the driver prints."""
-    source: str = ""
-    """Where the rates and the memory come from."""
-
-    def peak_flops_per_s(self, number_format: str) -> float | None:
-        """Peak FLOP/s of one device in a format; None if no source gives it."""
-        tflops = self.peak_tflops.get(number_format)
-        return None if tflops is None else tflops * 1e12
+from shardyard.hardware import nvidia, other_vendors
+from shardyard.hardware.accelerator import Accelerator as Accelerator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,110 +36,9 @@ class Instance:
         return _PRICES
 
 
-_PEAKS = (
-    "vendors' datasheets, dense, as collected by stas00/ml-engineering "
-    "(compute/accelerator/README.md @744d01e18; bandwidth @007447327)"
-)
-_EC2_MEMORY = "memory: EC2 instance table of karpenter.sh, 2026-08-21"
 _PRICES = "on-demand, us-east-1, karpenter.sh price table generated 2026-07-20"
-_V100 = (
-    "NVIDIA V100 datasheet and Volta white paper WP-08608-001: 640 tensor cores x 128 FLOP a clock "
-    "x 1.53 GHz (SXM2), 1.38 GHz (PCIe); no bf16"
-)
 
-# MI300X and other AMD devices print their name through ROCm; Gaudi through habana_frameworks.
-ACCELERATORS: tuple[Accelerator, ...] = (
-    Accelerator(
-        name="V100 16GB", memory_bytes=16 * GIB, bandwidth_bytes_per_s=900e9,
-        peak_tflops={"fp32": 15.7, "fp16": 125},
-        driver_names=(r"Tesla V100-SXM2-16GB",), source=_V100,
-    ),
-    Accelerator(
-        name="V100 32GB", memory_bytes=32 * GIB, bandwidth_bytes_per_s=900e9,
-        peak_tflops={"fp32": 15.7, "fp16": 125},
-        driver_names=(r"Tesla V100-SXM2-32GB(-LS)?",), source=_V100,
-    ),
-    Accelerator(
-        name="V100 PCIe 16GB", memory_bytes=16 * GIB, bandwidth_bytes_per_s=900e9,
-        peak_tflops={"fp32": 14, "fp16": 112},
-        driver_names=(r"Tesla V100-PCIE-16GB",), source=_V100,
-    ),
-    Accelerator(
-        name="A100 40GB", memory_bytes=40 * GIB, bandwidth_bytes_per_s=1555e9,
-        peak_tflops={"fp32": 19.5, "fp16": 312, "bf16": 312},
-        driver_names=(r"(NVIDIA )?A100-SXM4-40GB", r"(NVIDIA )?A100-PCIE-40GB"),
-        source=f"{_PEAKS}; 40 GB bandwidth: NVIDIA A100 datasheet",
-    ),
-    Accelerator(
-        name="A100 80GB", memory_bytes=80 * GIB, bandwidth_bytes_per_s=2000e9,
-        peak_tflops={"fp32": 19.5, "fp16": 312, "bf16": 312},
-        driver_names=(r"(NVIDIA )?A100-SXM4-80GB", r"(NVIDIA )?A100 80GB PCIe"), source=_PEAKS,
-    ),
-    Accelerator(
-        name="H100 SXM", memory_bytes=80 * GIB, bandwidth_bytes_per_s=3350e9,
-        peak_tflops={"fp32": 67, "fp16": 989, "bf16": 989, "fp8": 1979},
-        driver_names=(r"NVIDIA H100 80GB HBM3",), source=_PEAKS,
-    ),
-    Accelerator(
-        name="H100 PCIe", memory_bytes=80 * GIB, bandwidth_bytes_per_s=2000e9,
-        peak_tflops={"fp32": 51, "fp16": 756, "bf16": 756, "fp8": 1513},
-        driver_names=(r"NVIDIA H100 PCIe",), source=_PEAKS,
-    ),
-    Accelerator(
-        name="H200", memory_bytes=144384 * MIB, bandwidth_bytes_per_s=4800e9,
-        peak_tflops={"fp32": 67, "fp16": 989, "bf16": 989, "fp8": 1979},
-        driver_names=(r"NVIDIA H200",), source=f"{_PEAKS}; {_EC2_MEMORY}",
-    ),
-    Accelerator(
-        name="B200", memory_bytes=183359 * MIB, bandwidth_bytes_per_s=8000e9,
-        peak_tflops={"fp32": 80, "fp16": 2250, "bf16": 2250, "fp8": 4500},
-        driver_names=(r"NVIDIA B200",), source=f"{_PEAKS}; {_EC2_MEMORY}",
-    ),
-    Accelerator(
-        name="B300", memory_bytes=275040 * MIB,
-        peak_tflops={"fp32": 80, "fp16": 2250, "bf16": 2250, "fp8": 4500},
-        source=f"{_PEAKS}; {_EC2_MEMORY}; what its driver prints is not known to us",
-    ),
-    Accelerator(
-        name="L4", memory_bytes=22888 * MIB, bandwidth_bytes_per_s=300e9,
-        peak_tflops={"fp32": 30.3, "fp16": 121, "bf16": 121, "fp8": 242.5},
-        driver_names=(r"NVIDIA L4",),
-        source=f"NVIDIA L4 datasheet, half of its figures with sparsity; {_EC2_MEMORY}",
-    ),
-    Accelerator(
-        name="L40S", memory_bytes=45776 * MIB, bandwidth_bytes_per_s=864e9,
-        peak_tflops={"fp32": 91.6, "fp16": 362, "bf16": 362, "fp8": 733},
-        driver_names=(r"NVIDIA L40S",), source=f"{_PEAKS}; {_EC2_MEMORY}",
-    ),
-    Accelerator(
-        name="A10G", memory_bytes=22888 * MIB, bandwidth_bytes_per_s=600e9,
-        driver_names=(r"NVIDIA A10G",),
-        source=f"{_EC2_MEMORY}; its sources disagree on the peak (62.5 to 140 TFLOP/s): left out",
-    ),
-    Accelerator(
-        name="T4", memory_bytes=16 * GIB, driver_names=(r"Tesla T4",),
-        source=f"{_EC2_MEMORY}; peak not looked up",
-    ),
-    Accelerator(
-        name="MI300X", memory_bytes=192 * GIB, bandwidth_bytes_per_s=5300e9,
-        peak_tflops={"fp32": 163.4, "fp16": 1300, "bf16": 1300, "fp8": 2610},
-        driver_names=(r"AMD Instinct MI300X",), source=_PEAKS,
-    ),
-    Accelerator(
-        name="Gaudi", memory_bytes=32 * GIB, driver_names=(r"GAUDI",),
-        source=f"{_EC2_MEMORY}; Intel publishes no peak",
-    ),
-    Accelerator(
-        name="Gaudi2", memory_bytes=96 * GIB, bandwidth_bytes_per_s=2450e9,
-        peak_tflops={"bf16": 432, "fp8": 865}, driver_names=(r"GAUDI2",), source=_PEAKS,
-    ),
-    Accelerator(
-        name="Gaudi3", memory_bytes=128 * GIB, bandwidth_bytes_per_s=3700e9,
-        peak_tflops={"fp32": 229, "fp16": 459, "bf16": 1677, "fp8": 1677},
-        driver_names=(r"GAUDI3",),
-        source=f"{_PEAKS}; memory and bandwidth: Intel Gaudi 3 white paper",
-    ),
-)  # fmt: skip
+ACCELERATORS: tuple[Accelerator, ...] = (*nvidia.ROWS, *other_vendors.ROWS)
 
 _BY_NAME = {row.name: row for row in ACCELERATORS}
 
@@ -207,6 +84,25 @@ def accelerator_named(name: str) -> Accelerator | None:
         if any(re.fullmatch(pattern, name) for pattern in row.driver_names):
             return row
     return None
+
+
+def accelerator_by_name(name: str) -> Accelerator:
+    """The accelerator whose row has this name; upper and lower case are the same.
+
+    Raises:
+        RequestError: The catalogue has no such row; the message names the nearest ones.
+    """
+    rows = {row.name.lower(): row for row in ACCELERATORS}
+    row = rows.get(name.lower())
+    if row is None:
+        near = difflib.get_close_matches(name.lower(), rows, n=3, cutoff=0.5)
+        names = ", ".join(rows[word].name for word in near or rows)
+        hint = f"Nearest: {names}." if near else f"It has {names}."
+        raise RequestError(
+            f"accelerator {name!r} is not in the catalogue. {hint} Take one of them, or describe "
+            "the device by its numbers in a cluster file."
+        )
+    return row
 
 
 def instance(name: str) -> Instance:

@@ -2,20 +2,8 @@
 
 from dataclasses import dataclass
 
-from shardyard.hardware.catalogue import Accelerator
-
-
-@dataclass(frozen=True, kw_only=True)
-class Link:
-    """What joins devices, as one device sees it while all others use it too."""
-
-    name: str
-    """``NVLink 4``, ``4 x EFA``, ``PCIe 4``."""
-    bytes_per_s: float
-    """Datasheet rate of one direction for one device: its share where devices share a link."""
-    latency_s: float
-    """From the start of a collective of two devices to its end, for a small message."""
-    source: str
+from shardyard.hardware.accelerator import Accelerator as Accelerator
+from shardyard.hardware.links import Link as Link
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,49 @@
+"""One accelerator model: what its datasheet says, and what was measured of it."""
+
+from dataclasses import dataclass, field
+
+from shardyard.hardware.links import Link
+
+GIB = 2**30
+MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accelerator:
+    """One accelerator model. None, or a format left out: no source gives it, and nobody guesses."""
+
+    name: str
+    memory_bytes: int
+    peak_tflops: dict[str, float] = field(default_factory=dict)
+    """Datasheet peak without sparsity, by number format; a missing format is not known."""
+    achievable: dict[str, float] = field(default_factory=dict)
+    """Best matrix product anybody reached, as a share of the peak, by number format."""
+    achievable_source: str = ""
+    """Whose measurement the shares are, or the rule that stands in for one."""
+    bandwidth_bytes_per_s: float | None = None
+    """Peak of the device's own memory."""
+    processors: int | None = None
+    """Parts that each compute a tile of a matrix product: SMs, compute units, tensor cores."""
+    link: Link | None = None
+    """Joins it with its peers in the vendor's reference system."""
+    host_link_bytes_per_s: float | None = None
+    """To the memory of its host, one direction."""
+    network: Link | None = None
+    """Joins nodes of the vendor's reference system; a device's share."""
+    nvlink_domain: int | None = None
+    """Devices that ``link`` joins, where they are more than those of a node."""
+    driver_names: tuple[str, ...] = ()
+    """Regular expressions; each must match the whole of the name that the driver prints."""
+    source: str = ""
+    """Where the rates and the memory come from."""
+
+    def peak_flops_per_s(self, number_format: str) -> float | None:
+        """Peak FLOP/s of one device in a format; None if no source gives it."""
+        tflops = self.peak_tflops.get(number_format)
+        return None if tflops is None else tflops * 1e12
+
+    def achievable_flops_per_s(self, number_format: str) -> float | None:
+        """The best rate of a matrix product on one device; None if no source gives it."""
+        peak = self.peak_flops_per_s(number_format)
+        share = self.achievable.get(number_format)
+        return None if peak is None or share is None else peak * share
