@@ -13,10 +13,10 @@ from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Recipe
 from shardyard.hardware.catalogue import Accelerator, Instance, accelerator_named, instance
 from shardyard.hardware.machine import Machine
-from shardyard.plan.collectives import communication_terms
 from shardyard.plan.flops import flops_per_token
 from shardyard.plan.memory import Term, memory_terms, optimizer_bytes_per_parameter
 from shardyard.plan.throughput import Peak, Price, Speed, peak_of, price_of, speed_of
+from shardyard.plan.traffic import communication_terms
 from shardyard.units import format_bytes, format_count, format_seconds, format_usd
 
 SAFE_SHARE = 0.8

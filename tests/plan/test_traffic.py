@@ -3,7 +3,7 @@
 import pytest
 
 from shardyard.config.legality import Layout
-from shardyard.plan.collectives import communication_terms
+from shardyard.plan.traffic import communication_terms
 from tests.plan.recipes import resolved_recipe, shape_of
 
 PARAMETERS = 6_738_415_616
