@@ -38,7 +38,7 @@ def _show_recipe(arguments: tuple[str, ...], *, as_json: bool) -> None:
     from shardyard.config.resolved import flatten
     from shardyard.units import format_count
 
-    request = Request.read(arguments, needs_weights=False)
+    request = Request.read(arguments, to_train=False, needs_weights=False)
     preview = request.preview()
     given = flatten(request.recipe.model_dump(mode="json", exclude_unset=True))
     values = flatten(preview.recipe.model_dump(mode="json"))

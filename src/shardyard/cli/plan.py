@@ -32,7 +32,7 @@ def command(recipe: tuple[str, ...], *, as_json: bool) -> None:
 
 def _plan(arguments: tuple[str, ...]) -> tuple[Plan, str]:
     """The plan, and why it is as long as it is."""
-    request = Request.read(arguments, needs_weights=False)
+    request = Request.read(arguments, to_train=False, needs_weights=False)
     is_rented = request.recipe.cluster.instance is not None
     machine = None if is_rented else probe()
     preview = request.preview(machine)

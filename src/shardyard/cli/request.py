@@ -32,11 +32,14 @@ class Request:
     """Before the data is prepared, its vocabulary may be that of the tokenizer to be trained."""
 
     @staticmethod
-    def read(arguments: Sequence[str], *, needs_weights: bool = True) -> "Request":
+    def read(
+        arguments: Sequence[str], *, to_train: bool = True, needs_weights: bool = True
+    ) -> "Request":
         """Load and check a recipe, and find its model.
 
         Args:
             arguments: Recipe files and ``section.key=value`` overrides, in any order.
+            to_train: Whether what can be planned but not trained yet is refused.
             needs_weights: Whether weights that the recipe loads must be there; False for verbs
                 that only look.
 
@@ -46,7 +49,7 @@ class Request:
         """
         files = [Path(argument) for argument in arguments if not is_override(argument)]
         overrides = [argument for argument in arguments if is_override(argument)]
-        recipe = anchor_paths(load_checked_recipe(files, overrides))
+        recipe = anchor_paths(load_checked_recipe(files, overrides, to_train=to_train))
         name = "-".join(file.stem for file in files) or "run"
         return Request.of(recipe, name=name, needs_weights=needs_weights)
 

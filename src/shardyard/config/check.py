@@ -14,33 +14,34 @@ from shardyard.config.legality import problems as layout_problems
 from shardyard.config.load import read_settings, source_of
 from shardyard.config.presets import PRESETS
 from shardyard.config.schema import Optim, Recipe
+from shardyard.config.trainable import trainable_problems
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.hardware.catalogue import instance
 
-_AXES_NOT_BUILT = {
-    "cp": "context parallelism",
-    "tp": "tensor parallelism",
-    "pp": "pipeline parallelism",
-    "ep": "expert parallelism",
-}
 
-
-def check(recipe: Recipe, source: str = "recipe") -> None:
-    """Refuse what cannot be trained, before anything is read or started.
+def check(recipe: Recipe, source: str = "recipe", *, to_train: bool = True) -> None:
+    """Refuse what cannot be done, before anything is read or started.
 
     Args:
         source: What messages call the recipe: its files.
+        to_train: Whether what can be planned but not trained yet is refused too.
 
     Raises:
         RecipeError: All problems.
     """
-    found = _find_problems(recipe)
+    found = _find_problems(recipe, to_train=to_train)
     if found:
         raise RecipeError(found, source)
 
 
-def load_checked_recipe(files: Sequence[Path], overrides: Sequence[str] = ()) -> Recipe:
+def load_checked_recipe(
+    files: Sequence[Path], overrides: Sequence[str] = (), *, to_train: bool = True
+) -> Recipe:
     """Load and check a recipe, so that wrong settings and contradictions are told together.
+
+    Args:
+        files: As ``load_recipe`` takes them, and so are ``overrides``.
+        to_train: Whether what can be planned but not trained yet is refused too.
 
     Raises:
         RequestError: A file cannot be read or is no YAML mapping.
@@ -50,14 +51,16 @@ def load_checked_recipe(files: Sequence[Path], overrides: Sequence[str] = ()) ->
     # a section that has lost a setting for being wrong is not told that it lacks one
     broken = {problem.path for problem in problems}
     broken |= {problem.path.partition(".")[0] for problem in problems}
-    problems += [problem for problem in _find_problems(recipe) if problem.path not in broken]
+    found = _find_problems(recipe, to_train=to_train)
+    problems += [problem for problem in found if problem.path not in broken]
     if problems:
         raise RecipeError(problems, source_of(files))
     return recipe
 
 
-def _find_problems(recipe: Recipe) -> list[Problem]:
-    return [problem for look in _CHECKS for problem in look(recipe)]
+def _find_problems(recipe: Recipe, *, to_train: bool) -> list[Problem]:
+    found = [problem for look in _CHECKS for problem in look(recipe)]
+    return [*found, *trainable_problems(recipe)] if to_train else found
 
 
 def _credentials(recipe: Recipe) -> Iterable[Problem]:
@@ -101,7 +104,8 @@ def _model(recipe: Recipe) -> Iterable[Problem]:
         named = " and ".join(f"model.{key}" for key in given)
         yield Problem("model", f"{named} each name a model. Keep one of them.")
     if model.module is not None:
-        yield _not_built("model.module", model.module, "a model of your own", "preset, path or hub")
+        text = f"={_show(model.module)}: a model of your own is not built yet. "
+        yield Problem("model.module", f"{text}Use preset, path or hub.")
     if model.preset is not None and model.preset not in PRESETS:
         near = difflib.get_close_matches(model.preset, PRESETS, n=1)
         hint = f"Did you mean {near[0]}?" if near else f"Presets are {presets}."
@@ -111,17 +115,7 @@ def _model(recipe: Recipe) -> Iterable[Problem]:
         yield Problem("model.weights", text)
 
 
-def _parts_not_built(recipe: Recipe) -> Iterable[Problem]:
-    for axis, what in _AXES_NOT_BUILT.items():
-        degree = getattr(recipe.parallel, axis)
-        if degree > 1:
-            yield _not_built(f"parallel.{axis}", degree, what, "1, and split with dp_shard")
-    if recipe.precision.compute in ("fp16", "fp8"):
-        compute = recipe.precision.compute
-        yield _not_built("precision.compute", compute, f"training in {compute}", "bf16 or fp32")
-    if recipe.memory.offload != "none":
-        remedy = "none; memory.recompute and parallel.zero=3 save memory too"
-        yield _not_built("memory.offload", recipe.memory.offload, "offloading", remedy)
+def _secrets(recipe: Recipe) -> Iterable[Problem]:
     if recipe.secrets:
         text = (
             "secrets are not built yet. Leave the section out and pass credentials by the "
@@ -131,9 +125,7 @@ def _parts_not_built(recipe: Recipe) -> Iterable[Problem]:
 
 
 def _layout(recipe: Recipe) -> Iterable[Problem]:
-    """Legality, as far as it can be decided without a machine, of a layout that is built."""
-    if any(getattr(recipe.parallel, axis) > 1 for axis in _AXES_NOT_BUILT):
-        return
+    """Legality, as far as it can be decided without a machine."""
     devices, optim = recipe.cluster.devices, recipe.optim
     global_batch = None if optim.global_batch == "auto" else optim.global_batch
     micro_batch = None if optim.micro_batch == "auto" else optim.micro_batch
@@ -206,16 +198,12 @@ _CHECKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
     _credentials,
     _length,
     _model,
-    _parts_not_built,
+    _secrets,
     _layout,
     _optim,
     _evaluation,
     _cluster,
 )
-
-
-def _not_built(path: str, value: object, what: str, remedy: str) -> Problem:
-    return Problem(path, f"={_show(value)}: {what} is not built yet. Use {remedy}.")
 
 
 def _show(value: object) -> str:

@@ -128,15 +128,36 @@ def _llama(
     *,
     theta: float = 10000.0,
     tied: bool = False,
+    positions_stretched: float = 0,
 ) -> ModelShape:
+    """A Llama; ``positions_stretched``: the factor of its scaled rotary positions (3.1 and 3.2)."""
+    scaling = {"factor": positions_stretched, **_LLAMA31_ROPE} if positions_stretched else None
     return ModelShape(
         model_type="llama", vocab_size=vocab, hidden_size=hidden, intermediate_size=inner,
         num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads,
         max_position_embeddings=context, rope_theta=theta, tie_word_embeddings=tied,
+        rope_scaling=scaling,
     )  # fmt: skip
 
 
+def _bert(hidden: int, layers: int, heads: int) -> ModelShape:
+    """BERT with its uncased English vocabulary; the head is the table of tokens."""
+    return ModelShape(
+        model_type="bert", vocab_size=30522, hidden_size=hidden, intermediate_size=4 * hidden,
+        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=heads,
+        max_position_embeddings=512, tie_word_embeddings=True,
+    )  # fmt: skip
+
+
+_LLAMA31_ROPE: dict[str, Any] = {
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 _LLAMA2 = "Touvron et al. 2023, arXiv:2307.09288, table 1; config.json of meta-llama/Llama-2-{}-hf"
+_LLAMA3 = "Grattafiori et al. 2024, arXiv:2407.21783, table 3; config.json of meta-llama/{}"
+_CARD = "config.json of {}; its sizes also in benchmarks/groundtruth/model_architectures.csv"
 
 PRESETS: dict[str, Preset] = {
     "llama-tiny": Preset(
@@ -163,7 +184,75 @@ PRESETS: dict[str, Preset] = {
     ),
     "llama3-8b": Preset(
         shape=_llama(128256, 4096, 14336, 32, 32, 8, 8192, theta=500000.0),
-        source="Grattafiori et al. 2024, arXiv:2407.21783, table 3; "
-        "config.json of meta-llama/Meta-Llama-3-8B",
+        source=_LLAMA3.format("Meta-Llama-3-8B"),
     ),
-}
+    "llama3-70b": Preset(
+        shape=_llama(128256, 8192, 28672, 80, 64, 8, 8192, theta=500000.0),
+        source=_LLAMA3.format("Meta-Llama-3-70B"),
+    ),
+    "llama3.1-405b": Preset(
+        shape=_llama(
+            128256, 16384, 53248, 126, 128, 8, 131072, theta=500000.0, positions_stretched=8.0
+        ),
+        source=_LLAMA3.format("Llama-3.1-405B"),
+    ),
+    "llama3.2-1b": Preset(
+        shape=_llama(
+            128256, 2048, 8192, 16, 32, 8, 131072,
+            theta=500000.0, tied=True, positions_stretched=32.0,
+        ),
+        source=_CARD.format("meta-llama/Llama-3.2-1B"),
+    ),
+    "mixtral-8x7b": Preset(
+        shape=ModelShape(
+            model_type="mixtral", vocab_size=32000, hidden_size=4096, intermediate_size=14336,
+            num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8,
+            max_position_embeddings=32768, rope_theta=1e6, num_experts=8, num_experts_per_tok=2,
+        ),
+        source="Jiang et al. 2024, arXiv:2401.04088, table 1; config.json of "
+        "mistralai/Mixtral-8x7B-v0.1",
+    ),
+    "mixtral-8x22b": Preset(
+        shape=ModelShape(
+            model_type="mixtral", vocab_size=32768, hidden_size=6144, intermediate_size=16384,
+            num_hidden_layers=56, num_attention_heads=48, num_key_value_heads=8,
+            max_position_embeddings=65536, rope_theta=1e6, num_experts=8, num_experts_per_tok=2,
+        ),
+        source=_CARD.format("mistralai/Mixtral-8x22B-Instruct-v0.1"),
+    ),
+    "qwen3-8b": Preset(
+        shape=ModelShape(
+            model_type="qwen3", vocab_size=151936, hidden_size=4096, intermediate_size=12288,
+            num_hidden_layers=36, num_attention_heads=32, num_key_value_heads=8, head_dim=128,
+            max_position_embeddings=40960, rms_norm_eps=1e-6, rope_theta=1e6,
+        ),
+        source=_CARD.format("Qwen/Qwen3-8B"),
+    ),
+    "qwen3-30b-a3b": Preset(
+        shape=ModelShape(
+            model_type="qwen3_moe", vocab_size=151936, hidden_size=2048, intermediate_size=6144,
+            num_hidden_layers=48, num_attention_heads=32, num_key_value_heads=4, head_dim=128,
+            max_position_embeddings=40960, rms_norm_eps=1e-6, rope_theta=1e6,
+            num_experts=128, num_experts_per_tok=8, moe_intermediate_size=768,
+        ),
+        source=_CARD.format("Qwen/Qwen3-30B-A3B"),
+    ),
+    "gpt3-175b": Preset(
+        shape=ModelShape(
+            model_type="gpt2", vocab_size=50257, hidden_size=12288, intermediate_size=49152,
+            num_hidden_layers=96, num_attention_heads=96, num_key_value_heads=96,
+            max_position_embeddings=2048, tie_word_embeddings=True,
+        ),
+        source="Brown et al. 2020, arXiv:2005.14165, table 2.1",
+    ),
+    "bert-large": Preset(
+        shape=_bert(1024, 24, 16),
+        source="Devlin et al. 2019, arXiv:1810.04805, section 3; config.json of "
+        "google-bert/bert-large-uncased",
+    ),
+    "bert-1.5b": Preset(
+        shape=_bert(1600, 48, 25),
+        source="AWS and Habana, BERT 1.5B on DL1: 48 blocks, hidden 1,600, 25 heads (the sizes of "
+        "GPT-2 XL), MLP of four times the hidden size",
+    ),
+}  # fmt: skip

@@ -164,13 +164,13 @@ class Parallel(Section):
     dp_shard: Degree | Auto = "auto"
     """Ranks that split one copy; auto: all ranks, or the devices of a node for HYBRID_SHARD."""
     cp: Degree = 1
-    """Ranks that split one sequence. Above 1: not built yet."""
+    """Ranks that split one sequence. Above 1: can be planned, not trained yet."""
     tp: Degree = 1
-    """Ranks that split each matrix. Above 1: not built yet."""
+    """Ranks that split each matrix. Above 1: can be planned, not trained yet."""
     pp: Degree = 1
-    """Pipeline stages. Above 1: not built yet."""
+    """Pipeline stages. Above 1: can be planned, not trained yet."""
     ep: Degree = 1
-    """Ranks that split the experts. Above 1: not built yet."""
+    """Ranks that split the experts. Above 1: can be planned, not trained yet."""
     prefetch: Annotated[int, Field(ge=0)] = 1
     """Blocks whose parameters are gathered ahead of the one that computes."""
 
@@ -179,7 +179,7 @@ class Precision(Section):
     """Number formats; master weights and optimizer state are always fp32."""
 
     compute: Literal["fp32", "bf16", "fp16", "fp8", "auto"] = "auto"
-    """Format of matrix products; auto: bf16 on an accelerator, else fp32. Not yet: fp16, fp8."""
+    """Format of matrix products; auto: bf16 on an accelerator, else fp32. Only planned yet: fp16, fp8."""
     reduce: Literal["fp32", "bf16"] = "fp32"
     """Format in which gradients are summed over ranks."""
     output: Literal["fp32", "bf16"] | Auto = "auto"
@@ -196,7 +196,7 @@ class Memory(Section):
     ) = "none"
     """Activations to recompute: none, full, selective, every n-th block (n), or named modules."""
     offload: Literal["none", "params", "optimizer", "activations"] = "none"
-    """State kept in host memory. Other than none: not built yet."""
+    """State kept in host memory. Other than none: can be planned, not trained yet."""
 
 
 class Checkpoint(Section):

@@ -1,0 +1,69 @@
+"""What can be planned but not trained yet: asked by the verbs that prepare or start a training.
+
+The planner looks further than the training half has come; `plan` and `config` accept what is
+refused here.
+"""
+
+from collections.abc import Callable, Iterable
+
+from shardyard.config.presets import PRESETS
+from shardyard.config.schema import Recipe
+from shardyard.errors import Problem
+
+TRAINED_MODEL_TYPES = ("llama", "mistral")
+"""Model types that ``models/families.py`` knows the blocks of; it needs torch, this does not."""
+
+_AXES = {
+    "cp": "context parallelism",
+    "tp": "tensor parallelism",
+    "pp": "pipeline parallelism",
+    "ep": "expert parallelism",
+}
+
+
+def trainable_problems(recipe: Recipe) -> list[Problem]:
+    """Every setting of a recipe that `plan` can predict and `train` cannot carry out yet.
+
+    A model in a folder or on the hub is judged by ``config/model_source.py``, which reads its
+    config.json.
+    """
+    return [problem for look in _LOOKS for problem in look(recipe)]
+
+
+def _axes(recipe: Recipe) -> Iterable[Problem]:
+    for axis, what in _AXES.items():
+        degree = getattr(recipe.parallel, axis)
+        if degree > 1:
+            yield _planned_only(f"parallel.{axis}", degree, what, "1, and split with dp_shard")
+
+
+def _precision(recipe: Recipe) -> Iterable[Problem]:
+    compute = recipe.precision.compute
+    if compute in ("fp16", "fp8"):
+        yield _planned_only("precision.compute", compute, f"a run in {compute}", "bf16 or fp32")
+
+
+def _offload(recipe: Recipe) -> Iterable[Problem]:
+    offload = recipe.memory.offload
+    if offload != "none":
+        remedy = "none; memory.recompute and parallel.zero=3 save memory too"
+        yield _planned_only("memory.offload", offload, "offloading", remedy)
+
+
+def _family(recipe: Recipe) -> Iterable[Problem]:
+    preset = PRESETS.get(recipe.model.preset or "")
+    if preset is None or preset.shape.model_type in TRAINED_MODEL_TYPES:
+        return
+    others = [
+        name for name, other in PRESETS.items() if other.shape.model_type in TRAINED_MODEL_TYPES
+    ]
+    what = f"a model of type {preset.shape.model_type}"
+    remedy = f"a preset of {' or '.join(TRAINED_MODEL_TYPES)}: {', '.join(others)}"
+    yield _planned_only("model.preset", recipe.model.preset, what, remedy)
+
+
+_LOOKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (_axes, _precision, _offload, _family)
+
+
+def _planned_only(path: str, value: object, what: str, remedy: str) -> Problem:
+    return Problem(path, f"={value}: {what} can be planned, not trained yet. Use {remedy}.")

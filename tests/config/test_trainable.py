@@ -1,0 +1,65 @@
+"""What can be planned and not trained yet is refused where a training begins, and only there."""
+
+import pytest
+
+from shardyard.cli import main
+from shardyard.config.check import check, load_checked_recipe
+from shardyard.config.load import load_recipe
+from shardyard.config.trainable import TRAINED_MODEL_TYPES, trainable_problems
+from shardyard.errors import RecipeError
+from shardyard.models.families import FAMILIES
+
+REFUSED = [
+    ("parallel.cp=2", "parallel.cp=2: context parallelism can be planned, not trained yet. Use 1"),
+    ("parallel.tp=2", "parallel.tp=2: tensor parallelism can be planned, not trained yet."),
+    ("parallel.pp=2", "parallel.pp=2: pipeline parallelism can be planned, not trained yet."),
+    ("parallel.ep=2", "parallel.ep=2: expert parallelism can be planned, not trained yet."),
+    ("precision.compute=fp8", "a run in fp8 can be planned, not trained yet. Use bf16 or fp32."),
+    ("precision.compute=fp16", "a run in fp16 can be planned, not trained yet."),
+    ("memory.offload=optimizer", "memory.offload=optimizer: offloading can be planned, not tra"),
+    ("model.preset=bert-large", "a model of type bert can be planned, not trained yet. Use a pres"),
+    ("model.preset=qwen3-30b-a3b", "of type qwen3_moe can be planned, not trained yet."),
+]
+
+
+@pytest.mark.parametrize(("override", "words"), REFUSED)
+def test_what_only_the_planner_knows_is_refused_with_a_remedy(override: str, words: str) -> None:
+    given = ["model.preset=llama-tiny", override]
+    with pytest.raises(RecipeError) as refused:
+        load_checked_recipe([], given)
+    assert words in str(refused.value)
+    assert len(refused.value.problems) == 1
+    load_checked_recipe([], given, to_train=False)
+    check(load_recipe([], given), to_train=False)
+
+
+def test_what_can_be_trained_has_no_such_problem() -> None:
+    assert trainable_problems(load_recipe([], ["model.preset=llama3.2-1b"])) == []
+
+
+def test_the_families_of_the_training_half_are_named() -> None:
+    assert set(TRAINED_MODEL_TYPES) == set(FAMILIES)
+
+
+def test_a_layout_that_can_only_be_planned_must_still_be_legal() -> None:
+    with pytest.raises(RecipeError, match=r"tp=3 does not divide the 8 devices of a node"):
+        load_checked_recipe(
+            [],
+            ["model.preset=llama-tiny", "parallel.tp=3", "cluster.devices=8"],
+            to_train=False,
+        )
+
+
+@pytest.mark.parametrize("verb", ["plan", "config"])
+def test_verbs_that_only_look_accept_it(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["model.preset=mixtral-8x7b", "cluster.instance=p5.48xlarge", "parallel.tp=2"]
+    assert main([verb, *words]) == 0
+    assert "mixtral" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", ["train", "prepare"])
+def test_verbs_of_a_training_refuse_it_before_they_look_at_data(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([verb, "model.preset=mixtral-8x7b", "data.source=nowhere"]) == 2
+    assert "can be planned, not trained yet" in capsys.readouterr().err
