@@ -179,7 +179,7 @@ class Precision(Section):
     """Number formats; master weights and optimizer state are always fp32."""
 
     compute: Literal["fp32", "bf16", "fp16", "fp8", "auto"] = "auto"
-    """Format of matrix products; auto: bf16 on an accelerator, else fp32. Only planned yet: fp16, fp8."""
+    """Format of matrix products; auto: bf16, on a CPU fp32. Only planned yet: fp16, fp8."""
     reduce: Literal["fp32", "bf16"] = "fp32"
     """Format in which gradients are summed over ranks."""
     output: Literal["fp32", "bf16"] | Auto = "auto"
