@@ -1,53 +1,68 @@
 """Seconds of one collective: a latency and a rate, by topology (alpha-beta).
 
-A ring moves what must be moved at the rate of its slowest link and pays a hop per rank; across
-nodes a tree pays a hop per doubling of nodes instead, at a little less rate. An all-reduce takes
-the faster of the two, as NCCL does; the other collectives are rings.
+A ring moves what must be moved at the rate of its slowest link and pays a hop for each rank;
+across nodes a tree pays a hop for each doubling of nodes instead, at a little less rate. An
+all-reduce takes the faster of the two, as NCCL does; gathers and scatters are rings, an all-to-all
+is sends.
 
-The algorithms, what they count as hops inside and between nodes, and their relative rates are
-those of NCCL's own cost model (NVIDIA/nccl, src/graph/tuning.cc); the links are the cluster's.
-``docs/design/collectives.md`` sets them against measured tables.
+Which hops an algorithm counts inside and between nodes, and the rate of the tree against the ring,
+are those of NCCL's own cost model (NVIDIA/nccl, src/graph/tuning.cc); rates and latencies are the
+cluster's. ``docs/design/collectives.md`` sets all of it against measurements.
 """
 
 from dataclasses import dataclass
-from math import ceil, log2
 
 from shardyard.hardware.cluster import Cluster, Link
 
 INSIDE_SHARE = 0.80
-"""Bus rate that a collective reaches inside a node, of the datasheet's. NVLink 3: 235 of 300 GB/s
-(what NCCL's model caps compute capability 8.0 at, src/graph/tuning.cc); NVLink 4: 370 of 450 GB/s
-(S. Jeaugey of NCCL, NVIDIA/nccl-tests issue 212: about 20 % is protocol)."""
+"""Bus rate that collectives reach inside a node, of the datasheet's. NVLink 3: 231 of 300 GB/s
+(NVIDIA/nccl issue 527; NCCL's model caps A100 at 235); NVLink 4: 365 to 370 of 450 GB/s for rings
+of 2 to 8 (NVIDIA/nccl issue 1455; nccl-tests issue 212: about 20 % is protocol)."""
 
-BETWEEN_SHARE = 0.84
-"""The same between nodes. 4 x 100 Gb/s EFA of two p4d.24xlarge: 42.04 of 50 GB/s
-(benchmarks/groundtruth/nccl_all_reduce_2x_p4d_4efa.csv)."""
+BETWEEN_SHARE = 0.90
+"""The same between nodes. 4 x 100 Gb/s EFA: 42 of 50 GB/s (the table that
+benchmarks/all_reduce_fit.py fits); 4 x 200 Gb/s InfiniBand: 96 of 100 GB/s (nccl-tests issue 119);
+400 Gb/s: 46 to 48 of 50 GB/s a card (nccl-tests issue 290)."""
 
 TREE_SHARE = 0.92
-"""Rate of NCCL's double binary tree, of its ring's (src/graph/tuning.cc, Simple protocol)."""
+"""Rate of the double binary tree, of the ring's (src/graph/tuning.cc)."""
 
-LAUNCH_S = 8.4e-6
-"""What a collective costs before its first hop (base latency of a ring, Simple protocol, there)."""
+LAUNCH_S = 6.6e-6
+"""What a collective takes before its first hop (base latency there)."""
+
+DATA_HOP = 3.2
+"""Hops of a small message that one hop of data takes. A link's latency is that of the LL protocol,
+which carries a flag with every word and half the rate; data go by LL128 or Simple, whose hops
+are 1.9 and 3.4 us against 0.6 over NVLink, 2.5 and 5.7 against 1.0 over PCIe, 4.0 and 14 against
+2.7 over a network (there; one ratio for the middle of these)."""
+
+SENDS_AT_ONCE = 8
+"""Peers that a device serves at a time (NCCL_MAX_DEV_WORK_P2P_PER_BATCH, src/include/device.h)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Ranks of one collective."""
+    """Ranks of one collective. Its like in the same nodes communicate at the same time."""
 
     size: int
     per_node: int
-    """Members in one node (contiguous ranks); a size up to this never leaves the node."""
+    """Members in one node; a size up to this never leaves the node."""
+
+    @property
+    def nodes(self) -> int:
+        """Nodes it reaches."""
+        return -(-self.size // self.per_node)
 
 
 def hop_s(link: Link) -> float:
-    """One hop: an all-reduce of two devices is its launch and two of them."""
-    return max(0.0, link.latency_s - LAUNCH_S) / 2
+    """One hop of data. The link's latency is an all-reduce of two devices: launch and two hops."""
+    return DATA_HOP * (link.latency_s - LAUNCH_S) / 2 if link.latency_s > LAUNCH_S else 0.0
 
 
 def bus_bytes_per_s(group: Group, cluster: Cluster) -> float:
-    """Rate at which a ring of the group passes data on.
+    """Rate at which a ring passes data on.
 
-    Between nodes each group has the network shares of its own members, because all groups of a node
+    Out of a node it has the network shares of the group's own members there: all groups of a node
     communicate at the same time.
     """
     inside = INSIDE_SHARE * cluster.inside.bytes_per_s
@@ -58,17 +73,15 @@ def bus_bytes_per_s(group: Group, cluster: Cluster) -> float:
 
 
 def all_reduce_s(nbytes: float, group: Group, cluster: Cluster) -> float:
-    """Sum over ranks; ``nbytes`` is the tensor on each rank."""
-    size = group.size
-    if size < 2 or nbytes <= 0:
+    """Every rank gets the sum; ``nbytes`` is the tensor on each rank."""
+    if group.size < 2 or nbytes <= 0:
         return 0.0
     rate = bus_bytes_per_s(group, cluster)
-    ring = _ring_s(2, 2 * nbytes / rate, group, cluster)
-    if size <= group.per_node:
+    moved = (group.size - 1) / group.size * nbytes
+    ring = LAUNCH_S + 2 * (_ring_hops_s(group, cluster) + moved / rate)
+    if group.size <= group.per_node:
         return ring
-    inside = (group.per_node - 1) * hop_s(cluster.inside)
-    between = ceil(log2(ceil(size / group.per_node))) * hop_s(cluster.between)
-    tree = LAUNCH_S + 2 * (inside + between) + 2 * nbytes / (TREE_SHARE * rate)
+    tree = LAUNCH_S + 2 * (tree_hops_s(group, cluster) + nbytes / (TREE_SHARE * rate))
     return min(ring, tree)
 
 
@@ -76,43 +89,50 @@ def all_gather_s(nbytes: float, group: Group, cluster: Cluster) -> float:
     """Every rank gets the parts of all; ``nbytes`` is the gathered whole."""
     if group.size < 2 or nbytes <= 0:
         return 0.0
-    return _ring_s(1, nbytes / bus_bytes_per_s(group, cluster), group, cluster)
+    moved = (group.size - 1) / group.size * nbytes
+    return LAUNCH_S + _ring_hops_s(group, cluster) + moved / bus_bytes_per_s(group, cluster)
 
 
 def reduce_scatter_s(nbytes: float, group: Group, cluster: Cluster) -> float:
     """Every rank gets its part of the sum; ``nbytes`` is the whole before."""
-    return all_gather_s(nbytes, group, cluster)  # the same ring, backwards
+    return all_gather_s(nbytes, group, cluster)  # the same ring, turned round
 
 
 def all_to_all_s(nbytes: float, group: Group, cluster: Cluster) -> float:
-    """Every rank sends a part to every other; ``nbytes`` is what each rank holds and deals out."""
-    size, per_node = group.size, min(group.per_node, group.size)
+    """Every rank sends a part to every other; ``nbytes`` is what each rank holds and deals out.
+
+    What leaves the node leaves over the device's own share of the network.
+    """
+    size = group.size
     if size < 2 or nbytes <= 0:
         return 0.0
-    inside = (per_node - 1) / size * nbytes / (INSIDE_SHARE * cluster.inside.bytes_per_s)
-    if size <= per_node:
-        return LAUNCH_S + hop_s(cluster.inside) + inside
-    between = (size - per_node) / size * nbytes / (BETWEEN_SHARE * cluster.between.bytes_per_s)
-    return LAUNCH_S + hop_s(cluster.between) + max(inside, between)
+    part = nbytes / size
+    neighbours = min(size, group.per_node) - 1
+    inside_s = neighbours * part / (INSIDE_SHARE * cluster.inside.bytes_per_s)
+    between_s = (size - 1 - neighbours) * part / (BETWEEN_SHARE * cluster.between.bytes_per_s)
+    link = cluster.inside if size <= group.per_node else cluster.between
+    rounds = -(-(size - 1) // SENDS_AT_ONCE)
+    return LAUNCH_S + rounds * hop_s(link) + max(inside_s, between_s)
 
 
 def send_s(nbytes: float, *, leaves_node: bool, cluster: Cluster) -> float:
     """From one device to another, while its neighbours in the node send too."""
     if nbytes <= 0:
         return 0.0
-    link, share = (
-        (cluster.between, BETWEEN_SHARE) if leaves_node else (cluster.inside, INSIDE_SHARE)
-    )
-    return LAUNCH_S + hop_s(link) + nbytes / (share * link.bytes_per_s)
+    if leaves_node:
+        rate = BETWEEN_SHARE * cluster.between.bytes_per_s
+        return LAUNCH_S + hop_s(cluster.between) + nbytes / rate
+    return LAUNCH_S + hop_s(cluster.inside) + nbytes / (INSIDE_SHARE * cluster.inside.bytes_per_s)
 
 
-def _ring_s(rounds: int, whole_s: float, group: Group, cluster: Cluster) -> float:
-    """Launch, hops and transfer of ``rounds`` times around a ring.
+def tree_hops_s(group: Group, cluster: Cluster) -> float:
+    """Latency once up the tree: a chain through the node, then a doubling of nodes a hop."""
+    doublings = (group.nodes - 1).bit_length()
+    return (group.per_node - 1) * hop_s(cluster.inside) + doublings * hop_s(cluster.between)
 
-    Args:
-        whole_s: What the transfer would take if a rank sent its own part too.
-    """
-    size = group.size
-    nodes = 1 if size <= group.per_node else ceil(size / group.per_node)
-    hops = (size - nodes) * hop_s(cluster.inside) + (nodes - 1) * hop_s(cluster.between)
-    return LAUNCH_S + rounds * hops + (size - 1) / size * whole_s
+
+def _ring_hops_s(group: Group, cluster: Cluster) -> float:
+    """Latency once around the ring, but for the last rank."""
+    nodes = group.nodes
+    inside = (group.size - nodes) * hop_s(cluster.inside)
+    return inside if nodes == 1 else inside + (nodes - 1) * hop_s(cluster.between)
