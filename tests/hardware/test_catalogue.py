@@ -40,7 +40,7 @@ def test_a_device_is_known_by_the_name_its_driver_prints(
     [
         "NVIDIA H200 NVL",  # another board, with lower clocks
         "NVIDIA H200 MIG 1g.18gb",  # a slice of one
-        "NVIDIA H100 NVL",
+        "NVIDIA GH200 144G HBM3e",  # more and faster memory than the row's
         "NVIDIA L40",
         "NVIDIA A10",
         "Intel(R) Xeon(R) Platinum 8175M CPU @ 2.50GHz",

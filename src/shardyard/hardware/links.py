@@ -1,12 +1,17 @@
-"""Links between devices: the rate one device sees, in one direction, and the time of a small message.
+"""Links between devices: the rate that one device sees in one direction, and how long a hop takes.
 
 Rates are the datasheets'; what a collective makes of them is the business of plan/collectives.py.
-Latencies are what NCCL's own tuning model gives an all-reduce of two ranks in its LL protocol, ring:
-6.6 us to start and 2 steps of 0.6 us over NVLink, 1.0 us over PCIe, 2.7 us over a network
-(NVIDIA/nccl, src/graph/tuning.cc: baseLat and hwLat).
+Latencies are those of NCCL's own cost model for large messages (NVIDIA/nccl, src/graph/tuning.cc,
+ring, Simple protocol), which charges 8.4 us for the start and a hop of 3.4 us over NVLink, 5.7 us
+over PCIe and 14 us over a network. An all-reduce of two devices has two hops.
 """
 
 from dataclasses import dataclass
+
+START_S = 8.4e-6
+NVLINK_HOP_S = 3.4e-6
+PCIE_HOP_S = 5.7e-6
+NETWORK_HOP_S = 14e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,57 +27,59 @@ class Link:
     source: str
 
 
-NVLINK_LATENCY_S = (6.6 + 2 * 0.6) * 1e-6
-PCIE_LATENCY_S = (6.6 + 2 * 1.0) * 1e-6
-NETWORK_LATENCY_S = (6.6 + 2 * 2.7) * 1e-6
+def latency_of(hop_s: float) -> float:
+    """Latency of a collective of two devices: the start and two hops."""
+    return START_S + 2 * hop_s
 
-_NVIDIA_RATES = "both directions in NVIDIA's datasheet, halved"
 
-NVLINK_2 = Link(
-    name="NVLink 2", bytes_per_s=150e9, latency_s=NVLINK_LATENCY_S,
-    source=f"V100: 6 links, 300 GB/s {_NVIDIA_RATES}",
-)  # fmt: skip
-NVLINK_3 = Link(
-    name="NVLink 3", bytes_per_s=300e9, latency_s=NVLINK_LATENCY_S,
-    source=f"A100: 12 links, 600 GB/s {_NVIDIA_RATES}",
-)  # fmt: skip
-NVLINK_4 = Link(
-    name="NVLink 4", bytes_per_s=450e9, latency_s=NVLINK_LATENCY_S,
-    source=f"H100: 18 links, 900 GB/s {_NVIDIA_RATES}",
-)  # fmt: skip
-NVLINK_5 = Link(
-    name="NVLink 5", bytes_per_s=900e9, latency_s=NVLINK_LATENCY_S,
-    source=f"B200: 18 links, 1.8 TB/s {_NVIDIA_RATES}",
-)  # fmt: skip
+def nvlink(generation: int, *, links: int, source: str) -> Link:
+    """So many NVLinks from one device to its peers."""
+    # One direction of one link: 25 GB/s in generations 2 to 4, 50 GB/s in 5 (NVIDIA datasheets
+    # give both directions: V100 6 x 50, A100 12 x 50, H100 18 x 50, B200 18 x 100 GB/s).
+    rate = 50e9 if generation == 5 else 25e9
+    return Link(
+        name=f"NVLink {generation}",
+        bytes_per_s=links * rate,
+        latency_s=latency_of(NVLINK_HOP_S),
+        source=source,
+    )
 
-# x16, one direction: 8, 16 and 32 GT/s a lane with 128 bits in 130 (PCI-SIG base specifications).
-PCIE_3_BYTES_PER_S = 15.75e9
-PCIE_4_BYTES_PER_S = 31.5e9
-PCIE_5_BYTES_PER_S = 63e9
+
+NVLINK_2 = nvlink(2, links=6, source="NVIDIA V100 datasheet: 300 GB/s both ways")
+NVLINK_3 = nvlink(3, links=12, source="NVIDIA A100 datasheet: 600 GB/s both ways")
+NVLINK_4 = nvlink(4, links=18, source="NVIDIA H100 datasheet: 900 GB/s both ways")
+NVLINK_5 = nvlink(5, links=18, source="NVIDIA DGX B200 datasheet: 1.8 TB/s both ways")
+
+PCIE_BYTES_PER_S = {3: 15.75e9, 4: 31.5e9, 5: 63e9}
+"""x16, one direction: 8, 16 and 32 GT/s a lane, 128 bits in 130 (PCI-SIG base specifications)."""
 
 
 def pcie(generation: int) -> Link:
     """Sixteen lanes of PCIe 3, 4 or 5 for each device."""
-    rates = {3: PCIE_3_BYTES_PER_S, 4: PCIE_4_BYTES_PER_S, 5: PCIE_5_BYTES_PER_S}
     return Link(
         name=f"PCIe {generation}",
-        bytes_per_s=rates[generation],
-        latency_s=PCIE_LATENCY_S,
+        bytes_per_s=PCIE_BYTES_PER_S[generation],
+        latency_s=latency_of(PCIE_HOP_S),
         source=f"PCI Express base specification {generation}.0, x16",
     )
 
 
-def infiniband(system: str, *, gbps_per_device: float, name: str) -> Link:
-    """The network of a vendor's reference system.
+def direct(name: str, *, gb_per_s: float, source: str) -> Link:
+    """A vendor's own link between devices; nobody publishes its hop, NCCL's for PCIe stands in."""
+    return Link(
+        name=name, bytes_per_s=gb_per_s * 1e9, latency_s=latency_of(PCIE_HOP_S), source=source
+    )
+
+
+def network(name: str, *, gbps: float, source: str, hop_s: float = NETWORK_HOP_S) -> Link:
+    """A network between nodes.
 
     Args:
-        system: What it is, for the source: ``DGX H100``.
-        gbps_per_device: Gb/s of one direction, a device's share of its node's network.
-        name: ``400 Gb/s InfiniBand``.
+        gbps: Gb/s of one direction, a device's share of its node's.
+        hop_s: From a device of one node to a device of another.
     """
-    return Link(
-        name=name,
-        bytes_per_s=gbps_per_device / 8 * 1e9,
-        latency_s=NETWORK_LATENCY_S,
-        source=f"{system} datasheet",
-    )
+    return Link(name=name, bytes_per_s=gbps / 8 * 1e9, latency_s=latency_of(hop_s), source=source)
+
+
+ALONE = Link(name="none", bytes_per_s=1e18, latency_s=0.0, source="nobody to send to")
+"""Stands where nothing is ever sent: inside a node of one device, between nodes if there is one."""
