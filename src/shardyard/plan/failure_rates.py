@@ -77,8 +77,9 @@ ANCHORS = (
     Anchor(nodes=128, mtbf_hours=7.9, source="RSC jobs of 1,024 GPUs, arXiv:2410.21680"),
     Anchor(nodes=2048, mtbf_hours=54 * 24 / 419, source="Llama 3 405B, arXiv:2407.21783"),
 )
-"""Sizes that were measured, not projected; RSC's second hand. Left out, to check the line with: OPT 175B on 124 nodes,
-7.5 h (the line says 8.2); ByteRobust on 1,200 to 2,048 nodes, 2.78 h (3.7 to 3.1)."""
+"""Sizes that were measured, not projected; RSC's second hand. Left out, to check the line with:
+OPT 175B on 124 nodes, 7.5 h (the line says 8.2); ByteRobust on 1,200 to 2,048, 2.78 h (3.7 to 3.1).
+"""
 
 HARDWARE_SHARE = 0.78
 """Of failures, those that take a node away; the others restart on the nodes they had.
