@@ -12,7 +12,8 @@ cluster's. ``docs/design/collectives.md`` sets all of it against measurements.
 
 from dataclasses import dataclass
 
-from shardyard.hardware.cluster import Cluster, Link
+from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.links import START_S, Link, latency_of
 
 INSIDE_SHARE = 0.80
 """Bus rate that collectives reach inside a node, of the datasheet's. NVLink 3: 231 of 300 GB/s
@@ -27,14 +28,12 @@ benchmarks/all_reduce_fit.py fits); 4 x 200 Gb/s InfiniBand: 96 of 100 GB/s (ncc
 TREE_SHARE = 0.92
 """Rate of the double binary tree, of the ring's (src/graph/tuning.cc)."""
 
-LAUNCH_S = 6.6e-6
-"""What a collective takes before its first hop (base latency there)."""
-
-DATA_HOP = 3.2
-"""Hops of a small message that one hop of data takes. A link's latency is that of the LL protocol,
-which carries a flag with every word and half the rate; data go by LL128 or Simple, whose hops
-are 1.9 and 3.4 us against 0.6 over NVLink, 2.5 and 5.7 against 1.0 over PCIe, 4.0 and 14 against
-2.7 over a network (there; one ratio for the middle of these)."""
+HOP_SHARE = 0.5
+"""Time of a hop, of a link's. A link's is that of NCCL's Simple protocol, which hands on whole
+chunks; up to some MiB it takes LL128, whose hops are 0.56 of that over NVLink, 0.44 over PCIe and
+0.29 over a network (src/graph/tuning.cc). Half of it gives 32 us for 8 ranks of one node before the
+first byte (measured: 33 to 42 from 2 to 32 MiB) and 46 us for 2 x 8 (47 and 51; sources and more in
+docs/design/collectives.md)."""
 
 SENDS_AT_ONCE = 8
 """Peers that a device serves at a time (NCCL_MAX_DEV_WORK_P2P_PER_BATCH, src/include/device.h)."""
@@ -55,8 +54,13 @@ class Group:
 
 
 def hop_s(link: Link) -> float:
-    """One hop of data. The link's latency is an all-reduce of two devices: launch and two hops."""
-    return DATA_HOP * (link.latency_s - LAUNCH_S) / 2 if link.latency_s > LAUNCH_S else 0.0
+    """One hop. The link's latency is an all-reduce of two devices: the start and two hops."""
+    return HOP_SHARE * (link.latency_s - START_S) / 2 if link.latency_s > START_S else 0.0
+
+
+def latency_with(hop_s: float) -> float:
+    """The latency of a link whose hops take so long: ``hop_s`` the other way round."""
+    return latency_of(hop_s / HOP_SHARE)
 
 
 def bus_bytes_per_s(group: Group, cluster: Cluster) -> float:
@@ -78,10 +82,10 @@ def all_reduce_s(nbytes: float, group: Group, cluster: Cluster) -> float:
         return 0.0
     rate = bus_bytes_per_s(group, cluster)
     moved = (group.size - 1) / group.size * nbytes
-    ring = LAUNCH_S + 2 * (_ring_hops_s(group, cluster) + moved / rate)
+    ring = START_S + 2 * (_ring_hops_s(group, cluster) + moved / rate)
     if group.size <= group.per_node:
         return ring
-    tree = LAUNCH_S + 2 * (tree_hops_s(group, cluster) + nbytes / (TREE_SHARE * rate))
+    tree = START_S + 2 * (tree_hops_s(group, cluster) + nbytes / (TREE_SHARE * rate))
     return min(ring, tree)
 
 
@@ -90,7 +94,7 @@ def all_gather_s(nbytes: float, group: Group, cluster: Cluster) -> float:
     if group.size < 2 or nbytes <= 0:
         return 0.0
     moved = (group.size - 1) / group.size * nbytes
-    return LAUNCH_S + _ring_hops_s(group, cluster) + moved / bus_bytes_per_s(group, cluster)
+    return START_S + _ring_hops_s(group, cluster) + moved / bus_bytes_per_s(group, cluster)
 
 
 def reduce_scatter_s(nbytes: float, group: Group, cluster: Cluster) -> float:
@@ -112,7 +116,7 @@ def all_to_all_s(nbytes: float, group: Group, cluster: Cluster) -> float:
     between_s = (size - 1 - neighbours) * part / (BETWEEN_SHARE * cluster.between.bytes_per_s)
     link = cluster.inside if size <= group.per_node else cluster.between
     rounds = -(-(size - 1) // SENDS_AT_ONCE)
-    return LAUNCH_S + rounds * hop_s(link) + max(inside_s, between_s)
+    return START_S + rounds * hop_s(link) + max(inside_s, between_s)
 
 
 def send_s(nbytes: float, *, leaves_node: bool, cluster: Cluster) -> float:
@@ -121,8 +125,8 @@ def send_s(nbytes: float, *, leaves_node: bool, cluster: Cluster) -> float:
         return 0.0
     if leaves_node:
         rate = BETWEEN_SHARE * cluster.between.bytes_per_s
-        return LAUNCH_S + hop_s(cluster.between) + nbytes / rate
-    return LAUNCH_S + hop_s(cluster.inside) + nbytes / (INSIDE_SHARE * cluster.inside.bytes_per_s)
+        return START_S + hop_s(cluster.between) + nbytes / rate
+    return START_S + hop_s(cluster.inside) + nbytes / (INSIDE_SHARE * cluster.inside.bytes_per_s)
 
 
 def tree_hops_s(group: Group, cluster: Cluster) -> float:
