@@ -19,7 +19,7 @@ from shardyard.units import format_bytes, format_count, format_flops, format_sec
 def command(recipe: tuple[str, ...], *, as_json: bool) -> None:
     """Predict memory, speed and price of RECIPE (files and section.key=value overrides).
 
-    For the machines of cluster.instance if it is set, else for this machine. Needs no data.
+    For the machines of cluster.instance or cluster.file, else for this machine. Needs no data.
     """
     plan, why_steps = _plan(recipe)
     if as_json:
@@ -33,8 +33,8 @@ def command(recipe: tuple[str, ...], *, as_json: bool) -> None:
 def _plan(arguments: tuple[str, ...]) -> tuple[Plan, str]:
     """The plan, and why it is as long as it is."""
     request = Request.read(arguments, to_train=False, needs_weights=False)
-    is_rented = request.recipe.cluster.instance is not None
-    machine = None if is_rented else probe()
+    cluster = request.recipe.cluster
+    machine = probe() if cluster.instance is None and cluster.file is None else None
     preview = request.preview(machine)
     devices = preview.recipe.cluster.devices
     assert isinstance(devices, int)  # an instance and a machine both say how many

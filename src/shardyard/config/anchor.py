@@ -25,7 +25,7 @@ def anchor_paths(recipe: Recipe) -> Recipe:
 
 
 def _places(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    data, path = recipe.data, recipe.model.path
+    data, path, cluster_file = recipe.data, recipe.model.path, recipe.cluster.file
     is_one = isinstance(data.source, str)
     sources = (data.source,) if isinstance(data.source, str) else data.source
     anchored = tuple(entry if entry == _NO_PATH else _anchor_source(entry) for entry in sources)
@@ -33,6 +33,7 @@ def _places(recipe: Recipe) -> dict[str, dict[str, Any]]:
     return {
         "run": {"dir": _anchor(recipe.run.dir)},
         "model": {"path": None if path is None else _anchor(path)},
+        "cluster": {"file": None if cluster_file is None else _anchor(cluster_file)},
         "data": {
             "source": anchored[0] if is_one else anchored,
             "dir": _anchor(data.dir),

@@ -14,7 +14,8 @@ from typing import Any
 from shardyard.config.presets import ModelShape
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
-from shardyard.hardware.catalogue import Instance, instance
+from shardyard.hardware.chosen import chosen_cluster
+from shardyard.hardware.cluster import Cluster
 from shardyard.hardware.machine import Machine
 
 CONTEXT_LIMIT_TOKENS = 4096
@@ -65,9 +66,9 @@ class Draft:
         return self.facts.machine
 
     @property
-    def rented(self) -> Instance | None:
-        name = self.recipe.cluster.instance
-        return None if name is None else instance(name)
+    def cluster(self) -> Cluster | None:
+        """What cluster.instance or cluster.file names; None: this machine."""
+        return chosen_cluster(self.recipe.cluster)
 
     @property
     def seq_len(self) -> int:
@@ -136,8 +137,9 @@ def _tokenizer(draft: Draft) -> tuple[str, str]:
 
 
 def _device(draft: Draft) -> tuple[str, str]:
-    if draft.rented is not None:
-        return draft.rented.device, f"{draft.rented.name} has {draft.rented.accelerator.name}"
+    cluster = draft.cluster
+    if cluster is not None:
+        return cluster.accelerator.device, f"{cluster.name} has {cluster.accelerator.name}"
     machine = draft.machine
     return machine.device, f"the machine has {machine.count} x {machine.name}"
 
@@ -145,8 +147,9 @@ def _device(draft: Draft) -> tuple[str, str]:
 def _devices(draft: Draft) -> tuple[int, str]:
     if draft.recipe.cluster.device == "cpu":
         return 1, "one CPU process uses all cores; more are your choice"
-    if draft.rented is not None:
-        return draft.rented.count, f"all of {draft.rented.name}"
+    cluster = draft.cluster
+    if cluster is not None:
+        return cluster.devices_per_node, f"all of {cluster.name}"
     return draft.machine.count, f"all {draft.machine.name} of the machine"
 
 

@@ -16,7 +16,7 @@ from shardyard.config.presets import PRESETS
 from shardyard.config.schema import Optim, Recipe
 from shardyard.config.trainable import trainable_problems
 from shardyard.errors import Problem, RecipeError, RequestError
-from shardyard.hardware.catalogue import instance
+from shardyard.hardware.chosen import chosen_cluster
 
 
 def check(recipe: Recipe, source: str = "recipe", *, to_train: bool = True) -> None:
@@ -187,11 +187,24 @@ def _cluster(recipe: Recipe) -> Iterable[Problem]:
     if elastic.max_nodes != "auto" and elastic.max_nodes < nodes:
         text = f"={elastic.max_nodes} is less than cluster.nodes={nodes}. Use at least {nodes}."
         yield Problem("elastic.max_nodes", text)
-    if recipe.cluster.instance is not None:
-        try:
-            instance(recipe.cluster.instance)
-        except RequestError as error:
-            yield Problem("cluster.instance", str(error).removeprefix("cluster.instance"))
+
+
+def _machines(recipe: Recipe) -> Iterable[Problem]:
+    """What cluster.instance or cluster.file names."""
+    cluster = recipe.cluster
+    if cluster.instance is not None and cluster.file is not None:
+        text = f"={_show(cluster.file)} and cluster.instance={cluster.instance} each name the "
+        yield Problem("cluster.file", f"{text}machines. Keep one of them.")
+        return
+    try:
+        chosen_cluster(cluster)
+    except RecipeError as error:
+        for problem in error.problems:
+            yield Problem("cluster.file", f"={_show(cluster.file)}: {problem}")
+    except RequestError as error:
+        text = str(error)
+        setting = text.partition("=")[0] if text.startswith("cluster.") else "cluster.file"
+        yield Problem(setting, text.removeprefix(setting))
 
 
 _CHECKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
@@ -203,6 +216,7 @@ _CHECKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
     _optim,
     _evaluation,
     _cluster,
+    _machines,
 )
 
 

@@ -192,7 +192,8 @@ def _device_problems(recipe: Recipe, machine: Machine) -> list[Problem]:
     if device == "cpu":
         return []  # CPU processes are a choice
     if device != machine.device:
-        renting = " with cluster.instance=null" if recipe.cluster.instance else ""
+        named = "instance" if recipe.cluster.instance else "file" if recipe.cluster.file else None
+        renting = f" with cluster.{named}=null" if named else ""
         text = (
             f"={device} but {machine.hostname} has only {machine.count} x {machine.name} "
             f"({machine.device}). Use cluster.device={machine.device}{renting}, or a machine that "

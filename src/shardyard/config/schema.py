@@ -232,10 +232,12 @@ class Cluster(Section):
     """Machines."""
     instance: str | None = None
     """An EC2 instance type; it says which accelerators and how many. null: this machine."""
+    file: str | None = None
+    """A YAML file that describes a node of your own cluster, instead of instance."""
     devices: Annotated[int, Field(ge=1)] | Auto = "auto"
-    """Accelerators, or CPU processes, per node; auto: all of this machine's, or the instance's."""
-    device: Literal["auto", "cpu", "cuda", "xpu", "hpu"] = "auto"
-    """Kind of device; auto: the accelerator of this machine if there is one."""
+    """Accelerators, or CPU processes, per node; auto: all that the machine or cluster has."""
+    device: Literal["auto", "cpu", "cuda", "xpu", "hpu", "xla"] = "auto"
+    """Kind of device; auto: the cluster's, or this machine's accelerator. xla: not trained yet."""
 
 
 class Launch(Section):

@@ -50,6 +50,12 @@ def _offload(recipe: Recipe) -> Iterable[Problem]:
         yield _planned_only("memory.offload", offload, "offloading", remedy)
 
 
+def _device(recipe: Recipe) -> Iterable[Problem]:
+    if recipe.cluster.device == "xla":
+        remedy = "a machine with cuda, xpu or hpu"
+        yield _planned_only("cluster.device", "xla", "a run on Trainium or TPU", remedy)
+
+
 def _family(recipe: Recipe) -> Iterable[Problem]:
     preset = PRESETS.get(recipe.model.preset or "")
     if preset is None or preset.shape.model_type in TRAINED_MODEL_TYPES:
@@ -62,7 +68,13 @@ def _family(recipe: Recipe) -> Iterable[Problem]:
     yield _planned_only("model.preset", recipe.model.preset, what, remedy)
 
 
-_LOOKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (_axes, _precision, _offload, _family)
+_LOOKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
+    _axes,
+    _precision,
+    _offload,
+    _device,
+    _family,
+)
 
 
 def _planned_only(path: str, value: object, what: str, remedy: str) -> Problem:

@@ -32,6 +32,8 @@ class Accelerator:
     """Joins nodes of the vendor's reference system; a device's share."""
     nvlink_domain: int | None = None
     """Devices that ``link`` joins, where they are more than those of a node."""
+    device: str = "cuda"
+    """What torch calls its kind, as ``cluster.device`` does; xla can be planned, not trained."""
     driver_names: tuple[str, ...] = ()
     """Regular expressions; each must match the whole of the name that the driver prints."""
     source: str = ""

@@ -8,10 +8,11 @@ is a part of one).
 import difflib
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shardyard.errors import RequestError
 from shardyard.hardware import nvidia, other_vendors
-from shardyard.hardware.accelerator import Accelerator as Accelerator
+from shardyard.hardware.accelerator import GIB, Accelerator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,59 +23,86 @@ class Instance:
     accelerator: Accelerator
     count: int
     """Accelerators in one instance."""
+    efa_count: int
+    """Elastic Fabric Adapters; 0: the network is reached by TCP."""
+    network_gbps: float
+    """One direction, all adapters; what is guaranteed, not the burst of small types."""
+    vcpus: int
+    host_memory_bytes: int
+    local_disk_bytes: int
+    """NVMe disks that are lost with the instance."""
     usd_per_hour: float | None
     """On demand, Linux, us-east-1; None: no price was found there."""
-
-    @property
-    def device(self) -> str:
-        """Kind of its accelerators, as ``cluster.device`` names it."""
-        return "hpu" if self.accelerator.name.startswith("Gaudi") else "cuda"
 
     @property
     def price_source(self) -> str:
         """What the price is and when it was read; printed wherever the price is."""
         return _PRICES
 
+    @property
+    def source(self) -> str:
+        """Where everything but the price comes from."""
+        return TABLE_SOURCE
+
+
+class _Row(NamedTuple):
+    accelerator: str
+    accelerators: int
+    efa_count: int
+    network_gbps: float
+    vcpus: int
+    host_gib: int
+    disk_gb: int
+    usd_per_hour: float | None
+
 
 _PRICES = "on-demand, us-east-1, karpenter.sh price table generated 2026-07-20"
+TABLE_SOURCE = (
+    "EC2 instance table of karpenter.sh, 2026-08-21 (p3 and dl1 from its version 1.12, the last to "
+    "hold them)"
+)
 
 ACCELERATORS: tuple[Accelerator, ...] = (*nvidia.ROWS, *other_vendors.ROWS)
 
 _BY_NAME = {row.name: row for row in ACCELERATORS}
 
-# Type: accelerator, how many, USD an hour. Source: instance table of karpenter.sh, 2026-08-21 (p3
-# and dl1 from its version 1.12, the last to hold them); prices as in _PRICES.
-_INSTANCES: dict[str, tuple[str, int, float | None]] = {
-    "p3.2xlarge": ("V100 16GB", 1, 3.06),
-    "p3.8xlarge": ("V100 16GB", 4, 12.24),
-    "p3.16xlarge": ("V100 16GB", 8, 24.48),
-    "p3dn.24xlarge": ("V100 32GB", 8, 31.212),
-    "p4d.24xlarge": ("A100 40GB", 8, 21.957642),
-    "p4de.24xlarge": ("A100 80GB", 8, 27.44705),
-    "p5.4xlarge": ("H100 SXM", 1, 6.88),
-    "p5.48xlarge": ("H100 SXM", 8, 55.04),
-    "p5e.48xlarge": ("H200", 8, None),
-    "p5en.48xlarge": ("H200", 8, 63.296),
-    "p6-b200.48xlarge": ("B200", 8, 113.9328),
-    "p6-b300.48xlarge": ("B300", 8, 142.416),
-    "dl1.24xlarge": ("Gaudi", 8, 13.10904),
-    "g4dn.xlarge": ("T4", 1, 0.526),
-    "g4dn.8xlarge": ("T4", 1, 2.176),
-    "g4dn.12xlarge": ("T4", 4, 3.912),
-    "g4dn.metal": ("T4", 8, 7.824),
-    "g5.xlarge": ("A10G", 1, 1.006),
-    "g5.2xlarge": ("A10G", 1, 1.212),
-    "g5.8xlarge": ("A10G", 1, 2.448),
-    "g5.12xlarge": ("A10G", 4, 5.672),
-    "g5.48xlarge": ("A10G", 8, 16.288),
-    "g6.xlarge": ("L4", 1, 0.8048),
-    "g6.8xlarge": ("L4", 1, 2.0144),
-    "g6.12xlarge": ("L4", 4, 4.6016),
-    "g6.48xlarge": ("L4", 8, 13.3504),
-    "g6e.xlarge": ("L40S", 1, 1.861),
-    "g6e.8xlarge": ("L40S", 1, 4.52856),
-    "g6e.12xlarge": ("L40S", 4, 10.49264),
-    "g6e.48xlarge": ("L40S", 8, 30.13118),
+# Type: accelerator, how many, EFA, Gb/s, vCPUs, host GiB, NVMe GB, USD an hour.
+_INSTANCES: dict[str, _Row] = {
+    "p3.2xlarge": _Row("V100 16GB", 1, 0, 2.5, 8, 61, 0, 3.06),
+    "p3.8xlarge": _Row("V100 16GB", 4, 0, 10, 32, 244, 0, 12.24),
+    "p3.16xlarge": _Row("V100 16GB", 8, 0, 25, 64, 488, 0, 24.48),
+    "p3dn.24xlarge": _Row("V100 32GB", 8, 1, 100, 96, 768, 1800, 31.212),
+    "p4d.24xlarge": _Row("A100 40GB", 8, 4, 400, 96, 1152, 8000, 21.957642),
+    "p4de.24xlarge": _Row("A100 80GB", 8, 4, 400, 96, 1152, 8000, 27.44705),
+    "p5.4xlarge": _Row("H100 SXM", 1, 1, 100, 16, 256, 3800, 6.88),
+    "p5.48xlarge": _Row("H100 SXM", 8, 32, 3200, 192, 2048, 30400, 55.04),
+    "p5e.48xlarge": _Row("H200", 8, 32, 3200, 192, 2048, 30400, None),
+    "p5en.48xlarge": _Row("H200", 8, 16, 3200, 192, 2048, 30400, 63.296),
+    "p6-b200.48xlarge": _Row("B200", 8, 8, 3200, 192, 2048, 30400, 113.9328),
+    "p6-b300.48xlarge": _Row("B300", 8, 16, 6400, 192, 4096, 30400, 142.416),
+    "dl1.24xlarge": _Row("Gaudi", 8, 4, 400, 96, 768, 4000, 13.10904),
+    "trn1.2xlarge": _Row("Trainium1", 1, 0, 3.125, 8, 32, 474, 1.34375),
+    "trn1.32xlarge": _Row("Trainium1", 16, 8, 800, 128, 512, 7600, 21.50),
+    "trn1n.32xlarge": _Row("Trainium1", 16, 16, 1600, 128, 512, 7600, 24.78),
+    "trn2.48xlarge": _Row("Trainium2", 16, 16, 3200, 192, 2048, 7600, None),
+    "g4dn.xlarge": _Row("T4", 1, 0, 5, 4, 16, 125, 0.526),
+    "g4dn.8xlarge": _Row("T4", 1, 1, 50, 32, 128, 900, 2.176),
+    "g4dn.12xlarge": _Row("T4", 4, 1, 50, 48, 192, 900, 3.912),
+    "g4dn.metal": _Row("T4", 8, 1, 100, 96, 384, 1800, 7.824),
+    "g5.xlarge": _Row("A10G", 1, 0, 2.5, 4, 16, 250, 1.006),
+    "g5.2xlarge": _Row("A10G", 1, 0, 5, 8, 32, 450, 1.212),
+    "g5.8xlarge": _Row("A10G", 1, 1, 25, 32, 128, 900, 2.448),
+    "g5.12xlarge": _Row("A10G", 4, 1, 40, 48, 192, 3800, 5.672),
+    "g5.48xlarge": _Row("A10G", 8, 1, 100, 192, 768, 7600, 16.288),
+    "g6.xlarge": _Row("L4", 1, 0, 2.5, 4, 16, 250, 0.8048),
+    "g6.8xlarge": _Row("L4", 1, 1, 25, 32, 128, 900, 2.0144),
+    "g6.12xlarge": _Row("L4", 4, 1, 40, 48, 192, 3760, 4.6016),
+    "g6.48xlarge": _Row("L4", 8, 1, 100, 192, 768, 7520, 13.3504),
+    "g6e.xlarge": _Row("L40S", 1, 0, 2.5, 4, 32, 250, 1.861),
+    "g6e.8xlarge": _Row("L40S", 1, 1, 25, 32, 256, 900, 4.52856),
+    "g6e.12xlarge": _Row("L40S", 4, 1, 100, 48, 384, 3800, 10.49264),
+    "g6e.48xlarge": _Row("L40S", 8, 4, 400, 192, 1536, 7600, 30.13118),
+    "g7e.48xlarge": _Row("RTX PRO 6000", 8, 4, 1600, 192, 2048, 15200, 33.14432),
 }
 
 
@@ -119,10 +147,19 @@ def instance(name: str) -> Instance:
             f"cluster.instance={name!r} is not in the catalogue of EC2 instances. "
             f"{hint} Take one of them, or leave cluster.instance out to use this machine."
         )
-    accelerator, count, usd_per_hour = row
     return Instance(
         name=name,
-        accelerator=_BY_NAME[accelerator],
-        count=count,
-        usd_per_hour=usd_per_hour,
+        accelerator=_BY_NAME[row.accelerator],
+        count=row.accelerators,
+        efa_count=row.efa_count,
+        network_gbps=row.network_gbps,
+        vcpus=row.vcpus,
+        host_memory_bytes=row.host_gib * GIB,
+        local_disk_bytes=row.disk_gb * 10**9,
+        usd_per_hour=row.usd_per_hour,
     )
+
+
+def instance_names() -> tuple[str, ...]:
+    """Every EC2 instance type of the catalogue."""
+    return tuple(_INSTANCES)

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
-from shardyard.hardware.accelerator import Accelerator as Accelerator
-from shardyard.hardware.links import Link as Link
+from shardyard.errors import RequestError
+from shardyard.hardware.accelerator import Accelerator
+from shardyard.hardware.catalogue import Instance
+from shardyard.hardware.links import ALONE, Link, network, nvlink
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +22,9 @@ class Cluster:
     between: Link
     """Joins nodes; the rate is one device's share of its node's network."""
     host_memory_bytes: int | None
+    """Of one node; None: not known."""
     local_disk_bytes: int | None
+    """Of one node; 0: it has none, None: not known."""
     usd_per_node_hour: float | None
     """None: not known."""
     price_source: str
@@ -34,3 +38,85 @@ class Cluster:
     def usd_per_hour(self) -> float | None:
         """Price of all nodes."""
         return None if self.usd_per_node_hour is None else self.nodes * self.usd_per_node_hour
+
+
+EFA_HOP_S = {"p4d": 75e-6, "p4de": 75e-6, "p5": 75e-6, "p5e": 75e-6, "p5en": 35e-6,
+             "p6-b200": 35e-6, "p6-b300": 35e-6}  # fmt: skip
+"""Seconds of a hop by family: what AWS's plugin tells NCCL (aws/aws-ofi-nccl, src/platform-aws)."""
+
+WITHOUT_RDMA_HOP_S = 150e-6
+"""The same for p3dn, whose adapters cannot reach the memory of its devices. It stands for the types
+that the plugin does not list, and for TCP, where nobody publishes a figure."""
+
+_NVLINKS = {
+    "p3.8xlarge": nvlink(
+        2, links=4, source="NVIDIA DGX-1 V100 white paper: 4 of 6 links stay in half a cube mesh"
+    )
+}
+"""Instances that have fewer links between their devices than the vendor's system."""
+
+
+def cluster_of(instance: Instance, nodes: int) -> Cluster:
+    """So many instances of one type.
+
+    Raises:
+        RequestError: Its accelerator's link is not known.
+    """
+    family = instance.name.partition(".")[0]
+    hop_s = EFA_HOP_S.get(family, WITHOUT_RDMA_HOP_S) if instance.efa_count else WITHOUT_RDMA_HOP_S
+    between = network(
+        f"{instance.efa_count} x EFA" if instance.efa_count else "TCP",
+        gbps=instance.network_gbps / instance.count,
+        source=f"{instance.source}: {instance.network_gbps:g} Gb/s for {instance.count}",
+        hop_s=hop_s,
+    )
+    inside = _NVLINKS.get(instance.name) or _inside(instance.accelerator, instance.count)
+    return Cluster(
+        name=instance.name,
+        accelerator=instance.accelerator,
+        devices_per_node=instance.count,
+        nodes=nodes,
+        inside=inside,
+        between=between,
+        host_memory_bytes=instance.host_memory_bytes,
+        local_disk_bytes=instance.local_disk_bytes,
+        usd_per_node_hour=instance.usd_per_hour,
+        price_source=instance.price_source,
+    )
+
+
+def default_cluster(accelerator: Accelerator, *, devices_per_node: int, nodes: int) -> Cluster:
+    """Nodes of the vendor's reference system, where nothing else is known of a cluster.
+
+    Raises:
+        RequestError: Several devices or nodes, and no source gives what joins them.
+    """
+    if nodes > 1 and accelerator.network is None:
+        raise RequestError(
+            f"{nodes} nodes of {accelerator.name}: the catalogue knows no network for it, as its "
+            "vendor has no reference system. Name an EC2 type with cluster.instance, or give the "
+            "network in a file with cluster.file."
+        )
+    return Cluster(
+        name=f"{devices_per_node} x {accelerator.name}",
+        accelerator=accelerator,
+        devices_per_node=devices_per_node,
+        nodes=nodes,
+        inside=_inside(accelerator, devices_per_node),
+        between=accelerator.network or ALONE,
+        host_memory_bytes=None,
+        local_disk_bytes=None,
+        usd_per_node_hour=None,
+        price_source="no price: the machines are not named",
+    )
+
+
+def _inside(accelerator: Accelerator, devices: int) -> Link:
+    if accelerator.link is not None:
+        return accelerator.link
+    if devices == 1:
+        return ALONE
+    raise RequestError(
+        f"{devices} x {accelerator.name} in a node: the catalogue knows no link between them "
+        f"({accelerator.source}). Give inside_gb_per_s in a file with cluster.file."
+    )

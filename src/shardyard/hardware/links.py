@@ -32,6 +32,11 @@ def latency_of(hop_s: float) -> float:
     return START_S + 2 * hop_s
 
 
+NVLINK_LATENCY_S = latency_of(NVLINK_HOP_S)
+PCIE_LATENCY_S = latency_of(PCIE_HOP_S)
+NETWORK_LATENCY_S = latency_of(NETWORK_HOP_S)
+
+
 def nvlink(generation: int, *, links: int, source: str) -> Link:
     """So many NVLinks from one device to its peers."""
     # One direction of one link: 25 GB/s in generations 2 to 4, 50 GB/s in 5 (NVIDIA datasheets
@@ -40,7 +45,7 @@ def nvlink(generation: int, *, links: int, source: str) -> Link:
     return Link(
         name=f"NVLink {generation}",
         bytes_per_s=links * rate,
-        latency_s=latency_of(NVLINK_HOP_S),
+        latency_s=NVLINK_LATENCY_S,
         source=source,
     )
 
@@ -59,16 +64,14 @@ def pcie(generation: int) -> Link:
     return Link(
         name=f"PCIe {generation}",
         bytes_per_s=PCIE_BYTES_PER_S[generation],
-        latency_s=latency_of(PCIE_HOP_S),
+        latency_s=PCIE_LATENCY_S,
         source=f"PCI Express base specification {generation}.0, x16",
     )
 
 
 def direct(name: str, *, gb_per_s: float, source: str) -> Link:
     """A vendor's own link between devices; nobody publishes its hop, NCCL's for PCIe stands in."""
-    return Link(
-        name=name, bytes_per_s=gb_per_s * 1e9, latency_s=latency_of(PCIE_HOP_S), source=source
-    )
+    return Link(name=name, bytes_per_s=gb_per_s * 1e9, latency_s=PCIE_LATENCY_S, source=source)
 
 
 def network(name: str, *, gbps: float, source: str, hop_s: float = NETWORK_HOP_S) -> Link:

@@ -70,8 +70,8 @@ ROWS: tuple[Accelerator, ...] = (
         source=f"{PEAKS}; memory, bandwidth: AMD MI355X datasheet",
     ),
     Accelerator(
-        name="Gaudi", memory_bytes=32 * GIB, bandwidth_bytes_per_s=1000e9, processors=4,
-        peak_tflops=_GAUDI, achievable=as_reached_by(_GAUDI2_REACHED, _GAUDI),
+        name="Gaudi", device="hpu", memory_bytes=32 * GIB, bandwidth_bytes_per_s=1000e9,
+        processors=4, peak_tflops=_GAUDI, achievable=as_reached_by(_GAUDI2_REACHED, _GAUDI),
         achievable_source="not measured; as Gaudi2, the same kind of matrix engine",
         link=direct("7 x 100 Gb/s RoCE", gb_per_s=87.5, source="Habana Gaudi white paper: HLS-1, "
                     "one port to each of 7 peers"),
@@ -80,8 +80,8 @@ ROWS: tuple[Accelerator, ...] = (
         driver_names=(r"GAUDI",), source=_GAUDI_SOURCE,
     ),
     Accelerator(
-        name="Gaudi2", memory_bytes=96 * GIB, bandwidth_bytes_per_s=2450e9, processors=2,
-        peak_tflops=_GAUDI2, achievable=_GAUDI2_REACHED, achievable_source=MEASURED,
+        name="Gaudi2", device="hpu", memory_bytes=96 * GIB, bandwidth_bytes_per_s=2450e9,
+        processors=2, peak_tflops=_GAUDI2, achievable=_GAUDI2_REACHED, achievable_source=MEASURED,
         link=direct("21 x 100 Gb/s RoCE", gb_per_s=262.5, source="Intel Gaudi 2 white paper: 3 of "
                     "24 ports to each of 7 peers"),
         host_link_bytes_per_s=PCIE_BYTES_PER_S[4],
@@ -91,8 +91,8 @@ ROWS: tuple[Accelerator, ...] = (
         source=f"{PEAKS}; memory, bandwidth: Intel Gaudi 2 white paper",
     ),
     Accelerator(
-        name="Gaudi3", memory_bytes=128 * GIB, bandwidth_bytes_per_s=3700e9, processors=8,
-        peak_tflops=_GAUDI3, achievable=reached(_GAUDI3, bf16=1243, fp8=1289.5),
+        name="Gaudi3", device="hpu", memory_bytes=128 * GIB, bandwidth_bytes_per_s=3700e9,
+        processors=8, peak_tflops=_GAUDI3, achievable=reached(_GAUDI3, bf16=1243, fp8=1289.5),
         achievable_source=MEASURED,
         link=direct("21 x 200 Gb/s RoCE", gb_per_s=525, source="Intel Gaudi documentation, network "
                     "configuration: 525 GB/s one way"),
@@ -103,36 +103,36 @@ ROWS: tuple[Accelerator, ...] = (
         source=f"{PEAKS}; memory and bandwidth: Intel Gaudi 3 white paper",
     ),
     Accelerator(
-        name="Trainium1", memory_bytes=32 * GIB, bandwidth_bytes_per_s=820e9, processors=2,
-        peak_tflops={"fp32": 47.5, "fp16": 190.0, "bf16": 190.0},
+        name="Trainium1", device="xla", memory_bytes=32 * GIB, bandwidth_bytes_per_s=820e9,
+        processors=2, peak_tflops={"fp32": 47.5, "fp16": 190.0, "bf16": 190.0},
         link=direct("NeuronLink 2", gb_per_s=192, source=f"{_NEURON}: 384 GB/s both ways"),
         network=network("EFA", gbps=50, source="trn1.32xlarge: 800 Gb/s for 16"),
         source=f"{_NEURON}; nobody published its best matrix product",
     ),
     Accelerator(
-        name="Trainium2", memory_bytes=96 * GIB, bandwidth_bytes_per_s=2900e9, processors=8,
-        peak_tflops={"fp32": 181.0, "fp16": 667.0, "bf16": 667.0, "fp8": 1299.0},
+        name="Trainium2", device="xla", memory_bytes=96 * GIB, bandwidth_bytes_per_s=2900e9,
+        processors=8, peak_tflops={"fp32": 181.0, "fp16": 667.0, "bf16": 667.0, "fp8": 1299.0},
         link=direct("NeuronLink 3", gb_per_s=640, source=f"{_NEURON}: 1280 GB/s both ways"),
         network=network("EFA", gbps=200, source="trn2.48xlarge: 3200 Gb/s for 16"),
         source=f"{_NEURON}; nobody published its best matrix product",
     ),
     Accelerator(
-        name="TPU v4", memory_bytes=32 * GIB, bandwidth_bytes_per_s=1228e9, processors=8,
-        peak_tflops={"bf16": 275.0}, nvlink_domain=4096,
+        name="TPU v4", device="xla", memory_bytes=32 * GIB, bandwidth_bytes_per_s=1228e9,
+        processors=8, peak_tflops={"bf16": 275.0}, nvlink_domain=4096,
         link=direct("ICI", gb_per_s=270, source=f"{_TPU}: 6 x 45 GB/s"), source=_TPU,
     ),
     Accelerator(
-        name="TPU v5e", memory_bytes=16 * GIB, bandwidth_bytes_per_s=819e9, processors=4,
-        peak_tflops={"bf16": 197.0}, nvlink_domain=256,
+        name="TPU v5e", device="xla", memory_bytes=16 * GIB, bandwidth_bytes_per_s=819e9,
+        processors=4, peak_tflops={"bf16": 197.0}, nvlink_domain=256,
         link=direct("ICI", gb_per_s=180, source=f"{_TPU}: 4 x 45 GB/s"), source=_TPU,
     ),
     Accelerator(
-        name="TPU v5p", memory_bytes=95 * GIB, bandwidth_bytes_per_s=2765e9, processors=8,
-        peak_tflops={"bf16": 459.0}, nvlink_domain=8960,
+        name="TPU v5p", device="xla", memory_bytes=95 * GIB, bandwidth_bytes_per_s=2765e9,
+        processors=8, peak_tflops={"bf16": 459.0}, nvlink_domain=8960,
         link=direct("ICI", gb_per_s=540, source=f"{_TPU}: 6 x 90 GB/s"), source=_TPU,
     ),
     Accelerator(
-        name="TPU v6e", memory_bytes=32 * GIB, bandwidth_bytes_per_s=1640e9,
+        name="TPU v6e", device="xla", memory_bytes=32 * GIB, bandwidth_bytes_per_s=1640e9,
         peak_tflops={"bf16": 918.0, "fp8": 918.0}, nvlink_domain=256,
         link=direct("ICI", gb_per_s=360, source=f"{_TPU}: 4 x 90 GB/s"), source=_TPU,
     ),

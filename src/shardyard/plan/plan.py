@@ -11,7 +11,8 @@ from shardyard.config.legality import Layout, resolve_layout
 from shardyard.config.presets import ModelShape
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Recipe
-from shardyard.hardware.catalogue import Accelerator, Instance, accelerator_named, instance
+from shardyard.hardware.accelerator import Accelerator
+from shardyard.hardware.catalogue import Instance, accelerator_named, instance
 from shardyard.hardware.machine import Machine
 from shardyard.plan.flops import flops_per_token
 from shardyard.plan.memory import Term, memory_terms, optimizer_bytes_per_parameter

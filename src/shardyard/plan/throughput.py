@@ -6,7 +6,8 @@ communication and kernels comes later; until then this is an order of magnitude 
 
 from dataclasses import dataclass
 
-from shardyard.hardware.catalogue import Accelerator, Instance
+from shardyard.hardware.accelerator import Accelerator
+from shardyard.hardware.catalogue import Instance
 
 EFFICIENCY = 0.40
 """Share of the peak that a training step reaches (MFU, full-attention convention)."""

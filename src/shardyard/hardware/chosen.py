@@ -1,0 +1,37 @@
+"""Which cluster a recipe names: an EC2 type, a file, or none (then it is this machine)."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from shardyard.config import schema
+from shardyard.errors import RequestError
+from shardyard.hardware.catalogue import instance
+from shardyard.hardware.cluster import Cluster, cluster_of
+from shardyard.hardware.cluster_file import read_cluster_file
+
+
+def chosen_cluster(settings: schema.Cluster) -> Cluster | None:
+    """The cluster of ``cluster.instance`` or ``cluster.file``; None where neither is set.
+
+    Where ``cluster.devices`` asks for fewer devices than a node has, the others stand idle.
+
+    Raises:
+        RequestError: It is not known, cannot be, or has fewer devices than are asked for.
+    """
+    if settings.instance is not None:
+        cluster = cluster_of(instance(settings.instance), settings.nodes)
+    elif settings.file is not None:
+        cluster = read_cluster_file(Path(settings.file), settings.nodes)
+    else:
+        return None
+    devices = settings.devices
+    if settings.device == "cpu" or devices in ("auto", cluster.devices_per_node):
+        return cluster
+    assert isinstance(devices, int)
+    if devices > cluster.devices_per_node:
+        raise RequestError(
+            f"cluster.devices={devices} but a node of {cluster.name} has "
+            f"{cluster.devices_per_node} x {cluster.accelerator.name}. Each rank needs a device of "
+            f"its own. Use at most {cluster.devices_per_node}, or more cluster.nodes."
+        )
+    return replace(cluster, devices_per_node=devices)
