@@ -14,12 +14,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from shardyard.checkpoint.load import Chosen, choose, load_tensors, read_values
 from shardyard.checkpoint.save import Saver
 from shardyard.config.legality import Layout, resolve_layout
+from shardyard.config.presets import ModelShape
 from shardyard.config.resolved import Resolved, digest, fingerprint
-from shardyard.config.schema import Parallel
+from shardyard.config.schema import Parallel, Recipe
 from shardyard.data.loader import EvalSource, Loader, TrainSource
 from shardyard.data.shards import TokenShards
 from shardyard.errors import CheckpointError
@@ -101,7 +103,13 @@ def set_up(run_dir: RunDir, attempt: int, hooks: Hooks, *, local_rank: int) -> T
     started = time.monotonic()
     train_source, eval_source = _open_data(resolved)
     data_s = time.monotonic() - started
-    task, optimizer = _build_model(resolved, layout, device)
+    task, optimizer = build_model(
+        recipe,
+        resolved.shape,
+        mesh=build_mesh(layout, device.type),
+        layout=layout,
+        device=device,
+    )
     stepper = Stepper(task, optimizer, layout, device=device, grad_clip=recipe.optim.grad_clip)
     started_load = time.monotonic()
     chosen = choose(
@@ -206,16 +214,17 @@ def _open_data(resolved: Resolved) -> tuple[TrainSource, EvalSource | None]:
     return train, held_out
 
 
-def _build_model(
-    resolved: Resolved, layout: Layout, device: torch.device
+def build_model(
+    recipe: Recipe, shape: ModelShape, *, mesh: DeviceMesh, layout: Layout, device: torch.device
 ) -> tuple[CausalLM, ShardOptimizer]:
-    recipe, keys = resolved.recipe, SampleKeys()
-    model = build_on_meta(resolved.shape)
+    """The sharded model, with storage but without values, in its task; and its optimizer."""
+    keys = SampleKeys()
+    model = build_on_meta(shape)
     parallelize(
         model,
-        build_mesh(layout, device.type),
+        mesh,
         recipe=recipe,
-        family=family_of(resolved.shape.model_type),
+        family=family_of(shape.model_type),
         layout=layout,
         keys=keys,
     )

@@ -1,0 +1,260 @@
+"""A log of every allocation of a step on fake devices: how large, from when to when, and what for.
+
+torch's own MemTracker looks at all live tensors at every operator; here each storage is written
+down once when it is born and once when it dies, and the peak is found afterwards. By then it is
+also known what a storage became: a gradient, say, is only recognised when the optimizer reads it.
+"""
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+PARAMETERS = "parameters"
+GRADIENTS = "gradients"
+OPTIMIZER = "optimizer"
+GATHERED = "gathered parameters"
+UNREDUCED = "unreduced gradients"
+ACTIVATIONS = "activations"
+LOGITS = "logits and loss"
+TEMPORARY = "temporary"
+CATEGORIES = (
+    PARAMETERS, GRADIENTS, OPTIMIZER, GATHERED, UNREDUCED, ACTIVATIONS, LOGITS, TEMPORARY,
+)  # fmt: skip
+
+SET_UP, FORWARD, BACKWARD, OPTIMIZER_STEP = "set-up", "forward", "backward", "optimizer step"
+
+_BLOCK_BYTES = 512
+"""The CUDA caching allocator rounds every request up to this (c10/cuda/CUDACachingAllocator.h)."""
+
+_READ_BY: dict[str, Callable[[Sequence[Any], dict[str, Any]], dict[str, Any]]] = {
+    "fsdp::all_gather_copy_in": lambda args, _: {GATHERED: args[:2]},
+    "fsdp::chunk_cat": lambda args, named: {UNREDUCED: [args[0], named["out"]]},
+    "c10d::_reduce_scatter_base_": lambda args, _: {GRADIENTS: args[0]},
+    "aten::_fused_adamw_": lambda args, _: {GRADIENTS: args[1]},
+    "aten::_fused_sgd_": lambda args, _: {GRADIENTS: args[1]},
+}
+"""Operators that show what their arguments are for."""
+
+
+class Phase(NamedTuple):
+    """A stretch of the step; micro-batches count from 1, and are 0 outside of them."""
+
+    name: str
+    micro_batch: int
+
+
+@dataclass(kw_only=True, eq=False)
+class Allocation:
+    """One storage from the moment it has a size to the moment it has none."""
+
+    bytes: int
+    operator: str
+    """That made it."""
+    stretch: int
+    """Of operators that autograd records one after the other: a forward pass, or the recompute of
+    one block. What outlives its stretch was kept for a backward pass."""
+    is_recorded: bool
+    """Whether autograd recorded when it was made."""
+    outlives_stretch: bool = False
+    category: str | None = None
+
+    def kind(self) -> str:
+        """What it was for, as far as that has been shown."""
+        if self.category is not None:
+            return self.category
+        return ACTIVATIONS if self.is_recorded and self.outlives_stretch else TEMPORARY
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """The moment of a phase, or of the whole step, at which most is allocated."""
+
+    phase: str
+    micro_batch: int
+    """From 1; 0 in the optimizer step."""
+    operator: str
+    """That allocated last."""
+    bytes: int
+    terms: dict[str, int]
+    """Category -> bytes; they add up to ``bytes``."""
+
+
+class AllocationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Enter it inside a FakeTensorMode, build and step, then ask for the peaks."""
+
+    def __init__(self, *, vocab_size: int, tokens: int, micro_batches: int) -> None:
+        """Args:
+        vocab_size: Entries of the vocabulary: logits are known by their shape.
+        tokens: Of one micro-batch.
+        micro_batches: Of the step; after the last backward pass comes the optimizer.
+        """
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operators: set[str] = set()
+        self._logits_shape = (tokens, vocab_size)
+        self._micro_batches = micro_batches
+        self._events: list[tuple[int, Allocation]] = []
+        self._phases: list[Phase] = []
+        """Of each event."""
+        self._live: dict[int, tuple[weakref.ref[Any], Allocation | None]] = {}
+        self._phase = Phase(SET_UP, 0)
+        self._stretch = 0
+        self._is_recorded = False
+        self._original_resize = torch.UntypedStorage.resize_
+
+    def __enter__(self) -> "AllocationLog":
+        # FSDP frees and refills gathered parameters by resizing, which passes by every dispatcher
+        log, original = self, self._original_resize
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> None:
+            original(storage, size)
+            log._resized(storage)
+
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign,assignment]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        torch.UntypedStorage.resize_ = self._original_resize  # type: ignore[method-assign]
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is torch.ops.prim.device.default:
+            return func(*args)
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it comes again, as operators on this rank's part
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return 1  # the step counts its tokens; a fake tensor has no numbers
+        named = kwargs or {}
+        self._look_at_phase()
+        result = func(*args, **named)
+        name = func._schema.name
+        self.operators.add(name)
+        if name in _READ_BY:
+            for category, tensors in _READ_BY[name](args, named).items():
+                self.mark(tree_leaves(tensors), category)
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._seen(leaf, name)
+        return result
+
+    def mark(self, tensors: Iterable[Any], category: str) -> None:
+        """Say what tensors are for. Parameters and optimizer state stay what they are."""
+        for tensor in tensors:
+            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            _, allocation = self._live.get(local.untyped_storage()._cdata, (None, None))
+            if allocation is not None and allocation.category not in (PARAMETERS, OPTIMIZER):
+                allocation.category = category
+
+    def peaks(self) -> list[Peak]:
+        """The peak of each phase in order; the largest is the peak of the step."""
+        for _, allocation in self._live.values():
+            if allocation is not None:
+                allocation.outlives_stretch = allocation.stretch != self._stretch
+        highest: dict[Phase, tuple[int, int]] = {}
+        total = 0
+        for index, (sign, allocation) in enumerate(self._events):
+            total += sign * allocation.bytes
+            phase = self._phases[index]
+            if total > highest.get(phase, (-1, 0))[0]:
+                highest[phase] = (total, index)
+        return [self._peak_at(index, phase) for phase, (_, index) in highest.items()]
+
+    def _peak_at(self, index: int, phase: Phase) -> Peak:
+        terms = dict.fromkeys(CATEGORIES, 0)
+        for sign, allocation in self._events[: index + 1]:
+            terms[allocation.kind()] += sign * allocation.bytes
+        return Peak(
+            phase=phase.name,
+            micro_batch=phase.micro_batch,
+            operator=self._events[index][1].operator,
+            bytes=sum(terms.values()),
+            terms=terms,
+        )
+
+    def _look_at_phase(self) -> None:
+        """Autograd knows what is going on: a backward pass runs, or operators are recorded."""
+        is_backward = torch._C._current_graph_task_id() != -1
+        is_recorded = torch.is_grad_enabled()
+        name, micro_batch = self._phase
+        if is_backward:
+            name = BACKWARD
+        elif name == BACKWARD:
+            is_over = micro_batch == self._micro_batches
+            name, micro_batch = (OPTIMIZER_STEP, 0) if is_over else (FORWARD, micro_batch + 1)
+        phase = Phase(name, micro_batch)
+        recomputes = is_backward and is_recorded != self._is_recorded
+        if phase != self._phase or recomputes:
+            self._stretch += 1
+        self._phase, self._is_recorded = phase, is_recorded
+
+    def begin_step(self) -> None:
+        """What follows is the first forward pass."""
+        self._phase = Phase(FORWARD, 1)
+        self._stretch += 1
+
+    def _seen(self, tensor: Tensor, operator: str) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._live or tensor.device.type == "meta":
+            return
+        allocation = self._born(storage, operator)
+        if allocation is not None:
+            rows = tensor.numel() // max(1, tensor.shape[-1]) if tensor.dim() else 0
+            if tensor.dim() and (rows, tensor.shape[-1]) == self._logits_shape:
+                allocation.category = LOGITS
+
+        def died(reference: weakref.ref[Any]) -> None:
+            found = self._live.get(key)
+            if found is not None and found[0] is reference:
+                del self._live[key]
+                self._died(found[1])
+
+        self._live[key] = (weakref.ref(storage, died), allocation)
+
+    def _born(self, storage: torch.UntypedStorage, operator: str) -> Allocation | None:
+        size = -(-storage.nbytes() // _BLOCK_BYTES) * _BLOCK_BYTES
+        if not size:
+            return None
+        allocation = Allocation(
+            bytes=size,
+            stretch=self._stretch,
+            is_recorded=self._is_recorded,
+            operator=operator,
+        )
+        self._note(1, allocation)
+        return allocation
+
+    def _died(self, allocation: Allocation | None) -> None:
+        if allocation is not None:
+            allocation.outlives_stretch = allocation.stretch != self._stretch
+            self._note(-1, allocation)
+
+    def _note(self, sign: int, allocation: Allocation) -> None:
+        self._events.append((sign, allocation))
+        self._phases.append(self._phase)
+
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        found = self._live.get(storage._cdata)
+        if found is None:
+            return
+        reference, allocation = found
+        if allocation is not None:
+            allocation.category = GATHERED
+        self._died(allocation)
+        allocation = self._born(storage, "resize_")
+        if allocation is not None:
+            allocation.category = GATHERED
+        self._live[storage._cdata] = (reference, allocation)
