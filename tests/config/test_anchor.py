@@ -27,6 +27,7 @@ CASES = [
     (["data.dir=prepared"], "data", {"dir": f"{HERE}/prepared"}),
     (["run.dir=runs", "run.steps=2"], "run", {"dir": f"{HERE}/runs", "steps": 2}),
     (["model.path=there"], "model", {"preset": "llama-tiny", "path": f"{HERE}/there"}),
+    (["cluster.file=ours.yaml"], "cluster", {"file": f"{HERE}/ours.yaml"}),
     ([], "run", None),  # what was not given is not written down as if it had been
 ]
 

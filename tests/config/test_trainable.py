@@ -17,6 +17,7 @@ REFUSED = [
     ("precision.compute=fp8", "a run in fp8 can be planned, not trained yet. Use bf16 or fp32."),
     ("precision.compute=fp16", "a run in fp16 can be planned, not trained yet."),
     ("memory.offload=optimizer", "memory.offload=optimizer: offloading can be planned, not tra"),
+    ("cluster.device=xla", "cluster.device=xla: a run on Trainium or TPU can be planned, not trai"),
     ("model.preset=bert-large", "a model of type bert can be planned, not trained yet. Use a pres"),
     ("model.preset=qwen3-30b-a3b", "of type qwen3_moe can be planned, not trained yet."),
 ]

@@ -1,14 +1,20 @@
 """The catalogue: exact names, dated prices, and no guess about a device it does not know."""
 
+import csv
+from pathlib import Path
+
 import pytest
 
 from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import (
-    _INSTANCES,
     ACCELERATORS,
+    accelerator_by_name,
     accelerator_named,
     instance,
+    instance_names,
 )
+
+GROUND_TRUTH = Path(__file__).parents[2] / "benchmarks" / "groundtruth"
 
 
 @pytest.mark.parametrize(
@@ -71,7 +77,7 @@ def test_an_instance_names_its_accelerators_and_its_dated_price() -> None:
 
 
 def test_every_instance_can_be_built() -> None:
-    assert all(instance(name).count >= 1 for name in _INSTANCES)
+    assert all(instance(name).count >= 1 for name in instance_names())
 
 
 def test_an_unknown_instance_is_refused_with_the_nearest_names() -> None:
@@ -79,3 +85,114 @@ def test_an_unknown_instance_is_refused_with_the_nearest_names() -> None:
         instance("p5.48xlage")
     with pytest.raises(RequestError, match=r"'quantum'.*It has p3\.2xlarge"):
         instance("quantum")
+
+
+def table(name: str) -> list[dict[str, str]]:
+    with (GROUND_TRUTH / name).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# Names in the published tables -> rows here.
+MEASURED = {
+    "NVIDIA A100 SXM": ["A100 40GB", "A100 80GB"],
+    "NVIDIA A100 PCIe": ["A100 PCIe 40GB", "A100 PCIe 80GB"],
+    "NVIDIA H100 SXM": ["H100 SXM"],
+    "NVIDIA H200 SXM": ["H200"],
+    "NVIDIA GH200 SXM": ["GH200"],
+    "NVIDIA B200 SXM": ["B200"],
+    "NVIDIA B300 SXM": ["B300"],
+    "NVIDIA GB200 SXM": ["GB200"],
+    "AMD MI300X": ["MI300X"],
+    "AMD MI325X": ["MI325X"],
+    "AMD MI355X": ["MI355X"],
+    "Intel Gaudi 2": ["Gaudi2"],
+    "Intel Gaudi 3": ["Gaudi3"],
+}
+
+
+@pytest.mark.parametrize("row", table("hardware_mamf_matmul.csv"), ids=lambda row: row["dtype"])
+def test_what_a_matrix_product_reaches_is_what_was_measured(row: dict[str, str]) -> None:
+    for name in MEASURED[row["accelerator"]]:
+        reached = accelerator_by_name(name).achievable_flops_per_s(row["dtype"].lower())
+        assert reached == pytest.approx(float(row["mamf_tflops"]) * 1e12, rel=1e-3)
+
+
+def test_only_what_was_measured_says_so() -> None:
+    says = {row.name for row in ACCELERATORS if row.achievable_source.startswith("measured")}
+    assert says == {name for names in MEASURED.values() for name in names}
+
+
+PEAKS = {
+    **MEASURED,
+    "NVIDIA GB300 SXM": ["GB300"],
+    "NVIDIA H100 PCIe": ["H100 PCIe"],
+    "NVIDIA L40S": ["L40S"],
+    "AWS Trainium2 / Ultra": ["Trainium2"],
+    "Intel Gaudi2": ["Gaudi2"],
+    "Intel Gaudi3": ["Gaudi3"],
+    "Google TPU v4": ["TPU v4"],
+    "Google TPU v5e": ["TPU v5e"],
+    "Google TPU v5p": ["TPU v5p"],
+    "Google TPU v6e": ["TPU v6e"],
+}
+
+
+@pytest.mark.parametrize("row", table("hardware_peak_tflops.csv"), ids=lambda row: row["source"])
+def test_peaks_are_those_of_the_collected_datasheets(row: dict[str, str]) -> None:
+    for name in PEAKS.get(row["accelerator"], []):
+        peaks = accelerator_by_name(name).peak_tflops
+        wanted = {key: row[key] for key in ("fp32", "fp16", "bf16", "fp8")}
+        assert peaks == {
+            key: float(text) for key, text in wanted.items() if text[:1].isdigit() and key in peaks
+        }
+
+
+def test_a_share_is_known_for_each_peak_or_for_none() -> None:
+    for row in ACCELERATORS:
+        assert set(row.achievable) in (set(), set(row.peak_tflops)), row.name
+        assert all(0 < share < 1 for share in row.achievable.values()), row.name
+        assert bool(row.achievable) == bool(row.achievable_source), row.name
+
+
+@pytest.mark.parametrize(
+    ("name", "gb_per_s", "network_gbps"),
+    [
+        # One direction: half of what the datasheets call NVLink bandwidth; a device's network.
+        ("V100 32GB", 300 / 2, 100 / 2),
+        ("A100 80GB", 600 / 2, 200),
+        ("H100 SXM", 900 / 2, 400),
+        ("B200", 1800 / 2, 400),
+        ("Gaudi2", 21 * 100 / 8, 300),
+    ],
+)
+def test_links_are_one_direction_of_one_device(
+    name: str, gb_per_s: float, network_gbps: float
+) -> None:
+    row = accelerator_by_name(name)
+    assert row.link is not None and row.network is not None
+    assert row.link.bytes_per_s == gb_per_s * 1e9
+    assert row.network.bytes_per_s == network_gbps / 8 * 1e9
+
+
+def test_the_count_that_gives_gaudi_its_peak_gives_gaudi_2_its_datasheet() -> None:
+    gaudi, gaudi2 = accelerator_by_name("Gaudi"), accelerator_by_name("Gaudi2")
+    assert gaudi.peak_tflops["bf16"] == pytest.approx(4 * 64 * 64 * 2 * 1.9e9 / 1e12, rel=1e-3)
+    assert gaudi2.peak_tflops["bf16"] == pytest.approx(2 * 256 * 256 * 2 * 1.65e9 / 1e12, rel=2e-3)
+
+
+def test_a_row_is_found_by_its_name_in_any_case() -> None:
+    assert accelerator_by_name("h100 sxm").name == "H100 SXM"
+    with pytest.raises(RequestError, match=r"'H100 SMX' is not in .* Nearest: H100 SXM.*Take one"):
+        accelerator_by_name("H100 SMX")
+    with pytest.raises(RequestError, match=r"It has V100 16GB, .*by its numbers in a cluster file"):
+        accelerator_by_name("?")
+
+
+def test_what_an_instance_has_beside_its_accelerators() -> None:
+    p4d = instance("p4d.24xlarge")
+    assert (p4d.efa_count, p4d.network_gbps, p4d.vcpus) == (4, 400, 96)
+    assert p4d.host_memory_bytes == 1152 * 2**30
+    assert p4d.local_disk_bytes == 8000e9
+    assert "2026-08-21" in p4d.source
+    assert instance("trn2.48xlarge").accelerator.device == "xla"
+    assert instance("dl1.24xlarge").accelerator.device == "hpu"

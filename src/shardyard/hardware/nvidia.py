@@ -184,20 +184,21 @@ ROWS: tuple[Accelerator, ...] = (
         source=f"{PEAKS}; bandwidth: NVIDIA DGX B300 datasheet; {EC2_MEMORY}",
     ),
     Accelerator(
-        name="GB200", memory_bytes=round(186e9), bandwidth_bytes_per_s=8000e9, processors=152,
+        name="GB200", memory_bytes=185 * GIB, bandwidth_bytes_per_s=8000e9, processors=152,
         peak_tflops=_GB200, achievable=_GB200_REACHED, achievable_source=MEASURED,
         link=NVLINK_5, host_link_bytes_per_s=C2C_BYTES_PER_S / 2, network=_NVL72,
         nvlink_domain=72, driver_names=(r"NVIDIA GB200",),
-        source=f"{PEAKS}; memory, bandwidth: NVIDIA GB200 NVL72 datasheet; two devices share one "
-        "Grace; processors: what its driver counts",
+        source=f"{PEAKS}; memory (186 less what the driver keeps, as on B200), bandwidth: NVIDIA "
+        "GB200 NVL72 datasheet; two devices share one Grace; processors: what its driver counts",
     ),
     Accelerator(
-        name="GB300", memory_bytes=round(20e12 / 72), bandwidth_bytes_per_s=8000e9,
+        name="GB300", memory_bytes=277 * GIB, bandwidth_bytes_per_s=8000e9,
         peak_tflops=_GB200, achievable=as_reached_by(_GB200_REACHED, _GB200),
         achievable_source="not measured; as GB200, the generation before in the same rack",
         link=NVLINK_5, host_link_bytes_per_s=C2C_BYTES_PER_S / 2, network=_GB300_NVL72,
         nvlink_domain=72, driver_names=(r"NVIDIA GB300",),
-        source=f"{PEAKS}; memory (20 TB of 72), bandwidth: NVIDIA GB300 NVL72 datasheet",
+        source=f"{PEAKS}; memory (20 TB of 72, less what the driver keeps), bandwidth: NVIDIA "
+        "GB300 NVL72 datasheet",
     ),
     Accelerator(
         name="L4", memory_bytes=22888 * MIB, bandwidth_bytes_per_s=300e9, processors=58,

@@ -52,7 +52,7 @@ ROWS: tuple[Accelerator, ...] = (
         source=f"{PEAKS}; bandwidth: AMD MI300X datasheet",
     ),
     Accelerator(
-        name="MI325X", memory_bytes=256 * 10**9, bandwidth_bytes_per_s=6000e9, processors=304,
+        name="MI325X", memory_bytes=256 * GIB, bandwidth_bytes_per_s=6000e9, processors=304,
         peak_tflops=_CDNA3, achievable=reached(_CDNA3, bf16=784.9), achievable_source=MEASURED,
         link=direct("Infinity Fabric", gb_per_s=448, source="AMD MI325X platform datasheet: 7 x "
                     "128 GB/s both ways"),
@@ -61,7 +61,7 @@ ROWS: tuple[Accelerator, ...] = (
         source=f"{PEAKS}; memory, bandwidth: AMD MI325X datasheet",
     ),
     Accelerator(
-        name="MI355X", memory_bytes=288 * 10**9, bandwidth_bytes_per_s=8000e9, processors=256,
+        name="MI355X", memory_bytes=288 * GIB, bandwidth_bytes_per_s=8000e9, processors=256,
         peak_tflops=_MI355X, achievable=reached(_MI355X, bf16=1565), achievable_source=MEASURED,
         link=direct("Infinity Fabric", gb_per_s=537.6, source="AMD MI355X platform datasheet: 7 x "
                     "153.6 GB/s both ways"),

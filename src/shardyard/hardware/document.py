@@ -1,0 +1,145 @@
+"""The page of the catalogue, docs/hardware.md: every accelerator and EC2 type with its sources.
+
+python -m shardyard.hardware.document > docs/hardware.md
+"""
+
+from collections.abc import Iterable, Sequence
+
+from shardyard.hardware import cluster_file
+from shardyard.hardware.accelerator import GIB, Accelerator
+from shardyard.hardware.catalogue import ACCELERATORS, TABLE_SOURCE, instance, instance_names
+from shardyard.hardware.cluster import cluster_of
+from shardyard.hardware.links import Link
+
+_INTRODUCTION = """\
+# Hardware
+
+What the planner knows about machines. Made from `src/shardyard/hardware/` by
+`python -m shardyard.hardware.document > docs/hardware.md`. An empty cell means that no source gives
+the figure; a plan that needs it is refused by name, and nothing is guessed.
+
+All rates are of one direction and of one device, as it sees them while all others send too. Peaks
+are the datasheets', dense. "Reached" is the best bf16 matrix product (fp16 where there is no bf16)
+that anybody timed, as a share of the peak; *by rule* where nobody did, and then the list of sources
+says whose share stands in. A link is that of the vendor's reference system; its latency is that of
+a collective of two devices."""
+
+_OWN = """\
+## A cluster of your own
+
+`cluster.file: our-h100s.yaml` in a recipe (`cluster.instance` stays out), with:"""
+
+_OWN_REST = f"""\
+A device that gives its own numbers and no `achievable` (a share by format) is taken to reach
+{cluster_file.UNMEASURED_SHARE:.0%} of its peak, the median of what was measured. Other keys of an
+accelerator: `processors`, `host_link_gb_per_s`, `device` (cuda, xpu, hpu, xla). All that is wrong
+with a file is told at once."""
+
+
+def markdown() -> str:
+    """The whole page."""
+    parts = [
+        _INTRODUCTION,
+        "## Accelerators",
+        _table(_ACCELERATOR_HEAD, map(_accelerator_row, ACCELERATORS)),
+        "### Sources",
+        "\n".join(_sources(row) for row in ACCELERATORS),
+        "## EC2 types",
+        f"Source: {TABLE_SOURCE}. Prices: {instance('p5.48xlarge').price_source}.",
+        _table(_INSTANCE_HEAD, map(_instance_row, instance_names())),
+        _OWN,
+        f"```yaml\n{example()}\n```",
+        _OWN_REST,
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def example() -> str:
+    """A cluster file: the indented lines of the story of ``cluster_file``."""
+    lines = (cluster_file.__doc__ or "").splitlines()
+    return "\n".join(line[4:] for line in lines if line.startswith("    "))
+
+
+_ACCELERATOR_HEAD = (
+    "name", "memory GiB", "GB/s", "fp32", "fp16", "bf16", "fp8 TFLOP/s", "reached", "processors",
+    "link GB/s", "latency us", "joins", "network Gb/s", "host GB/s",
+)  # fmt: skip
+
+
+def _accelerator_row(row: Accelerator) -> Sequence[str]:
+    peaks = [_number(row.peak_tflops.get(name)) for name in ("fp32", "fp16", "bf16", "fp8")]
+    share = row.achievable.get("bf16", row.achievable.get("fp16"))
+    rule = "" if row.achievable_source.startswith("measured") else " *by rule*"
+    return (
+        row.name,
+        _number(row.memory_bytes / GIB),
+        _giga(row.bandwidth_bytes_per_s),
+        *peaks,
+        "" if share is None else f"{share:.1%}{rule}",
+        _number(row.processors),
+        "" if row.link is None else f"{row.link.name}: {_giga(row.link.bytes_per_s)}",
+        "" if row.link is None else _micro(row.link),
+        "a node" if row.nvlink_domain is None else f"{row.nvlink_domain:,}",
+        "" if row.network is None else f"{row.network.name}: {_gigabits(row.network)}",
+        _giga(row.host_link_bytes_per_s),
+    )
+
+
+def _sources(row: Accelerator) -> str:
+    parts = [f"- **{row.name}**: {row.source}."]
+    if row.achievable_source:
+        parts.append(f"Reached: {row.achievable_source}.")
+    if row.link is not None:
+        parts.append(f"Link: {row.link.source}.")
+    if row.network is not None:
+        parts.append(f"Network: {row.network.source}.")
+    return " ".join(parts)
+
+
+_INSTANCE_HEAD = (
+    "type", "devices", "GB/s inside", "network Gb/s", "EFA", "GB/s a device between", "latency us",
+    "vCPUs", "RAM GiB", "NVMe GB", "USD an hour",
+)  # fmt: skip
+
+
+def _instance_row(name: str) -> Sequence[str]:
+    row = instance(name)
+    cluster = cluster_of(row, nodes=2)
+    return (
+        row.name,
+        f"{row.count} x {row.accelerator.name}",
+        "" if row.count == 1 else f"{cluster.inside.name}: {_giga(cluster.inside.bytes_per_s)}",
+        _number(row.network_gbps),
+        _number(row.efa_count),
+        _giga(cluster.between.bytes_per_s),
+        _micro(cluster.between),
+        _number(row.vcpus),
+        _number(row.host_memory_bytes / GIB),
+        _giga(row.local_disk_bytes),
+        "" if row.usd_per_hour is None else f"{row.usd_per_hour:,.2f}",
+    )
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:,.5g}" if value < 1e4 else f"{value:,.0f}"
+
+
+def _giga(value: float | None) -> str:
+    return "" if value is None else _number(value / 1e9)
+
+
+def _gigabits(link: Link) -> str:
+    return f"{link.bytes_per_s * 8 / 1e9:g}"
+
+
+def _micro(link: Link) -> str:
+    return f"{link.latency_s * 1e6:.1f}"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")
