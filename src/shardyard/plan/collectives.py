@@ -20,6 +20,10 @@ INSIDE_SHARE = 0.80
 (NVIDIA/nccl issue 527; NCCL's model caps A100 at 235); NVLink 4: 365 to 370 of 450 GB/s for rings
 of 2 to 8 (NVIDIA/nccl issue 1455; nccl-tests issue 212: about 20 % is protocol)."""
 
+PCIE_SHARE = 0.45
+"""The same over PCIe, where all flows cross the host's memory in both directions: 8 x RTX 5090, 28
+of 63 GB/s (NVIDIA/nccl issue 1639)."""
+
 BETWEEN_SHARE = 0.90
 """The same between nodes. 4 x 100 Gb/s EFA: 42 of 50 GB/s (the table that
 benchmarks/all_reduce_fit.py fits); 4 x 200 Gb/s InfiniBand: 96 of 100 GB/s (nccl-tests issue 119);
@@ -30,10 +34,10 @@ TREE_SHARE = 0.92
 
 HOP_SHARE = 0.5
 """Time of a hop, of a link's. A link's is that of NCCL's Simple protocol, which hands on whole
-chunks; up to some MiB it takes LL128, whose hops are 0.56 of that over NVLink, 0.44 over PCIe and
-0.29 over a network (src/graph/tuning.cc). Half of it gives 32 us for 8 ranks of one node before the
-first byte (measured: 33 to 42 from 2 to 32 MiB) and 46 us for 2 x 8 (47 and 51; sources and more in
-docs/design/collectives.md)."""
+chunks; up to some MiB NCCL takes LL128, whose hops are 0.56 of that over NVLink, 0.44 over PCIe and
+0.29 over a network (src/graph/tuning.cc). With half of it 2 x 8 ranks over InfiniBand take 46 us
+before the first byte (47 on H20: NVIDIA/nccl issue 1244) and 16 x 8 take 88 (62 on H100: issue
+1469)."""
 
 SENDS_AT_ONCE = 8
 """Peers that a device serves at a time (NCCL_MAX_DEV_WORK_P2P_PER_BATCH, src/include/device.h)."""
@@ -63,13 +67,18 @@ def latency_with(hop_s: float) -> float:
     return latency_of(hop_s / HOP_SHARE)
 
 
+def inside_bytes_per_s(link: Link) -> float:
+    """Rate that collectives reach over a link inside a node."""
+    return (PCIE_SHARE if link.name[:4] == "PCIe" else INSIDE_SHARE) * link.bytes_per_s
+
+
 def bus_bytes_per_s(group: Group, cluster: Cluster) -> float:
     """Rate at which a ring passes data on.
 
     Out of a node it has the network shares of the group's own members there: all groups of a node
     communicate at the same time.
     """
-    inside = INSIDE_SHARE * cluster.inside.bytes_per_s
+    inside = inside_bytes_per_s(cluster.inside)
     if group.size <= group.per_node:
         return inside
     between = BETWEEN_SHARE * group.per_node * cluster.between.bytes_per_s
@@ -112,7 +121,7 @@ def all_to_all_s(nbytes: float, group: Group, cluster: Cluster) -> float:
         return 0.0
     part = nbytes / size
     neighbours = min(size, group.per_node) - 1
-    inside_s = neighbours * part / (INSIDE_SHARE * cluster.inside.bytes_per_s)
+    inside_s = neighbours * part / inside_bytes_per_s(cluster.inside)
     between_s = (size - 1 - neighbours) * part / (BETWEEN_SHARE * cluster.between.bytes_per_s)
     link = cluster.inside if size <= group.per_node else cluster.between
     rounds = -(-(size - 1) // SENDS_AT_ONCE)
@@ -126,7 +135,7 @@ def send_s(nbytes: float, *, leaves_node: bool, cluster: Cluster) -> float:
     if leaves_node:
         rate = BETWEEN_SHARE * cluster.between.bytes_per_s
         return START_S + hop_s(cluster.between) + nbytes / rate
-    return START_S + hop_s(cluster.inside) + nbytes / (INSIDE_SHARE * cluster.inside.bytes_per_s)
+    return START_S + hop_s(cluster.inside) + nbytes / inside_bytes_per_s(cluster.inside)
 
 
 def tree_hops_s(group: Group, cluster: Cluster) -> float:
