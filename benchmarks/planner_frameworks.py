@@ -1,0 +1,334 @@
+"""What a table row's words mean: number formats, sharding, recompute, and how the step is done.
+
+Rules look at what was run (framework, device, precision, sharding, the words of the notes), never
+at who published it. Each rule says where it comes from. Words that no rule knows are an ``Unknown``
+with the reason, so that the row is left out and counted.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from benchmarks.planner_shapes import Unknown
+from benchmarks.planner_table import Row
+from shardyard.plan.workload import Formats, Recompute, Techniques
+
+_WORDS = ("framework", "task", "sharding", "act_ckpt", "precision", "notes", "flags")
+
+
+def has(text: str, pattern: str) -> bool:
+    """Whether a text (in lower case) holds a pattern."""
+    return re.search(pattern, text) is not None
+
+
+def words_of(row: Row) -> str:
+    """All that a row says in words, in lower case; flags about derived cells included."""
+    return row.text(*_WORDS)
+
+
+def is_megatron(row: Row) -> bool:
+    """Megatron and what is built on it."""
+    return has(row.text("framework"), r"megatron|nemo(?! ?automodel)|vtrain")
+
+
+def is_early_megatron(row: Row) -> bool:
+    """Megatron of 2020 to 2022: fp16 or the first bf16, on V100 or A100, before FlashAttention.
+
+    Its GPT scripts leave dropout at the default of 0.1, write the matrix of scores to memory and
+    reduce gradients after the last backward pass (NVIDIA/Megatron-LM v2.6 and v3.0,
+    megatron/arguments.py; bigscience-workshop/bigscience, train/tr11-176B-ml/*.slurm).
+    """
+    return (
+        is_megatron(row)
+        and not has(row.text("framework"), r"bridge|core|nemo")
+        and has(row.text("gpu"), "v100|a100")
+        and (has(row.text("framework"), "deepspeed") or has(row.text("precision"), "fp16"))
+    )
+
+
+# --- what is not training of a whole model
+
+
+def excluded(row: Row) -> str | None:
+    """Why this row is no full training run of the kind that is planned; None if it is one."""
+    kind = row.text("task", "precision", "framework", "flags")
+    if has(kind, r"lora\b|\badapter|\bpeft|prompt.?tuning|bnb|nf4|\bint[48]\b|bitsandbytes"):
+        return "adapters or quantised weights"
+    if has(row.text("task"), r"inference|decod(e|ing)\b|generation|prefill|serving"):
+        return "inference"
+    if has(row.text("flags"), r"repeat of an earlier"):
+        return "repeat of an earlier row"
+    if has(row.text("flags"), r"not comparable"):
+        return "flagged as not comparable"
+    if has(row.text("precision"), r"(nv|mx)?fp[46]\b"):
+        return "number format not modelled: 4 or 6 bits"
+    return None
+
+
+# --- number formats
+
+
+def compute_format(row: Row) -> Literal["fp32", "bf16", "fp16", "fp8"]:
+    """The format of matrix products; where no word says it, what the device was built for."""
+    words = row.text("precision")
+    # torchao's recipes name the scale alone: "rowwise with bfloat16 all-gather" is float8, too
+    recipe = has(row.text("framework"), "torchao") and has(row.text("notes"), r"(row|tensor)wise")
+    if recipe or has(words, r"fp8|float8|e4m3"):
+        return "fp8"
+    if has(words, r"bf16|bfloat"):
+        return "bf16"
+    if has(words, r"fp16|float16|half"):
+        return "fp16"
+    if has(words, r"fp32|float32|tf32"):
+        return "fp32"
+    return "fp16" if has(row.text("gpu"), "v100") else "bf16"
+
+
+def formats_of(row: Row) -> Formats:
+    """Bytes of one parameter in each role, by framework.
+
+    ``optimizer_bytes`` counts AdamW's two moments and, where weights are 16 bit, the fp32 copy.
+    """
+    compute = compute_format(row)
+    weight, gradient, optimizer, reduce = _state_bytes(row, compute)
+    if has(words_of(row), r"8-?bit adam"):
+        optimizer = 2
+    if has(words_of(row), r"optimizer (step )?in(to)? backward"):
+        gradient = 0  # each gradient is used and freed as it is computed
+    return Formats(
+        compute=compute,
+        weight_bytes=weight,
+        gradient_bytes=gradient,
+        optimizer_bytes=optimizer,
+        reduce_bytes=reduce,
+        compute_bytes=4 if compute == "fp32" else 2,
+    )
+
+
+def _state_bytes(row: Row, compute: str) -> tuple[float, float, float, float]:
+    """Weight, gradient, optimizer, gradient on the wire."""
+    framework, words = row.text("framework"), words_of(row)
+    if compute == "fp32":
+        return 4, 4, 8, 4
+    if has(words, r"bf16optimizer|fp32 grad acc"):
+        return 2, 4, 12, 4  # DeepSpeed's BF16_Optimizer reduces what it accumulates: fp32
+    if has(framework, r"nemo(?! ?automodel)|bridge"):
+        # their performance recipes set grad_reduce_in_fp32 to False (NVIDIA/NeMo, llm/recipes)
+        return 2, 2, 12, 2
+    if is_megatron(row) or has(framework, "nanotron"):
+        # fp16 keeps gradients in fp16; bf16 accumulates them in fp32 (megatron/arguments.py:
+        # accumulate_allreduce_grads_in_fp32; nanotron: accumulate_grad_in_fp32)
+        return (2, 2, 12, 2) if compute == "fp16" else (2, 4, 12, 4)
+    if has(framework, "picotron"):
+        return 2, 4, 4, 4  # bf16 weights and moments, an fp32 bucket of gradients
+    if has(framework, "deepspeed|colossal"):
+        return 2, 2, 12, 2  # a 16-bit model and fp32 copies of master, both moments
+    if has(framework, "torchtune|automodel") or has(row.text("precision"), "-true|pure bf16"):
+        return 2, 2, 4, 2  # the whole model, moments included, is loaded in 16 bit
+    # Weights stay fp32 and are cast when gathered. Reduction is fp32 in torchtitan
+    # (mixed_precision_reduce) and in Composer's DEFAULT, 16 bit in Composer's PURE
+    # (composer/trainer/mosaic_fsdp_utils.py) and in fms-fsdp (bfSixteen).
+    return 4, 4, 8, 2 if has(words, "mp=pure") or has(framework, "fms") else 4
+
+
+# --- sharding
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharding:
+    """What data ranks split."""
+
+    zero: int
+    """0: nothing is split."""
+    hybrid: bool = False
+    """Split inside a node, copied across nodes."""
+
+
+def sharding_of(row: Row) -> Sharding:
+    """ZeRO level by the words of the row; a framework's default where the cell is empty."""
+    cell = row.text("sharding")
+    hybrid = has(cell, r"hsdp|hybrid.?shard|mics|hpz")
+    for text in (cell, row.text("framework"), row.text("notes")):
+        stage = re.search(r"zero[-_ ]?(?:stage|dp)?[-_ =]?([0123])(?![\d.])", text)
+        if stage:
+            return Sharding(zero=int(stage[1]), hybrid=hybrid)
+        if has(text, r"shard_grad_op"):
+            return Sharding(zero=2, hybrid=hybrid)
+        if has(text, r"bf16optimizer|dist(ributed)?[-_ ]?opt|low_level_zero"):
+            return Sharding(zero=1, hybrid=hybrid)
+        if hybrid or has(text, r"full_shard|fsdp|gemini"):
+            return Sharding(zero=3, hybrid=hybrid)
+        if has(text, r"\bddp\b|no_shard|^none$"):
+            return Sharding(zero=0)
+        if has(text, r"zero\b"):
+            return Sharding(zero=3)  # ZeRO without a stage: the one that holds least
+    modern = is_megatron(row) and not is_early_megatron(row)
+    if modern or has(row.text("framework"), r"bridge|nanotron"):
+        return Sharding(zero=1)  # their recipes use the distributed optimizer
+    if has(row.text("framework"), r"maxtext|kempner|composer"):
+        return Sharding(zero=3)  # fully sharded by default
+    return Sharding(zero=0)
+
+
+# --- recompute
+
+
+def recompute_of(row: Row) -> Recompute | Unknown:
+    """What is computed again in the backward pass."""
+    cell = row.text("act_ckpt")
+    every = re.search(r"every (\d+)|(\d+)(?:st|nd|rd|th) (?:layer|block)", cell)
+    if every:
+        return int(every[1] or every[2])
+    if has(cell, r"selective layer"):
+        return 2  # torchtitan's selective_ac_option: every second block
+    if has(cell, r"attention|core"):
+        return "attention"
+    if has(cell, r"select|sac\b|op\b|minimal|save_|partial|norm|mlp|act\b"):
+        if is_megatron(row):
+            return "attention"  # Megatron's word for it (Korthikanti et al. 2022)
+        return _share_of_blocks(row) or "selective"
+    if has(cell, r"^(full|yes|true|all|on|1|block|uniform)\b"):
+        return "full"
+    if has(cell, r"^(none|no|false|off|0)\b"):
+        return "none"
+    if cell:
+        return Unknown("recompute mode not understood")
+    asked = row.text("task", "notes")
+    return "full" if has(asked, r"(activation|gradient) ?checkpointing|checkpointing$") else "none"
+
+
+def _share_of_blocks(row: Row) -> Recompute | None:
+    """Every n-th block, from the two utilisations that some sources print for one run.
+
+    HFU counts recomputed FLOP and MFU does not: HFU / MFU = 1 + share / 3, whatever the speed.
+    """
+    printed = re.search(r"hfu (0?\.\d+|\d+)", row.text("notes"))
+    mfu = row.quantity("mfu_pct_reported")
+    if not printed or not mfu:
+        return None
+    hfu = float(printed[1]) * (100 if float(printed[1]) <= 1 else 1)
+    share = 3 * (hfu / mfu - 1)
+    if share < 0.05:
+        return None
+    every = round(1 / share)
+    return every if every > 1 else "full"
+
+
+# --- how the step is carried out
+
+
+def techniques_of(row: Row, *, tp: int, pp: int) -> Techniques:
+    """Kernels, attention, overlap and schedule."""
+    words, early = words_of(row), is_early_megatron(row)
+    stages = row.count("vpp")
+    schedule = _schedule(words, stages)
+    return Techniques(
+        attention=_attention(row, early=early),
+        kernels=_kernels(row, words),
+        sequence_parallel=_sequence_parallel(row, words, early=early),
+        overlap_data=not early,
+        overlap_tensor=_overlap_tensor(row, words, tp=tp),
+        schedule=schedule,
+        virtual_stages=_virtual_stages(schedule, stages),
+        balanced_stages=_balanced_stages(row, pp=pp * (stages or 1)),
+        offload=_offload(row, words),
+        dropout=early,
+        fp8_gather=_fp8_gather(row),
+        fp8_rows=has(row.text("precision", "notes"), r"row-?wise"),
+        chunked_loss=has(words, r"chunked|lc-ce|(linear|cut).{0,6}cross|liger"),
+    )
+
+
+def _attention(row: Row, *, early: bool) -> Literal["unfused", "flash", "fused"]:
+    if has(row.text("notes"), r"cudnn|flash.?attention.?3|\bfa3\b"):
+        return "fused"
+    if has(row.text("notes", "framework"), r"flash"):
+        return "flash"
+    if early or has(row.text("gpu"), "v100"):
+        return "unfused"  # FlashAttention 2 needs Ampere or later
+    if has(row.text("notes"), r"(math|eager|unfused) attention"):
+        return "unfused"
+    # Transformer Engine takes cuDNN's attention on Hopper and later; TPUs have kernels of their own
+    written_for_it = has(row.text("gpu"), r"h[12]00|h20|b[23]00") and is_megatron(row)
+    return "fused" if written_for_it or has(row.text("gpu"), r"tpu|trn|gaudi|\bv[456]") else "flash"
+
+
+def _kernels(row: Row, words: str) -> Literal["eager", "fused", "compiled"]:
+    framework = row.text("framework")
+    if has(words, r"compile=false|nocompile|\beager\b"):
+        return "eager"
+    if has(
+        words, r"torch\.compile|compile=true|\+ ?compile\b|\bcompiled?\b|maxtext|\bjax\b|\bxla\b"
+    ):
+        return "compiled"
+    if has(framework, "torchao"):
+        return "compiled"  # its float8 is meant to be compiled (pytorch/ao, float8 README)
+    if is_megatron(row) or has(framework, "bridge|nanotron|picotron|colossal"):
+        return "fused"
+    return "eager"
+
+
+def _sequence_parallel(row: Row, words: str, *, early: bool) -> bool:
+    printed = re.search(r"sequence_parallel ?= ?(on|off|true|false)", words)
+    if printed:
+        return printed[1] in ("on", "true")
+    if has(row.text("framework"), "picotron|colossal"):
+        return False  # theirs is another technique, or none
+    return not early  # it came with Korthikanti et al. 2022
+
+
+def _overlap_tensor(row: Row, words: str, *, tp: int) -> bool:
+    if has(words, r"vanilla tp"):
+        return False
+    if has(words, r"async[- ]?tp|asynctp|tp_comm_overlap|user ?buffer"):
+        return True
+    # NVIDIA's recipes overlap tensor parallelism (MegatronCommOverlapCallback, tp_comm_overlap)
+    return tp > 1 and has(row.text("framework"), r"nemo(?! ?automodel)|bridge")
+
+
+def _schedule(
+    words: str, stages: int | None
+) -> Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]:
+    if has(words, r"zero[- ]?bubble|\bzbv?\b"):
+        return "zero-bubble"
+    if has(words, "interleaved") or (stages or 1) > 1:
+        return "interleaved"
+    return "gpipe" if has(words, "gpipe") else "1f1b"
+
+
+def _virtual_stages(schedule: str, stages: int | None) -> int:
+    if schedule != "interleaved":
+        return 1
+    return stages or 2  # torchtitan and torch's schedules: two stages a rank unless more are named
+
+
+def _balanced_stages(row: Row, *, pp: int) -> bool:
+    """Whether stages were cut by cost. Megatron cuts by blocks wherever their number allows it."""
+    if has(row.text("notes"), r"rebalanc|balanced|account_for_(embedding|loss)"):
+        return True
+    layers = row.count("layers")
+    return not is_megatron(row) or (layers is not None and layers % pp > 0)
+
+
+def _offload(row: Row, words: str) -> Literal["none", "params", "optimizer", "activations"]:
+    printed = dict(re.findall(r"(opt|par) offl=([yn])", words))
+    if printed:
+        if printed.get("par") == "y":
+            return "params"
+        return "optimizer" if printed.get("opt") == "y" else "none"
+    if has(words, r"activation[- ](cpu[- ]?)?offload") or has(row.text("act_ckpt"), "offload"):
+        return "activations"
+    if has(words, r"(param(eter)?s?|weights?)[- ](cpu[- ]?)?offload"):
+        return "params"
+    if has(words, r"offload"):
+        return "optimizer"
+    return "none"
+
+
+def _fp8_gather(row: Row) -> bool:
+    """torchao's float8 with a scale per tensor gathers in fp8 unless the row says otherwise."""
+    precision = row.text("precision")
+    if has(precision, r"(float8|f8|fp8) all-gather"):
+        return True
+    other = has(precision, r"bfloat16 all-gather|rowwise|mxfp8|nocompile")
+    return has(precision, "float8") and has(row.text("framework"), "torchtitan") and not other
