@@ -48,6 +48,13 @@ class MemoryNumbers(Protocol):
     def device_bytes(self) -> float: ...
 
 
+class Fit(Protocol):
+    """How near a prediction comes to the memory of the device."""
+
+    @property
+    def verdict(self) -> str: ...
+
+
 class Estimate(Protocol):
     """What is compared of a prediction."""
 
@@ -56,7 +63,7 @@ class Estimate(Protocol):
     @property
     def memory(self) -> MemoryNumbers: ...
     @property
-    def fits(self) -> str: ...
+    def fit(self) -> Fit: ...
 
 
 Planner = Callable[[Workload, Cluster], Estimate]
@@ -224,7 +231,7 @@ def _oom(predictions: Iterable[Prediction]) -> dict[str, Any]:
     """Of the runs that ran out of memory, how many were called; of the others, how many, too."""
     called, alarms = Counter[bool](), Counter[bool]()
     for prediction in predictions:
-        alarm = prediction.estimate.fits == DOES_NOT_FIT
+        alarm = prediction.estimate.fit.verdict == DOES_NOT_FIT
         (called if prediction.case.is_oom else alarms)[alarm] += 1
     return {
         "oom_recall": _share(called).value,
@@ -321,7 +328,7 @@ def _row(prediction: Prediction) -> list[object]:
         *(_pair(rate, unit=1.0)),
         case.memory.number if case.memory else "",
         *(_pair(memory, unit=2.0**30)),
-        case.is_oom, prediction.estimate.fits, "",
+        case.is_oom, prediction.estimate.fit.verdict, "",
     ]  # fmt: skip
 
 
@@ -355,10 +362,10 @@ def main(argv: Sequence[str] | None = None, *, planner: Planner | None = None) -
 
 
 def _planner() -> Planner:
-    from shardyard.plan.estimate import estimate  # after the table is read: a bad one answers first
+    # after the table is read, so that a bad one is answered at once
+    from shardyard.plan.estimate import estimate
 
-    planner: Planner = estimate
-    return planner
+    return estimate
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ with the reason, so that the row is left out and counted.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from benchmarks.planner_shapes import Unknown
@@ -52,7 +52,7 @@ def is_early_megatron(row: Row) -> bool:
 def excluded(row: Row) -> str | None:
     """Why this row is no full training run of the kind that is planned; None if it is one."""
     kind = row.text("task", "precision", "framework", "flags")
-    if has(kind, r"lora\b|\badapter|\bpeft|prompt.?tuning|bnb|nf4|\bint[48]\b|bitsandbytes"):
+    if has(kind, r"lora\b|\badapter|\bpeft|prompt.?tuning|bnb|nf4|bitsandbytes"):
         return "adapters or quantised weights"
     if has(row.text("task"), r"inference|decod(e|ing)\b|generation|prefill|serving"):
         return "inference"
@@ -60,8 +60,8 @@ def excluded(row: Row) -> str | None:
         return "repeat of an earlier row"
     if has(row.text("flags"), r"not comparable"):
         return "flagged as not comparable"
-    if has(row.text("precision"), r"(nv|mx)?fp[46]\b"):
-        return "number format not modelled: 4 or 6 bits"
+    if has(row.text("precision"), r"(nv|mx)?fp[46]\b|\bint[48]\b"):
+        return "number format not modelled"
     return None
 
 
@@ -102,6 +102,7 @@ def formats_of(row: Row) -> Formats:
         optimizer_bytes=optimizer,
         reduce_bytes=reduce,
         compute_bytes=4 if compute == "fp32" else 2,
+        weight_split_from=1 if sharding_of(row).is_fsdp else 3,
     )
 
 
@@ -123,8 +124,10 @@ def _state_bytes(row: Row, compute: str) -> tuple[float, float, float, float]:
         return 2, 4, 4, 4  # bf16 weights and moments, an fp32 bucket of gradients
     if has(framework, "deepspeed|colossal"):
         return 2, 2, 12, 2  # a 16-bit model and fp32 copies of master, both moments
-    if has(framework, "torchtune|automodel") or has(row.text("precision"), "-true|pure bf16"):
-        return 2, 2, 4, 2  # the whole model, moments included, is loaded in 16 bit
+    pure = has(row.text("precision"), "-true|pure bf16")
+    if pure or has(framework, "torchtune|automodel|kempner"):
+        # the whole model, moments included, is held in 16 bit (kempnerforge/config/training.py)
+        return 2, 2, 4, 2
     # Weights stay fp32 and are cast when gathered. Reduction is fp32 in torchtitan
     # (mixed_precision_reduce) and in Composer's DEFAULT, 16 bit in Composer's PURE
     # (composer/trainer/mosaic_fsdp_utils.py) and in fms-fsdp (bfSixteen).
@@ -142,10 +145,17 @@ class Sharding:
     """0: nothing is split."""
     hybrid: bool = False
     """Split inside a node, copied across nodes."""
+    is_fsdp: bool = False
+    """By PyTorch's FSDP, which keeps parameters split between steps at every level."""
 
 
 def sharding_of(row: Row) -> Sharding:
     """ZeRO level by the words of the row; a framework's default where the cell is empty."""
+    fsdp = r"fsdp|hsdp|full_shard|shard_grad_op|torchtitan|composer|kempner"
+    return replace(_zero_of(row), is_fsdp=has(row.text("sharding", "framework"), fsdp))
+
+
+def _zero_of(row: Row) -> Sharding:
     cell = row.text("sharding")
     hybrid = has(cell, r"hsdp|hybrid.?shard|mics|hpz")
     for text in (cell, row.text("framework"), row.text("notes")):
@@ -235,6 +245,8 @@ def techniques_of(row: Row, *, tp: int, pp: int) -> Techniques:
         dropout=early,
         fp8_gather=_fp8_gather(row),
         fp8_rows=has(row.text("precision", "notes"), r"row-?wise"),
+        selective_products=0.5 if has(row.text("framework"), "torchtitan|automodel") else 1.0,
+        bucket_bytes=_bucket_bytes(row),
         chunked_loss=has(words, r"chunked|lc-ce|(linear|cut).{0,6}cross|liger"),
     )
 
@@ -323,6 +335,17 @@ def _offload(row: Row, words: str) -> Literal["none", "params", "optimizer", "ac
     if has(words, r"offload"):
         return "optimizer"
     return "none"
+
+
+def _bucket_bytes(row: Row) -> float:
+    """DeepSpeed sets 5e8 elements aside for gradients on their way (reduce_bucket_size).
+
+    Not in its BF16_Optimizer, which is no ZeRO stage to it.
+    """
+    words = row.text("framework", "sharding")
+    if not has(words, "deepspeed") or has(words, "bf16optimizer") or not sharding_of(row).zero:
+        return 0.0
+    return 5e8 * 2
 
 
 def _fp8_gather(row: Row) -> bool:

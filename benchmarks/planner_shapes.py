@@ -32,7 +32,7 @@ _UNGATED = (
     r"\bgpt-?\d|gpt\b|^gpt|bloom|mpt|\bopt\b|falcon|megatron|turing|nemotron|pythia|phi-?[12]"
 )
 _NOT_MODELLED = (
-    (r"deepseek-?v[23]|deepseek-?r1|kimi", "its attention (MLA) is not modelled"),
+    (r"deepseek[- ]?(v[23]|r1)|kimi", "its attention (MLA) is not modelled"),
     (r"mamba|nemotron-?h|jamba|zamba", "its state-space blocks are not modelled"),
     (r"maverick", "blocks of two kinds in turn are not modelled"),
     (r"\bt5\b|whisper|vit\b|clip|stable.?diffusion|flux", "it is no decoder and no BERT"),

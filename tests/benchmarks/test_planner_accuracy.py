@@ -34,10 +34,15 @@ class FakeMemory:
 
 
 @dataclass(frozen=True)
+class FakeFit:
+    verdict: str = "fits"
+
+
+@dataclass(frozen=True)
 class FakeEstimate:
     tokens_per_s_per_device: float
     memory: FakeMemory = FakeMemory()
-    fits: str = "fits"
+    fit: FakeFit = FakeFit()
 
 
 def planner_by_tp(speeds: Mapping[int, float], *, ooms_above: int = 99) -> planner_accuracy.Planner:
@@ -46,8 +51,8 @@ def planner_by_tp(speeds: Mapping[int, float], *, ooms_above: int = 99) -> plann
     def estimate(workload: Workload, cluster: Cluster) -> FakeEstimate:
         if workload.layout.tp not in speeds:
             raise RequestError(f"tp={workload.layout.tp} on {cluster.name} is not for this planner")
-        fits = "does not fit" if workload.micro_batch > ooms_above else "fits"
-        return FakeEstimate(speeds[workload.layout.tp], fits=fits)
+        verdict = "does not fit" if workload.micro_batch > ooms_above else "fits"
+        return FakeEstimate(speeds[workload.layout.tp], fit=FakeFit(verdict))
 
     return estimate
 
