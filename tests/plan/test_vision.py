@@ -201,7 +201,7 @@ def test_data_workers_that_are_too_slow_are_waited_for() -> None:
 
 def test_a_device_without_rates_is_refused() -> None:
     bare = replace(cluster(), accelerator=replace(DEVICE, achievable={}))
-    with pytest.raises(RequestError, match=r"Testing 1 in fp16 cannot be timed: the catalogue lac"):
+    with pytest.raises(RequestError, match=r"Testing 1 in fp16 cannot be timed: nobody measured"):
         resnet50(bare)
 
 

@@ -15,8 +15,9 @@ from shardyard.errors import RequestError
 from shardyard.hardware.accelerator import Accelerator
 from shardyard.hardware.cluster import Cluster
 from shardyard.plan.collectives import Group, all_reduce_s
-from shardyard.plan.kernels import TILES, rates
+from shardyard.plan.kernels import KERNEL_S, TILES, missing, rates
 from shardyard.plan.memory import Term
+from shardyard.plan.step_time import TimeTerm
 from shardyard.plan.vision_layers import Layer, VisionModel, vision_model
 from shardyard.units import format_count
 
@@ -34,7 +35,12 @@ RESERVED_SHARE = 1.05
 """What the caching allocator holds, of what tensors took at most: rough. It rounds blocks to 512
 bytes and segments to 2 MiB, and the tensors of a convolutional network come in few sizes."""
 
-_DEPTHWISE_SLOWER = {"fp32": (1.0, 8.3), "fp16": (1.5, 1.8), "bf16": (1.5, 1.8)}
+_DEPTHWISE_SLOWER = {
+    "fp32": (1.0, 8.3),
+    "tf32": (1.0, 8.3),
+    "fp16": (1.5, 1.8),
+    "bf16": (1.5, 1.8),
+}
 """Time of a depthwise convolution, forward and backward, of what its traffic takes. A 3x3 on an
 A100: 272 us forward and 4.8 ms with backward in fp32, 201 and 684 us in fp16 (pytorch/pytorch issue
 18631, 2022-10-20), where fp32 forward is taken to be as fast as memory. bf16: as fp16."""
@@ -53,6 +59,11 @@ _PASSES: dict[str, tuple[int, int, int, int]] = {
 }
 """How often an operator moves its tensors, as PyTorch's eager kernels do it."""
 
+_TURNED = ((2, 2), (4, 4))
+"""Further passes over input and output of a convolution whose tensors are not ``channels_last``:
+every operand of its products is read and written once more, in NHWC (NVIDIA, Convolutional Layers
+User's Guide, section on tensor layouts)."""
+
 _OPTIMIZER_PASSES = {"sgd": 11, "rmsprop": 21, "adamw": 18}
 """fp32 vectors of all parameters that one update reads and writes, in multi-tensor kernels of one
 operation each (``foreach``): with momentum and weight decay."""
@@ -70,20 +81,14 @@ class VisionWorkload:
     """Samples of one device in one step."""
     resolution: int | None = None
     """Pixels on a side; None: the one the network is published at."""
-    compute: Literal["fp32", "fp16", "bf16"] = "fp16"
-    """Of operators; parameters, gradients and optimizer stay fp32."""
+    compute: Literal["fp32", "tf32", "fp16", "bf16"] = "fp16"
+    """Of operators; parameters, gradients and optimizer stay fp32. ``tf32``: fp32 tensors whose
+    products are rounded for the tensor cores."""
+    channels_last: bool = True
+    """Whether tensors lie as the tensor cores read them (NHWC); else they are turned for them."""
     optimizer: Literal["sgd", "rmsprop", "adamw"] = "sgd"
     loader_samples_per_s: float | None = None
     """Images that the data workers of one device decode; None: they are never waited for."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimeTerm:
-    """One summand of the step, and what it is."""
-
-    name: str
-    seconds: float
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,20 +177,12 @@ class _Device:
 
 
 def _rates(accelerator: Accelerator, compute: str) -> _Device:
-    missing = [
-        name
-        for name, value in {
-            f"the peak of {compute}": accelerator.peak_flops_per_s(compute),
-            f"a measured share of the {compute} peak": accelerator.achievable.get(compute),
-            "the memory's bandwidth": accelerator.bandwidth_bytes_per_s,
-        }.items()
-        if value is None
-    ]
-    if missing:
+    why_not = missing(accelerator, compute)
+    if why_not:
         raise RequestError(
-            f"a step on {accelerator.name} in {compute} cannot be timed: the catalogue lacks "
-            f"{' and '.join(missing)}, and nothing is guessed. Use another device or format; it "
-            f"has {', '.join(accelerator.achievable) or 'no'} rates ({accelerator.source})."
+            f"a step on {accelerator.name} in {compute} cannot be timed: {why_not}, and nothing is "
+            f"guessed. Use another device or format; rates of {accelerator.name} are known in "
+            f"{', '.join(accelerator.achievable) or 'none'} ({accelerator.source})."
         )
     products = rates(accelerator, compute)
     plain = accelerator.achievable_flops_per_s("fp32") or products.flops_per_s
@@ -195,22 +192,31 @@ def _rates(accelerator: Accelerator, compute: str) -> _Device:
         tiles=((64, 32, 1.0),) if compute == "fp32" else TILES,
         plain_flops_per_s=plain,
         bytes_per_s=products.bytes_per_s,
-        kernel_s=products.elementwise_s(0),
+        kernel_s=KERNEL_S,
     )
 
 
 def _format_bytes(workload: VisionWorkload) -> int:
-    return 4 if workload.compute == "fp32" else 2
+    return 4 if workload.compute in ("fp32", "tf32") else 2
+
+
+def _moved_bytes(layer: Layer, workload: VisionWorkload, *, backward: bool) -> float:
+    """Traffic of one direction with the device's memory."""
+    passes = _PASSES[layer.kind]
+    into, out = passes[2:] if backward else passes[:2]
+    turns = layer.kind == "conv" and workload.compute != "fp32" and not workload.channels_last
+    if turns:
+        into, out = into + _TURNED[backward][0], out + _TURNED[backward][1]
+    size, batch = _format_bytes(workload), workload.device_batch
+    moved = batch * (into * layer.input_elements + out * layer.output_elements) * size
+    moved += (1 + backward) * layer.parameters * size + 8 * batch * layer.kept_indices
+    slower = _DEPTHWISE_SLOWER[workload.compute][backward] if layer.kind == "depthwise" else 1.0
+    return slower * moved
 
 
 def _forward_s(layer: Layer, workload: VisionWorkload, device: _Device) -> float:
-    into, out, _, _ = _PASSES[layer.kind]
-    size, batch = _format_bytes(workload), workload.device_batch
-    moved: float = batch * (into * layer.input_elements + out * layer.output_elements) * size
-    moved += layer.parameters * size + 8 * batch * layer.kept_indices
-    if layer.kind == "depthwise":
-        moved *= _DEPTHWISE_SLOWER[workload.compute][0]
-    return max(_product_s(layer, batch, device), moved / device.bytes_per_s + device.kernel_s)
+    traffic_s = _moved_bytes(layer, workload, backward=False) / device.bytes_per_s
+    return max(_product_s(layer, workload.device_batch, device), traffic_s + device.kernel_s)
 
 
 def _product_s(layer: Layer, batch: int, device: _Device) -> float:
@@ -223,13 +229,8 @@ def _product_s(layer: Layer, batch: int, device: _Device) -> float:
 
 def _backward_s(layer: Layer, workload: VisionWorkload, device: _Device) -> float:
     """Gradients of input and weight: one product each, of the forward's size."""
-    _, _, into, out = _PASSES[layer.kind]
-    size, batch = _format_bytes(workload), workload.device_batch
-    moved: float = batch * (into * layer.input_elements + out * layer.output_elements) * size
-    moved += 2 * layer.parameters * size + 8 * batch * layer.kept_indices
-    if layer.kind == "depthwise":
-        moved *= _DEPTHWISE_SLOWER[workload.compute][1]
-    traffic_s = moved / device.bytes_per_s + device.kernel_s
+    batch = workload.device_batch
+    traffic_s = _moved_bytes(layer, workload, backward=True) / device.bytes_per_s + device.kernel_s
     if layer.matrix is None:
         return max(2 * batch * layer.flops / device.plain_flops_per_s, traffic_s)
     rows, columns, depth = layer.matrix
