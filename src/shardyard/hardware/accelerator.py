@@ -22,6 +22,9 @@ class Accelerator:
     """Whose measurement the shares are, or the rule that stands in for one."""
     bandwidth_bytes_per_s: float | None = None
     """Peak of the device's own memory."""
+    power_share: float = 1.0
+    """Clock under load against that of the same chip at full power: its power limit's square root,
+    as power grows at least with the square of the clock."""
     processors: int | None = None
     """Parts that each compute a tile of a matrix product: SMs, compute units, tensor cores."""
     link: Link | None = None

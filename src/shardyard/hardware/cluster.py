@@ -30,6 +30,12 @@ class Cluster:
     price_source: str
 
     @property
+    def reach(self) -> int:
+        """Devices that ``inside`` joins: those of a node, or of a larger NVLink domain."""
+        domain = self.accelerator.nvlink_domain or 0
+        return min(max(self.devices_per_node, domain), self.devices)
+
+    @property
     def devices(self) -> int:
         """Devices of all nodes."""
         return self.nodes * self.devices_per_node

@@ -31,8 +31,8 @@ _V100_SOURCE = (
 )
 _CUSTOM_H100 = (
     "pytorch/torchtitan, benchmarks: 96 GB HBM2e at 2.4 TB/s, 500 W, 400 Gb/s a device. No "
-    "datasheet: its peak is set between those of H100 NVL (835 at 400 W) and H100 SXM (989 at "
-    "700 W) in proportion to the power limit, as the clock is what power allows"
+    "datasheet: the peak of H100 SXM, which torchtitan divides by too; its clock under load "
+    "follows its power limit"
 )
 
 _V100 = {"fp32": 15.7, "fp16": 125.0}
@@ -41,7 +41,6 @@ _A100 = {"fp32": 19.5, "fp16": 312.0, "bf16": 312.0}
 _HOPPER = {"fp32": 67.0, "fp16": 989.0, "bf16": 989.0, "fp8": 1979.0}
 _H100_PCIE = {"fp32": 51.0, "fp16": 756.0, "bf16": 756.0, "fp8": 1513.0}
 _H100_NVL = {"fp32": 60.0, "fp16": 835.5, "bf16": 835.5, "fp8": 1670.5}
-_H100_500W = {"fp32": 60.0, "fp16": 887.0, "bf16": 887.0, "fp8": 1773.0}
 _B200 = {"fp32": 80.0, "fp16": 2250.0, "bf16": 2250.0, "fp8": 4500.0}
 _GB200 = {"fp32": 80.0, "fp16": 2500.0, "bf16": 2500.0, "fp8": 5000.0}
 _L4 = {"fp32": 30.3, "fp16": 121.0, "bf16": 121.0, "fp8": 242.5}
@@ -149,8 +148,8 @@ ROWS: tuple[Accelerator, ...] = (
     ),
     Accelerator(
         name="H100 96GB HBM2e", memory_bytes=96 * GIB, bandwidth_bytes_per_s=2400e9,
-        processors=132, peak_tflops=_H100_500W,
-        achievable=as_reached_by(_H100_REACHED, _H100_500W), achievable_source=_AS_H100,
+        processors=132, peak_tflops=_HOPPER, power_share=(500 / 700) ** 0.5,
+        achievable=as_reached_by(_H100_REACHED, _HOPPER), achievable_source=_AS_H100,
         link=NVLINK_4, host_link_bytes_per_s=PCIE_BYTES_PER_S[5], network=_GRAND_TETON,
         source=_CUSTOM_H100,
     ),

@@ -2,30 +2,42 @@
 
 The rule of the field first: mixed-precision Adam needs 20 bytes a parameter (fp32 weight 4, fp32
 gradient 4, two fp32 moments 8, and a 16-bit copy of weight and gradient, 2 each); sharding divides
-it, activations come on top. Here every term is counted by itself.
+it, activations come on top. Here every term is counted by itself, at the moment and on the pipeline
+stage that need most.
 
-The total is the sum of the terms, as if all lived at the same instant, which is more than tensors
-need. What the allocator wastes or reserves beyond it, and what the driver holds, is in no term.
+A step has three such moments: the loss (all activations and the logits), the backward pass of a
+block (recomputed activations, gathered and unreduced parameters), and its end (all gradients). The
+terms are those of the largest. Three numbers come out: what tensors take (allocated), what the
+allocator holds for them (reserved), what the driver shows (device).
 """
 
-import math
-from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from shardyard.config.legality import Layout
 from shardyard.config.presets import ModelShape
-from shardyard.config.schema import Recipe
-
-FORMAT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
+from shardyard.plan.workload import Workload
+from shardyard.units import format_bytes
 
 RULE_BYTES_PER_PARAMETER = 20
 """The rule of the field, above; printed beside the terms so that a reader can check their sum."""
 
-CPU_PROCESS_BYTES = 340 * 2**20
-"""Resident memory of one process that has imported torch and transformers and computed nothing:
-330 MiB with torch 2.13.0 (CPU) and transformers 5.23.0, measured 2026-11-21, and some for gloo."""
+RESERVED_SHARE = 1.08
+"""Reserved over allocated: blocks that do not fit each other. torchtitan's published reserved
+memory; with ``expandable_segments`` it is less."""
 
-Shape = tuple[int, ...]
+CONTEXT_BYTES = 0.9 * 2**30
+"""Context and libraries of a process on its device, as nvidia-smi shows them with no tensor."""
+
+GROUP_BYTES = 0.4 * 2**30
+"""Buffers of one communicator: NCCL's channels, some MiB for each protocol and peer."""
+
+SAFE_SHARE = 0.92
+"""Share of a device that its predicted use may fill and still be said to fit: the rest is the error
+of this prediction (docs/accuracy.md)."""
+
+CHUNKS = 8
+"""Chunks of a chunked loss: so much less of the logits is held."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,201 +49,332 @@ class Term:
     reason: str
 
 
-def block_parameter_shapes(shape: ModelShape) -> list[Shape]:
-    """Shapes of the parameters of one transformer block (Llama: no bias but attention's)."""
-    hidden, inner = shape.hidden_size, shape.intermediate_size
-    heads = shape.num_attention_heads * shape.head_width
-    kv_heads = shape.num_key_value_heads * shape.head_width
-    biases = [(heads,), (kv_heads,), (kv_heads,), (hidden,)] if shape.attention_bias else []
-    return [
-        (heads, hidden), (kv_heads, hidden), (kv_heads, hidden), (hidden, heads), *biases,
-        (inner, hidden), (inner, hidden), (hidden, inner), (hidden,), (hidden,),
-    ]  # fmt: skip
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """The peak of the rank that needs most."""
+
+    terms: tuple[Term, ...]
+    """They add up to what is allocated."""
+    moment: str
+    """When in a step that is."""
+    stage: int
+    """On which pipeline stage."""
+    allocated_bytes: int
+    """Tensors."""
+    reserved_bytes: int
+    """What the allocator holds for them."""
+    device_bytes: int
+    """What the driver shows: with context and communicators."""
+
+    def term(self, name: str) -> int:
+        """Bytes of one term; 0 if there is none of that name."""
+        return sum(term.bytes for term in self.terms if term.name == name)
 
 
-def root_parameter_shapes(shape: ModelShape) -> list[Shape]:
-    """Shapes of what is outside the blocks: embedding, last norm and, unless tied, the head."""
-    table = (shape.vocab_size, shape.hidden_size)
-    return [table, (shape.hidden_size,), *([] if shape.tie_word_embeddings else [table])]
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """How near a prediction comes to the memory there is: never a bare yes or no."""
+
+    verdict: Literal["fits", "tight", "does not fit", "unknown"]
+    reason: str
 
 
-def largest_shard(shapes: Iterable[Shape], ranks: int) -> int:
-    """Elements of these parameters on the rank that holds most.
+class Need(NamedTuple):
+    """Bytes of one moment on one stage, by term."""
 
-    ``fully_shard`` cuts dim 0 into pieces of ceil(rows / ranks): the first rank is always full, the
-    last ones may be short or empty.
-    """
-    return sum(-(-rows // ranks) * math.prod(rest) for rows, *rest in shapes)
+    parameters: float
+    gradients: float
+    optimizer: float
+    gathered: float
+    unreduced: float
+    activations: float
+    logits: float
 
-
-def count(shapes: Iterable[Shape]) -> int:
-    """Elements of these parameters."""
-    return sum(math.prod(dims) for dims in shapes)
-
-
-def micro_steps(recipe: Recipe, layout: Layout) -> int:
-    """Forward and backward passes of one rank in one step, weightless ones included."""
-    micro_batches = -(-_number(recipe.optim.global_batch) // _number(recipe.optim.micro_batch))
-    return -(-micro_batches // layout.data_ranks)
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return sum(self)
 
 
-def optimizer_bytes_per_parameter(recipe: Recipe) -> int:
-    """fp32 state: two moments for AdamW, one for SGD with momentum, none for plain SGD."""
-    if recipe.optim.name == "adamw":
-        return 8
-    return 4 if recipe.optim.momentum > 0 else 0
+MOMENTS = ("at the loss", "in the backward pass of a block", "at the end of the backward pass")
 
 
-def memory_terms(
-    recipe: Recipe, shape: ModelShape, layout: Layout, *, is_cpu: bool
-) -> tuple[Term, ...]:
-    """All terms of one rank's peak, the largest rank's where ranks differ.
-
-    Args:
-        recipe: Without any ``auto``.
-        is_cpu: Whether ranks compute in host memory, where a rank's memory is its process's.
-    """
-    terms = [*_state_terms(recipe, shape, layout), *_transient_terms(recipe, shape, layout)]
-    if is_cpu:
-        states = sum(term.bytes for term in terms if term.name in ("parameters", "optimizer"))
-        copy = "a checkpoint is written from a copy of parameters and optimizer in host memory"
-        process = "Python, torch and transformers themselves, measured 2026-11-21"
-        terms.append(Term(name="checkpoint copy", bytes=states, reason=copy))
-        terms.append(Term(name="process", bytes=CPU_PROCESS_BYTES, reason=process))
-    return tuple(term for term in terms if term.bytes)
-
-
-def _state_terms(recipe: Recipe, shape: ModelShape, layout: Layout) -> list[Term]:
-    """What lives from step to step."""
-    ranks = layout.dp_shard
-    per_block = largest_shard(block_parameter_shapes(shape), ranks)
-    held = shape.num_hidden_layers * per_block + largest_shard(root_parameter_shapes(shape), ranks)
-    per_parameter = optimizer_bytes_per_parameter(recipe)
-    share = f"{held:,} of {shape.parameters:,}" if ranks > 1 else f"all {held:,}"
-    state = {8: "two moments", 4: "momentum", 0: "no state"}[per_parameter]
-    return [
-        Term(name="parameters", bytes=4 * held, reason=f"fp32 master weights, {share}"),
-        Term(name="gradients", bytes=4 * held, reason="fp32, reduced, of the same part"),
-        Term(
-            name="optimizer",
-            bytes=per_parameter * held,
-            reason=f"fp32 {recipe.optim.name}, {state}, of the same part",
-        ),
-    ]
-
-
-def _transient_terms(recipe: Recipe, shape: ModelShape, layout: Layout) -> list[Term]:
-    """What lives within a step."""
-    return [
-        _gathered(recipe, shape, layout),
-        _unreduced(recipe, shape, layout),
-        _activations(recipe, shape),
-        _logits(recipe, shape),
-    ]
-
-
-def _gathered(recipe: Recipe, shape: ModelShape, layout: Layout) -> Term:
-    compute = recipe.precision.compute
-    if layout.zero == 3:
-        blocks = min(shape.num_hidden_layers, 1 + recipe.parallel.prefetch)
-        # embedding and head are never whole at the same time, unless they are one tied table
-        elements = blocks * shape.block_parameters + _table(shape)
-        where = f"{blocks} blocks (1 computes, {blocks - 1} ahead) and the vocabulary's table"
-    else:
-        elements = shape.parameters
-        where = f"the whole model: zero {layout.zero} keeps it from forward to backward"
-    return Term(
-        name="gathered parameters",
-        bytes=FORMAT_BYTES[compute] * elements,
-        reason=f"whole parameters in {compute}, {where}",
+def peak(workload: Workload) -> tuple[float, int, int, Need]:
+    """Allocated bytes, stage, moment (index of ``MOMENTS``) and terms: cheap, for a search."""
+    stages = (0,) if workload.layout.pp == 1 else (0, workload.layout.pp - 1)
+    return max(
+        (need.total, stage, moment, need)
+        for stage in stages
+        for moment, need in enumerate(_needs(workload, stage))
     )
 
 
-def _unreduced(recipe: Recipe, shape: ModelShape, layout: Layout) -> Term:
-    """Whole gradients before they are summed over ranks."""
-    compute, reduce = recipe.precision.compute, recipe.precision.reduce
-    if layout.zero == 1 and micro_steps(recipe, layout) > 1:
-        size = FORMAT_BYTES[reduce] * shape.parameters
-        why = f"the whole model's in {reduce}, reduced once a step"
-    else:
-        largest = max(_table(shape), shape.block_parameters)
-        size = (FORMAT_BYTES[compute] + FORMAT_BYTES[reduce]) * largest
-        size += FORMAT_BYTES[reduce] * shape.block_parameters
-        why = (
-            f"the largest group's in {compute} and again in {reduce} to send, one block on its way"
-        )
-    return Term(name="unreduced gradients", bytes=size, reason=why)
+def reserved_of(allocated: float) -> float:
+    """What the allocator holds for so many bytes of tensors."""
+    return RESERVED_SHARE * allocated
 
 
-def _table(shape: ModelShape) -> int:
-    """Elements of the embedding, or of the head."""
-    return shape.vocab_size * shape.hidden_size
+def device_of(allocated: float, layout: Layout) -> float:
+    """What the driver shows for so many bytes of tensors."""
+    axes = (layout.data_ranks, layout.cp, layout.tp, layout.ep)
+    groups = sum(degree > 1 for degree in axes) + (2 if layout.pp > 1 else 0)
+    return reserved_of(allocated) + CONTEXT_BYTES + groups * GROUP_BYTES
 
 
-def block_activation_bytes(shape: ModelShape, compute_bytes: int) -> int:
+def memory(workload: Workload) -> Memory:
+    """All terms of the largest peak, each with its reason."""
+    allocated, stage, moment, need = peak(workload)
+    return Memory(
+        terms=_terms(workload, stage, need),
+        moment=MOMENTS[moment],
+        stage=stage,
+        allocated_bytes=round(allocated),
+        reserved_bytes=round(reserved_of(allocated)),
+        device_bytes=round(device_of(allocated, workload.layout)),
+    )
+
+
+def fit(device_bytes: float, limit_bytes: int | None) -> Fit:
+    """A word for how near the use of a device comes to its memory, and its reason."""
+    if limit_bytes is None:
+        return Fit(verdict="unknown", reason="the memory of the device is not known")
+    share = device_bytes / limit_bytes
+    reason = f"{format_bytes(device_bytes)} are {share:.0%} of {format_bytes(limit_bytes)}"
+    if share <= SAFE_SHARE:
+        return Fit(verdict="fits", reason=reason)
+    if share <= 2 - SAFE_SHARE:
+        return Fit(verdict="tight", reason=f"{reason}, which is within this prediction's error")
+    return Fit(verdict="does not fit", reason=reason)
+
+
+# --- the moments --------------------------------------------------------------------------------
+
+
+def _needs(w: Workload, stage: int) -> tuple[Need, ...]:
+    layout, formats, tech, shape = w.layout, w.formats, w.techniques, w.shape
+    shards, tokens = layout.dp_shard * layout.cp, w.tokens / layout.cp
+    first, last = stage == 0, stage == layout.pp - 1
+    layers = stage_layers(w)
+    block = block_elements(shape, layout)
+    table = shape.vocab_size * shape.hidden_size / layout.tp
+    tables = (1 if first else 0) + (1 if last else 0)
+    if first and last and shape.tie_word_embeddings:
+        tables = 1
+    held = layers * block + tables * table
+
+    splits_weight = layout.zero >= formats.weight_split_from
+    parameters = held * formats.weight_bytes / (shards if splits_weight else 1)
+    optimizer = held * formats.optimizer_bytes / shards
+    if tech.offload in ("optimizer", "params"):
+        optimizer = 0.0
+    if tech.offload == "params":
+        parameters = 0.0
+
+    compute, reduce = formats.compute_bytes, formats.reduce_bytes
+    gathers = layout.zero == 3 and (shards > 1 or compute != formats.weight_bytes)
+    gathers |= tech.offload == "params"
+    whole = 0.0  # a copy of the whole stage in the computing format
+    if not gathers and formats.weight_split_from == 1 and (shards > 1 or compute < 4):
+        whole = compute * held
+    is_first_pass = w.micro_batches == 1 and formats.weight_split_from == 1
+    sums_late = formats.weight_split_from == 1 and layout.zero == 1 and layout.data_ranks > 1
+    sums_late &= not is_first_pass
+    gradients = held * formats.gradient_bytes / (shards if layout.zero >= 2 else 1)
+    unreduced = tech.bucket_bytes if layout.data_ranks * layout.cp > 1 else 0.0
+    if sums_late:
+        unreduced, gradients = reduce * held, 0.0
+    sums_early = gathers or (formats.weight_split_from == 1 and not sums_late)
+    leftover = reduce * table if sums_early and tables and not is_first_pass else 0.0
+
+    kept, again = _kept_bytes(w)
+    if tech.offload == "activations":
+        kept = entry_bytes(w) * (2 / max(layers, 1))  # two blocks' inputs are on the device
+    flying = in_flight(w, stage)
+    activations = tokens * layers * kept * flying
+    ends = tokens * _norm_bytes(w) * shape.hidden_size if last else 0.0
+    logits = _logits_bytes(w, tokens) if last else 0.0
+    before = 0.0 if is_first_pass else 1.0  # gradients of earlier micro-batches
+
+    at_loss = Need(
+        parameters, before * gradients, optimizer,
+        whole + (compute * table if gathers and last else 0.0),
+        before * unreduced + leftover, activations + ends, logits,
+    )  # fmt: skip
+    ahead = min(layers, 1 + tech.prefetch) * block
+    largest = max(block, table if tables else 0.0)
+    in_sum = (compute + reduce) if sums_early else 0.0
+    one = tokens * kept * flying / max(flying, 1.0)
+    in_block = Need(
+        parameters, before * gradients, optimizer,
+        whole + (compute * ahead if gathers else 0.0),
+        before * unreduced + in_sum * block,
+        activations + (tokens * again - one if again else 0.0), 0.0,
+    )  # fmt: skip
+    at_end = Need(
+        parameters, gradients, optimizer,
+        whole + (compute * (block + table) if gathers else 0.0),
+        unreduced + in_sum * largest,
+        tokens * (again or kept), 0.0,
+    )  # fmt: skip
+    return (at_loss, in_block, at_end) if last else (in_block, in_block, at_end)
+
+
+def block_elements(shape: ModelShape, layout: Layout) -> float:
+    """Parameters of one block on one rank, before the data axes split them."""
+    experts = shape.num_experts * shape.expert_parameters
+    split = layout.ep if layout.ep > 1 else layout.tp
+    return shape.shared_block_parameters / layout.tp + experts / split
+
+
+def stage_layers(w: Workload) -> float:
+    """Blocks of a pipeline stage: a fraction where stages are cut by cost."""
+    layers, pp = w.shape.num_hidden_layers, w.layout.pp
+    return layers / pp if w.techniques.balanced_stages else -(-layers // pp)
+
+
+def in_flight(w: Workload, stage: int) -> float:
+    """Micro-batches whose activations a stage holds at once, each of the whole stage.
+
+    Source: Narayanan et al. 2021, arXiv:2104.04473, section 2.2 (1F1B, interleaved).
+    """
+    pp, tech, passes = w.layout.pp, w.techniques, w.micro_batches
+    if pp == 1:
+        return 1
+    if tech.schedule == "gpipe":
+        return passes
+    if tech.schedule == "interleaved" and passes >= pp:
+        chunks = tech.virtual_stages
+        return min(passes, ((pp - stage - 1) * 2 + (chunks - 1) * pp + 1) / chunks)
+    return min(passes, pp - stage)
+
+
+# --- activations --------------------------------------------------------------------------------
+
+
+def block_bytes(w: Workload) -> float:
     """Bytes per token that one block keeps for its backward pass, without recompute.
 
     Source: the method of Korthikanti et al. 2022, arXiv:2205.05198, section 4.1 (sum over the
-    inputs that each operation's backward needs), for a Llama block: no dropout masks; grouped
-    KV heads; the three matrices of SwiGLU; flash attention, which keeps q, k, v, its output and
-    one fp32 number per head instead of the attention matrix; RMSNorm as transformers computes it,
-    which keeps its input in fp32, the normalised input, and its output for the next matrix.
+    inputs that each operation's backward needs), without its dropout masks where there is no
+    dropout, with grouped KV heads, gates and experts, and with flash attention, which keeps q, k,
+    v, its output and one fp32 number per head instead of the matrix of scores.
     """
-    hidden, inner = shape.hidden_size, shape.intermediate_size
+    shape, tech, size, tp = w.shape, w.techniques, w.formats.compute_bytes, w.layout.tp
+    hidden, heads, kv_heads = _widths(shape)
+    split = tp if tech.sequence_parallel else 1
+    inner: float = shape.intermediate_size
+    dealt: float = 0.0
+    if shape.num_experts:
+        visits = shape.num_experts_per_tok
+        inner = visits * (shape.moe_intermediate_size or inner)
+        inner += shape.shared_expert_intermediate_size
+        dealt = 2 * visits * size * hidden  # tokens as dealt to experts, and what they return
+    outside = 2 * _norm_bytes(w) * hidden + (2 * hidden if tech.dropout else 0)
+    attention = size * (2 * heads + 2 * kv_heads) + _score_bytes(w)
+    kept_inner = 2  # before and after the activation
+    if shape.is_gated:  # gate, silu(gate), up, and their product; fused ones make silu(gate) again
+        kept_inner = 4 if tech.kernels == "eager" else 3
+    return outside / split + (attention + size * kept_inner * inner + dealt) / tp
+
+
+def entry_bytes(w: Workload) -> float:
+    """Bytes per token of a block's input, from which it is recomputed."""
+    split = w.layout.tp if w.techniques.sequence_parallel else 1
+    return w.formats.compute_bytes * w.shape.hidden_size / split
+
+
+def _widths(shape: ModelShape) -> tuple[int, int, int]:
+    """Elements of the residual stream, of the queries, of the keys."""
     heads = shape.num_attention_heads * shape.head_width
-    kv_heads = shape.num_key_value_heads * shape.head_width
-    norms = 2 * (4 * hidden + 2 * compute_bytes * hidden)
-    attention = compute_bytes * (2 * heads + 2 * kv_heads) + 4 * shape.num_attention_heads
-    mlp = compute_bytes * 4 * inner  # gate, silu(gate), up, and their product
-    return norms + attention + mlp
+    return shape.hidden_size, heads, shape.num_key_value_heads * shape.head_width
 
 
-def _matmul_output_bytes(shape: ModelShape, compute_bytes: int) -> int:
-    """Bytes per token of a block's matrix products and attention: what ``selective`` keeps."""
-    heads = shape.num_attention_heads * shape.head_width
-    kv_heads = shape.num_key_value_heads * shape.head_width
-    outputs = 2 * heads + 2 * kv_heads + 2 * shape.intermediate_size + 2 * shape.hidden_size
-    return compute_bytes * outputs + 4 * shape.num_attention_heads
+def _norm_bytes(w: Workload) -> float:
+    """Bytes per element that a norm keeps: input and output, and eager RMSNorm one in fp32."""
+    size = w.formats.compute_bytes
+    if w.shape.is_gated and w.techniques.kernels == "eager":
+        return 4 + 2 * size
+    return 2 * size
 
 
-def _activations(recipe: Recipe, shape: ModelShape) -> Term:
-    tokens = _number(recipe.optim.micro_batch) * _number(recipe.data.seq_len)
-    compute_bytes = FORMAT_BYTES[recipe.precision.compute]
-    whole = block_activation_bytes(shape, compute_bytes)
-    entry = compute_bytes * shape.hidden_size  # the input of a block, from which it is recomputed
-    layers = shape.num_hidden_layers
-    recompute = recipe.memory.recompute
-    if recompute == "full":
-        per_token, how = layers * entry + whole, "block inputs, and one block recomputed"
-    elif recompute == "selective":
-        kept = entry + _matmul_output_bytes(shape, compute_bytes)
-        per_token, how = layers * kept + whole, "matrix products kept, one block recomputed"
-    elif isinstance(recompute, int):
-        redone = -(-layers // recompute)  # the first, and every n-th after it
-        per_token = (layers - redone) * whole + redone * entry + (whole if redone else 0)
-        how = f"{redone} of {layers} blocks recomputed"
-    elif recompute == "none":
-        per_token, how = layers * whole, "all kept"
-    else:
-        per_token = layers * whole
-        how = f"all kept: what recomputing {', '.join(recompute)} saves is not predicted"
-    reason = f"{layers} blocks x {tokens:,} tokens of a micro-batch, {how}"
-    return Term(name="activations", bytes=tokens * per_token, reason=reason)
+def _score_bytes(w: Workload) -> float:
+    """Bytes per token that attention keeps beside q, k, v and its output."""
+    heads, tech = w.shape.num_attention_heads, w.techniques
+    if tech.attention != "unfused":
+        return 4 * heads
+    size = w.formats.compute_bytes
+    per_score = 2 * size + 1 if tech.dropout else size  # softmax; dropout's mask and result
+    return heads * w.seq_len / w.layout.cp * per_score
 
 
-def _logits(recipe: Recipe, shape: ModelShape) -> Term:
-    tokens = _number(recipe.optim.micro_batch) * _number(recipe.data.seq_len)
-    compute_bytes = FORMAT_BYTES[recipe.precision.compute]
-    fp32_copy = 0 if compute_bytes == 4 else 4
-    per_logit = compute_bytes + fp32_copy + 4 + 4
-    copy = "an fp32 copy, " if fp32_copy else ""
-    reason = (
-        f"{tokens:,} tokens x {shape.vocab_size:,} entries: logits, {copy}log-probabilities and "
-        "their gradient in fp32"
+def _selective_bytes(w: Workload) -> float:
+    """Bytes per token that ``selective`` keeps of a block: its input, products and attention."""
+    hidden, heads, kv_heads = _widths(w.shape)
+    gates = 2 if w.shape.is_gated else 1
+    inner = w.shape.intermediate_size
+    size, tp, share = w.formats.compute_bytes, w.layout.tp, w.techniques.selective_products
+    products = (heads + 2 * kv_heads + gates * inner) / tp + 2 * hidden
+    attention = (size * heads + 4 * w.shape.num_attention_heads) / tp
+    return entry_bytes(w) + size * share * products + attention
+
+
+def _kept_bytes(w: Workload) -> tuple[float, float]:
+    """Bytes per token that a block keeps on average, and that one holds while it is recomputed."""
+    whole = block_bytes(w)
+    if w.recompute == "full":
+        return entry_bytes(w), whole
+    if w.recompute == "selective":
+        return _selective_bytes(w), whole
+    if w.recompute == "attention":
+        scores = _score_bytes(w) / w.layout.tp
+        return whole - scores, whole
+    if isinstance(w.recompute, int):
+        every = w.recompute
+        return ((every - 1) * whole + entry_bytes(w)) / every, whole
+    return whole, 0.0
+
+
+def _logits_bytes(w: Workload, tokens: float) -> float:
+    """Logits, fp32 log-probabilities, and the gradients of both as the backward pass starts.
+
+    Megatron's loss overwrites its logits: the 16-bit ones and one fp32 copy.
+    """
+    size, tech = w.formats.compute_bytes, w.techniques
+    per_logit = 3 * size if tech.kernels == "fused" and not w.shape.is_gated else 12
+    if not w.shape.is_causal:
+        tokens *= 0.15  # masked language models score masked tokens alone
+    held = tokens * w.shape.vocab_size / w.layout.tp * per_logit
+    return held / CHUNKS if tech.chunked_loss else held
+
+
+# --- reasons ------------------------------------------------------------------------------------
+
+
+def _terms(w: Workload, stage: int, need: Need) -> tuple[Term, ...]:
+    layout, formats = w.layout, w.formats
+    shards = layout.dp_shard * layout.cp
+    over = f" over {shards} ranks" if shards > 1 else ""
+    where = f" of stage {stage}" if layout.pp > 1 else ""
+    tokens = w.tokens // layout.cp
+    flying = in_flight(w, stage)
+    several = f" of {flying:.3g} micro-batches in flight" if layout.pp > 1 else ""
+    split = over if layout.zero >= formats.weight_split_from else " whole on every rank"
+    reasons = {
+        "parameters": f"{formats.weight_bytes:g} bytes each{where},{split or ' not split'}",
+        "gradients": f"{formats.gradient_bytes:g} bytes each"
+        + (over if layout.zero >= 2 else ", whole on every rank"),
+        "optimizer": f"{formats.optimizer_bytes:g} bytes each: moments"
+        + (" and fp32 weights" if formats.optimizer_bytes > 8 else "") + over,
+        "gathered parameters": f"whole ones in {formats.compute}, gathered by zero {layout.zero}",
+        "unreduced gradients": f"{formats.reduce_bytes:g} bytes each, on their way to their sum",
+        "activations": f"{stage_layers(w):g} blocks x {tokens:,} tokens{several}, "
+        f"recompute {w.recompute}",
+        "logits and loss": f"{tokens:,} tokens x {w.shape.vocab_size // layout.tp:,} entries: "
+        "logits, log-probabilities, gradients",
+    }  # fmt: skip
+    rounded = [round(value) for value in need]
+    return tuple(
+        Term(name=name, bytes=size, reason=reason)
+        for (name, reason), size in zip(reasons.items(), rounded, strict=True)
+        if size
     )
-    return Term(name="logits and loss", bytes=tokens * shape.vocab_size * per_logit, reason=reason)
-
-
-def _number(value: int | str) -> int:
-    assert isinstance(value, int), value  # a resolved recipe holds no "auto"
-    return value

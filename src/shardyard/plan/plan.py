@@ -4,7 +4,7 @@ Pure and quick. Training prints its line, writes it to plan.json and reads ``flo
 ``peak_flops_per_s`` back for MFU; the report prints it against what was measured.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from shardyard.config.legality import Layout, resolve_layout
@@ -12,18 +12,37 @@ from shardyard.config.presets import ModelShape
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Recipe
 from shardyard.hardware.accelerator import Accelerator
-from shardyard.hardware.catalogue import Instance, accelerator_named, instance
+from shardyard.hardware.catalogue import accelerator_named
+from shardyard.hardware.chosen import chosen_cluster
+from shardyard.hardware.cluster import Cluster, default_cluster
 from shardyard.hardware.machine import Machine
+from shardyard.plan.calibration import Calibration
+from shardyard.plan.estimate import Estimate, estimate
+from shardyard.plan.failures import FailureOutlook, failure_plan
 from shardyard.plan.flops import flops_per_token
-from shardyard.plan.memory import Term, memory_terms, optimizer_bytes_per_parameter
-from shardyard.plan.throughput import Peak, Price, Speed, peak_of, price_of, speed_of
-from shardyard.plan.traffic import communication_terms
+from shardyard.plan.kernels import missing
+from shardyard.plan.memory import Fit, Memory, Term, fit, memory
+from shardyard.plan.step_time import TimeTerm
+from shardyard.plan.throughput import SPEED_REASON, Peak, Price, Speed, peak_of, price_of
+from shardyard.plan.traffic import traffic_terms
+from shardyard.plan.workload import optimizer_bytes, workload_of
 from shardyard.units import format_bytes, format_count, format_seconds, format_usd
 
-SAFE_SHARE = 0.8
-"""Share of a device's memory that a plan may fill and still be said to fit. The driver shows more
-than what tensors take: a formula like this one, with 4 GiB added, comes to 0.82 of what the runs of
-BLOOM's prototypes printed (bigscience-workshop/bigscience, train/tr11-176B-ml/chronicles.md)."""
+CPU_PROCESS_BYTES = 340 * 2**20
+"""Resident memory of one process that has imported torch and transformers and computed nothing:
+330 MiB with torch 2.13.0 (CPU) and transformers 5.23.0, measured 2026-11-21, and some for gloo."""
+
+CPU_SAFE_SHARE = 0.8
+"""Share of a machine's memory that processes may fill: what the allocator of a CPU wastes is not
+modelled."""
+
+CHECKPOINT_BYTES_PER_S = 1.2e9
+"""Rate at which a node writes its part of a checkpoint: BLOOM-176B wrote 2.3 TB from 48 nodes in 40
+s (bigscience-workshop/bigscience, chronicles)."""
+
+STAGING_BYTES_PER_S = 10e9
+"""Rate at which a device's state is copied to host memory while training waits: PCIe 4, with the
+pageable side's cost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +56,13 @@ class Plan:
     device: str
     """Name of one device; "CPU process" or "device" where there is no accelerator or none known."""
     memory: tuple[Term, ...]
+    """They add up to ``memory_bytes``."""
+    memory_moment: str
+    """When in a step the peak is."""
+    reserved_bytes: int
+    """What the allocator holds at the peak."""
+    device_bytes: int
+    """What the driver shows at the peak."""
     memory_limit_bytes: int | None
     """Memory that one rank may fill; None: not known."""
     fits: str
@@ -46,18 +72,26 @@ class Plan:
     """Model FLOP, forward and backward, by convention: full and causal."""
     peak: Peak
     samples_per_step: int
+    micro_batch: int
+    recompute: str
     seq_len: int
     steps: int | None
     """None: not known before the data is prepared."""
     speed: Speed
+    time: tuple[TimeTerm, ...]
+    """One step, term by term; empty where no speed can be said."""
     price: Price
     checkpoint_bytes: int
     """One checkpoint on disk, all ranks."""
     communication: tuple[Term, ...]
+    failures: FailureOutlook | None
+    """None: no speed, no length, or no cluster to fail."""
+    measured: tuple[str, ...] = ()
+    """What of this was measured and not looked up."""
 
     @property
     def memory_bytes(self) -> int:
-        """Predicted peak of one rank."""
+        """Predicted peak of one rank: what tensors take."""
         return sum(term.bytes for term in self.memory)
 
     @property
@@ -71,6 +105,19 @@ class Plan:
         return None if self.steps is None else self.steps * self.tokens_per_step
 
     @property
+    def step_s(self) -> float | None:
+        """Predicted time of one step."""
+        return sum(term.seconds for term in self.time) or None
+
+    @property
+    def mfu(self) -> float | None:
+        """Predicted share of the peak, full-attention convention."""
+        rate, peak = self.speed.tokens_per_s, self.peak.flops_per_s
+        if rate is None or peak is None:
+            return None
+        return rate * self.flops_per_token["full"] / (peak * self.layout.world_size)
+
+    @property
     def seconds(self) -> float | None:
         """Predicted time of all steps, without start, evaluation and failures."""
         if self.tokens is None or self.speed.tokens_per_s is None:
@@ -78,15 +125,20 @@ class Plan:
         return self.tokens / self.speed.tokens_per_s
 
     @property
+    def wall_s(self) -> float | None:
+        """Predicted time with saves and failures, where they are predicted."""
+        return self.seconds if self.failures is None else self.failures.wall_s
+
+    @property
     def usd(self) -> float | None:
-        """Predicted price of all steps."""
-        if self.seconds is None or self.price.usd_per_hour is None:
+        """Predicted price of the run, failures included."""
+        if self.wall_s is None or self.price.usd_per_hour is None:
             return None
-        return self.seconds / 3600 * self.price.usd_per_hour
+        return self.wall_s / 3600 * self.price.usd_per_hour
 
     @property
     def usd_per_million_tokens(self) -> float | None:
-        """Predicted price of a million tokens."""
+        """Predicted price of a million tokens, without failures."""
         if self.speed.tokens_per_s is None or self.price.usd_per_hour is None:
             return None
         return self.price.usd_per_hour / 3600 / self.speed.tokens_per_s * 1e6
@@ -110,8 +162,8 @@ class Plan:
         ]
         if self.fits in ("tight", "does not fit"):
             parts.insert(3, f"memory: {self.fits}")
-        if self.seconds is not None:
-            parts.append(f"about {format_seconds(self.seconds)}")
+        if self.wall_s is not None:
+            parts.append(f"about {format_seconds(self.wall_s)}")
         if self.usd is not None:
             parts.append(f"about {format_usd(self.usd)}")
         return ", ".join(parts)
@@ -133,7 +185,10 @@ class Plan:
             "memory_bytes": self.memory_bytes,
             "tokens_per_step": self.tokens_per_step,
             "tokens": self.tokens,
+            "step_s": self.step_s,
+            "mfu": self.mfu,
             "seconds": self.seconds,
+            "wall_s": self.wall_s,
             "usd": self.usd,
             "usd_per_million_tokens": self.usd_per_million_tokens,
         }
@@ -145,8 +200,12 @@ class Plan:
         fields["layout"] = Layout(**content["layout"])
         for name in ("memory", "communication"):
             fields[name] = tuple(Term(**term) for term in content[name])
+        fields["time"] = tuple(TimeTerm(**term) for term in content["time"])
+        fields["measured"] = tuple(content["measured"])
         for name, kind in (("peak", Peak), ("speed", Speed), ("price", Price)):
             fields[name] = kind(**content[name])
+        if content["failures"] is not None:
+            fields["failures"] = FailureOutlook.from_json(content["failures"])
         return Plan(**fields)
 
 
@@ -156,8 +215,8 @@ def plan(
     """Predict a resolved recipe.
 
     Args:
-        machine: A machine of the run; not asked where ``cluster.instance`` names one. None: what
-            depends on the device stays open.
+        machine: A machine of the run; not asked where ``cluster.instance`` or ``cluster.file``
+            names one. None: what depends on the device stays open.
 
     Raises:
         RequestError: The degrees do not fit the world size, or the instance is not known.
@@ -180,51 +239,82 @@ def plan_recipe(
     world_size: int,
     devices_per_node: int,
     machine: Machine | None,
+    calibration: Calibration | None = None,
 ) -> Plan:
     """As ``plan``, before the data is prepared: ``steps`` may still be open."""
     layout, _ = resolve_layout(
         recipe.parallel, world_size=world_size, devices_per_node=devices_per_node
     )
     nodes = -(-world_size // devices_per_node)
-    rented = instance(recipe.cluster.instance) if recipe.cluster.instance else None
-    is_cpu = rented is None and recipe.cluster.device == "cpu"
-    accelerator = _accelerator(rented, machine, is_cpu=is_cpu)
+    named = chosen_cluster(recipe.cluster)
+    is_cpu = named is None and recipe.cluster.device == "cpu"
+    accelerator = _accelerator(named, machine, is_cpu=is_cpu)
     device = _device_name(accelerator, machine, is_cpu=is_cpu)
-    memory = memory_terms(recipe, shape, layout, is_cpu=is_cpu)
-    limit = _memory_limit(rented, machine, is_cpu=is_cpu, devices_per_node=devices_per_node)
-    fits, fits_reason = risk(sum(term.bytes for term in memory), limit)
-    flops = flops_per_token(shape, _number(recipe.data.seq_len))
-    compute = recipe.precision.compute
+    workload = workload_of(recipe, shape, layout)
+    needed = memory(workload)
+    if is_cpu:
+        needed = _on_cpu(needed)
+    limit = _memory_limit(named, machine, is_cpu=is_cpu, devices_per_node=devices_per_node)
+    verdict = _fit_on_cpu(needed, limit) if is_cpu else fit(needed.device_bytes, limit)
     peak = peak_of(
-        accelerator, device_name=device, number_format=compute, given=recipe.observe.peak_tflops
+        accelerator,
+        device_name=device,
+        number_format=workload.formats.compute,
+        given=recipe.observe.peak_tflops,
     )
-    speed = speed_of(
-        peak, ranks=world_size, full_flops_per_token=flops["full"], number_format=compute
-    )
+    cluster, why_not = named, "cannot be said without a peak"
+    if cluster is None and accelerator is not None:
+        cluster = default_cluster(accelerator, devices_per_node=devices_per_node, nodes=nodes)
+    if accelerator is not None:
+        why_not = missing(accelerator, workload.formats.compute) or ""
+    timed = None
+    if cluster is not None and not why_not:
+        timed = estimate(workload, _with_links(cluster, calibration), calibration)
+    speed = Speed(tokens_per_s=None, reason=why_not)
+    if timed is not None:
+        speed = Speed(tokens_per_s=timed.tokens_per_s, reason=SPEED_REASON)
+    checkpoint_bytes = shape.parameters * (4 + optimizer_bytes(recipe))
     return Plan(
         model=recipe.model.preset or recipe.model.path or recipe.model.hub or "model",
         parameters=shape.parameters,
         layout=layout,
         nodes=nodes,
         device=device,
-        memory=memory,
+        memory=needed.terms,
+        memory_moment=needed.moment,
+        reserved_bytes=needed.reserved_bytes,
+        device_bytes=needed.device_bytes,
         memory_limit_bytes=limit,
-        fits=fits,
-        fits_reason=fits_reason,
-        flops_per_token=flops,
+        fits=verdict.verdict,
+        fits_reason=verdict.reason,
+        flops_per_token=flops_per_token(shape, workload.seq_len),
         peak=peak,
-        samples_per_step=_number(recipe.optim.global_batch),
-        seq_len=_number(recipe.data.seq_len),
+        samples_per_step=workload.global_batch,
+        micro_batch=workload.micro_batch,
+        recompute=str(workload.recompute),
+        seq_len=workload.seq_len,
         steps=steps,
         speed=speed,
-        price=price_of(rented, nodes=nodes),
-        checkpoint_bytes=shape.parameters * (4 + optimizer_bytes_per_parameter(recipe)),
-        communication=communication_terms(recipe, shape, layout),
+        time=timed.terms if timed else (),
+        price=price_of(named),
+        checkpoint_bytes=checkpoint_bytes,
+        communication=traffic_terms(workload),
+        failures=_failures(recipe, timed, nodes=nodes, steps=steps, nbytes=checkpoint_bytes),
+        measured=calibration.sources if calibration else (),
     )
 
 
 def layout_name(layout: Layout) -> str:
-    """The layout by the name that users of FSDP and DeepSpeed know."""
+    """The layout by the name that users of FSDP and DeepSpeed know, and its model axes."""
+    axes = "".join(
+        f" x {name} {degree}"
+        for name in ("cp", "tp", "pp", "ep")
+        if (degree := getattr(layout, name)) > 1
+    )
+    return _data_name(layout) + axes
+
+
+def _data_name(layout: Layout) -> str:
     if layout.dp_shard == 1:
         return "NO_SHARD"
     if layout.dp_replicate > 1:
@@ -233,25 +323,71 @@ def layout_name(layout: Layout) -> str:
     return {3: "FULL_SHARD", 2: "SHARD_GRAD_OP", 1: "ZeRO-1"}[layout.zero]
 
 
-def risk(memory_bytes: int, limit_bytes: int | None) -> tuple[str, str]:
-    """A word for how near the predicted peak comes to the memory there is, and its reason."""
-    if limit_bytes is None:
-        return "unknown", "the memory of the device is not known"
-    share = memory_bytes / limit_bytes
-    reason = f"{share:.0%} of {format_bytes(limit_bytes)}"
-    if share <= SAFE_SHARE:
-        return "fits", reason
+def _with_links(cluster: Cluster, calibration: Calibration | None) -> Cluster:
+    if calibration is None:
+        return cluster
+    return replace(
+        cluster,
+        inside=calibration.link_inside or cluster.inside,
+        between=calibration.link_between or cluster.between,
+    )
+
+
+def _failures(
+    recipe: Recipe, timed: Estimate | None, *, nodes: int, steps: int | None, nbytes: int
+) -> FailureOutlook | None:
+    if timed is None or steps is None:
+        return None
+    return failure_plan(
+        nodes=nodes,
+        devices=timed.devices,
+        step_s=timed.step_s,
+        steps=steps,
+        checkpoint_blocking_s=nbytes / timed.devices / STAGING_BYTES_PER_S,
+        checkpoint_write_s=nbytes / nodes / CHECKPOINT_BYTES_PER_S,
+        checkpoint_bytes=nbytes,
+        checkpoint_every=recipe.checkpoint.every,
+        collective_timeout_s=recipe.elastic.collective_timeout_s,
+    )
+
+
+def _on_cpu(needed: Memory) -> Memory:
+    """Where ranks compute in host memory, a rank's memory is its process's."""
+    states = needed.term("parameters") + needed.term("optimizer")
+    copy = "a checkpoint is written from a copy of parameters and optimizer in host memory"
+    process = "Python, torch and transformers themselves, measured 2026-11-21"
+    more = (
+        Term(name="checkpoint copy", bytes=states, reason=copy),
+        Term(name="process", bytes=CPU_PROCESS_BYTES, reason=process),
+    )
+    total = needed.allocated_bytes + states + CPU_PROCESS_BYTES
+    return replace(
+        needed,
+        terms=(*needed.terms, *more),
+        allocated_bytes=total,
+        reserved_bytes=total,
+        device_bytes=total,
+    )
+
+
+def _fit_on_cpu(needed: Memory, limit: int | None) -> Fit:
+    if limit is None:
+        return fit(needed.device_bytes, None)
+    share = needed.device_bytes / limit
+    reason = f"{share:.0%} of {format_bytes(limit)}"
+    if share <= CPU_SAFE_SHARE:
+        return Fit(verdict="fits", reason=reason)
     if share <= 1:
-        rest = "the allocator's reserve and the driver need the rest"
-        return "tight", f"{reason}; above {SAFE_SHARE:.0%} {rest}"
-    return "does not fit", reason
+        rest = "what the allocator wastes needs the rest"
+        return Fit(verdict="tight", reason=f"{reason}; above {CPU_SAFE_SHARE:.0%} {rest}")
+    return Fit(verdict="does not fit", reason=reason)
 
 
 def _accelerator(
-    rented: Instance | None, machine: Machine | None, *, is_cpu: bool
+    named: Cluster | None, machine: Machine | None, *, is_cpu: bool
 ) -> Accelerator | None:
-    if rented is not None:
-        return rented.accelerator
+    if named is not None:
+        return named.accelerator
     if machine is None or is_cpu:
         return None
     return accelerator_named(machine.name)
@@ -266,16 +402,11 @@ def _device_name(accelerator: Accelerator | None, machine: Machine | None, *, is
 
 
 def _memory_limit(
-    rented: Instance | None, machine: Machine | None, *, is_cpu: bool, devices_per_node: int
+    named: Cluster | None, machine: Machine | None, *, is_cpu: bool, devices_per_node: int
 ) -> int | None:
     """Bytes one rank may fill."""
-    if rented is not None:
-        return rented.accelerator.memory_bytes
+    if named is not None:
+        return named.accelerator.memory_bytes
     if machine is None or (is_cpu and machine.device != "cpu"):
         return None  # an accelerator's description does not tell the memory of its host
     return machine.memory_bytes // (devices_per_node if is_cpu else 1)
-
-
-def _number(value: int | str) -> int:
-    assert isinstance(value, int), value  # a resolved recipe holds no "auto"
-    return value

@@ -1,20 +1,13 @@
-"""Tokens a second, time and price, where the device's peak is known; else the reason why not.
-
-One stated efficiency, not a model: what one published run reached. The planner that predicts
-communication and kernels comes later; until then this is an order of magnitude and says so.
-"""
+"""Peak, speed and price, each with where it comes from; or why there is none."""
 
 from dataclasses import dataclass
 
 from shardyard.hardware.accelerator import Accelerator
-from shardyard.hardware.catalogue import Instance
+from shardyard.hardware.cluster import Cluster
 
-EFFICIENCY = 0.40
-"""Share of the peak that a training step reaches (MFU, full-attention convention)."""
-
-EFFICIENCY_SOURCE = (
-    "rough: the 39.7 % MFU of torchtitan, Llama 3 8B, bf16, FSDP on 4 x p5.48xlarge "
-    "(awslabs/awsome-distributed-training, 3.test_cases/pytorch/torchtitan)"
+SPEED_REASON = (
+    "matrix products by shape, attention, memory, launches, collectives by topology; its error "
+    "against published runs is in docs/accuracy.md"
 )
 
 
@@ -66,22 +59,11 @@ def peak_of(
     return Peak(flops_per_s=peak, source=text)
 
 
-def speed_of(peak: Peak, *, ranks: int, full_flops_per_token: float, number_format: str) -> Speed:
-    """Tokens a second of all ranks, at the one stated efficiency."""
-    if peak.flops_per_s is None:
-        return Speed(tokens_per_s=None, reason="cannot be said without a peak")
-    if number_format not in ("bf16", "fp16"):
-        why = f"no published efficiency to go by for {number_format}"
-        return Speed(tokens_per_s=None, reason=why)
-    rate = ranks * EFFICIENCY * peak.flops_per_s / full_flops_per_token
-    return Speed(tokens_per_s=rate, reason=f"{EFFICIENCY:.0%} of the peak, {EFFICIENCY_SOURCE}")
-
-
-def price_of(instance: Instance | None, *, nodes: int) -> Price:
+def price_of(cluster: Cluster | None) -> Price:
     """Price of all nodes for an hour."""
-    if instance is None:
+    if cluster is None:
         return Price(usd_per_hour=None, source="cluster.instance is not set")
-    if instance.usd_per_hour is None:
-        why = f"no on-demand price of {instance.name} was found ({instance.price_source})"
+    if cluster.usd_per_hour is None:
+        why = f"no price of {cluster.name} was found ({cluster.price_source})"
         return Price(usd_per_hour=None, source=why)
-    return Price(usd_per_hour=nodes * instance.usd_per_hour, source=instance.price_source)
+    return Price(usd_per_hour=cluster.usd_per_hour, source=cluster.price_source)

@@ -1,7 +1,7 @@
 """What is predicted: one training step, said without the words of any framework.
 
-A recipe becomes a workload in ``plan/plan.py``; a row of the table of published runs becomes one in
-``benchmarks/planner_accuracy.py``. The models of memory and time read nothing else.
+A recipe becomes a workload here; a row of the table of published runs becomes one in
+``benchmarks/planner_rows.py``. The models of memory and time read nothing else.
 """
 
 from dataclasses import dataclass
@@ -9,9 +9,14 @@ from typing import Literal
 
 from shardyard.config.legality import Layout
 from shardyard.config.presets import ModelShape
+from shardyard.config.schema import Recipe
 
-Recompute = Literal["none", "selective", "full"] | int
-"""``selective`` recomputes what is cheap and keeps matrix products; an int n: every n-th block."""
+FORMAT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
+"""Bytes of an activation and of a gathered parameter; fp8 is the products' format alone."""
+
+Recompute = Literal["none", "attention", "selective", "full"] | int
+"""``attention`` recomputes softmax(QK)V alone (Korthikanti et al. 2022); ``selective`` recomputes
+what is cheap and keeps matrix products; an int n: every n-th block."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +25,7 @@ class Formats:
 
     compute: Literal["fp32", "bf16", "fp16", "fp8"]
     weight_bytes: float
-    """The parameter that is trained as it is held between steps, split by zero 3."""
+    """The parameter as it is held between steps."""
     gradient_bytes: float
     """The gradient that is held from pass to pass, split by zero 2."""
     optimizer_bytes: float
@@ -29,14 +34,18 @@ class Formats:
     """The gradient on the wire."""
     compute_bytes: float = 2
     """A gathered parameter and an activation."""
+    weight_split_from: Literal[1, 3] = 3
+    """Lowest zero level that splits the held parameter. 1: ``fully_shard`` splits it at every
+    level, and below zero 3 keeps a whole copy in the computing format for the whole step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Techniques:
     """How the step is carried out, where frameworks differ."""
 
-    attention: Literal["flash", "unfused"] = "flash"
-    """``unfused`` writes the matrix of scores to memory, as before FlashAttention."""
+    attention: Literal["unfused", "flash", "fused"] = "flash"
+    """``unfused`` writes the matrix of scores to memory, as before FlashAttention; ``flash`` is its
+    version 2, which PyTorch calls; ``fused`` is written for the device (cuDNN, version 3)."""
     kernels: Literal["eager", "fused", "compiled"] = "fused"
     """Of element-wise operators: one kernel each; hand-fused; fused by a compiler."""
     sequence_parallel: bool = True
@@ -48,10 +57,20 @@ class Techniques:
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble"] = "1f1b"
     virtual_stages: int = 1
     """Model chunks of one pipeline rank."""
+    balanced_stages: bool = True
+    """Stages are cut by cost, the embedding and the head included; else by number of blocks."""
     offload: Literal["none", "params", "optimizer", "activations"] = "none"
     dropout: bool = False
     prefetch: int = 1
     """Blocks gathered ahead, zero 3."""
+    fp8_gather: bool = False
+    """With fp8: zero 3 gathers parameters in fp8."""
+    fp8_rows: bool = False
+    """With fp8: one scale a row instead of one a tensor."""
+    selective_products: float = 1.0
+    """Share of matrix products that ``selective`` recompute keeps (torchtitan: every second)."""
+    bucket_bytes: float = 0.0
+    """Buffers in which gradients wait to be sent, where a framework sets them aside."""
     chunked_loss: bool = False
     """The loss is computed in chunks, so that the full logits are never held."""
 
@@ -80,3 +99,45 @@ class Workload:
     def tokens(self) -> int:
         """Tokens of one pass of one data rank, over all ranks of its model group."""
         return self.micro_batch * self.seq_len
+
+
+def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
+    """The step of a recipe without any ``auto``, as the training half carries it out.
+
+    Named modules in ``memory.recompute`` are counted as kept: what they save is not known here.
+    """
+    global_batch, micro_batch = recipe.optim.global_batch, recipe.optim.micro_batch
+    seq_len, compute = recipe.data.seq_len, recipe.precision.compute
+    assert isinstance(global_batch, int) and isinstance(micro_batch, int)
+    assert isinstance(seq_len, int) and compute != "auto"
+    recompute = recipe.memory.recompute
+    return Workload(
+        shape=shape,
+        layout=layout,
+        seq_len=seq_len,
+        micro_batch=micro_batch,
+        global_batch=global_batch,
+        formats=Formats(
+            compute=compute,
+            weight_bytes=4,
+            gradient_bytes=4,
+            optimizer_bytes=optimizer_bytes(recipe),
+            reduce_bytes=FORMAT_BYTES[recipe.precision.reduce],
+            compute_bytes=FORMAT_BYTES[compute],
+            weight_split_from=1,
+        ),
+        recompute="none" if isinstance(recompute, tuple) else recompute,
+        techniques=Techniques(
+            kernels="compiled" if recipe.model.compile else "eager",
+            dropout=recipe.model.dropout > 0,
+            prefetch=recipe.parallel.prefetch,
+            offload=recipe.memory.offload,
+        ),
+    )
+
+
+def optimizer_bytes(recipe: Recipe) -> int:
+    """fp32 state of a parameter: two moments for AdamW, one for SGD with momentum, else none."""
+    if recipe.optim.name == "adamw":
+        return 8
+    return 4 if recipe.optim.momentum > 0 else 0

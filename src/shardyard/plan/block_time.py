@@ -1,0 +1,290 @@
+"""Seconds of one transformer block and of the vocabulary, forward and backward, on one rank."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from shardyard.config.legality import Layout
+from shardyard.config.presets import ModelShape
+from shardyard.hardware.cluster import Cluster
+from shardyard.plan.calibration import Calibration
+from shardyard.plan.collectives import Group, all_gather_s, all_reduce_s, all_to_all_s
+from shardyard.plan.kernels import (
+    FLASH_BACKWARD,
+    MISALIGNED,
+    ROW_SCALED,
+    UNFUSED_SHARE,
+    Rates,
+    rates,
+)
+from shardyard.plan.workload import Formats, Techniques
+
+EXPERT_IMBALANCE = 1.1
+"""Tokens of the busiest rank's experts against the average. Routers are trained towards 1; the
+published runs of Megatron-Bridge force it."""
+
+TENSOR_SKEW_S = 15e-6
+"""Ranks of a tensor group arrive at a collective this far apart, per rank of the group: each is
+launched by a process of its own."""
+
+HOST_S = {"eager": 9e-6, "fused": 12e-6, "compiled": 5e-6}
+"""Python's time to launch one operator and record it for the backward pass. Hand-fused ones are
+called through wrappers of their own; compiled ones from generated code."""
+
+OVERLAP_TENSOR = 0.5
+"""Share of a tensor collective that stays when it is cut up and runs beside its product: async TP
+gains 9 % in bf16 and 16 % in fp8 where a quarter is communication (pytorch/torchtitan,
+benchmarks/asyncTP_llama3_h100_2025-06_torchtitan.md)."""
+
+CONTEXT_HIDDEN = 0.5
+"""Share of attention behind which the exchange of keys and values can hide."""
+
+MASKED_SHARE = 0.15
+"""Tokens that masked language models predict (Devlin et al. 2018, arXiv:1810.04805)."""
+
+BACKWARD_PRODUCTS = 2
+BACKWARD_BYTES = 2.0
+"""A backward pass against its forward pass: products (one for each operand), bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Seconds of one pass of one micro-batch through one block, by what they are spent on."""
+
+    matmul_s: float
+    attention_s: float
+    elementwise_s: float
+    host_s: float
+    """Time the host needs to launch it all; counts where it is longer than the device's."""
+    tensor_s: float = 0.0
+    context_s: float = 0.0
+    expert_s: float = 0.0
+
+    @property
+    def compute_s(self) -> float:
+        """What the device computes."""
+        return self.matmul_s + self.attention_s + self.elementwise_s
+
+    @property
+    def network_s(self) -> float:
+        """What it waits for its model group."""
+        return self.tensor_s + self.context_s + self.expert_s
+
+    @property
+    def device_s(self) -> float:
+        """Both."""
+        return self.compute_s + self.network_s
+
+
+class BlockTimes:
+    """Times of one model on one cluster. Results are kept: a search asks for few distinct ones."""
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        cluster: Cluster,
+        *,
+        seq_len: int,
+        formats: Formats,
+        techniques: Techniques,
+        calibration: Calibration | None = None,
+    ) -> None:
+        self.shape = shape
+        self.cluster = cluster
+        self.seq_len = seq_len
+        self.formats = formats
+        self.techniques = techniques
+        self._is_fp8 = formats.compute == "fp8"
+        self.rates: Rates = rates(
+            cluster.accelerator, "bf16" if self._is_fp8 else formats.compute, calibration
+        )
+        self._linear = (
+            rates(cluster.accelerator, "fp8", calibration) if self._is_fp8 else self.rates
+        )
+        self._blocks: dict[tuple[int, int, int, int], tuple[Pass, Pass]] = {}
+        self._heads: dict[tuple[int, int, int], tuple[Pass, Pass]] = {}
+
+    def block(self, layout: Layout, micro_batch: int) -> tuple[Pass, Pass]:
+        """Forward and backward of one block."""
+        key = (layout.tp, layout.cp, layout.ep, micro_batch)
+        found = self._blocks.get(key)
+        if found is None:
+            found = self._blocks[key] = self._block(*key)
+        return found
+
+    def vocabulary(self, layout: Layout, micro_batch: int) -> tuple[Pass, Pass]:
+        """Forward and backward of head and loss; the embedding is a look-up."""
+        key = (layout.tp, layout.cp, micro_batch)
+        found = self._heads.get(key)
+        if found is None:
+            found = self._heads[key] = self._vocabulary(*key)
+        return found
+
+    # --- products -------------------------------------------------------------------------------
+
+    @cached_property
+    def _widths(self) -> tuple[int, int]:
+        shape = self.shape
+        return (
+            shape.num_attention_heads * shape.head_width,
+            shape.num_key_value_heads * shape.head_width,
+        )
+
+    def _products(self, tp: int, tokens: int) -> list[tuple[int, int, int, int]]:
+        """(rows, columns, depth, count) of the products of a block that all tokens visit."""
+        shape, (heads, kv_heads) = self.shape, self._widths
+        hidden, gates = shape.hidden_size, 2 if shape.is_gated else 1
+        found = [
+            (tokens, (heads + 2 * kv_heads) // tp, hidden, 1),
+            (tokens, hidden, heads // tp, 1),
+        ]
+        inner = shape.intermediate_size
+        if shape.num_experts:
+            found.append((tokens, shape.num_experts, hidden, 1))
+            inner = shape.shared_expert_intermediate_size
+        if inner:
+            found += [(tokens, inner * gates // tp, hidden, 1), (tokens, hidden, inner // tp, 1)]
+        return found
+
+    def _expert_products(self, tp: int, ep: int, tokens: int) -> list[tuple[int, int, int, int]]:
+        """The same of the experts of one rank: whole ones with ep, else split like dense ones."""
+        shape = self.shape
+        if not shape.num_experts:
+            return []
+        width = shape.moe_intermediate_size or shape.intermediate_size
+        visits = tokens * shape.num_experts_per_tok * EXPERT_IMBALANCE
+        if ep > 1:
+            rows, count = visits * ep / shape.num_experts / tp, shape.num_experts // ep
+        else:
+            rows, width, count = visits / shape.num_experts, width // tp, shape.num_experts
+        padded = max(64, -(-int(rows) // 64) * 64)  # grouped products pad each expert's rows
+        gates = 2 if shape.is_gated else 1
+        hidden = shape.hidden_size
+        return [(padded, width * gates, hidden, count), (padded, hidden, width, count)]
+
+    # --- one block ------------------------------------------------------------------------------
+
+    def _block(self, tp: int, cp: int, ep: int, micro_batch: int) -> tuple[Pass, Pass]:
+        tokens = micro_batch * self.seq_len // cp
+        products = self._products(tp, tokens) + self._expert_products(tp, ep, tokens)
+        forward_s = sum(self._linear.matmul_s(*product) for product in products)
+        backward_s = sum(
+            self._linear.matmul_s(rows, depth, columns, count)
+            + self._linear.matmul_s(depth, columns, rows, count)
+            for rows, columns, depth, count in products
+        )
+        if self._is_fp8 and self.techniques.fp8_rows:
+            forward_s, backward_s = forward_s / ROW_SCALED[0], backward_s / ROW_SCALED[0]
+        attention_f, attention_b, attention_kernels = self._attention(tp, cp, micro_batch)
+        moved, kernels = self._elementwise(tp, tokens, products)
+        tensor_s, context_s, expert_s = self._network(
+            tp, cp, ep, tokens, forward_s=forward_s, attention_s=attention_f
+        )
+        launched = kernels + attention_kernels + len(products) + (4 if tp > 1 else 0)
+        host_s = HOST_S[self.techniques.kernels] * launched
+        forward = Pass(
+            forward_s, attention_f, self.rates.elementwise_s(moved, kernels), host_s,
+            tensor_s, context_s, expert_s,
+        )  # fmt: skip
+        backward = Pass(
+            backward_s, attention_b,
+            self.rates.elementwise_s(BACKWARD_BYTES * moved, BACKWARD_PRODUCTS * kernels),
+            BACKWARD_PRODUCTS * host_s, tensor_s, 2 * context_s, expert_s,
+        )  # fmt: skip
+        return forward, backward
+
+    def _attention(self, tp: int, cp: int, micro_batch: int) -> tuple[float, float, int]:
+        """Seconds forward and backward, and kernels."""
+        shape, tech = self.shape, self.techniques
+        heads, length = shape.num_attention_heads / tp, self.seq_len
+        pairs = micro_batch * heads * length * (length / cp)
+        flops = 4.0 * pairs * shape.head_width
+        if tech.attention != "unfused":
+            flops *= 0.5 if shape.is_causal else 1.0
+            fused = tech.attention == "fused"
+            rate = self.rates.fused_flops_per_s if fused else self.rates.flash_flops_per_s
+            work, share = FLASH_BACKWARD
+            return flops / rate, work * flops / (share * rate), 2
+        rate = self.rates.flops_per_s * UNFUSED_SHARE
+        rate *= 1.0 if shape.head_width % 8 == 0 else MISALIGNED
+        # scores are written, masked and normalised in one kernel, dropped out, and read again
+        per_pair = self.formats.compute_bytes * (1 + 2 + 1 + (2.5 if tech.dropout else 0))
+        memory_s = pairs * per_pair / self.rates.bytes_per_s
+        return flops / rate + memory_s, 2 * flops / rate + 1.7 * memory_s, 8
+
+    def _elementwise(
+        self, tp: int, tokens: int, products: list[tuple[int, int, int, int]]
+    ) -> tuple[float, int]:
+        """Bytes that norms, residuals, rotation, activation and casts move, and their kernels.
+
+        Counted by hand as reads and writes per element of the residual stream, of queries and keys,
+        and of the MLP: hand-fused as in Megatron-LM (norm 2, bias + dropout + residual 3, twice
+        each), eager with every operator by itself and norms in fp32, compiled with chains fused.
+        """
+        shape, tech = self.shape, self.techniques
+        split = tp if tech.sequence_parallel else 1
+        stream = tokens * shape.hidden_size / split
+        rotated = tokens * sum(self._widths) / tp
+        inner = shape.intermediate_size
+        if shape.num_experts:
+            width = shape.moe_intermediate_size or shape.intermediate_size
+            inner = shape.num_experts_per_tok * width + shape.shared_expert_intermediate_size
+        activated = tokens * inner / tp
+        gated = 3 if shape.is_gated else 2
+        per_stream, per_rotated, per_inner, kernels = {
+            "compiled": (8, 2, gated, 12),
+            "fused": (8, 3, gated, 22),
+            "eager": (30, 10, 5, 45) if shape.is_gated else (16, 4, 4, 28),
+        }[tech.kernels]
+        elements = per_stream * stream + per_rotated * rotated + per_inner * activated
+        moved = elements * self.formats.compute_bytes
+        if self._is_fp8:  # inputs are read in 16 bit and written in 8
+            casts = sum(rows * depth * count for rows, _, depth, count in products)
+            moved += 3 * casts * (ROW_SCALED[1] if tech.fp8_rows else 1.0)
+        if shape.num_experts:  # tokens are sorted by expert and put back
+            dealt = tokens * shape.num_experts_per_tok * shape.hidden_size / tp
+            moved += 6 * dealt * self.formats.compute_bytes
+            kernels += 20
+        return moved, kernels
+
+    def _network(
+        self, tp: int, cp: int, ep: int, tokens: int, *, forward_s: float, attention_s: float
+    ) -> tuple[float, float, float]:
+        """Exposed seconds of a forward pass by axis: tp, cp, ep."""
+        cluster, shape = self.cluster, self.shape
+        per_node = cluster.reach
+        stream_bytes = tokens * shape.hidden_size * self.formats.compute_bytes
+        tensor_s = context_s = expert_s = 0.0
+        if tp > 1:
+            group = Group(size=tp, per_node=min(tp, per_node))
+            tensor_s = 2 * (all_reduce_s(stream_bytes, group, cluster) + TENSOR_SKEW_S * tp)
+            if self.techniques.overlap_tensor:
+                tensor_s = max(OVERLAP_TENSOR * tensor_s, tensor_s - forward_s)
+        beside = max(1, per_node // tp)
+        if cp > 1:
+            group = Group(size=cp, per_node=min(cp, beside))
+            keys = 2 * tokens * cp * self._widths[1] / tp * self.formats.compute_bytes
+            exchange_s = all_gather_s(keys, group, cluster)
+            context_s = max(0.0, exchange_s - CONTEXT_HIDDEN * attention_s)
+        if ep > 1:
+            group = Group(size=ep, per_node=min(ep, beside))
+            dealt = stream_bytes * shape.num_experts_per_tok / tp
+            expert_s = 2 * all_to_all_s(dealt, group, cluster)
+        return tensor_s, context_s, expert_s
+
+    # --- head and loss --------------------------------------------------------------------------
+
+    def _vocabulary(self, tp: int, cp: int, micro_batch: int) -> tuple[Pass, Pass]:
+        shape = self.shape
+        tokens = micro_batch * self.seq_len // cp
+        if not shape.is_causal:
+            tokens = max(1, int(tokens * MASKED_SHARE))
+        hidden, columns = shape.hidden_size, -(-shape.vocab_size // tp // 64) * 64
+        forward_s = self.rates.matmul_s(tokens, columns, hidden)
+        backward_s = self.rates.matmul_s(tokens, hidden, columns)
+        backward_s += self.rates.matmul_s(hidden, columns, tokens)
+        per_logit = 8 if self.techniques.kernels == "compiled" else 14
+        moved = tokens * columns * per_logit
+        host_s = 20 * HOST_S[self.techniques.kernels]
+        forward = Pass(forward_s, 0.0, self.rates.elementwise_s(moved, 10), host_s)
+        backward = Pass(backward_s, 0.0, self.rates.elementwise_s(moved, 10), 2 * host_s)
+        return forward, backward

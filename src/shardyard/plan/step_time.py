@@ -1,0 +1,309 @@
+"""Seconds of one training step, term by term: compute, exposed communication, what stands idle.
+
+A rank's step is its micro-batches, one after the other through its stage of the pipeline; what the
+data axes exchange runs beside them where the framework lets it, and the rest is exposed. The terms
+add up to the step.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shardyard.config.legality import Layout
+from shardyard.config.presets import ModelShape
+from shardyard.hardware.cluster import Cluster
+from shardyard.plan.block_time import BlockTimes, Pass
+from shardyard.plan.calibration import Calibration
+from shardyard.plan.collectives import (
+    Group,
+    all_gather_s,
+    all_reduce_s,
+    reduce_scatter_s,
+    send_s,
+)
+from shardyard.plan.memory import block_elements
+from shardyard.plan.workload import Formats, Recompute, Techniques, Workload
+
+BUSY = 0.12
+"""Collectives occupy processors and memory: compute slows by this share of the time they run
+beside it (NCCL takes 16 to 24 of the 108 to 132 multiprocessors)."""
+
+OPTIMIZER_BYTES = 40
+"""Read and written per parameter: fp32 weight, two moments twice each, gradient for norm, clip and
+update, 16-bit copy."""
+
+OPTIMIZER_START_S = 1e-3
+"""Gradient norm, clip, schedule: some small kernels and one all-reduce."""
+
+ZERO_BUBBLE = 1 / 3
+"""Bubble of a zero-bubble schedule against 1F1B's: forward, backward for inputs and backward for
+weights are equally long (Qi et al. 2023, arXiv:2401.10241)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeTerm:
+    """One summand of a step, and why it is that long."""
+
+    name: str
+    seconds: float
+    reason: str
+
+
+class Parts(NamedTuple):
+    """Seconds of a step by what they are spent on; they add up to it."""
+
+    matmul_s: float
+    attention_s: float
+    elementwise_s: float
+    vocabulary_s: float
+    recompute_s: float
+    launch_s: float
+    tensor_s: float
+    context_s: float
+    expert_s: float
+    data_s: float
+    bubble_s: float
+    send_s: float
+    optimizer_s: float
+    offload_s: float
+
+    @property
+    def step_s(self) -> float:
+        """The whole step."""
+        return sum(self)
+
+
+NAMES = {
+    "matmul_s": ("matrix products", "of the blocks, forward and backward, by shape"),
+    "attention_s": ("attention", "scores and their product with the values"),
+    "elementwise_s": ("memory-bound", "norms, residuals, activations: what memory passes"),
+    "vocabulary_s": ("vocabulary", "head and loss, and what they leave the other stages waiting"),
+    "recompute_s": ("recompute", "activations computed again in the backward pass"),
+    "launch_s": ("launch", "the host launches kernels slower than the device runs them"),
+    "tensor_s": ("tensor parallel", "exposed collectives of tp"),
+    "context_s": ("context parallel", "exposed exchange of keys and values over cp"),
+    "expert_s": ("expert parallel", "tokens dealt to experts over ep, and back"),
+    "data_s": ("data parallel", "exposed gathers of parameters and sums of gradients"),
+    "bubble_s": ("pipeline bubble", "stages that wait for the first and the last micro-batch"),
+    "send_s": ("pipeline sends", "activations from stage to stage"),
+    "optimizer_s": ("optimizer", "update of this rank's part"),
+    "offload_s": ("offload", "exposed transfers to and from host memory"),
+}
+"""Field of ``Parts`` -> name of its term and what it is."""
+
+
+class StepModel:
+    """Step times of one model on one cluster, for any number of layouts."""
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        cluster: Cluster,
+        *,
+        seq_len: int,
+        formats: Formats,
+        techniques: Techniques,
+        calibration: Calibration | None = None,
+    ) -> None:
+        self.cluster = cluster
+        self.times = BlockTimes(
+            shape, cluster, seq_len=seq_len, formats=formats, techniques=techniques,
+            calibration=calibration,
+        )  # fmt: skip
+        self._scale = (calibration.step_scale if calibration else None) or 1.0
+
+    def parts(
+        self, layout: Layout, *, micro_batch: int, micro_batches: int, recompute: Recompute
+    ) -> Parts:
+        """Seconds of a step of ``micro_batches`` passes of one data rank."""
+        times, tech = self.times, self.times.techniques
+        forward, backward = times.block(layout, micro_batch)
+        head_f, head_b = times.vocabulary(layout, micro_batch)
+        blocks = times.shape.num_hidden_layers
+        layers = blocks / layout.pp if tech.balanced_stages else -(-blocks // layout.pp)
+        again = _recomputed(recompute, forward, tech)
+        work_s = forward.device_s + backward.device_s + again.device_s  # of one block, one pass
+        host_s = forward.host_s + backward.host_s + again.host_s
+        head_s = head_f.device_s + head_b.device_s
+        launch_s = layers * max(0.0, host_s - work_s)
+        # the head is on the last stage alone: cut by cost, every stage has its share of the work
+        extra_s = head_s / layout.pp if tech.balanced_stages else head_s
+        waited_s = layers * work_s + launch_s + (extra_s if tech.balanced_stages else 0.0)
+        bubble_s = (layout.pp - 1) * waited_s * _bubble_share(tech)
+        data_s = self._data_s(
+            layout, layers=layers, passes=micro_batches, forward=forward.device_s,
+            backward=backward.device_s + again.device_s,
+        )  # fmt: skip
+        kept_blocks = micro_batches * layers
+        found = Parts(
+            matmul_s=kept_blocks * (forward.matmul_s + backward.matmul_s),
+            attention_s=kept_blocks * (forward.attention_s + backward.attention_s),
+            elementwise_s=kept_blocks * (forward.elementwise_s + backward.elementwise_s),
+            vocabulary_s=micro_batches * extra_s,
+            recompute_s=kept_blocks * again.device_s,
+            launch_s=micro_batches * launch_s,
+            tensor_s=kept_blocks * (forward.tensor_s + backward.tensor_s),
+            context_s=kept_blocks * (forward.context_s + backward.context_s),
+            expert_s=kept_blocks * (forward.expert_s + backward.expert_s),
+            data_s=data_s,
+            bubble_s=bubble_s,
+            send_s=self._sends_s(layout, micro_batch=micro_batch, passes=micro_batches),
+            optimizer_s=self._optimizer_s(layout, layers),
+            offload_s=self._offload_s(layout, layers=layers, passes=micro_batches, work_s=work_s),
+        )
+        if self._scale == 1.0:
+            return found
+        return Parts(*(seconds * self._scale for seconds in found))
+
+    # --- data axes ------------------------------------------------------------------------------
+
+    def _data_s(
+        self, layout: Layout, *, layers: float, passes: int, forward: float, backward: float
+    ) -> float:
+        shards = layout.dp_shard * layout.cp
+        ranks = shards * layout.dp_replicate
+        if ranks == 1:
+            return 0.0
+        if layout.zero == 3 and shards > 1:
+            return self._gathered_s(
+                layout, layers=layers, passes=passes, forward=forward, backward=backward
+            )
+        return self._summed_s(layout, layers=layers, passes=passes, backward=backward)
+
+    def _groups(self, layout: Layout) -> tuple[Group, Group]:
+        """Ranks that share one copy, and ranks that hold the same part of different copies."""
+        beside = max(1, self.cluster.reach // layout.tp)
+        shards = layout.dp_shard * layout.cp
+        inner = Group(size=shards, per_node=min(shards, beside))
+        outer = Group(
+            size=layout.dp_replicate,
+            per_node=max(1, min(layout.dp_replicate, beside // inner.per_node)),
+        )
+        return inner, outer
+
+    def _gathered_s(
+        self, layout: Layout, *, layers: float, passes: int, forward: float, backward: float
+    ) -> float:
+        """Zero 3: each block is gathered twice and its gradient summed, beside the next one."""
+        formats, tech, cluster = self.times.formats, self.times.techniques, self.cluster
+        inner, outer = self._groups(layout)
+        wire = 1.0 if tech.fp8_gather else formats.compute_bytes
+        block = block_elements(self.times.shape, layout)
+        gather = all_gather_s(block * wire, inner, cluster)
+        reduce = reduce_scatter_s(block * formats.reduce_bytes, inner, cluster)
+        across = all_reduce_s(block / inner.size * formats.reduce_bytes, outer, cluster)
+        if tech.overlap_data:
+            exposed = _beside(forward, gather) - forward
+            exposed += _beside(backward, gather + reduce) - backward
+            sync = _beside(backward, gather + reduce + across) - _beside(backward, gather + reduce)
+        else:
+            exposed, sync = 2 * gather + reduce, across
+        table = table_parameters(self.times.shape, layout)
+        ends = 0.5 * all_gather_s(table * wire, inner, cluster)
+        ends += 0.5 * reduce_scatter_s(table * formats.reduce_bytes, inner, cluster)
+        # the very first gather and the very last sum have nothing to hide behind
+        return passes * (layers * exposed + ends / layout.pp) + layers * sync + gather + reduce
+
+    def _summed_s(self, layout: Layout, *, layers: float, passes: int, backward: float) -> float:
+        """Zero 1 and 2, and copies: gradients are summed, updated parameters gathered."""
+        formats, tech, cluster = self.times.formats, self.times.techniques, self.cluster
+        inner, outer = self._groups(layout)
+        elements = stage_parameters(self.times.shape, layout, layers)
+        shared = all_reduce_s(elements / inner.size * formats.reduce_bytes, outer, cluster)
+        if inner.size > 1:
+            times = passes if layout.zero == 2 else 1
+            reduced = reduce_scatter_s(elements * formats.reduce_bytes, inner, cluster)
+            shared += all_gather_s(elements * formats.compute_bytes, inner, cluster)
+        else:
+            times, reduced = 1, 0.0
+        if not tech.overlap_data:
+            return shared + times * reduced
+        room = layers * backward
+        exposed = _beside(room, shared + reduced) - room
+        return exposed + (times - 1) * (_beside(room, reduced) - room)
+
+    # --- pipeline, optimizer, offload -----------------------------------------------------------
+
+    def _sends_s(self, layout: Layout, *, micro_batch: int, passes: int) -> float:
+        if layout.pp == 1:
+            return 0.0
+        times, tech = self.times, self.times.techniques
+        tokens = micro_batch * times.seq_len // layout.cp
+        nbytes = tokens * times.shape.hidden_size * times.formats.compute_bytes / layout.tp
+        stage_ranks = layout.tp * layout.cp * layout.data_ranks
+        leaves = stage_ranks * layout.pp > self.cluster.reach
+        one = 2 * send_s(nbytes, leaves_node=leaves, cluster=self.cluster)
+        if tech.schedule == "interleaved":  # beside the other chunks of the same rank
+            return one * tech.virtual_stages * (BUSY * passes + layout.pp - 1)
+        return one * (passes + layout.pp - 1)
+
+    def _optimizer_s(self, layout: Layout, layers: float) -> float:
+        shards = layout.dp_shard * layout.cp
+        held = stage_parameters(self.times.shape, layout, layers) / shards
+        return held * OPTIMIZER_BYTES / self.times.rates.bytes_per_s + OPTIMIZER_START_S
+
+    def _offload_s(self, layout: Layout, *, layers: float, passes: int, work_s: float) -> float:
+        offload, formats = self.times.techniques.offload, self.times.formats
+        link = self.cluster.accelerator.host_link_bytes_per_s
+        if offload == "none" or link is None:
+            return 0.0
+        held = stage_parameters(self.times.shape, layout, layers)
+        held /= layout.dp_shard * layout.cp
+        if offload == "optimizer":  # gradients down, parameters up, nothing beside it
+            return held * (formats.gradient_bytes + formats.weight_bytes) / link
+        if offload == "params":
+            moved = 3 * passes * held * formats.compute_bytes / link
+        else:
+            hidden = self.times.shape.hidden_size / layout.tp
+            tokens = self.times.seq_len / layout.cp
+            moved = 2 * passes * layers * tokens * hidden * formats.compute_bytes / link
+        return max(0.0, moved - passes * layers * work_s)
+
+
+def step_terms(workload: Workload, parts: Parts) -> tuple[TimeTerm, ...]:
+    """Names and reasons for what is not zero, in the order of ``Parts``."""
+    passes = f"{workload.micro_batches} micro-batches of {workload.micro_batch}"
+    found = []
+    for key, seconds in zip(parts._fields, parts, strict=True):
+        if seconds <= 0:
+            continue
+        name, what = NAMES[key]
+        reason = f"{what}; {passes}" if key == "matmul_s" else what
+        found.append(TimeTerm(name=name, seconds=seconds, reason=reason))
+    return tuple(found)
+
+
+def table_parameters(shape: ModelShape, layout: Layout) -> float:
+    """Parameters of the embedding, or of the head, on one rank."""
+    return shape.vocab_size * shape.hidden_size / layout.tp
+
+
+def stage_parameters(shape: ModelShape, layout: Layout, layers: float) -> float:
+    """Parameters of a stage on one rank: its blocks, and embedding or head (both without pp)."""
+    tables = 1 if layout.pp > 1 or shape.tie_word_embeddings else 2
+    return layers * block_elements(shape, layout) + tables * table_parameters(shape, layout)
+
+
+def _recomputed(recompute: Recompute, forward: Pass, techniques: Techniques) -> Pass:
+    """What one block computes again, on average."""
+    none = Pass(0.0, 0.0, 0.0, 0.0)
+    if recompute == "none":
+        return none
+    if recompute == "attention":
+        return Pass(0.0, forward.attention_s, 0.0, 0.3 * forward.host_s)
+    if recompute == "selective":
+        redone = (1 - techniques.selective_products) * forward.matmul_s
+        return Pass(redone, 0.0, forward.elementwise_s, forward.host_s)
+    share = 1.0 if recompute == "full" else 1 / recompute
+    return Pass(*(share * getattr(forward, field) for field in Pass.__slots__))
+
+
+def _bubble_share(techniques: Techniques) -> float:
+    """The bubble against 1F1B's, which is one stage's work for each other stage."""
+    if techniques.schedule == "interleaved":
+        return 1 / techniques.virtual_stages
+    return ZERO_BUBBLE if techniques.schedule == "zero-bubble" else 1.0
+
+
+def _beside(compute_s: float, exchange_s: float) -> float:
+    """Time of the two side by side."""
+    return max(compute_s + BUSY * min(exchange_s, compute_s), exchange_s)
