@@ -18,6 +18,10 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return content
 
 
+def test_bert_large_is_within_five_points_at_every_size(result: dict[str, Any]) -> None:
+    assert [row["is_within_bar"] for row in result["bert_large"]] == [True] * 4
+
+
 def test_one_node_of_gaudi_trains_bert_at_the_published_rate(result: dict[str, Any]) -> None:
     for table in ("bert_large", "bert_1_5b"):
         alone = result[table][0]
@@ -41,6 +45,12 @@ def test_a_missed_row_says_which_network_would_explain_it(result: dict[str, Any]
     missed = [row for row in result["bert_1_5b"] if not row["is_within_bar"]]
     # a dl1.24xlarge has 4 x 100 Gb/s
     assert all(0 < row["explained_by_gb_per_s"] < 50 for row in missed)
+
+
+def test_the_question_of_a_day_is_answered_in_words(result: dict[str, Any]) -> None:
+    text = systems.answer(result["bert_1_5b_within_a_day"])
+    assert text.startswith("A 1.5 B BERT within a day: 8 dl1.24xlarge: ")
+    assert "nodes are enough" in text
 
 
 def test_a_smaller_step_and_a_slower_network_cost_efficiency(result: dict[str, Any]) -> None:
