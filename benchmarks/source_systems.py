@@ -320,8 +320,9 @@ def answer(rows: Sequence[dict[str, Any]]) -> str:
     ]
     least = min((row for row in rows if row["is_within_a_day"]), key=lambda row: row["nodes"])
     return (
-        f"A 1.5 B BERT within a day: {'; '.join(said)}. By the predicted rate {least['nodes']} nodes "
-        "are enough; the sequences that convergence takes are as published, more at the larger batch."
+        f"A 1.5 B BERT within a day: {'; '.join(said)}. By the predicted rate {least['nodes']} "
+        "nodes are enough; the sequences that convergence takes are as published, more at the "
+        "larger batch."
     )
 
 
