@@ -16,6 +16,7 @@ from shardyard.hardware.accelerator import Accelerator
 from shardyard.hardware.catalogue import ACCELERATORS
 from shardyard.hardware.cluster import Cluster, default_cluster
 from shardyard.hardware.links import Link, network
+from shardyard.plan.collectives import BETWEEN_SHARE
 
 _BY_NAME = {row.name: row for row in ACCELERATORS}
 
@@ -30,18 +31,21 @@ class _Network:
     gpu: str
     words: str
     """Pattern in framework, model, notes and flags."""
-    gbps_per_node: float
+    bus_gbps_per_node: float
+    """Bus bandwidth of an all-reduce over all devices of several nodes, as measured there."""
     source: str
 
 
+# Four Omni-Path adapters of 100 Gb/s a node, of which NCCL did not make use: its users measured a
+# tenth of the 400 Gb/s and say so.
 _NETWORKS = (
     _Network(
-        gpu="a100", words=r"megatron-deepspeed.*bloom", gbps_per_node=400,
-        source="BLOOM, arXiv:2211.05100, section 3.4: 4 x Omni-Path 100 Gb/s for 8 A100",
+        gpu="a100", words=r"megatron-deepspeed.*bloom", bus_gbps_per_node=40.5,
+        source="bigscience-workshop/bigscience, experiments/bandwidth/all_reduce_bench-a100-n4.txt",
     ),
     _Network(
-        gpu="v100", words=r"\bjz\b|jean.?zay", gbps_per_node=400,
-        source="IDRIS, Jean Zay: 4 x Omni-Path 100 Gb/s for 4 V100",
+        gpu="v100", words=r"\bjz\b|jean.?zay", bus_gbps_per_node=54.2,
+        source="bigscience-workshop/bigscience, experiments/bandwidth/README.md, 16 nodes",
     ),
 )  # fmt: skip
 
@@ -128,7 +132,7 @@ def _published_network(row: Row, per_node: int) -> Link | None:
         return _network(float(printed[1]), per_node, "the row's notes, read as per node")
     for fact in _NETWORKS:
         if has(row.text("gpu"), fact.gpu) and has(words, fact.words):
-            return _network(fact.gbps_per_node, per_node, fact.source)
+            return _network(fact.bus_gbps_per_node / BETWEEN_SHARE, per_node, fact.source)
     return None
 
 

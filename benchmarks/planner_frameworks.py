@@ -149,10 +149,17 @@ class Sharding:
     """By PyTorch's FSDP, which keeps parameters split between steps at every level."""
 
 
-def sharding_of(row: Row) -> Sharding:
-    """ZeRO level by the words of the row; a framework's default where the cell is empty."""
+def sharding_of(row: Row, *, pp: int = 1) -> Sharding:
+    """ZeRO level by the words of the row; a framework's default where the cell is empty.
+
+    With a pipeline FSDP2 gathers a stage once a step and reduces its gradients once: zero 1 in our
+    words (torchtitan, parallelize_llama.py: no reshard after forward with pp; torch's pipeline
+    stage: no gradient sync before the last micro-batch).
+    """
     fsdp = r"fsdp|hsdp|full_shard|shard_grad_op|torchtitan|composer|kempner"
-    return replace(_zero_of(row), is_fsdp=has(row.text("sharding", "framework"), fsdp))
+    sharding = replace(_zero_of(row), is_fsdp=has(row.text("sharding", "framework"), fsdp))
+    whole_stages = pp > 1 and sharding.is_fsdp and sharding.zero == 3
+    return replace(sharding, zero=1) if whole_stages else sharding
 
 
 def _zero_of(row: Row) -> Sharding:
@@ -334,6 +341,10 @@ def _offload(row: Row, words: str) -> Literal["none", "params", "optimizer", "ac
         return "params"
     if has(words, r"offload"):
         return "optimizer"
+    if has(row.text("framework"), "megatron-deepspeed zero"):
+        # its ZeRO-3 script keeps split activations in the host's memory: --partition-activations
+        # --checkpoint-in-cpu (bigscience-workshop/bigscience, experiments/gpt2-meg-ds-zero)
+        return "activations"
     return "none"
 
 

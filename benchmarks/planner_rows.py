@@ -132,7 +132,7 @@ def row_to_case(row: Row) -> Case | Skipped:
         if not (memory or is_oom):
             return Skipped("batch or sequence length not given")
         rate = None  # the bubble is not known; the memory of a full pipeline is
-    sharding = sharding_of(row)
+    sharding = sharding_of(row, pp=degrees.pp)
     workload = Workload(
         shape=shape,
         layout=_layout(degrees, sharding, devices_per_node=cluster.devices_per_node),
@@ -143,6 +143,10 @@ def row_to_case(row: Row) -> Case | Skipped:
         recompute=recompute,
         techniques=techniques,
     )
+    if memory and memory.bytes < _least_state_bytes(workload):
+        memory = None
+        if not (rate or is_oom):
+            return Skipped("less memory printed than the states alone take")
     return Case(
         row=row,
         family=row.raw("family") or "unnamed",
@@ -279,6 +283,24 @@ def _printed_micro_batch(row: Row) -> int | None:
 
 
 # --- what was measured
+
+
+def _least_state_bytes(workload: Workload) -> float:
+    """Weights, gradients and optimizer states of one rank, split as far as the layout can.
+
+    A printed peak below it belongs to another run than the row describes.
+    """
+    layout, formats = workload.layout, workload.formats
+    if workload.techniques.offload != "none" or workload.shape.num_experts:
+        return 0.0
+    shards = layout.dp_shard * layout.cp
+    split = {level: shards if layout.zero >= level else 1 for level in (1, 2, 3)}
+    each = (
+        formats.weight_bytes / split[formats.weight_split_from]
+        + formats.gradient_bytes / split[2]
+        + formats.optimizer_bytes / split[1]
+    )
+    return each * workload.shape.parameters / (layout.tp * layout.pp)
 
 
 def _rate(row: Row) -> float | None:

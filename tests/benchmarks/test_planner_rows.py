@@ -8,6 +8,7 @@ import pytest
 from benchmarks.planner_rows import Case, Skipped, row_to_case, with_cumulative_features
 from benchmarks.planner_table import COUNTS, QUANTITIES, Row, read_table
 from shardyard.config.legality import Layout
+from shardyard.plan.collectives import BETWEEN_SHARE
 from shardyard.plan.workload import Formats
 
 TABLE = Path(__file__).parents[2] / "benchmarks" / "groundtruth" / "measured_runs.csv"
@@ -59,7 +60,8 @@ def test_bloom_is_an_early_megatron_on_jean_zay() -> None:
     assert not load.techniques.overlap_data
     assert not load.techniques.sequence_parallel
     assert run.cluster.nodes == 48
-    assert run.cluster.between.bytes_per_s == 4 * 12.5e9 / 8  # 4 x 100 Gb/s for 8 devices
+    # an all-reduce there passes 40.5 Gb/s through a node, its eight devices together
+    assert BETWEEN_SHARE * run.cluster.between.bytes_per_s * 8 == pytest.approx(40.5e9 / 8)
     assert run.tokens_per_s_per_device == 107.05
     assert run.memory is not None
     assert (run.memory.number, run.memory.bytes) == ("device", 59 * 2**30)
@@ -89,6 +91,8 @@ def test_torchtitan_cuts_a_local_batch_into_one_micro_batch_a_stage() -> None:
     assert (plain.micro_batch, plain.micro_batches) == (4, 8)
     assert plain.techniques.schedule == "1f1b"
     assert plain.techniques.overlap_tensor
+    # a stage is gathered once a step, though its weights stay split between steps
+    assert (plain.layout.zero, plain.formats.weight_split_from) == (1, 1)
     looped = case("torchtitan-0014").workload
     assert (looped.techniques.schedule, looped.techniques.virtual_stages) == ("interleaved", 2)
     assert (looped.micro_batch, looped.micro_batches) == (2, 16)
@@ -137,6 +141,17 @@ def test_a_degree_that_is_not_printed_follows_from_the_others() -> None:
 def test_offload_stands_in_the_flags() -> None:
     words = {n: case(f"bigscience-v100-00{n}").workload.techniques.offload for n in (81, 82, 84)}
     assert words == {81: "none", 82: "optimizer", 84: "params"}
+    # DeepSpeed's ZeRO-3 example keeps activations in the host's memory
+    assert case("bigscience-v100-0050").workload.techniques.offload == "activations"
+
+
+def test_deepspeed_sets_a_bucket_aside_but_not_its_bf16_optimizer() -> None:
+    assert case("bigscience-tr11-0064").workload.techniques.bucket_bytes == 1e9
+    assert case("bigscience-tr11-0152").workload.techniques.bucket_bytes == 0
+
+
+def test_torchtitan_keeps_every_second_matrix_product() -> None:
+    assert case("torchtitan-0001").workload.techniques.selective_products == 0.5
 
 
 def test_an_ablation_ladder_keeps_what_was_added_before() -> None:
@@ -172,6 +187,7 @@ def test_selective_recompute_means_attention_in_megatron() -> None:
         ("bigscience-tr11-0007", "nothing measured"),
         ("torchtune-0009", "flagged as not comparable"),
         ("bigscience-v100-0003", "model shape incomplete: hidden size"),
+        ("memory-misc-0004", "less memory printed than the states alone take"),
     ],
 )
 def test_what_cannot_be_compared_says_why(name: str, why: str) -> None:
@@ -208,10 +224,13 @@ def test_experts_that_nobody_tells_leave_a_row_out() -> None:
     assert reason(row(model="OurMoE-12B", hidden="4096", layers="32")) == "experts not given"
 
 
-def test_attention_that_is_not_modelled_leaves_a_row_out() -> None:
-    assert reason(row(model="DeepSeek-V3 671B")) == (
-        "model not modelled: its attention (MLA) is not modelled"
-    )
+@pytest.mark.parametrize("model", ["DeepSeek-V3 671B", "DeepSeek V3", "deepseek-r1"])
+def test_attention_that_is_not_modelled_leaves_a_row_out(model: str) -> None:
+    assert reason(row(model=model)) == "model not modelled: its attention (MLA) is not modelled"
+
+
+def test_a_number_format_that_is_not_modelled_leaves_a_row_out() -> None:
+    assert reason(row(precision="NVFP4")) == "number format not modelled"
 
 
 def test_degrees_of_an_expert_layout_may_be_printed_per_copy() -> None:
