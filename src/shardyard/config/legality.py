@@ -73,7 +73,12 @@ _STRATEGIES = {
 
 
 def resolve_layout(
-    parallel: Parallel, *, world_size: int, devices_per_node: int
+    parallel: Parallel,
+    *,
+    world_size: int,
+    devices_per_node: int,
+    shape: ModelShape | None = None,
+    seq_len: int | None = None,
 ) -> tuple[Layout, dict[str, str]]:
     """Replace strategy and every ``auto`` of ``parallel`` by degrees, with a reason for each.
 
@@ -84,7 +89,10 @@ def resolve_layout(
     Raises:
         RecipeError: The degrees do not fit the world size, or contradict the strategy.
     """
-    found = problems(parallel, world_size=world_size, devices_per_node=devices_per_node)
+    found = problems(
+        parallel, world_size=world_size, devices_per_node=devices_per_node, shape=shape,
+        seq_len=seq_len,
+    )  # fmt: skip
     if found:
         raise RecipeError(found)
     data_ranks = world_size // (parallel.cp * parallel.tp * parallel.pp)
@@ -117,6 +125,7 @@ def problems(
     world_size: int,
     devices_per_node: int,
     shape: ModelShape | None = None,
+    seq_len: int | None = None,
     global_batch: int | None = None,
     micro_batch: int | None = None,
 ) -> list[Problem]:
@@ -125,13 +134,17 @@ def problems(
     Args:
         world_size: All ranks of the run.
         devices_per_node: Ranks of one node; tensor parallelism stays inside it.
-        shape: Checked against tp and pp where given.
+        shape: Checked against tp, pp and ep where given.
+        seq_len: Tokens of a sample; checked against cp where given.
         global_batch: Samples in one step; there must be one for each data-parallel rank.
         micro_batch: Samples in one forward pass; at most the global batch.
     """
     found = strategy_problems(parallel)
     model_ranks = parallel.cp * parallel.tp * parallel.pp
-    found += _model_axis_problems(parallel, devices_per_node=devices_per_node, shape=shape)
+    found += axis_problems(
+        cp=parallel.cp, tp=parallel.tp, pp=parallel.pp, ep=parallel.ep, world_size=world_size,
+        devices_per_node=devices_per_node, shape=shape, seq_len=seq_len,
+    )  # fmt: skip
     if world_size % model_ranks:
         given = " x ".join(f"{a}={getattr(parallel, a)}" for a in ("cp", "tp", "pp"))
         text = f"{given} makes {model_ranks}, which does not divide the {world_size} ranks."
@@ -139,6 +152,10 @@ def problems(
     data_ranks = world_size // model_ranks
     found += _data_axis_problems(parallel, data_ranks)
     found += batch_problems(data_ranks, global_batch=global_batch, micro_batch=micro_batch)
+    if global_batch is not None and micro_batch is not None:
+        per_rank = -(-global_batch // data_ranks)
+        micro_batches = -(-per_rank // micro_batch)
+        found += stage_problems(pp=parallel.pp, micro_batches=micro_batches)
     return found
 
 
@@ -186,34 +203,92 @@ def batch_problems(
     return found
 
 
-def _model_axis_problems(
-    parallel: Parallel, *, devices_per_node: int, shape: ModelShape | None
+def axis_problems(
+    *,
+    cp: int,
+    tp: int,
+    pp: int,
+    ep: int,
+    world_size: int,
+    devices_per_node: int,
+    shape: ModelShape | None = None,
+    seq_len: int | None = None,
 ) -> list[Problem]:
+    """What keeps the model axes from splitting this model on these nodes.
+
+    Args:
+        devices_per_node: Tensor parallelism stays inside a node.
+        shape: Its heads, blocks and experts are what tp, pp and ep split.
+        seq_len: What cp splits.
+    """
     found = []
-    if devices_per_node % parallel.tp:
+    if devices_per_node % tp:
         text = (
-            f"={parallel.tp} does not divide the {devices_per_node} devices of a node. Tensor "
-            "parallelism across nodes would be limited by the network. "
-            f"Use {_divisors(devices_per_node)}"
+            f"={tp} does not divide the {devices_per_node} devices of a node. Tensor parallelism "
+            f"across nodes would be limited by the network. Use {_divisors(devices_per_node)}"
         )
         found.append(Problem("parallel.tp", text))
-    if shape is None:
-        return found
-    heads = math.gcd(shape.num_attention_heads, shape.num_key_value_heads)
-    if heads % parallel.tp:
+    if seq_len is not None and cp > 1 and seq_len % (2 * cp):
         text = (
-            f"={parallel.tp} does not divide the model's {shape.num_attention_heads} heads and "
+            f"={cp} needs samples of a multiple of {2 * cp} tokens, and data.seq_len is {seq_len}. "
+            "Each rank takes two pieces, one early and one late, to share the work of causal "
+            f"attention evenly. Use data.seq_len={-(-seq_len // (2 * cp)) * 2 * cp}, or less cp."
+        )
+        found.append(Problem("parallel.cp", text))
+    if shape is not None:
+        found += _split_problems(shape, tp=tp, pp=pp, ep=ep)
+    ranks = world_size // (tp * pp)
+    if ep > 1 and ranks % ep:
+        text = (
+            f"={ep} does not divide the {ranks} ranks beside tp and pp, over which experts are "
+            f"dealt. Use {_divisors(ranks)}"
+        )
+        found.append(Problem("parallel.ep", text))
+    return found
+
+
+def _split_problems(shape: ModelShape, *, tp: int, pp: int, ep: int) -> list[Problem]:
+    """Degrees against the heads, blocks and experts of a model."""
+    found = []
+    heads = math.gcd(shape.num_attention_heads, shape.num_key_value_heads)
+    if heads % tp:
+        text = (
+            f"={tp} does not divide the model's {shape.num_attention_heads} heads and "
             f"{shape.num_key_value_heads} key-value heads. A head stays whole on one rank. "
             f"Use {_divisors(heads)}"
         )
         found.append(Problem("parallel.tp", text))
-    if parallel.pp > shape.num_hidden_layers:
+    if pp > shape.num_hidden_layers:
         text = (
-            f"={parallel.pp} is more stages than the model has blocks. A stage holds at least "
-            f"one. Use at most {shape.num_hidden_layers}."
+            f"={pp} is more stages than the model has blocks. A stage holds at least one. Use at "
+            f"most {shape.num_hidden_layers}."
         )
         found.append(Problem("parallel.pp", text))
+    if pp > 1 and shape.tie_word_embeddings:
+        text = (
+            f"={pp} but the model's head is its embedding. They would be on different stages, the "
+            "first and the last. Use 1, or a model whose head is its own."
+        )
+        found.append(Problem("parallel.pp", text))
+    if ep > 1 and not shape.num_experts:
+        text = f"={ep} but the model has no experts to split. Use 1."
+        found.append(Problem("parallel.ep", text))
+    elif shape.num_experts % ep:
+        text = f"={ep} does not divide {shape.num_experts} experts. "
+        found.append(Problem("parallel.ep", f"{text}Use {_divisors(shape.num_experts)}"))
     return found
+
+
+def stage_problems(*, pp: int, micro_batches: int) -> list[Problem]:
+    """Too few micro-batches to fill a pipeline."""
+    if pp == 1 or micro_batches >= pp:
+        return []
+    text = (
+        f"={pp} stages but {micro_batches} micro-batches a step on each data-parallel rank. Stages "
+        "would never all have work. Use a larger optim.global_batch, a smaller "
+        f"optim.micro_batch, or at most {micro_batches} stages."
+    )
+    return [Problem("parallel.pp", text)]
 
 
 def _data_axis_problems(parallel: Parallel, data_ranks: int) -> list[Problem]:

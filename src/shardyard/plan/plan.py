@@ -242,8 +242,13 @@ def plan_recipe(
     calibration: Calibration | None = None,
 ) -> Plan:
     """As ``plan``, before the data is prepared: ``steps`` may still be open."""
+    assert isinstance(recipe.data.seq_len, int)  # a resolved recipe holds no "auto"
     layout, _ = resolve_layout(
-        recipe.parallel, world_size=world_size, devices_per_node=devices_per_node
+        recipe.parallel,
+        world_size=world_size,
+        devices_per_node=devices_per_node,
+        shape=shape,
+        seq_len=recipe.data.seq_len,
     )
     nodes = -(-world_size // devices_per_node)
     named = chosen_cluster(recipe.cluster)

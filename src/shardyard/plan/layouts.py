@@ -1,0 +1,304 @@
+"""The search: all legal layouts of a model on a cluster, those that fit, the fastest first.
+
+Every candidate is a layout with its micro-batch and recompute mode. What does not fit is never
+timed. For each family of layouts that did not win, the search says why: it does not fit, and by how
+much, or it is slower, and what it spends the time on.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from shardyard.config.legality import Layout, axis_problems, batch_problems, stage_problems
+from shardyard.errors import RequestError
+from shardyard.hardware.cluster import Cluster
+from shardyard.plan.calibration import Calibration
+from shardyard.plan.kernels import missing
+from shardyard.plan.memory import Fit, device_of, fit, peak
+from shardyard.plan.step_time import NAMES, Parts, StepModel
+from shardyard.plan.workload import Recompute, Workload
+from shardyard.units import format_bytes
+
+RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+MOST_MICRO_BATCH = 64
+SPENT = 0.02
+"""Share of a step from which a loss is worth a word."""
+
+Axes = tuple[int, int, int, int]
+"""cp, tp, pp, ep."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One way to train, and what it comes to."""
+
+    layout: Layout
+    micro_batch: int
+    recompute: Recompute
+    parts: Parts
+    tokens_per_s: float
+    """All devices."""
+    device_bytes: float
+    fit: Fit
+
+    @property
+    def step_s(self) -> float:
+        """One optimizer step."""
+        return self.parts.step_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rejected:
+    """A family of layouts that did not win."""
+
+    family: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """What a search found."""
+
+    legal: int
+    """Candidates that the model, the cluster and the batch allow."""
+    fitting: int
+    best: tuple[Candidate, ...]
+    """The fastest that fit, each of another layout; where none fits, the tight ones."""
+    rejected: tuple[Rejected, ...]
+    nearest: Candidate | None
+    """Where nothing fits: what needs least memory."""
+
+
+@dataclass
+class _Family:
+    """The best of one family so far, or what it needs least."""
+
+    fastest: Candidate | None = None
+    least_bytes: float = float("inf")
+
+
+def search(
+    workload: Workload,
+    cluster: Cluster,
+    *,
+    best: int = 3,
+    shards: str = "all",
+    calibration: Calibration | None = None,
+) -> Search:
+    """Find the fastest ways to train a workload's model and batch on all devices of a cluster.
+
+    Args:
+        workload: Model, batch, formats and techniques; its layout, micro-batch and recompute mode
+            are what is searched.
+        best: Candidates to return.
+        shards: ``all`` divisors of the data ranks for dp_shard, or ``few``: all of them or a node.
+
+    Raises:
+        RequestError: No source gives the rates of the device, or no layout is legal.
+    """
+    why_not = missing(cluster.accelerator, workload.formats.compute)
+    if why_not:
+        raise RequestError(f"{why_not}, so layouts cannot be ranked. Take another instance.")
+    model = StepModel(
+        workload.shape, cluster, seq_len=workload.seq_len, formats=workload.formats,
+        techniques=workload.techniques, calibration=calibration,
+    )  # fmt: skip
+    limit = cluster.accelerator.memory_bytes
+    found: dict[Layout, Candidate] = {}
+    families: dict[str, _Family] = {}
+    legal = fitting = 0
+    nearest: tuple[float, Workload] | None = None
+    for asked in _legal(workload, cluster, shards=shards):
+        legal += 1
+        device_bytes = device_of(peak(asked)[0], asked.layout)
+        names = _families(asked)
+        for name in names:
+            family = families.setdefault(name, _Family())
+            family.least_bytes = min(family.least_bytes, device_bytes)
+        if nearest is None or device_bytes < nearest[0]:
+            nearest = (device_bytes, asked)
+        verdict = fit(device_bytes, limit)
+        if verdict.verdict == "does not fit":
+            continue
+        candidate = _candidate(model, asked, device_bytes, verdict)
+        fitting += verdict.verdict == "fits"
+        for name in names:
+            if _beats(candidate, families[name].fastest):
+                families[name].fastest = candidate
+        if _beats(candidate, found.get(asked.layout)):
+            found[asked.layout] = candidate
+    if nearest is None:
+        raise RequestError(_nothing_legal(workload, cluster))
+    ranked = sorted(found.values(), key=lambda c: (c.fit.verdict != "fits", c.step_s))
+    least = None
+    if not ranked:
+        least = _candidate(model, nearest[1], nearest[0], fit(nearest[0], limit))
+    return Search(
+        legal=legal,
+        fitting=fitting,
+        best=tuple(ranked[:best]),
+        rejected=tuple(_rejected(families, ranked[0] if ranked else None, limit)),
+        nearest=least,
+    )
+
+
+def strength(candidate: Candidate) -> str:
+    """Why a candidate is as fast as it is: what its step computes, and what it loses on what."""
+    parts, step_s = candidate.parts, candidate.step_s
+    computed = parts.matmul_s + parts.attention_s + parts.elementwise_s + parts.vocabulary_s
+    losses = [f"{share:.0%} {name}" for name, share in lost(parts)]
+    words = ", ".join(losses) if losses else "nothing above 2 % is lost"
+    return f"{computed / step_s:.0%} of the step computes; {words}"
+
+
+def lost(parts: Parts) -> list[tuple[str, float]]:
+    """Terms that are not the model's own work and their share of the step, largest first."""
+    own = ("matmul_s", "attention_s", "elementwise_s", "vocabulary_s")
+    shares = [
+        (NAMES[key][0], seconds / parts.step_s)
+        for key, seconds in zip(parts._fields, parts, strict=True)
+        if key not in own
+    ]
+    return sorted(((n, s) for n, s in shares if s >= SPENT), key=lambda pair: -pair[1])
+
+
+# --- what is legal ------------------------------------------------------------------------------
+
+
+def _legal(workload: Workload, cluster: Cluster, *, shards: str) -> Iterator[Workload]:
+    """Every legal combination of axes, zero level, micro-batch and recompute mode."""
+    for cp, tp, pp, ep in _axes(workload, cluster):
+        data_ranks = cluster.devices // (cp * tp * pp)
+        if batch_problems(data_ranks, global_batch=workload.global_batch, micro_batch=1):
+            continue
+        per_rank = -(-workload.global_batch // data_ranks)
+        per_node = max(1, cluster.reach // (cp * tp))
+        sizes = [
+            size
+            for size in _powers(min(per_rank, MOST_MICRO_BATCH))
+            if not stage_problems(pp=pp, micro_batches=-(-per_rank // size))
+        ]
+        for dp_shard in _shard_degrees(data_ranks, per_node, shards=shards):
+            if ep > 1 and (dp_shard * cp) % ep:
+                continue
+            for zero in (1, 2, 3) if dp_shard * cp > 1 else (1,):
+                layout = Layout(
+                    dp_replicate=data_ranks // dp_shard, dp_shard=dp_shard, cp=cp, tp=tp, pp=pp,
+                    ep=ep, zero=zero,
+                )  # fmt: skip
+                for size in sizes:
+                    for recompute in RECOMPUTE:
+                        yield replace_layout(workload, layout, size, recompute)
+
+
+def replace_layout(
+    workload: Workload, layout: Layout, micro_batch: int, recompute: Recompute
+) -> Workload:
+    """The same model and batch under another layout."""
+    return Workload(
+        shape=workload.shape,
+        layout=layout,
+        seq_len=workload.seq_len,
+        micro_batch=micro_batch,
+        global_batch=workload.global_batch,
+        formats=workload.formats,
+        recompute=recompute,
+        techniques=workload.techniques,
+    )
+
+
+def _axes(workload: Workload, cluster: Cluster) -> Iterator[Axes]:
+    shape, devices = workload.shape, cluster.devices
+    experts = _powers(shape.num_experts) if shape.num_experts else [1]
+    for tp in _divisors(cluster.devices_per_node):
+        for pp in _divisors(devices // tp):
+            if pp > shape.num_hidden_layers:
+                break
+            for cp in _powers(devices // (tp * pp)):
+                if cp > 1 and workload.seq_len // cp < 2048:
+                    break  # shorter pieces compute less than they exchange
+                if devices % (tp * pp * cp):
+                    continue
+                for ep in experts:
+                    if not axis_problems(
+                        cp=cp, tp=tp, pp=pp, ep=ep, world_size=devices,
+                        devices_per_node=cluster.devices_per_node, shape=shape,
+                        seq_len=workload.seq_len,
+                    ):  # fmt: skip
+                        yield cp, tp, pp, ep
+
+
+def _shard_degrees(data_ranks: int, per_node: int, *, shards: str) -> Iterable[int]:
+    if shards == "all":
+        return _divisors(data_ranks)
+    return sorted({data_ranks, per_node} if data_ranks % per_node == 0 else {data_ranks})
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def _powers(most: int) -> list[int]:
+    """1, 2, 4, ... up to ``most``."""
+    return [1 << bit for bit in range(most.bit_length())]
+
+
+# --- choosing and explaining --------------------------------------------------------------------
+
+
+def _candidate(model: StepModel, asked: Workload, device_bytes: float, verdict: Fit) -> Candidate:
+    parts = model.parts(
+        asked.layout, micro_batch=asked.micro_batch, micro_batches=asked.micro_batches,
+        recompute=asked.recompute,
+    )  # fmt: skip
+    return Candidate(
+        layout=asked.layout,
+        micro_batch=asked.micro_batch,
+        recompute=asked.recompute,
+        parts=parts,
+        tokens_per_s=asked.global_batch * asked.seq_len / parts.step_s,
+        device_bytes=device_bytes,
+        fit=verdict,
+    )
+
+
+def _beats(candidate: Candidate, other: Candidate | None) -> bool:
+    if other is None:
+        return True
+    mine, theirs = candidate.fit.verdict == "fits", other.fit.verdict == "fits"
+    return (mine, -candidate.step_s) > (theirs, -other.step_s)
+
+
+def _families(workload: Workload) -> list[str]:
+    layout = workload.layout
+    names = [f"recompute {workload.recompute}"]
+    if layout.dp_shard * layout.cp == 1:
+        names.append("nothing sharded")
+    elif layout.dp_replicate > 1:
+        names.append(f"hybrid, zero {layout.zero}")
+    else:
+        names.append(f"zero {layout.zero} over all data ranks")
+    names += [f"{axis} {getattr(layout, axis)}" for axis in ("cp", "tp", "pp", "ep")]
+    return names
+
+
+def _rejected(
+    families: dict[str, _Family], winner: Candidate | None, limit: int
+) -> Iterator[Rejected]:
+    for name, family in families.items():
+        if family.fastest is None:
+            over = family.least_bytes / limit
+            needs = f"needs at least {format_bytes(family.least_bytes)}, {over:.0%} of a device"
+            yield Rejected(family=name, reason=f"does not fit: {needs}")
+        elif winner is not None and family.fastest.step_s > winner.step_s:
+            slower = family.fastest.step_s / winner.step_s - 1
+            tight = "" if family.fastest.fit.verdict == "fits" else ", and memory is tight"
+            reason = f"{slower:.1%} slower at best: {strength(family.fastest)}{tight}"
+            yield Rejected(family=name, reason=reason)
+
+
+def _nothing_legal(workload: Workload, cluster: Cluster) -> str:
+    return (
+        f"no layout of {workload.global_batch} samples of {workload.seq_len} tokens over "
+        f"{cluster.devices} devices is legal: every data-parallel rank needs a sample, every "
+        "pipeline stage a micro-batch. Use a larger optim.global_batch, or fewer nodes."
+    )
