@@ -42,7 +42,7 @@ class Moment:
 
 @dataclass(frozen=True, kw_only=True)
 class DryRun:
-    """What one rank's tensors take in a step, as the CUDA caching allocator rounds them."""
+    """What the tensors of rank 0 take in a step, as the CUDA caching allocator rounds them."""
 
     moments: tuple[Moment, ...]
     """In the order of the step."""
@@ -72,15 +72,13 @@ def dry_run(
     shape: ModelShape,
     layout: Layout,
     *,
-    rank: int = 0,
     program: Sequence[str] = _PROGRAM,
 ) -> DryRun:
-    """Take one step of the real model without devices, and say what a rank allocates.
+    """Take one step of the real model without devices: what rank 0 allocates, which holds most.
 
     Args:
         recipe: Without any ``auto`` in data, optim, precision and memory.
         layout: Wins over the degrees in ``recipe.parallel``.
-        rank: Whose memory is asked for; 0 holds most, as shards of uneven size begin with it.
         program: What answers.
 
     Raises:
@@ -92,7 +90,6 @@ def dry_run(
         "recipe": recipe.model_dump(mode="json"),
         "shape": shape.to_dict(),
         "layout": asdict(layout),
-        "rank": rank,
     }
     try:
         answer = subprocess.run(

@@ -28,31 +28,30 @@ from shardyard.data.loader import MicroBatch
 from shardyard.errors import ShardyardError
 from shardyard.parallel.mesh import build_mesh
 from shardyard.train.allocations import OPTIMIZER, PARAMETERS, SET_UP, AllocationLog
-from shardyard.train.setup import build_model
+from shardyard.train.setup import build_sharded, build_task
 from shardyard.train.step import Stepper
 
-_MICRO_BATCHES = 2
-"""At most this many are run. The first finds no gradients and the last reduces them; those between
-allocate what the last one does up to its peak."""
 
-
-def dry_run(recipe: Recipe, shape: ModelShape, layout: Layout, *, rank: int = 0) -> dict[str, Any]:
-    """Build the model and take one step.
+def dry_run(
+    recipe: Recipe, shape: ModelShape, layout: Layout, *, most_passes: int = 2
+) -> dict[str, Any]:
+    """Build the model and take one step as rank 0, which holds most.
 
     Args:
         recipe: Without any ``auto`` in data, optim, precision and memory.
-        rank: Whose memory is asked for; 0 holds most, as shards of uneven size begin with it.
+        most_passes: Micro-batches to run where the step has more. The first finds no gradients and
+            the last reduces them; those between allocate no more than the last.
 
     Returns:
         ``moments``: the peak of each phase of the step, ``allocations.Peak``; ``attention``;
         ``micro_batches``: how many were run; ``seconds``; ``torch``: its version.
     """
     started = time.monotonic()
-    passes = _passes(recipe, layout)
+    passes = min(most_passes, _passes(recipe, layout))
     log = AllocationLog(
         vocab_size=shape.vocab_size, tokens=_micro_batch_tokens(recipe), micro_batches=passes
     )
-    with _fake_ranks(layout.world_size, rank):
+    with _rank_0_of(layout.world_size):
         _take_a_step(recipe, shape, layout, log=log, passes=passes)
     moments = [asdict(peak) for peak in log.peaks() if peak.phase != SET_UP]
     return {
@@ -65,8 +64,10 @@ def dry_run(recipe: Recipe, shape: ModelShape, layout: Layout, *, rank: int = 0)
 
 
 @contextmanager
-def _fake_ranks(world_size: int, rank: int) -> Iterator[None]:
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+def _rank_0_of(world_size: int) -> Iterator[None]:
+    # Rank 0 holds most: shards are as long as its own, or shorter. On the others FSDP pads a short
+    # shard, and on fake tensors twice, as it tells by addresses whether it has done so.
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
     try:
         yield
     finally:
@@ -80,16 +81,18 @@ def _take_a_step(
     # always cpu: a fake mesh of accelerators fails where torch was built without them
     device = torch.device("cpu")
     mesh = build_mesh(layout, device.type)  # reads ranks back from tensors, so none may be fake
-    with FakeTensorMode(), log:
-        task, optimizer = build_model(recipe, shape, mesh=mesh, layout=layout, device=device)
+    # sharding cuts each parameter into as many pieces as there are ranks: slow on fake tensors
+    model, keys = build_sharded(recipe, shape, layout, mesh=mesh)
+    with FakeTensorMode(allow_non_fake_inputs=True), log:
+        task, optimizer = build_task(recipe, model, keys, device=device)
         tensors = optimizer.tensors()
         log.mark(task.model.buffers(), PARAMETERS)
         for kind, category in (("model.", PARAMETERS), ("optim.", OPTIMIZER)):
             log.mark((held for name, held in tensors.items() if name.startswith(kind)), category)
         stepper = Stepper(task, optimizer, layout, device=device, grad_clip=recipe.optim.grad_clip)
-        batches = [_micro_batch(recipe) for _ in range(passes)]
+        batch = _micro_batch(recipe)  # one for all: a device holds one at a time
         log.begin_step()
-        stepper.run(batches, lr=1.0, drain=False)
+        stepper.run([batch] * passes, lr=1.0, drain=False)
 
 
 def _micro_batch(recipe: Recipe) -> MicroBatch:
@@ -106,7 +109,7 @@ def _micro_batch_tokens(recipe: Recipe) -> int:
 
 def _passes(recipe: Recipe, layout: Layout) -> int:
     micro_batches = -(-int(recipe.optim.global_batch) // int(recipe.optim.micro_batch))
-    return min(_MICRO_BATCHES, -(-micro_batches // layout.data_ranks))
+    return -(-micro_batches // layout.data_ranks)
 
 
 def _attention(operators: set[str]) -> str:
@@ -123,7 +126,6 @@ def main() -> int:
             Recipe.model_validate(request["recipe"]),
             ModelShape(**request["shape"]),
             Layout(**request["layout"]),
-            rank=request["rank"],
         )
     except ShardyardError as error:
         print(error, file=sys.stderr)

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from transformers import PreTrainedModel
 
 from shardyard.checkpoint.load import Chosen, choose, load_tensors, read_values
 from shardyard.checkpoint.save import Saver
@@ -103,13 +104,9 @@ def set_up(run_dir: RunDir, attempt: int, hooks: Hooks, *, local_rank: int) -> T
     started = time.monotonic()
     train_source, eval_source = _open_data(resolved)
     data_s = time.monotonic() - started
-    task, optimizer = build_model(
-        recipe,
-        resolved.shape,
-        mesh=build_mesh(layout, device.type),
-        layout=layout,
-        device=device,
-    )
+    mesh = build_mesh(layout, device.type)
+    model, keys = build_sharded(recipe, resolved.shape, layout, mesh=mesh)
+    task, optimizer = build_task(recipe, model, keys, device=device)
     stepper = Stepper(task, optimizer, layout, device=device, grad_clip=recipe.optim.grad_clip)
     started_load = time.monotonic()
     chosen = choose(
@@ -214,24 +211,24 @@ def _open_data(resolved: Resolved) -> tuple[TrainSource, EvalSource | None]:
     return train, held_out
 
 
-def build_model(
-    recipe: Recipe, shape: ModelShape, *, mesh: DeviceMesh, layout: Layout, device: torch.device
+def build_sharded(
+    recipe: Recipe, shape: ModelShape, layout: Layout, *, mesh: DeviceMesh
+) -> tuple[PreTrainedModel, SampleKeys]:
+    """The model in its parallel form, on the meta device: sizes without storage."""
+    model, keys = build_on_meta(shape), SampleKeys()
+    family = family_of(shape.model_type)
+    parallelize(model, mesh, recipe=recipe, family=family, layout=layout, keys=keys)
+    return model, keys
+
+
+def build_task(
+    recipe: Recipe, model: PreTrainedModel, keys: SampleKeys, *, device: torch.device
 ) -> tuple[CausalLM, ShardOptimizer]:
-    """The sharded model, with storage but without values, in its task; and its optimizer."""
-    keys = SampleKeys()
-    model = build_on_meta(shape)
-    parallelize(
-        model,
-        mesh,
-        recipe=recipe,
-        family=family_of(shape.model_type),
-        layout=layout,
-        keys=keys,
-    )
+    """Give a sharded model its storage, a task and an optimizer; its weights have no values yet."""
     give_storage(model, device)
     model.train()
-    build_task = TASKS[recipe.task.name]
-    task = build_task(model, keys, attend_across=recipe.data.attend_across_documents)
+    task_of = TASKS[recipe.task.name]
+    task = task_of(model, keys, attend_across=recipe.data.attend_across_documents)
     return task, ShardOptimizer(model, recipe.optim)
 
 
