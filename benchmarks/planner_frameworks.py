@@ -60,6 +60,9 @@ def excluded(row: Row) -> str | None:
         return "repeat of an earlier row"
     if has(row.text("flags"), r"not comparable"):
         return "flagged as not comparable"
+    if has(row.text("framework"), "torchao|torchtitan") and has(row.text("gpu"), "^b200"):
+        # "power limited B200 GPUs", by how much it does not say (pytorch/torchtitan, docs/mxfp8.md)
+        return "device slowed by a power limit that is not given"
     if has(row.text("precision"), r"(nv|mx)?fp[46]\b|\bint[48]\b"):
         return "number format not modelled"
     return None
@@ -112,10 +115,14 @@ def _state_bytes(row: Row, compute: str) -> tuple[float, float, float, float]:
     if compute == "fp32":
         return 4, 4, 8, 4
     if has(words, r"bf16optimizer|fp32 grad acc"):
-        return 2, 4, 12, 4  # DeepSpeed's BF16_Optimizer reduces what it accumulates: fp32
+        return 2, 6, 12, 4  # DeepSpeed's BF16_Optimizer: bf16 gradients, summed into fp32 ones
     if has(framework, r"nemo(?! ?automodel)|bridge"):
         # their performance recipes set grad_reduce_in_fp32 to False (NVIDIA/NeMo, llm/recipes)
         return 2, 2, 12, 2
+    if has(framework, "deepspeed") and compute == "fp16" and sharding_of(row).zero:
+        # ZeRO keeps an fp32 gradient of its part beside master and moments: 20 bytes in all
+        # (deepspeed/runtime/zero/stage_1_and_2.py, single_partition_of_fp32_groups[i].grad)
+        return 2, 2, 16, 2
     if is_megatron(row) or has(framework, "nanotron"):
         # fp16 keeps gradients in fp16; bf16 accumulates them in fp32 (megatron/arguments.py:
         # accumulate_allreduce_grads_in_fp32; nanotron: accumulate_grad_in_fp32)
@@ -254,6 +261,7 @@ def techniques_of(row: Row, *, tp: int, pp: int) -> Techniques:
         fp8_rows=has(row.text("precision", "notes"), r"row-?wise"),
         selective_products=0.5 if has(row.text("framework"), "torchtitan|automodel") else 1.0,
         bucket_bytes=_bucket_bytes(row),
+        fused_loss=has(row.text("framework"), "llm-foundry"),  # its fused_crossentropy
         chunked_loss=has(words, r"chunked|lc-ce|(linear|cut).{0,6}cross|liger"),
     )
 
@@ -356,7 +364,7 @@ def _bucket_bytes(row: Row) -> float:
     words = row.text("framework", "sharding")
     if not has(words, "deepspeed") or has(words, "bf16optimizer") or not sharding_of(row).zero:
         return 0.0
-    return 5e8 * 2
+    return 2 * 5e8 * 2  # one fills while the other is sent
 
 
 def _fp8_gather(row: Row) -> bool:

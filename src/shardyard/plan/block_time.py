@@ -22,13 +22,15 @@ EXPERT_IMBALANCE = 1.1
 """Tokens of the busiest rank's experts against the average. Routers are trained towards 1; the
 published runs of Megatron-Bridge force it."""
 
-TENSOR_SKEW_S = 15e-6
-"""Ranks of a tensor group arrive at a collective this far apart, per rank of the group: each is
-launched by a process of its own."""
+TENSOR_SKEW_S = 150e-6
+"""Ranks of a tensor group arrive at a collective this far apart: each is launched by a process of
+its own, and the last one counts. vTrain's table (VIA-Research/vTrain, data/ground_truth_single.csv)
+has some 0.1 to 0.6 ms a collective beyond what its bytes take; NVLink alone would need 0.03."""
 
-HOST_S = {"eager": 9e-6, "fused": 12e-6, "compiled": 5e-6}
+HOST_S = {"eager": 9e-6, "fused": 20e-6, "compiled": 5e-6}
 """Python's time to launch one operator and record it for the backward pass. Hand-fused ones are
-called through wrappers of their own; compiled ones from generated code."""
+called through wrappers in Python (Megatron-LM's small models in vTrain's table take 2 to 3 ms a
+block and pass, whatever the work); compiled ones from generated code."""
 
 OVERLAP_TENSOR = 0.5
 """Share of a tensor collective that stays when it is cut up and runs beside its product: async TP
@@ -256,7 +258,7 @@ class BlockTimes:
         tensor_s = context_s = expert_s = 0.0
         if tp > 1:
             group = Group(size=tp, per_node=min(tp, per_node))
-            tensor_s = 2 * (all_reduce_s(stream_bytes, group, cluster) + TENSOR_SKEW_S * tp)
+            tensor_s = 2 * (all_reduce_s(stream_bytes, group, cluster) + TENSOR_SKEW_S)
             if self.techniques.overlap_tensor:
                 tensor_s = max(OVERLAP_TENSOR * tensor_s, tensor_s - forward_s)
         beside = max(1, per_node // tp)
@@ -282,7 +284,8 @@ class BlockTimes:
         forward_s = self.rates.matmul_s(tokens, columns, hidden)
         backward_s = self.rates.matmul_s(tokens, hidden, columns)
         backward_s += self.rates.matmul_s(hidden, columns, tokens)
-        per_logit = 8 if self.techniques.kernels == "compiled" else 14
+        is_fused = self.techniques.fused_loss or self.techniques.kernels == "compiled"
+        per_logit = 8 if is_fused else 14
         moved = tokens * columns * per_logit
         host_s = 20 * HOST_S[self.techniques.kernels]
         forward = Pass(forward_s, 0.0, self.rates.elementwise_s(moved, 10), host_s)

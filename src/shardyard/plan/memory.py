@@ -22,7 +22,7 @@ from shardyard.units import format_bytes
 RULE_BYTES_PER_PARAMETER = 20
 """The rule of the field, above; printed beside the terms so that a reader can check their sum."""
 
-RESERVED_SHARE = 1.08
+RESERVED_SHARE = 1.12
 """Reserved over allocated: blocks that do not fit each other. torchtitan's published reserved
 memory; with ``expandable_segments`` it is less."""
 
@@ -341,6 +341,8 @@ def _logits_bytes(w: Workload, tokens: float) -> float:
     """
     size, tech = w.formats.compute_bytes, w.techniques
     per_logit = 3 * size if tech.kernels == "fused" and not w.shape.is_gated else 12
+    if tech.fused_loss:
+        per_logit = 2 * size
     if not w.shape.is_causal:
         tokens *= 0.15  # masked language models score masked tokens alone
     held = tokens * w.shape.vocab_size / w.layout.tp * per_logit

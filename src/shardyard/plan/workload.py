@@ -71,6 +71,8 @@ class Techniques:
     """Share of matrix products that ``selective`` recompute keeps (torchtitan: every second)."""
     bucket_bytes: float = 0.0
     """Buffers in which gradients wait to be sent, where a framework sets them aside."""
+    fused_loss: bool = False
+    """The loss is one kernel that keeps 16-bit logits alone and writes their gradient over them."""
     chunked_loss: bool = False
     """The loss is computed in chunks, so that the full logits are never held."""
 
