@@ -8,7 +8,8 @@ from typing import Any
 from shardyard.config.legality import resolve_layout
 from shardyard.config.presets import PRESETS
 from shardyard.config.schema import Recipe
-from shardyard.plan.memory import memory_terms
+from shardyard.plan.memory import memory
+from shardyard.plan.workload import workload_of
 
 CONTENDERS = ("shardyard", "bare", "trainer")
 RECOMPUTES = ("none", "selective", "full")
@@ -103,22 +104,22 @@ LR = 1e-4
 
 
 def _fitted(load: Load, contender: str, recompute: str, place: Place) -> Cell:
-    """Begin with the largest micro-batch that may fit; what does not fit after all is halved.
+    """Begin with the largest micro-batch whose tensors fit; what does not after all is halved.
 
-    Counted without the copies that a contender may keep beside master weights, gradients and
-    optimizer state: too large a beginning costs one try, too small a one costs the measurement.
+    Counted without what the allocator wastes: too large a beginning costs one try, too small a one
+    costs the measurement. All contenders keep the same: fp32 states and a copy in bf16.
     """
     cell = Cell(load=load, contender=contender, recompute=recompute, micro_batch=load.sequences)
-    while cell.micro_batch > 1 and _least_bytes(cell, place) > place.memory_bytes:
+    while cell.micro_batch > 1 and _tensor_bytes(cell, place) > place.memory_bytes:
         cell = cell.with_half_micro_batch()
     return cell
 
 
-def _least_bytes(cell: Cell, place: Place) -> int:
-    wanted = ("parameters", "gradients", "optimizer", "activations", "logits and loss")
-    asked = recipe(cell, place)
+def _tensor_bytes(cell: Cell, place: Place) -> int:
+    asked, shape = recipe(cell, place), PRESETS[cell.load.preset].shape
+    if not shape.vocab_size:
+        shape = replace(shape, vocab_size=place.vocab_size)
     layout, _ = resolve_layout(
         asked.parallel, world_size=place.devices, devices_per_node=place.devices
     )
-    terms = memory_terms(asked, PRESETS[cell.load.preset].shape, layout, is_cpu=False)
-    return sum(term.bytes for term in terms if term.name in wanted)
+    return memory(workload_of(asked, shape, layout)).allocated_bytes
