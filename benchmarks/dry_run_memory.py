@@ -20,7 +20,8 @@ from shardyard.config.legality import Layout
 from shardyard.config.presets import PRESETS
 from shardyard.config.schema import Recipe
 from shardyard.plan.dry_run import DryRun, dry_run
-from shardyard.plan.memory import memory_terms
+from shardyard.plan.memory import Memory, memory
+from shardyard.plan.workload import workload_of
 
 BAR = 0.10
 GIB = 2**30
@@ -137,13 +138,14 @@ def _compare(name: str, case: Case) -> dict[str, Any]:
     started = time.monotonic()
     real = dry_run(recipe, shape, case.layout)
     wall_s = time.monotonic() - started
-    planned = planned_terms(case)
-    error = sum(planned.values()) / real.peak.bytes - 1
+    planned = memory(workload_of(recipe, shape, case.layout))
+    error = planned.allocated_bytes / real.peak.bytes - 1
     _show(name, real, planned, error=error)
     return {
         "case": asdict(case),
-        "planned": planned,
-        "planned_bytes": sum(planned.values()),
+        "planned": {term.name: term.bytes for term in planned.terms},
+        "planned_bytes": planned.allocated_bytes,
+        "planned_moment": planned.moment,
         "dry_run": asdict(real),
         "peak": asdict(real.peak),
         "error": error,
@@ -151,19 +153,13 @@ def _compare(name: str, case: Case) -> dict[str, Any]:
     }
 
 
-def planned_terms(case: Case) -> dict[str, int]:
-    """Bytes by term, as the planner has them."""
-    shape = PRESETS[case.preset].shape
-    terms = memory_terms(case.recipe(), shape, case.layout, is_cpu=False)
-    return {term.name: term.bytes for term in terms}
-
-
-def _show(name: str, real: DryRun, planned: dict[str, int], *, error: float) -> None:
+def _show(name: str, real: DryRun, planned: Memory, *, error: float) -> None:
     peak = real.peak
     when = f"{peak.phase} {peak.micro_batch or ''}".strip()
-    print(f"{name}: {peak.bytes / GIB:.2f} GiB at {peak.operator} ({when}), planned {error:+.1%}")
-    for term in dict.fromkeys([*peak.terms, *planned]):
-        ours, theirs = planned.get(term, 0), peak.terms.get(term, 0)
+    print(f"{name}: {peak.bytes / GIB:.2f} GiB at {peak.operator} ({when}),")
+    print(f"    planned {planned.allocated_bytes / GIB:.2f} GiB ({error:+.1%}) {planned.moment}")
+    for term, theirs in peak.terms.items():
+        ours = planned.term(term)
         if ours or theirs:
             print(f"    {term:24} {ours / GIB:9.3f} planned {theirs / GIB:9.3f} dry run")
 
