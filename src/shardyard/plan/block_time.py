@@ -279,7 +279,8 @@ class BlockTimes:
         shape = self.shape
         tokens = micro_batch * self.seq_len // cp
         if not shape.is_causal:
-            tokens = max(1, int(tokens * MASKED_SHARE))
+            # in whole tiles: tokens are rows, so an odd number of them misaligns nothing
+            tokens = 64 * max(1, round(tokens * MASKED_SHARE / 64))
         hidden, columns = shape.hidden_size, -(-shape.vocab_size // tp // 64) * 64
         forward_s = self.rates.matmul_s(tokens, columns, hidden)
         backward_s = self.rates.matmul_s(tokens, hidden, columns)

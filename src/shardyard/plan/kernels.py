@@ -81,6 +81,8 @@ class Rates:
     bytes_per_s: float
     processors: int
     """Multiprocessors that share out the tiles."""
+    kernel_s: float = KERNEL_S
+    """Start and drain of one kernel."""
 
     def matmul_s(self, rows: int, columns: int, depth: int, count: int = 1) -> float:
         """``count`` products (rows, depth) x (depth, columns) in one kernel."""
@@ -94,11 +96,11 @@ class Rates:
         if odd % 64:
             arithmetic /= MISALIGNED if odd % 8 else PARTLY_ALIGNED
         moved = 2 * count * (rows * depth + depth * columns + rows * columns)
-        return max(arithmetic / self.flops_per_s, moved / self.bytes_per_s) + KERNEL_S
+        return max(arithmetic / self.flops_per_s, moved / self.bytes_per_s) + self.kernel_s
 
     def elementwise_s(self, nbytes: float, kernels: int) -> float:
         """Operators that read and write ``nbytes`` in so many kernels."""
-        return nbytes / self.bytes_per_s + kernels * KERNEL_S
+        return nbytes / self.bytes_per_s + kernels * self.kernel_s
 
 
 def missing(accelerator: Accelerator, compute: str) -> str | None:
@@ -131,6 +133,7 @@ def rates(accelerator: Accelerator, compute: str, calibration: Calibration | Non
         fused_flops_per_s=max(flash, FUSED_SHARE * half * power),
         bytes_per_s=bandwidth * (measured.bandwidth_share or BANDWIDTH),
         processors=accelerator.processors or PROCESSORS,
+        kernel_s=measured.kernel_s or KERNEL_S,
     )
 
 
