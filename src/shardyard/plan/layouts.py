@@ -7,19 +7,22 @@ much, or it is slower, and what it spends the time on.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from shardyard.config.legality import Layout, axis_problems, batch_problems, stage_problems
 from shardyard.errors import RequestError
 from shardyard.hardware.cluster import Cluster
 from shardyard.plan.calibration import Calibration
 from shardyard.plan.kernels import missing
-from shardyard.plan.memory import Fit, device_of, fit, peak
+from shardyard.plan.memory import SAFE_SHARE, Fit, device_of, fit, peak
 from shardyard.plan.step_time import NAMES, Parts, StepModel
 from shardyard.plan.workload import Recompute, Workload
 from shardyard.units import format_bytes
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 MOST_MICRO_BATCH = 64
+USUAL_MICRO_BATCH = 8
+USUAL_STAGES = 8
 SPENT = 0.02
 """Share of a step from which a loss is worth a word."""
 
@@ -37,13 +40,20 @@ class Candidate:
     parts: Parts
     tokens_per_s: float
     """All devices."""
+    step_s: float
+    """One optimizer step: the sum of ``parts``."""
     device_bytes: float
-    fit: Fit
+    limit_bytes: int
 
     @property
-    def step_s(self) -> float:
-        """One optimizer step."""
-        return self.parts.step_s
+    def fit(self) -> Fit:
+        """How near it comes to the memory of a device."""
+        return fit(self.device_bytes, self.limit_bytes)
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether it fits with room for the error of the prediction."""
+        return self.device_bytes <= SAFE_SHARE * self.limit_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +91,7 @@ def search(
     cluster: Cluster,
     *,
     best: int = 3,
-    shards: str = "all",
+    breadth: Literal["all", "usual"] = "all",
     calibration: Calibration | None = None,
 ) -> Search:
     """Find the fastest ways to train a workload's model and batch on all devices of a cluster.
@@ -90,7 +100,8 @@ def search(
         workload: Model, batch, formats and techniques; its layout, micro-batch and recompute mode
             are what is searched.
         best: Candidates to return.
-        shards: ``all`` divisors of the data ranks for dp_shard, or ``few``: all of them or a node.
+        breadth: ``usual`` leaves out what seldom wins, for a search over many clusters: dp_shard
+            other than all data ranks or a node, cp on short samples, deep pipelines.
 
     Raises:
         RequestError: No source gives the rates of the device, or no layout is legal.
@@ -107,31 +118,33 @@ def search(
     families: dict[str, _Family] = {}
     legal = fitting = 0
     nearest: tuple[float, Workload] | None = None
-    for asked in _legal(workload, cluster, shards=shards):
-        legal += 1
-        device_bytes = device_of(peak(asked)[0], asked.layout)
-        names = _families(asked)
-        for name in names:
-            family = families.setdefault(name, _Family())
-            family.least_bytes = min(family.least_bytes, device_bytes)
-        if nearest is None or device_bytes < nearest[0]:
-            nearest = (device_bytes, asked)
-        verdict = fit(device_bytes, limit)
-        if verdict.verdict == "does not fit":
-            continue
-        candidate = _candidate(model, asked, device_bytes, verdict)
-        fitting += verdict.verdict == "fits"
-        for name in names:
-            if _beats(candidate, families[name].fastest):
-                families[name].fastest = candidate
-        if _beats(candidate, found.get(asked.layout)):
-            found[asked.layout] = candidate
+    for layout, sizes in _legal(workload, cluster, is_broad=breadth == "all"):
+        for recompute in RECOMPUTE:
+            legal += len(sizes)
+            for size in sizes:
+                asked = replace_layout(workload, layout, size, recompute)
+                device_bytes = device_of(peak(asked)[0], layout)
+                names = _families(asked)
+                for name in names:
+                    family = families.setdefault(name, _Family())
+                    family.least_bytes = min(family.least_bytes, device_bytes)
+                if nearest is None or device_bytes < nearest[0]:
+                    nearest = (device_bytes, asked)
+                if device_bytes > (2 - SAFE_SHARE) * limit:
+                    break  # nor do larger micro-batches fit
+                candidate = _candidate(model, asked, device_bytes, limit)
+                fitting += candidate.is_safe
+                for name in names:
+                    if _beats(candidate, families[name].fastest):
+                        families[name].fastest = candidate
+                if _beats(candidate, found.get(layout)):
+                    found[layout] = candidate
     if nearest is None:
         raise RequestError(_nothing_legal(workload, cluster))
-    ranked = sorted(found.values(), key=lambda c: (c.fit.verdict != "fits", c.step_s))
+    ranked = sorted(found.values(), key=lambda c: (not c.is_safe, c.step_s))
     least = None
     if not ranked:
-        least = _candidate(model, nearest[1], nearest[0], fit(nearest[0], limit))
+        least = _candidate(model, nearest[1], nearest[0], limit)
     return Search(
         legal=legal,
         fitting=fitting,
@@ -164,9 +177,11 @@ def lost(parts: Parts) -> list[tuple[str, float]]:
 # --- what is legal ------------------------------------------------------------------------------
 
 
-def _legal(workload: Workload, cluster: Cluster, *, shards: str) -> Iterator[Workload]:
-    """Every legal combination of axes, zero level, micro-batch and recompute mode."""
-    for cp, tp, pp, ep in _axes(workload, cluster):
+def _legal(
+    workload: Workload, cluster: Cluster, *, is_broad: bool
+) -> Iterator[tuple[Layout, list[int]]]:
+    """Every legal layout, with the micro-batches that it allows, smallest first."""
+    for cp, tp, pp, ep in _axes(workload, cluster, is_broad=is_broad):
         data_ranks = cluster.devices // (cp * tp * pp)
         if batch_problems(data_ranks, global_batch=workload.global_batch, micro_batch=1):
             continue
@@ -174,20 +189,20 @@ def _legal(workload: Workload, cluster: Cluster, *, shards: str) -> Iterator[Wor
         per_node = max(1, cluster.reach // (cp * tp))
         sizes = [
             size
-            for size in _powers(min(per_rank, MOST_MICRO_BATCH))
+            for size in _powers(min(per_rank, MOST_MICRO_BATCH if is_broad else USUAL_MICRO_BATCH))
             if not stage_problems(pp=pp, micro_batches=-(-per_rank // size))
         ]
-        for dp_shard in _shard_degrees(data_ranks, per_node, shards=shards):
+        for dp_shard in _shard_degrees(data_ranks, per_node, is_broad=is_broad):
             if ep > 1 and (dp_shard * cp) % ep:
                 continue
             for zero in (1, 2, 3) if dp_shard * cp > 1 else (1,):
-                layout = Layout(
-                    dp_replicate=data_ranks // dp_shard, dp_shard=dp_shard, cp=cp, tp=tp, pp=pp,
-                    ep=ep, zero=zero,
+                yield (
+                    Layout(
+                        dp_replicate=data_ranks // dp_shard, dp_shard=dp_shard, cp=cp, tp=tp,
+                        pp=pp, ep=ep, zero=zero,
+                    ),
+                    sizes,
                 )  # fmt: skip
-                for size in sizes:
-                    for recompute in RECOMPUTE:
-                        yield replace_layout(workload, layout, size, recompute)
 
 
 def replace_layout(
@@ -206,15 +221,15 @@ def replace_layout(
     )
 
 
-def _axes(workload: Workload, cluster: Cluster) -> Iterator[Axes]:
+def _axes(workload: Workload, cluster: Cluster, *, is_broad: bool) -> Iterator[Axes]:
     shape, devices = workload.shape, cluster.devices
     experts = _powers(shape.num_experts) if shape.num_experts else [1]
     for tp in _divisors(cluster.devices_per_node):
         for pp in _divisors(devices // tp):
-            if pp > shape.num_hidden_layers:
+            if pp > (shape.num_hidden_layers if is_broad else USUAL_STAGES):
                 break
             for cp in _powers(devices // (tp * pp)):
-                if cp > 1 and workload.seq_len // cp < 2048:
+                if cp > 1 and workload.seq_len // cp < (2048 if is_broad else 8192):
                     break  # shorter pieces compute less than they exchange
                 if devices % (tp * pp * cp):
                     continue
@@ -227,8 +242,8 @@ def _axes(workload: Workload, cluster: Cluster) -> Iterator[Axes]:
                         yield cp, tp, pp, ep
 
 
-def _shard_degrees(data_ranks: int, per_node: int, *, shards: str) -> Iterable[int]:
-    if shards == "all":
+def _shard_degrees(data_ranks: int, per_node: int, *, is_broad: bool) -> Iterable[int]:
+    if is_broad:
         return _divisors(data_ranks)
     return sorted({data_ranks, per_node} if data_ranks % per_node == 0 else {data_ranks})
 
@@ -245,27 +260,30 @@ def _powers(most: int) -> list[int]:
 # --- choosing and explaining --------------------------------------------------------------------
 
 
-def _candidate(model: StepModel, asked: Workload, device_bytes: float, verdict: Fit) -> Candidate:
+def _candidate(model: StepModel, asked: Workload, device_bytes: float, limit: int) -> Candidate:
     parts = model.parts(
         asked.layout, micro_batch=asked.micro_batch, micro_batches=asked.micro_batches,
         recompute=asked.recompute,
     )  # fmt: skip
+    step_s = parts.step_s
     return Candidate(
         layout=asked.layout,
         micro_batch=asked.micro_batch,
         recompute=asked.recompute,
         parts=parts,
-        tokens_per_s=asked.global_batch * asked.seq_len / parts.step_s,
+        tokens_per_s=asked.global_batch * asked.seq_len / step_s,
+        step_s=step_s,
         device_bytes=device_bytes,
-        fit=verdict,
+        limit_bytes=limit,
     )
 
 
 def _beats(candidate: Candidate, other: Candidate | None) -> bool:
     if other is None:
         return True
-    mine, theirs = candidate.fit.verdict == "fits", other.fit.verdict == "fits"
-    return (mine, -candidate.step_s) > (theirs, -other.step_s)
+    if candidate.is_safe != other.is_safe:
+        return candidate.is_safe
+    return candidate.step_s < other.step_s
 
 
 def _families(workload: Workload) -> list[str]:
@@ -291,7 +309,7 @@ def _rejected(
             yield Rejected(family=name, reason=f"does not fit: {needs}")
         elif winner is not None and family.fastest.step_s > winner.step_s:
             slower = family.fastest.step_s / winner.step_s - 1
-            tight = "" if family.fastest.fit.verdict == "fits" else ", and memory is tight"
+            tight = "" if family.fastest.is_safe else ", and memory is tight"
             reason = f"{slower:.1%} slower at best: {strength(family.fastest)}{tight}"
             yield Rejected(family=name, reason=reason)
 

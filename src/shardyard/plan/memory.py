@@ -160,7 +160,7 @@ def _needs(w: Workload, stage: int) -> tuple[Need, ...]:
     tables = (1 if first else 0) + (1 if last else 0)
     if first and last and shape.tie_word_embeddings:
         tables = 1
-    held = layers * block + tables * table
+    held = layers * block + tables * table + _small_parameters(shape, first=first, last=last)
 
     splits_weight = layout.zero >= formats.weight_split_from
     parameters = held * formats.weight_bytes / (shards if splits_weight else 1)
@@ -179,7 +179,7 @@ def _needs(w: Workload, stage: int) -> tuple[Need, ...]:
     is_first_pass = w.micro_batches == 1 and formats.weight_split_from == 1
     sums_late = formats.weight_split_from == 1 and layout.zero == 1 and layout.data_ranks > 1
     sums_late &= not is_first_pass
-    gradients = held * formats.gradient_bytes / (shards if layout.zero >= 2 else 1)
+    gradients = held * formats.gradient_bytes / (shards if _splits_gradients(w) else 1)
     unreduced = tech.bucket_bytes if layout.data_ranks * layout.cp > 1 else 0.0
     if sums_late:
         unreduced, gradients = reduce * held, 0.0
@@ -224,6 +224,21 @@ def block_elements(shape: ModelShape, layout: Layout) -> float:
     experts = shape.num_experts * shape.expert_parameters
     split = layout.ep if layout.ep > 1 else layout.tp
     return shape.shared_block_parameters / layout.tp + experts / split
+
+
+def _small_parameters(shape: ModelShape, *, first: bool, last: bool) -> int:
+    """Learned positions and token types on the first stage, the norm after all blocks on the last.
+
+    They are on every rank of tp.
+    """
+    learned = shape.embedding_parameters - shape.vocab_size * shape.hidden_size if first else 0
+    norm = shape.hidden_size * (1 if shape.is_gated else 2) if last else 0
+    return learned + norm
+
+
+def _splits_gradients(w: Workload) -> bool:
+    """``fully_shard`` splits them at every level; below zero 2 it sums once, in the last pass."""
+    return w.layout.zero >= 2 or w.formats.weight_split_from == 1
 
 
 def stage_layers(w: Workload) -> float:
@@ -364,7 +379,7 @@ def _terms(w: Workload, stage: int, need: Need) -> tuple[Term, ...]:
     reasons = {
         "parameters": f"{formats.weight_bytes:g} bytes each{where},{split or ' not split'}",
         "gradients": f"{formats.gradient_bytes:g} bytes each"
-        + (over if layout.zero >= 2 else ", whole on every rank"),
+        + (over if _splits_gradients(w) else ", whole on every rank"),
         "optimizer": f"{formats.optimizer_bytes:g} bytes each: moments"
         + (" and fp32 weights" if formats.optimizer_bytes > 8 else "") + over,
         "gathered parameters": f"whole ones in {formats.compute}, gathered by zero {layout.zero}",

@@ -22,6 +22,7 @@ from shardyard.plan.failures import FailureOutlook, failure_plan
 from shardyard.plan.flops import flops_per_token
 from shardyard.plan.kernels import missing
 from shardyard.plan.memory import Fit, Memory, Term, fit, memory
+from shardyard.plan.saving import blocking_s, writing_s
 from shardyard.plan.step_time import TimeTerm
 from shardyard.plan.throughput import SPEED_REASON, Peak, Price, Speed, peak_of, price_of
 from shardyard.plan.traffic import traffic_terms
@@ -35,14 +36,6 @@ CPU_PROCESS_BYTES = 340 * 2**20
 CPU_SAFE_SHARE = 0.8
 """Share of a machine's memory that processes may fill: what the allocator of a CPU wastes is not
 modelled."""
-
-CHECKPOINT_BYTES_PER_S = 1.2e9
-"""Rate at which a node writes its part of a checkpoint: BLOOM-176B wrote 2.3 TB from 48 nodes in 40
-s (bigscience-workshop/bigscience, chronicles)."""
-
-STAGING_BYTES_PER_S = 10e9
-"""Rate at which a device's state is copied to host memory while training waits: PCIe 4, with the
-pageable side's cost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -348,8 +341,8 @@ def _failures(
         devices=timed.devices,
         step_s=timed.step_s,
         steps=steps,
-        checkpoint_blocking_s=nbytes / timed.devices / STAGING_BYTES_PER_S,
-        checkpoint_write_s=nbytes / nodes / CHECKPOINT_BYTES_PER_S,
+        checkpoint_blocking_s=blocking_s(nbytes, devices=timed.devices),
+        checkpoint_write_s=writing_s(nbytes, nodes=nodes),
         checkpoint_bytes=nbytes,
         checkpoint_every=recipe.checkpoint.every,
         collective_timeout_s=recipe.elastic.collective_timeout_s,
