@@ -1,19 +1,18 @@
 """Traffic per step against the ZeRO paper's volumes."""
 
+from typing import Any
+
 import pytest
 
-from shardyard.config.legality import Layout
-from shardyard.plan.traffic import communication_terms
-from tests.plan.recipes import resolved_recipe, shape_of
+from shardyard.plan.traffic import traffic_terms
+from tests.plan.workloads import workload
 
 PARAMETERS = 6_738_415_616
 TABLE = 32_000 * 4_096
 
 
-def sent(**degrees: int) -> dict[str, int]:
-    layout = Layout(**{"dp_replicate": 1, "dp_shard": 1, "zero": 3, **degrees})
-    recipe = resolved_recipe(optim={"global_batch": 2 * layout.data_ranks})  # 2 a rank
-    found = communication_terms(recipe, shape_of("llama2-7b"), layout)
+def sent(**given: Any) -> dict[str, int]:
+    found = traffic_terms(workload(passes=2, **given))
     assert all(term.reason for term in found)
     return {term.name: term.bytes for term in found}
 
@@ -46,3 +45,8 @@ def test_zero_1_and_2_gather_once_a_step(zero: int, reductions: int) -> None:
 
 def test_hybrid_adds_an_all_reduce_of_shards() -> None:
     assert sent(dp_shard=4, dp_replicate=2)["all-reduce"] == round(PARAMETERS / 4 * 4)
+
+
+def test_tensor_and_pipeline_ranks_send_their_parts_alone() -> None:
+    whole, part = sent(dp_shard=4), sent(dp_shard=4, tp=2, pp=2)
+    assert part == {name: round(nbytes / 4) for name, nbytes in whole.items()}
