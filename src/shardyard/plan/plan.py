@@ -11,6 +11,7 @@ from shardyard.config.legality import Layout, resolve_layout
 from shardyard.config.presets import ModelShape
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Recipe
+from shardyard.errors import RequestError
 from shardyard.hardware.accelerator import Accelerator
 from shardyard.hardware.catalogue import accelerator_named
 from shardyard.hardware.chosen import chosen_cluster
@@ -22,6 +23,7 @@ from shardyard.plan.failures import FailureOutlook, failure_plan
 from shardyard.plan.flops import flops_per_token
 from shardyard.plan.kernels import missing
 from shardyard.plan.memory import Fit, Memory, Term, fit, memory
+from shardyard.plan.quality import samples_factor
 from shardyard.plan.saving import blocking_s, writing_s
 from shardyard.plan.step_time import TimeTerm
 from shardyard.plan.throughput import SPEED_REASON, Peak, Price, Speed, peak_of, price_of
@@ -135,6 +137,10 @@ class Plan:
         if self.speed.tokens_per_s is None or self.price.usd_per_hour is None:
             return None
         return self.price.usd_per_hour / 3600 / self.speed.tokens_per_s * 1e6
+
+    def samples_factor(self, critical_batch: float, *, times: float = 1) -> float:
+        """Samples to a given loss over the fewest, at ``times`` this batch (``quality.py``)."""
+        return samples_factor(times * self.samples_per_step, critical_batch=critical_batch)
 
     def memory_term(self, name: str) -> int:
         """Bytes of one term of ``memory``; 0 if there is none of that name."""
@@ -261,10 +267,10 @@ def plan_recipe(
         given=recipe.observe.peak_tflops,
     )
     cluster, why_not = named, "cannot be said without a peak"
-    if cluster is None and accelerator is not None:
-        cluster = default_cluster(accelerator, devices_per_node=devices_per_node, nodes=nodes)
     if accelerator is not None:
         why_not = missing(accelerator, workload.formats.compute) or ""
+    if cluster is None and accelerator is not None and not why_not:
+        cluster, why_not = _reference(accelerator, devices_per_node=devices_per_node, nodes=nodes)
     timed = None
     if cluster is not None and not why_not:
         timed = estimate(workload, _with_links(cluster, calibration), calibration)
@@ -319,6 +325,16 @@ def _data_name(layout: Layout) -> str:
         zero = "" if layout.zero == 3 else f" zero {layout.zero}"
         return f"HYBRID_SHARD{zero} ({layout.dp_replicate} copies of {layout.dp_shard} ranks)"
     return {3: "FULL_SHARD", 2: "SHARD_GRAD_OP", 1: "ZeRO-1"}[layout.zero]
+
+
+def _reference(
+    accelerator: Accelerator, *, devices_per_node: int, nodes: int
+) -> tuple[Cluster | None, str]:
+    """The vendor's system, or why there is none: a run on unnamed machines needs no speed."""
+    try:
+        return default_cluster(accelerator, devices_per_node=devices_per_node, nodes=nodes), ""
+    except RequestError as error:
+        return None, str(error)
 
 
 def _with_links(cluster: Cluster, calibration: Calibration | None) -> Cluster:
