@@ -52,3 +52,21 @@ def format_seconds(seconds: float) -> str:
 def format_usd(usd: float) -> str:
     """``1234.5`` -> ``$1,234.50``."""
     return f"${usd:,.2f}"
+
+
+_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+
+
+def parse_seconds(text: str) -> float:
+    """``90 min``, ``24h``, ``1.5 d`` in seconds.
+
+    Raises:
+        ValueError: It is no number with one of the units s, min, h, d, w.
+    """
+    stripped = text.strip().lower()
+    for unit in ("min", "s", "h", "d", "w"):
+        if stripped.endswith(unit):
+            number = float(stripped.removesuffix(unit))
+            if number > 0:
+                return number * _SECONDS[unit]
+    raise ValueError(f"{text!r} is no length of time such as 90min, 24h or 1.5d")

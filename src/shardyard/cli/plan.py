@@ -1,101 +1,244 @@
 """`shardyard plan`: what a recipe will take, before anything is prepared, rented or started."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import click
 
 from shardyard.cli.options import json_option
+from shardyard.cli.plan_tables import (
+    show_details,
+    show_dry_run,
+    show_headline,
+    show_layouts,
+    show_offers,
+    show_quality,
+)
 from shardyard.cli.request import Request
-from shardyard.cli.tables import print_table
+from shardyard.config.resolve import Preview
+from shardyard.errors import RequestError
+from shardyard.hardware.cluster import Cluster
 from shardyard.hardware.probe import probe
-from shardyard.plan.memory import RULE_BYTES_PER_PARAMETER
-from shardyard.plan.plan import Plan, layout_name, plan_recipe
-from shardyard.units import format_bytes, format_count, format_flops, format_seconds, format_usd
+from shardyard.plan.calibration import Calibration, combined, read_calibration
+from shardyard.plan.dry_run import DryRun, dry_run
+from shardyard.plan.kernels import missing
+from shardyard.plan.layouts import Search, search
+from shardyard.plan.memory import Memory, memory
+from shardyard.plan.offers import Offers, offers
+from shardyard.plan.plan import Plan, layout_name, plan_recipe, planned_cluster, with_links
+from shardyard.plan.workload import Workload, with_layout, workload_of
+from shardyard.units import parse_seconds
+
+ANY_INSTANCE = "cluster.instance=p5.48xlarge"
+"""Settles what `auto` depends on where --offers looks at all instance types anyway."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """All that one call of the verb finds out."""
+
+    plan: Plan
+    why_steps: str
+    workload: Workload
+    found: Search | None
+    """None: one device, or none that is known."""
+    offers: Offers | None
+    dry: DryRun | None
+
+
+class _Duration(click.ParamType[float]):
+    name = "TIME"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        try:
+            return parse_seconds(value)
+        except ValueError as error:
+            self.fail(f"{error}", param, ctx)
 
 
 @click.command()
 @click.argument("recipe", nargs=-1, required=True)
 @json_option
-def command(recipe: tuple[str, ...], *, as_json: bool) -> None:
-    """Predict memory, speed and price of RECIPE (files and section.key=value overrides).
+@click.option("--details", is_flag=True, help="Show every term with its reason.")
+@click.option("--page", type=click.Path(path_type=Path, dir_okay=False), help="Write a page here.")
+@click.option("--layouts", "best", default=3, show_default=True, help="Layouts to show; 0: none.")
+@click.option(
+    "--calibrate",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="A measured table of collectives, a step profile or a run's folder; several may be given.",
+)
+@click.option("--dry-run-model", is_flag=True, help="Build and step the real model on no device.")
+@click.option("--offers", "wants_offers", is_flag=True, help="Compare all instance types.")
+@click.option("--deadline", type=_Duration(), help="With --offers: longest time, such as 24h.")
+@click.option("--budget", type=float, help="With --offers: highest price in dollars.")
+@click.option("--critical-batch", type=float, help="Samples at which twice as many are needed.")
+def command(
+    recipe: tuple[str, ...],
+    *,
+    as_json: bool,
+    details: bool,
+    page: Path | None,
+    best: int,
+    calibrate: tuple[Path, ...],
+    dry_run_model: bool,
+    wants_offers: bool,
+    deadline: float | None,
+    budget: float | None,
+    critical_batch: float | None,
+) -> None:
+    """Predict memory, speed, price and failures of RECIPE (files and section.key=value overrides).
 
     For the machines of cluster.instance or cluster.file, else for this machine. Needs no data.
     """
-    plan, why_steps = _plan(recipe)
+    wants_offers = wants_offers or deadline is not None or budget is not None
+    request, preview, machine = _resolved(recipe, is_open=wants_offers)
+    answer = _answer(
+        request, preview, machine, best=best, calibrate=calibrate, dry_run_model=dry_run_model
+    )
+    if wants_offers:
+        answer = replace(answer, offers=_offers(answer, deadline=deadline, budget=budget))
+    if page is not None:
+        _write_page(answer, page)
     if as_json:
-        click.echo(json.dumps({**plan.to_json(), "steps_reason": why_steps}, indent=1))
+        click.echo(json.dumps(_as_json(answer, critical_batch), indent=1))
         return
-    click.echo(plan.line())
-    _show_memory(plan)
-    _show_rest(plan, why_steps)
+    show_headline(answer.plan)
+    if critical_batch is not None:
+        show_quality(answer.plan, critical_batch)
+    if answer.found is not None and best:
+        show_layouts(answer.plan, answer.found, with_rejected=details)
+    if answer.offers is not None:
+        show_offers(answer.offers, deadline_s=deadline, budget_usd=budget)
+    if answer.dry is not None:
+        show_dry_run(answer.plan, answer.dry)
+    if details:
+        show_details(answer.plan, answer.why_steps)
 
 
-def _plan(arguments: tuple[str, ...]) -> tuple[Plan, str]:
-    """The plan, and why it is as long as it is."""
+def _resolved(arguments: tuple[str, ...], *, is_open: bool) -> tuple[Request, Preview, Any]:
+    """The request, what of it can be settled without data, and this machine if it is planned."""
     request = Request.read(arguments, to_train=False, needs_weights=False)
     cluster = request.recipe.cluster
-    machine = probe() if cluster.instance is None and cluster.file is None else None
-    preview = request.preview(machine)
-    devices = preview.recipe.cluster.devices
+    is_named = cluster.instance is not None or cluster.file is not None
+    if is_open and not is_named:
+        request = Request.read((*arguments, ANY_INSTANCE), to_train=False, needs_weights=False)
+        is_named = True
+    machine = None if is_named else probe()
+    return request, request.preview(machine), machine
+
+
+def _answer(
+    request: Request,
+    preview: Preview,
+    machine: Any,
+    *,
+    best: int,
+    calibrate: Sequence[Path],
+    dry_run_model: bool,
+) -> Answer:
+    recipe = preview.recipe
+    devices = recipe.cluster.devices
     assert isinstance(devices, int)  # an instance and a machine both say how many
+    cluster = planned_cluster(recipe, machine, devices_per_node=devices)
+    calibration = _calibration(calibrate, cluster)
     plan = plan_recipe(
-        preview.recipe,
+        recipe,
         shape=request.shape,
         steps=preview.steps,
-        world_size=preview.recipe.cluster.nodes * devices,
+        world_size=recipe.cluster.nodes * devices,
         devices_per_node=devices,
         machine=machine,
+        calibration=calibration,
     )
-    return plan, preview.why_steps
-
-
-def _show_memory(plan: Plan) -> None:
-    rows = [(term.name, format_bytes(term.bytes), term.reason) for term in plan.memory]
-    rows.append(("sum", format_bytes(plan.memory_bytes), f"{plan.fits}: {plan.fits_reason}"))
-    rule, ranks = RULE_BYTES_PER_PARAMETER * plan.parameters, plan.layout.dp_shard
-    click.echo(
-        f"\nRule of the field: {RULE_BYTES_PER_PARAMETER} bytes a parameter "
-        f"(Adam, mixed precision) = {format_bytes(rule)}, split over {ranks}: "
-        f"{format_bytes(rule / ranks)} a rank, before activations. Term by term:\n"
+    workload = workload_of(recipe, request.shape, plan.layout)
+    return Answer(
+        plan=plan,
+        why_steps=preview.why_steps,
+        workload=workload,
+        found=_search(workload, cluster, calibration, best=best),
+        offers=None,
+        dry=dry_run(recipe, request.shape, plan.layout) if dry_run_model else None,
     )
-    print_table(("memory per rank", "", ""), rows)
 
 
-def _show_rest(plan: Plan, why_steps: str) -> None:
-    flops = {name: format_flops(value) for name, value in plan.flops_per_token.items()}
-    tokens = f"{plan.tokens_per_step:,} tokens"
-    samples = f"{plan.samples_per_step:,} samples x {plan.seq_len:,}"
-    length, why = "not known yet", why_steps
-    if plan.steps is not None and plan.tokens is not None:
-        length, why = f"{plan.steps:,} steps", f"{format_count(plan.tokens)} tokens; {why_steps}"
-    rate, peak = plan.speed.tokens_per_s, plan.peak.flops_per_s
-    rows = [
-        ("layout", layout_name(plan.layout), plan.devices_words()),
-        ("work", f"{flops['full']} a token", f"{flops['causal']} with causal attention"),
-        ("step", tokens, samples),
-        ("length", length, why),
-        ("peak", "-" if peak is None else f"{format_flops(peak)}/s", plan.peak.source),
-        ("speed", "-" if rate is None else f"{format_count(rate)} tokens/s", plan.speed.reason),
-    ]
-    if plan.seconds is not None:
-        rows.append(("time", format_seconds(plan.seconds), "steps alone, without start and saves"))
-    rows += _price_rows(plan)
-    rows.append(("checkpoint", format_bytes(plan.checkpoint_bytes), "on disk, all ranks"))
-    rows += [
-        (term.name, f"{format_bytes(term.bytes)} a step", f"each rank sends {term.reason}")
-        for term in plan.communication
-    ]
-    click.echo()
-    print_table(("the rest", "", ""), rows)
+def _calibration(paths: Sequence[Path], cluster: Cluster | None) -> Calibration | None:
+    if not paths:
+        return None
+    if cluster is None:
+        raise RequestError(
+            f"--calibrate {paths[0]}: what was measured replaces what the catalogue says of an "
+            "accelerator, and none is planned here. Name one with cluster.instance or cluster.file."
+        )
+    return combined([read_calibration(path, cluster=cluster) for path in paths])
 
 
-def _price_rows(plan: Plan) -> list[tuple[str, str, str]]:
-    per_hour, per_million = plan.price.usd_per_hour, plan.usd_per_million_tokens
-    if per_hour is None:
-        return [("price", "-", plan.price.source)]
-    rows = [("price", f"{format_usd(per_hour)} an hour", plan.price.source)]
-    if per_million is not None:
-        rows.append(("", f"{format_usd(per_million)} per million tokens", "at the speed above"))
-    if plan.usd is not None:
-        rows.append(("", f"{format_usd(plan.usd)} in all", "for the time above"))
-    return rows
+def _search(
+    workload: Workload, cluster: Cluster | None, calibration: Calibration | None, *, best: int
+) -> Search | None:
+    if cluster is None or not best or cluster.devices == 1:
+        return None
+    if missing(cluster.accelerator, workload.formats.compute):
+        return None  # the plan's own speed says so
+    return search(workload, with_links(cluster, calibration), best=best, calibration=calibration)
+
+
+def _offers(answer: Answer, *, deadline: float | None, budget: float | None) -> Offers:
+    if answer.plan.steps is None:
+        raise RequestError(
+            "--offers needs the length of the run, and it is not known before the data is "
+            f"prepared ({answer.why_steps}). Give run.steps, run.samples or run.tokens."
+        )
+    return offers(
+        answer.workload,
+        steps=answer.plan.steps,
+        checkpoint_bytes=answer.plan.checkpoint_bytes,
+        deadline_s=deadline,
+        budget_usd=budget,
+    )
+
+
+def _write_page(answer: Answer, path: Path) -> None:
+    from shardyard.report.plan_page import plan_page  # plots take 0.2 s to import
+
+    bars: list[tuple[str, Memory]] = []
+    if answer.found is not None:
+        bars = [
+            (layout_name(best.layout), memory(with_layout(answer.workload, best.layout,
+             micro_batch=best.micro_batch, recompute=best.recompute)))
+            for best in answer.found.best
+        ]  # fmt: skip
+    text = plan_page(
+        answer.plan, search=answer.found, offers=answer.offers, bars=bars,
+        title=f"Plan of {answer.plan.model}",
+    )  # fmt: skip
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RequestError(
+            f"--page {path} cannot be written: {error.strerror}. Give a file in a folder that "
+            "exists and is yours."
+        ) from error
+    click.echo(f"wrote {path}", err=True)
+
+
+def _as_json(answer: Answer, critical_batch: float | None) -> dict[str, Any]:
+    content: dict[str, Any] = {**answer.plan.to_json(), "steps_reason": answer.why_steps}
+    if critical_batch is not None:
+        content["samples_factor"] = answer.plan.samples_factor(critical_batch)
+    if answer.found is not None:
+        content["search"] = {
+            "legal": answer.found.legal,
+            "fitting": answer.found.fitting,
+            "best": [candidate.to_json() for candidate in answer.found.best],
+            "rejected": [asdict(row) for row in answer.found.rejected],
+            "nearest": answer.found.nearest.to_json() if answer.found.nearest else None,
+        }
+    if answer.offers is not None:
+        content["offers"] = answer.offers.to_json()
+    if answer.dry is not None:
+        content["dry_run"] = asdict(answer.dry)
+    return content

@@ -103,6 +103,16 @@ class Calibration:
     """What was measured and where that stands, a line each."""
 
 
+def combined(parts: Sequence[Calibration]) -> Calibration:
+    """Several measurements as one; of two of the same thing the later counts."""
+    names = [name for name in Calibration.__dataclass_fields__ if name != "sources"]
+    values: dict[str, Any] = {
+        name: next((v for part in reversed(parts) if (v := getattr(part, name)) is not None), None)
+        for name in names
+    }
+    return Calibration(**values, sources=tuple(line for part in parts for line in part.sources))
+
+
 def read_calibration(path: Path, *, cluster: Cluster) -> Calibration:
     """Read what was measured: a table of collectives, a profile of a step, or the folder of a run.
 

@@ -6,8 +6,8 @@ much, or it is slower, and what it spends the time on.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 from shardyard.config.legality import Layout, axis_problems, batch_problems, stage_problems
 from shardyard.errors import RequestError
@@ -16,7 +16,7 @@ from shardyard.plan.calibration import Calibration
 from shardyard.plan.kernels import missing
 from shardyard.plan.memory import SAFE_SHARE, Fit, device_of, fit, peak
 from shardyard.plan.step_time import NAMES, Parts, StepModel
-from shardyard.plan.workload import Recompute, Workload
+from shardyard.plan.workload import Recompute, Workload, with_layout
 from shardyard.units import format_bytes
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
@@ -49,6 +49,22 @@ class Candidate:
     def fit(self) -> Fit:
         """How near it comes to the memory of a device."""
         return fit(self.device_bytes, self.limit_bytes)
+
+    @property
+    def is_trainable(self) -> bool:
+        """Whether the training half carries out its axes yet."""
+        layout = self.layout
+        return layout.cp == layout.tp == layout.pp == layout.ep == 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            **asdict(self),
+            "parts": self.parts._asdict(),
+            "fits": self.fit.verdict,
+            "is_trainable": self.is_trainable,
+            "reason": strength(self),
+        }
 
     @property
     def is_safe(self) -> bool:
@@ -122,7 +138,7 @@ def search(
         for recompute in RECOMPUTE:
             legal += len(sizes)
             for size in sizes:
-                asked = replace_layout(workload, layout, size, recompute)
+                asked = with_layout(workload, layout, micro_batch=size, recompute=recompute)
                 device_bytes = device_of(peak(asked)[0], layout)
                 names = _families(asked)
                 for name in names:
@@ -203,22 +219,6 @@ def _legal(
                     ),
                     sizes,
                 )  # fmt: skip
-
-
-def replace_layout(
-    workload: Workload, layout: Layout, micro_batch: int, recompute: Recompute
-) -> Workload:
-    """The same model and batch under another layout."""
-    return Workload(
-        shape=workload.shape,
-        layout=layout,
-        seq_len=workload.seq_len,
-        micro_batch=micro_batch,
-        global_batch=workload.global_batch,
-        formats=workload.formats,
-        recompute=recompute,
-        techniques=workload.techniques,
-    )
 
 
 def _axes(workload: Workload, cluster: Cluster, *, is_broad: bool) -> Iterator[Axes]:

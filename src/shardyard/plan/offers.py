@@ -6,7 +6,8 @@ the rest is the Pareto front. A deadline or a budget picks one.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import instance, instance_names
@@ -42,6 +43,20 @@ class Offer:
         """Its price on demand."""
         return self.wall_s / 3600 * self.usd_per_hour
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "instance": self.instance,
+            "nodes": self.nodes,
+            "device": self.device,
+            "devices": self.devices,
+            "wall_s": self.wall_s,
+            "usd": self.usd,
+            "usd_per_hour": self.usd_per_hour,
+            "candidate": self.candidate.to_json(),
+            "failures": asdict(self.failures),
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class Offers:
@@ -54,6 +69,15 @@ class Offers:
     """Instance -> why it is in no offer."""
     picked: Offer | None
     """The cheapest in time, or the fastest in budget; None: no offer meets what was asked."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "offers": [offer.to_json() for offer in self.offers],
+            "considered": self.considered,
+            "passed_over": dict(self.passed_over),
+            "picked": self.picked.to_json() if self.picked else None,
+        }
 
 
 def offers(

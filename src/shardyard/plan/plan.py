@@ -273,7 +273,7 @@ def plan_recipe(
         cluster, why_not = _reference(accelerator, devices_per_node=devices_per_node, nodes=nodes)
     timed = None
     if cluster is not None and not why_not:
-        timed = estimate(workload, _with_links(cluster, calibration), calibration)
+        timed = estimate(workload, with_links(cluster, calibration), calibration)
     speed = Speed(tokens_per_s=None, reason=why_not)
     if timed is not None:
         speed = Speed(tokens_per_s=timed.tokens_per_s, reason=SPEED_REASON)
@@ -337,7 +337,21 @@ def _reference(
         return None, str(error)
 
 
-def _with_links(cluster: Cluster, calibration: Calibration | None) -> Cluster:
+def planned_cluster(
+    recipe: Recipe, machine: Machine | None, *, devices_per_node: int
+) -> Cluster | None:
+    """The machines of a recipe, or machines like this one; None: no accelerator that is known."""
+    named = chosen_cluster(recipe.cluster)
+    is_cpu = named is None and recipe.cluster.device == "cpu"
+    accelerator = _accelerator(named, machine, is_cpu=is_cpu)
+    if named is not None or accelerator is None:
+        return named
+    nodes = recipe.cluster.nodes
+    return _reference(accelerator, devices_per_node=devices_per_node, nodes=nodes)[0]
+
+
+def with_links(cluster: Cluster, calibration: Calibration | None) -> Cluster:
+    """The cluster with the links that were measured."""
     if calibration is None:
         return cluster
     return replace(

@@ -71,6 +71,8 @@ class Techniques:
     """Share of matrix products that ``selective`` recompute keeps (torchtitan: every second)."""
     bucket_bytes: float = 0.0
     """Buffers in which gradients wait to be sent, where a framework sets them aside."""
+    mask: bool = False
+    """Attention is given a mask of its own, such as one that keeps documents apart."""
     fused_loss: bool = False
     """The loss is one kernel that keeps 16-bit logits alone and writes their gradient over them."""
     chunked_loss: bool = False
@@ -103,6 +105,22 @@ class Workload:
         return self.micro_batch * self.seq_len
 
 
+def with_layout(
+    workload: Workload, layout: Layout, *, micro_batch: int, recompute: Recompute
+) -> Workload:
+    """The same model and batch under another layout."""
+    return Workload(
+        shape=workload.shape,
+        layout=layout,
+        seq_len=workload.seq_len,
+        micro_batch=micro_batch,
+        global_batch=workload.global_batch,
+        formats=workload.formats,
+        recompute=recompute,
+        techniques=workload.techniques,
+    )
+
+
 def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
     """The step of a recipe without any ``auto``, as the training half carries it out.
 
@@ -132,6 +150,7 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
         techniques=Techniques(
             kernels="compiled" if recipe.model.compile else "eager",
             dropout=recipe.model.dropout > 0,
+            mask=not recipe.data.attend_across_documents,
             prefetch=recipe.parallel.prefetch,
             offload=recipe.memory.offload,
         ),
