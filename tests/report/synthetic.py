@@ -62,6 +62,7 @@ class RunWriter:
 
     run: RunDir
     resolved: Resolved
+    machine: Machine = LAPTOP
     clock_t: float = BEGAN_T
     attempt: int = -1
     generation: int = 0
@@ -73,7 +74,7 @@ class RunWriter:
         self.attempt += 1
         self.generation = -1
         write_resolved(self.run.resolved(self.attempt), self.resolved)
-        prediction = plan(self.resolved, world_size=2, devices_per_node=2, machine=LAPTOP)
+        prediction = plan(self.resolved, world_size=2, devices_per_node=2, machine=self.machine)
         write_json(self.run.plan(self.attempt), prediction.to_json())
         manifest = {
             "shardyard": "0.1.0", "command": ["shardyard", "train", "<b>.yaml"],

@@ -5,11 +5,12 @@ from statistics import median
 
 from shardyard.plan.plan import Plan
 from shardyard.report.run import Line, RunRecord
+from shardyard.report.walltime import AttemptTime, total_phases
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One term. ``unit`` is bytes, s, tokens/s, steps or tokens."""
+    """One term. ``unit`` is bytes, s, tokens/s or share."""
 
     name: str
     unit: str
@@ -25,22 +26,29 @@ class Comparison:
         return self.predicted / self.measured - 1
 
 
-def compare(record: RunRecord) -> list[Comparison]:
-    """All terms that have a prediction or a measurement; empty if there is no plan."""
+def compare(record: RunRecord, times: list[AttemptTime]) -> list[Comparison]:
+    """All terms that have a prediction or a measurement; empty if there is no plan.
+
+    Args:
+        times: Wall time of the attempts, from ``account``.
+    """
     plan = record.plan
     if plan is None:
         return []
-    return [row for row in (*_memory(record, plan), *_pace(record, plan)) if _has_any(row)]
+    rows = (*_memory(record, plan), *_pace(record, plan), *_failures(record, plan, times))
+    return [row for row in rows if _has_any(row)]
 
 
 def memory_by_rank(record: RunRecord) -> list[Line]:
-    """Measured bytes of each rank, by kind; the peak is the last one known."""
+    """Measured bytes of each rank, by kind; the peaks are the last ones known."""
     ready = record.last("model_ready") or {}
     rows = [dict(row) for row in ready.get("memory_by_rank") or []]
     finished = record.last("run_finished") or {}
     peaks = finished.get("peak_bytes_by_rank") or []
     for row, peak in zip(rows, peaks, strict=False):
         row["peak_bytes"] = peak
+    for row, reserved in zip(rows, finished.get("reserved_bytes_by_rank") or [], strict=False):
+        row["reserved_bytes"] = reserved
     if rows and not peaks and record.steps:
         # only rank 0 writes its peak while it runs
         so_far = record.steps[-1].get("peak_memory_bytes") or 0
@@ -50,8 +58,7 @@ def memory_by_rank(record: RunRecord) -> list[Line]:
 
 def median_tokens_per_s(record: RunRecord) -> float | None:
     """Median rate of all steps but the first of each start, which warms up."""
-    rates = steady(record.steps, "tokens_per_s")
-    return median(rates) if rates else None
+    return _median(record, "tokens_per_s")
 
 
 def steady(lines: tuple[Line, ...], key: str) -> list[float]:
@@ -74,14 +81,11 @@ def _memory(record: RunRecord, plan: Plan) -> list[Comparison]:
         return max((row[key] for row in rows if row.get(key)), default=None)
 
     durable = record.last("checkpoint_durable") or {}
+    reserved = largest("reserved_bytes")
     return [
         Comparison(
             name="parameters, largest rank", unit="bytes", note="fp32 master weights",
             predicted=plan.memory_term("parameters"), measured=largest("parameters_bytes"),
-        ),
-        Comparison(
-            name="gradients, largest rank", unit="bytes", note="fp32, reduced",
-            predicted=plan.memory_term("gradients"), measured=largest("gradients_bytes"),
         ),
         Comparison(
             name="optimizer, largest rank", unit="bytes", note="fp32 state",
@@ -89,8 +93,12 @@ def _memory(record: RunRecord, plan: Plan) -> list[Comparison]:
         ),
         Comparison(
             name="peak memory, largest rank", unit="bytes",
-            note="predicted as the sum of its terms; what the allocator wastes is in none",
+            note=f"the sum of its terms {plan.memory_moment}; what the allocator wastes is in none",
             predicted=plan.memory_bytes, measured=largest("peak_bytes"),
+        ),
+        Comparison(
+            name="reserved memory, largest rank", unit="bytes", note="what the allocator holds",
+            predicted=plan.reserved_bytes if reserved else None, measured=reserved,
         ),
         Comparison(
             name="checkpoint on disk", unit="bytes", note="weights and optimizer, all ranks",
@@ -100,19 +108,59 @@ def _memory(record: RunRecord, plan: Plan) -> list[Comparison]:
 
 
 def _pace(record: RunRecord, plan: Plan) -> list[Comparison]:
-    step_s = sum(line.get("step_time_s") or 0.0 for line in record.steps)
+    steps_s = sum(line.get("step_time_s") or 0.0 for line in record.steps)
     is_whole = record.last("run_finished") is not None
     return [
         Comparison(
-            name="throughput", unit="tokens/s", note=plan.speed.reason,
+            name="time of a step", unit="s", note=plan.speed.reason,
+            predicted=plan.step_s, measured=_median(record, "step_time_s"),
+        ),
+        Comparison(
+            name="throughput", unit="tokens/s", note="of all ranks",
             predicted=plan.speed.tokens_per_s, measured=median_tokens_per_s(record),
         ),
         Comparison(
+            name="MFU", unit="share", note="FLOP counted with full attention",
+            predicted=plan.mfu, measured=_median(record, "mfu"),
+        ),
+        Comparison(
             name="time of all steps", unit="s",
-            note=plan.speed.reason if plan.seconds is None else "without start and evaluation",
-            predicted=plan.seconds, measured=step_s if is_whole else None,
+            note="without start and evaluation",
+            predicted=plan.seconds, measured=steps_s if is_whole else None,
         ),
     ]  # fmt: skip
+
+
+def _failures(record: RunRecord, plan: Plan, times: list[AttemptTime]) -> list[Comparison]:
+    """What saves and failures left of the wall time; of a run that reached its end."""
+    outlook, wall_s = plan.failures, sum(attempt.seconds for attempt in times)
+    if outlook is None or not wall_s or record.last("run_finished") is None:
+        return []
+    phases = total_phases(times)
+    trained_s = phases.get("productive", 0.0) + phases.get("data wait", 0.0)
+    losses = [*record.all("worker_lost"), *record.all("worker_hung")]
+    lost = len({(event.get("attempt", 0), event.get("generation", 0)) for event in losses})
+    return [
+        Comparison(
+            name="wall time", unit="s", note="predicted without the first start and evaluation",
+            predicted=outlook.wall_s, measured=wall_s,
+        ),
+        Comparison(
+            name="blocked by saves", unit="s", note="training stood still",
+            predicted=outlook.checkpoint_blocked_s, measured=phases.get("checkpoint-blocked", 0.0),
+        ),
+        Comparison(
+            name="effective time", unit="share",
+            note="of the wall time, steps whose result stands; "
+            f"{outlook.expected_failures:.3g} failures expected, {lost} happened",
+            predicted=outlook.ettr, measured=trained_s / wall_s,
+        ),
+    ]  # fmt: skip
+
+
+def _median(record: RunRecord, key: str) -> float | None:
+    values = steady(record.steps, key)
+    return median(values) if values else None
 
 
 def _has_any(row: Comparison) -> bool:

@@ -1,20 +1,19 @@
 """The report's page: one HTML file that opens from disk, without network and without script.
 
 Pure: a run's record and its numbers in, text out. Everything that came from outside (prompts,
-paths, causes) passes through ``_t``, which escapes it.
+paths, causes) passes through ``esc``, which escapes it.
 """
 
 import json
 import time
-from collections.abc import Iterable, Sequence
-from html import escape
+from collections.abc import Sequence
 from typing import Any
 
 from shardyard.config.resolved import flatten
 from shardyard.report.compare import Comparison
 from shardyard.report.headline import tiles
+from shardyard.report.markup import esc, render_page, render_section, render_table
 from shardyard.report.run import Line, RunRecord
-from shardyard.report.style import CSS
 from shardyard.report.summary import Summary
 from shardyard.report.timeline import describe, timeline
 from shardyard.report.values import ABSENT, format_error, format_percent, format_value
@@ -43,39 +42,27 @@ def render(record: RunRecord, summary: Summary, panels: dict[str, str]) -> str:
         _manifest(record),
     ]
     body = "\n".join(part for part in parts if part)
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{_t(summary.run_id)}: training report</title>
-<style>{CSS}</style>
-</head>
-<body>
-<main>
-{body}
-<footer>Written {_clock(time.time())} from <code>{_t(record.run.path)}</code> by
-<code>shardyard report</code>. Every number is read from that folder.</footer>
-</main>
-</body>
-</html>
-"""
+    footer = (
+        f"Written {_clock(time.time())} from <code>{esc(record.run.path)}</code> by "
+        "<code>shardyard report</code>. Every number is read from that folder."
+    )
+    return render_page(f"{summary.run_id}: training report", body, footer=footer)
 
 
 def _header(record: RunRecord, summary: Summary) -> str:
     shown = "".join(
-        f'<div class="tile"><div class="label">{_t(label)}</div>'
-        f'<div class="value">{_t(value)}</div><div class="sub">{_t(below)}</div></div>'
+        f'<div class="tile"><div class="label">{esc(label)}</div>'
+        f'<div class="value">{esc(value)}</div><div class="sub">{esc(below)}</div></div>'
         for label, value, below in tiles(summary)
     )
-    line = f'<p class="note">{_t(record.plan.line())}</p>' if record.plan else ""
-    mfu = f'<p class="note">MFU: {_t(summary.mfu_note)}.</p>'
+    line = f'<p class="note">{esc(record.plan.line())}</p>' if record.plan else ""
+    mfu = f'<p class="note">MFU: {esc(summary.mfu_note)}.</p>'
     reason = summary.state_reason if summary.state != "finished" else ""
-    why = f'<p class="lead">{_t(reason)}</p>' if reason else ""
+    why = f'<p class="lead">{esc(reason)}</p>' if reason else ""
     return f"""<header>
 <p class="eyebrow">Training report</p>
-<h1>{_t(summary.run_id)} <span class="badge {summary.state}">{summary.state}</span></h1>
-<p class="lead">{_t(summary.sentence())}</p>
+<h1>{esc(summary.run_id)} <span class="badge {summary.state}">{summary.state}</span></h1>
+<p class="lead">{esc(summary.sentence())}</p>
 {why}{line}
 <div class="tiles">{shown}</div>
 {mfu}
@@ -84,9 +71,9 @@ def _header(record: RunRecord, summary: Summary) -> str:
 
 def _curves(panels: dict[str, str]) -> str:
     if not panels:
-        return _section("curves", "Curves", '<p class="muted">No step was finished yet.</p>')
-    figures = "".join(f'<figure id="{_t(name)}">{svg}</figure>' for name, svg in panels.items())
-    return _section("curves", "Curves", f'<div class="panels">{figures}</div>')
+        return render_section("curves", "Curves", '<p class="muted">No step was finished yet.</p>')
+    figures = "".join(f'<figure id="{esc(name)}">{svg}</figure>' for name, svg in panels.items())
+    return render_section("curves", "Curves", f'<div class="panels">{figures}</div>')
 
 
 def _wall_time(summary: Summary) -> str:
@@ -103,9 +90,9 @@ def _wall_time(summary: Summary) -> str:
         cells = "".join(f'<td class="n">{cell}</td>' for cell in each)
         share = format_percent(seconds / summary.wall_s) if summary.wall_s else ""
         rows.append(
-            f'<tr><td class="k"><span class="swatch {_slug(name)}"></span>{_t(name)}</td>{cells}'
+            f'<tr><td class="k"><span class="swatch {_slug(name)}"></span>{esc(name)}</td>{cells}'
             f'<td class="n">{_seconds(seconds)}</td><td class="n">{share}</td>'
-            f'<td class="t">{_t(PHASES[name])}</td></tr>'
+            f'<td class="t">{esc(PHASES[name])}</td></tr>'
         )
     each = [_seconds(attempt.seconds) for attempt in summary.attempts] if several else []
     cells = "".join(f'<td class="n">{cell}</td>' for cell in each)
@@ -113,18 +100,18 @@ def _wall_time(summary: Summary) -> str:
         f'<tr class="total"><td>wall time</td>{cells}<td class="n">{_seconds(summary.wall_s)}</td>'
         '<td class="n"></td><td></td></tr>'
     )
-    extra = "".join(f'<th class="n">{_t(column)}</th>' for column in columns) if several else ""
+    extra = "".join(f'<th class="n">{esc(column)}</th>' for column in columns) if several else ""
     head = f'<th>phase</th>{extra}<th class="n">seconds</th><th class="n">share</th><th>what</th>'
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     body = f'<div class="card">{"".join(bars)}<div class="scroll">{table}</div></div>'
-    return _section("wall-time", "Where the wall time went", body)
+    return render_section("wall-time", "Where the wall time went", body)
 
 
 def _bar(phases: dict[str, float]) -> str:
     total = sum(max(0.0, seconds) for seconds in phases.values()) or 1.0
     spans = "".join(
         f'<span class="{_slug(name)}" style="width:{100 * seconds / total:.3f}%" '
-        f'title="{_t(name)}: {_t(format_seconds(seconds))}"></span>'
+        f'title="{esc(name)}: {esc(format_seconds(seconds))}"></span>'
         for name, seconds in phases.items()
         if seconds > 0
     )
@@ -135,33 +122,53 @@ def _comparison(record: RunRecord, rows: Sequence[Comparison]) -> str:
     title = "Predicted against measured"
     if not rows:
         text = "There is no readable plan.json, so there is nothing to compare with."
-        return _section("plan", title, f'<p class="muted">{text}</p>')
+        return render_section("plan", title, f'<p class="muted">{text}</p>')
     cells = [
         (
-            _t(row.name),
-            _t(format_value(row.predicted, row.unit, "not predicted")),
-            _t(format_value(row.measured, row.unit, "not measured")),
-            _t(format_error(row.error)),
-            _t(row.note),
+            esc(row.name),
+            esc(format_value(row.predicted, row.unit, "not predicted")),
+            esc(format_value(row.measured, row.unit, "not measured")),
+            esc(format_error(row.error)),
+            esc(row.note),
         )
         for row in rows
     ]
-    table = _table(["term", "#predicted", "#measured", "#error", ""], cells)
-    return _section("plan", title, f'<div class="card">{table}{_memory_terms(record)}</div>')
+    table = render_table(["term", "#predicted", "#measured", "#error", ""], cells)
+    terms = _memory_terms(record) + _time_terms(record)
+    return render_section("plan", title, f'<div class="card">{table}{terms}</div>')
 
 
 def _memory_terms(record: RunRecord) -> str:
     if record.plan is None:
         return ""
     cells = [
-        (_t(term.name), format_bytes(term.bytes), _t(term.reason)) for term in record.plan.memory
+        (esc(term.name), format_bytes(term.bytes), esc(term.reason)) for term in record.plan.memory
     ]
     note = (
-        f"Predicted peak of one rank, {format_bytes(record.plan.memory_bytes)}, term by term. "
+        f"Predicted peak of one rank, {format_bytes(record.plan.memory_bytes)} "
+        f"{record.plan.memory_moment}, term by term. "
         f"{record.plan.fits}: {record.plan.fits_reason}."
     )
-    table = _table(["term", "#bytes", "why"], cells)
-    return f'<p class="note" style="margin-top:16px">{_t(note)}</p>{table}'
+    table = render_table(["term", "#bytes", "why"], cells)
+    return f'<p class="note" style="margin-top:16px">{esc(note)}</p>{table}'
+
+
+def _time_terms(record: RunRecord) -> str:
+    if record.plan is None or record.plan.step_s is None:
+        return ""
+    step_s = record.plan.step_s
+    cells = [
+        (
+            esc(term.name),
+            esc(format_seconds(term.seconds)),
+            format_percent(term.seconds / step_s),
+            esc(term.reason),
+        )
+        for term in record.plan.time
+    ]
+    note = f"Predicted time of a step, {format_seconds(step_s)}, term by term."
+    table = render_table(["term", "#time", "#share", "why"], cells)
+    return f'<p class="note" style="margin-top:16px">{esc(note)}</p>{table}'
 
 
 def _sample(record: RunRecord) -> str:
@@ -170,11 +177,11 @@ def _sample(record: RunRecord) -> str:
     prompt = record.resolved.recipe.task.prompt if record.resolved else ""
     text = record.sample
     if prompt and text.startswith(prompt):
-        shown = f'<span class="prompt">{_t(prompt)}</span>{_t(text[len(prompt) :])}'
+        shown = f'<span class="prompt">{esc(prompt)}</span>{esc(text[len(prompt) :])}'
     else:
-        shown = _t(text)
+        shown = esc(text)
     note = '<p class="note">What the model wrote at the end of the run; the prompt is blue.</p>'
-    return _section("sample", "Sample", f'{note}<div class="card"><pre>{shown}</pre></div>')
+    return render_section("sample", "Sample", f'{note}<div class="card"><pre>{shown}</pre></div>')
 
 
 def _checkpoints(record: RunRecord) -> str:
@@ -183,16 +190,16 @@ def _checkpoints(record: RunRecord) -> str:
     damaged = list(dict.fromkeys(_damage(entry) for entries in found for entry in entries))
     if not (durable or damaged or record.set_aside):
         return ""
-    warnings = "".join(f'<p class="bad">{_t(text)}</p>' for text in damaged)
+    warnings = "".join(f'<p class="bad">{esc(text)}</p>' for text in damaged)
     if record.set_aside:
         folders = ", ".join(record.set_aside)
-        warnings += f'<p class="bad">Set aside as damaged: {_t(folders)}</p>'
+        warnings += f'<p class="bad">Set aside as damaged: {esc(folders)}</p>'
     shown = durable[-20:]
     started = {(e.get("attempt"), e.get("step")): e for e in record.all("checkpoint_started")}
     cells = [
         (
             f"{event.get('step', 0):,}",
-            _t(format_bytes(event.get("bytes") or 0)),
+            esc(format_bytes(event.get("bytes") or 0)),
             _seconds(
                 (started.get((event.get("attempt"), event.get("step"))) or {}).get("blocked_s")
             ),
@@ -201,10 +208,10 @@ def _checkpoints(record: RunRecord) -> str:
         )
         for event in shown
     ]
-    table = _table(["#step", "#bytes", "#training stood still", "#until durable", ""], cells)
+    table = render_table(["#step", "#bytes", "#training stood still", "#until durable", ""], cells)
     more = f"The newest 20 of {len(durable)}." if len(durable) > len(shown) else ""
     body = f'<div class="card">{warnings}{table if cells else ""}<p class="note">{more}</p></div>'
-    return _section("checkpoints", "Checkpoints", body)
+    return render_section("checkpoints", "Checkpoints", body)
 
 
 def _damage(entry: Any) -> str:
@@ -222,95 +229,69 @@ def _timeline(record: RunRecord) -> str:
     first_t = rows[0]["t"]
     cells = [
         (
-            _t(_clock(event["t"])),
+            esc(_clock(event["t"])),
             f"+{_seconds(event['t'] - first_t)}",
             f"{event.get('attempt', 1)}.{event.get('generation', 0)}",
-            f'<code class="kind">{_t(event["kind"])}</code>',
-            _t(describe(event)),
+            f'<code class="kind">{esc(event["kind"])}</code>',
+            esc(describe(event)),
         )
         for event in rows
     ]
-    table = _table(["time (UTC)", "#after", "#attempt", "event", ""], cells)
+    table = render_table(["time (UTC)", "#after", "#attempt", "event", ""], cells)
     note = f"{left_out:,} checkpoints and evaluations are left out here." if left_out else ""
     count = f"{len(rows)} events"
     body = (
         f"<details open><summary>{count}</summary><div>{table}"
         f'<p class="note">{note}</p></div></details>'
     )
-    return _section("timeline", "Attempts and events", body)
+    return render_section("timeline", "Attempts and events", body)
 
 
 def _settings(record: RunRecord) -> str:
     if record.resolved is None:
         text = "No attempt holds a readable resolved.json."
-        return _section("settings", "Settings", f'<p class="muted">{text}</p>')
+        return render_section("settings", "Settings", f'<p class="muted">{text}</p>')
     content = record.resolved.to_json()
     settings: dict[str, Line] = content["settings"]
     cells = [
-        (f"<code>{_t(name)}</code>", f"<code>{_value(entry['value'])}</code>", _t(entry["reason"]))
+        (
+            f"<code>{esc(name)}</code>",
+            f"<code>{_value(entry['value'])}</code>",
+            esc(entry["reason"]),
+        )
         for name, entry in settings.items()
     ]
     chosen = sum(entry["reason"] != "given" for entry in settings.values())
     head = f"{len(cells)} settings, {chosen} of them chosen, each with its reason"
-    table = _table(["setting", "value", "reason"], cells)
+    table = render_table(["setting", "value", "reason"], cells)
     data = _key_values({f"data.{key}": value for key, value in content["data"].items()})
     shape = _key_values({f"model.{key}": value for key, value in content["shape"].items()})
     body = (
         f"<details><summary>{head}</summary><div>{table}</div></details>"
         f"<details><summary>Model and data</summary><div>{shape}{data}</div></details>"
     )
-    return _section("settings", "Settings", body)
+    return render_section("settings", "Settings", body)
 
 
 def _manifest(record: RunRecord) -> str:
     shown = [attempt for attempt in record.attempts if attempt.manifest]
     if not shown:
-        return _section("manifest", "Manifest", '<p class="muted">No attempt has one.</p>')
+        return render_section("manifest", "Manifest", '<p class="muted">No attempt has one.</p>')
     body = "".join(
         f"<details><summary>Attempt {attempt.number}</summary>"
         f"<div>{_key_values(flatten(attempt.manifest))}</div></details>"
         for attempt in shown
     )
-    return _section("manifest", "Manifest", body)
-
-
-def _section(name: str, title: str, body: str) -> str:
-    return f'<section id="{name}-section"><h2>{title}</h2>\n{body}</section>'
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of escaped cells; a head that begins with # is a column of numbers."""
-    kinds = ["n" if head.startswith("#") else "w" for head in heads]
-    kinds[0] = "n" if kinds[0] == "n" else "k"
-    if not heads[-1]:
-        kinds[-1] = "t"
-    head = "".join(
-        f'<th class="{kind}">{_t(text.removeprefix("#"))}</th>'
-        for kind, text in zip(kinds, heads, strict=True)
-    )
-    body = "".join(
-        "<tr>"
-        + "".join(f'<td class="{kind}">{cell}</td>' for kind, cell in zip(kinds, row, strict=True))
-        + "</tr>"
-        for row in rows
-    )
-    return (
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
+    return render_section("manifest", "Manifest", body)
 
 
 def _key_values(content: dict[str, Any]) -> str:
-    cells = [(f"<code>{_t(key)}</code>", _value(value)) for key, value in content.items()]
-    return _table(["name", "value"], cells)
+    cells = [(f"<code>{esc(key)}</code>", _value(value)) for key, value in content.items()]
+    return render_table(["name", "value"], cells)
 
 
 def _value(value: Any) -> str:
-    return _t(value if isinstance(value, str) else json.dumps(value))
-
-
-def _t(text: object) -> str:
-    return escape(str(text), quote=True)
+    return esc(value if isinstance(value, str) else json.dumps(value))
 
 
 def _seconds(seconds: float | None) -> str:

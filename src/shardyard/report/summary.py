@@ -117,7 +117,7 @@ def summarize(record: RunRecord) -> Summary:
         attempts=tuple(times),
         phases=total_phases(times),
         restarts=_restarts(record),
-        comparisons=tuple(compare(record)),
+        comparisons=tuple(compare(record, times)),
     )
 
 

@@ -21,6 +21,8 @@ def format_value(value: float | None, unit: str, absent: str) -> str:
         return format_bytes(value)
     if unit == "s":
         return format_seconds(value)
+    if unit == "share":
+        return format_percent(value)
     return f"{format_count(value)} {unit}"
 
 
