@@ -21,18 +21,23 @@ from shardyard.report.run import RunRecord
 MAX_POINTS = 600
 """Points of one curve; more cannot be seen and make the page heavy."""
 
+_VARIABLES = (
+    "ink", "muted", "line", "card", "blue", "orange", "green", "red", "grey", "purple", "teal",
+    "amber", "brown", "pink", *(f"own-{n}" for n in range(1, 5)),
+    *(f"lost-{n}" for n in range(1, 11)),
+)  # fmt: skip
 # Any colour works as a marker as long as it is used for nothing else.
-_COLOURS = {
-    "#0a0a01": "var(--ink)",
-    "#0a0a02": "var(--muted)",
-    "#0a0a03": "var(--line)",
-    "#0a0a04": "var(--blue)",
-    "#0a0a05": "var(--orange)",
-    "#0a0a06": "var(--green)",
-    "#0a0a07": "var(--red)",
-    "#0a0a08": "var(--grey)",
-}
-INK, MUTED, LINE, BLUE, ORANGE, GREEN, RED, GREY = _COLOURS
+_MARKERS = {name: f"#0a0a{number:02x}" for number, name in enumerate(_VARIABLES, start=1)}
+
+
+def colour(variable: str) -> str:
+    """What stands for a colour of the page (``--blue`` of ``style.py``: ``blue``) in a drawing."""
+    return _MARKERS[variable]
+
+
+INK, MUTED, LINE = colour("ink"), colour("muted"), colour("line")
+BLUE, ORANGE, GREEN = colour("blue"), colour("orange"), colour("green")
+RED, GREY = colour("red"), colour("grey")
 
 _STYLE = {
     "svg.fonttype": "none",
@@ -84,10 +89,12 @@ def panels(record: RunRecord) -> dict[str, str]:
     return drawn
 
 
-def draw(name: str, paint: Callable[[Axes], object]) -> str:
+def draw(
+    name: str, paint: Callable[[Axes], object], *, size_inches: tuple[float, float] = (5.0, 2.75)
+) -> str:
     """Let ``paint`` draw into one panel and return it as an ``<svg>`` whose ids begin with name."""
     with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
-        figure = Figure(figsize=(5.0, 2.75), layout="constrained")
+        figure = Figure(figsize=size_inches, layout="constrained")
         paint(figure.add_subplot())
         buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None})
@@ -104,8 +111,8 @@ def _for_page(svg: str, name: str) -> str:
     svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", svg)
     svg = re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', svg)
     svg = re.sub(r"'DejaVu Sans'[^;\"]*?sans-serif", "var(--font)", svg)
-    for marker, colour in _COLOURS.items():
-        svg = svg.replace(marker, colour)
+    for variable, marker in _MARKERS.items():
+        svg = svg.replace(marker, f"var(--{variable})")
     return svg.strip()
 
 
@@ -173,7 +180,7 @@ def _step_time(axes: Axes, record: RunRecord) -> None:
     xs, ys = _curve(record, "data_wait_s")
     _plot(axes, xs, ys, color=ORANGE, label="of it, waiting for data")
     _from_zero(axes)
-    axes.yaxis.set_major_formatter(FuncFormatter(_seconds))
+    axes.yaxis.set_major_formatter(FuncFormatter(seconds_tick))
     _mark_starts(axes, record)
     _finish(axes, "Step time", legend=True)
 
@@ -260,5 +267,6 @@ def bucket_medians(
     return [median(xs[i : i + size]) for i in starts], [median(ys[i : i + size]) for i in starts]
 
 
-def _seconds(value: float, _position: int) -> str:
+def seconds_tick(value: float, _position: int) -> str:
+    """``250 ms`` or ``1.5 s`` on an axis."""
     return f"{value * 1000:g} ms" if 0 < value < 1 else f"{value:g} s"

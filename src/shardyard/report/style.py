@@ -6,11 +6,18 @@ CSS = """
   --mono: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace;
   --page: #f6f7f9; --card: #ffffff; --ink: #1b2330; --muted: #5d6878; --line: #e1e5eb;
   --blue: #2f6fd0; --orange: #d97a12; --green: #2a9168; --red: #cc3f4f; --grey: #9aa3b0;
-  --purple: #7d5bb8; --teal: #1a8fa0; --amber: #e0ac1b; --brown: #8d6b4f; --pink: #d671a5; }
+  --purple: #7d5bb8; --teal: #1a8fa0; --amber: #e0ac1b; --brown: #8d6b4f; --pink: #d671a5;
+  --own-1: #1f5fb8; --own-2: #45a0d8; --own-3: #14807f; --own-4: #8fc3e6;
+  --lost-1: #e8913a; --lost-2: #84552c; --lost-3: #d2452f; --lost-4: #f4b8a2; --lost-5: #9c2c4c;
+  --lost-6: #e66a8a; --lost-7: #efc638; --lost-8: #ad741c; --lost-9: #cf9bb4; --lost-10: #6b3144; }
 @media (prefers-color-scheme: dark) { :root {
   --page: #12161c; --card: #1a2028; --ink: #e6eaf0; --muted: #9aa5b4; --line: #2d3541;
   --blue: #6ea3f2; --orange: #f0a04b; --green: #5cc49a; --red: #ef7380; --grey: #6d7683;
-  --purple: #a98be0; --teal: #55bccb; --amber: #f0c552; --brown: #b8977b; --pink: #e59bc3; } }
+  --purple: #a98be0; --teal: #55bccb; --amber: #f0c552; --brown: #b8977b; --pink: #e59bc3;
+  --own-1: #4f8fe6; --own-2: #7cc4f0; --own-3: #2ba3a0; --own-4: #b3dcf5;
+  --lost-1: #f0a45a; --lost-2: #a97a50; --lost-3: #e8644e; --lost-4: #f7cdbd; --lost-5: #c04a6c;
+  --lost-6: #f08aa6; --lost-7: #f3d363; --lost-8: #c8923c; --lost-9: #dab3c7; --lost-10: #94566b; }
+}
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink); font: 15px/1.5 var(--font); }
 main { max-width: 1120px; margin: 0 auto; padding: 28px 20px 60px; }
@@ -24,6 +31,8 @@ header .eyebrow { color: var(--muted); font-size: 13px; margin-bottom: 2px; }
 .badge.finished { background: var(--green); } .badge.failed { background: var(--red); }
 .badge.running { background: var(--blue); } .badge.drained { background: var(--orange); }
 .badge.draining { background: var(--orange); } .badge.lost { background: var(--red); }
+.badge.fits { background: var(--green); } .badge.tight { background: var(--orange); }
+.badge.does-not-fit { background: var(--red); }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(158px, 1fr)); gap: 10px;
   margin-top: 18px; }
 .tile, .card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; }
@@ -52,6 +61,10 @@ pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; }
   margin: 4px 0 12px; }
 .bar span { display: block; min-width: 0; box-shadow: inset -1px 0 0 var(--card); }
 .swatch { display: inline-block; width: 10px; height: 10px; border-radius: 3px; margin-right: 8px; }
+.swatch.tick { width: 3px; height: 14px; border-radius: 0; vertical-align: -3px; }
+.keys { display: flex; flex-wrap: wrap; gap: 1px 16px; margin: 2px 0 6px; font-size: 13px;
+  color: var(--muted); }
+figure.wide svg { max-width: 680px; } tr.chosen td { font-weight: 600; }
 .productive { background: var(--green); } .data-wait { background: var(--amber); }
 .evaluation { background: var(--blue); } .checkpoint-blocked { background: var(--purple); }
 .sample { background: var(--teal); } .init { background: var(--grey); }
