@@ -362,3 +362,28 @@ def test_how_near_a_use_comes_to_the_memory_has_a_word_and_a_reason() -> None:
     assert (beyond.verdict, beyond.reason) == ("does not fit", "100.0 GiB are 125% of 80.0 GiB")
     assert fit(GIB, None).verdict == "unknown"
     assert "not known" in fit(GIB, None).reason
+
+
+# --- monotonic ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("passes", [1, 4])
+def test_more_splitting_never_needs_more(recompute: Any, passes: int) -> None:
+    def sizes(axis: str, values: tuple[int, ...], **rest: Any) -> list[int]:
+        return [
+            memory(
+                workload("llama2-70b", recompute=recompute, passes=passes, **{axis: value, **rest})
+            ).allocated_bytes
+            for value in values
+        ]
+
+    for found in (
+        sizes("zero", (1, 2, 3), dp_shard=16),
+        sizes("dp_shard", (1, 2, 8, 64)),
+        sizes("tp", (1, 2, 4, 8), dp_shard=8),
+        sizes("cp", (1, 2, 4, 8), dp_shard=8),
+        sizes("micro_batch", (4, 2, 1), dp_shard=8),
+        sizes("seq_len", (8192, 4096, 2048), dp_shard=8),
+    ):
+        assert found == sorted(found, reverse=True)
