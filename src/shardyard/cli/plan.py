@@ -25,7 +25,7 @@ from shardyard.hardware.probe import probe
 from shardyard.plan.calibration import Calibration, combined, read_calibration
 from shardyard.plan.dry_run import DryRun, dry_run
 from shardyard.plan.kernels import missing
-from shardyard.plan.layouts import Search, search
+from shardyard.plan.layouts import Search, nodes_that_fit, search
 from shardyard.plan.memory import Memory, memory
 from shardyard.plan.offers import Offers, offers
 from shardyard.plan.plan import Plan, layout_name, plan_recipe, planned_cluster, with_links
@@ -47,6 +47,7 @@ class Answer:
     """None: one device, or none that is known."""
     offers: Offers | None
     dry: DryRun | None
+    cluster: Cluster | None
 
 
 class _Duration(click.ParamType[float]):
@@ -110,7 +111,8 @@ def command(
     if critical_batch is not None:
         show_quality(answer.plan, critical_batch)
     if answer.found is not None and best:
-        show_layouts(answer.plan, answer.found, with_rejected=details)
+        enough = _enough_nodes(answer)
+        show_layouts(answer.plan, answer.found, with_rejected=details, enough_nodes=enough)
     if answer.offers is not None:
         show_offers(answer.offers, deadline_s=deadline, budget_usd=budget)
     if answer.dry is not None:
@@ -162,6 +164,7 @@ def _answer(
         found=_search(workload, cluster, calibration, best=best),
         offers=None,
         dry=dry_run(recipe, request.shape, plan.layout) if dry_run_model else None,
+        cluster=cluster,
     )
 
 
@@ -201,6 +204,13 @@ def _offers(answer: Answer, *, deadline: float | None, budget: float | None) -> 
     )
 
 
+def _enough_nodes(answer: Answer) -> int | None:
+    """Where nothing fits: nodes on which something does."""
+    if answer.cluster is None or answer.found is None or answer.found.best:
+        return None
+    return nodes_that_fit(answer.workload, answer.cluster)
+
+
 def _write_page(answer: Answer, path: Path) -> None:
     from shardyard.report.plan_page import plan_page  # plots take 0.2 s to import
 
@@ -231,6 +241,7 @@ def _as_json(answer: Answer, critical_batch: float | None) -> dict[str, Any]:
         content["samples_factor"] = answer.plan.samples_factor(critical_batch)
     if answer.found is not None:
         content["search"] = {
+            "enough_nodes": _enough_nodes(answer),
             "legal": answer.found.legal,
             "fitting": answer.found.fitting,
             "best": [candidate.to_json() for candidate in answer.found.best],

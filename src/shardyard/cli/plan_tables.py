@@ -40,11 +40,18 @@ def show_quality(plan: Plan, critical_batch: float) -> None:
     )
 
 
-def show_layouts(plan: Plan, found: Search, *, with_rejected: bool) -> None:
-    """The best layouts, each with its reason, and why other families lost."""
-    click.echo(f"\n{found.fitting:,} of {found.legal:,} legal layouts fit. The fastest:\n")
+def show_layouts(
+    plan: Plan, found: Search, *, with_rejected: bool, enough_nodes: int | None
+) -> None:
+    """The best layouts, each with its reason, and why other families lost.
+
+    Args:
+        enough_nodes: Where nothing fits: nodes on which something does.
+    """
     if not found.best:
-        _show_nearest(found)
+        _show_nearest(found, enough_nodes)
+    else:
+        click.echo(f"\n{found.fitting:,} of {found.legal:,} legal layouts fit. The fastest:\n")
     rows = [_layout_row(candidate) for candidate in found.best]
     if rows:
         print_table(("layout", "tokens/s", "why"), rows)
@@ -198,15 +205,18 @@ def _layout_row(candidate: Candidate) -> Row:
     return (name, format_count(candidate.tokens_per_s), why)
 
 
-def _show_nearest(found: Search) -> None:
+def _show_nearest(found: Search, enough_nodes: int | None) -> None:
     nearest = found.nearest
     assert nearest is not None  # a search without any result keeps what needs least
     over = nearest.device_bytes - nearest.limit_bytes
+    advice = "Use devices with more memory, a smaller model or shorter samples."
+    if enough_nodes is not None:
+        advice = f"It fits on cluster.nodes={enough_nodes}, or on devices with more memory."
     click.echo(
-        f"none. The nearest is {layout_name(nearest.layout)}, micro-batch {nearest.micro_batch}, "
-        f"recompute {nearest.recompute}: {nearest.fit.reason}, {format_bytes(over)} too much on "
-        "each device. Use more nodes, devices with more memory, shorter samples, or "
-        "memory.offload."
+        f"\nNone of {found.legal:,} legal layouts fits. The nearest is "
+        f"{layout_name(nearest.layout)}, micro-batch {nearest.micro_batch}, recompute "
+        f"{nearest.recompute}: {nearest.fit.reason}, {format_bytes(over)} too much on each device. "
+        f"{advice}"
     )
 
 

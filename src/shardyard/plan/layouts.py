@@ -6,7 +6,7 @@ much, or it is slower, and what it spends the time on.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from shardyard.config.legality import Layout, axis_problems, batch_problems, stage_problems
@@ -168,6 +168,21 @@ def search(
         rejected=tuple(_rejected(families, ranked[0] if ranked else None, limit)),
         nearest=least,
     )
+
+
+def nodes_that_fit(workload: Workload, cluster: Cluster, *, most: int = 256) -> int | None:
+    """Fewest nodes, by doubling, on which some layout fits; None: not within ``most``."""
+    nodes = cluster.nodes * 2
+    while nodes <= most:
+        larger = replace(cluster, nodes=nodes)
+        try:
+            best = search(workload, larger, best=1, breadth="usual").best
+        except RequestError:
+            return None  # more data-parallel ranks than samples
+        if best and best[0].is_safe:
+            return nodes
+        nodes *= 2
+    return None
 
 
 def strength(candidate: Candidate) -> str:
