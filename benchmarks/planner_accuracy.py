@@ -346,6 +346,7 @@ def main(argv: Sequence[str] | None = None, *, planner: Planner | None = None) -
     parser.add_argument("--table", required=True, type=Path, help="CSV of measured runs")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--rows", type=Path, help="also write every row's prediction to this CSV")
+    parser.add_argument("--out", type=Path, help="also write the JSON as a raw result here")
     args = parser.parse_args(argv)
     try:
         rows = read_table(args.table)
@@ -355,6 +356,10 @@ def main(argv: Sequence[str] | None = None, *, planner: Planner | None = None) -
         return error.exit_code
     answer = report(outcome)
     print(json.dumps(answer, indent=2) if args.json else render(answer, table=str(args.table)))
+    if args.out:
+        from benchmarks.record import write_result
+
+        write_result("planner-accuracy", answer, args.out)
     if args.rows:
         write_rows(outcome, args.rows)
         print(f"predictions of all rows: {args.rows}", file=sys.stderr)

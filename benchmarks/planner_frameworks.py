@@ -292,6 +292,8 @@ def _kernels(row: Row, words: str) -> Literal["eager", "fused", "compiled"]:
         return "compiled"  # its float8 is meant to be compiled (pytorch/ao, float8 README)
     if is_megatron(row) or has(framework, "bridge|nanotron|picotron|colossal"):
         return "fused"
+    if has(framework, "automodel"):
+        return "fused"  # it replaces norms and activations by Liger's kernels unless told not to
     return "eager"
 
 

@@ -183,7 +183,7 @@ def _price(plan: Plan) -> Row:
 def _failures(plan: Plan) -> list[Row]:
     outlook = plan.failures
     if outlook is None:
-        return []
+        return [("failures", "-", plan.failures_reason)] if plan.steps and plan.time else []
     mtbf = outlook.mtbf
     words = (
         f"one every {format_seconds(mtbf.seconds)} ({format_seconds(mtbf.low_s)} to "

@@ -26,7 +26,8 @@ _GAUDI2 = {"bf16": 432.0, "fp8": 865.0}
 _GAUDI3 = {"fp32": 229.0, "fp16": 459.0, "bf16": 1677.0, "fp8": 1677.0}
 _GAUDI2_REACHED = reached(_GAUDI2, bf16=418.7, fp8=826.5)
 
-_MI300X_REACHED = reached(_CDNA3, bf16=668.4)
+_MI300X_REACHED = reached(_CDNA3, bf16=668.4, fp8=990)
+_MI300X_FP8 = "fp8: about 990 TFLOP/s, SemiAnalysis, MI300X vs H100 vs H200, December 2024"
 _AMD_PLATFORM = network(
     "RoCE", gbps=400, source="AMD Instinct MI300X platform reference: 8 x 400 Gb/s"
 )
@@ -44,7 +45,8 @@ ROWS: tuple[Accelerator, ...] = (
     ),
     Accelerator(
         name="MI300X", memory_bytes=192 * GIB, bandwidth_bytes_per_s=5300e9, processors=304,
-        peak_tflops=_CDNA3, achievable=_MI300X_REACHED, achievable_source=MEASURED,
+        peak_tflops=_CDNA3, achievable=_MI300X_REACHED,
+        achievable_source=f"{MEASURED}; {_MI300X_FP8}",
         link=direct("Infinity Fabric", gb_per_s=448, source="AMD MI300X platform datasheet: 7 x "
                     "128 GB/s both ways"),
         host_link_bytes_per_s=PCIE_BYTES_PER_S[5], network=_AMD_PLATFORM,

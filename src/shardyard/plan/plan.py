@@ -80,7 +80,8 @@ class Plan:
     """One checkpoint on disk, all ranks."""
     communication: tuple[Term, ...]
     failures: FailureOutlook | None
-    """None: no speed, no length, or no cluster to fail."""
+    failures_reason: str
+    """Why ``failures`` is None; else empty."""
     measured: tuple[str, ...] = ()
     """What of this was measured and not looked up."""
 
@@ -278,6 +279,9 @@ def plan_recipe(
     if timed is not None:
         speed = Speed(tokens_per_s=timed.tokens_per_s, reason=SPEED_REASON)
     checkpoint_bytes = shape.parameters * (4 + optimizer_bytes(recipe))
+    outlook, why_no_outlook = _failures(
+        recipe, timed, nodes=nodes, steps=steps, nbytes=checkpoint_bytes
+    )
     return Plan(
         model=recipe.model.preset or recipe.model.path or recipe.model.hub or "model",
         parameters=shape.parameters,
@@ -303,7 +307,8 @@ def plan_recipe(
         price=price_of(named),
         checkpoint_bytes=checkpoint_bytes,
         communication=traffic_terms(workload),
-        failures=_failures(recipe, timed, nodes=nodes, steps=steps, nbytes=checkpoint_bytes),
+        failures=outlook,
+        failures_reason=why_no_outlook,
         measured=calibration.sources if calibration else (),
     )
 
@@ -363,20 +368,27 @@ def with_links(cluster: Cluster, calibration: Calibration | None) -> Cluster:
 
 def _failures(
     recipe: Recipe, timed: Estimate | None, *, nodes: int, steps: int | None, nbytes: int
-) -> FailureOutlook | None:
-    if timed is None or steps is None:
-        return None
-    return failure_plan(
-        nodes=nodes,
-        devices=timed.devices,
-        step_s=timed.step_s,
-        steps=steps,
-        checkpoint_blocking_s=blocking_s(nbytes, devices=timed.devices),
-        checkpoint_write_s=writing_s(nbytes, nodes=nodes),
-        checkpoint_bytes=nbytes,
-        checkpoint_every=recipe.checkpoint.every,
-        collective_timeout_s=recipe.elastic.collective_timeout_s,
-    )
+) -> tuple[FailureOutlook | None, str]:
+    """What failures will cost; or why that cannot be said. Never keeps a run from starting."""
+    if timed is None:
+        return None, "no speed, so no time in which something could fail"
+    if steps is None:
+        return None, "the length is known once the data is prepared"
+    try:
+        outlook = failure_plan(
+            nodes=nodes,
+            devices=timed.devices,
+            step_s=timed.step_s,
+            steps=steps,
+            checkpoint_blocking_s=blocking_s(nbytes, devices=timed.devices),
+            checkpoint_write_s=writing_s(nbytes, nodes=nodes),
+            checkpoint_bytes=nbytes,
+            checkpoint_every=recipe.checkpoint.every,
+            collective_timeout_s=recipe.elastic.collective_timeout_s,
+        )
+    except RequestError as error:  # fails more often than it saves
+        return None, str(error)
+    return outlook, ""
 
 
 def _on_cpu(needed: Memory) -> Memory:
