@@ -23,7 +23,7 @@ from shardyard.plan.dry_run import DryRun, dry_run
 from shardyard.plan.memory import Memory, memory
 from shardyard.plan.workload import workload_of
 
-BAR = 0.10
+BAR = 0.05
 GIB = 2**30
 
 
@@ -115,6 +115,26 @@ CASES = {
     "70b full recompute": Case(preset="llama2-70b", dp_shard=128, recompute="full"),
 }
 
+# Chosen after the planner's model of memory was finished, which the cases above had shaped.
+HELD_OUT = {
+    "13b zero 3": Case(preset="llama2-13b", dp_shard=24, seq_len=2048, micro_batch=2),
+    "13b zero 2 every third block": Case(
+        preset="llama2-13b", dp_shard=40, zero=2, seq_len=3072, recompute=3
+    ),
+    "13b zero 1 selective, one pass": Case(
+        preset="llama2-13b", dp_shard=12, zero=1, recompute="selective", passes=1
+    ),
+    "llama3-70b hybrid selective": Case(
+        preset="llama3-70b", dp_replicate=2, dp_shard=32, seq_len=2048, recompute="selective"
+    ),
+    "8b replicated": Case(
+        preset="llama3-8b", dp_replicate=4, zero=1, micro_batch=3, recompute="full"
+    ),
+    "3.2-1b zero 2 long": Case(
+        preset="llama3.2-1b", dp_shard=4, zero=2, seq_len=16384, recompute="full"
+    ),
+}
+
 
 def main() -> int:
     """Run all cases, print, write the result file; returns 1 if the bar is missed."""
@@ -122,7 +142,11 @@ def main() -> int:
     parser.add_argument("--only", default="", help="cases whose name has this")
     parser.add_argument("--out", type=Path, help="file of the result")
     args = parser.parse_args()
-    rows = {name: _compare(name, case) for name, case in CASES.items() if args.only in name}
+    rows = {
+        name: {"held_out": name in HELD_OUT, **_compare(name, case)}
+        for name, case in {**HELD_OUT, **CASES}.items()
+        if args.only in name
+    }
     errors = {name: abs(row["error"]) for name, row in rows.items()}
     worst = max(errors, key=lambda name: errors[name])
     is_met = errors[worst] <= BAR
@@ -130,6 +154,9 @@ def main() -> int:
     write_result("dry-run-memory", content, args.out)
     middle = median(errors.values())
     print(f"{len(rows)} cases: median {middle:.1%}, worst {errors[worst]:.1%} ({worst})")
+    unseen = [error for name, error in errors.items() if name in HELD_OUT]
+    if unseen:
+        print(f"of them held out {len(unseen)}: worst {max(unseen):.1%}")
     return 0 if is_met else 1
 
 
