@@ -1,5 +1,8 @@
 """Print bytes, counts, FLOP, seconds and dollars the same way everywhere."""
 
+import math
+import re
+
 
 def format_bytes(num_bytes: float) -> str:
     """``1536`` -> ``1.5 KiB``. Powers of 1,024."""
@@ -55,18 +58,18 @@ def format_usd(usd: float) -> str:
 
 
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_LENGTH = re.compile(r"(\d+(?:\.\d+)?)\s*(min|s|h|d|w)\s*")
 
 
 def parse_seconds(text: str) -> float:
-    """``90 min``, ``24h``, ``1.5 d`` in seconds.
+    """``90min``, ``24h``, ``1 d 12 h`` in seconds: what ``format_seconds`` writes is understood.
 
     Raises:
-        ValueError: It is no number with one of the units s, min, h, d, w.
+        ValueError: It is not above 0, or no numbers with the units s, min, h, d, w.
     """
-    stripped = text.strip().lower()
-    for unit in ("min", "s", "h", "d", "w"):
-        if stripped.endswith(unit):
-            number = float(stripped.removesuffix(unit))
-            if number > 0:
-                return number * _SECONDS[unit]
-    raise ValueError(f"{text!r} is no length of time such as 90min, 24h or 1.5d")
+    asked = text.strip().lower()
+    parts = _LENGTH.findall(asked)
+    seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
+    if _LENGTH.sub("", asked) or not 0 < seconds < math.inf:
+        raise ValueError(f"{text!r} is no length of time such as 90min, 24h or 1.5d")
+    return seconds

@@ -1,6 +1,7 @@
 """`shardyard plan`: what a recipe will take, before anything is prepared, rented or started."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,23 +17,29 @@ from shardyard.cli.plan_tables import (
     show_layouts,
     show_offers,
     show_quality,
+    show_rejected,
+    show_task,
 )
 from shardyard.cli.request import Request
+from shardyard.config.legality import problems
+from shardyard.config.presets import ModelShape
 from shardyard.config.resolve import Preview
-from shardyard.errors import RequestError
+from shardyard.config.schema import Parallel, Recipe
+from shardyard.errors import RecipeError, RequestError
 from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.machine import Machine
 from shardyard.hardware.probe import probe
 from shardyard.plan.calibration import Calibration, combined, read_calibration
 from shardyard.plan.dry_run import DryRun, dry_run
 from shardyard.plan.kernels import missing
-from shardyard.plan.layouts import Search, nodes_that_fit, search
+from shardyard.plan.layouts import Candidate, Search, nodes_that_fit, search
 from shardyard.plan.memory import Memory, memory
 from shardyard.plan.offers import Offers, offers
 from shardyard.plan.plan import Plan, layout_name, plan_recipe, planned_cluster, with_links
 from shardyard.plan.workload import Workload, with_layout, workload_of
 from shardyard.units import parse_seconds
 
-ANY_INSTANCE = "cluster.instance=p5.48xlarge"
+ANY_INSTANCE = "p5.48xlarge"
 """Settles what `auto` depends on where --offers looks at all instance types anyway."""
 
 
@@ -41,13 +48,17 @@ class Answer:
     """All that one call of the verb finds out."""
 
     plan: Plan
+    asked: Parallel
+    """What the recipe says of the axes; much of it may be open."""
     why_steps: str
     workload: Workload
     found: Search | None
-    """None: one device, or none that is known."""
+    """None: no accelerator, or none whose rates are known."""
     offers: Offers | None
     dry: DryRun | None
     cluster: Cluster | None
+    assumed: str | None
+    """The instance that stands for all in --offers, where the recipe names no machines."""
 
 
 class _Duration(click.ParamType[float]):
@@ -57,7 +68,22 @@ class _Duration(click.ParamType[float]):
         try:
             return parse_seconds(value)
         except ValueError as error:
-            self.fail(f"{error}", param, ctx)
+            self.fail(f"{error}.", param, ctx)
+
+
+class _AboveZero(click.ParamType[float]):
+    """A finite number above 0, also as this verb prints it: ``$1,500``."""
+
+    name = "NUMBER"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        try:
+            number = float(value.removeprefix("$").replace(",", ""))
+        except ValueError:
+            number = math.nan
+        if not 0 < number < math.inf:
+            self.fail(f"{value!r} is no number above 0.", param, ctx)
+        return number
 
 
 @click.command()
@@ -65,7 +91,14 @@ class _Duration(click.ParamType[float]):
 @json_option
 @click.option("--details", is_flag=True, help="Show every term with its reason.")
 @click.option("--page", type=click.Path(path_type=Path, dir_okay=False), help="Write a page here.")
-@click.option("--layouts", "best", default=3, show_default=True, help="Layouts to show; 0: none.")
+@click.option(
+    "--layouts",
+    "best",
+    type=click.IntRange(min=0),
+    default=3,
+    show_default=True,
+    help="Layouts to show; 0: none.",
+)
 @click.option(
     "--calibrate",
     multiple=True,
@@ -74,9 +107,13 @@ class _Duration(click.ParamType[float]):
 )
 @click.option("--dry-run-model", is_flag=True, help="Build and step the real model on no device.")
 @click.option("--offers", "wants_offers", is_flag=True, help="Compare all instance types.")
-@click.option("--deadline", type=_Duration(), help="With --offers: longest time, such as 24h.")
-@click.option("--budget", type=float, help="With --offers: highest price in dollars.")
-@click.option("--critical-batch", type=float, help="Samples at which twice as many are needed.")
+@click.option("--deadline", type=_Duration(), help="The cheapest offer within it, such as 24h.")
+@click.option("--budget", type=_AboveZero(), help="The fastest offer within it, in dollars.")
+@click.option(
+    "--critical-batch",
+    type=_AboveZero(),
+    help="Samples a step at which a loss takes twice the fewest samples: what larger steps cost.",
+)
 def command(
     recipe: tuple[str, ...],
     *,
@@ -96,47 +133,73 @@ def command(
     For the machines of cluster.instance or cluster.file, else for this machine. Needs no data.
     """
     wants_offers = wants_offers or deadline is not None or budget is not None
-    request, preview, machine = _resolved(recipe, is_open=wants_offers)
+    request, preview, machine, assumed = _resolved(recipe, is_open=wants_offers)
     answer = _answer(
         request, preview, machine, best=best, calibrate=calibrate, dry_run_model=dry_run_model
     )
     if wants_offers:
-        answer = replace(answer, offers=_offers(answer, deadline=deadline, budget=budget))
+        found = _offers(answer, deadline=deadline, budget=budget)
+        answer = replace(answer, offers=found, assumed=assumed)
     if page is not None:
         _write_page(answer, page)
     if as_json:
         click.echo(json.dumps(_as_json(answer, critical_batch), indent=1))
         return
-    show_headline(answer.plan)
-    if critical_batch is not None:
-        show_quality(answer.plan, critical_batch)
-    if answer.found is not None and best:
-        enough = _enough_nodes(answer)
-        show_layouts(answer.plan, answer.found, with_rejected=details, enough_nodes=enough)
+    _show(answer, critical_batch=critical_batch, details=details)
     if answer.offers is not None:
-        show_offers(answer.offers, deadline_s=deadline, budget_usd=budget)
+        show_offers(answer.offers, answer.asked, deadline_s=deadline, budget_usd=budget)
     if answer.dry is not None:
         show_dry_run(answer.plan, answer.dry)
     if details:
         show_details(answer.plan, answer.why_steps)
 
 
-def _resolved(arguments: tuple[str, ...], *, is_open: bool) -> tuple[Request, Preview, Any]:
-    """The request, what of it can be settled without data, and this machine if it is planned."""
+def _show(answer: Answer, *, critical_batch: float | None, details: bool) -> None:
+    """What is said of the machines that were asked for."""
+    if answer.assumed is None:
+        show_headline(answer.plan)
+    else:
+        show_task(answer.plan)
+    if critical_batch is not None:
+        show_quality(answer.plan, critical_batch)
+    if answer.found is not None and answer.assumed is None:
+        show_layouts(answer.plan, answer.found, answer.asked, enough=_enough(answer))
+        if details:
+            show_rejected(answer.found)
+
+
+def _resolved(
+    arguments: tuple[str, ...], *, is_open: bool
+) -> tuple[Request, Preview, Machine | None, str | None]:
+    """The request, what of it can be settled without data, this machine if it is planned.
+
+    Returns:
+        Also the instance that was assumed, where all are compared and the recipe names none.
+    """
     request = Request.read(arguments, to_train=False, needs_weights=False)
     cluster = request.recipe.cluster
-    is_named = cluster.instance is not None or cluster.file is not None
-    if is_open and not is_named:
-        request = Request.read((*arguments, ANY_INSTANCE), to_train=False, needs_weights=False)
-        is_named = True
-    machine = None if is_named else probe()
-    return request, request.preview(machine), machine
+    named = "instance" if cluster.instance else "file" if cluster.file else None
+    assumed = ANY_INSTANCE if is_open and not named else None
+    if assumed:
+        arguments = (*arguments, f"cluster.instance={assumed}")
+        request = Request.read(arguments, to_train=False, needs_weights=False)
+    if cluster.device == "cpu" and (named or assumed):
+        wanted = (
+            f"cluster.{named} names accelerators" if named else "--offers compares accelerators"
+        )
+        raise RequestError(
+            f"cluster.device=cpu, but {wanted}, and those are what would be planned. Use "
+            "cluster.device=auto for them"
+            + (f", or cluster.{named}=null for the processes of this machine." if named else ".")
+        )
+    machine = None if named or assumed else probe()
+    return request, request.preview(machine), machine, assumed
 
 
 def _answer(
     request: Request,
     preview: Preview,
-    machine: Any,
+    machine: Machine | None,
     *,
     best: int,
     calibrate: Sequence[Path],
@@ -145,6 +208,7 @@ def _answer(
     recipe = preview.recipe
     devices = recipe.cluster.devices
     assert isinstance(devices, int)  # an instance and a machine both say how many
+    _refuse_illegal(recipe, request.shape, devices_per_node=devices)
     cluster = planned_cluster(recipe, machine, devices_per_node=devices)
     calibration = _calibration(calibrate, cluster)
     plan = plan_recipe(
@@ -159,13 +223,30 @@ def _answer(
     workload = workload_of(recipe, request.shape, plan.layout)
     return Answer(
         plan=plan,
+        asked=request.recipe.parallel,
         why_steps=preview.why_steps,
         workload=workload,
         found=_search(workload, cluster, calibration, best=best),
         offers=None,
         dry=dry_run(recipe, request.shape, plan.layout) if dry_run_model else None,
         cluster=cluster,
+        assumed=None,
     )
+
+
+def _refuse_illegal(recipe: Recipe, shape: ModelShape, *, devices_per_node: int) -> None:
+    """What has degrees, a batch and a length now is held against each other."""
+    optim, seq_len = recipe.optim, recipe.data.seq_len
+    global_batch, micro_batch = optim.global_batch, optim.micro_batch
+    assert isinstance(global_batch, int) and isinstance(micro_batch, int)
+    assert isinstance(seq_len, int)
+    found = problems(
+        recipe.parallel, world_size=recipe.cluster.nodes * devices_per_node,
+        devices_per_node=devices_per_node, shape=shape, seq_len=seq_len,
+        global_batch=global_batch, micro_batch=micro_batch,
+    )  # fmt: skip
+    if found:
+        raise RecipeError(found)
 
 
 def _calibration(paths: Sequence[Path], cluster: Cluster | None) -> Calibration | None:
@@ -182,7 +263,7 @@ def _calibration(paths: Sequence[Path], cluster: Cluster | None) -> Calibration 
 def _search(
     workload: Workload, cluster: Cluster | None, calibration: Calibration | None, *, best: int
 ) -> Search | None:
-    if cluster is None or not best or cluster.devices == 1:
+    if cluster is None or not best:
         return None
     if missing(cluster.accelerator, workload.formats.compute):
         return None  # the plan's own speed says so
@@ -192,8 +273,8 @@ def _search(
 def _offers(answer: Answer, *, deadline: float | None, budget: float | None) -> Offers:
     if answer.plan.steps is None:
         raise RequestError(
-            "--offers needs the length of the run, and it is not known before the data is "
-            f"prepared ({answer.why_steps}). Give run.steps, run.samples or run.tokens."
+            f"--offers needs the length of the run, which is {answer.why_steps}. Give run.steps, "
+            "run.samples or run.tokens."
         )
     return offers(
         answer.workload,
@@ -204,8 +285,8 @@ def _offers(answer: Answer, *, deadline: float | None, budget: float | None) -> 
     )
 
 
-def _enough_nodes(answer: Answer) -> int | None:
-    """Where nothing fits: nodes on which something does."""
+def _enough(answer: Answer) -> tuple[int, Candidate] | None:
+    """Where nothing fits: nodes on which something does, and what."""
     if answer.cluster is None or answer.found is None or answer.found.best:
         return None
     return nodes_that_fit(answer.workload, answer.cluster)
@@ -240,16 +321,20 @@ def _as_json(answer: Answer, critical_batch: float | None) -> dict[str, Any]:
     if critical_batch is not None:
         content["samples_factor"] = answer.plan.samples_factor(critical_batch)
     if answer.found is not None:
+        enough = _enough(answer)
         content["search"] = {
-            "enough_nodes": _enough_nodes(answer),
+            "enough_nodes": enough[0] if enough else None,
+            "enough": enough[1].to_json() if enough else None,
             "legal": answer.found.legal,
             "fitting": answer.found.fitting,
+            "trainable": answer.found.trainable.to_json() if answer.found.trainable else None,
             "best": [candidate.to_json() for candidate in answer.found.best],
             "rejected": [asdict(row) for row in answer.found.rejected],
             "nearest": answer.found.nearest.to_json() if answer.found.nearest else None,
         }
     if answer.offers is not None:
         content["offers"] = answer.offers.to_json()
+        content["assumed_instance"] = answer.assumed
     if answer.dry is not None:
         content["dry_run"] = asdict(answer.dry)
     return content

@@ -1,8 +1,14 @@
 """What `shardyard plan` prints: first what takes ten seconds to read, the rest on request."""
 
+import shutil
+import sys
+from collections.abc import Iterable
+from textwrap import fill
+
 import click
 
 from shardyard.cli.tables import print_table
+from shardyard.config.schema import Parallel
 from shardyard.plan.dry_run import DryRun
 from shardyard.plan.layouts import Candidate, Search, strength
 from shardyard.plan.memory import RULE_BYTES_PER_PARAMETER
@@ -12,12 +18,18 @@ from shardyard.units import format_bytes, format_count, format_flops, format_sec
 
 Row = tuple[str, str, str]
 
+NOTABLE_GAIN = 0.01
+"""Faster by less is within any error."""
+
 
 def show_headline(plan: Plan) -> None:
     """Fits, how full, speed, MFU, time, price, failures."""
-    click.echo(plan.line())
+    _say(
+        f"plan: {plan.model} {format_count(plan.parameters)} parameters, "
+        f"{layout_name(plan.layout)} over {plan.devices_words()}"
+    )
     rows: list[Row] = [
-        ("memory", plan.fits, plan.fits_reason),
+        ("memory", plan.fits, f"{plan.fits_reason}; states {format_bytes(_states(plan))}"),
         _speed(plan),
         ("MFU", "-" if plan.mfu is None else f"{plan.mfu:.1%}", _mfu_reason(plan)),
         ("time", _time(plan), _time_reason(plan)),
@@ -29,55 +41,68 @@ def show_headline(plan: Plan) -> None:
     print_table(("", "", ""), rows)
 
 
+def show_task(plan: Plan) -> None:
+    """What is to be trained, where no machines are named."""
+    length = "length known once the data is prepared"
+    if plan.steps is not None and plan.tokens is not None:
+        length = f"{plan.steps:,} steps, {format_count(plan.tokens)} tokens"
+    _say(
+        f"plan: {plan.model} {format_count(plan.parameters)} parameters, {length}, "
+        f"{plan.samples_per_step:,} samples x {plan.seq_len:,} tokens a step"
+    )
+
+
 def show_quality(plan: Plan, critical_batch: float) -> None:
     """What the size of the batch costs in samples."""
     factor = plan.samples_factor(critical_batch)
-    click.echo(
-        f"\nTime to quality is not rate alone: at {plan.samples_per_step:,} samples a step and a "
-        f"critical batch of {critical_batch:,.0f}, a given loss takes {factor:.2f} x the fewest "
-        "samples. Doubling the batch would take "
-        f"{plan.samples_factor(critical_batch, times=2) / factor:.2f} x as many again."
+    twice = plan.samples_factor(critical_batch, times=2)
+    _say(
+        f"\nTime to quality is not rate alone: with a critical batch of {critical_batch:,.0f}, a "
+        f"given loss takes {factor:.2f} x the fewest samples at {plan.samples_per_step:,} a step, "
+        f"and {twice:.2f} x at twice that: {twice / factor:.2f} x the samples of this recipe."
     )
 
 
 def show_layouts(
-    plan: Plan, found: Search, *, with_rejected: bool, enough_nodes: int | None
+    plan: Plan, found: Search, asked: Parallel, *, enough: tuple[int, Candidate] | None
 ) -> None:
-    """The best layouts, each with its reason, and why other families lost.
+    """The best layouts, each with its reason, and the settings of the one to take.
 
     Args:
-        enough_nodes: Where nothing fits: nodes on which something does.
+        asked: What the recipe says of the axes.
+        enough: Where nothing fits: nodes on which something does, and what.
     """
     if not found.best:
-        _show_nearest(found, enough_nodes)
-    else:
-        click.echo(f"\n{found.fitting:,} of {found.legal:,} legal layouts fit. The fastest:\n")
+        _show_nearest(found, asked, enough)
+        return
+    _say(f"\n{found.fitting:,} of {found.legal:,} legal layouts fit. The fastest:\n")
     rows = [_layout_row(candidate) for candidate in found.best]
-    if rows:
-        print_table(("layout", "tokens/s", "why"), rows)
-    asked = plan.speed.tokens_per_s
-    if found.best and asked:
-        gain = found.best[0].tokens_per_s / asked - 1
-        if gain > 0.01:
-            click.echo(f"\nThe first is {gain:.0%} faster than what the recipe asks for:")
-            click.echo(f"  {settings_of(found.best[0])}")
-    if any(not candidate.is_trainable for candidate in found.best):
-        click.echo("\n* can be planned, not trained yet: tp, pp, cp or ep above 1")
-    if with_rejected:
-        click.echo()
-        print_table(
-            ("other families", ""), [(row.family, row.reason) for row in found.rejected]
-        )  # fmt: skip
+    print_table(("tokens/s", "full", "layout", "why"), rows)
+    _explain_mark(found.best)
+    _show_advice(plan, found, asked)
 
 
-def show_offers(found: Offers, *, deadline_s: float | None, budget_usd: float | None) -> None:
-    """The Pareto front, and the offer that meets what was asked."""
-    click.echo(
+def show_rejected(found: Search) -> None:
+    """Why other families of layouts lost."""
+    click.echo()
+    print_table(("other families", ""), [(row.family, row.reason) for row in found.rejected])
+
+
+def show_offers(
+    found: Offers, axes: Parallel, *, deadline_s: float | None, budget_usd: float | None
+) -> None:
+    """The Pareto front, and the offer that meets what was asked, with its settings.
+
+    Args:
+        axes: What the recipe says of them.
+    """
+    _say(
         f"\n{found.considered} clusters can train it. Of those, no other is both cheaper and "
         "faster than:\n"
     )
     rows = [_offer_row(offer) for offer in found.offers]
-    print_table(("cluster", "time", "price", "failures", "layout"), rows)
+    print_table(("cluster", "devices", "time", "price", "layout"), rows)
+    _explain_mark(offer.candidate for offer in found.offers)
     asked = []
     if deadline_s is not None:
         asked.append(f"within {format_seconds(deadline_s)}")
@@ -86,11 +111,19 @@ def show_offers(found: Offers, *, deadline_s: float | None, budget_usd: float | 
     if not asked:
         return
     if found.picked is None:
-        click.echo(f"\nNone is {' and '.join(asked)}.")
+        cheapest, fastest = (_offer_words(found.offers[place]) for place in (0, -1))
+        _say(
+            f"\nNone is {' and '.join(asked)}. The cheapest is {cheapest}; the fastest is "
+            f"{fastest}."
+        )
         return
-    best, time, price, *_ = _offer_row(found.picked)
     word = "fastest" if deadline_s is None else "cheapest"
-    click.echo(f"\nThe {word} {' and '.join(asked)}: {best}, {time}, {price}.")
+    _say(f"\nThe {word} {' and '.join(asked)}: {_offer_words(found.picked)}:")
+    picked = found.picked
+    click.echo(
+        f"  cluster.instance={picked.instance} cluster.nodes={picked.nodes} "
+        f"{settings_of(picked.candidate, axes)} checkpoint.every={picked.failures.interval_steps}"
+    )
 
 
 def show_dry_run(plan: Plan, dry: DryRun) -> None:
@@ -116,23 +149,25 @@ def show_details(plan: Plan, why_steps: str) -> None:
     _show_rest(plan, why_steps)
 
 
-def settings_of(candidate: Candidate) -> str:
-    """The overrides that make a recipe use a candidate."""
+def settings_of(candidate: Candidate, asked: Parallel | None = None) -> str:
+    """The overrides that make a recipe use a candidate.
+
+    Args:
+        asked: What the recipe says of the axes, and is overridden.
+    """
     layout = candidate.layout
-    degrees = [
-        f"parallel.{axis}={degree}"
-        for axis in ("cp", "tp", "pp", "ep")
-        if (degree := getattr(layout, axis)) > 1
-    ]
-    return " ".join(
-        [
-            f"parallel.zero={layout.zero}",
-            f"parallel.dp_shard={layout.dp_shard}",
-            *degrees,
-            f"optim.micro_batch={candidate.micro_batch}",
-            f"memory.recompute={candidate.recompute}",
-        ]
-    )
+    asked = asked or Parallel()
+    settings = ["parallel.strategy=null"] if asked.strategy else []
+    if asked.dp_replicate != "auto":
+        settings.append(f"parallel.dp_replicate={layout.dp_replicate}")
+    settings += [f"parallel.zero={layout.zero}", f"parallel.dp_shard={layout.dp_shard}"]
+    for axis in ("cp", "tp", "pp", "ep"):
+        degree = getattr(layout, axis)
+        if degree > 1 or getattr(asked, axis) > 1:
+            settings.append(f"parallel.{axis}={degree}")
+    settings.append(f"optim.micro_batch={candidate.micro_batch}")
+    settings.append(f"memory.recompute={candidate.recompute}")
+    return " ".join(settings)
 
 
 # --- rows ---------------------------------------------------------------------------------------
@@ -193,42 +228,92 @@ def _failures(plan: Plan) -> list[Row]:
     return [("failures", f"{outlook.expected_failures:.2g}", words)]
 
 
-def _layout_row(candidate: Candidate) -> Row:
-    mark = "" if candidate.is_trainable else " *"
-    name = (
-        f"{layout_name(candidate.layout)}, micro-batch {candidate.micro_batch}, recompute "
-        f"{candidate.recompute}{mark}"
-    )
-    fit = candidate.fit
-    tight = f"{fit.verdict}: " if fit.verdict != "fits" else ""
-    why = f"{tight}{candidate.device_bytes / candidate.limit_bytes:.0%} full; {strength(candidate)}"
-    return (name, format_count(candidate.tokens_per_s), why)
+def _layout_row(candidate: Candidate) -> tuple[str, str, str, str]:
+    full = f"{candidate.device_bytes / candidate.limit_bytes:.0%}"
+    if candidate.fit.verdict != "fits":
+        full += f" {candidate.fit.verdict}"
+    return (format_count(candidate.tokens_per_s), full, _marked(candidate), strength(candidate))
 
 
-def _show_nearest(found: Search, enough_nodes: int | None) -> None:
+def _marked(candidate: Candidate) -> str:
+    return _candidate_name(candidate) + ("" if candidate.is_trainable else " *")
+
+
+def _explain_mark(candidates: Iterable[Candidate]) -> None:
+    if not all(candidate.is_trainable for candidate in candidates):
+        _say("\n* can be planned, not trained yet: tp, pp, cp or ep above 1")
+
+
+def _candidate_name(candidate: Candidate) -> str:
+    recompute = "" if candidate.recompute == "none" else f", recompute {candidate.recompute}"
+    return f"{layout_name(candidate.layout)}, micro-batch {candidate.micro_batch}{recompute}"
+
+
+def _show_advice(plan: Plan, found: Search, asked: Parallel) -> None:
+    """The settings to take, where they are better than what was asked for."""
+    better = found.trainable
+    if better is None:
+        return
+    words = f"The first that can be trained today, {_candidate_name(better)},"
+    if better == found.best[0]:
+        words = "The first"
+    if plan.fits == "does not fit":
+        _say(f"\nThis recipe does not fit. {words} does:")
+    elif plan.step_s and plan.step_s / better.step_s - 1 > NOTABLE_GAIN:
+        _say(f"\n{words} is {plan.step_s / better.step_s - 1:.0%} faster than this recipe:")
+    else:
+        return
+    click.echo(f"  {settings_of(better, asked)}")
+
+
+def _show_nearest(found: Search, asked: Parallel, enough: tuple[int, Candidate] | None) -> None:
     nearest = found.nearest
     assert nearest is not None  # a search without any result keeps what needs least
     over = nearest.device_bytes - nearest.limit_bytes
     advice = "Use devices with more memory, a smaller model or shorter samples."
-    if enough_nodes is not None:
-        advice = f"It fits on cluster.nodes={enough_nodes}, or on devices with more memory."
-    click.echo(
-        f"\nNone of {found.legal:,} legal layouts fits. The nearest is "
-        f"{layout_name(nearest.layout)}, micro-batch {nearest.micro_batch}, recompute "
-        f"{nearest.recompute}: {nearest.fit.reason}, {format_bytes(over)} too much on each device. "
-        f"{advice}"
+    if enough is not None:
+        nodes, candidate = enough
+        advice = (
+            f"It fits on devices with more memory, or as {_candidate_name(candidate)} on {nodes} "
+            "nodes:"
+        )
+    _say(
+        f"\nNone of {found.legal:,} legal layouts fits. The nearest is {_candidate_name(nearest)}: "
+        f"{nearest.fit.reason}, {format_bytes(over)} too much on each device. {advice}"
     )
+    if enough is not None:
+        nodes, candidate = enough
+        click.echo(f"  cluster.nodes={nodes} {settings_of(candidate, asked)}")
 
 
 def _offer_row(offer: Offer) -> tuple[str, str, str, str, str]:
-    best = offer.candidate
     return (
-        f"{offer.nodes} x {offer.instance} ({offer.devices} x {offer.device})",
+        f"{offer.nodes} x {offer.instance}",
+        f"{offer.devices} x {offer.device}",
         format_seconds(offer.wall_s),
         format_usd(offer.usd),
-        f"{offer.failures.expected_failures:.2g}",
-        f"{layout_name(best.layout)}, micro-batch {best.micro_batch}, recompute {best.recompute}",
+        _marked(offer.candidate),
     )
+
+
+def _offer_words(offer: Offer) -> str:
+    return (
+        f"{offer.nodes} x {offer.instance}, {format_seconds(offer.wall_s)}, {format_usd(offer.usd)}"
+    )
+
+
+def _say(text: str) -> None:
+    """A paragraph, folded between words where a terminal would break them."""
+    if sys.stdout is not None and sys.stdout.isatty():
+        lead = "\n" * (len(text) - len(text.lstrip("\n")))
+        tail = "\n" * (len(text) - len(text.rstrip("\n")))
+        width = shutil.get_terminal_size().columns
+        text = lead + fill(text.strip("\n"), width, break_on_hyphens=False) + tail
+    click.echo(text)
+
+
+def _states(plan: Plan) -> int:
+    return sum(plan.memory_term(name) for name in ("parameters", "gradients", "optimizer"))
 
 
 # --- details ------------------------------------------------------------------------------------

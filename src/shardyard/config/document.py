@@ -141,10 +141,16 @@ def _describe(name: str, field: FieldInfo, sentence: str) -> Setting:
 
 
 @cache
+def _classes() -> dict[str, ast.ClassDef]:
+    """The classes of the schema as written; its file is parsed once, as every verb waits for it."""
+    tree = ast.parse(inspect.getsource(schema))
+    return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+@cache
 def _sentences(model: type) -> dict[str, str]:
     """Attribute -> the docstring below it, from the source of the schema."""
-    tree = ast.parse(inspect.getsource(model))
-    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
+    body = _classes()[model.__name__].body
     found = {}
     for statement, following in zip(body, [*body[1:], None], strict=True):
         if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):

@@ -89,6 +89,8 @@ class Search:
     fitting: int
     best: tuple[Candidate, ...]
     """The fastest that fit, each of another layout; where none fits, the tight ones."""
+    trainable: Candidate | None
+    """The fastest that the training half can carry out today; it may not be among the best."""
     rejected: tuple[Rejected, ...]
     nearest: Candidate | None
     """Where nothing fits: what needs least memory."""
@@ -165,13 +167,20 @@ def search(
         legal=legal,
         fitting=fitting,
         best=tuple(ranked[:best]),
+        trainable=next((candidate for candidate in ranked if candidate.is_trainable), None),
         rejected=tuple(_rejected(families, ranked[0] if ranked else None, limit)),
         nearest=least,
     )
 
 
-def nodes_that_fit(workload: Workload, cluster: Cluster, *, most: int = 256) -> int | None:
-    """Fewest nodes, by doubling, on which some layout fits; None: not within ``most``."""
+def nodes_that_fit(
+    workload: Workload, cluster: Cluster, *, most: int = 256
+) -> tuple[int, Candidate] | None:
+    """Fewest nodes, by doubling, on which some layout fits, and the fastest one there.
+
+    Returns:
+        None: nothing fits within ``most`` nodes.
+    """
     nodes = cluster.nodes * 2
     while nodes <= most:
         larger = replace(cluster, nodes=nodes)
@@ -180,7 +189,7 @@ def nodes_that_fit(workload: Workload, cluster: Cluster, *, most: int = 256) -> 
         except RequestError:
             return None  # more data-parallel ranks than samples
         if best and best[0].is_safe:
-            return nodes
+            return nodes, best[0]
         nodes *= 2
     return None
 

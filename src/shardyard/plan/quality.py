@@ -5,12 +5,14 @@ samples to a loss follow (S / S_min - 1) (E / E_min - 1) = 1, so that a batch B 
 times the fewest samples.
 """
 
+import math
+
 from shardyard.errors import RequestError
 
 
 def samples_factor(global_batch: float, *, critical_batch: float) -> float:
     """Samples to a given loss at this batch, over the fewest that any batch needs."""
-    if critical_batch <= 0:
+    if not 0 < critical_batch < math.inf:
         raise RequestError(
             f"critical batch={critical_batch} is no number of samples. It is the batch at which "
             "twice the fewest samples are needed. Give one above 0, or leave it out."
