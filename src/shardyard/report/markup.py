@@ -42,12 +42,20 @@ def render_section(name: str, title: str, body: str) -> str:
     return f'<section id="{name}-section"><h2>{title}</h2>\n{body}</section>'
 
 
-def render_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, totals: int = 0) -> str:
+def render_table(
+    heads: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    totals: int = 0,
+    is_folding: bool = False,
+) -> str:
     """A table of escaped cells; a head that begins with # is a column of numbers.
 
     Args:
-        heads: Plain text; an empty last one stands over reasons.
+        heads: Plain text; an empty last one stands over reasons. With no text in any, no heads.
         totals: So many of the last rows are sums.
+        is_folding: Whether a row becomes a paragraph on a phone; its cells must be clear without
+            the heads.
     """
     kinds = ["n" if head.startswith("#") else "w" for head in heads]
     kinds[0] = "n" if kinds[0] == "n" else "k"
@@ -65,7 +73,12 @@ def render_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, totals:
         + "</tr>"
         for start, row in zip(starts, lines, strict=True)
     )
-    return (
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
+    top = f"<thead><tr>{head}</tr></thead>" if any(text.strip("#") for text in heads) else ""
+    kind = ' class="folds"' if is_folding else ""
+    return f'<div class="scroll"><table{kind}>{top}<tbody>{body}</tbody></table></div>'
+
+
+def swatch(variable: str, *, is_tick: bool = False) -> str:
+    """A spot of a colour of the style sheet (``--blue``: ``blue``), or an upright tick of it."""
+    kind = "swatch tick" if is_tick else "swatch"
+    return f'<span class="{kind}" style="background:var(--{variable})"></span>'

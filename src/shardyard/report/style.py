@@ -9,14 +9,16 @@ CSS = """
   --purple: #7d5bb8; --teal: #1a8fa0; --amber: #e0ac1b; --brown: #8d6b4f; --pink: #d671a5;
   --own-1: #1f5fb8; --own-2: #45a0d8; --own-3: #14807f; --own-4: #8fc3e6;
   --lost-1: #e8913a; --lost-2: #84552c; --lost-3: #d2452f; --lost-4: #f4b8a2; --lost-5: #9c2c4c;
-  --lost-6: #e66a8a; --lost-7: #efc638; --lost-8: #ad741c; --lost-9: #cf9bb4; --lost-10: #6b3144; }
+  --lost-6: #e66a8a; --lost-7: #efc638; --lost-8: #ad741c; --lost-9: #cf9bb4; --lost-10: #6b3144;
+  --lost-11: #c9b98a; }
 @media (prefers-color-scheme: dark) { :root {
   --page: #12161c; --card: #1a2028; --ink: #e6eaf0; --muted: #9aa5b4; --line: #2d3541;
   --blue: #6ea3f2; --orange: #f0a04b; --green: #5cc49a; --red: #ef7380; --grey: #6d7683;
   --purple: #a98be0; --teal: #55bccb; --amber: #f0c552; --brown: #b8977b; --pink: #e59bc3;
   --own-1: #4f8fe6; --own-2: #7cc4f0; --own-3: #2ba3a0; --own-4: #b3dcf5;
   --lost-1: #f0a45a; --lost-2: #a97a50; --lost-3: #e8644e; --lost-4: #f7cdbd; --lost-5: #c04a6c;
-  --lost-6: #f08aa6; --lost-7: #f3d363; --lost-8: #c8923c; --lost-9: #dab3c7; --lost-10: #94566b; }
+  --lost-6: #f08aa6; --lost-7: #f3d363; --lost-8: #c8923c; --lost-9: #dab3c7; --lost-10: #94566b;
+  --lost-11: #d8caa0; }
 }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink); font: 15px/1.5 var(--font); }
@@ -45,11 +47,16 @@ header .eyebrow { color: var(--muted); font-size: 13px; margin-bottom: 2px; }
 figure { margin: 0; background: var(--card); border: 1px solid var(--line); border-radius: 10px;
   padding: 10px 12px 6px; }
 figure svg { display: block; width: 100%; height: auto; }
-.scroll { overflow-x: auto; }
+.scroll { overflow-x: auto; --shade: color-mix(in srgb, var(--ink) 16%, transparent); background:
+  linear-gradient(to right, var(--card) 35%, transparent) left / 26px 100% no-repeat local,
+  linear-gradient(to left, var(--card) 35%, transparent) right / 26px 100% no-repeat local,
+  linear-gradient(to right, var(--shade), transparent) left / 9px 100% no-repeat scroll,
+  linear-gradient(to left, var(--shade), transparent) right / 9px 100% no-repeat scroll; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; }
 th { text-align: left; font-weight: 600; color: var(--muted); font-size: 13px; }
 th, td { padding: 5px 14px 5px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 tr:last-child td { border-bottom: 0; } tr.total td { font-weight: 600; }
+tr.total td.t { font-weight: 400; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 td.k { white-space: nowrap; } td.w { overflow-wrap: anywhere; min-width: 14ch; }
 td.t { color: var(--muted); font-size: 13px; min-width: 24ch; }
@@ -64,7 +71,7 @@ pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; }
 .swatch.tick { width: 3px; height: 14px; border-radius: 0; vertical-align: -3px; }
 .keys { display: flex; flex-wrap: wrap; gap: 1px 16px; margin: 2px 0 6px; font-size: 13px;
   color: var(--muted); }
-figure.wide svg { max-width: 680px; } tr.chosen td { font-weight: 600; }
+figure.wide { max-width: 640px; }
 .productive { background: var(--green); } .data-wait { background: var(--amber); }
 .evaluation { background: var(--blue); } .checkpoint-blocked { background: var(--purple); }
 .sample { background: var(--teal); } .init { background: var(--grey); }
@@ -78,10 +85,16 @@ figure.wide svg { max-width: 680px; } tr.chosen td { font-weight: 600; }
 details { background: var(--card); border: 1px solid var(--line); border-radius: 10px;
   padding: 10px 16px; margin-bottom: 10px; }
 summary { cursor: pointer; font-weight: 600; } details > *:nth-child(2) { margin-top: 10px; }
+.card + details { margin-top: 10px; }
 footer { margin-top: 40px; color: var(--muted); font-size: 13px; }
 @media (max-width: 560px) { main { padding: 18px 12px 40px; } h1 { font-size: 19px; }
   .tiles { grid-template-columns: 1fr 1fr; } .tile .value { font-size: 18px; }
   figure { padding: 8px 6px 4px; } .card, details { padding: 12px; }
-  th, td { padding-right: 10px; } td.t { min-width: 46ch; } }
+  th, td { padding-right: 10px; } td.w { min-width: 26ch; } td.t { min-width: 46ch; }
+  .folds thead { display: none; } .folds tr { display: flex; flex-wrap: wrap; padding: 6px 0;
+    border-bottom: 1px solid var(--line); } .folds tr:last-child { border-bottom: 0; }
+  .folds td { border: 0; padding: 0 0 0 10px; min-width: 0; }
+  .folds td.k { flex: 1 0 auto; padding-left: 0; }
+  .folds td.w, .folds td.t { flex: 1 0 100%; } }
 @media print { body { background: #fff; } details { break-inside: avoid; } }
 """

@@ -1,0 +1,79 @@
+"""The head of a plan's page: what a person reads in ten seconds."""
+
+from shardyard.plan.plan import Plan
+from shardyard.report.values import ABSENT, format_percent
+from shardyard.units import format_bytes, format_count, format_seconds, format_usd
+
+Tile = tuple[str, str, str]
+
+
+def tiles(plan: Plan) -> list[Tile]:
+    """How full, how fast, how long, how dear, how often it fails: label, value, a line below."""
+    return [
+        ("memory of a rank", *_memory(plan)),
+        ("tokens per second", *_rate(plan)),
+        ("MFU", *_mfu(plan)),
+        ("time", *_time(plan)),
+        ("price", *_price(plan)),
+        ("expected failures", *_failures(plan)),
+    ]
+
+
+def _memory(plan: Plan) -> tuple[str, str]:
+    used, limit = plan.device_bytes, plan.memory_limit_bytes
+    if limit is None:
+        return format_bytes(used), f"{plan.fits}: {plan.fits_reason}"
+    return f"{used / limit:.0%} full", f"{format_bytes(used)} of {format_bytes(limit)}"
+
+
+def _rate(plan: Plan) -> tuple[str, str]:
+    rate = plan.speed.tokens_per_s
+    if rate is None:
+        return ABSENT, plan.speed.reason
+    each = f"{format_count(rate / plan.layout.world_size)} a device"
+    step = f", {format_seconds(plan.step_s)} a step" if plan.step_s is not None else ""
+    return format_count(rate), each + step
+
+
+def _mfu(plan: Plan) -> tuple[str, str]:
+    if plan.mfu is None:
+        return ABSENT, plan.peak.source if plan.peak.flops_per_s is None else plan.speed.reason
+    causal = plan.mfu * plan.flops_per_token["causal"] / plan.flops_per_token["full"]
+    return format_percent(plan.mfu), f"full attention; {format_percent(causal)} counted causally"
+
+
+def _time(plan: Plan) -> tuple[str, str]:
+    length = "length known once the data is prepared"
+    if plan.steps is not None:
+        length = f"{plan.steps:,} steps"
+    if plan.wall_s is None:
+        return ABSENT, length
+    if plan.failures is None:
+        return format_seconds(plan.wall_s), f"{length}, without failures"
+    return format_seconds(plan.wall_s), f"{length}, with saves and failures"
+
+
+def _price(plan: Plan) -> tuple[str, str]:
+    per_hour, per_million = plan.price.usd_per_hour, plan.usd_per_million_tokens
+    if per_hour is None:
+        return ABSENT, plan.price.source
+    words = f"{format_usd(per_hour)} an hour"
+    if per_million is not None:
+        words += f", {format_usd(per_million)} a million tokens"
+    return ABSENT if plan.usd is None else _short_usd(plan.usd), words
+
+
+def _short_usd(usd: float) -> str:
+    """Cents where they matter, and no more than a tile holds."""
+    if usd < 1000:
+        return format_usd(usd)
+    return f"${usd:,.0f}" if usd < 1e6 else f"${format_count(usd)}"
+
+
+def _failures(plan: Plan) -> tuple[str, str]:
+    outlook = plan.failures
+    if outlook is None:
+        return ABSENT, "needs a speed, a length and a known cluster"
+    spares = "1 spare node" if outlook.spare_nodes == 1 else f"{outlook.spare_nodes} spare nodes"
+    words = f"one every {format_seconds(outlook.mtbf.seconds)}; {spares}"
+    return f"{outlook.expected_failures:.2g}", words
