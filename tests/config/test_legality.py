@@ -1,8 +1,17 @@
 """Which layouts are legal: a table of what each name stands for, and of what is refused."""
 
+import re
+from typing import Any
+
 import pytest
 
-from shardyard.config.legality import Layout, problems, resolve_layout
+from shardyard.config.legality import (
+    Layout,
+    axis_problems,
+    problems,
+    resolve_layout,
+    stage_problems,
+)
 from shardyard.config.presets import PRESETS
 from shardyard.config.schema import Parallel
 from shardyard.errors import RecipeError
@@ -96,3 +105,84 @@ def test_more_ranks_than_samples_of_a_step_are_refused() -> None:
 
 def test_expert_ranks_are_taken_from_the_data_ranks() -> None:
     assert Layout(dp_replicate=2, dp_shard=4, tp=2, pp=2, ep=4, zero=3).world_size == 32
+
+
+# --- model axes ---------------------------------------------------------------------------------
+
+# preset, degrees (of 64 ranks on nodes of 8 unless given) -> what is said
+SPLITS = [
+    ("llama2-70b", {"tp": 16, "devices_per_node": 16}, r"64 heads and 8 key-value heads.* 4 or 8"),
+    ("llama2-13b", {"tp": 16, "devices_per_node": 16}, r"40 heads.*Use 1, 2, 4, 5, 8, 10, 20 or"),
+    (
+        "llama2-7b",
+        {"tp": 16},
+        r"parallel\.tp=16 does not divide the 8 devices.*the network\. Use 1",
+    ),
+    ("llama2-7b", {"pp": 64}, r"parallel\.pp=64 is more stages than the model has.*at most 32"),
+    ("llama3.2-1b", {"pp": 2}, r"pp=2 but the model's head is its embedding.*Use 1, or a model"),
+    ("llama2-7b", {"ep": 2}, r"parallel\.ep=2 but the model has no experts to split\. Use 1\."),
+    (
+        "mixtral-8x7b",
+        {"ep": 3, "world_size": 24},
+        r"ep=3 does not divide 8 experts\. Use 1, 2, 4 or 8\.",
+    ),
+    ("mixtral-8x7b", {"ep": 16}, r"ep=16 does not divide 8 experts"),
+    ("mixtral-8x7b", {"ep": 8, "tp": 8, "pp": 4}, r"ep=8 does not divide the 2 ranks beside tp"),
+    ("llama2-7b", {"cp": 4, "seq_len": 4100}, r"multiple of 8 tokens.* Use data\.seq_len=4104, or"),
+    ("llama2-7b", {"cp": 2, "seq_len": 4098}, r"cp=2 needs .* multiple of 4 tokens.* is 4098"),
+]
+
+
+def axes(preset: str, degrees: dict[str, int]) -> dict[str, Any]:
+    ordinary = {"cp": 1, "tp": 1, "pp": 1, "ep": 1, "world_size": 64, "devices_per_node": 8}
+    return {**ordinary, "seq_len": 4096, "shape": PRESETS[preset].shape, **degrees}
+
+
+@pytest.mark.parametrize(("preset", "degrees", "message"), SPLITS)
+def test_what_a_model_cannot_be_split_by_is_named_with_what_it_can(
+    preset: str, degrees: dict[str, int], message: str
+) -> None:
+    (found,) = axis_problems(**axes(preset, degrees))
+    assert re.search(message, str(found)), str(found)
+
+
+LEGAL_SPLITS = [
+    ("llama2-70b", {"tp": 8, "pp": 8}),
+    ("llama2-7b", {"pp": 32}),
+    ("llama3.2-1b", {"tp": 8}),
+    ("mixtral-8x7b", {"ep": 8, "pp": 2, "tp": 4}),
+    ("llama2-7b", {"cp": 4, "seq_len": 4104}),
+    ("llama2-7b", {"cp": 1, "seq_len": 4097}),
+]
+
+
+@pytest.mark.parametrize(("preset", "degrees"), LEGAL_SPLITS)
+def test_what_a_model_can_be_split_by_is_let_through(preset: str, degrees: dict[str, int]) -> None:
+    assert axis_problems(**axes(preset, degrees)) == []
+
+
+def test_everything_wrong_with_the_axes_is_told_at_once() -> None:
+    found = axis_problems(**axes("llama3.2-1b", {"tp": 3, "pp": 32, "ep": 2, "cp": 3}))
+    assert [problem.path for problem in found] == [
+        "parallel.tp", "parallel.cp", "parallel.tp", "parallel.pp", "parallel.pp", "parallel.ep",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("pp", "micro_batches"), [(1, 1), (4, 4), (4, 9)])
+def test_a_pipeline_with_enough_micro_batches_is_let_through(pp: int, micro_batches: int) -> None:
+    assert stage_problems(pp=pp, micro_batches=micro_batches) == []
+
+
+def test_a_pipeline_that_never_fills_is_refused() -> None:
+    (found,) = stage_problems(pp=4, micro_batches=3)
+    text = str(found)
+    assert "parallel.pp=4 stages but 3 micro-batches a step" in text
+    assert "larger optim.global_batch, a smaller optim.micro_batch, or at most 3 stages" in text
+
+
+def test_the_batch_of_a_rank_is_what_fills_the_pipeline() -> None:
+    """8 ranks, 2 stages: 4 data ranks, each with 8 of the 32 samples in a step."""
+    asked: dict[str, Any] = {"world_size": 8, "devices_per_node": 8, "global_batch": 32}
+    assert problems(Parallel(pp=2), micro_batch=4, **asked) == []
+    (found,) = problems(Parallel(pp=2), micro_batch=8, **asked)
+    assert "2 stages but 1 micro-batches" in str(found)

@@ -259,8 +259,9 @@ def _show_advice(plan: Plan, found: Search, asked: Parallel) -> None:
         words = "The first"
     if plan.fits == "does not fit":
         _say(f"\nThis recipe does not fit. {words} does:")
-    elif plan.step_s and plan.step_s / better.step_s - 1 > NOTABLE_GAIN:
-        _say(f"\n{words} is {plan.step_s / better.step_s - 1:.0%} faster than this recipe:")
+    elif plan.step_s and (times := plan.step_s / better.step_s) > 1 + NOTABLE_GAIN:
+        faster = f"{times - 1:.0%} faster than" if times < 2 else f"{times:.1f} times as fast as"
+        _say(f"\n{words} is {faster} this recipe:")
     else:
         return
     click.echo(f"  {settings_of(better, asked)}")

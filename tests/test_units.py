@@ -1,0 +1,38 @@
+"""Lengths of time: what is written is understood, what is not a length is refused."""
+
+import pytest
+
+from shardyard.units import format_seconds, parse_seconds
+
+UNDERSTOOD = [
+    ("90min", 5400),
+    ("90 min", 5400),
+    ("24h", 86400),
+    ("24H", 86400),
+    ("1.5 d", 129600),
+    ("1d12h", 129600),
+    ("2w", 1209600),
+    ("45 s", 45),
+]
+
+
+@pytest.mark.parametrize(("text", "seconds"), UNDERSTOOD)
+def test_a_length_of_time_is_understood(text: str, seconds: float) -> None:
+    assert parse_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("seconds", [1, 59, 60, 3600, 3660, 86400, 93600, 8 * 86400 + 3600])
+def test_what_is_printed_can_be_given_back(seconds: float) -> None:
+    assert parse_seconds(format_seconds(seconds)) == seconds
+
+
+NO_LENGTHS = [
+    "", "24", "soon", "h", "0h", "-3h", "1h-2h", "x h", "24hours", "1 month", "nanh", "infd", "5ms",
+    "9" * 400 + "d",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NO_LENGTHS)
+def test_anything_else_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is no length of time such as 90min, 24h or 1\.5d"):
+        parse_seconds(text)
