@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardyard.errors import RequestError
+from shardyard.units import format_seconds
 
 FORMULA_LIMIT = 0.1
 """Largest share of lost time for which the formula is used: it is first order in that share, and
@@ -131,7 +132,7 @@ def simulated_shares(
 
 def _no_progress(mtbf_s: float, *, restart_s: float, interval_s: float) -> str:
     return (
-        f"failures: with one every {mtbf_s:.4g} s the run would not advance. A restart takes "
-        f"{restart_s:.4g} s and the next checkpoint comes {interval_s:.4g} s after it. Use fewer "
+        f"failures: with one every {format_seconds(mtbf_s)} the run would not advance. A restart takes "
+        f"{format_seconds(restart_s)} and the next checkpoint comes {format_seconds(interval_s)} after it. Use fewer "
         "nodes, save more often, or correct the MTBF per node."
     )

@@ -26,8 +26,8 @@ USUAL_STAGES = 8
 SPENT = 0.02
 """Share of a step from which a loss is worth a word."""
 
-Axes = tuple[int, int, int, int]
-"""cp, tp, pp, ep."""
+Axes = tuple[int, ...]
+"""Degrees by which layouts differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,11 +132,12 @@ def search(
         techniques=workload.techniques, calibration=calibration,
     )  # fmt: skip
     limit = cluster.accelerator.memory_bytes
-    found: dict[Layout, Candidate] = {}
+    found: dict[Axes, Candidate] = {}
     families: dict[str, _Family] = {}
     legal = fitting = 0
     nearest: tuple[float, Workload] | None = None
     for layout, sizes in _legal(workload, cluster, is_broad=breadth == "all"):
+        axes = _axes_of(layout)
         for recompute in RECOMPUTE:
             legal += len(sizes)
             for size in sizes:
@@ -155,8 +156,8 @@ def search(
                 for name in names:
                     if _beats(candidate, families[name].fastest):
                         families[name].fastest = candidate
-                if _beats(candidate, found.get(layout)):
-                    found[layout] = candidate
+                if _beats(candidate, found.get(axes)):
+                    found[axes] = candidate
     if nearest is None:
         raise RequestError(_nothing_legal(workload, cluster))
     ranked = sorted(found.values(), key=lambda c: (not c.is_safe, c.step_s))
@@ -235,7 +236,8 @@ def _legal(
         for dp_shard in _shard_degrees(data_ranks, per_node, is_broad=is_broad):
             if ep > 1 and (dp_shard * cp) % ep:
                 continue
-            for zero in (1, 2, 3) if dp_shard * cp > 1 else (1,):
+            # one shard at zero 3 has nothing to split, but drops its copy in the computing format
+            for zero in (1, 2, 3) if dp_shard * cp > 1 else (1, 3):
                 yield (
                     Layout(
                         dp_replicate=data_ranks // dp_shard, dp_shard=dp_shard, cp=cp, tp=tp,
@@ -243,6 +245,12 @@ def _legal(
                     ),
                     sizes,
                 )  # fmt: skip
+
+
+def _axes_of(layout: Layout) -> Axes:
+    """What makes a layout another one: where nothing is split, its zero level does not."""
+    zero = layout.zero if layout.dp_shard * layout.cp > 1 else 1
+    return (layout.dp_shard, layout.cp, layout.tp, layout.pp, layout.ep, zero)
 
 
 def _axes(workload: Workload, cluster: Cluster, *, is_broad: bool) -> Iterator[Axes]:

@@ -324,7 +324,7 @@ def layout_name(layout: Layout) -> str:
 
 
 def _data_name(layout: Layout) -> str:
-    if layout.dp_shard == 1:
+    if layout.dp_shard * layout.cp == 1:  # cp ranks hold parts of one copy too
         return "NO_SHARD"
     if layout.dp_replicate > 1:
         zero = "" if layout.zero == 3 else f" zero {layout.zero}"

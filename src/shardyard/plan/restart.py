@@ -6,6 +6,7 @@ The names are those that the events of a run account for, so that a plan and a r
 from dataclasses import dataclass
 
 from shardyard.plan.failure_rates import log_log
+from shardyard.units import format_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,10 +107,10 @@ def replay_phase(*, interval_s: float, durable_lag_s: float) -> Phase:
         interval_s: Training time between two checkpoints.
         durable_lag_s: From going on after a save until that save can be resumed from.
     """
-    lag = f" and {durable_lag_s:.3g} s until a save is durable" if durable_lag_s else ""
+    lag = f" and {format_seconds(durable_lag_s)} until a save is durable" if durable_lag_s else ""
     return Phase(
         name="replay",
         seconds=interval_s / 2 + durable_lag_s,
-        reason=f"half of the {interval_s:.4g} s between checkpoints{lag}",
+        reason=f"half of the {format_seconds(interval_s)} between checkpoints{lag}",
         source="failures fall anywhere in an interval",
     )
