@@ -38,4 +38,4 @@ def test_half_an_interval_is_done_again_and_what_was_not_durable() -> None:
     assert replay_phase(interval_s=600, durable_lag_s=0).seconds == 300
     found = replay_phase(interval_s=600, durable_lag_s=45)
     assert found.seconds == 345
-    assert found.reason == "half of the 600 s between checkpoints and 45 s until a save is durable"
+    assert found.reason == "half of the 10 min between checkpoints and 45 s until a save is durable"

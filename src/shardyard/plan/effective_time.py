@@ -132,7 +132,8 @@ def simulated_shares(
 
 def _no_progress(mtbf_s: float, *, restart_s: float, interval_s: float) -> str:
     return (
-        f"failures: with one every {format_seconds(mtbf_s)} the run would not advance. A restart takes "
-        f"{format_seconds(restart_s)} and the next checkpoint comes {format_seconds(interval_s)} after it. Use fewer "
-        "nodes, save more often, or correct the MTBF per node."
+        f"failures: with one every {format_seconds(mtbf_s)} the run would not advance. A restart "
+        f"takes {format_seconds(restart_s)} and the next checkpoint comes "
+        f"{format_seconds(interval_s)} after it. Use fewer nodes, save more often, or correct the "
+        "MTBF per node."
     )
