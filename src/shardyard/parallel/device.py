@@ -49,6 +49,11 @@ def peak_memory_bytes(device: torch.device) -> int:
     return 0
 
 
+def reserved_memory_bytes(device: torch.device) -> int | None:
+    """Highest bytes that the device's allocator held; None for cpu, where it says nothing."""
+    return None if device.type == "cpu" else int(torch.accelerator.max_memory_reserved(device))
+
+
 def _describe() -> dict[str, str | int]:
     device = available_device()
     if device == "cpu":

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from shardyard.parallel.device import peak_memory_bytes
+from shardyard.parallel.device import peak_memory_bytes, reserved_memory_bytes
 from shardyard.rundir.layout import write_text
 from shardyard.rundir.lines import read_evaluations, read_steps
 from shardyard.train.generate import generate
@@ -17,6 +17,7 @@ def finish(training: Training) -> None:
     started = time.monotonic()
     sample = _sample(training)
     peaks = training.gather(peak_memory_bytes(training.device))
+    reserved = training.gather(reserved_memory_bytes(training.device))
     if training.rank != 0:
         return
     if sample is not None:
@@ -31,6 +32,7 @@ def finish(training: Training) -> None:
         eval=evaluations[-1]["eval"] if evaluations else None,
         sample=sample,
         peak_bytes_by_rank=peaks,
+        reserved_bytes_by_rank=reserved,
         seconds=time.monotonic() - started,
     )
 
