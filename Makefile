@@ -28,6 +28,11 @@ bench: .venv/installed
 	$(BIN)/python -m benchmarks.step_overhead
 	$(BIN)/python -m benchmarks.layout_equality
 	$(BIN)/python -m benchmarks.kill_and_resume
+	$(BIN)/python -m benchmarks.planner_accuracy --table benchmarks/groundtruth/measured_runs.csv
+	$(BIN)/python -m benchmarks.planner_speed
+	$(BIN)/python -m benchmarks.all_reduce_fit
+	$(BIN)/python -m benchmarks.source_systems
+	$(BIN)/python -m benchmarks.dry_run_memory
 
 docs: .venv/installed
 	$(BIN)/python -m shardyard.config.document > docs/settings.md

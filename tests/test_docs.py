@@ -75,9 +75,10 @@ COMMANDS = list(commands())
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a reader stands: the examples, some text, a model's config."""
+    """Where a reader stands: examples, published tables, some text, a model's config."""
     folder = tmp_path_factory.mktemp("reader")
     (folder / "examples").symlink_to(ROOT / "examples")
+    (folder / "benchmarks").symlink_to(ROOT / "benchmarks")
     sources = sorted((ROOT / "src" / "shardyard").rglob("*.py"))
     texts = [text for source in sources if len(text := source.read_text()) > 2000]
     (folder / "my-text.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
@@ -151,14 +152,16 @@ def test_an_example_says_hardware_time_price_and_result(example: Path) -> None:
     assert "loss" in header
 
 
-def test_the_header_of_the_large_example_is_what_the_plan_says(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", ["llama2-7b-finetune", "plan-llama3-70b"])
+def test_the_header_of_a_large_example_is_what_the_plan_says(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
-    example = Path("examples/llama2-7b-finetune.yaml")
-    assert main(["plan", str(example)]) == 0
+    example = Path(f"examples/{name}.yaml")
+    assert main(["plan", str(example), "--layouts", "0"]) == 0
     plan, header = capsys.readouterr().out, example.read_text().partition("\nmodel:")[0]
-    claims = re.findall(r"(?:about )?[\d.]+ GiB per rank|about \d+ min \d+ s|\$[\d.]+", header)
+    memory, length = r"[\d.]+ GiB are \d+% of [\d.]+ GiB", r"\d+ (?:h|min) \d+ (?:min|s)"
+    claims = re.findall(rf"{memory}|{length}|\$[\d,]+\.\d\d", header)
     assert len(claims) == 4
     assert [claim for claim in claims if claim not in plan] == []
 
