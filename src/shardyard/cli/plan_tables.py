@@ -131,9 +131,10 @@ def show_dry_run(plan: Plan, dry: DryRun) -> None:
     peak = dry.peak
     names = [name for name in peak.terms if peak.terms[name] or plan.memory_term(name)]
     rows = [(n, format_bytes(plan.memory_term(n)), format_bytes(peak.terms[n])) for n in names]
-    error = plan.memory_bytes / peak.bytes - 1
-    rows.append(("sum", format_bytes(plan.memory_bytes), f"{format_bytes(peak.bytes)}"))
-    click.echo(
+    tensors = sum(plan.memory_term(name) for name in peak.terms)  # a CPU's process is in no tensor
+    error = tensors / peak.bytes - 1
+    rows.append(("sum", format_bytes(tensors), f"{format_bytes(peak.bytes)}"))
+    _say(
         f"\nThe real model, built and stepped without a device (torch {dry.torch}, "
         f"{dry.attention} attention): most in the {peak.phase}, at {peak.operator}. The plan is "
         f"{error:+.1%} off.\n"
@@ -328,7 +329,7 @@ def _show_memory(plan: Plan) -> None:
         ("device", format_bytes(plan.device_bytes), f"as the driver shows; {plan.fits_reason}"),
     ]
     rule, ranks = RULE_BYTES_PER_PARAMETER * plan.parameters, plan.layout.dp_shard
-    click.echo(
+    _say(
         f"\nRule of the field: {RULE_BYTES_PER_PARAMETER} bytes a parameter "
         f"(Adam, mixed precision) = {format_bytes(rule)}, split over {ranks}: "
         f"{format_bytes(rule / ranks)} a rank, before activations. Term by term:\n"
