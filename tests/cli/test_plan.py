@@ -314,6 +314,18 @@ def test_a_measured_profile_changes_the_speed_and_is_named(
 # --- machines ----------------------------------------------------------------------------------
 
 
+def test_a_device_without_bf16_is_planned_in_another_format(
+    recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", recipe, "cluster.instance=p3.16xlarge"]) == 0
+    text = capsys.readouterr().out
+    assert "the catalogue has no bf16 peak for V100 16GB" in text
+    found = re.search(r"V100 16GB has a speed with (precision\.compute=fp16)", text)
+    assert found
+    there = planned(capsys, recipe, "cluster.instance=p3.16xlarge", found.group(1))
+    assert there["speed"]["tokens_per_s"] > 0
+
+
 def test_a_cluster_of_ones_own_is_planned(
     recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,6 +26,7 @@ from shardyard.config.presets import ModelShape
 from shardyard.config.resolve import Preview
 from shardyard.config.schema import Parallel, Recipe
 from shardyard.errors import RecipeError, RequestError
+from shardyard.hardware.accelerator import Accelerator
 from shardyard.hardware.cluster import Cluster
 from shardyard.hardware.machine import Machine
 from shardyard.hardware.probe import probe
@@ -160,12 +161,24 @@ def _show(answer: Answer, *, critical_batch: float | None, details: bool) -> Non
         show_headline(answer.plan)
     else:
         show_task(answer.plan)
+    if answer.plan.speed.tokens_per_s is None and answer.cluster is not None:
+        _suggest_format(answer.cluster.accelerator)
     if critical_batch is not None:
         show_quality(answer.plan, critical_batch)
     if answer.found is not None and answer.assumed is None:
         show_layouts(answer.plan, answer.found, answer.asked, enough=_enough(answer))
         if details:
             show_rejected(answer.found)
+
+
+def _suggest_format(accelerator: Accelerator) -> None:
+    """Where no speed can be said: the formats in which it could be."""
+    known = [name for name in ("fp16", "fp32") if not missing(accelerator, name)]
+    if known:
+        click.echo(
+            f"\n{accelerator.name} has a speed with precision.compute={known[0]}"
+            + "".join(f", or {name}" for name in known[1:])
+        )
 
 
 def _resolved(
