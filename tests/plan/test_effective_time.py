@@ -134,6 +134,6 @@ def test_a_run_that_would_not_advance_is_refused() -> None:
         shares(mtbf_s=20)
     assert str(refused.value) == (
         "failures: with one every 20 s the run would not advance. A restart takes 5 min and the "
-        "next checkpoint comes 7 min 45 s after it. Use fewer nodes, save more often, or correct the "
-        "MTBF per node."
+        "next checkpoint comes 7 min 45 s after it. Use fewer nodes, save more often, or correct "
+        "the MTBF per node."
     )

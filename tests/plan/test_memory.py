@@ -11,15 +11,13 @@ from shardyard.models.build import hf_config
 from shardyard.plan.memory import (
     Fit,
     block_bytes,
-    block_elements,
     device_of,
     fit,
-    in_flight,
     memory,
     peak,
     reserved_of,
-    stage_layers,
 )
+from shardyard.plan.stages import block_elements, in_flight, stage_blocks
 from shardyard.plan.workload import Techniques, Workload
 from tests.plan.workloads import MEGATRON_2022, OURS, ZERO_PAPER, layout, workload
 
@@ -102,7 +100,7 @@ def test_tensor_and_pipeline_ranks_split_the_blocks() -> None:
     # Llama 2 70B: attention 8192 x (2 x 8192 + 2 x 1024), three MLP matrices, two norms
     assert one == 8192 * (2 * 8192 + 2 * 1024) + 3 * 8192 * 28672 + 2 * 8192
     assert block_elements(shape, layout(tp=8)) == one / 8
-    assert stage_layers(workload("llama2-70b", pp=4)) == 20
+    assert stage_blocks(workload("llama2-70b", pp=4), 0) == 20
 
 
 def test_expert_ranks_split_experts_and_nothing_else() -> None:

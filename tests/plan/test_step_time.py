@@ -5,12 +5,16 @@ from typing import Any
 
 import pytest
 
+from shardyard.config.presets import PRESETS, ModelShape
 from shardyard.hardware.cluster import Cluster
 from shardyard.hardware.links import Link
 from shardyard.plan.calibration import Calibration
+from shardyard.plan.memory import block_bytes
 from shardyard.plan.step_time import NAMES, Parts, StepModel, step_terms
 from shardyard.plan.workload import Techniques, Workload
 from tests.plan.workloads import EAGER, OURS, dgx, p5, with_rates, workload
+
+SHAPE_70B = PRESETS["llama2-70b"].shape
 
 
 def parts(
@@ -140,9 +144,16 @@ def test_what_recomputes_less_takes_less() -> None:
 # --- pipeline -----------------------------------------------------------------------------------
 
 
-def pipeline(*, passes: int = 16, pp: int = 8, **techniques: Any) -> Parts:
+def pipeline(
+    *, shape: ModelShape = SHAPE_70B, passes: int = 16, pp: int = 8, **techniques: Any
+) -> Parts:
     tech = replace(EAGER, **techniques)
-    return parts(workload("llama2-70b", pp=pp, passes=passes, techniques=tech), p5())
+    return parts(workload(shape, pp=pp, passes=passes, techniques=tech), p5())
+
+
+def even_pipeline(**given: Any) -> Parts:
+    """All stages have the same work: the head has none."""
+    return pipeline(shape=replace(SHAPE_70B, vocab_size=1), **given)
 
 
 def bubble(found: Parts) -> float:
@@ -153,28 +164,34 @@ def bubble(found: Parts) -> float:
 @pytest.mark.parametrize(("pp", "passes"), [(2, 8), (8, 16), (8, 64)])
 def test_the_bubble_of_1f1b_is_that_of_its_paper(pp: int, passes: int) -> None:
     # Narayanan et al. 2021, arXiv:2104.04473, section 2.2.1: (p - 1) / m
-    assert bubble(pipeline(pp=pp, passes=passes)) == pytest.approx((pp - 1) / passes)
-    assert bubble(pipeline(pp=pp, passes=passes, schedule="gpipe")) == pytest.approx(
-        (pp - 1) / passes
+    assert bubble(even_pipeline(pp=pp, passes=passes)) == pytest.approx((pp - 1) / passes, rel=1e-3)
+    assert bubble(even_pipeline(pp=pp, passes=passes, schedule="gpipe")) == pytest.approx(
+        (pp - 1) / passes, rel=1e-3
     )
 
 
 def test_interleaving_divides_the_bubble_by_its_chunks() -> None:
     # the same, section 2.2.2: (p - 1) / (m v)
-    found = pipeline(schedule="interleaved", virtual_stages=5)
-    assert bubble(found) == pytest.approx(7 / 16 / 5)
+    found = even_pipeline(schedule="interleaved", virtual_stages=5)
+    assert bubble(found) == pytest.approx(7 / 16 / 5, rel=1e-3)
 
 
 def test_a_zero_bubble_schedule_has_less_than_half_the_bubble() -> None:
     # Qi et al. 2023, arXiv:2401.10241: ZB-H1 has a third of 1F1B's
-    assert bubble(pipeline(schedule="zero-bubble")) == pytest.approx(7 / 16 / 3)
+    assert bubble(even_pipeline(schedule="zero-bubble")) == pytest.approx(7 / 16 / 3, rel=1e-3)
 
 
 def test_stages_cut_by_number_of_blocks_wait_for_the_longest() -> None:
-    # 80 blocks over 7 stages: 12 on the longest, and the head on the last besides
+    # 80 blocks over 7 stages: 12 on the longest, and the head on the last besides; cut by cost,
+    # 12 on six of them leave room for the head
     even, uneven = pipeline(pp=7), pipeline(pp=7, balanced_stages=False)
-    assert uneven.matmul_s == pytest.approx(even.matmul_s * 12 / (80 / 7))
-    assert uneven.vocabulary_s == pytest.approx(7 * even.vocabulary_s)
+    assert uneven.matmul_s == pytest.approx(even.matmul_s)
+    assert even.vocabulary_s == 0 < uneven.vocabulary_s
+
+
+def test_stages_have_whole_blocks() -> None:
+    # 80 blocks over 32 stages: 3 on the longest, as over 27
+    assert pipeline(pp=32).matmul_s == pytest.approx(pipeline(pp=27).matmul_s)
 
 
 def test_stages_send_activations() -> None:
@@ -260,6 +277,18 @@ def test_offload_costs_what_the_link_to_the_host_leaves_exposed(what: Any) -> No
     w = workload(dp_shard=8, techniques=replace(EAGER, offload=what))
     assert parts(workload(dp_shard=8), slow).offload_s == 0
     assert 0 <= parts(w, fast).offload_s < parts(w, slow).offload_s
+
+
+def test_offloaded_activations_go_down_and_up_once_a_pass() -> None:
+    slow = with_rates(p5(1), host_link_bytes_per_s=1e9)
+    w = workload(dp_shard=8, passes=2, techniques=replace(EAGER, offload="activations"))
+    # by hand: 32 blocks x 4,096 tokens x the bytes that a block keeps, two passes, both ways
+    moved_s = 2 * 2 * 32 * 4096 * block_bytes(w) / 1e9
+    found = parts(w, slow)
+    beside_s = compute_s(found) + found.tensor_s - found.vocabulary_s
+    assert found.offload_s == pytest.approx(moved_s - beside_s)
+    twice = parts(replace(w, micro_batch=2, global_batch=32), slow)
+    assert twice.offload_s == pytest.approx(2 * found.offload_s, rel=0.02)
 
 
 def test_a_small_model_waits_for_the_host_that_launches_it() -> None:

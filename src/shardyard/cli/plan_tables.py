@@ -356,6 +356,7 @@ def _show_failures(plan: Plan) -> None:
         return
     rows: list[Row] = [
         ("interval", f"{outlook.interval_steps:,} steps", outlook.interval_reason),
+        ("first start", format_seconds(outlook.init_s), "rendezvous and init, as of a restart"),
         ("effective", f"{outlook.ettr:.2%}", f"by {outlook.method}: {outlook.method_reason}"),
         *((f"restart: {p.name}", format_seconds(p.seconds), p.reason) for p in outlook.restart),
         ("restart: replay", format_seconds(outlook.replay.seconds), outlook.replay.reason),

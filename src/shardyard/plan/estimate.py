@@ -7,6 +7,7 @@ from shardyard.hardware.cluster import Cluster
 from shardyard.plan.calibration import Calibration
 from shardyard.plan.kernels import missing
 from shardyard.plan.memory import Fit, Memory, fit, memory
+from shardyard.plan.offload import host_short
 from shardyard.plan.step_time import Parts, StepModel, TimeTerm, step_terms
 from shardyard.plan.workload import Workload
 
@@ -80,7 +81,8 @@ def estimate(
     return Estimate(
         workload=workload,
         memory=needed,
-        fit=fit(needed.device_bytes, cluster.accelerator.memory_bytes),
+        fit=host_short(workload, cluster)
+        or fit(needed.device_bytes, cluster.accelerator.memory_bytes),
         parts=model.parts(
             workload.layout,
             micro_batch=workload.micro_batch,

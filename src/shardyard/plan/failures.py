@@ -21,7 +21,7 @@ from shardyard.plan.failure_rates import (
     require_positive,
     spare_nodes,
 )
-from shardyard.plan.restart import Phase, replay_phase, restart_phases
+from shardyard.plan.restart import Phase, first_init_s, replay_phase, restart_phases
 from shardyard.units import format_seconds
 
 
@@ -50,7 +50,9 @@ class FailureOutlook:
     spare_nodes: int
     spares_reason: str
     wall_s: float
-    """The run with failures: the sum of the next four."""
+    """The run with failures: the sum of the next five."""
+    init_s: float
+    """Until the first step begins: a start takes as long as a restart, without what was lost."""
     productive_s: float
     checkpoint_blocked_s: float
     lost_work_s: float
@@ -153,17 +155,18 @@ def failure_plan(
         blocking_s=checkpoint_blocking_s,
         lag_s=checkpoint_write_s,
     )
-    productive_s = steps * step_s
-    wall_s = productive_s / shares.productive
+    productive_s, init_s = steps * step_s, first_init_s(restart)
+    training_s = productive_s / shares.productive
+    wall_s = init_s + training_s
     spares, spares_reason = _spares(mtbf.seconds, wall_s=wall_s)
     return FailureOutlook(
         mtbf=mtbf,
-        expected_failures=wall_s * shares.failures_per_s,
+        expected_failures=training_s * shares.failures_per_s,
         best_interval_steps=interval.best_steps,
         interval_steps=interval.steps,
         interval_s=interval.steps * step_s,
         interval_reason=interval.reason,
-        ettr=shares.productive,
+        ettr=productive_s / wall_s,
         method=shares.method,
         method_reason=shares.reason,
         restart=restart,
@@ -171,10 +174,11 @@ def failure_plan(
         spare_nodes=spares,
         spares_reason=spares_reason,
         wall_s=wall_s,
+        init_s=init_s,
         productive_s=productive_s,
-        checkpoint_blocked_s=wall_s * shares.checkpoint_blocked,
-        lost_work_s=wall_s * shares.lost_work,
-        restart_s=wall_s * shares.restart,
+        checkpoint_blocked_s=training_s * shares.checkpoint_blocked,
+        lost_work_s=training_s * shares.lost_work,
+        restart_s=training_s * shares.restart,
     )
 
 

@@ -15,6 +15,7 @@ from shardyard.hardware.cluster import Cluster
 from shardyard.plan.calibration import Calibration
 from shardyard.plan.kernels import missing
 from shardyard.plan.memory import SAFE_SHARE, Fit, device_of, fit, peak
+from shardyard.plan.offload import host_short
 from shardyard.plan.step_time import NAMES, Parts, StepModel
 from shardyard.plan.workload import Recompute, Workload, with_layout
 from shardyard.units import format_bytes
@@ -149,7 +150,7 @@ def search(
                     family.least_bytes = min(family.least_bytes, device_bytes)
                 if nearest is None or device_bytes < nearest[0]:
                     nearest = (device_bytes, asked)
-                if device_bytes > (2 - SAFE_SHARE) * limit:
+                if device_bytes > (2 - SAFE_SHARE) * limit or host_short(asked, cluster):
                     break  # nor do larger micro-batches fit
                 candidate = _candidate(model, asked, device_bytes, limit)
                 fitting += candidate.is_safe

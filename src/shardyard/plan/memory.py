@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 
 from shardyard.config.legality import Layout
 from shardyard.config.presets import ModelShape
+from shardyard.plan.stages import block_elements, in_flight, stage_blocks, table_parameters
 from shardyard.plan.workload import Workload
 from shardyard.units import format_bytes
 
@@ -154,9 +155,8 @@ def _needs(w: Workload, stage: int) -> tuple[Need, ...]:
     layout, formats, tech, shape = w.layout, w.formats, w.techniques, w.shape
     shards, tokens = layout.dp_shard * layout.cp, w.tokens / layout.cp
     first, last = stage == 0, stage == layout.pp - 1
-    layers = stage_layers(w)
-    block = block_elements(shape, layout)
-    table = shape.vocab_size * shape.hidden_size / layout.tp
+    layers = stage_blocks(w, stage)
+    block, table = block_elements(shape, layout), table_parameters(shape, layout)
     tables = (1 if first else 0) + (1 if last else 0)
     if first and last and shape.tie_word_embeddings:
         tables = 1
@@ -186,10 +186,10 @@ def _needs(w: Workload, stage: int) -> tuple[Need, ...]:
     sums_early = gathers or (formats.weight_split_from == 1 and not sums_late)
     leftover = reduce * table if sums_early and tables and not is_first_pass else 0.0
 
-    kept, again = _kept_bytes(w)
+    kept, again = kept_bytes(w)
     if tech.offload == "activations":
-        kept = entry_bytes(w) * (2 / max(layers, 1))  # two blocks' inputs are on the device
-    flying = in_flight(w, stage)
+        kept *= 2 / max(layers, 2)  # of two blocks, on their way
+    flying = 1 if tech.offload == "activations" else in_flight(w, stage)
     activations = tokens * layers * kept * flying
     ends = tokens * _norm_bytes(w) * shape.hidden_size if last else 0.0
     logits = _logits_bytes(w, tokens) if last else 0.0
@@ -219,13 +219,6 @@ def _needs(w: Workload, stage: int) -> tuple[Need, ...]:
     return (at_loss, in_block, at_end) if last else (in_block, in_block, at_end)
 
 
-def block_elements(shape: ModelShape, layout: Layout) -> float:
-    """Parameters of one block on one rank, before the data axes split them."""
-    experts = shape.num_experts * shape.expert_parameters
-    split = layout.ep if layout.ep > 1 else layout.tp
-    return shape.shared_block_parameters / layout.tp + experts / split
-
-
 def _small_parameters(shape: ModelShape, *, first: bool, last: bool) -> int:
     """Learned positions and token types on the first stage, the norm after all blocks on the last.
 
@@ -239,28 +232,6 @@ def _small_parameters(shape: ModelShape, *, first: bool, last: bool) -> int:
 def _splits_gradients(w: Workload) -> bool:
     """``fully_shard`` splits them at every level; below zero 2 it sums once, in the last pass."""
     return w.layout.zero >= 2 or w.formats.weight_split_from == 1
-
-
-def stage_layers(w: Workload) -> float:
-    """Blocks of a pipeline stage: a fraction where stages are cut by cost."""
-    layers, pp = w.shape.num_hidden_layers, w.layout.pp
-    return layers / pp if w.techniques.balanced_stages else -(-layers // pp)
-
-
-def in_flight(w: Workload, stage: int) -> float:
-    """Micro-batches whose activations a stage holds at once, each of the whole stage.
-
-    Source: Narayanan et al. 2021, arXiv:2104.04473, section 2.2 (1F1B, interleaved).
-    """
-    pp, tech, passes = w.layout.pp, w.techniques, w.micro_batches
-    if pp == 1:
-        return 1
-    if tech.schedule == "gpipe":
-        return passes
-    if tech.schedule == "interleaved" and passes >= pp:
-        chunks = tech.virtual_stages
-        return min(passes, ((pp - stage - 1) * 2 + (chunks - 1) * pp + 1) / chunks)
-    return min(passes, pp - stage)
 
 
 # --- activations --------------------------------------------------------------------------------
@@ -334,7 +305,7 @@ def _selective_bytes(w: Workload) -> float:
     return entry_bytes(w) + size * share * products + attention
 
 
-def _kept_bytes(w: Workload) -> tuple[float, float]:
+def kept_bytes(w: Workload) -> tuple[float, float]:
     """Bytes per token that a block keeps on average, and that one holds while it is recomputed."""
     whole = block_bytes(w)
     if w.recompute == "full":
@@ -385,7 +356,7 @@ def _terms(w: Workload, stage: int, need: Need) -> tuple[Term, ...]:
         + (" and fp32 weights" if formats.optimizer_bytes > 8 else "") + over,
         "gathered parameters": f"whole ones in {formats.compute}, gathered by zero {layout.zero}",
         "unreduced gradients": f"{formats.reduce_bytes:g} bytes each, on their way to their sum",
-        "activations": f"{stage_layers(w):g} blocks x {tokens:,} tokens{several}, "
+        "activations": f"{stage_blocks(w, stage)} blocks x {tokens:,} tokens{several}, "
         f"recompute {w.recompute}",
         "logits and loss": f"{tokens:,} tokens x {w.shape.vocab_size // layout.tp:,} entries: "
         "logits, log-probabilities, gradients",

@@ -23,6 +23,7 @@ from shardyard.plan.failures import FailureOutlook, failure_plan
 from shardyard.plan.flops import flops_per_token
 from shardyard.plan.kernels import missing
 from shardyard.plan.memory import Fit, Memory, Term, fit, memory
+from shardyard.plan.offload import host_short
 from shardyard.plan.quality import samples_factor
 from shardyard.plan.saving import blocking_s, writing_s
 from shardyard.plan.step_time import TimeTerm
@@ -261,6 +262,8 @@ def plan_recipe(
         needed = _on_cpu(needed)
     limit = _memory_limit(named, machine, is_cpu=is_cpu, devices_per_node=devices_per_node)
     verdict = _fit_on_cpu(needed, limit) if is_cpu else fit(needed.device_bytes, limit)
+    if named is not None:
+        verdict = host_short(workload, named) or verdict
     peak = peak_of(
         accelerator,
         device_name=device,

@@ -100,6 +100,11 @@ def restart_phases(
     )
 
 
+def first_init_s(phases: tuple[Phase, ...]) -> float:
+    """Seconds before the first step of a run: what a restart also does, and nothing to load."""
+    return sum(phase.seconds for phase in phases if phase.name in ("rendezvous", "init"))
+
+
 def replay_phase(*, interval_s: float, durable_lag_s: float) -> Phase:
     """Work of one failure that is done again, on average.
 

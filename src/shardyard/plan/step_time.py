@@ -21,7 +21,8 @@ from shardyard.plan.collectives import (
     reduce_scatter_s,
     send_s,
 )
-from shardyard.plan.memory import block_elements
+from shardyard.plan.offload import moved_bytes
+from shardyard.plan.stages import block_elements, cut, stage_parameters, table_parameters
 from shardyard.plan.workload import Formats, Recompute, Techniques, Workload
 
 BUSY = 0.12
@@ -83,7 +84,7 @@ NAMES = {
     "matmul_s": ("matrix products", "of the blocks, forward and backward, by shape"),
     "attention_s": ("attention", "scores and their product with the values"),
     "elementwise_s": ("memory-bound", "norms, residuals, activations: what memory passes"),
-    "vocabulary_s": ("vocabulary", "head and loss, and what they leave the other stages waiting"),
+    "vocabulary_s": ("vocabulary", "head and loss"),
     "recompute_s": ("recompute", "activations computed again in the backward pass"),
     "launch_s": ("launch", "the host launches kernels slower than the device runs them"),
     "tensor_s": ("tensor parallel", "exposed collectives of tp"),
@@ -126,17 +127,18 @@ class StepModel:
         times, tech = self.times, self.times.techniques
         forward, backward = times.block(layout, micro_batch)
         head_f, head_b = times.vocabulary(layout, micro_batch)
-        blocks = times.shape.num_hidden_layers
-        layers = blocks / layout.pp if tech.balanced_stages else -(-blocks // layout.pp)
         again = _recomputed(recompute, forward, tech)
         work_s = forward.device_s + backward.device_s + again.device_s  # of one block, one pass
         host_s = forward.host_s + backward.host_s + again.host_s
+        block_s = max(work_s, host_s)
         head_s = head_f.device_s + head_b.device_s
+        first, last = cut(times.shape, layout.pp, tech)
+        layers, extra_s = first, 0.0  # of the stage that the others wait for
+        if last * block_s + head_s >= first * block_s:
+            layers, extra_s = last, head_s
         launch_s = layers * max(0.0, host_s - work_s)
-        # the head is on the last stage alone: cut by cost, every stage has its share of the work
-        extra_s = head_s / layout.pp if tech.balanced_stages else head_s
-        waited_s = layers * work_s + launch_s + (extra_s if tech.balanced_stages else 0.0)
-        bubble_s = (layout.pp - 1) * waited_s * _bubble_share(tech)
+        others_s = (times.shape.num_hidden_layers - layers) * block_s + head_s - extra_s
+        bubble_s = others_s * _bubble_share(tech)
         data_s = self._data_s(
             layout, layers=layers, passes=micro_batches, forward=forward.device_s,
             backward=backward.device_s + again.device_s,
@@ -156,7 +158,13 @@ class StepModel:
             bubble_s=bubble_s,
             send_s=self._sends_s(layout, micro_batch=micro_batch, passes=micro_batches),
             optimizer_s=self._optimizer_s(layout, layers),
-            offload_s=self._offload_s(layout, layers=layers, passes=micro_batches, work_s=work_s),
+            offload_s=self._offload_s(
+                layout,
+                micro_batch=micro_batch,
+                passes=micro_batches,
+                recompute=recompute,
+                work_s=kept_blocks * work_s,
+            ),
             wait_s=0.0,
         )
         nodes = max(1.0, layout.world_size / self.cluster.devices_per_node)
@@ -252,22 +260,22 @@ class StepModel:
         held = stage_parameters(self.times.shape, layout, layers) / shards
         return held * OPTIMIZER_BYTES / self.times.rates.bytes_per_s + OPTIMIZER_START_S
 
-    def _offload_s(self, layout: Layout, *, layers: float, passes: int, work_s: float) -> float:
-        offload, formats = self.times.techniques.offload, self.times.formats
-        link = self.cluster.accelerator.host_link_bytes_per_s
-        if offload == "none" or link is None:
+    def _offload_s(
+        self, layout: Layout, *, micro_batch: int, passes: int, recompute: Recompute, work_s: float
+    ) -> float:
+        """What is moved to the host and back and does not fit beside the work of the step."""
+        times, link = self.times, self.cluster.accelerator.host_link_bytes_per_s
+        if times.techniques.offload == "none" or link is None:
             return 0.0
-        held = stage_parameters(self.times.shape, layout, layers)
-        held /= layout.dp_shard * layout.cp
-        if offload == "optimizer":  # gradients down, parameters up, nothing beside it
-            return held * (formats.gradient_bytes + formats.weight_bytes) / link
-        if offload == "params":
-            moved = 3 * passes * held * formats.compute_bytes / link
-        else:
-            hidden = self.times.shape.hidden_size / layout.tp
-            tokens = self.times.seq_len / layout.cp
-            moved = 2 * passes * layers * tokens * hidden * formats.compute_bytes / link
-        return max(0.0, moved - passes * layers * work_s)
+        moved_s = moved_bytes(
+            Workload(
+                shape=times.shape, layout=layout, seq_len=times.seq_len, micro_batch=micro_batch,
+                global_batch=passes * micro_batch * layout.data_ranks, formats=times.formats,
+                recompute=recompute, techniques=times.techniques,
+            )
+        ) / link  # fmt: skip
+        hidden_s = 0.0 if times.techniques.offload == "optimizer" else work_s
+        return max(0.0, moved_s - hidden_s)
 
 
 def step_terms(workload: Workload, parts: Parts) -> tuple[TimeTerm, ...]:
@@ -281,17 +289,6 @@ def step_terms(workload: Workload, parts: Parts) -> tuple[TimeTerm, ...]:
         reason = f"{what}; {passes}" if key == "matmul_s" else what
         found.append(TimeTerm(name=name, seconds=seconds, reason=reason))
     return tuple(found)
-
-
-def table_parameters(shape: ModelShape, layout: Layout) -> float:
-    """Parameters of the embedding, or of the head, on one rank."""
-    return shape.vocab_size * shape.hidden_size / layout.tp
-
-
-def stage_parameters(shape: ModelShape, layout: Layout, layers: float) -> float:
-    """Parameters of a stage on one rank: its blocks, and embedding or head (both without pp)."""
-    tables = 1 if layout.pp > 1 or shape.tie_word_embeddings else 2
-    return layers * block_elements(shape, layout) + tables * table_parameters(shape, layout)
 
 
 def _recomputed(recompute: Recompute, forward: Pass, techniques: Techniques) -> Pass:

@@ -142,7 +142,7 @@ def _failures(record: RunRecord, plan: Plan, times: list[AttemptTime]) -> list[C
     lost = len({(event.get("attempt", 0), event.get("generation", 0)) for event in losses})
     return [
         Comparison(
-            name="wall time", unit="s", note="predicted without the first start and evaluation",
+            name="wall time", unit="s", note="predicted without evaluation",
             predicted=outlook.wall_s, measured=wall_s,
         ),
         Comparison(

@@ -242,6 +242,7 @@ def _failures(plan: Plan) -> str:
 def _wall_time(outlook: FailureOutlook) -> str:
     """Wall time split as the run's own report splits it, in the same colours."""
     shares = {
+        "init": outlook.init_s,
         "productive": outlook.productive_s,
         "checkpoint-blocked": outlook.checkpoint_blocked_s,
         "lost-work": outlook.lost_work_s,

@@ -1,0 +1,54 @@
+"""What offload keeps in the memory of the host, and what it moves there and back in a step."""
+
+from shardyard.hardware.cluster import Cluster
+from shardyard.plan.memory import Fit, kept_bytes
+from shardyard.plan.stages import in_flight, stage_blocks, stage_parameters
+from shardyard.plan.workload import Workload
+from shardyard.units import format_bytes
+
+
+def host_bytes(w: Workload) -> float:
+    """Host memory that the first stage's rank needs: what its device is spared."""
+    offload, formats = w.techniques.offload, w.formats
+    if offload == "optimizer":
+        return _held(w) * formats.optimizer_bytes
+    if offload == "params":
+        return _held(w) * (formats.weight_bytes + formats.gradient_bytes + formats.optimizer_bytes)
+    if offload == "activations":
+        return _activations(w) * in_flight(w, 0)
+    return 0.0
+
+
+def moved_bytes(w: Workload) -> float:
+    """Of a step, over the link between one device and its host."""
+    offload, formats, passes = w.techniques.offload, w.formats, w.micro_batches
+    if offload == "optimizer":  # gradients down, parameters up
+        return _held(w) * (formats.gradient_bytes + formats.weight_bytes)
+    if offload == "params":  # up for each direction of a pass, gradients down
+        return 3 * passes * _held(w) * formats.compute_bytes
+    if offload == "activations":
+        return 2 * passes * _activations(w)
+    return 0.0
+
+
+def _held(w: Workload) -> float:
+    """Parameters of the first stage that one rank is the keeper of."""
+    shards = w.layout.dp_shard * w.layout.cp
+    return stage_parameters(w.shape, w.layout, stage_blocks(w, 0)) / shards
+
+
+def _activations(w: Workload) -> float:
+    """Bytes that one pass leaves for the backward pass."""
+    return w.tokens / w.layout.cp * stage_blocks(w, 0) * kept_bytes(w)[0]
+
+
+def host_short(w: Workload, cluster: Cluster) -> Fit | None:
+    """Says so if the hosts have too little memory for it."""
+    needed, there = host_bytes(w) * cluster.devices_per_node, cluster.host_memory_bytes
+    if there is None or needed <= there:
+        return None
+    return Fit(
+        verdict="does not fit",
+        reason=f"memory.offload={w.techniques.offload} needs {format_bytes(needed)} of host memory "
+        f"a node, which has {format_bytes(there)}",
+    )
