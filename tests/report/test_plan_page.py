@@ -150,7 +150,7 @@ def test_the_head_says_what_takes_ten_seconds_to_read() -> None:
     assert shown["tokens per second"][0] == "160 K"
     assert shown["tokens per second"][1].startswith("10 K a device, ")
     assert shown["expected failures"][1].startswith("one every ")
-    assert shown["time"][1] == "1,000 steps, with saves and failures"
+    assert shown["time"][1] == "1,000 steps, with start, saves and failures"
     assert "an hour" in shown["price"][1] and "a million tokens" in shown["price"][1]
 
 

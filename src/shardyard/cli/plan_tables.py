@@ -201,7 +201,7 @@ def _time_reason(plan: Plan) -> str:
     length = f"{plan.steps:,} steps"
     if plan.step_s is None:
         return length
-    return f"{length} of {format_seconds(plan.step_s)}, with saves and failures"
+    return f"{length} of {format_seconds(plan.step_s)}, with start, saves and failures"
 
 
 def _price(plan: Plan) -> Row:

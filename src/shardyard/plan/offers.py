@@ -35,7 +35,7 @@ class Offer:
 
     @property
     def wall_s(self) -> float:
-        """The run with saves and failures."""
+        """The run with start, saves and failures."""
         return self.failures.wall_s
 
     @property

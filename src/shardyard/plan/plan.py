@@ -123,7 +123,7 @@ class Plan:
 
     @property
     def wall_s(self) -> float | None:
-        """Predicted time with saves and failures, where they are predicted."""
+        """Predicted time with start, saves and failures, where they are predicted."""
         return self.seconds if self.failures is None else self.failures.wall_s
 
     @property

@@ -50,7 +50,7 @@ def _paint(axes: Axes, offers: Offers) -> None:
     _limit(axes, times, prices)
     axes.grid(visible=True, axis="both")
     axes.set_title("Price of the run against its time")
-    axes.set_xlabel("time, with saves and failures")
+    axes.set_xlabel("time, with start, saves and failures")
     axes.set_ylabel("price on demand")
     points = sorted({(o.wall_s, o.usd, offer_name(o)) for o in (*front, *_one(picked))})
     _label(axes, points, corners=list(zip(times, prices, strict=True)))

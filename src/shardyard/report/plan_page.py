@@ -282,7 +282,7 @@ def _price(plan: Plan) -> str:
 def _run_words(plan: Plan) -> str:
     if plan.wall_s is None:
         return "its time is not known"
-    failures = "with saves and failures" if plan.failures is not None else "without failures"
+    failures = "with start, saves and failures" if plan.failures is not None else "without failures"
     return f"{format_seconds(plan.wall_s)} on {plan.devices_words()}, {failures}"
 
 

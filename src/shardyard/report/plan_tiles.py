@@ -50,7 +50,7 @@ def _time(plan: Plan) -> tuple[str, str]:
         return ABSENT, length
     if plan.failures is None:
         return format_seconds(plan.wall_s), f"{length}, without failures"
-    return format_seconds(plan.wall_s), f"{length}, with saves and failures"
+    return format_seconds(plan.wall_s), f"{length}, with start, saves and failures"
 
 
 def _price(plan: Plan) -> tuple[str, str]:
