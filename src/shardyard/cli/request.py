@@ -3,6 +3,8 @@
 The first step of every verb that takes a recipe.
 """
 
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ from shardyard.config.resolve import Preview, resolve, resolve_known
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
 from shardyard.hardware.machine import Machine
+from shardyard.launch.secrets import loose_files, resolve_local
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +36,11 @@ class Request:
 
     @staticmethod
     def read(
-        arguments: Sequence[str], *, to_train: bool = True, needs_weights: bool = True
+        arguments: Sequence[str],
+        *,
+        to_train: bool = True,
+        needs_weights: bool = True,
+        runs_here: bool = False,
     ) -> "Request":
         """Load and check a recipe, and find its model.
 
@@ -42,6 +49,7 @@ class Request:
             to_train: Whether what can be planned but not trained yet is refused.
             needs_weights: Whether weights that the recipe loads must be there; False for verbs
                 that only look.
+            runs_here: Whether the work is done on this machine, so that its secrets are taken.
 
         Raises:
             RequestError: Anything in it is wrong; every problem that can be seen is named.
@@ -50,6 +58,8 @@ class Request:
         files = [Path(argument) for argument in arguments if not is_override(argument)]
         overrides = [argument for argument in arguments if is_override(argument)]
         recipe = anchor_paths(load_checked_recipe(files, overrides, to_train=to_train))
+        if runs_here:
+            take_secrets(recipe)
         name = "-".join(file.stem for file in files) or "run"
         return Request.of(recipe, name=name, needs_weights=needs_weights)
 
@@ -88,3 +98,15 @@ class Request:
             model_has_tokenizer=has_tokenizer(self.model_dir),
             previous=previous,
         )
+
+
+def take_secrets(recipe: Recipe) -> None:
+    """Put a recipe's secrets into the environment of this process, which its children inherit.
+
+    Raises:
+        RequestError: One is missing here.
+        AccessError: One may not be read by this user.
+    """
+    for warning in loose_files(recipe.secrets):
+        print(f"warning: {warning}", file=sys.stderr)
+    os.environ.update(resolve_local(recipe.secrets, os.environ))

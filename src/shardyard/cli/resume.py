@@ -8,7 +8,7 @@ import click
 
 from shardyard.cli.attempt import Attempt, resolve_here, run_attempt
 from shardyard.cli.options import json_option, runs_dir_option
-from shardyard.cli.request import Request
+from shardyard.cli.request import Request, take_secrets
 from shardyard.cli.train import refuse_other_nodes
 from shardyard.config.anchor import anchor_paths
 from shardyard.config.check import load_checked_recipe
@@ -40,6 +40,7 @@ def command(
     number, previous, asked = _newest_attempt(run_dir)
     recipe = anchor_paths(load_checked_recipe([asked], overrides))
     refuse_other_nodes(recipe)
+    take_secrets(recipe)
     machine, resolved = resolve_here(
         Request.of(recipe, name=run_dir.run_id),
         previous=previous,

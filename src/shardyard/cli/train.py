@@ -24,7 +24,7 @@ from shardyard.rundir.lines import EventWriter
 @json_option
 def command(recipe: tuple[str, ...], *, dry_run: bool, as_json: bool) -> int:
     """Train RECIPE (files and section.key=value overrides) on this machine."""
-    request = Request.read(recipe)
+    request = Request.read(recipe, runs_here=True)
     _refuse_existing(request)
     _refuse_unwritable(Path(request.recipe.run.dir).expanduser())
     refuse_other_nodes(request.recipe)

@@ -385,4 +385,4 @@ class Recipe(Section):
     launch: Launch = Launch()
     observe: Observe = Observe()
     secrets: dict[str, str] = {}
-    """Names of secrets and where each is kept. Not built yet."""
+    """Environment variable -> where its value is kept: env, file:/path and others, never itself."""
