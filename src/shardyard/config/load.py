@@ -236,7 +236,8 @@ def _nearest(key: str, section: str | None) -> str | None:
         return _ELSEWHERE[key]
     wanted = f"{section}.{key}" if section else key
     # not in its own section: there the section's name alone would make them alike
-    others = [name for name in names if not name.startswith(f"{section}.")]
+    first = wanted.partition(".")[0]
+    others = [name for name in names if not name.startswith(f"{first}.")]
     near = difflib.get_close_matches(wanted, others if section else list(leaves.values()), n=1)
     return next((name for name, leaf in leaves.items() if near and near[0] in (name, leaf)), None)
 
