@@ -326,8 +326,20 @@ class AwsBatch(Section):
     """ARN of the role that pulls the image and reads secrets."""
     attempts: Annotated[int, Field(ge=1, le=10)] = 3
     """Times that Batch starts the job."""
+    vcpus: Annotated[int, Field(ge=1)] | None = None
+    """VCPUs of a container; null: all of cluster.instance."""
+    memory_gib: Annotated[int, Field(ge=1)] | None = None
+    """Memory of a container; null: what cluster.instance can give."""
     shared_memory_gib: Annotated[int, Field(ge=1)] = 64
     """Size of /dev/shm."""
+    subnets: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Subnets for the compute environment that the prerequisites make, all in one zone."""
+    security_groups: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Security groups of its instances; they must let each other in, for EFA on all ports."""
+    instance_role: str | None = None
+    """Instance profile of its instances: a name or an ARN."""
+    ami: str | None = None
+    """Image of its instances; null: Amazon Linux 2023 for ECS, which lacks drivers for Gaudi."""
 
 
 class Launch(Section):
@@ -341,6 +353,8 @@ class Launch(Section):
     """Longest time, such as 90min, 24h or 2d; null: the scheduler's own limit."""
     env: dict[str, str] = {}
     """Environment of every process; no secrets, they have a section of their own."""
+    code: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Folders, files or globs of your own code that the nodes need; .gitignore is respected."""
     volumes: Annotated[tuple[Volume, ...], Field(strict=False)] = ()
     """What is mounted into containers."""
     max_usd: Annotated[float, Field(gt=0)] | None = None

@@ -89,6 +89,8 @@ class Rendered:
     """The same as plain values, in the order of creation, where there are several."""
     files: dict[str, str] = field(default_factory=dict)
     """Files that submit writes beside the run: name -> content."""
+    target: dict[str, str] = field(default_factory=dict)
+    """Where it is sent, as far as the recipe says it: region, context, namespace."""
 
 
 @dataclass(frozen=True, kw_only=True)
