@@ -1,7 +1,8 @@
 """What was created outside a run's folder: its intent before, its confirmation after.
 
 `ledger.jsonl`: {"t", "action", "kind", "name", "launcher", "id", "details"}, one object a line;
-``action`` is intended, created, failed or removed. Tear-down reads it, so nothing is forgotten: an
+``action`` is intended, created, failed or removed, or submitted: the line of a job, with which
+every verb finds it again. Tear-down reads it, so nothing is forgotten: an
 object whose creation was interrupted stands as intended and is looked for.
 """
 
@@ -10,9 +11,12 @@ import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardyard.errors import StorageError
+
+if TYPE_CHECKING:
+    from shardyard.launch.base import Job
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +61,17 @@ class Ledger:
         """Write down that it is gone."""
         self._write("removed", entry)
 
+    def record(self, job: "Job") -> None:
+        """Write down what a submission returned; no object of its own, so nothing to remove."""
+        entry = Entry(
+            kind="job", name=job.name, launcher=job.launcher, id=job.id, details=job.details
+        )
+        self._write("submitted", entry)
+
+    def jobs(self) -> list[Entry]:
+        """Every job that was submitted, oldest first."""
+        return [_entry(line) for line in self._lines() if line["action"] == "submitted"]
+
     def live(self) -> list[Entry]:
         """What may exist, oldest first: intended or created, and not failed or removed."""
         found: dict[tuple[str, str, str], Entry] = {}
@@ -64,24 +79,13 @@ class Ledger:
             key = (line["launcher"], line["kind"], line["name"])
             if line["action"] in ("failed", "removed"):
                 found.pop(key, None)
-                continue
-            found[key] = Entry(
-                kind=line["kind"], name=line["name"], launcher=line["launcher"],
-                id=line.get("id"), details=line.get("details") or {},
-                is_confirmed=line["action"] == "created",
-            )  # fmt: skip
+            elif line["action"] != "submitted":
+                found[key] = _entry(line)
         return list(found.values())
 
     def all(self) -> list[Entry]:
         """Everything that was ever confirmed, oldest first."""
-        return [
-            Entry(
-                kind=line["kind"], name=line["name"], launcher=line["launcher"],
-                id=line.get("id"), details=line.get("details") or {}, is_confirmed=True,
-            )
-            for line in self._lines()
-            if line["action"] == "created"
-        ]  # fmt: skip
+        return [_entry(line) for line in self._lines() if line["action"] == "created"]
 
     def _lines(self) -> list[dict[str, Any]]:
         if not self.path.is_file():
@@ -110,3 +114,10 @@ class Ledger:
                 f"{self.path} cannot be written: {error.strerror}. Nothing is created outside that "
                 "is not written down first. Check that the run folder is yours and has room."
             ) from error
+
+
+def _entry(line: dict[str, Any]) -> Entry:
+    return Entry(
+        kind=line["kind"], name=line["name"], launcher=line["launcher"], id=line.get("id"),
+        details=line.get("details") or {}, is_confirmed=line["action"] == "created",
+    )  # fmt: skip

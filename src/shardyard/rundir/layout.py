@@ -59,6 +59,11 @@ class RunDir:
         return self.path / "lease.json"
 
     @property
+    def ledger(self) -> Path:
+        """One JSON object a line: what was created outside this folder, and the jobs."""
+        return self.path / "ledger.jsonl"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
