@@ -37,7 +37,7 @@ def command(
     run_dir = find_run(run, runs_dir)
     Lease(run_dir.lease).close()  # refuse at once, not after a minute of preparation
     check_packages()
-    number, previous, asked = _newest_attempt(run_dir)
+    number, previous, asked = newest_attempt(run_dir)
     recipe = anchor_paths(load_checked_recipe([asked], overrides))
     refuse_other_nodes(recipe)
     take_secrets(recipe)
@@ -47,11 +47,9 @@ def command(
         data=None if previous is None else _data_as_before(previous, overrides),
     )
     done = run_dir.checkpoint_steps()
-    is_finished = bool(done) and (
-        done[-1] >= resolved.steps or _has_met_its_target(run_dir, previous, resolved)
-    )
-    if dry_run or is_finished:
-        words = _words(run_dir, done, resolved.steps, is_finished=is_finished)
+    is_over = is_finished(run_dir, previous, resolved)
+    if dry_run or is_over:
+        words = _words(run_dir, done, resolved.steps, is_finished=is_over)
         click.echo(_as_json(run_dir, done, resolved.steps, words) if as_json else words)
         return 0
     attempt = Attempt(
@@ -60,7 +58,7 @@ def command(
     return run_attempt(attempt, as_json=as_json)
 
 
-def _newest_attempt(run_dir: RunDir) -> tuple[int, Resolved | None, Path]:
+def newest_attempt(run_dir: RunDir) -> tuple[int, Resolved | None, Path]:
     """Number of the next attempt, what the last one resolved, and what it was asked."""
     made = run_dir.attempts()
     whole = [number for number in made if run_dir.resolved(number).is_file()]
@@ -75,6 +73,12 @@ def _data_as_before(previous: Resolved, overrides: Sequence[str]) -> DataFacts |
     asks_for_other = any(override.startswith("data.") for override in overrides)
     is_there = Path(previous.data.dir).is_dir()
     return previous.data if is_there and not asks_for_other else None
+
+
+def is_finished(run_dir: RunDir, previous: Resolved | None, now: Resolved) -> bool:
+    """Whether a run has nothing left to do, unless more is asked of it."""
+    done = run_dir.checkpoint_steps()
+    return bool(done) and (done[-1] >= now.steps or _has_met_its_target(run_dir, previous, now))
 
 
 def _has_met_its_target(run_dir: RunDir, previous: Resolved | None, now: Resolved) -> bool:

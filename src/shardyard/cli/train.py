@@ -60,9 +60,9 @@ def refuse_other_nodes(recipe: Recipe) -> None:
     """
     if recipe.cluster.nodes > 1:
         raise RequestError(
-            f"cluster.nodes={recipe.cluster.nodes} but this verb starts processes on this machine "
-            "alone, and launching on several is not built yet. Use cluster.nodes=1 here; "
-            "`shardyard plan` predicts any number of nodes."
+            f"cluster.nodes={recipe.cluster.nodes} but this verb trains on one node, this machine. "
+            "Use cluster.nodes=1 here; `shardyard launch RECIPE --on local` starts several nodes "
+            "on this machine, and --on slurm, kubernetes or aws-batch elsewhere."
         )
 
 

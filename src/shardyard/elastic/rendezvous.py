@@ -58,7 +58,7 @@ def build_rendezvous(meeting: Meeting) -> tuple[DynamicRendezvousHandler, TCPSto
     """
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     host, port = _endpoint(meeting)
-    if meeting.max_nodes == 1:
+    if meeting.max_nodes == 1 or _is_loopback(host):  # all nodes are this machine
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
     store = serve_store(host, port) if meeting.node_rank == 0 else connect_store(host, port)
     handler = DynamicRendezvousHandler.from_backend(
