@@ -73,6 +73,8 @@ class LaunchRequest:
     run_dir: str
     """The run's folder as the nodes see it."""
     is_resume: bool = False
+    submission: int = 1
+    """Which one of the run; names of jobs carry it from the second on, where they must differ."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +91,8 @@ class Rendered:
     """The same as plain values, in the order of creation, where there are several."""
     files: dict[str, str] = field(default_factory=dict)
     """Files that submit writes beside the run: name -> content."""
+    warnings: tuple[str, ...] = ()
+    """What is allowed and may be regretted; shown on stderr before anything is sent."""
     target: dict[str, str] = field(default_factory=dict)
     """Where it is sent, as far as the recipe says it: region, context, namespace."""
 
