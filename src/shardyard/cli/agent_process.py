@@ -151,7 +151,9 @@ def _read_answer(stdout: IO[str], run_dir: RunDir, log: Path, *, exit_code: int)
         answer: dict[str, Any] = json.loads(lines[-1])
         return answer
     ending = signal.Signals(-exit_code).name if exit_code < 0 else f"exit code {exit_code}"
+    killed_by = {"killed_by": -exit_code} if exit_code < 0 else {}
     return {
+        **killed_by,
         "outcome": "failed",
         "exit_code": 1,
         "message": (

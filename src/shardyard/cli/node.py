@@ -31,6 +31,7 @@ from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Recipe
 from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED, RequestError, ShardyardError
 from shardyard.launch.place import KINDS, Place, place_in
+from shardyard.launch.secrets import resolve_local
 from shardyard.report.write import write_report
 from shardyard.rundir.layout import RunDir, write_text
 from shardyard.rundir.lease import Lease
@@ -66,6 +67,7 @@ def command(
         place = place_in(kind, os.environ)
     run = RunDir(run_dir.expanduser().resolve())
     talk = Session(run, place.session)
+    os.environ.update(resolve_local(load_checked_recipe([recipe], []).secrets, os.environ))
     if place.node_rank > 0:
         return _join(run, place, talk)
     with marked_on_stdout(run):
@@ -210,6 +212,8 @@ def _train(run: RunDir, attempt: int, place: Place) -> tuple[int, str]:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # the answer is known and this process ends
     exit_code, words = int(answer["exit_code"]), str(answer["message"])
+    if "killed_by" in answer:  # as a shell says it: the node was lost, the run did not fail
+        exit_code = 128 + int(answer["killed_by"])
     if exit_code != 0:
         is_error = answer["outcome"] == "failed"
         print(f"{'error: ' if is_error else ''}{words}", file=sys.stderr)
