@@ -12,12 +12,14 @@ from pathlib import Path
 from shardyard.config.anchor import anchor_paths
 from shardyard.config.auto import Facts
 from shardyard.config.check import load_checked_recipe
+from shardyard.config.legality import problems
 from shardyard.config.load import is_override
 from shardyard.config.model_source import has_tokenizer, model_folder, read_shape
 from shardyard.config.presets import ModelShape
 from shardyard.config.resolve import Preview, resolve, resolve_known
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
+from shardyard.errors import RecipeError
 from shardyard.hardware.machine import Machine
 from shardyard.launch.secrets import loose_files, resolve_local
 
@@ -110,3 +112,22 @@ def take_secrets(recipe: Recipe) -> None:
     for warning in loose_files(recipe.secrets):
         print(f"warning: {warning}", file=sys.stderr)
     os.environ.update(resolve_local(recipe.secrets, os.environ))
+
+
+def refuse_illegal(recipe: Recipe, shape: ModelShape, *, devices_per_node: int) -> None:
+    """Hold degrees, batch and length of a previewed recipe against each other.
+
+    Raises:
+        RecipeError: All that does not fit.
+    """
+    optim, seq_len = recipe.optim, recipe.data.seq_len
+    global_batch, micro_batch = optim.global_batch, optim.micro_batch
+    assert isinstance(global_batch, int) and isinstance(micro_batch, int)
+    assert isinstance(seq_len, int)
+    found = problems(
+        recipe.parallel, world_size=recipe.cluster.nodes * devices_per_node,
+        devices_per_node=devices_per_node, shape=shape, seq_len=seq_len,
+        global_batch=global_batch, micro_batch=micro_batch,
+    )  # fmt: skip
+    if found:
+        raise RecipeError(found)
