@@ -4,11 +4,9 @@ A multi-node parallel job has one container on each of its instances; all are de
 range, ``0:``. Numbers of devices come from the catalogue of instances, never from the recipe.
 """
 
-import base64
 import hashlib
 import json
 import re
-import zlib
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -25,7 +23,7 @@ LOG_GROUP = "/aws/batch/job"
 RUN_TAG = "shardyard-run"
 
 RECIPE_VARIABLE = "SHARDYARD_RECIPE"
-"""The recipe: YAML, packed by zlib, in base64. The node's entry point unpacks it."""
+"""Carries the recipe as it is, for cli/node_from_environment.py."""
 
 MAX_DEFINITION_BYTES = 24 * 1024
 """Of RegisterJobDefinition. Source: AWS Batch User Guide, Service quotas."""
@@ -177,9 +175,8 @@ def _container(request: LaunchRequest) -> dict[str, Any]:
 
 
 def _command(request: LaunchRequest) -> list[str]:
-    command = ["python", "-m", "shardyard.cli.node", "--place", "aws-batch"]
-    command += ["--run-id", request.run_id, "--run-dir", request.run_dir]
-    return command
+    module = "shardyard.cli.node_from_environment"
+    return ["python", "-m", module, "--place", "aws-batch", "--run-dir", request.run_dir]
 
 
 def _environment(request: LaunchRequest) -> list[dict[str, str]]:
@@ -190,21 +187,11 @@ def _environment(request: LaunchRequest) -> list[dict[str, str]]:
             f"launch.env has {', '.join(reserved)}. Batch refuses names that begin with AWS_BATCH: "
             "it sets those itself. Rename or remove them."
         )
-    values[RECIPE_VARIABLE] = pack_recipe(request.recipe_text)
+    values[RECIPE_VARIABLE] = request.recipe_text
     machine = chosen_instance(request)
     if machine is not None and machine.accelerator.device == "hpu":
         values.setdefault("HABANA_VISIBLE_DEVICES", "all")
     return [{"name": name, "value": values[name]} for name in sorted(values)]
-
-
-def pack_recipe(text: str) -> str:
-    """A recipe as a value of RECIPE_VARIABLE; the same text gives the same value everywhere."""
-    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
-
-
-def unpack_recipe(value: str) -> str:
-    """The recipe in a value of RECIPE_VARIABLE."""
-    return zlib.decompress(base64.b64decode(value, validate=True)).decode()
 
 
 def _secrets(recipe: Recipe) -> list[dict[str, str]]:
