@@ -49,8 +49,8 @@ STACKS: dict[Kind, Stack] = {
         # Driver: CUDA 13.0 release notes, minimum of the toolkit on Linux. NCCL: in the wheel's
         # requirements. OFI plugin 1.21.1 accepts NCCL 2.17.1 and later (its release notes).
         labels={
-            "cuda-toolkit": "13.0", "nccl": "2.29.7", "efa-installer": "1.50.0", "ofi-nccl": "1.21.1",
-            "libfabric": "2.6.0amzn1.0", "least-driver": "580.65.06",
+            "cuda-toolkit": "13.0", "least-driver": "580.65.06", "nccl": "2.29.7",
+            "efa-installer": "1.50.0", "ofi-nccl": "1.21.1", "libfabric": "2.6.0amzn1.0",
         },
         source="docs.aws.amazon.com, EFA release notes of 1.50.0 (2026-08-21); torch 2.13.0+cu130",
     ),
