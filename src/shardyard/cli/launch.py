@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,72 +28,58 @@ from shardyard.launch.ledger import Ledger
 from shardyard.rundir.layout import RunDir, new_run_id
 
 
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """On what terms something is submitted: the options of ``launch_options``."""
+
+    is_yes: bool
+    is_forced: bool
+    dry_run: bool
+    max_usd: float | None
+    is_followed: bool
+    as_json: bool
+
+
 @click.command()
 @click.argument("recipe", nargs=-1, required=True)
 @click.option("--on", required=True, metavar="LAUNCHER", help=f"One of {', '.join(LAUNCHERS)}.")
 @launch_options
+@click.option("--dry-run", is_flag=True, help="Print exactly what would be sent; create nothing.")
 @json_option
 @click.pass_context
-def command(
-    context: click.Context,
-    recipe: tuple[str, ...],
-    *,
-    on: str,
-    is_yes: bool,
-    is_forced: bool,
-    dry_run: bool,
-    max_usd: float | None,
-    is_followed: bool,
-    as_json: bool,
-) -> int:
+def command(context: click.Context, /, recipe: tuple[str, ...], *, on: str, **terms: Any) -> int:
     """Submit RECIPE (files and section.key=value overrides) to a scheduler.
 
     The plan, the memory's verdict and the price are shown before; what is submitted is what
     --dry-run prints.
     """
+    asked = Terms(**terms)
     launcher = launcher_named(on, launchers_in(context))
     request = Request.read(recipe, needs_weights=False)
     run = request.recipe.run
     run_id = run.id or new_run_id(str(request.preview().recipe.run.name))
     run_dir = RunDir(Path(run.dir).expanduser().resolve() / run_id)
     refuse_existing(run_dir)
-    proposal = propose(request, launcher, run_dir=run_dir, is_dry_run=dry_run)
-    return submit_proposal(
-        proposal,
-        is_yes=is_yes,
-        is_forced=is_forced,
-        dry_run=dry_run,
-        max_usd=max_usd,
-        is_followed=is_followed,
-        as_json=as_json,
-    )
+    proposal = propose(request, launcher, run_dir=run_dir, is_dry_run=asked.dry_run)
+    return submit_proposal(proposal, asked)
 
 
-def submit_proposal(
-    proposal: Proposal,
-    *,
-    is_yes: bool,
-    is_forced: bool,
-    dry_run: bool,
-    max_usd: float | None,
-    is_followed: bool,
-    as_json: bool,
-) -> int:
+def submit_proposal(proposal: Proposal, terms: Terms) -> int:
     """Show, refuse or ask, submit, and say what to do next; or print the request alone."""
     for line in describe(proposal):
         print(line, file=sys.stderr)
-    against = refusals(proposal, max_usd=max_usd)
-    if dry_run:
+    against = refusals(proposal, max_usd=terms.max_usd)
+    if terms.dry_run:
         for reason in against:
             print(f"warning: it would be refused: {reason}", file=sys.stderr)
-        _print_request(proposal, as_json=as_json)
+        _print_request(proposal, as_json=terms.as_json)
         return 0
-    if against and not is_forced:
+    if against and not terms.is_forced:
         raise RequestError("\n".join(against))
-    confirm("submit it?", is_yes=is_yes)
+    confirm("submit it?", is_yes=terms.is_yes)
     job = submit(proposal)
-    _say_next(proposal, job, as_json=as_json)
-    if not is_followed:
+    _say_next(proposal, job, as_json=terms.as_json)
+    if not terms.is_followed:
         return 0
     run_dir = proposal.run_dir
     return watch(

@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -16,7 +16,8 @@ import click
 
 from shardyard.cli.request import Request, refuse_illegal
 from shardyard.config.load import dump_recipe
-from shardyard.config.resolve import Preview
+from shardyard.config.resolve import Preview, check_resume
+from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Launch, Recipe
 from shardyard.errors import RequestError, StorageError
 from shardyard.hardware.machine import Machine
@@ -82,10 +83,14 @@ def propose(
     launcher: Launcher,
     *,
     run_dir: RunDir,
+    previous: Resolved | None = None,
     is_resume: bool = False,
     is_dry_run: bool = False,
 ) -> Proposal:
     """Check a recipe against a launcher, plan it, render it. Creates nothing.
+
+    Args:
+        previous: The last attempt, on a resume, where its folder is in reach.
 
     Raises:
         RequestError: It cannot be launched there as it is.
@@ -93,7 +98,9 @@ def propose(
     recipe = request.recipe
     _refuse_unlaunchable(recipe, launcher)
     machine = _machine(recipe, launcher, is_dry_run=is_dry_run)
-    preview = request.preview(machine)
+    preview = request.preview(machine, previous)
+    if previous is not None:
+        check_resume(previous, replace(previous, recipe=preview.recipe))
     devices = _devices(preview, launcher)
     prediction, why_no_plan = _plan(request, preview, machine, devices=devices)
     asked = _for_nodes(recipe, preview, run_dir, devices=devices)

@@ -27,9 +27,6 @@ def launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Also what the plan or the price speaks against.",
         ),
         click.option(
-            "--dry-run", is_flag=True, help="Print exactly what would be sent; create nothing."
-        ),
-        click.option(
             "--max-usd",
             type=click.FloatRange(min=0, min_open=True),
             help="Refuse a higher predicted price; stands before launch.max_usd.",

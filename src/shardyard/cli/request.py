@@ -72,13 +72,15 @@ class Request:
         shape = read_shape(recipe.model, folder, recipe.data.vocab_size)
         return Request(recipe=recipe, name=name, model_dir=folder, shape=shape)
 
-    def preview(self, machine: Machine | None = None) -> Preview:
-        """Resolve as far as possible before the data is prepared."""
+    def preview(self, machine: Machine | None = None, previous: Resolved | None = None) -> Preview:
+        """Resolve as far as possible before the data is prepared, or as it was in ``previous``."""
         facts = Facts(
             name=self.name,
             shape=self.shape,
             model_has_tokenizer=has_tokenizer(self.model_dir),
             machine=machine,
+            data=None if previous is None else previous.data,
+            previous=previous,
         )
         return resolve_known(self.recipe, facts)
 

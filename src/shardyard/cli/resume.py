@@ -3,17 +3,23 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from shardyard.cli.attempt import Attempt, resolve_here, run_attempt
-from shardyard.cli.options import json_option, runs_dir_option
+from shardyard.cli.launch import Terms, submit_proposal
+from shardyard.cli.launched import job_of, launchers_in
+from shardyard.cli.launching import Launchers, launcher_named, propose
+from shardyard.cli.options import json_option, launch_options, runs_dir_option
 from shardyard.cli.request import Request, take_secrets
 from shardyard.cli.train import refuse_other_nodes
 from shardyard.config.anchor import anchor_paths
 from shardyard.config.check import load_checked_recipe
 from shardyard.config.compatibility import check_packages
 from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.errors import RequestError
+from shardyard.launch.ledger import Entry, Ledger
 from shardyard.rundir.layout import RunDir, find_run
 from shardyard.rundir.lease import Lease
 from shardyard.rundir.resolved import read_resolved
@@ -24,17 +30,36 @@ from shardyard.rundir.state import read_state
 @click.argument("run")
 @click.argument("overrides", nargs=-1)
 @runs_dir_option
+@click.option("--on", metavar="LAUNCHER", help="Launch it there; default: where it was launched.")
+@launch_options
 @click.option("--dry-run", is_flag=True, help="Say what would be continued; start nothing.")
 @json_option
+@click.pass_context
 def command(
-    run: str, overrides: tuple[str, ...], *, runs_dir: Path, dry_run: bool, as_json: bool
+    context: click.Context,
+    /,
+    run: str,
+    overrides: tuple[str, ...],
+    *,
+    runs_dir: Path,
+    on: str | None,
+    **terms: Any,
 ) -> int:
-    """Continue RUN (a path, an id, or the beginning of one).
+    """Continue RUN (a path, an id, or the beginning of one): a launched one by a new job.
 
     OVERRIDES (section.key=value) may change how it runs - processes, strategy, memory, length -
     but not what is learnt: model, data, order and optimisation.
     """
     run_dir = find_run(run, runs_dir)
+    if on is not None or Ledger(run_dir.ledger).jobs():
+        return _submit_again(
+            run_dir, overrides, on=on, terms=Terms(**terms), launchers=launchers_in(context)
+        )
+    return _train_on(run_dir, overrides, dry_run=terms["dry_run"], as_json=terms["as_json"])
+
+
+def _train_on(run_dir: RunDir, overrides: tuple[str, ...], *, dry_run: bool, as_json: bool) -> int:
+    """Continue a run here."""
     Lease(run_dir.lease).close()  # refuse at once, not after a minute of preparation
     check_packages()
     number, previous, asked = newest_attempt(run_dir)
@@ -56,6 +81,46 @@ def command(
         run_dir=run_dir, number=number, asked=recipe, resolved=resolved, machine=machine
     )
     return run_attempt(attempt, as_json=as_json)
+
+
+def _submit_again(
+    run_dir: RunDir,
+    overrides: tuple[str, ...],
+    *,
+    on: str | None,
+    terms: Terms,
+    launchers: Launchers | None,
+) -> int:
+    """Continue a run by another job, where its last one was or elsewhere."""
+    jobs = Ledger(run_dir.ledger).jobs()
+    if jobs:
+        _refuse_live(run_dir, jobs[-1], launchers)
+    launcher = launcher_named(on or jobs[-1].launcher, launchers)
+    Lease(run_dir.lease).close()  # no process of this machine trains it either
+    _, previous, asked = newest_attempt(run_dir)
+    recipe = anchor_paths(load_checked_recipe([asked], overrides))
+    request = Request.of(recipe, name=run_dir.run_id, needs_weights=False)
+    proposal = propose(
+        request,
+        launcher,
+        run_dir=run_dir,
+        previous=previous,
+        is_resume=True,
+        is_dry_run=terms.dry_run,
+    )
+    return submit_proposal(proposal, terms)
+
+
+def _refuse_live(run_dir: RunDir, entry: Entry, launchers: Launchers | None) -> None:
+    """Raise if the last job is not over: two at once would train one run."""
+    job = job_of(run_dir, entry)
+    status = launcher_named(job.launcher, launchers).status(job)
+    if not status.state.is_over:
+        raise RequestError(
+            f"job {job.id} of run {run_dir.run_id} is {status.state.value} on {job.launcher}. Two "
+            "at once would overwrite each other's checkpoints. Follow it with `shardyard watch "
+            f"{run_dir.handle}`, or stop it with `shardyard cancel {run_dir.handle}`."
+        )
 
 
 def newest_attempt(run_dir: RunDir) -> tuple[int, Resolved | None, Path]:
