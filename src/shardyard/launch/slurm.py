@@ -1,0 +1,243 @@
+"""Launch on Slurm: a batch script, its job, its state, its logs, its end.
+
+Prerequisites: Slurm's clients (a login node), a run folder that this machine and the nodes share,
+and on the nodes a Python with Shardyard or Pyxis and an image.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from shardyard.errors import RequestError, ShardyardError
+from shardyard.launch.base import (
+    Capabilities,
+    Job,
+    JobState,
+    JobStatus,
+    LaunchRequest,
+    LogLine,
+    Rendered,
+)
+from shardyard.launch.ledger import Entry, Ledger
+from shardyard.launch.secrets import refuse_unsupported
+from shardyard.launch.slurm_clients import (
+    NoAccountingError,
+    NoAnswerError,
+    Shell,
+    UnknownJobError,
+    ask,
+    run_client,
+)
+from shardyard.launch.slurm_logs import read_logs
+from shardyard.launch.slurm_script import (
+    NODE_PROGRAM,
+    RECIPE_FILE,
+    SCRIPT_FILE,
+    render_script,
+)
+from shardyard.launch.slurm_states import (
+    SACCT_FIELDS,
+    JobRecord,
+    read_sacct,
+    read_scontrol,
+    status_of,
+)
+from shardyard.rundir.layout import write_text
+
+KIND = "slurm job"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmLauncher:
+    """Launch with ``sbatch``, ask ``scontrol`` and ``sacct``, stop with ``scancel``."""
+
+    name: ClassVar[str] = "slurm"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        scales=False, requeues=True, needs_image=False, shares_folder=True, secrets=("env", "file")
+    )
+    shell: Shell = run_client
+    program: tuple[str, ...] = NODE_PROGRAM
+    """What Python is told to run on each node."""
+
+    def render(self, request: LaunchRequest) -> Rendered:
+        """Return the batch script and the recipe that its nodes read."""
+        refuse_unsupported(request.recipe.secrets, self.capabilities.secrets, launcher=self.name)
+        script = render_script(request, self.program)
+        return Rendered(
+            launcher=self.name,
+            run_id=request.run_id,
+            name=request.run_id,
+            text=script,
+            files={RECIPE_FILE: request.recipe_text, SCRIPT_FILE: script},
+        )
+
+    def submit(self, rendered: Rendered, ledger: Ledger) -> Job:
+        """Write script and recipe into the run folder and submit the script.
+
+        Raises:
+            RequestError: The run has a job already, or Slurm can never run it as it is.
+            CapacityError: A limit is reached, or Slurm does not answer.
+            AccessError: Slurm does not permit it.
+        """
+        run_dir = ledger.path.parent
+        for entry in _entries(ledger, rendered.name):
+            self._refuse_second(entry)
+        for name, content in rendered.files.items():
+            write_text(run_dir / name, content)
+        (run_dir / "logs").mkdir(exist_ok=True)
+        entry = ledger.intend(KIND, rendered.name, launcher=self.name, folder=str(run_dir))
+        try:
+            answer = ask(self.shell, ["sbatch", "--parsable", str(run_dir / SCRIPT_FILE)])
+        except NoAnswerError:
+            raise  # it may have been created: the intent stands
+        except ShardyardError as error:
+            ledger.fail(entry, str(error))
+            raise
+        job_id, _, cluster = answer.strip().splitlines()[-1].partition(";")
+        details = {"cluster": cluster} if cluster else {}
+        return _job(rendered.run_id, ledger.confirm(entry, job_id, **details))
+
+    def validate(self, rendered: Rendered, folder: Path) -> str:
+        """Ask Slurm whether it would take a script (``sbatch --test-only``); creates no job.
+
+        Args:
+            folder: Where the script is written for it.
+
+        Returns:
+            When and where it would start, in Slurm's words.
+        """
+        script = folder / "validate.sbatch"
+        write_text(script, rendered.text)
+        try:
+            done = self.shell(["sbatch", "--test-only", str(script)])
+        finally:
+            script.unlink()
+        if done.exit_code != 0:
+            ask(lambda _: done, ["sbatch"])
+        return " ".join(done.err.split())
+
+    def status(self, job: Job) -> JobStatus:
+        """Ask the controller, which is up to date; and the accounts for what it has forgotten."""
+        record = self._record(job)
+        if record is None:
+            return JobStatus(state=JobState.GONE, reason="Slurm knows it no more")
+        status = status_of(record, job_id=job.id)
+        if status.state is not JobState.RUNNING or not record.node_list:
+            return status
+        return status_of(record, job_id=job.id, nodes=self._nodes(record.node_list, job))
+
+    def logs(self, job: Job, *, node: int | None, follow: bool) -> Iterator[LogLine]:
+        """Read the files that nodes and script write into the run folder."""
+
+        def is_over() -> bool:
+            return self.status(job).state.is_over
+
+        folder = Path(job.details["folder"]) / "logs"
+        return read_logs(folder, job.id, node=node, is_over=is_over if follow else None)
+
+    def scale(self, job: Job, nodes: int) -> None:
+        """Refuse: a Slurm job keeps its nodes.
+
+        Raises:
+            RequestError: Always.
+        """
+        raise RequestError(
+            f"job {job.id} of run {job.run_id} cannot be given {nodes} nodes while it runs: a "
+            f"Slurm job keeps its size. Use `shardyard cancel {job.run_id}`, which saves, and then "
+            f"`shardyard resume {job.run_id} cluster.nodes={nodes}`."
+        )
+
+    def cancel(self, job: Job) -> None:
+        """Ask a running job to drain, however long that takes; remove a waiting one."""
+        state = self.status(job).state
+        if state.is_over:
+            return
+        if state is JobState.WAITING:
+            self._scancel(job)
+            return
+        # A job that has just begun may miss the signal; it looks for the file.
+        write_text(Path(job.details["folder"]) / "launch" / f"stop-{job.id}", "cancel\n")
+        self._scancel(job, "--batch", "--signal=USR2")
+
+    def remove(self, job: Job, ledger: Ledger) -> list[str]:
+        """End the job: Slurm's SIGTERM, and SIGKILL after its KillWait."""
+        removed = []
+        for entry in _entries(ledger, job.name):
+            for found in self._jobs_of(entry):
+                if not self.status(found).state.is_over:
+                    self._scancel(found)
+                    removed.append(f"{KIND} {found.id} ({found.name})")
+            ledger.remove(entry)
+        return removed
+
+    def _record(self, job: Job) -> JobRecord | None:
+        try:
+            return read_scontrol(
+                ask(self.shell, ["scontrol", *_cluster(job), "show", "job", job.id, "-o"])
+            )
+        except UnknownJobError:
+            pass
+        accounts = ["sacct", *_cluster(job), "-X", "-n", "-P", "-j", job.id, "-o", SACCT_FIELDS]
+        try:
+            return read_sacct(ask(self.shell, accounts))
+        except NoAccountingError:
+            return None
+
+    def _nodes(self, node_list: str, job: Job) -> tuple[tuple[str, str], ...]:
+        text = ask(
+            self.shell,
+            ["sinfo", *_cluster(job), "-h", "-N", "-n", node_list, "-o", "%N|%T"],
+        )
+        rows = {
+            (name, state)
+            for name, _, state in (row.partition("|") for row in text.split())
+            if state
+        }
+        return tuple(sorted(rows, key=lambda row: (len(row[0]), row[0])))
+
+    def _scancel(self, job: Job, *options: str) -> None:
+        with suppress(UnknownJobError):  # it ended in the meantime
+            ask(self.shell, ["scancel", *_cluster(job), *options, job.id])
+
+    def _refuse_second(self, entry: Entry) -> None:
+        for job in self._jobs_of(entry):
+            status = self.status(job)
+            if not status.state.is_over:
+                raise RequestError(
+                    f"run {entry.name} has Slurm job {job.id} already, which is {status.state}. "
+                    "Two jobs of one run would wait for each other's lease. Follow it with "
+                    f"`shardyard status {entry.name}`, or end it with `shardyard cancel "
+                    f"{entry.name}` first."
+                )
+
+    def _jobs_of(self, entry: Entry) -> list[Job]:
+        """The job that an entry stands for; for an interrupted submission those of its name."""
+        if entry.id is not None:
+            return [_job(entry.name, entry)]
+        text = ask(self.shell, ["squeue", "--me", "-h", "-o", "%A", f"--name={entry.name}"])
+        return [
+            Job(launcher=self.name, run_id=entry.name, id=job_id, name=entry.name,
+                details=dict(entry.details))
+            for job_id in re.findall(r"\d+", text)
+        ]  # fmt: skip
+
+
+def _entries(ledger: Ledger, name: str) -> list[Entry]:
+    return [entry for entry in ledger.live() if entry.kind == KIND and entry.name == name]
+
+
+def _job(run_id: str, entry: Entry) -> Job:
+    assert entry.id is not None
+    return Job(
+        launcher=entry.launcher, run_id=run_id, id=entry.id, name=entry.name,
+        details=dict(entry.details),
+    )  # fmt: skip
+
+
+def _cluster(job: Job) -> list[str]:
+    """Which cluster of several, where sbatch said so."""
+    cluster = job.details.get("cluster")
+    return [f"--clusters={cluster}"] if cluster else []
