@@ -90,6 +90,8 @@ class Supervisor:
         self._started_s = time.monotonic()
         self._nodes: list[subprocess.Popen[bytes]] = []
         self._asked_s: float | None = None
+        self._lost: list[int] = []
+        """Nodes that were killed, and not by this process."""
         self.stop_reason = ""
         self.restarts = 0
 
@@ -103,14 +105,15 @@ class Supervisor:
         """All sessions, to the job's exit code."""
         while True:
             codes = self._run_session()
-            if self.stop_reason or not any(map(_is_lost, codes)):
+            if self.stop_reason or not self._lost:
                 break
             if self.restarts == self._job.max_restarts:
                 break
             self.restarts += 1
         code = verdict(codes, is_stopped=bool(self.stop_reason))
-        lost = [rank for rank, one in enumerate(codes) if _is_lost(one)]
-        words = f"node {lost[0]} was lost, after {self.restarts} restarts" if lost else ""
+        words = ""
+        if self._lost:
+            words = f"node {self._lost[0]} was lost, after {self.restarts} restarts"
         self._write(codes, exit_code=code, reason=self.stop_reason or words)
         return code
 
@@ -123,7 +126,7 @@ class Supervisor:
         self._write([None] * self._job.nodes)
         codes: list[int | None] = []
         ended_s: float | None = None
-        while None in (now := [node.poll() for node in self._nodes]):
+        while None in (now := self._poll()):
             if now != codes:
                 codes = now
                 self._write(codes)
@@ -133,10 +136,16 @@ class Supervisor:
             if limit_s is not None and time.monotonic() - self._started_s > limit_s:
                 self._stop("its time limit was over")
             is_alone = ended_s is not None and time.monotonic() - ended_s > _PEERS_S
-            if self.stop_reason or is_alone or any(_is_lost(code) for code in codes):
+            if self.stop_reason or is_alone or self._lost:
                 self._ask_to_stop()
             time.sleep(_POLL_S)
         return [node.wait() for node in self._nodes]
+
+    def _poll(self) -> list[int | None]:
+        codes = [node.poll() for node in self._nodes]
+        if self._asked_s is None:
+            self._lost = [rank for rank, code in enumerate(codes) if _is_lost(code)]
+        return codes
 
     def _start(self) -> Iterator[subprocess.Popen[bytes]]:
         job = self._job
