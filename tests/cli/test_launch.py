@@ -232,6 +232,11 @@ def test_follow_prints_the_output_and_returns_the_jobs_exit_code(
     assert launch(tmp_path, fake, "--yes", "--follow") == 143
 
 
+def test_output_and_json_do_not_go_together(tmp_path: Path, fake: FakeLauncher) -> None:
+    assert launch(tmp_path, fake, "--yes", "--follow", "--json") == 2
+    assert fake.created == set()
+
+
 def test_on_a_terminal_it_asks_and_no_submits_nothing(tmp_path: Path) -> None:
     """A process of its own on a pseudo-terminal, with the launcher of the test."""
     program = (

@@ -66,6 +66,8 @@ def command(context: click.Context, /, recipe: tuple[str, ...], *, on: str, **te
 
 def submit_proposal(proposal: Proposal, terms: Terms) -> int:
     """Show, refuse or ask, submit, and say what to do next; or print the request alone."""
+    if terms.is_followed and terms.as_json:
+        raise click.UsageError("--follow prints the output; it and --json exclude each other.")
     for line in describe(proposal):
         print(line, file=sys.stderr)
     against = refusals(proposal, max_usd=terms.max_usd)

@@ -166,8 +166,9 @@ def describe(proposal: Proposal) -> list[str]:
     """The plan's line, the memory's verdict, the price: what is shown before it is asked."""
     request, plan = proposal.request, proposal.plan
     where = f"{proposal.rendered.name} on {proposal.launcher.name}"
-    nodes = f"{request.nodes} node{'s' * (request.nodes > 1)} x {request.devices_per_node}"
-    lines = [f"launch: run {request.run_id} as {where}, {nodes} processes"]
+    nodes = f"{request.nodes} node{'s' * (request.nodes > 1)}"
+    each = f"{request.devices_per_node} process{'es' * (request.devices_per_node > 1)} each"
+    lines = [f"launch: run {request.run_id} as {where}: {nodes}, {each}"]
     lines += [f"warning: {warning}" for warning in proposal.rendered.warnings]
     if plan is None:
         return [*lines, f"plan: nothing is predicted: {proposal.why_no_plan}"]
