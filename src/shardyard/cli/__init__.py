@@ -36,6 +36,7 @@ _VERBS = {
     "export": "writes a checkpoint as a Hugging Face folder",
     "report": "writes a run's page and Markdown summary",
     "image": "builds the container that runs it, and pushes it to a registry",
+    "doctor": "looks at this machine or a cluster before it costs anything",
 }
 """Verb -> what it does; `command` of shardyard/cli/<verb>.py is imported when it is called."""
 

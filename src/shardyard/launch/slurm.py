@@ -5,6 +5,7 @@ and on the nodes a Python with Shardyard or Pyxis and an image.
 """
 
 import re
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,8 +22,10 @@ from shardyard.launch.base import (
     LogLine,
     Rendered,
 )
+from shardyard.launch.doctor import Finding
 from shardyard.launch.ledger import Entry, Ledger
 from shardyard.launch.secrets import refuse_unsupported
+from shardyard.launch.slurm_checks import slurm_checks
 from shardyard.launch.slurm_clients import (
     NoAccountingError,
     NoAnswerError,
@@ -118,6 +121,17 @@ class SlurmLauncher:
         if done.exit_code != 0:
             ask(lambda _: done, ["sbatch"])
         return " ".join(done.err.split())
+
+    def checks(self, request: LaunchRequest) -> list[Finding]:
+        """Look at the cluster for `shardyard doctor`."""
+        rendered = self.render(request)
+
+        def ask_when() -> str:
+            with tempfile.TemporaryDirectory(prefix="shardyard-") as folder:
+                return self.validate(rendered, Path(folder))
+
+        wants_gpus = "#SBATCH --gpus-per-node=" in rendered.text
+        return slurm_checks(request, self.shell, wants_gpus=wants_gpus, ask_when=ask_when)
 
     def status(self, job: Job) -> JobStatus:
         """Ask the controller, which is up to date; and the accounts for what it has forgotten."""
