@@ -4,6 +4,7 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,12 +45,12 @@ def ledger(tmp_path: Path) -> Ledger:
     return Ledger(tmp_path / "ledger.jsonl")
 
 
-def rendered(*overrides: str, run_id: str = "llama-1") -> Rendered:
+def rendered(*overrides: str, submission: int = 1) -> Rendered:
     request = batch_request(
         "model.preset=llama2-7b", "cluster.instance=p4d.24xlarge", "cluster.nodes=2",
-        *overrides, run_id=run_id,
+        *overrides,
     )  # fmt: skip
-    return BatchLauncher().render(request)
+    return BatchLauncher().render(replace(request, submission=submission))
 
 
 def actions(ledger: Ledger) -> list[tuple[str, str]]:
@@ -150,10 +151,12 @@ def test_a_resumed_run_leaves_no_revision_behind(batch: BatchServer, ledger: Led
     batch.make_queue("trainers")
     launcher = BatchLauncher()
     launcher.submit(rendered(), ledger)
-    job = launcher.submit(rendered(), ledger)
-    assert len(batch.definitions(NAME)) == 2
-    assert len(launcher.remove(job, ledger)) == 2
-    assert batch.definitions(NAME) == []
+    again = launcher.submit(rendered(), ledger)  # as after a lost ledger line: the same name
+    job = launcher.submit(rendered(submission=2), ledger)
+    assert job.name == f"{NAME}-s2" != again.name
+    assert (len(batch.definitions(NAME)), len(batch.definitions(job.name))) == (2, 1)
+    assert len(launcher.remove(job, ledger)) == 3
+    assert batch.definitions(NAME) + batch.definitions(job.name) == []
 
 
 def test_nothing_is_left_when_the_submission_is_refused(batch: BatchServer, ledger: Ledger) -> None:

@@ -15,7 +15,7 @@ from shardyard.launch.aws_batch_objects import (
     RETRY_RULES,
     job_definition,
     job_name,
-    submission,
+    job_submission,
 )
 from tests.launch.batch_requests import EXECUTION_ROLE, ROLE, batch_request
 
@@ -266,6 +266,7 @@ def test_names_are_legal_and_differ_where_runs_differ() -> None:
     assert job_name("llama-1") == "shardyard-llama-1"
     assert job_name("a.b").startswith("shardyard-a_b-")
     assert job_name("a.b") != job_name("a_b")
+    assert job_name("llama-1", 2) == "shardyard-llama-1-s2"
     assert len(job_name(63 * ".")) <= 128
 
 
@@ -275,7 +276,6 @@ REFUSED = [
     (["cluster.instance=null"], "is not given, nor is cluster.instance", "memory_gib"),
     (["cluster.file=c.yaml"], "cluster.file='c.yaml'", "cluster.instance"),
     (["cluster.instance=trn1.32xlarge"], "planned but not trained", "NVIDIA or Gaudi"),
-    (["launch.run_dir=/tmp", "launch.volumes=[]"], "none of launch.volumes", "efs: fs-"),
     (["launch.volumes=[{path: /runs, claim: c}]"], "names claim", "Give efs"),
     (["launch.volumes=[{path: /runs}]"], "names nothing to mount", "Give efs"),
     (["launch.env={AWS_BATCH_JOB_ID: a}"], "AWS_BATCH_JOB_ID", "Rename"),
@@ -304,6 +304,15 @@ def test_what_batch_cannot_do_is_refused_with_the_next_step(
     assert raised.value.exit_code == 2
 
 
+def test_a_folder_that_ends_with_the_container_is_a_warning() -> None:
+    kept = BatchLauncher().render(batch_request("cluster.instance=p4d.24xlarge"))
+    lost = batch_request("cluster.instance=p4d.24xlarge", run_dir="/tmp/llama-1")
+    (warning,) = BatchLauncher().render(lost).warnings
+    assert kept.warnings == ()
+    assert "/tmp/llama-1 is on none of launch.volumes" in warning
+    assert "efs: fs-" in warning
+
+
 def test_a_request_above_batchs_limit_is_refused() -> None:
     """24 KiB: AWS Batch User Guide, Service quotas."""
     assert MAX_DEFINITION_BYTES == 24 * 1024
@@ -316,6 +325,6 @@ def test_a_request_above_batchs_limit_is_refused() -> None:
 
 def test_the_submission_names_the_definition_of_the_run() -> None:
     request = batch_request("cluster.instance=p4d.24xlarge", run_id="llama.1")
-    sent = submission(request)
+    sent = job_submission(request)
     assert sent["jobDefinition"] == job_definition(request)["jobDefinitionName"]
     assert sent["jobQueue"] == "trainers"

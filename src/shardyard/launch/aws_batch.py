@@ -7,11 +7,12 @@ Prerequisites: an image, a queue on an EC2 compute environment, a file system fo
 import json
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, ClassVar
 
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.launch.aws_batch_logs import read_logs, stream_names
-from shardyard.launch.aws_batch_objects import job_definition, submission
+from shardyard.launch.aws_batch_objects import LOG_GROUP, job_definition, job_submission, warnings
 from shardyard.launch.aws_batch_queue import check_queue
 from shardyard.launch.aws_batch_status import CANCEL_REASON, STATES, job_status
 from shardyard.launch.aws_errors import (
@@ -59,7 +60,7 @@ class BatchLauncher:
 
     def render(self, request: Request) -> Rendered:
         """RegisterJobDefinition and SubmitJob, as a JSON list of calls and parameters."""
-        definition, job = job_definition(request), submission(request)
+        definition, job = job_definition(request), job_submission(request)
         calls: tuple[dict[str, Any], ...] = (
             {"call": "RegisterJobDefinition", "params": definition},
             {"call": "SubmitJob", "params": job},
@@ -71,6 +72,7 @@ class BatchLauncher:
             name=job["jobName"],
             text=json.dumps(calls, indent=2) + "\n",
             objects=calls,
+            warnings=warnings(request),
             target={} if region is None else {"region": region},
         )
 
@@ -95,7 +97,7 @@ class BatchLauncher:
 
     def status(self, job: Job) -> JobStatus:
         """Ask Batch; ``gone`` some days after the end, when Batch has forgotten the job."""
-        batch = self._client(job, "batch")
+        batch = self._client(job.details["region"], "batch")
         found = self._describe(batch, [job.id])
         if not found:
             return JobStatus(
@@ -107,34 +109,36 @@ class BatchLauncher:
 
     def logs(self, job: Job, *, node: int | None, follow: bool) -> Iterator[LogLine]:
         """Lines from CloudWatch, of all attempts so far."""
-        batch, logs = self._client(job, "batch"), self._client(job, "logs")
-
-        def look() -> tuple[bool, dict[int, list[str]]]:
-            found = self._describe(batch, [job.id])
-            if not found:
-                raise RequestError(
-                    f"Batch knows job {job.id} no more, and so not where its logs are. They are "
-                    f"still in CloudWatch: streams of the log group /aws/batch/job that begin "
-                    f"with {job.name}."
-                )
-            is_over = STATES.get(found[0]["status"], JobState.FAILED).is_over
-            numbers = range(_num_nodes(found[0])) if node is None else [node]
-            if node is not None and node >= _num_nodes(found[0]):
-                raise RequestError(
-                    f"node {node} does not exist: job {job.id} has {_num_nodes(found[0])} nodes, "
-                    "numbered from 0. Give a smaller number."
-                )
-            ids = {f"{job.id}#{number}": number for number in numbers}
-            streams = {
-                ids[entry["jobId"]]: stream_names(entry)
-                for entry in self._describe(batch, list(ids))
-                if entry["jobId"] in ids
-            }
-            if 0 in numbers:  # the job's own entry is that of its main node
-                streams[0] = list(dict.fromkeys(streams.get(0, []) + stream_names(found[0])))
-            return is_over, streams
-
+        batch = self._client(job.details["region"], "batch")
+        logs = self._client(job.details["region"], "logs")
+        look = partial(self._look, batch, job, node)
         return read_logs(logs, look, follow=follow, sleep=self._sleep)
+
+    def _look(self, batch: Any, job: Job, node: int | None) -> tuple[bool, dict[int, list[str]]]:
+        """Whether the job is over, and the log streams of its nodes."""
+        found = self._describe(batch, [job.id])
+        if not found:
+            raise RequestError(
+                f"Batch knows job {job.id} no more, and so not where its logs are. They are still "
+                f"in CloudWatch: streams of the log group {LOG_GROUP} that begin with {job.name}."
+            )
+        count = _num_nodes(found[0])
+        if node is not None and node >= count:
+            raise RequestError(
+                f"node {node} does not exist: job {job.id} has {count} nodes, numbered from 0. "
+                "Give a smaller number."
+            )
+        ids = {
+            f"{job.id}#{number}": number for number in (range(count) if node is None else [node])
+        }
+        streams = {
+            ids[entry["jobId"]]: stream_names(entry)
+            for entry in self._describe(batch, list(ids))
+            if entry["jobId"] in ids
+        }
+        if node in (None, 0):  # the job's own entry is that of its main node
+            streams[0] = list(dict.fromkeys(streams.get(0, []) + stream_names(found[0])))
+        return _is_over(found[0]), streams
 
     def scale(self, job: Job, nodes: int) -> None:
         """Refused: the number of nodes of a multi-node job is fixed."""
@@ -149,25 +153,26 @@ class BatchLauncher:
 
         CancelJob would leave a running job running and report success all the same.
         """
-        self._terminate(self._client(job, "batch"), job.id)
+        self._terminate(self._client(job.details["region"], "batch"), job.id)
 
     def remove(self, job: Job, ledger: Ledger) -> list[str]:
         """End the run's jobs, then deregister its job definitions; log streams are kept."""
-        batch = self._client(job, "batch")
         mine = [entry for entry in ledger.live() if entry.launcher == self.name]
         removed = []
         for entry in sorted(mine, key=lambda entry: entry.kind != JOB):  # dependants first
+            region = entry.details.get("region") or job.details["region"]
+            batch = self._client(region, "batch")
             if entry.kind == JOB:
-                removed += self._end_jobs(batch, entry, known=job)
+                removed += self._end_jobs(batch, entry)
             elif entry.kind == DEFINITION:
                 removed += _deregister(batch, entry.name)
             ledger.remove(entry)
         return removed
 
-    def _client(self, job: Job, service: str) -> Any:
-        key = (job.details["region"], service)
+    def _client(self, region: str, service: str) -> Any:
+        key = (region, service)
         if key not in self._clients:  # a client takes a fifth of a second to make
-            self._clients[key] = aws_client(aws_session(key[0]), service)
+            self._clients[key] = aws_client(aws_session(region), service)
         return self._clients[key]
 
     def _register(
@@ -243,12 +248,12 @@ class BatchLauncher:
         ids = [f"{job.id}#{number}" for number in range(_num_nodes(found))]
         return [entry for entry in self._describe(batch, ids) if entry["jobId"] in ids]
 
-    def _end_jobs(self, batch: Any, entry: Entry, *, known: Job) -> list[str]:
+    def _end_jobs(self, batch: Any, entry: Entry) -> list[str]:
         """Of an interrupted submission the id is not known, so jobs are found by their name."""
         place = {"jobName": entry.name, "jobQueue": entry.details["queue"]}
         ids = [found["jobId"] for found in _jobs_named(batch, place) if not _is_over(found)]
-        if known.name == entry.name and known.id not in ids:
-            ids += [job["jobId"] for job in self._describe(batch, [known.id]) if not _is_over(job)]
+        if entry.id is not None and entry.id not in ids:
+            ids += [job["jobId"] for job in self._describe(batch, [entry.id]) if not _is_over(job)]
         for job_id in ids:
             self._terminate(batch, job_id)
         return [f"{JOB} {job_id}" for job_id in ids]

@@ -49,15 +49,17 @@ RETRY_RULES: tuple[dict[str, str], ...] = (
 _READ_WRITE = ["READ", "WRITE"]
 
 
-def job_name(run_id: str) -> str:
+def job_name(run_id: str, submission: int = 1) -> str:
     """Of job and job definition: letters, digits, hyphens and underscores, at most 128.
 
     It starts with ``shardyard-``, so that a policy can name the job definitions of this program.
+    From the second submission of a run on it ends with its number.
     """
     name = re.sub(r"[^A-Za-z0-9_-]", "_", run_id)
     if name != run_id:  # two ids must not become one name
         name += "-" + hashlib.sha256(run_id.encode()).hexdigest()[:8]
-    return f"shardyard-{name}"
+    suffix = "" if submission == 1 else f"-s{submission}"
+    return f"shardyard-{name}{suffix}"
 
 
 def job_definition(request: LaunchRequest) -> dict[str, Any]:
@@ -69,7 +71,7 @@ def job_definition(request: LaunchRequest) -> dict[str, Any]:
     recipe = request.recipe
     _check(request)
     params: dict[str, Any] = {
-        "jobDefinitionName": job_name(request.run_id),
+        "jobDefinitionName": _name(request),
         "type": "multinode",
         "nodeProperties": {
             "numNodes": request.nodes,
@@ -89,7 +91,7 @@ def job_definition(request: LaunchRequest) -> dict[str, Any]:
     return params
 
 
-def submission(request: LaunchRequest) -> dict[str, Any]:
+def job_submission(request: LaunchRequest) -> dict[str, Any]:
     """Parameters of SubmitJob.
 
     Raises:
@@ -102,7 +104,7 @@ def submission(request: LaunchRequest) -> dict[str, Any]:
             "instances. Name one: `aws batch describe-job-queues` lists yours, and "
             "docs/launch-aws-batch.md shows how to make one."
         )
-    name = job_name(request.run_id)
+    name = _name(request)
     return {
         "jobName": name,
         "jobQueue": queue,
@@ -110,6 +112,23 @@ def submission(request: LaunchRequest) -> dict[str, Any]:
         "propagateTags": True,
         "tags": {RUN_TAG: request.run_id},
     }
+
+
+def warnings(request: LaunchRequest) -> tuple[str, ...]:
+    """What may be regretted."""
+    launch, run_dir = request.recipe.launch, PurePosixPath(request.run_dir)
+    if any(run_dir.is_relative_to(volume.path) for volume in launch.volumes):
+        return ()
+    return (
+        f"{request.run_dir} is on none of launch.volumes. A container's own files end with it, and "
+        "its checkpoints with them. Mount a file system that all nodes share, such as "
+        "launch.volumes=[{path: /runs, efs: fs-0123456789abcdef0}], and set launch.run_dir to a "
+        "folder on it.",
+    )
+
+
+def _name(request: LaunchRequest) -> str:
+    return job_name(request.run_id, request.submission)
 
 
 def chosen_instance(request: LaunchRequest) -> Instance | None:
@@ -161,7 +180,7 @@ def _container(request: LaunchRequest) -> dict[str, Any]:
             "logDriver": "awslogs",
             "options": {
                 "awslogs-group": LOG_GROUP,
-                "awslogs-stream-prefix": job_name(request.run_id),
+                "awslogs-stream-prefix": _name(request),
             },
         },
     }
@@ -319,19 +338,6 @@ def _check(request: LaunchRequest) -> None:
             f"elastic.max_nodes={most}, but a Batch job keeps the {request.nodes} nodes that it "
             "starts with. Leave max_nodes out, or give cluster.nodes their final number."
         )
-    _check_run_dir(request)
-
-
-def _check_run_dir(request: LaunchRequest) -> None:
-    run_dir = PurePosixPath(request.run_dir)
-    if any(run_dir.is_relative_to(volume.path) for volume in request.recipe.launch.volumes):
-        return
-    raise RequestError(
-        f"launch.run_dir: {request.run_dir} is on none of launch.volumes. A container's own files "
-        "end with it, and its checkpoints with them. Mount a file system that all nodes share, "
-        "such as launch.volumes=[{path: /runs, efs: fs-0123456789abcdef0}], and set "
-        "launch.run_dir to a folder on it."
-    )
 
 
 def _check_size(params: dict[str, Any]) -> None:
