@@ -102,7 +102,9 @@ def test_a_node_drains_on_the_signals_of_schedulers(
     wait_for_step(place.run_dir(run_id), 1)
     os.kill(runs.entry(job, 1), number)
     end = runs.wait(job)
-    assert end.exit_code == (130 if number is signal.SIGINT else 143), runs.said(job)
+    assert (end.state, end.exit_code) == (JobState.DRAINED, 143), runs.said(job)
+    code = 130 if number is signal.SIGINT else 143
+    assert end.nodes == (("node 0", "exit code 143"), ("node 1", f"exit code {code}"))
     assert place.state(run_id) == "drained"
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from shardyard.config.load import dump_recipe
 from shardyard.config.schema import Cluster, Elastic, Launch, Recipe
-from shardyard.errors import RequestError, StorageError
+from shardyard.errors import RequestError, ShardyardError, StorageError
 from shardyard.launch.base import Job, JobState, LaunchRequest
 from shardyard.launch.ledger import Ledger
-from shardyard.launch.local import LocalLauncher
+from shardyard.launch.local import LocalLauncher, start_supervisor
 from shardyard.launch.local_job import Identity, JobFile
 from shardyard.rundir.layout import RunDir, write_json
 from shardyard.rundir.lease import Lease
@@ -111,6 +111,23 @@ def test_a_folder_that_cannot_be_made_is_named(run: RunDir) -> None:
     (run.path / "logs").write_text("a file")
     with pytest.raises(StorageError, match="job-0 cannot be made"):
         LOCAL.submit(LOCAL.render(request_for(run.path)), Ledger(run.path / "ledger.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (["sh", "-c", "echo no room >&2; exit 1"], "no room"),
+        (["/no/such/program"], "No such file"),
+        (["true"], "Expecting value"),
+    ],
+)
+def test_a_supervisor_that_does_not_start_says_why(
+    tmp_path: Path, program: list[str], words: str
+) -> None:
+    with pytest.raises(ShardyardError) as caught:
+        start_supervisor(tmp_path, program)
+    assert "did not start" in str(caught.value) and words in str(caught.value)
+    assert "ulimit -u" in str(caught.value)
 
 
 def test_a_job_that_runs_prepares_then_trains(run: RunDir, job: Job) -> None:

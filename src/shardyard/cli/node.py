@@ -118,7 +118,7 @@ def _given(
 
 def _join(run: RunDir, place: Place, talk: Session) -> int:
     """A node other than node 0."""
-    word = talk.wait()
+    word = talk.wait(say=lambda words: print(words, file=sys.stderr, flush=True))
     if isinstance(word, Ended):
         print(f"node 0: {word.words}", file=sys.stderr)
         return word.exit_code
@@ -152,7 +152,7 @@ class _Lead:
             previous=previous,
             data=previous.data if previous is not None and is_same_data else None,
         )
-        _refuse_shared_accelerators(resolved, self.place)
+        refuse_shared_accelerators(resolved, self.place)
         if is_finished(self.run, previous, resolved):
             return None
         attempt = Attempt(
@@ -197,7 +197,10 @@ def _lead(lead: _Lead, talk: Session) -> int:
     with talk.announced(attempt.number):
         exit_code, words = _train(run, attempt.number, lead.place)
     talk.end(words, exit_code)
-    write_report(run)
+    try:
+        write_report(run)
+    except ShardyardError as error:  # the scheduler acts on how the training ended
+        print(f"warning: there is no report: {error}", file=sys.stderr)
     return exit_code
 
 
@@ -258,7 +261,7 @@ def with_nodes(recipe: Recipe, nodes: int) -> Recipe:
     )
 
 
-def _refuse_shared_accelerators(resolved: Resolved, place: Place) -> None:
+def refuse_shared_accelerators(resolved: Resolved, place: Place) -> None:
     """Raise if several nodes are this one machine, and would take the same accelerators."""
     device = resolved.recipe.cluster.device
     if place.nodes > 1 and device != "cpu" and _is_loopback(place.host):

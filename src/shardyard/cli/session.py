@@ -8,7 +8,6 @@ knows the word of a node 0 that is there from one that is left over. ``{"ended":
 
 import json
 import re
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,12 +18,11 @@ from typing import Any
 
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.rundir.layout import RunDir, write_json
+from shardyard.units import format_seconds
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _BEAT_S = 2.0
 _POLL_S = 0.5
-_SAY_EVERY_S = 30.0
-_GIVE_UP_AFTER_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -81,13 +79,21 @@ class Session:
 
     # -- the other nodes --------------------------------------------------------------------
 
-    def wait(self, *, say: Callable[[str], None] | None = None) -> int | Ended:
+    def wait(
+        self,
+        *,
+        say: Callable[[str], None],
+        say_every_s: float = 30.0,
+        give_up_after_s: float = 3600.0,
+    ) -> int | Ended:
         """Wait for node 0: the attempt to join, or that there is none.
 
+        Args:
+            say: Told now and then that this still waits.
+
         Raises:
-            ShardyardError: Node 0 said nothing for an hour.
+            ShardyardError: Node 0 said nothing for too long.
         """
-        say = say or _say
         first, started_s, told_s = self._read(), time.monotonic(), time.monotonic()
         while True:
             content = self._read()
@@ -97,14 +103,14 @@ class Session:
             if content is not None and content != first:
                 return int(content["attempt"])
             now_s = time.monotonic()
-            if now_s - started_s > _GIVE_UP_AFTER_S:
+            if now_s - started_s > give_up_after_s:
                 raise ShardyardError(
-                    f"node 0 wrote no {self._path} for an hour. It prepares the data and says "
-                    "when to start. Look at the output of node 0; if it did write that file, this "
-                    "node does not see the same run folder: put it on storage that all nodes "
-                    "share (launch.run_dir)."
+                    f"node 0 wrote no {self._path} for {format_seconds(give_up_after_s)}. It "
+                    "prepares the data and says when to start. Look at the output of node 0; if it "
+                    "did write that file, this node does not see the same run folder: put it on "
+                    "storage that all nodes share (launch.run_dir)."
                 )
-            if now_s - told_s > _SAY_EVERY_S:
+            if now_s - told_s > say_every_s:
                 told_s = now_s
                 say(f"waiting for node 0 ({now_s - started_s:.0f} s so far)")
             time.sleep(_POLL_S)
@@ -123,7 +129,3 @@ def _replace(path: Path, content: dict[str, Any]) -> None:
     with suppress(OSError):  # a full disk is told by those who write the run's own files
         scratch.write_text(json.dumps(content), encoding="utf-8")
         scratch.replace(path)
-
-
-def _say(words: str) -> None:
-    print(words, file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -46,6 +46,7 @@ _FOLDER = "{folder}"
 """Stands in a rendered request for the job's folder, which is known once it is made."""
 _START_TIMEOUT_S = 60.0
 _POLL_S = 0.3
+_SUPERVISOR = (sys.executable, "-m", "shardyard.launch.local_job")
 
 
 class LocalLauncher:
@@ -107,7 +108,7 @@ class LocalLauncher:
                 write_text(folder / name, text)
             program = [word.replace(_FOLDER, str(folder)) for word in content["program"]]
             write_json(folder / "job.json", {**content, "program": program})
-            who = _start(folder)
+            who = start_supervisor(folder)
         except ShardyardError as error:
             ledger.fail(entry, str(error))
             raise
@@ -226,10 +227,15 @@ def _new_folder(run: RunDir) -> Path:
     raise AssertionError
 
 
-def _start(folder: Path) -> Identity:
+def start_supervisor(folder: Path, program: Sequence[str] = _SUPERVISOR) -> Identity:
+    """Start a job's one process; it reads job.json.
+
+    Raises:
+        ShardyardError: It did not start.
+    """
     try:
         answer = subprocess.run(
-            [sys.executable, "-m", "shardyard.launch.local_job", str(folder)],
+            [*program, str(folder)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -239,9 +245,9 @@ def _start(folder: Path) -> Identity:
         pid, started, boot = json.loads(answer.stdout)
         return Identity(pid, started, boot)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        words = getattr(error, "stderr", None) or str(error)
+        words = (getattr(error, "stderr", None) or str(error)).strip()
         raise ShardyardError(
-            f"the supervisor of {folder} did not start ({words.strip().splitlines()[-1]}). It "
+            f"the supervisor of {folder} did not start ({words.splitlines()[-1]}). It "
             "would start the nodes. Check that this user may start more processes (`ulimit -u`)."
         ) from error
 
