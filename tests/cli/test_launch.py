@@ -178,17 +178,6 @@ def test_what_a_launcher_cannot_do_is_refused_with_what_to_give(
     assert fake.submitted == []
 
 
-def test_a_run_folder_that_would_go_with_its_container_is_refused(
-    tmp_path: Path, capsys: Captured
-) -> None:
-    far = fake_that_can(shares_folder=False)
-    where = ("launch.run_dir=/data/runs", "launch.volumes=[{path: /date, claim: c}]")
-    assert launch(tmp_path, far, "--yes", *where) == 2
-    err = capsys.readouterr().err
-    assert "launch.run_dir=/data/runs lies on none of launch.volumes" in err
-    assert launch(tmp_path, far, "--yes", "--force", *where) == 0
-
-
 def test_a_run_is_not_launched_twice(tmp_path: Path, fake: FakeLauncher, capsys: Captured) -> None:
     assert launch(tmp_path, fake, "--yes") == 0
     assert launch(tmp_path, fake, "--yes") == 2

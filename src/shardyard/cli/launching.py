@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
 from typing import Any
 
 import click
@@ -18,7 +17,7 @@ from shardyard.cli.request import Request, refuse_illegal
 from shardyard.config.load import dump_recipe
 from shardyard.config.resolve import Preview, check_resume
 from shardyard.config.resolved import Resolved
-from shardyard.config.schema import Launch, Recipe
+from shardyard.config.schema import Recipe
 from shardyard.errors import RequestError, StorageError
 from shardyard.hardware.machine import Machine
 from shardyard.hardware.probe import probe
@@ -137,12 +136,6 @@ def refusals(proposal: Proposal, *, max_usd: float | None) -> list[str]:
         found.append(
             f"the plan does not fit: {plan.fits_reason}. It would end out of memory. "
             "`shardyard plan` shows layouts that fit; --force submits it all the same."
-        )
-    if not proposal.launcher.capabilities.shares_folder and not _is_on_volume(launch):
-        found.append(
-            f"launch.run_dir={launch.run_dir} lies on none of launch.volumes, so that checkpoints "
-            "would be lost with the container. Mount a volume there; --force submits it all the "
-            "same."
         )
     name = "launch.max_usd" if max_usd is None else "--max-usd"
     limit, usd = launch.max_usd if max_usd is None else max_usd, proposal.most_usd
@@ -266,11 +259,6 @@ def _refuse_unlaunchable(recipe: Recipe, launcher: Launcher) -> None:
             f"{recipe.run.dir}. Checkpoints must outlive a container: give the folder of a volume "
             "(launch.volumes), such as launch.run_dir=/shared/runs."
         )
-
-
-def _is_on_volume(launch: Launch) -> bool:
-    folder = PurePosixPath(launch.run_dir or "/")
-    return any(folder.is_relative_to(volume.path) for volume in launch.volumes)
 
 
 def _machine(recipe: Recipe, launcher: Launcher, *, is_dry_run: bool) -> Machine | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.config.credentials import HIDDEN, find_credential
+from shardyard.config.launch_problems import launch_problems
 from shardyard.config.legality import batch_problems, strategy_problems
 from shardyard.config.legality import problems as layout_problems
 from shardyard.config.load import read_settings, source_of
@@ -241,6 +242,7 @@ _CHECKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
     _evaluation,
     _cluster,
     _machines,
+    launch_problems,
 )
 
 
