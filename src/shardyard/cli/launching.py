@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from shardyard.cli.request import Request, refuse_illegal
+from shardyard.cli.sent_code import refuse_unsendable, send_code
 from shardyard.config.load import dump_recipe
 from shardyard.config.resolve import Preview, check_resume
 from shardyard.config.resolved import Resolved
@@ -186,6 +187,7 @@ def submit(proposal: Proposal) -> Job:
     """
     ledger = Ledger(proposal.run_dir.ledger)
     with _claimed(proposal, ledger):
+        send_code(proposal.request, proposal.run_dir)
         job = proposal.launcher.submit(proposal.rendered, ledger)
         ledger.record(job)
     return job
@@ -248,6 +250,7 @@ def _refuse_unlaunchable(recipe: Recipe, launcher: Launcher) -> None:
     """What a launcher cannot do for any request."""
     name, can = launcher.name, launcher.capabilities
     refuse_unsupported(recipe.secrets, can.secrets, launcher=name)
+    refuse_unsendable(recipe, launcher)
     if can.needs_image and recipe.launch.image is None:
         raise RequestError(
             f"launch.image is not set, and {name} runs containers. Build one with `shardyard image "

@@ -22,6 +22,7 @@ from shardyard.cli.attempt import Attempt, resolve_here, write_down
 from shardyard.cli.mark_lines import marked_on_stdout
 from shardyard.cli.request import Request
 from shardyard.cli.resume import is_finished, newest_attempt
+from shardyard.cli.sent_code import take_code
 from shardyard.cli.session import Ended, Session
 from shardyard.config.anchor import anchor_paths
 from shardyard.config.check import load_checked_recipe
@@ -67,7 +68,9 @@ def command(
         place = place_in(kind, os.environ)
     run = RunDir(run_dir.expanduser().resolve())
     talk = Session(run, place.session)
-    os.environ.update(resolve_local(load_checked_recipe([recipe], []).secrets, os.environ))
+    asked = load_checked_recipe([recipe], [])
+    os.environ.update(resolve_local(asked.secrets, os.environ))
+    take_code(asked, run)
     if place.node_rank > 0:
         return _join(run, place, talk)
     with marked_on_stdout(run):
