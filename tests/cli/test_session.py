@@ -64,6 +64,20 @@ def test_the_end_is_told_with_its_exit_code(run: RunDir) -> None:
     assert heard == [Ended("the text is empty", 2)]
 
 
+def test_an_end_that_is_left_over_is_believed_late(run: RunDir) -> None:
+    Session(run, "s").end("finished", 0)
+    with waiting(run) as heard:
+        time.sleep(0.7)
+        assert heard == []
+        with Session(run, "s").announced(1):
+            while not heard:
+                time.sleep(0.05)
+    assert heard == [1]
+    Session(run, "s").end("finished", 0)
+    word = Session(run, "s").wait(say=print, believe_end_after_s=0.3)
+    assert word == Ended("finished", 0)
+
+
 def test_a_node_says_that_it_waits_and_gives_up_with_what_to_look_at(run: RunDir) -> None:
     said: list[str] = []
     with pytest.raises(ShardyardError) as caught:

@@ -58,6 +58,17 @@ CASES = [
     ("trainjob", TRAINJOB, (1, 2, "run-node-0-0.run", 29500, "uid-0")),
     ("pytorchjob", PYTORCHJOB, (3, 4, "run-worker-0", 23456, "uid")),
     ("pytorchjob", {**PYTORCHJOB, "PET_NNODES": "3"}, (3, 3, "run-worker-0", 23456, "uid")),
+    # where the endpoint is an etcd, our manifest says where node 0 is
+    (
+        "pytorchjob",
+        {
+            **PYTORCHJOB,
+            "PET_RDZV_ENDPOINT": "etcd:2379",
+            "SHARDYARD_HOST": "run-worker-0",
+            "SHARDYARD_PORT": "29401",
+        },
+        (3, 4, "run-worker-0", 29401, "uid"),
+    ),
     ("aws-batch", BATCH_CHILD, (2, 4, "10.0.1.5", 29400, BATCH_SESSION)),
     ("aws-batch", BATCH_MAIN, (0, 4, "10.0.1.9", 29400, BATCH_SESSION)),
     # the main node need not be the first

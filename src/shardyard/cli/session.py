@@ -85,11 +85,14 @@ class Session:
         say: Callable[[str], None],
         say_every_s: float = 30.0,
         give_up_after_s: float = 3600.0,
+        believe_end_after_s: float = 300.0,
     ) -> int | Ended:
         """Wait for node 0: the attempt to join, or that there is none.
 
         Args:
             say: Told now and then that this still waits.
+            believe_end_after_s: Until then an end that was there from the beginning may be left
+                over from a node 0 that is being started again.
 
         Raises:
             ShardyardError: Node 0 said nothing for too long.
@@ -98,11 +101,12 @@ class Session:
         while True:
             content = self._read()
             first = None if content is None else first  # what was left over is gone
-            if content is not None and "ended" in content:
-                return Ended(str(content["ended"]), int(content["exit_code"]))
-            if content is not None and content != first:
-                return int(content["attempt"])
             now_s = time.monotonic()
+            is_new = content != first or now_s - started_s > believe_end_after_s
+            if content is not None and "ended" in content and is_new:
+                return Ended(str(content["ended"]), int(content["exit_code"]))
+            if content is not None and "attempt" in content and content != first:
+                return int(content["attempt"])
             if now_s - started_s > give_up_after_s:
                 raise ShardyardError(
                     f"node 0 wrote no {self._path} for {format_seconds(give_up_after_s)}. It "

@@ -141,16 +141,24 @@ def _in_trainjob(variables: _Variables) -> Place:
 
 
 def _in_pytorchjob(variables: _Variables) -> Place:
-    """An elastic PyTorchJob. Its PET_NNODES is min:max; the most that may come is what counts."""
-    name = "PET_RDZV_ENDPOINT"
-    host, _, port = variables.text(name).rpartition(":")
-    _, _, most = variables.text("PET_NNODES").rpartition(":")
+    """An elastic PyTorchJob. Its PET_NNODES is min:max; the most that may come is what counts.
+
+    Where its policy names an etcd, the operator's endpoint is that; our manifest says where node 0
+    is in any case.
+    """
+    endpoint = variables.optional("SHARDYARD_HOST")
+    if endpoint is None:
+        endpoint = variables.text("PET_RDZV_ENDPOINT")
+    else:
+        endpoint += f":{variables.number('SHARDYARD_PORT', PORT)}"
+    host, _, port = endpoint.rpartition(":")
+    nodes = variables.text("PET_NNODES")
+    _, _, most = nodes.rpartition(":")
     if not host or not port.isdecimal() or not most.isdecimal():
         raise RequestError(
-            f"the variables {name}={variables.text(name)!r} and "
-            f"PET_NNODES={variables.text('PET_NNODES')!r} are not HOST:PORT and MIN:MAX. The "
-            "training operator sets them for a PyTorchJob with elasticPolicy. Check that the job "
-            "has one."
+            f"the variables PET_RDZV_ENDPOINT={endpoint!r} and PET_NNODES={nodes!r} are not "
+            "HOST:PORT and MIN:MAX. The training operator sets them for a PyTorchJob with "
+            "elasticPolicy. Check that the job has one."
         )
     return Place(
         node_rank=variables.number("RANK"),
