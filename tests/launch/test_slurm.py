@@ -258,7 +258,11 @@ def test_an_interrupted_submission_is_found_by_its_name(
 
 def test_a_job_that_slurm_has_forgotten_is_gone(launcher: SlurmLauncher, run_dir: Path) -> None:
     job = Job(
-        launcher="slurm", run_id="old", id="4000000", name="old", details={"folder": str(run_dir)}
+        launcher="slurm",
+        run_id="old",
+        id="4000000",
+        name="old",
+        details={"folder": str(run_dir), "nodes": "2"},
     )
     status = launcher.status(job)
     assert (status.state, status.reason) == (JobState.GONE, "Slurm knows it no more")

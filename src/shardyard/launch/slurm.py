@@ -4,9 +4,11 @@ Prerequisites: Slurm's clients (a login node), a run folder that this machine an
 and on the nodes a Python with Shardyard or Pyxis and an image.
 """
 
+import math
 import re
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,7 @@ from shardyard.launch.base import (
 )
 from shardyard.launch.doctor import Finding
 from shardyard.launch.ledger import Entry, Ledger
+from shardyard.launch.log_files import read_logs
 from shardyard.launch.secrets import refuse_unsupported
 from shardyard.launch.slurm_checks import slurm_checks
 from shardyard.launch.slurm_clients import (
@@ -34,7 +37,6 @@ from shardyard.launch.slurm_clients import (
     ask,
     run_client,
 )
-from shardyard.launch.slurm_logs import read_logs
 from shardyard.launch.slurm_script import (
     NODE_PROGRAM,
     RECIPE_FILE,
@@ -51,6 +53,9 @@ from shardyard.launch.slurm_states import (
 from shardyard.rundir.layout import write_text
 
 KIND = "slurm job"
+
+_ASK_EVERY_S = 2.0
+"""Between questions of one follower to the controller, which all users share."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +96,9 @@ class SlurmLauncher:
         for name, content in rendered.files.items():
             write_text(run_dir / name, content)
         (run_dir / "logs").mkdir(exist_ok=True)
-        entry = ledger.intend(KIND, rendered.name, launcher=self.name, folder=str(run_dir))
+        entry = ledger.intend(
+            KIND, rendered.name, launcher=self.name, folder=str(run_dir), nodes=_nodes_of(rendered)
+        )
         try:
             answer = ask(self.shell, ["sbatch", "--parsable", str(run_dir / SCRIPT_FILE)])
         except NoAnswerError:
@@ -145,12 +152,16 @@ class SlurmLauncher:
 
     def logs(self, job: Job, *, node: int | None, follow: bool) -> Iterator[LogLine]:
         """Read the files that nodes and script write into the run folder."""
+        folder = Path(job.details["folder"]) / "logs"
+        ranks = range(int(job.details["nodes"])) if node is None else (node,)
+        files = {f"node {rank}": folder / f"slurm-{job.id}-node-{rank}.log" for rank in ranks}
+        if node is None:
+            files = {"job": folder / f"slurm-{job.id}.log", **files}
 
         def is_over() -> bool:
-            return self.status(job).state.is_over
+            return not follow or self._state(job).is_over
 
-        folder = Path(job.details["folder"]) / "logs"
-        return read_logs(folder, job.id, node=node, is_over=is_over if follow else None)
+        return read_logs(files, is_over=_asked_every(_ASK_EVERY_S, is_over))
 
     def scale(self, job: Job, nodes: int) -> None:
         """Refuse: a Slurm job keeps its nodes.
@@ -166,7 +177,7 @@ class SlurmLauncher:
 
     def cancel(self, job: Job) -> None:
         """Ask a running job to drain, however long that takes; remove a waiting one."""
-        state = self.status(job).state
+        state = self._state(job)
         if state.is_over:
             return
         if state is JobState.WAITING:
@@ -181,11 +192,16 @@ class SlurmLauncher:
         removed = []
         for entry in _entries(ledger, job.name):
             for found in self._jobs_of(entry):
-                if not self.status(found).state.is_over:
+                if not self._state(found).is_over:
                     self._scancel(found)
                     removed.append(f"{KIND} {found.id} ({found.name})")
             ledger.remove(entry)
         return removed
+
+    def _state(self, job: Job) -> JobState:
+        """`status` without the states of its nodes, which cost another question."""
+        record = self._record(job)
+        return JobState.GONE if record is None else status_of(record, job_id=job.id).state
 
     def _record(self, job: Job) -> JobRecord | None:
         try:
@@ -218,10 +234,10 @@ class SlurmLauncher:
 
     def _refuse_second(self, entry: Entry) -> None:
         for job in self._jobs_of(entry):
-            status = self.status(job)
-            if not status.state.is_over:
+            state = self._state(job)
+            if not state.is_over:
                 raise RequestError(
-                    f"run {entry.name} has Slurm job {job.id} already, which is {status.state}. "
+                    f"run {entry.name} has Slurm job {job.id} already, which is {state}. "
                     "Two jobs of one run would wait for each other's lease. Follow it with "
                     f"`shardyard status {entry.name}`, or end it with `shardyard cancel "
                     f"{entry.name}` first."
@@ -249,6 +265,26 @@ def _job(run_id: str, entry: Entry) -> Job:
         launcher=entry.launcher, run_id=run_id, id=entry.id, name=entry.name,
         details=dict(entry.details),
     )  # fmt: skip
+
+
+def _nodes_of(rendered: Rendered) -> str:
+    found = re.search(r"^#SBATCH --nodes=(\d+)$", rendered.text, re.MULTILINE)
+    assert found is not None  # `render` writes it
+    return found[1]
+
+
+def _asked_every(every_s: float, question: Callable[[], bool]) -> Callable[[], bool]:
+    """The question, answered with no where it comes too soon after the last."""
+    asked_at_s = -math.inf
+
+    def answer() -> bool:
+        nonlocal asked_at_s
+        if time.monotonic() - asked_at_s < every_s:
+            return False
+        asked_at_s = time.monotonic()
+        return question()
+
+    return answer
 
 
 def _cluster(job: Job) -> list[str]:

@@ -124,7 +124,7 @@ _REFUSALS: tuple[tuple[str, type[ShardyardError], str], ...] = (
     ),
     (
         r"[Aa]ccess/permission denied|not permitted|Invalid user|[Pp]ermission denied"
-        r"|[Aa]uthentication|Munge",
+        r"|[Aa]uthentication|[Mm]unge",
         AccessError,
         "Ask the administrators of the cluster for permission; `id` and `sacctmgr show assoc "
         "user=$USER` show what you have.",

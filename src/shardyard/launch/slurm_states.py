@@ -54,14 +54,18 @@ _ENDINGS = {
     "REVOKED": "another cluster of the federation runs it",
 }
 
+# Reasons of a waiting job (squeue(1), JOB REASON CODES) -> words; the first that fits.
 _WAITS = (
     (r"Resources|Priority|None|Reservation", "waits for free nodes"),
     (r"BeginTime", "was requeued; Slurm lets it start again after a short while"),
+    (
+        r"PartitionConfig|Partition\w*Limit|BadConstraints|InvalidAccount|InvalidQOS",
+        "can never start as it was asked; cancel it and ask for less or for another partition",
+    ),
     (r"QOS\w*|Assoc\w*|\w*Limit", "a limit of the account, quality of service or partition"),
-    (r"ReqNodeNotAvail\w*|NodeDown|PartitionDown\w*|PartitionInactive", "nodes are down or kept"),
+    (r"ReqNodeNotAvail\w*|NodeDown|PartitionDown|PartitionInactive", "nodes are down or kept"),
     (r"JobHeldUser|JobHeldAdmin|\w*requeued_held|JobHoldMaxRequeue", "held; `scontrol release`"),
-    (r"BadConstraints|InvalidAccount|InvalidQOS", "can never start as it was asked; cancel it"),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, kw_only=True)
