@@ -32,6 +32,8 @@ class FakeLauncher:
         default_factory=lambda: [JobStatus(state=JobState.RUNNING, reason="on 1 node")]
     )
     lines: list[LogLine] = field(default_factory=list)
+    unanswered: list[ShardyardError] = field(default_factory=list)
+    """Raised one by one before ``statuses`` are answered."""
     at_end_of_logs: Callable[[], None] = lambda: None
     refuses: ShardyardError | None = None
     refuses_after: int = 0
@@ -70,6 +72,8 @@ class FakeLauncher:
 
     def status(self, job: Job) -> JobStatus:
         assert job.details == {"zone": "here"}
+        if self.unanswered:
+            raise self.unanswered.pop(0)
         return self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
 
     def logs(self, job: Job, *, node: int | None, follow: bool) -> Iterator[LogLine]:

@@ -7,6 +7,7 @@ import pytest
 
 from shardyard.cli.launched import find_launched
 from shardyard.cli.watch import watch
+from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
 from shardyard.launch.base import JobState, LogLine
 from shardyard.launch.marked import mark
 from tests.cli.fake_launcher import FakeLauncher, fake_that_can
@@ -102,6 +103,35 @@ def test_a_waiting_job_says_why_and_once_and_is_polled_less_and_less(
     assert captured.err.count("waiting: no nodes free") == 1
     assert slept == sorted(slept) and slept[-1] == 10
     assert "node 1 | hello" in captured.out
+
+
+def test_a_scheduler_that_is_away_for_a_while_is_asked_again(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    fake.unanswered = [CapacityError("the controller does not answer.")] * 5
+    fake.statuses = [status(JobState.SUCCEEDED)]
+    slept: list[float] = []
+    launched = find_launched("first", tmp_path / "runs", {"fake": fake})
+    assert watch(launched, node=0, sleep=slept.append) == 0
+    assert capsys.readouterr().err.count("does not answer. It is asked again.") == 1
+    assert sum(slept) == 50
+
+
+@pytest.mark.parametrize(("error", "code"), [(RequestError("wrong"), 2), (AccessError("no"), 4)])
+def test_a_refusal_ends_the_watching_at_once(
+    error: ShardyardError, code: int, tmp_path: Path, fake: FakeLauncher
+) -> None:
+    fake.unanswered = [error]
+    assert shardyard(fake, "watch", "first", *runs_dir(tmp_path)) == code
+
+
+def test_a_scheduler_that_stays_away_ends_the_watching_with_its_code(
+    tmp_path: Path, fake: FakeLauncher
+) -> None:
+    fake.unanswered = [CapacityError("the controller does not answer.")] * 99
+    launched = find_launched("first", tmp_path / "runs", {"fake": fake})
+    with pytest.raises(CapacityError):
+        watch(launched, node=0, sleep=lambda _: None)
 
 
 def test_ctrl_c_ends_the_watching_and_not_the_job(

@@ -103,7 +103,13 @@ def propose(
         check_resume(previous, replace(previous, recipe=preview.recipe))
     devices = _devices(preview, launcher)
     prediction, why_no_plan = _plan(request, preview, machine, devices=devices)
-    asked = _for_nodes(recipe, preview, run_dir, devices=devices)
+    shares_folder = launcher.capabilities.shares_folder
+    asked = _for_nodes(
+        recipe if shares_folder else _without_our_files(request.as_written),
+        preview,
+        run_dir,
+        devices=devices,
+    )
     content = LaunchRequest(
         run_id=run_dir.run_id,
         recipe=asked,
@@ -305,6 +311,14 @@ def _plan(
         machine=machine,
     )
     return prediction, ""
+
+
+def _without_our_files(recipe: Recipe) -> Recipe:
+    """Machines that a file here describes are known by now; the nodes do not have that file."""
+    if recipe.cluster.file is None:
+        return recipe
+    cluster = recipe.cluster.model_copy(update={"file": None})
+    return recipe.model_copy(update={"cluster": cluster})
 
 
 def _for_nodes(recipe: Recipe, preview: Preview, run_dir: RunDir, *, devices: int) -> Recipe:

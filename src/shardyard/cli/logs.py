@@ -46,14 +46,18 @@ def command(
 def print_lines(launched: Launched, *, node: int | None, follow: bool) -> None:
     """Print lines as they come; where the nodes' folder is out of reach, keep what they tell."""
     lines = launched.launcher.logs(launched.job, node=node, follow=follow)
-    out_of_reach = not launched.launcher.capabilities.shares_folder
-    for line in _kept(lines, launched.run_dir.path) if out_of_reach else lines:
-        if parse(line.text) is None:  # an event or a step, for the run's folder, not for people
-            click.echo(f"{line.source} | {line.text}" if node is None else line.text)
+    marked = _marked(lines, is_merged=node is None)
+    if launched.launcher.capabilities.shares_folder:
+        for _ in marked:  # told by the run's folder itself
+            pass
+    else:
+        rebuild(marked, launched.run_dir.path)
 
 
-def _kept(lines: Iterator[LogLine], folder: Path) -> Iterator[LogLine]:
+def _marked(lines: Iterator[LogLine], *, is_merged: bool) -> Iterator[str]:
+    """Print what is for people; yield the events and steps, which are for the run's folder."""
     for line in lines:
         if parse(line.text) is not None:
-            rebuild([line.text], folder)
-        yield line
+            yield line.text
+        else:
+            click.echo(f"{line.source} | {line.text}" if is_merged else line.text)

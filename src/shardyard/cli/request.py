@@ -29,6 +29,8 @@ class Request:
     """A checked recipe and its model."""
 
     recipe: Recipe
+    as_written: Recipe
+    """The same with its relative paths: for nodes that share no folder with this machine."""
     name: str
     """Name of the recipe's files; the run is named after it."""
     model_dir: Path | None
@@ -59,7 +61,7 @@ class Request:
         """
         files = [Path(argument) for argument in arguments if not is_override(argument)]
         overrides = [argument for argument in arguments if is_override(argument)]
-        recipe = anchor_paths(load_checked_recipe(files, overrides, to_train=to_train))
+        recipe = load_checked_recipe(files, overrides, to_train=to_train)
         if runs_here:
             take_secrets(recipe)
         name = "-".join(file.stem for file in files) or "run"
@@ -68,9 +70,10 @@ class Request:
     @staticmethod
     def of(recipe: Recipe, *, name: str = "run", needs_weights: bool = True) -> "Request":
         """The request of a recipe that is loaded and checked, such as the one of a run."""
-        folder = model_folder(recipe.model, needs_weights=needs_weights)
-        shape = read_shape(recipe.model, folder, recipe.data.vocab_size)
-        return Request(recipe=recipe, name=name, model_dir=folder, shape=shape)
+        anchored = anchor_paths(recipe)
+        folder = model_folder(anchored.model, needs_weights=needs_weights)
+        shape = read_shape(anchored.model, folder, anchored.data.vocab_size)
+        return Request(recipe=anchored, as_written=recipe, name=name, model_dir=folder, shape=shape)
 
     def preview(self, machine: Machine | None = None, previous: Resolved | None = None) -> Preview:
         """Resolve as far as possible before the data is prepared, or as it was in ``previous``."""

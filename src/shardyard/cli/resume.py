@@ -98,7 +98,7 @@ def _submit_again(
     launcher = launcher_named(on or jobs[-1].launcher, launchers)
     Lease(run_dir.lease).close()  # no process of this machine trains it either
     _, previous, asked = newest_attempt(run_dir)
-    recipe = anchor_paths(load_checked_recipe([asked], overrides))
+    recipe = load_checked_recipe([asked], overrides)
     request = Request.of(recipe, name=run_dir.run_id, needs_weights=False)
     proposal = propose(
         request,

@@ -10,10 +10,12 @@ import click
 from shardyard.cli.launched import Launched, exit_code_of, find_launched, launchers_in
 from shardyard.cli.logs import print_lines
 from shardyard.cli.options import runs_dir_option
-from shardyard.errors import EXIT_INTERRUPTED
+from shardyard.errors import EXIT_INTERRUPTED, AccessError, RequestError, ShardyardError
 from shardyard.launch.base import JobState, JobStatus
 
 _FIRST_POLL_S, _LONGEST_POLL_S = 0.5, 10.0
+_ASKED_AGAIN = 30
+"""Times, ``_LONGEST_POLL_S`` apart: a controller that is restarted is away for minutes."""
 
 
 @click.command()
@@ -61,7 +63,7 @@ def _wait(
 ) -> JobStatus:
     said, poll_s = "", _FIRST_POLL_S
     while True:
-        status = launched.status()
+        status = _ask(launched, sleep=sleep)
         if is_enough(status):
             return status
         if status.state == JobState.WAITING and status.reason != said:
@@ -69,6 +71,20 @@ def _wait(
             print(f"waiting: {said}", file=sys.stderr)
         sleep(poll_s)
         poll_s = min(_LONGEST_POLL_S, poll_s * 1.5)
+
+
+def _ask(launched: Launched, *, sleep: Callable[[float], None]) -> JobStatus:
+    """The job's status; a scheduler that does not answer is asked again for a while."""
+    for attempt in range(_ASKED_AGAIN):
+        try:
+            return launched.status()
+        except ShardyardError as error:
+            if isinstance(error, RequestError | AccessError):
+                raise  # asking again cannot help
+            if attempt == 0:
+                print(f"warning: {error} It is asked again.", file=sys.stderr)
+            sleep(_LONGEST_POLL_S)
+    return launched.status()
 
 
 def _last_words(launched: Launched, status: JobStatus, code: int) -> str:
