@@ -95,17 +95,19 @@ class _Merged:
         threading.Thread(target=self._follow, args=(pod,), name=f"log {uid}", daemon=True).start()
 
     def lines(self, *, for_s: float) -> Iterator[LogLine]:
-        """Lines for so long; at once again when a pod ends, as others may have come."""
+        """Lines for so long, or until no pod prints any more."""
         end = time.monotonic() + for_s
         while True:
             try:
                 line = self._lines.get(timeout=max(end - time.monotonic(), 0.01))
             except queue.Empty:
                 return
-            if line is None:
+            if line is not None:
+                yield line
+            else:
                 self.readers -= 1
-                return
-            yield line
+                if self.readers == 0:
+                    return
             if time.monotonic() >= end and self._lines.empty():
                 return
 

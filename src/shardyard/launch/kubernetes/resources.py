@@ -20,6 +20,10 @@ _MEMORY_SHARE = 0.8
 
 MIB = 2**20
 
+_AMD = {row.name for row in other_vendors.ROWS if row.name.startswith("MI")}
+_PLUGINS: dict[str, str | None] = {"hpu": "habana.ai/gaudi", "xla": None, "xpu": None}
+"""Kind of device -> resource; AMD's devices are of NVIDIA's kind for torch, and told apart above."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
@@ -96,14 +100,11 @@ def device_resource(accelerator: Accelerator) -> str:
     Raises:
         RequestError: No plugin is known.
     """
-    is_amd = accelerator.device == "cuda" and any(
-        row.name == accelerator.name for row in other_vendors.ROWS
-    )
-    if is_amd:
-        return "amd.com/gpu"
-    name = {"cuda": "nvidia.com/gpu", "hpu": "habana.ai/gaudi"}.get(accelerator.device)
     if accelerator.name.startswith("Trainium"):
-        name = "aws.amazon.com/neuron"
+        return "aws.amazon.com/neuron"
+    if accelerator.name in _AMD:
+        return "amd.com/gpu"
+    name = _PLUGINS.get(accelerator.device, "nvidia.com/gpu")
     if name is None:
         raise RequestError(
             f"{accelerator.name}: it is not known what its device plugin calls it in Kubernetes. "
