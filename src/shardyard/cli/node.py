@@ -20,6 +20,7 @@ from shardyard.cli import main
 from shardyard.cli.agent_process import run_node_process
 from shardyard.cli.attempt import Attempt, resolve_here, write_down
 from shardyard.cli.mark_lines import marked_on_stdout
+from shardyard.cli.network_check import network_checked
 from shardyard.cli.request import Request
 from shardyard.cli.resume import is_finished, newest_attempt
 from shardyard.cli.sent_code import take_code
@@ -209,17 +210,20 @@ def _lead(lead: _Lead, talk: Session) -> int:
 
 def _train(run: RunDir, attempt: int, place: Place) -> tuple[int, str]:
     """Run this node's agent; its exit code and its words."""
-    answer = run_node_process(
-        run,
-        attempt,
-        node_rank=place.node_rank,
-        endpoint=place.endpoint,
-    )
+    with network_checked(run, attempt, node_rank=place.node_rank) as network:
+        answer = run_node_process(
+            run,
+            attempt,
+            node_rank=place.node_rank,
+            endpoint=place.endpoint,
+        )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)  # the answer is known and this process ends
     exit_code, words = int(answer["exit_code"]), str(answer["message"])
     if "killed_by" in answer:  # as a shell says it: the node was lost, the run did not fail
         exit_code = 128 + int(answer["killed_by"])
+    if network.is_refused:
+        return RequestError.exit_code, network.words  # a restart would find the same network
     if exit_code != 0:
         is_error = answer["outcome"] == "failed"
         print(f"{'error: ' if is_error else ''}{words}", file=sys.stderr)
