@@ -234,10 +234,11 @@ def _free_ports(count: int) -> list[int]:
 def _write_configuration(base: Path, ports: list[int], *, accounting: bool) -> None:
     host = socket.gethostname().partition(".")[0]
     controller, database, *of_nodes = ports
+    # MinJobAge: what is over is soon known to the accounts alone.
     with_database = (
         "AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageHost=127.0.0.1\n"
         f"AccountingStoragePort={database}\nAccountingStorageEnforce=associations,limits,qos\n"
-        "JobAcctGatherType=jobacct_gather/none"
+        "JobAcctGatherType=jobacct_gather/none\nMinJobAge=2"
     )
     conf = _CONF.format(
         host=host, port=controller, base=base, accounting=with_database if accounting else ""

@@ -270,6 +270,19 @@ def test_a_job_that_slurm_has_forgotten_is_gone(launcher: SlurmLauncher, run_dir
     assert list(launcher.logs(job, node=None, follow=True)) == []
 
 
+def test_how_a_forgotten_job_ended_is_known_from_its_own_words(
+    launcher: SlurmLauncher, run_dir: Path
+) -> None:
+    (run_dir / "logs").mkdir(parents=True)
+    text = "shardyard: the nodes ended with exit code "
+    (run_dir / "logs" / "slurm-4000000.log").write_text(f"{text}143\n{text}0\n")
+    details = {"folder": str(run_dir), "nodes": "2"}
+    job = Job(launcher="slurm", run_id="old", id="4000000", name="old", details=details)
+    status = launcher.status(job)
+    assert (status.state, status.exit_code) == (JobState.GONE, 0)
+    assert status.reason == "Slurm knows it no more; its nodes ended with exit code 0"
+
+
 def test_a_running_job_keeps_its_size(launcher: SlurmLauncher) -> None:
     job = Job(launcher="slurm", run_id="r", id="1", name="r")
     with pytest.raises(

@@ -135,3 +135,9 @@ def test_the_line_of_sacct_is_read() -> None:
         state="CANCELLED by 0", reason="None", exit_code="0:15", node_list="node[1-2]"
     )
     assert read_sacct("") is None
+
+
+def test_sacct_prints_exit_code_143_as_15() -> None:
+    record = read_sacct("FAILED|None|15:0|node1\n")  # as seen from 22.05.8
+    assert record is not None
+    assert status_of(record, job_id="1").state is JobState.DRAINED

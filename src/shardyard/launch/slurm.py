@@ -41,6 +41,7 @@ from shardyard.launch.slurm_script import (
     NODE_PROGRAM,
     RECIPE_FILE,
     SCRIPT_FILE,
+    ended_with,
     render_script,
 )
 from shardyard.launch.slurm_states import (
@@ -144,7 +145,7 @@ class SlurmLauncher:
         """Ask the controller, which is up to date; and the accounts for what it has forgotten."""
         record = self._record(job)
         if record is None:
-            return JobStatus(state=JobState.GONE, reason="Slurm knows it no more")
+            return _gone(job)
         status = status_of(record, job_id=job.id)
         if status.state is not JobState.RUNNING or not record.node_list:
             return status
@@ -265,6 +266,16 @@ def _job(run_id: str, entry: Entry) -> Job:
         launcher=entry.launcher, run_id=run_id, id=entry.id, name=entry.name,
         details=dict(entry.details),
     )  # fmt: skip
+
+
+def _gone(job: Job) -> JobStatus:
+    """Without accounts Slurm soon forgets a job; what its script said last is still there."""
+    log = Path(job.details["folder"]) / "logs" / f"slurm-{job.id}.log"
+    exit_code = ended_with(log.read_text(errors="replace")) if log.is_file() else None
+    ending = "" if exit_code is None else f"; its nodes ended with exit code {exit_code}"
+    return JobStatus(
+        state=JobState.GONE, reason=f"Slurm knows it no more{ending}", exit_code=exit_code
+    )
 
 
 def _nodes_of(rendered: Rendered) -> str:

@@ -6,6 +6,7 @@ time limit was the reason.
 """
 
 import math
+import re
 import shlex
 import sys
 
@@ -104,6 +105,12 @@ def render_script(request: LaunchRequest, program: tuple[str, ...] = NODE_PROGRA
             "",
         ]
     )
+
+
+def ended_with(output: str) -> int | None:
+    """The exit code that the script printed at its end; None: it did not come to its end."""
+    last = re.findall(r"^shardyard: the nodes ended with exit code (\d+)$", output, re.MULTILINE)
+    return int(last[-1]) if last else None
 
 
 def exported_names(recipe: Recipe) -> tuple[str, ...]:

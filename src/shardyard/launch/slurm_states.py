@@ -101,6 +101,8 @@ def read_sacct(text: str) -> JobRecord | None:
     if not lines:
         return None
     state, reason, exit_code, node_list = lines[-1].split("|")
+    if exit_code == f"{EXIT_DRAINED - 128}:0":  # it prints exit codes above 128 without the 128
+        exit_code = f"{EXIT_DRAINED}:0"
     return JobRecord(state=state, reason=reason, exit_code=exit_code, node_list=node_list)
 
 
