@@ -24,6 +24,7 @@ KINDS = {
     "trainjobs": ("trainer.kubeflow.org/v1alpha1", "TrainJob"),
     "clustertrainingruntimes": ("trainer.kubeflow.org/v1alpha1", "ClusterTrainingRuntime"),
     "pytorchjobs": ("kubeflow.org/v1", "PyTorchJob"),
+    "localqueues": ("kueue.x-k8s.io/v1beta2", "LocalQueue"),
 }
 
 
@@ -46,6 +47,8 @@ class ApiServer:
         self.outputs: dict[str, Output] = {}
         self.refusals: dict[tuple[str, str], tuple[int, str]] = {}
         """(method, end of the path) -> what is answered instead."""
+        self.forbidden: set[str] = set()
+        """Resources of which an access review says no."""
         self.requests: list[tuple[str, str]] = []
         self.tokens: set[str | None] = set()
         self.queries: list[str] = []
@@ -59,6 +62,12 @@ class ApiServer:
         """The one object of a kind."""
         (found,) = [item for path, item in self.objects.items() if f"/{plural}/" in path]
         return found
+
+    def add(self, path: str, **content: Any) -> None:
+        """Any object, by its path."""
+        meta = content.pop("metadata", {})
+        name = path.rpartition("/")[2]
+        self.objects[path] = {"metadata": {"name": name, **meta}, **content}
 
     def add_pod(
         self, name: str, *, job: str, rank: int, status: dict[str, Any], lines: list[str]
@@ -182,6 +191,9 @@ class _Handler(BaseHTTPRequestHandler):
         namespace = re.search(r"/namespaces/([^/]+)/", path)
         if plural is not None and plural not in self.state.served:
             self._send(404, b"404 page not found\n", "text/plain")
+        elif path.endswith("/selfsubjectaccessreviews"):
+            asked = body["spec"]["resourceAttributes"]["resource"]
+            self._json(201, {"status": {"allowed": asked not in self.state.forbidden}})
         elif method == "POST":
             self._create(path, body, namespace.group(1) if namespace else None)
         elif path in objects and method == "GET":

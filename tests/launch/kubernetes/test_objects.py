@@ -39,6 +39,7 @@ SPECIAL = {
         "launch.time_limit=36h",
     ],
     "jobset-one-zone": [
+        "launch.kubernetes.queue=team",
         "launch.kubernetes.topology=required",
         "launch.kubernetes.node_selector={pool: train}",
         "launch.kubernetes.tolerations=[reserved=train:NoSchedule, spot]",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardyard.launch.kubernetes.prerequisites import install_hint, install_script, missing, needed
+from shardyard.launch.kubernetes.prerequisites import install_hint, install_script, needed
 from tests.launch.kubernetes.requests import request_for
 
 
@@ -21,25 +21,6 @@ def test_each_target_needs_its_controller_and_the_plugins_of_its_devices() -> No
     ) == [
         "Kubeflow training operator", "Kueue", "Gaudi device plugin", "EFA device plugin", "etcd",
     ]  # fmt: skip
-
-
-def test_nothing_is_missing_where_all_is_there() -> None:
-    request = request_for()
-    assert missing(request, serves=lambda _: True, offered=lambda _: 32) == []
-
-
-def test_each_missing_part_comes_with_its_command() -> None:
-    request = request_for()
-    found = missing(request, serves=lambda _: False, offered=lambda _: 0)
-    assert len(found) == 3
-    assert "JobSet 0.12.0 is missing" in found[0] and "manifests.yaml" in found[0]
-    assert "offer 0 of nvidia.com/gpu, and a pod asks for 8" in found[1]
-
-
-def test_nodes_that_offer_fewer_efa_than_the_catalogue_says_are_found() -> None:
-    offered = {"nvidia.com/gpu": 8, "vpc.amazonaws.com/efa": 4}
-    (found,) = missing(request_for(), serves=lambda _: True, offered=lambda name: offered[name])
-    assert "offer 4 of vpc.amazonaws.com/efa, and a pod asks for 32" in found
 
 
 @pytest.mark.parametrize("target", ["jobset", "trainjob", "pytorchjob"])

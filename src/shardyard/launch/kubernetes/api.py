@@ -32,6 +32,9 @@ PLURALS = {
     "TrainJob": ("trainer.kubeflow.org/v1alpha1", "trainjobs", True),
     "ClusterTrainingRuntime": ("trainer.kubeflow.org/v1alpha1", "clustertrainingruntimes", False),
     "PyTorchJob": ("kubeflow.org/v1", "pytorchjobs", True),
+    "LocalQueue": ("kueue.x-k8s.io/v1beta2", "localqueues", True),
+    "PersistentVolumeClaim": ("v1", "persistentvolumeclaims", True),
+    "PersistentVolume": ("v1", "persistentvolumes", False),
 }
 """Kind: API version, plural, whether it is in a namespace."""
 
@@ -133,6 +136,32 @@ class Api:
         found: list[Object] = self._json("GET", "/api/v1/nodes", "Node", query=query)["items"]
         return found
 
+    def has_secret(self, name: str) -> bool:
+        """Whether there is a Secret; only its metadata is asked for, never its values."""
+        path = f"/api/v1/namespaces/{quote(self.namespace)}/secrets/{quote(name)}"
+        accept = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+        try:
+            self._call("GET", path, accept=accept)
+        except _NoSuchObjectError:
+            return False
+        return True
+
+    def may(self, verb: str, resource: str, *, group: str = "") -> bool:
+        """Whether these credentials may do something in the namespace."""
+        name, _, subresource = resource.partition("/")
+        attributes = {
+            "namespace": self.namespace, "verb": verb, "group": group,
+            "resource": name, "subresource": subresource,
+        }  # fmt: skip
+        kind = "SelfSubjectAccessReview"
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": kind,
+            "spec": {"resourceAttributes": attributes},
+        }
+        path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+        return bool(self._json("POST", path, kind, body=body)["status"]["allowed"])
+
     def log(self, pod: str, *, container: str, follow: bool) -> Iterator[bytes]:
         """What a container has printed, in pieces, and what it will print if ``follow``."""
         path = f"/api/v1/namespaces/{quote(self.namespace)}/pods/{quote(pod)}/log"
@@ -182,6 +211,7 @@ class Api:
         *,
         query: Object | None = None,
         body: Any = None,
+        accept: str = "application/json",
         timeout_s: tuple[int, int | None] = _TIMEOUT_S,
     ) -> Any:
         from kubernetes.client.exceptions import ApiException
@@ -192,7 +222,7 @@ class Api:
                 path,
                 method,
                 query_params=list((query or {}).items()),
-                header_params={"Accept": "application/json", "Content-Type": content},
+                header_params={"Accept": accept, "Content-Type": content},
                 body=body,
                 auth_settings=["BearerToken"],
                 _preload_content=False,

@@ -18,8 +18,10 @@ from shardyard.launch.base import (
     LogLine,
     Rendered,
 )
+from shardyard.launch.doctor import Finding
 from shardyard.launch.kubernetes import pod
 from shardyard.launch.kubernetes.api import Api, ExistsError, UncertainError
+from shardyard.launch.kubernetes.checks import kubernetes_checks
 from shardyard.launch.kubernetes.logs import follow_logs, logs_so_far
 from shardyard.launch.kubernetes.names import TARGETS
 from shardyard.launch.kubernetes.objects import render_objects, to_yaml
@@ -70,6 +72,15 @@ class KubernetesLauncher:
             target=target,
             warnings=pod.warnings(request.recipe),
         )
+
+    def checks(self, request: LaunchRequest) -> list[Finding]:
+        """What the cluster can be asked before anything is submitted."""
+        settings = request.recipe.launch.kubernetes
+        try:
+            api = Api(settings.context, settings.namespace, self._kubeconfig)
+        except ShardyardError as error:
+            return [Finding(name="context", verdict="problem", what=str(error))]
+        return kubernetes_checks(request, api)
 
     def submit(self, rendered: Rendered, ledger: Ledger) -> Job:
         """Create the objects; what was made before a refusal is removed again."""

@@ -94,7 +94,7 @@ def pod_template(
         spec["serviceAccountName"] = settings.service_account
     if settings.priority_class is not None:
         spec["priorityClassName"] = settings.priority_class
-    spec |= placement(request, name, demand)
+    spec |= placement(request, demand)
     meta: dict[str, Any] = {"labels": labels(name)}
     meta["annotations"] = {"shardyard/run-id": request.run_id, **_topology_annotation(request)}
     return {"metadata": meta, "spec": spec}
@@ -272,7 +272,7 @@ def container_security(demand: Demand) -> dict[str, Any]:
     return {"allowPrivilegeEscalation": False, "capabilities": capabilities}
 
 
-def placement(request: LaunchRequest, name: str, demand: Demand) -> dict[str, Any]:
+def placement(request: LaunchRequest, demand: Demand) -> dict[str, Any]:
     """On which nodes pods may run."""
     settings = request.recipe.launch.kubernetes
     machine = chosen_instance(request)
@@ -283,8 +283,6 @@ def placement(request: LaunchRequest, name: str, demand: Demand) -> dict[str, An
         "nodeSelector": selector | settings.node_selector,
         "tolerations": [_toleration(text) for text in dict.fromkeys(taints)],
     }
-    if settings.topology != "none" and settings.queue is None:
-        found["affinity"] = {"podAffinity": _together(settings.topology, name)}
     return {key: value for key, value in found.items() if value}
 
 
@@ -314,21 +312,13 @@ CLOSEST = "topology.k8s.aws/network-node-layer-3"
 
 def _topology_annotation(request: LaunchRequest) -> dict[str, str]:
     """Kueue's hint: nearest first and wider where that does not fit, or one zone at any price."""
-    settings = request.recipe.launch.kubernetes
-    if settings.queue is None or settings.topology == "none":
-        return {}
-    if settings.topology == "required":
-        return {"kueue.x-k8s.io/podset-required-topology": ZONE}
-    return {"kueue.x-k8s.io/podset-preferred-topology": CLOSEST}
-
-
-def _together(topology: str, name: str) -> dict[str, Any]:
-    """Without Kueue: the pods of a job in one zone, which EFA and single-zone volumes need."""
-    term = {"labelSelector": {"matchLabels": labels(name)}, "topologyKey": ZONE}
-    if topology == "required":
-        return {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
-    weighted = {"weight": 100, "podAffinityTerm": term}
-    return {"preferredDuringSchedulingIgnoredDuringExecution": [weighted]}
+    match request.recipe.launch.kubernetes.topology:
+        case "none":
+            return {}
+        case "required":
+            return {"kueue.x-k8s.io/podset-required-topology": ZONE}
+        case "preferred":
+            return {"kueue.x-k8s.io/podset-preferred-topology": CLOSEST}
 
 
 def grace_s(recipe: Recipe) -> int:

@@ -1,6 +1,5 @@
 """What must be in a cluster before each target runs, at which version, and how it gets there."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from shardyard.launch.base import LaunchRequest
@@ -142,31 +141,3 @@ def install_script(parts: tuple[Prerequisite, ...]) -> str:
         lines.append(f"# {part.name} {part.version}: {part.why}")
         lines += part.install or ("# Install it as its vendor says.",)
     return "\n".join(lines) + "\n"
-
-
-def missing(
-    request: LaunchRequest,
-    *,
-    serves: Callable[[str], bool],
-    offered: Callable[[str], int],
-) -> list[str]:
-    """A sentence for each part that the cluster lacks.
-
-    Args:
-        serves: Whether the API server knows a kind.
-        offered: The most of a resource that one node of the wanted type offers.
-    """
-    demand = demand_of(request)
-    found = []
-    for part in needed(request):
-        how = f" Install it: {part.install[0]}" if part.install else ""
-        asked = demand.devices.get(part.provides)
-        if asked is None:
-            if part.provides and not serves(part.provides):
-                found.append(f"{part.name} {part.version} is missing: it {part.why}.{how}")
-        elif offered(part.provides) < asked:
-            found.append(
-                f"nodes offer {offered(part.provides)} of {part.provides}, and a pod asks for "
-                f"{asked}. {part.name} {part.why}.{how}"
-            )
-    return found

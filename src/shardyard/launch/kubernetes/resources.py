@@ -22,7 +22,7 @@ MIB = 2**20
 
 _AMD = {row.name for row in other_vendors.ROWS if row.name.startswith("MI")}
 _PLUGINS: dict[str, str | None] = {"hpu": "habana.ai/gaudi", "xla": None, "xpu": None}
-"""Kind of device -> resource; AMD's devices are of NVIDIA's kind for torch, and told apart above."""
+"""Kind of device -> resource; for torch AMD is of the kind of NVIDIA, hence the names."""
 
 
 @dataclass(frozen=True, kw_only=True)

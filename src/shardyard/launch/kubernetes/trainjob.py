@@ -140,7 +140,7 @@ def _pod_patch(request: LaunchRequest, name: str, *, config: str) -> dict[str, A
     """What of the pod template is this run's own and may be patched."""
     template = pod.pod_template(request, name, config=config, env=[], restarts=False)
     spec, container = template["spec"], template["spec"]["containers"][0]
-    own = ("volumes", "nodeSelector", "tolerations", "affinity", "serviceAccountName")
+    own = ("volumes", "nodeSelector", "tolerations", "serviceAccountName")
     patched = {key: spec[key] for key in own if key in spec}
     patched["containers"] = [{"name": JOB, "volumeMounts": container["volumeMounts"]}]
     pods = {"metadata": template["metadata"], "spec": patched}
