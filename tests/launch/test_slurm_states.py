@@ -1,5 +1,8 @@
 """Slurm's words for states, and the lines that hold them as scontrol and sacct 22.05 print them."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from shardyard.errors import ShardyardError
@@ -141,3 +144,16 @@ def test_sacct_prints_exit_code_143_as_15() -> None:
     record = read_sacct("FAILED|None|15:0|node1\n")  # as seen from 22.05.8
     assert record is not None
     assert status_of(record, job_id="1").state is JobState.DRAINED
+
+
+def test_the_page_has_every_state_under_what_it_means() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "launch-slurm.md").read_text()
+    table = page.partition("## States")[2].partition("\n## ")[0]
+    shown = {
+        word: JobState(row[0])
+        for row in re.findall(r"^\| (\w+) \| ([A-Z].*) \|$", table, re.MULTILINE)
+        if row[0] != "drained"
+        for word in re.findall(r"\b[A-Z]+(?:_[A-Z]+)*\b", row[1])
+        if len(word) > 1
+    }
+    assert shown == STATES

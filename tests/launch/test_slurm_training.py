@@ -19,7 +19,7 @@ from tests.launch.slurm_cluster import SlurmCluster, slurm_cluster
 
 pytestmark = pytest.mark.slow
 
-STEPS = 240
+STEPS = 160
 RECIPE = f"""\
 model: {{preset: llama-tiny}}
 data: {{source: TEXT, vocab_size: 512, seq_len: 32, workers: 1, eval_fraction: 0.1}}
@@ -57,6 +57,12 @@ def expected(place: Place) -> dict[int, float]:
     answer = place.run("train", "tiny.yaml", "run.id=base")
     assert answer.code == 0, answer.err
     return _losses(place.run_dir("base"))
+
+
+@pytest.fixture(autouse=True)
+def _no_job_left(cluster: SlurmCluster) -> Iterator[None]:
+    yield
+    cluster.client("scancel", "--user=root")
 
 
 class SlurmRun:
