@@ -60,7 +60,7 @@ PartitionName=closed Nodes=127.0.0.[1-4] AllowAccounts=nobody
 """
 _NODE = (
     "NodeName={name} NodeHostname={host} NodeAddr={name} Port={port} CPUs=32 RealMemory=24000 "
-    "Gres=gpu:a100:8 Feature=fast State=UNKNOWN\n"
+    "Gres=gpu:a100:8 Feature=fast,quiet State=UNKNOWN\n"
 )
 _DATABASE_CONF = """\
 AuthType=auth/none

@@ -1,9 +1,11 @@
 """Stands in for the program of a node where a test is about Slurm and not about training.
 
-What it does is the variable SHARDYARD_STAND_IN: ``end CODE``, or ``wait``: until SIGTERM, then a
-checkpoint is written, in SAVING_S seconds, and it ends with 143.
+What it does is the variable SHARDYARD_STAND_IN: ``end CODE``; ``digest NAME`` of a variable; or
+``wait``: until SIGTERM, then a checkpoint is written, in SAVING_S seconds, and it ends with 143;
+``wait-unsaved``: without one.
 """
 
+import hashlib
 import os
 import signal
 import sys
@@ -19,6 +21,9 @@ def main() -> None:
     start = os.environ.get("SLURM_RESTART_COUNT", "0")
     verb, _, code = os.environ["SHARDYARD_STAND_IN"].partition(" ")
     print(f"node {rank} of {os.environ['SLURM_NTASKS']} began, start {start}", flush=True)
+    if verb == "digest":  # shows that a value arrived, and not the value
+        print(hashlib.sha256(os.environ[code].encode()).hexdigest(), flush=True)
+        return
     if verb == "end":
         sys.exit(int(code))
 

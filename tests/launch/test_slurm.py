@@ -1,7 +1,10 @@
 """The launcher against a real Slurm of four nodes on this machine; the nodes' program stands in."""
 
+import hashlib
+import json
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -12,8 +15,9 @@ from shardyard.launch.base import Job, JobState, Rendered
 from shardyard.launch.ledger import Ledger
 from shardyard.launch.slurm import SlurmLauncher
 from tests.launch import slurm_node
+from tests.launch.planted import planted_secrets
 from tests.launch.slurm_cluster import SlurmCluster, slurm_cluster
-from tests.launch.slurm_request import slurm_request
+from tests.launch.slurm_request import CASES, golden_request, slurm_request
 
 _NUMBERS = count(1)
 
@@ -322,29 +326,47 @@ def test_more_devices_than_a_node_has_are_refused(
         launcher.submit(launcher.render(request), ledger)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "overrides"),
-    [
-        (1, ["cluster.instance=p5.48xlarge"]),
-        (2, ["cluster.instance=p5.48xlarge", "launch.time_limit=2d"]),
-        (4, ["cluster.instance=p4d.24xlarge", "launch.slurm.requeue=false"]),
-        (3, ["cluster.instance=p3.8xlarge", "launch.slurm.partition=main"]),
-        (2, ["cluster.instance=g5.12xlarge", "launch.slurm.constraint=fast"]),
-        (2, ["cluster.instance=p6-b200.48xlarge", "launch.slurm.signal_before_s=600"]),
-        (2, ["cluster.instance=dl1.24xlarge"]),
-        (4, ["cluster.device=cpu", "secrets={HF_TOKEN: env, OTHER: 'env:MY_OTHER'}"]),
-        (2, ["cluster.device=cpu", "launch.slurm.partition=short", "launch.time_limit=5min"]),
-        (2, ["cluster.device=cpu", "launch.env={A: \"it's\", B: '$(x)'}"]),
-        (1, ["cluster.device=cuda"]),
-    ],
-)
-def test_slurm_would_take_every_script(
-    launcher: SlurmLauncher, run_dir: Path, tmp_path: Path, nodes: int, overrides: list[str]
+def test_a_secret_reaches_the_nodes_and_nothing_else(
+    cluster: SlurmCluster, run_dir: Path, ledger: Ledger, tmp_path: Path
 ) -> None:
-    request = slurm_request(*overrides, nodes=nodes, run_dir=run_dir)
-    answer = launcher.validate(launcher.render(request), tmp_path)
+    planted = planted_secrets(tmp_path, kinds=("env", "env:OTHER_NAME"))
+    mine = replace(cluster, env={**cluster.env, **planted.environ})
+    launcher = SlurmLauncher(
+        shell=mine.shell, program=(slurm_node.__file__,), environ=planted.environ
+    )
+    name = next(iter(planted.environ))
+    rendered = _rendered(
+        launcher, run_dir, f"digest {name}", f"secrets={json.dumps(planted.secrets)}"
+    )
+    job = launcher.submit(rendered, ledger)
+    lines = list(launcher.logs(job, node=1, follow=True))
+    digest = hashlib.sha256(planted.environ[name].encode()).hexdigest()
+    assert digest in [line.text for line in lines]
+    assert planted.leaks(rendered.text, run_dir, str(job), str(launcher.status(job))) == []
+
+
+def test_a_secret_that_is_not_in_the_environment_is_missed_before_the_job_waits(
+    cluster: SlurmCluster, run_dir: Path, ledger: Ledger
+) -> None:
+    launcher = SlurmLauncher(shell=cluster.shell, environ={})
+    request = slurm_request("secrets={HF_TOKEN: env, KEY: 'env:MY_KEY'}", run_dir=run_dir)
+    with pytest.raises(RequestError, match=r"has no HF_TOKEN, MY_KEY, .*export HF_TOKEN=\.\.\."):
+        launcher.submit(launcher.render(request), ledger)
+    assert ledger.live() == []
+
+
+def test_a_secret_that_a_job_cannot_read_is_refused(launcher: SlurmLauncher) -> None:
+    with pytest.raises(RequestError, match="is kept in k8s"):
+        launcher.render(slurm_request("secrets={HF_TOKEN: 'k8s:hf/token'}"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_slurm_would_take_every_golden_script(
+    launcher: SlurmLauncher, tmp_path: Path, name: str
+) -> None:
+    answer = launcher.validate(SlurmLauncher().render(golden_request(name)), tmp_path)
     assert "to start at" in answer
-    assert list(tmp_path.glob("*.sbatch")) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_script_that_slurm_would_not_take_is_said_before_it_is_submitted(

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from shardyard.errors import RequestError
+from shardyard.hardware.catalogue import instance, instance_names
 from shardyard.launch.slurm_script import exported_names, render_script
-from tests.launch.slurm_request import slurm_request
+from tests.launch.slurm_request import CASES, golden_request, slurm_request
 
+GOLDEN = Path(__file__).parent / "golden" / "slurm"
 NASTY = 'it\'s a "$HOME" `id` %j; rm -rf $(pwd) & #'
 
 
@@ -30,6 +32,29 @@ def _printed(script: str, what: str, **environment: str) -> str:
         check=True,
     )
     return done.stdout
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_script_is_the_golden_one(name: str) -> None:
+    """UPDATE_GOLDEN=1 writes it instead."""
+    file = GOLDEN / f"{name}.sbatch"
+    script = render_script(golden_request(name))
+    if os.environ.get("UPDATE_GOLDEN"):
+        file.write_text(script)
+    assert file.read_text() == script
+
+
+def test_there_is_no_golden_script_that_nothing_renders() -> None:
+    assert {file.stem for file in GOLDEN.iterdir()} == set(CASES)
+
+
+@pytest.mark.parametrize("name", instance_names())
+def test_every_machine_of_the_catalogue_is_asked_for_with_its_devices(name: str) -> None:
+    asked = _directives(render_script(slurm_request(f"cluster.instance={name}")))
+    machine = instance(name)
+    is_gpu = machine.accelerator.device == "cuda"
+    assert asked.get("gpus-per-node") == (str(machine.count) if is_gpu else None)
+    assert "exclusive" in asked
 
 
 def test_accelerators_come_as_whole_nodes_with_the_number_of_the_catalogue() -> None:

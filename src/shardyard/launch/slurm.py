@@ -5,12 +5,13 @@ and on the nodes a Python with Shardyard or Pyxis and an image.
 """
 
 import math
+import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -70,6 +71,8 @@ class SlurmLauncher:
     shell: Shell = run_client
     program: tuple[str, ...] = NODE_PROGRAM
     """What Python is told to run on each node."""
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    """Where sbatch finds the secrets that it passes on by name."""
 
     def render(self, request: LaunchRequest) -> Rendered:
         """Return the batch script and the recipe that its nodes read."""
@@ -92,13 +95,18 @@ class SlurmLauncher:
             AccessError: Slurm does not permit it.
         """
         run_dir = ledger.path.parent
+        _refuse_missing(_option(rendered, "export"), self.environ)
         for entry in _entries(ledger, rendered.name):
             self._refuse_second(entry)
         for name, content in rendered.files.items():
             write_text(run_dir / name, content)
         (run_dir / "logs").mkdir(exist_ok=True)
         entry = ledger.intend(
-            KIND, rendered.name, launcher=self.name, folder=str(run_dir), nodes=_nodes_of(rendered)
+            KIND,
+            rendered.name,
+            launcher=self.name,
+            folder=str(run_dir),
+            nodes=_option(rendered, "nodes"),
         )
         try:
             answer = ask(self.shell, ["sbatch", "--parsable", str(run_dir / SCRIPT_FILE)])
@@ -278,10 +286,22 @@ def _gone(job: Job) -> JobStatus:
     )
 
 
-def _nodes_of(rendered: Rendered) -> str:
-    found = re.search(r"^#SBATCH --nodes=(\d+)$", rendered.text, re.MULTILINE)
+def _option(rendered: Rendered, name: str) -> str:
+    found = re.search(rf"^#SBATCH --{name}=(\S+)$", rendered.text, re.MULTILINE)
     assert found is not None  # `render` writes it
     return found[1]
+
+
+def _refuse_missing(exported: str, environ: Mapping[str, str]) -> None:
+    """Raise now, not when the job starts, if a secret that is passed on by name is not there."""
+    names = [] if exported == "NONE" else exported.split(",")
+    missing = [name for name in names if not environ.get(name)]
+    if missing:
+        raise RequestError(
+            f"the environment has no {', '.join(missing)}, which a secret of the recipe is kept "
+            "in. sbatch passes it on from here. Set it: "
+            + "; ".join(f"export {name}=..." for name in missing)
+        )
 
 
 def _asked_every(every_s: float, question: Callable[[], bool]) -> Callable[[], bool]:
