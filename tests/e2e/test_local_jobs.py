@@ -109,6 +109,26 @@ def test_a_node_drains_on_the_signals_of_schedulers(
 
 
 @pytest.mark.slow
+def test_a_node_is_added_and_one_is_lost_and_the_run_goes_on(place: Place, runs: LocalRuns) -> None:
+    run_dir = place.run_dir("flexible")
+    words = ("cluster.nodes=1", "cluster.devices=1", "elastic.max_nodes=2")
+    job = runs.launch("flexible", *words, *ENDLESS)
+    wait_for_step(run_dir, 1)
+    with runs.added_node(job, 1) as node:
+        wait_for(lambda: bool(events(run_dir, "resized")))
+        before = len(losses(place, "flexible"))
+        wait_for_step(run_dir, before + 2)
+        runs.kill(node)
+    wait_for(lambda: len(events(run_dir, "resized")) == 2)
+    wait_for_step(run_dir, len(losses(place, "flexible")) + 1)
+    runs.launcher.cancel(job)
+    assert runs.wait(job).exit_code == 143, runs.said(job)
+    sizes = [event["world_size"] for event in events(run_dir, "rendezvous")]
+    assert sizes == [1, 2, 1]
+    assert run_dir.attempts() == [0]
+
+
+@pytest.mark.slow
 def test_a_killed_supervisor_lets_the_nodes_drain(place: Place, runs: LocalRuns) -> None:
     run_dir = place.run_dir("orphaned")
     job = runs.launch("orphaned", *TWO_NODES, *ENDLESS)

@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -70,7 +71,21 @@ class LocalRuns:
 
     def kill_node(self, job: Job, rank: int) -> None:
         """As a machine that loses its power: the entry, its agent and what that started."""
-        for pid in tree(self.entry(job, rank)):
+        self.kill(self.entry(job, rank))
+
+    @contextmanager
+    def added_node(self, job: Job, rank: int) -> Iterator[int]:
+        """One node more, as a scheduler adds it: its process."""
+        words = Path(f"/proc/{self.entry(job, 0)}/cmdline").read_text().split("\0")[:-1]
+        words[words.index("--node-rank") + 1] = str(rank)
+        words[words.index("--nodes") + 1] = str(rank + 1)
+        environment = self.place.environment()
+        with subprocess.Popen(words, env=environment, stderr=subprocess.DEVNULL) as process:
+            yield process.pid
+
+    def kill(self, entry: int) -> None:
+        """Kill a node's entry and all below it."""
+        for pid in tree(entry):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for name in self.place.files_left():  # whoever would remove its sockets is dead too

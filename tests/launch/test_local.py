@@ -53,8 +53,9 @@ def job_of(run: RunDir, pid: int) -> Job:
     write_json(
         folder / "job.json",
         {
-            "program": ["python"], "run_dir": str(run.path), "nodes": 2, "devices_per_node": 1,
-            "env": {}, "max_restarts": 3, "drain_timeout_s": 1.0, "time_limit_s": None,
+            "program": ["python"], "run_dir": str(run.path), "nodes": 2, "fewest_nodes": 2,
+            "devices_per_node": 1, "env": {}, "max_restarts": 3, "drain_timeout_s": 1.0,
+            "time_limit_s": None,
         },
     )  # fmt: skip
     who = Identity.of(pid)

@@ -42,7 +42,7 @@ def supervise(folder: Path, script: str, **options: Any) -> tuple[int, dict[str,
     )
     settings: dict[str, Any] = {
         "program": [sys.executable, "-c", head + script], "run_dir": str(folder), "nodes": 2,
-        "devices_per_node": 1, "env": {"GREETING": "hello"}, "max_restarts": 1,
+        "fewest_nodes": 2, "devices_per_node": 1, "env": {"GREETING": "hello"}, "max_restarts": 1,
         "drain_timeout_s": 1.0, "time_limit_s": None,
     }  # fmt: skip
     code = Supervisor(folder, JobFile(**(settings | options))).run()
@@ -64,6 +64,19 @@ def test_a_lost_node_begins_a_new_session(tmp_path: Path) -> None:
     code, status = supervise(tmp_path, script)
     assert (code, status["restarts"]) == (0, 1)
     assert "session 1" in (tmp_path / "node-1.log").read_text()
+
+
+def test_an_elastic_run_goes_on_without_a_lost_node(tmp_path: Path) -> None:
+    script = "rank and os.kill(os.getpid(), 9)\ntime.sleep(2)"
+    code, status = supervise(tmp_path, script, fewest_nodes=1)
+    assert (code, status["restarts"], status["reason"]) == (0, 0, "")
+    assert [node["exit_code"] for node in status["nodes"]] == [0, -9]
+
+
+def test_without_node_0_no_run_goes_on(tmp_path: Path) -> None:
+    script = "rank or session or os.kill(os.getpid(), 9)\nsession or time.sleep(60)"
+    code, status = supervise(tmp_path, script, fewest_nodes=1)
+    assert (code, status["restarts"]) == (0, 1)
 
 
 def test_a_lost_agent_counts_as_a_lost_node(tmp_path: Path) -> None:

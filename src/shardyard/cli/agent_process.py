@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -25,6 +26,7 @@ from shardyard.rundir.layout import RunDir
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM)
 _FIRST_WORDS = "finishing the step and saving; press Ctrl-C again to stop at once"
 _LAST_WAIT_S = 60.0
+_POLL_S = 0.1
 
 
 def run_agent_process(run_dir: RunDir, attempt: int) -> dict[str, Any]:
@@ -94,7 +96,9 @@ def run_agent_command(
             previous = _pass_signals_to(process, notes, is_once=is_asked_once)
         try:
             if console is None:
-                process.wait()
+                # Not wait(): a signal that comes just before it begins is seen when it ends.
+                while process.poll() is None:
+                    time.sleep(_POLL_S)
             else:
                 follow(run_dir, attempt, process, console=console, notes=notes)
         finally:
@@ -107,12 +111,16 @@ def run_agent_command(
 
 @contextmanager
 def _signals_held_back() -> Iterator[None]:
-    """Deliver signals only once they can be passed on; the agent starts with them held back too."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+    """Deliver signals only once they can be passed on; the agent starts with them held back too.
+
+    It never takes SIGUSR1, with which some clusters of Slurm warn all processes of a node.
+    """
+    held = (*_PASSED_ON, signal.SIGUSR1)
+    signal.pthread_sigmask(signal.SIG_BLOCK, held)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, held)
 
 
 def _pass_signals_to(

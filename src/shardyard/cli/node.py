@@ -9,7 +9,6 @@ import ipaddress
 import os
 import signal
 import sys
-import threading
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -82,16 +81,9 @@ def _listen() -> None:
     """SIGTERM and SIGINT end the preparation; the agent's start takes them over."""
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGINT, _stop)  # may have been started with it ignored
-    # Slurm sends SIGUSR1 before the time limit, on some clusters to all processes of a step. Held
-    # back here it is held back in all children too, which it would kill.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-
-    def wait_for_usr1() -> None:
-        while True:
-            signal.sigwait({signal.SIGUSR1})
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=wait_for_usr1, name="usr1", daemon=True).start()
+    # Slurm's warning before the time limit. A handler and no thread that waits for it: the kernel
+    # would give the signal to any thread of a library that does not hold it back.
+    signal.signal(signal.SIGUSR1, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
 
 
 def _stop(number: int, _frame: FrameType | None) -> NoReturn:

@@ -74,6 +74,9 @@ class LocalLauncher:
             ],
             run_dir=request.run_dir,
             nodes=request.nodes,
+            fewest_nodes=request.nodes
+            if recipe.elastic.min_nodes == "auto"
+            else recipe.elastic.min_nodes,
             devices_per_node=request.devices_per_node,
             env=dict(recipe.launch.env),
             max_restarts=recipe.elastic.max_restarts,

@@ -38,6 +38,8 @@ class JobFile:
     """Starts a node entry; its arguments are added."""
     run_dir: str
     nodes: int
+    fewest_nodes: int
+    """The run goes on with as many, node 0 among them."""
     devices_per_node: int
     env: dict[str, str]
     max_restarts: int
@@ -91,7 +93,9 @@ class Supervisor:
         self._nodes: list[subprocess.Popen[bytes]] = []
         self._asked_s: float | None = None
         self._lost: list[int] = []
-        """Nodes that were killed, and not by this process."""
+        """Nodes that were killed, not by this process, and without which the run cannot go on."""
+        self._spared: set[int] = set()
+        """Nodes that were killed and can be done without."""
         self.stop_reason = ""
         self.restarts = 0
 
@@ -110,7 +114,8 @@ class Supervisor:
             if self.restarts == self._job.max_restarts:
                 break
             self.restarts += 1
-        code = verdict(codes, is_stopped=bool(self.stop_reason))
+        counted = [code for rank, code in enumerate(codes) if rank not in self._spared]
+        code = verdict(counted, is_stopped=bool(self.stop_reason))
         words = ""
         if self._lost:
             words = f"node {self._lost[0]} was lost, after {self.restarts} restarts"
@@ -121,7 +126,7 @@ class Supervisor:
         self.stop_reason = self.stop_reason or reason
 
     def _run_session(self) -> list[int]:
-        self._asked_s = None
+        self._asked_s, self._lost, self._spared = None, [], set()
         self._nodes = list(self._start())
         self._write([None] * self._job.nodes)
         codes: list[int | None] = []
@@ -130,7 +135,8 @@ class Supervisor:
             if now != codes:
                 codes = now
                 self._write(codes)
-            if ended_s is None and any(code not in (None, 0) for code in codes):
+            missed = {rank for rank, code in enumerate(codes) if code} - self._spared
+            if ended_s is None and missed:
                 ended_s = time.monotonic()
             limit_s = self._job.time_limit_s
             if limit_s is not None and time.monotonic() - self._started_s > limit_s:
@@ -144,7 +150,10 @@ class Supervisor:
     def _poll(self) -> list[int | None]:
         codes = [node.poll() for node in self._nodes]
         if self._asked_s is None:
-            self._lost = [rank for rank, code in enumerate(codes) if _is_lost(code)]
+            lost = [rank for rank, code in enumerate(codes) if _is_lost(code)]
+            can_go_on = 0 not in lost and self._job.nodes - len(lost) >= self._job.fewest_nodes
+            self._spared = set(lost) if can_go_on else set()
+            self._lost = [] if can_go_on else lost
         return codes
 
     def _start(self) -> Iterator[subprocess.Popen[bytes]]:
