@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
+from shardyard.errors import AccessError, CapacityError, RequestError
 from shardyard.launch.aws_batch import BatchLauncher
 from shardyard.launch.aws_batch_objects import job_name
 from shardyard.launch.base import Job, JobState, Rendered
@@ -281,7 +281,7 @@ def test_an_endpoint_that_nobody_serves_is_said_to_be_unreachable(
         port = probe.getsockname()[1]
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    with pytest.raises(ShardyardError, match="Nothing was sent") as raised:
+    with pytest.raises(CapacityError, match="Nothing was sent") as raised:
         BatchLauncher().submit(rendered(), ledger)
     assert "AWS_ENDPOINT_URL" in str(raised.value)
     assert not ledger.path.exists()

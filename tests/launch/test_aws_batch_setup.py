@@ -1,14 +1,21 @@
 """The prerequisites: accepted by botocore, EFA interfaces as in the catalogue, no Spot."""
 
 import base64
+import json
+import shlex
 from typing import Any
 
 import pytest
 
 from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import instance, instance_names
-from shardyard.launch.aws_batch_setup import WITHOUT_DRIVERS, prerequisites
-from tests.launch.batch_requests import batch_request
+from shardyard.launch.aws_batch_setup import (
+    WITHOUT_DRIVERS,
+    commands,
+    main,
+    prerequisites,
+)
+from tests.launch.batch_requests import SETTINGS, batch_recipe
 
 SETUP = (
     "launch.aws_batch.subnets=[subnet-0123456789abcdef0]",
@@ -22,7 +29,7 @@ TRAINABLE = [
 
 def calls(machine: str, *overrides: str, nodes: int = 2) -> dict[str, dict[str, Any]]:
     made = prerequisites(
-        batch_request(
+        batch_recipe(
             f"cluster.instance={machine}", f"cluster.nodes={nodes}",
             "launch.aws_batch.ami=ami-0123456789abcdef0", *SETUP, *overrides,
         )
@@ -90,7 +97,7 @@ def test_a_job_that_cannot_start_is_cancelled() -> None:
 
 def test_missing_settings_are_all_named() -> None:
     with pytest.raises(RequestError) as raised:
-        prerequisites(batch_request())
+        prerequisites(batch_recipe())
     for name in ("cluster.instance", "subnets", "security_groups", "instance_role"):
         assert name in str(raised.value)
 
@@ -105,3 +112,27 @@ def test_types_without_drivers_in_batchs_image_need_one_of_yours(machine: str) -
     assert machine.partition(".")[0] in WITHOUT_DRIVERS
     with pytest.raises(RequestError, match=r"no drivers.*launch\.aws_batch\.ami"):
         calls(machine, "launch.aws_batch.ami=null")
+
+
+def test_the_calls_are_printed_as_commands_of_the_aws_cli(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings = [*SETTINGS, *SETUP, "cluster.instance=p5.48xlarge", "cluster.nodes=2"]
+    assert main(settings) == 0
+    lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+    verbs = [line[:3] for line in lines]
+    assert verbs == [
+        ["aws", "ec2", "create-placement-group"],
+        ["aws", "ec2", "create-launch-template"],
+        ["aws", "batch", "create-compute-environment"],
+        ["aws", "batch", "create-job-queue"],
+    ]
+    made = prerequisites(batch_recipe(*settings))
+    assert [json.loads(line[-1]) for line in lines] == [call["params"] for call in made]
+    assert all(line[3:5] == ["--region", "us-east-1"] for line in lines)
+    assert "--region" not in commands(made, None)
+
+
+def test_missing_settings_end_with_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cluster.instance=p5.48xlarge"]) == 2
+    assert "launch.aws_batch.queue" in capsys.readouterr().err

@@ -33,7 +33,7 @@ def raised_for(error: Exception) -> ShardyardError:
         (client_error("Odd", status=403), AccessError, 4, "the right to SubmitJob"),
         (client_error("TooManyRequestsException", status=429), CapacityError, 3, "Wait a minute"),
         (client_error("ClientException"), RequestError, 2, "said so"),
-        (client_error("ServerException", status=500), UncertainError, 1, "shardyard status"),
+        (client_error("ServerException", status=500), UncertainError, 3, "shardyard status"),
         (exceptions.NoCredentialsError(), AccessError, 4, "aws sso login"),
         (exceptions.SSOTokenLoadError(error_msg="old"), AccessError, 4, "aws sso login"),
         (
@@ -42,15 +42,15 @@ def raised_for(error: Exception) -> ShardyardError:
         ),
         (
             exceptions.EndpointConnectionError(endpoint_url="http://x"),
-            ShardyardError, 1, "Nothing was sent",
+            CapacityError, 3, "Nothing was sent",
         ),
         (
             exceptions.ConnectTimeoutError(endpoint_url="http://x"),
-            ShardyardError, 1, "Nothing was sent",
+            CapacityError, 3, "Nothing was sent",
         ),
         (
             exceptions.ReadTimeoutError(endpoint_url="http://x"),
-            UncertainError, 1, "may have done it all the same",
+            UncertainError, 3, "may have done it all the same",
         ),
         (exceptions.ParamValidationError(report="odd"), RequestError, 2, "odd"),
         (exceptions.ProfileNotFound(profile="me"), RequestError, 2, "me"),

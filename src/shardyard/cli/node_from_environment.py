@@ -1,15 +1,13 @@
 """`python -m shardyard.cli.node_from_environment`: a node whose recipe came in its environment.
 
-For schedulers that carry no files. Writes the recipe into a file of the container and becomes
-`python -m shardyard.cli.node`, with the same arguments and the same process id, so that the
-scheduler's signals reach it.
+For schedulers that carry no files. Writes the recipe into a file without a name, which ends with
+the process, and becomes `python -m shardyard.cli.node` with the same arguments and the same process
+id, so that the scheduler's signals reach it.
 """
 
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 from shardyard.launch.aws_batch_objects import RECIPE_VARIABLE
 
@@ -24,10 +22,11 @@ def main(arguments: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return 2
-    recipe = Path(tempfile.mkdtemp(prefix="shardyard-")) / "recipe.yaml"
-    recipe.write_text(text, encoding="utf-8")
-    command = [sys.executable, "-m", "shardyard.cli.node", str(recipe), *arguments]
-    return os.execv(sys.executable, command)
+    recipe = os.memfd_create("recipe.yaml", flags=0)  # stays open through exec
+    with os.fdopen(os.dup(recipe), "w", encoding="utf-8") as file:
+        file.write(text)
+    command = ["-m", "shardyard.cli.node", f"/proc/self/fd/{recipe}", *arguments]
+    return os.execv(sys.executable, [sys.executable, *command])
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import Any
 from shardyard.config.schema import Recipe
 from shardyard.config.secret_reference import parse_references
 from shardyard.errors import RequestError
+from shardyard.hardware import nvidia
 from shardyard.hardware.catalogue import Instance, instance
 from shardyard.launch.base import LaunchRequest
 from shardyard.units import parse_seconds
@@ -131,19 +132,29 @@ def _name(request: LaunchRequest) -> str:
     return job_name(request.run_id, request.submission)
 
 
-def chosen_instance(request: LaunchRequest) -> Instance | None:
+def chosen_instance(recipe: Recipe) -> Instance | None:
     """The instance type that the recipe names; None: any that the queue has."""
-    name = request.recipe.cluster.instance
+    name = recipe.cluster.instance
     return None if name is None else instance(name)
 
 
-def container_vcpus(request: LaunchRequest) -> int:
+def has_gpus(machine: Instance) -> bool:
+    """Whether its devices are what Batch counts as GPUs: NVIDIA's."""
+    return machine.accelerator in nvidia.ROWS
+
+
+def has_gaudi(machine: Instance) -> bool:
+    """Whether its devices are Intel's Gaudi."""
+    return machine.accelerator.device == "hpu"
+
+
+def container_vcpus(recipe: Recipe) -> int:
     """VCPUs of one container.
 
     Raises:
         RequestError: Neither the recipe nor the catalogue says it.
     """
-    asked, machine = request.recipe.launch.aws_batch.vcpus, chosen_instance(request)
+    asked, machine = recipe.launch.aws_batch.vcpus, chosen_instance(recipe)
     if asked is not None:
         return asked
     if machine is None:
@@ -159,7 +170,7 @@ _UNSIZED = (
 
 
 def _container(request: LaunchRequest) -> dict[str, Any]:
-    recipe, machine = request.recipe, chosen_instance(request)
+    recipe, machine = request.recipe, chosen_instance(request.recipe)
     aws_batch = recipe.launch.aws_batch
     memory_mib = _memory_mib(request)
     container: dict[str, Any] = {
@@ -207,8 +218,8 @@ def _environment(request: LaunchRequest) -> list[dict[str, str]]:
             "it sets those itself. Rename or remove them."
         )
     values[RECIPE_VARIABLE] = request.recipe_text
-    machine = chosen_instance(request)
-    if machine is not None and machine.accelerator.device == "hpu":
+    machine = chosen_instance(request.recipe)
+    if machine is not None and has_gaudi(machine):
         values.setdefault("HABANA_VISIBLE_DEVICES", "all")
     return [{"name": name, "value": values[name]} for name in sorted(values)]
 
@@ -245,18 +256,18 @@ def _secrets(recipe: Recipe) -> list[dict[str, str]]:
 
 
 def _resources(request: LaunchRequest, memory_mib: int) -> list[dict[str, str]]:
-    machine = chosen_instance(request)
+    machine = chosen_instance(request.recipe)
     resources = [
-        {"type": "VCPU", "value": str(container_vcpus(request))},
+        {"type": "VCPU", "value": str(container_vcpus(request.recipe))},
         {"type": "MEMORY", "value": str(memory_mib)},
     ]
-    if machine is not None and machine.accelerator.device == "cuda":
+    if machine is not None and has_gpus(machine):
         resources.append({"type": "GPU", "value": str(machine.count)})
     return resources
 
 
 def _memory_mib(request: LaunchRequest) -> int:
-    asked, machine = request.recipe.launch.aws_batch.memory_gib, chosen_instance(request)
+    asked, machine = request.recipe.launch.aws_batch.memory_gib, chosen_instance(request.recipe)
     if asked is not None:
         return asked * 1024
     if machine is None:
@@ -269,7 +280,7 @@ def _devices(machine: Instance | None) -> list[dict[str, Any]]:
     if machine is None:
         return []
     paths = [f"/dev/infiniband/uverbs{number}" for number in range(machine.efa_count)]
-    if machine.accelerator.device == "hpu":
+    if has_gaudi(machine):
         for number in range(machine.count):
             paths += [f"/dev/accel/accel{number}", f"/dev/accel/accel_controlD{number}"]
     return [
@@ -311,7 +322,7 @@ def _time_limit_s(text: str) -> int:
 
 
 def _check(request: LaunchRequest) -> None:
-    recipe, machine = request.recipe, chosen_instance(request)
+    recipe, machine = request.recipe, chosen_instance(request.recipe)
     if recipe.launch.image is None:
         raise RequestError(
             "launch.image is not given. Batch runs containers. Name an image that holds Shardyard "
@@ -322,7 +333,7 @@ def _check(request: LaunchRequest) -> None:
             f"cluster.file={recipe.cluster.file!r} describes machines of your own, and Batch rents "
             "EC2 instances. Name their type with cluster.instance."
         )
-    if machine is not None and machine.accelerator.device not in ("cuda", "hpu"):
+    if machine is not None and not (has_gpus(machine) or has_gaudi(machine)):
         raise RequestError(
             f"cluster.instance={machine.name!r} has {machine.accelerator.name}, which can be "
             "planned but not trained on yet. Name a type with NVIDIA or Gaudi devices."

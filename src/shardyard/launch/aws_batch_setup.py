@@ -1,16 +1,23 @@
 """What a queue for multi-node jobs needs: placement group, launch template, environment, queue.
 
-Rendered on request, and never made by a launch: it belongs to the account, not to a run. The order
-is that of creation; remove it the other way round.
+Never made by a launch: it belongs to the account, not to a run. Run as a program, prints the
+commands that make it, in their order, to read and to run; remove it the other way round.
 """
 
 import base64
+import json
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from shardyard.errors import RequestError
+from shardyard.config.load import is_override, load_recipe
+from shardyard.config.schema import Recipe
+from shardyard.errors import RequestError, ShardyardError
 from shardyard.hardware.catalogue import Instance
-from shardyard.launch.aws_batch_objects import chosen_instance, container_vcpus
-from shardyard.launch.base import LaunchRequest
+from shardyard.launch.aws_batch_objects import chosen_instance, container_vcpus, has_gaudi, has_gpus
 
 IMAGE_TYPE = "ECS_AL2023_NVIDIA"
 CPU_IMAGE_TYPE = "ECS_AL2023"
@@ -34,27 +41,51 @@ _LONGEST_WAITS_S = {
 }
 
 
-def prerequisites(request: LaunchRequest) -> list[dict[str, Any]]:
+def prerequisites(recipe: Recipe) -> list[dict[str, Any]]:
     """Calls that make a queue for this run and others like it, in their order.
 
     Raises:
         RequestError: Settings are missing, or Batch cannot do it.
     """
-    machine = _checked_instance(request)
-    queue = request.recipe.launch.aws_batch.queue
+    machine = _checked_instance(recipe)
+    queue = recipe.launch.aws_batch.queue
     return [
         {"service": "ec2", "call": "CreatePlacementGroup",
          "params": {"GroupName": f"{queue}-group", "Strategy": "cluster"}},
         {"service": "ec2", "call": "CreateLaunchTemplate",
-         "params": _launch_template(request, machine, name=f"{queue}-template")},
+         "params": _launch_template(recipe, machine, name=f"{queue}-template")},
         {"service": "batch", "call": "CreateComputeEnvironment",
-         "params": _compute_environment(request, machine)},
+         "params": _compute_environment(recipe, machine)},
         {"service": "batch", "call": "CreateJobQueue", "params": _job_queue(str(queue))},
     ]  # fmt: skip
 
 
-def _checked_instance(request: LaunchRequest) -> Instance:
-    aws_batch, machine = request.recipe.launch.aws_batch, chosen_instance(request)
+def commands(calls: Sequence[dict[str, Any]], region: str | None) -> str:
+    """The calls as commands of the AWS CLI, one a line."""
+    place = [] if region is None else ["--region", region]
+    lines = []
+    for call in calls:
+        verb = re.sub(r"(?<!^)(?=[A-Z])", "-", call["call"]).lower()
+        words = ["aws", call["service"], verb, *place, "--cli-input-json"]
+        lines.append(shlex.join([*words, json.dumps(call["params"])]))
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`python -m shardyard.launch.aws_batch_setup RECIPE...`: files and section.key=value."""
+    files = [Path(word) for word in arguments if not is_override(word)]
+    overrides = [word for word in arguments if is_override(word)]
+    try:
+        recipe = load_recipe(files, overrides)
+        print(commands(prerequisites(recipe), recipe.launch.aws_batch.region), end="")
+    except ShardyardError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _checked_instance(recipe: Recipe) -> Instance:
+    aws_batch, machine = recipe.launch.aws_batch, chosen_instance(recipe)
     missing = [
         f"launch.aws_batch.{name}"
         for name in ("queue", "subnets", "security_groups", "instance_role")
@@ -76,17 +107,13 @@ def _checked_instance(request: LaunchRequest) -> Instance:
         raise RequestError(
             f"cluster.instance={machine.name!r}: Batch's own image {IMAGE_TYPE} has no drivers for "
             f"{machine.accelerator.name}. Name an ECS image that has, with launch.aws_batch.ami"
-            + ("; its Docker must have habana as default runtime." if _is_gaudi(machine) else ".")
+            + ("; its Docker must have habana as default runtime." if has_gaudi(machine) else ".")
         )
     return machine
 
 
-def _is_gaudi(machine: Instance) -> bool:
-    return machine.accelerator.device == "hpu"
-
-
-def _launch_template(request: LaunchRequest, machine: Instance, *, name: str) -> dict[str, Any]:
-    groups = list(request.recipe.launch.aws_batch.security_groups)
+def _launch_template(recipe: Recipe, machine: Instance, *, name: str) -> dict[str, Any]:
+    groups = list(recipe.launch.aws_batch.security_groups)
     data: dict[str, Any] = {
         "BlockDeviceMappings": [
             {
@@ -101,7 +128,7 @@ def _launch_template(request: LaunchRequest, machine: Instance, *, name: str) ->
         ],
         # One hop: the instance's role is the agent's, and containers cannot take it.
         "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1},
-        "UserData": _user_data(request),
+        "UserData": _user_data(recipe),
     }
     if machine.efa_count:
         data["NetworkInterfaces"] = [
@@ -117,9 +144,9 @@ def _launch_template(request: LaunchRequest, machine: Instance, *, name: str) ->
     return {"LaunchTemplateName": name, "LaunchTemplateData": data}
 
 
-def _user_data(request: LaunchRequest) -> str:
+def _user_data(recipe: Recipe) -> str:
     """ECS gives a container 30 s to end, which is short for a step and its checkpoint."""
-    stop_s = int(request.recipe.elastic.drain_timeout_s) + STOP_MARGIN_S
+    stop_s = int(recipe.elastic.drain_timeout_s) + STOP_MARGIN_S
     text = (
         "MIME-Version: 1.0\n"
         'Content-Type: multipart/mixed; boundary="==SHARDYARD=="\n'
@@ -135,18 +162,18 @@ def _user_data(request: LaunchRequest) -> str:
     return base64.b64encode(text.encode()).decode()
 
 
-def _compute_environment(request: LaunchRequest, machine: Instance) -> dict[str, Any]:
-    aws_batch = request.recipe.launch.aws_batch
+def _compute_environment(recipe: Recipe, machine: Instance) -> dict[str, Any]:
+    aws_batch = recipe.launch.aws_batch
     image = {"imageType": IMAGE_TYPE}
     if aws_batch.ami is not None:
         # An image of the user's own: its kind only says how the agent is set up.
-        kind = IMAGE_TYPE if machine.accelerator.device == "cuda" else CPU_IMAGE_TYPE
+        kind = IMAGE_TYPE if has_gpus(machine) else CPU_IMAGE_TYPE
         image = {"imageType": kind, "imageIdOverride": aws_batch.ami}
     resources: dict[str, Any] = {
         "type": "EC2",  # multi-node jobs do not run on Spot
         "allocationStrategy": "BEST_FIT_PROGRESSIVE",
         "minvCpus": 0,  # no instance, and no bill, while no job waits
-        "maxvCpus": request.nodes * max(machine.vcpus, container_vcpus(request)),
+        "maxvCpus": recipe.cluster.nodes * max(machine.vcpus, container_vcpus(recipe)),
         "instanceTypes": [machine.name],
         "subnets": list(aws_batch.subnets),
         "instanceRole": aws_batch.instance_role,
@@ -184,3 +211,7 @@ def _job_queue(name: str) -> dict[str, Any]:
             for reason, seconds in _LONGEST_WAITS_S.items()
         ],
     }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

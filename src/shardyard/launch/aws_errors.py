@@ -36,7 +36,7 @@ _SERVER_CODES = frozenset(
 )
 
 
-class UncertainError(ShardyardError):
+class UncertainError(CapacityError):
     """A call was sent and its answer lost: what it asked for may have been done."""
 
 
@@ -87,10 +87,9 @@ def aws_errors(doing: str, region: str) -> Iterator[None]:
 
     Raises:
         AccessError: Credentials or rights are missing.
-        CapacityError: AWS is too busy.
-        UncertainError: The answer was lost.
+        CapacityError: AWS is too busy, or cannot be reached.
+        UncertainError: The answer was lost, or AWS failed.
         RequestError: AWS does not accept the request.
-        ShardyardError: AWS cannot be reached, or failed.
     """
     import botocore.exceptions as aws
 
@@ -131,7 +130,7 @@ def _of_own_error(error: Exception, where: str) -> ShardyardError:
     if names & _CREDENTIAL_ERRORS:
         return AccessError(f"{where} {_LOG_IN}")
     if names & _NOT_CONNECTED:
-        return ShardyardError(
+        return CapacityError(
             f"{where} Nothing was sent. Check the name of the region, your network and "
             "AWS_ENDPOINT_URL, then ask again."
         )
