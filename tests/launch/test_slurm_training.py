@@ -30,6 +30,13 @@ cluster: {{device: cpu, devices: 2}}
 checkpoint: {{every: 40}}
 """
 
+_PATHS = os.pathsep.join(str(Path(__file__).parents[2] / name) for name in ("src", "."))
+TWO_NODES = (
+    "cluster.nodes=2",
+    "cluster.devices=1",
+    f"launch.env={{PYTHONPATH: '{_PATHS}', OMP_NUM_THREADS: '1'}}",
+)
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
@@ -76,13 +83,7 @@ class SlurmRun:
         self.job = self.submit()
 
     def submit(self) -> Job:
-        paths = os.pathsep.join(str(Path(__file__).parents[2] / name) for name in ("src", "."))
-        words = [
-            f"run.id={self.run_dir.run_id}",
-            "cluster.nodes=2",
-            "cluster.devices=1",
-            f"launch.env={{PYTHONPATH: '{paths}', OMP_NUM_THREADS: '1'}}",
-        ]
+        words = [f"run.id={self.run_dir.run_id}", *TWO_NODES]
         recipe = anchor_paths(load_checked_recipe([self.place.folder / "tiny.yaml"], words))
         request = LaunchRequest(
             run_id=self.run_dir.run_id,
@@ -198,3 +199,22 @@ def test_scancel_by_hand_saves_within_the_seconds_that_slurm_gives(
     run.wait_for(JobState.CANCELLED)
     last_step = max(line["step"] for line in read_lines(run.run_dir.metrics))
     assert run.run_dir.checkpoint_steps()[-1] == last_step
+
+
+def test_the_command_line_launches_follows_and_tells(
+    place: Place, cluster: SlurmCluster, expected: dict[int, float]
+) -> None:
+    conf = cluster.env["SLURM_CONF"]
+    launched = place.run(
+        "launch", "tiny.yaml", "--on", "slurm", "--yes", "run.id=verbs", *TWO_NODES, SLURM_CONF=conf
+    )
+    assert launched.code == 0, launched.err
+    followed = place.run("logs", "verbs", "--all", "--follow", SLURM_CONF=conf)
+    assert followed.code == 0, followed.err
+    assert "job | shardyard: the nodes ended with exit code 0" in followed.out
+    assert _losses(place.run_dir("verbs")) == expected
+    status = place.run("status", "verbs", "--json", SLURM_CONF=conf)
+    assert status.code == 0, status.err
+    assert "succeeded" in status.out
+    removed = place.run("teardown", "verbs", "--yes", SLURM_CONF=conf)
+    assert removed.code == 0, removed.err
