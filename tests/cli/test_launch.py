@@ -3,9 +3,9 @@
 import json
 import os
 import pty
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -266,16 +266,17 @@ def test_on_a_terminal_it_asks_and_no_submits_nothing(tmp_path: Path) -> None:
         assert (tmp_path / "runs" / "first").exists() == (code == 0)
 
 
-def test_a_dry_run_answers_within_a_second_or_so(tmp_path: Path) -> None:
-    """The promise is 1 s to the first byte; a busy test machine is given three times that."""
+def test_a_dry_run_answers_within_a_second(tmp_path: Path) -> None:
+    """Of processor time, as the machine may be busy with other tests."""
     program = (
         "import sys; from pathlib import Path; "
         "from tests.cli.fake_launcher import FakeLauncher; from tests.cli.launched_runs import "
         "launch; sys.exit(launch(Path(sys.argv[1]), FakeLauncher(), '--dry-run'))"
     )
-    began = time.monotonic()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)],
         check=True, capture_output=True, cwd=Path(__file__).parents[2],
     )  # fmt: skip
-    assert time.monotonic() - began < 3
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1

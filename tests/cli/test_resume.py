@@ -42,6 +42,20 @@ def test_a_launched_run_is_submitted_again_where_it_was(
     assert len(Ledger(run / "ledger.jsonl").jobs()) == 2
 
 
+def test_what_a_resume_asked_stays_for_the_next_one(tmp_path: Path, fake: FakeLauncher) -> None:
+    assert resume(fake, tmp_path, "--yes", "cluster.nodes=3") == 0
+    assert resume(fake, tmp_path, "--yes", "launch.time_limit=2h") == 0
+    last = fake.submitted[-1]
+    assert (last.nodes, last.recipe.launch.time_limit, last.submission) == (3, "2h", 3)
+    fake.statuses = [status(JobState.RUNNING)]
+    elastic = ("elastic.max_nodes=6",)
+    assert shardyard(fake, "scale", "first", "6", *runs_dir(tmp_path)) == 2
+    fake.statuses = [status(JobState.DRAINED)]
+    assert resume(fake, tmp_path, "--yes", *elastic) == 0
+    fake.statuses = [status(JobState.RUNNING)]
+    assert shardyard(fake, "scale", "first", "6", *runs_dir(tmp_path)) == 0
+
+
 @pytest.mark.parametrize("state", [JobState.WAITING, JobState.RUNNING])
 def test_a_live_job_is_not_joined_by_a_second_one(
     state: JobState, tmp_path: Path, fake: FakeLauncher, capsys: Captured

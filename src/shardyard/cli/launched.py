@@ -33,8 +33,8 @@ class Launched:
     ledger: Ledger
 
     def recipe(self) -> Recipe:
-        """What was asked of the run."""
-        return load_recipe([self.run_dir.recipe])
+        """What was asked of the job."""
+        return load_recipe([newest_asked(self.run_dir)])
 
     def status(self) -> JobStatus:
         """What the scheduler says of the job now."""
@@ -75,6 +75,12 @@ def job_of(run_dir: RunDir, entry: Entry) -> Job:
         name=entry.name,
         details=entry.details,
     )
+
+
+def newest_asked(run_dir: RunDir) -> Path:
+    """The recipe of the newest job of a launched run."""
+    asked = run_dir.submission(len(Ledger(run_dir.ledger).jobs()))
+    return asked if asked.is_file() else run_dir.recipe
 
 
 def exit_code_of(status: JobStatus) -> int:

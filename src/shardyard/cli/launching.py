@@ -26,7 +26,7 @@ from shardyard.launch.base import LAUNCHERS, Job, Launcher, LaunchRequest, Rende
 from shardyard.launch.ledger import Ledger
 from shardyard.launch.secrets import refuse_unsupported
 from shardyard.plan.plan import Plan, plan_recipe, planned_cluster
-from shardyard.rundir.layout import RunDir
+from shardyard.rundir.layout import RunDir, write_text
 from shardyard.units import format_seconds, format_usd, parse_seconds
 
 Launchers = Mapping[str, str | Launcher]
@@ -194,6 +194,9 @@ def submit(proposal: Proposal) -> Job:
     ledger = Ledger(proposal.run_dir.ledger)
     with _claimed(proposal, ledger):
         send_code(proposal.request, proposal.run_dir)
+        if proposal.request.is_resume:
+            asked = proposal.run_dir.submission(proposal.request.submission)
+            write_text(asked, proposal.request.recipe_text)
         job = proposal.launcher.submit(proposal.rendered, ledger)
         ledger.record(job)
     return job

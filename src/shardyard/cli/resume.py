@@ -9,7 +9,7 @@ import click
 
 from shardyard.cli.attempt import Attempt, resolve_here, run_attempt
 from shardyard.cli.launch import Terms, submit_proposal
-from shardyard.cli.launched import job_of, launchers_in
+from shardyard.cli.launched import job_of, launchers_in, newest_asked
 from shardyard.cli.launching import Launchers, launcher_named, propose
 from shardyard.cli.options import json_option, launch_options, runs_dir_option
 from shardyard.cli.request import Request, take_secrets
@@ -98,7 +98,7 @@ def _submit_again(
     launcher = launcher_named(on or jobs[-1].launcher, launchers)
     Lease(run_dir.lease).close()  # no process of this machine trains it either
     _, previous, asked = newest_attempt(run_dir)
-    recipe = load_checked_recipe([asked], overrides)
+    recipe = load_checked_recipe([newest_asked(run_dir) if jobs else asked], overrides)
     request = Request.of(recipe, name=run_dir.run_id, needs_weights=False)
     proposal = propose(
         request,
