@@ -52,7 +52,7 @@ def test_there_is_no_golden_script_that_nothing_renders() -> None:
 def test_every_machine_of_the_catalogue_is_asked_for_with_its_devices(name: str) -> None:
     asked = _directives(render_script(slurm_request(f"cluster.instance={name}")))
     machine = instance(name)
-    is_gpu = machine.accelerator.device == "cuda"
+    is_gpu = machine.accelerator.device not in ("hpu", "xla")
     assert asked.get("gpus-per-node") == (str(machine.count) if is_gpu else None)
     assert "exclusive" in asked
 

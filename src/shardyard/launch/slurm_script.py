@@ -23,6 +23,9 @@ NODE_PROGRAM = ("-m", "shardyard.cli.node")
 SIGNAL_SLACK_S = 60
 """Slurm may send the warning this much earlier than asked (sbatch(1), --signal)."""
 
+_NO_GPUS = ("hpu", "xla")
+"""Accelerators that none of Slurm's gpu plugins finds; each cluster has its own name for them."""
+
 _BODY = r"""
 newest() { cat "$run_dir/checkpoints/latest" 2>/dev/null || true; }
 before=$(newest)
@@ -156,8 +159,7 @@ def _devices(request: LaunchRequest) -> list[tuple[str, str | int | None]]:
     if kind == "cpu":
         return [("cpus-per-task", request.devices_per_node)]
     whole: list[tuple[str, str | int | None]] = [("exclusive", None), ("mem", 0)]
-    # Slurm's gpu is what torch calls cuda; other accelerators have no name that all clusters use.
-    return [("gpus-per-node", request.devices_per_node), *whole] if kind == "cuda" else whole
+    return whole if kind in _NO_GPUS else [("gpus-per-node", request.devices_per_node), *whole]
 
 
 def _device_kind(request: LaunchRequest) -> str:
