@@ -205,6 +205,24 @@ def test_at_the_time_limit_a_run_is_saved_requeued_and_started_again(
     launcher.remove(job, ledger)
 
 
+@pytest.mark.slow
+def test_slurm_itself_warns_before_the_limit(
+    cluster: SlurmCluster,
+    launcher: SlurmLauncher,
+    run_dir: Path,
+    ledger: Ledger,
+    wait: Waiting,
+) -> None:
+    job = launcher.submit(_rendered(launcher, run_dir, "wait"), ledger)
+    wait.for_line(job, "node 1: node 1 of 2 began, start 0")
+    # A limit of a minute, warned of two minutes before: at once. Slurm looks twice a minute.
+    cluster.client("scontrol", "update", f"JobId={job.id}", "TimeLimit=1")
+    wait.for_state(job, JobState.WAITING)
+    assert "job: shardyard: draining: time limit" in wait.lines(job)
+    assert (run_dir / "checkpoints" / "latest").read_text() == "step-00000001\n"
+    launcher.remove(job, ledger)
+
+
 def test_a_run_that_saves_nothing_is_not_requeued_for_ever(
     cluster: SlurmCluster,
     launcher: SlurmLauncher,
