@@ -7,6 +7,7 @@ Prerequisites: an image, a queue on an EC2 compute environment, a file system fo
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar
 
@@ -209,8 +210,9 @@ class BatchLauncher:
             raise
         except ShardyardError as error:
             ledger.fail(entry, type(error).__name__)
-            _deregister(batch, definition.name)
-            ledger.remove(definition)
+            with suppress(ShardyardError):  # then it stays in the ledger; the first error counts
+                _deregister(batch, definition.name)
+                ledger.remove(definition)
             raise
         job_id = str(answer["jobId"])
         ledger.confirm(entry, job_id)
