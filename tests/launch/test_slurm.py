@@ -3,17 +3,19 @@
 import hashlib
 import json
 import signal
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
 import pytest
 
-from shardyard.errors import RequestError, ShardyardError
+from shardyard.errors import CapacityError, RequestError, ShardyardError
 from shardyard.launch.base import Job, JobState, Rendered
 from shardyard.launch.ledger import Ledger
 from shardyard.launch.slurm import SlurmLauncher
+from shardyard.launch.slurm_clients import Done
 from tests.launch import slurm_node
 from tests.launch.planted import planted_secrets
 from tests.launch.slurm_cluster import SlurmCluster, slurm_cluster
@@ -276,6 +278,23 @@ def test_an_interrupted_submission_is_found_by_its_name(
         launcher.submit(rendered, ledger)
     assert launcher.remove(job, ledger) == [f"slurm job {job.id} ({run_dir.name})"]
     cluster.wait_until(lambda: launcher.status(job).state.is_over, "cancelled")
+
+
+def test_a_submission_without_an_answer_stays_in_the_ledger(
+    cluster: SlurmCluster, launcher: SlurmLauncher, run_dir: Path, ledger: Ledger
+) -> None:
+    def silent(argv: Sequence[str]) -> Done:
+        if argv[0] == "sbatch":
+            raise subprocess.TimeoutExpired(argv, 60.0)
+        return cluster.shell(argv)
+
+    rendered = _rendered(launcher, run_dir, "wait")
+    with pytest.raises(CapacityError, match="`sbatch` gave no answer"):
+        SlurmLauncher(shell=silent).submit(rendered, ledger)
+    assert [(entry.name, entry.is_confirmed) for entry in ledger.live()] == [(run_dir.name, False)]
+    job = launcher.submit(rendered, ledger)  # none of that name is there, so it is sent again
+    assert [(entry.id, entry.is_confirmed) for entry in ledger.live()] == [(job.id, True)]
+    launcher.remove(job, ledger)
 
 
 def test_a_job_that_slurm_has_forgotten_is_gone(launcher: SlurmLauncher, run_dir: Path) -> None:
