@@ -7,7 +7,7 @@ import pytest
 
 from shardyard.config.load import load_recipe
 from shardyard.errors import CapacityError
-from shardyard.launch.base import JobState
+from shardyard.launch.base import Job, JobState, LaunchRequest, Rendered
 from shardyard.launch.ledger import Ledger
 from shardyard.rundir.lease import Lease
 from tests.cli.fake_launcher import FakeLauncher
@@ -56,6 +56,38 @@ def test_what_a_resume_asked_stays_for_the_next_one(tmp_path: Path, fake: FakeLa
     assert shardyard(fake, "scale", "first", "6", *runs_dir(tmp_path)) == 0
 
 
+def test_of_two_who_resume_at_once_one_is_refused(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    codes: list[int] = []
+
+    class Racing(FakeLauncher):
+        def submit(self, rendered: Rendered, ledger: Ledger) -> Job:
+            codes.append(resume(fake, tmp_path, "--yes"))
+            return super().submit(rendered, ledger)
+
+    first = Racing(statuses=[status(JobState.DRAINED)])
+    codes.append(resume(first, tmp_path, "--yes"))
+    assert codes == [2, 0]
+    assert "was submitted by another command meanwhile" in capsys.readouterr().err
+    assert len(Ledger(tmp_path / "runs" / "first" / "ledger.jsonl").jobs()) == 2
+
+
+def test_a_resume_that_another_one_overtook_while_it_was_looked_at_is_refused(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    class Overtaken(FakeLauncher):
+        def render(self, request: LaunchRequest) -> Rendered:
+            if not self.submitted:
+                assert resume(fake, tmp_path, "--yes") == 0
+            return super().render(request)
+
+    slow = Overtaken(statuses=[status(JobState.DRAINED)])
+    assert resume(slow, tmp_path, "--yes") == 2
+    assert "was submitted by another command meanwhile" in capsys.readouterr().err
+    assert slow.created == set()
+
+
 @pytest.mark.parametrize("state", [JobState.WAITING, JobState.RUNNING])
 def test_a_live_job_is_not_joined_by_a_second_one(
     state: JobState, tmp_path: Path, fake: FakeLauncher, capsys: Captured
@@ -80,10 +112,13 @@ def test_nobody_to_ask_is_nothing_submitted(tmp_path: Path, fake: FakeLauncher) 
     assert resume(fake, tmp_path) == 2
 
 
-def test_a_refused_resume_keeps_the_run(tmp_path: Path, fake: FakeLauncher) -> None:
+def test_a_refused_resume_keeps_the_run(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
     fake.refuses = CapacityError("the queue is full.")
     assert resume(fake, tmp_path, "--yes") == 3
     assert (tmp_path / "runs" / "first" / "recipe.yaml").exists()
+    assert "note:" not in capsys.readouterr().err, "nothing new is left over"
 
 
 def test_a_run_that_was_trained_here_goes_on_elsewhere(tmp_path: Path, capsys: Captured) -> None:

@@ -3,6 +3,7 @@
 `launch` and `resume --on` do the same here; what a scheduler needs is the launcher's own affair.
 """
 
+import fcntl
 import importlib
 import shutil
 import sys
@@ -219,24 +220,50 @@ def refuse_existing(run_dir: RunDir) -> None:
 def _claimed(proposal: Proposal, ledger: Ledger) -> Iterator[None]:
     """Hold the run's folder while submitting; a new one that led to nothing is removed again."""
     run_dir, is_resume = proposal.run_dir, proposal.request.is_resume
-    is_new = not run_dir.path.exists()
+    is_new, before = not run_dir.path.exists(), ledger.live()
     if not is_resume:
         _make(run_dir, proposal.request.recipe_text)
     try:
-        yield
+        with _alone(proposal, ledger):
+            yield
     except BaseException:
-        if ledger.live():
+        if any(entry not in before for entry in ledger.live()):
             print(
                 f"note: what was created before this stands in {ledger.path}; "
                 f"`shardyard teardown {run_dir.handle}` removes it",
                 file=sys.stderr,
             )
-        elif is_new:
+        elif is_new and not ledger.jobs():
             with suppress(OSError):
                 shutil.rmtree(run_dir.path)
-        elif not is_resume:
+        elif not is_resume and not ledger.jobs():
             run_dir.recipe.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def _alone(proposal: Proposal, ledger: Ledger) -> Iterator[None]:
+    """Hold the ledger: of two who submit one run at the same time, the second is refused.
+
+    Raises:
+        RequestError: Somebody submits it now, or has since it was looked at.
+    """
+    with ledger.path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RequestError(_submitted_by_another(proposal)) from error
+        if len(ledger.jobs()) + 1 != proposal.request.submission:
+            raise RequestError(_submitted_by_another(proposal))
+        yield
+
+
+def _submitted_by_another(proposal: Proposal) -> str:
+    handle = proposal.run_dir.handle
+    return (
+        f"run {proposal.request.run_id} was submitted by another command meanwhile. Two jobs at "
+        f"once would overwrite each other's checkpoints. See it with `shardyard status {handle}`."
+    )
 
 
 def _make(run_dir: RunDir, recipe_text: str) -> None:
