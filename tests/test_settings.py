@@ -6,15 +6,27 @@ from pathlib import Path
 import pytest
 
 from shardyard.config.document import settings
+from shardyard.config.schema import Recipe, Section
 
 PACKAGE = Path(__file__).parents[1] / "src" / "shardyard"
 
 # The schema declares; the check only refuses; neither makes use of a value.
-NOT_A_USE = {"config/schema.py", "config/check.py", "config/trainable.py"}
+NOT_A_USE = {
+    "config/schema.py",
+    "config/check.py",
+    "config/trainable.py",
+    "config/launch_problems.py",
+}
 
 
 def reads(tree: ast.AST) -> set[str]:
-    """``section.key`` for each ``….section.key`` or ``section.key`` in a module."""
+    """``section.key`` for each setting that a module reads.
+
+    ``….section.key`` and ``section.key``, and ``name.key`` where the module gives the section that
+    name: ``name = ….section``, or an argument ``name: Section``. A section in a section is known by
+    its own name: ``slurm.partition``.
+    """
+    names = section_names(tree)
     found = set()
     for node in ast.walk(tree):
         if not isinstance(node, ast.Attribute):
@@ -22,9 +34,36 @@ def reads(tree: ast.AST) -> set[str]:
         if isinstance(node.value, ast.Attribute):
             found.add(f"{node.value.attr}.{node.attr}")
         elif isinstance(node.value, ast.Name):
-            found.add(f"{node.value.id}.{node.attr}")
+            found |= {f"{name}.{node.attr}" for name in names.get(node.value.id, {node.value.id})}
     return found
 
+
+def section_names(tree: ast.AST) -> dict[str, set[str]]:
+    """What a module calls a section -> the section's own name."""
+    found: dict[str, set[str]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute):
+            for target in node.targets:
+                if isinstance(target, ast.Name) and node.value.attr in SECTIONS.values():
+                    found.setdefault(target.id, set()).add(node.value.attr)
+        elif isinstance(node, ast.arg) and node.annotation is not None:
+            kind = ast.unparse(node.annotation).rpartition(".")[2]
+            if kind in SECTIONS:
+                found.setdefault(node.arg, set()).add(SECTIONS[kind])
+    return found
+
+
+def section_classes(kind: type[Section] = Recipe) -> dict[str, str]:
+    """Class of the schema -> the name that its section has."""
+    found: dict[str, str] = {}
+    for name, field in kind.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, Section):
+            found |= {inner.__name__: name, **section_classes(inner)}
+    return found
+
+
+SECTIONS = section_classes()
 
 READ = {
     name
@@ -34,7 +73,7 @@ READ = {
 }
 
 # Refused unless they have their default, as what they ask for is not built yet.
-NOT_BUILT = {"model.module", "memory.offload", "secrets"}
+NOT_BUILT = {"model.module", "memory.offload"}
 
 
 @pytest.mark.parametrize("name", settings())
@@ -44,7 +83,8 @@ def test_every_setting_is_documented(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(settings()) - NOT_BUILT))
 def test_every_setting_is_read(name: str) -> None:
-    assert name in READ
+    last = ".".join(name.split(".")[-2:])
+    assert {last, f"recipe.{name}"} & READ  # secrets is a section and a setting at once
 
 
 @pytest.mark.parametrize("name", sorted(NOT_BUILT))

@@ -46,6 +46,7 @@ def test_a_killed_agent_is_told_with_its_log_and_how_to_go_on(run: RunDir) -> No
     message = str(answer["message"])
     assert "ended with SIGKILL" in message and "agent-0.log" in message
     assert f"`shardyard resume {run.path}`" in message
+    assert answer["killed_by"] == signal.SIGKILL
 
 
 def test_ctrl_c_is_passed_on_and_explained(run: RunDir) -> None:
@@ -63,6 +64,27 @@ def test_ctrl_c_is_passed_on_and_explained(run: RunDir) -> None:
     assert answer["exit_code"] == 130
     assert "finishing the step and saving; press Ctrl-C again to stop at once" in shown
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_of_several_signals_a_node_passes_on_the_first(run: RunDir) -> None:
+    script = (
+        "import os, signal, sys, time\n"
+        "heard = []\n"
+        "signal.signal(signal.SIGTERM, lambda *_: heard.append(1))\n"
+        f"for _ in range(3): os.kill({os.getpid()}, signal.SIGTERM); time.sleep(0.3)\n"
+        "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])\n"
+        'print(\'{"outcome": "drained", "exit_code": 143, "message": "%s"}\' % len(heard))\n'
+    )
+    answer = run_agent_command(
+        [sys.executable, "-c", script],
+        run,
+        1,
+        console=None,
+        node_rank=1,
+        endpoint="127.0.0.1:1",
+        is_asked_once=True,
+    )
+    assert answer["message"] == "1"
 
 
 def test_what_an_agent_leaves_running_is_ended(run: RunDir) -> None:

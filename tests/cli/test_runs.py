@@ -2,15 +2,23 @@
 
 import json
 import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from shardyard.cli import main
+from shardyard.errors import CapacityError
+from shardyard.launch.base import Job, JobStatus
+from shardyard.launch.ledger import Ledger
+from tests.cli.fake_launcher import FakeLauncher
+from tests.cli.launched_runs import shardyard
 
 
 def make_run(
-    runs_dir: Path, name: str, *, changed_at: float, events: list[dict[str, object]]
+    runs_dir: Path, name: str, *, changed_at: float, events: Sequence[Mapping[str, object]]
 ) -> None:
     folder = runs_dir / name
     folder.mkdir(parents=True)
@@ -53,3 +61,68 @@ def test_no_runs_are_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(["runs", "--runs-dir", str(tmp_path / "none")]) == 0
     captured = capsys.readouterr()
     assert (captured.out, "no runs in" in captured.err) == ("", True)
+
+
+def add_job(folder: Path, launcher: str = "fake") -> None:
+    Ledger(folder / "ledger.jsonl").record(
+        Job(launcher=launcher, run_id=folder.name, id="8", name="sy", details={"zone": "here"})
+    )
+
+
+def test_a_launched_run_shows_its_job(runs_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    add_job(runs_dir / "b-new")
+    add_job(runs_dir / "c-old")
+    assert shardyard(FakeLauncher(), "runs", "--runs-dir", str(runs_dir)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:3] == ["run", "state", "job"]
+    assert lines[1].split()[1:4] == ["finished", "fake:", "over"]
+    assert lines[2].split()[1:4] == ["lost", "fake:", "running"]
+    assert shardyard(FakeLauncher(), "runs", "--runs-dir", str(runs_dir), "--json") == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert rows[1]["job"] == {"launcher": "fake", "id": "8", "state": "running"}
+
+
+def test_a_launcher_that_fails_or_hangs_does_not_keep_the_list(
+    runs_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    never = threading.Event()
+
+    class Slow(FakeLauncher):
+        def status(self, job: Job) -> JobStatus:
+            if job.run_id == "b-new":
+                never.wait(30)
+            raise CapacityError("the controller is down.")
+
+    make_run(runs_dir, "d-third", changed_at=1.5e9, events=[])
+    add_job(runs_dir / "b-new")
+    add_job(runs_dir / "d-third")
+    began = time.monotonic()
+    assert shardyard(Slow(), "runs", "--runs-dir", str(runs_dir)) == 0
+    assert time.monotonic() - began < 5
+    out = capsys.readouterr().out
+    assert "fake: not told in time" in out and "fake: no answer" in out
+    never.set()
+
+
+def test_a_thousand_launched_runs_are_listed_in_two_seconds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each with 2,000 steps and 100 checkpoints; half of them with a job that may still run."""
+    saved = {"kind": "checkpoint_durable", "step": 1}
+    events: list[dict[str, object]] = [{"kind": "attempt_started"}, *[saved] * 100]
+    for name, end in (("running", []), ("finished", [{"kind": "run_finished"}])):
+        make_run(tmp_path / "first", name, changed_at=1e9, events=[*events, *end])
+        with (tmp_path / "first" / name / "metrics.jsonl").open("a") as file:
+            file.writelines(json.dumps({"step": step, "loss": 2.0}) + "\n" for step in range(2000))
+        add_job(tmp_path / "first" / name)
+    for number in range(1000):
+        (folder := tmp_path / "all" / f"run-{number}").mkdir(parents=True)
+        for file_of_one in (tmp_path / "first" / ("running", "finished")[number % 2]).iterdir():
+            (folder / file_of_one.name).hardlink_to(file_of_one)
+    began_s = time.process_time()  # the machine may be busy with other tests
+    assert shardyard(FakeLauncher(), "runs", "--runs-dir", str(tmp_path / "all")) == 0
+    took_s = time.process_time() - began_s
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1001
+    assert sum("fake: running" in line for line in lines) == 500
+    assert took_s < 2

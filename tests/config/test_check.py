@@ -14,7 +14,10 @@ PROBLEMS = [
     (["model.weights=load"], "a preset has no weights. Use model.path or model.hub"),
     (["model.preset=null", "model.module=a:b"], "a model of your own is not built yet"),
     (["run.steps=1", "run.epochs=1"], "run.steps, run.epochs are all lengths of the run"),
-    (["secrets={a: b}"], "secrets: secrets are not built yet. Leave the section out"),
+    (["secrets={HF_TOKEN: b}"], "secrets.HF_TOKEN: (not shown) does not say where the secret is"),
+    (["secrets={A-B: env}"], "secrets.A-B: is no name of an environment variable"),
+    (["secrets={T: env}", "launch.env={T: x}"], "secrets.T: is in launch.env too"),
+    (["launch.env={WANDB_API_KEY: abc}"], "instead: `secrets: {WANDB_API_KEY: env}`"),
     (["parallel.strategy=NO_SHARD", "parallel.dp_shard=2"], "contradicts strategy NO_SHARD"),
     (["cluster.devices=4", "parallel.dp_shard=3"], "dp_shard=3 does not divide the 4"),
     (["optim.global_batch=2", "optim.micro_batch=4"], "optim.micro_batch=4 is more than the 2"),
@@ -27,6 +30,18 @@ PROBLEMS = [
     (["run.target_loss=2", "data.eval_fraction=0"], "run.target_loss needs an evaluation"),
     (["elastic.min_nodes=2"], "elastic.min_nodes=2 is more than cluster.nodes=1."),
     (["cluster.nodes=2", "elastic.max_nodes=1"], "elastic.max_nodes=1 is less than cluster.node"),
+    (["launch.volumes=[{path: /a}]"], "launch.volumes[0]: names nothing to mount at /a. Give one"),
+    (["launch.volumes=[{path: /a, claim: c, efs: f}]"], "names claim and efs at /a."),
+    (
+        ["launch.volumes=[{path: /a, claim: c}, {path: /a/, claim: d}]"],
+        "2 volumes are mounted at /a, and only one can be seen.",
+    ),
+    (["launch.require_efa=true"], "launch.require_efa=true but no machines are named"),
+    (["launch.require_efa=true", "cluster.instance=g5.2xlarge"], "g5.2xlarge has no EFA"),
+    (["launch.slurm.container_mounts=[/a:/a]"], "but launch.slurm.container_image is not set"),
+    (["launch.kubernetes.etcd=e:2379"], "read for launch.kubernetes.target=pytorchjob alone"),
+    (["launch.kubernetes.runtime=mine"], "read for launch.kubernetes.target=trainjob alone"),
+    (["launch.kubernetes.topology=required"], "launch.kubernetes.queue is not set"),
     (["cluster.instance=p5.48xl"], "cluster.instance='p5.48xl' is not in the catalogue"),
 ]
 
@@ -46,6 +61,12 @@ def test_a_contradiction_says_what_to_do(overrides: list[str], words: str) -> No
         ["parallel.strategy=HYBRID_SHARD", "parallel.dp_shard=2", "cluster.devices=4"],
         ["elastic.min_nodes=1", "cluster.nodes=2", "elastic.max_nodes=4"],
         ["optim.name=sgd", "optim.lr=0.1", "optim.momentum=0.9"],
+        ["launch.require_efa=true", "cluster.instance=p5.48xlarge"],
+        ["launch.kubernetes.target=pytorchjob", "launch.kubernetes.etcd=e:2379"],
+        ["launch.kubernetes.topology=preferred", "launch.kubernetes.queue=q"],
+        ["launch.slurm.container_mounts=[/a:/a]", "launch.slurm.container_image=i"],
+        ["secrets={HF_TOKEN: env, WANDB_API_KEY: 'k8s:keys/wandb'}"],
+        ["launch.env={TOKENIZERS_PARALLELISM: 'false', AWS_WEB_IDENTITY_TOKEN_FILE: /run/t}"],
     ],
 )
 def test_a_sound_recipe_passes(overrides: list[str]) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.config.load import dump_recipe, is_override, load_recipe
-from shardyard.config.schema import Recipe
+from shardyard.config.schema import Recipe, Volume
 from shardyard.errors import RecipeError, RequestError
 
 
@@ -29,6 +29,22 @@ def test_later_files_win_setting_by_setting_and_overrides_win_over_files(tmp_pat
     assert recipe.optim.weight_decay == Recipe().optim.weight_decay
 
 
+def test_sections_in_a_section_merge_setting_by_setting_and_mappings_as_a_whole(
+    tmp_path: Path,
+) -> None:
+    base = write(tmp_path, "launch: {env: {A: a}, slurm: {qos: low, account: us}}", "base.yaml")
+    more = write(tmp_path, "launch: {env: {B: b}, slurm: {qos: high}, kubernetes: }", "more.yaml")
+    launch = load_recipe([base, more], ["launch.slurm.partition=gpu"]).launch
+    assert (launch.slurm.qos, launch.slurm.account, launch.slurm.partition) == ("high", "us", "gpu")
+    assert launch.env == {"B": "b"}
+
+
+def test_a_dotted_name_in_a_file_says_how_it_is_written(tmp_path: Path) -> None:
+    path = write(tmp_path, "launch.slurm.partition: gpu")
+    with pytest.raises(RecipeError, match=r"`launch: \{slurm: \{partition: value\}\}`"):
+        load_recipe([path])
+
+
 SCALARS = [
     ("optim.lr=1e-3", 0.001),
     ("optim.lr=3E-4", 0.0003),
@@ -46,14 +62,20 @@ SCALARS = [
     ("optim.betas=[0.8, 0.9]", (0.8, 0.9)),
     ("memory.recompute=2", 2),
     ("memory.recompute=[attention]", ("attention",)),
+    ("launch.slurm.partition=gpu", "gpu"),
+    ("launch.slurm.signal_before_s=300", 300),
+    ("launch.env={NCCL_DEBUG: INFO}", {"NCCL_DEBUG": "INFO"}),
+    ("launch.volumes=[{path: /data, claim: texts}]", (Volume(path="/data", claim="texts"),)),
 ]
 
 
 @pytest.mark.parametrize(("override", "value"), SCALARS)
 def test_a_scalar_means_what_people_mean_by_it(override: str, value: object) -> None:
     recipe = load_recipe([], [override])
-    section, key = override.partition("=")[0].split(".")
-    assert getattr(getattr(recipe, section), key) == value
+    found: object = recipe
+    for part in override.partition("=")[0].split("."):
+        found = getattr(found, part)
+    assert found == value
 
 
 @pytest.mark.parametrize("override", [row[0] for row in SCALARS])
@@ -77,6 +99,9 @@ WRONG_VALUES = [
     ("run.name=My Run", "is not a name of lower-case letters, digits and inner hyphens"),
     ("model.compile=yes", "model.compile='yes' is not true or false."),
     ("optim.betas=[0.9]", "is not a list of 2, each a number from 0 to below 1."),
+    ("launch.slurm.signal_before_s=1", "launch.slurm.signal_before_s=1 is not a whole number of"),
+    ("launch.env={A: 1}", "launch.env={'A': 1} is not a name and a text each."),
+    ("launch.volumes=[{path: x}]", "settings of its own (path, claim, efs, host)."),
     ("run.steps=1.5", "run.steps=1.5 is not a whole number of at least 1, or null."),
 ]
 
@@ -99,7 +124,11 @@ UNKNOWN_KEYS = [
     ("optim.seq_len=1", "Did you mean data.seq_len?"),
     ("lr=1", "lr: an override names section and setting. Did you mean optim.lr=...?"),
     ("task.zzz=1", "task has: name, eval_every_steps"),
-    ("launch.x=1", "this section has no setting yet."),
+    ("launch.qqqqqq=1", "launch has: image, run_dir"),
+    ("launch.slurm.partitoin=a", "Did you mean launch.slurm.partition?"),
+    ("launch.slurm.zzzzzz=a", "launch.slurm has: partition, account"),
+    ("launch.slurm=a", "launch.slurm: holds text, not settings. Write `launch: {slurm: {setting:"),
+    ("launch.partition=a", "Did you mean launch.slurm.partition?"),
     ("zzz.x=1", "Sections are: checkpoint, cluster"),
 ]
 

@@ -46,7 +46,9 @@ def preview(preset: str, *overrides: str) -> Preview:
 def test_nothing_stays_auto_and_everything_has_a_reason() -> None:
     result = resolved()
     settings = result.to_json()["settings"]
-    assert [name for name, entry in settings.items() if entry["value"] == "auto"] == []
+    # what launch leaves open is settled where a request is rendered
+    opened = [name for name, entry in settings.items() if entry["value"] == "auto"]
+    assert [name for name in opened if not name.startswith("launch.")] == []
     assert Resolved.from_json(result.to_json()) == result
     given = load_recipe([], ["model.preset=llama-tiny"]).model_dump()
     autos = {f"{s}.{k}" for s, keys in given.items() for k, v in keys.items() if v == "auto"}

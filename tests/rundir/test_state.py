@@ -7,6 +7,7 @@ import pytest
 
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease, is_held
+from shardyard.rundir.lines import read_lines_backwards
 from shardyard.rundir.state import read_state, state_of
 
 STARTED = {"kind": "attempt_started"}
@@ -63,3 +64,19 @@ def test_a_row_shows_the_last_step(tmp_path: Path) -> None:
     row = read_state(run_dir)
     assert (row.id, row.state, row.step, row.loss) == ("a-run", "lost", 2, 2.5)
     assert row.updated_at == run_dir.events.stat().st_mtime
+
+
+def test_after_lost_work_the_step_is_the_one_it_is_at_now(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "a-run")
+    run_dir.path.mkdir()
+    lines = [{"step": step, "loss": 1.0} for step in (1, 2, 3, 2)]
+    run_dir.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 9')
+    assert read_state(run_dir).step == 2
+
+
+def test_lines_are_read_backwards_whole_however_long_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    lines = [{"n": n, "text": "x" * (n * 997)} for n in range(60)]  # beyond one block each, at last
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + "torn {")
+    assert list(read_lines_backwards(path)) == lines[::-1]
+    assert list(read_lines_backwards(tmp_path / "none")) == []

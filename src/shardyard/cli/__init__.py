@@ -11,7 +11,8 @@ import difflib
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 
@@ -24,9 +25,18 @@ _VERBS = {
     "prepare": "turns text into token shards",
     "train": "trains here and now",
     "resume": "continues a run from its newest sound checkpoint",
+    "launch": "submits a run to Slurm, Kubernetes, AWS Batch or this machine",
+    "status": "says how a launched run and its job stand",
+    "logs": "prints the output of a launched run",
+    "watch": "follows a launched run until its end",
+    "cancel": "asks a launched run to save and end",
+    "scale": "changes the number of nodes of an elastic run",
+    "teardown": "removes what launching created elsewhere",
     "runs": "lists the runs and how they stand",
     "export": "writes a checkpoint as a Hugging Face folder",
     "report": "writes a run's page and Markdown summary",
+    "image": "builds the container that runs it, and pushes it to a registry",
+    "doctor": "looks at this machine or a cluster before it costs anything",
 }
 """Verb -> what it does; `command` of shardyard/cli/<verb>.py is imported when it is called."""
 
@@ -76,15 +86,24 @@ def shardyard(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-def main(arguments: Sequence[str] | None = None, *, program: click.Command = shardyard) -> int:
-    """Run the command line; returns the exit code."""
+def main(
+    arguments: Sequence[str] | None = None,
+    *,
+    program: click.Command = shardyard,
+    launchers: Mapping[str, Any] | None = None,
+) -> int:
+    """Run the command line; returns the exit code.
+
+    Args:
+        launchers: Name -> launcher, instead of those that there are (``launch/base.py``).
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     # Accepted anywhere, as it is added to a command that has just failed.
     is_debugging = "--debug" in given
     words = [argument for argument in given if argument != "--debug"]
     try:
         # Not program.main(): it would turn a broken pipe into exit code 1, a failed run.
-        with program.make_context("shardyard", words) as context:
+        with program.make_context("shardyard", words, obj=launchers) as context:
             code = program.invoke(context)
         if sys.stdout is not None:  # started with it closed, as by `>&-`
             sys.stdout.flush()

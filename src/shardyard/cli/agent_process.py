@@ -10,9 +10,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
@@ -24,6 +26,7 @@ from shardyard.rundir.layout import RunDir
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM)
 _FIRST_WORDS = "finishing the step and saving; press Ctrl-C again to stop at once"
 _LAST_WAIT_S = 60.0
+_POLL_S = 0.1
 
 
 def run_agent_process(run_dir: RunDir, attempt: int) -> dict[str, Any]:
@@ -42,12 +45,47 @@ def run_agent_process(run_dir: RunDir, attempt: int) -> dict[str, Any]:
     )
 
 
-def run_agent_command(
-    program: list[str], run_dir: RunDir, attempt: int, *, console: Console
+def run_node_process(
+    run_dir: RunDir, attempt: int, *, node_rank: int, endpoint: str
 ) -> dict[str, Any]:
-    """`run_agent_process` for an agent that is started as ``program``."""
+    """Train one node's share of an attempt; node 0 shows its progress as plain lines.
+
+    However many signals come, the agent is asked once: schedulers and people repeat themselves, and
+    a second one would cut the drain short.
+    """
+    return run_agent_command(
+        [sys.executable, "-m", "shardyard.elastic"],
+        run_dir,
+        attempt,
+        console=Console(stderr=True, highlight=False, force_terminal=False, width=200)
+        if node_rank == 0
+        else None,
+        node_rank=node_rank,
+        endpoint=endpoint,
+        is_asked_once=True,
+    )
+
+
+def run_agent_command(
+    program: list[str],
+    run_dir: RunDir,
+    attempt: int,
+    *,
+    console: Console | None,
+    node_rank: int = 0,
+    endpoint: str | None = None,
+    is_asked_once: bool = False,
+) -> dict[str, Any]:
+    """`run_agent_process` for an agent that is started as ``program``.
+
+    Args:
+        console: Where progress is shown; None: nowhere.
+        endpoint: HOST:PORT where the agents of several nodes meet.
+        is_asked_once: Whether only the first signal is passed on.
+    """
     command = [*program, str(run_dir.path), "--attempt", str(attempt)]
-    command += ["--with-parent", str(os.getpid())]
+    command += ["--with-parent", str(os.getpid()), "--node-rank", str(node_rank)]
+    command += [] if endpoint is None else ["--rendezvous", endpoint]
     # A file and not a pipe: whatever still holds the other end of a pipe would keep us waiting.
     with tempfile.TemporaryFile("w+", encoding="utf-8") as stdout:
         notes: deque[str] = deque()
@@ -55,31 +93,48 @@ def run_agent_command(
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=stdout, start_new_session=True
             )
-            previous = _pass_signals_to(process, notes)
+            previous = _pass_signals_to(process, notes, is_once=is_asked_once)
         try:
-            follow(run_dir, attempt, process, console=console, notes=notes)
+            if console is None:
+                # Not wait(): a signal that comes just before it begins is seen when it ends.
+                while process.poll() is None:
+                    time.sleep(_POLL_S)
+            else:
+                follow(run_dir, attempt, process, console=console, notes=notes)
         finally:
             _end(process)
             for number, handler in previous.items():
                 signal.signal(number, handler)
-        return _read_answer(stdout, run_dir, attempt, exit_code=process.returncode)
+        log = run_dir.attempt(attempt) / f"agent-{node_rank}.log"
+        return _read_answer(stdout, run_dir, log, exit_code=process.returncode)
 
 
 @contextmanager
 def _signals_held_back() -> Iterator[None]:
-    """Deliver signals only once they can be passed on; the agent starts with them held back too."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+    """Deliver signals only once they can be passed on; the agent starts with them held back too.
+
+    It never takes SIGUSR1, with which some clusters of Slurm warn all processes of a node.
+    """
+    held = (*_PASSED_ON, signal.SIGUSR1)
+    signal.pthread_sigmask(signal.SIG_BLOCK, held)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _PASSED_ON)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, held)
 
 
-def _pass_signals_to(process: subprocess.Popen[bytes], notes: deque[str]) -> dict[int, Any]:
+def _pass_signals_to(
+    process: subprocess.Popen[bytes], notes: deque[str], *, is_once: bool
+) -> dict[int, Any]:
     words = [_FIRST_WORDS]
+    is_asked = False
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
-        if words and number == signal.SIGINT:
+        nonlocal is_asked
+        if is_once and is_asked:
+            return
+        is_asked = True
+        if words and number == signal.SIGINT and not is_once:
             notes.append(words.pop())
         process.send_signal(number)
 
@@ -97,17 +152,16 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _read_answer(
-    stdout: IO[str], run_dir: RunDir, attempt: int, *, exit_code: int
-) -> dict[str, Any]:
+def _read_answer(stdout: IO[str], run_dir: RunDir, log: Path, *, exit_code: int) -> dict[str, Any]:
     stdout.seek(0)
     lines = stdout.read().splitlines()
     with suppress(IndexError, ValueError):
         answer: dict[str, Any] = json.loads(lines[-1])
         return answer
     ending = signal.Signals(-exit_code).name if exit_code < 0 else f"exit code {exit_code}"
-    log = run_dir.attempt(attempt) / "agent-0.log"
+    killed_by = {"killed_by": -exit_code} if exit_code < 0 else {}
     return {
+        **killed_by,
         "outcome": "failed",
         "exit_code": 1,
         "message": (

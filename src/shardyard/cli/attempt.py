@@ -67,7 +67,7 @@ def resolve_here(
 def run_attempt(attempt: Attempt, *, as_json: bool) -> int:
     """Write the attempt's files, train, and print what came of it. Returns the exit code."""
     prediction = attempt.plan()
-    _write_down(attempt, prediction)
+    write_down(attempt, prediction)
     print(prediction.line(), file=sys.stderr)
     answer = run_agent_process(attempt.run_dir, attempt.number)
     summary = write_report(attempt.run_dir)
@@ -81,8 +81,8 @@ def run_attempt(attempt: Attempt, *, as_json: bool) -> int:
     return int(answer["exit_code"])
 
 
-def _write_down(attempt: Attempt, prediction: Plan) -> None:
-    """resolved.json last: an attempt that has it is whole."""
+def write_down(attempt: Attempt, prediction: Plan) -> None:
+    """Write the attempt's files; resolved.json last: an attempt that has it is whole."""
     run_dir, number = attempt.run_dir, attempt.number
     write_text(run_dir.asked(number), dump_recipe(attempt.asked))
     write_json(run_dir.plan(number), prediction.to_json())

@@ -35,20 +35,20 @@ def command(recipe: tuple[str, ...], *, schema: bool, presets: bool, as_json: bo
 def _show_recipe(arguments: tuple[str, ...], *, as_json: bool) -> None:
     from shardyard.cli.request import Request
     from shardyard.config.document import write_default
-    from shardyard.config.resolved import flatten
+    from shardyard.config.resolved import settings_in
     from shardyard.units import format_count
 
     request = Request.read(arguments, to_train=False, needs_weights=False)
     preview = request.preview()
-    given = flatten(request.recipe.model_dump(mode="json", exclude_unset=True))
-    values = flatten(preview.recipe.model_dump(mode="json"))
+    given = settings_in(request.recipe.model_dump(mode="json", exclude_unset=True))
+    values = settings_in(preview.recipe.model_dump(mode="json"))
     settings: dict[str, dict[str, Any]] = {
         name: {
             "value": value,
             "reason": preview.reasons.get(name, "given" if name in given else "default"),
         }
         for name, value in values.items()
-        if value != {}  # a section without settings
+        if value != {} or name != "secrets"  # a section without settings
     }
     if as_json:
         length = {"value": preview.steps, "reason": preview.why_steps}

@@ -1,6 +1,8 @@
 """Options that several verbs share, so that they are spelled and explained once."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -12,3 +14,31 @@ runs_dir_option = click.option(
     help="Folder that holds the runs (run.dir).",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
+
+
+def launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of the verbs that submit."""
+    options = (
+        click.option("--yes", "is_yes", is_flag=True, help="Do not ask."),
+        click.option(
+            "--force",
+            "is_forced",
+            is_flag=True,
+            help="Also what the plan or the price speaks against.",
+        ),
+        click.option(
+            "--max-usd",
+            type=click.FloatRange(min=0, min_open=True),
+            help="Refuse a higher predicted price; stands before launch.max_usd.",
+        ),
+        click.option(
+            "--follow/--detach",
+            "is_followed",
+            default=False,
+            show_default=True,
+            help="Follow the job until its end, or leave it.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command

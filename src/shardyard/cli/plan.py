@@ -20,12 +20,10 @@ from shardyard.cli.plan_tables import (
     show_rejected,
     show_task,
 )
-from shardyard.cli.request import Request
-from shardyard.config.legality import problems
-from shardyard.config.presets import ModelShape
+from shardyard.cli.request import Request, refuse_illegal
 from shardyard.config.resolve import Preview
-from shardyard.config.schema import Parallel, Recipe
-from shardyard.errors import RecipeError, RequestError
+from shardyard.config.schema import Parallel
+from shardyard.errors import RequestError
 from shardyard.hardware.accelerator import Accelerator
 from shardyard.hardware.cluster import Cluster
 from shardyard.hardware.machine import Machine
@@ -221,7 +219,7 @@ def _answer(
     recipe = preview.recipe
     devices = recipe.cluster.devices
     assert isinstance(devices, int)  # an instance and a machine both say how many
-    _refuse_illegal(recipe, request.shape, devices_per_node=devices)
+    refuse_illegal(recipe, request.shape, devices_per_node=devices)
     cluster = planned_cluster(recipe, machine, devices_per_node=devices)
     calibration = _calibration(calibrate, cluster)
     plan = plan_recipe(
@@ -245,21 +243,6 @@ def _answer(
         cluster=cluster,
         assumed=None,
     )
-
-
-def _refuse_illegal(recipe: Recipe, shape: ModelShape, *, devices_per_node: int) -> None:
-    """What has degrees, a batch and a length now is held against each other."""
-    optim, seq_len = recipe.optim, recipe.data.seq_len
-    global_batch, micro_batch = optim.global_batch, optim.micro_batch
-    assert isinstance(global_batch, int) and isinstance(micro_batch, int)
-    assert isinstance(seq_len, int)
-    found = problems(
-        recipe.parallel, world_size=recipe.cluster.nodes * devices_per_node,
-        devices_per_node=devices_per_node, shape=shape, seq_len=seq_len,
-        global_batch=global_batch, micro_batch=micro_batch,
-    )  # fmt: skip
-    if found:
-        raise RecipeError(found)
 
 
 def _calibration(paths: Sequence[Path], cluster: Cluster | None) -> Calibration | None:

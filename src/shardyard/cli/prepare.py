@@ -25,7 +25,7 @@ def command(recipe: tuple[str, ...], *, dry_run: bool, verify: bool, as_json: bo
 
     Does nothing where the data is prepared already, and goes on where a killed call stopped.
     """
-    request = Request.read(recipe, needs_weights=False)
+    request = Request.read(recipe, needs_weights=False, runs_here=True)
     if dry_run:
         plan = _what_would_happen(request)
         if as_json:

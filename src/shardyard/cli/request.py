@@ -3,6 +3,8 @@
 The first step of every verb that takes a recipe.
 """
 
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +12,16 @@ from pathlib import Path
 from shardyard.config.anchor import anchor_paths
 from shardyard.config.auto import Facts
 from shardyard.config.check import load_checked_recipe
+from shardyard.config.legality import problems
 from shardyard.config.load import is_override
 from shardyard.config.model_source import has_tokenizer, model_folder, read_shape
 from shardyard.config.presets import ModelShape
 from shardyard.config.resolve import Preview, resolve, resolve_known
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
+from shardyard.errors import RecipeError
 from shardyard.hardware.machine import Machine
+from shardyard.launch.secrets import loose_files, resolve_local
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +29,8 @@ class Request:
     """A checked recipe and its model."""
 
     recipe: Recipe
+    as_written: Recipe
+    """The same with its relative paths: for nodes that share no folder with this machine."""
     name: str
     """Name of the recipe's files; the run is named after it."""
     model_dir: Path | None
@@ -33,7 +40,11 @@ class Request:
 
     @staticmethod
     def read(
-        arguments: Sequence[str], *, to_train: bool = True, needs_weights: bool = True
+        arguments: Sequence[str],
+        *,
+        to_train: bool = True,
+        needs_weights: bool = True,
+        runs_here: bool = False,
     ) -> "Request":
         """Load and check a recipe, and find its model.
 
@@ -42,6 +53,7 @@ class Request:
             to_train: Whether what can be planned but not trained yet is refused.
             needs_weights: Whether weights that the recipe loads must be there; False for verbs
                 that only look.
+            runs_here: Whether the work is done on this machine, so that its secrets are taken.
 
         Raises:
             RequestError: Anything in it is wrong; every problem that can be seen is named.
@@ -49,24 +61,29 @@ class Request:
         """
         files = [Path(argument) for argument in arguments if not is_override(argument)]
         overrides = [argument for argument in arguments if is_override(argument)]
-        recipe = anchor_paths(load_checked_recipe(files, overrides, to_train=to_train))
+        recipe = load_checked_recipe(files, overrides, to_train=to_train)
+        if runs_here:
+            take_secrets(recipe)
         name = "-".join(file.stem for file in files) or "run"
         return Request.of(recipe, name=name, needs_weights=needs_weights)
 
     @staticmethod
     def of(recipe: Recipe, *, name: str = "run", needs_weights: bool = True) -> "Request":
         """The request of a recipe that is loaded and checked, such as the one of a run."""
-        folder = model_folder(recipe.model, needs_weights=needs_weights)
-        shape = read_shape(recipe.model, folder, recipe.data.vocab_size)
-        return Request(recipe=recipe, name=name, model_dir=folder, shape=shape)
+        anchored = anchor_paths(recipe)
+        folder = model_folder(anchored.model, needs_weights=needs_weights)
+        shape = read_shape(anchored.model, folder, anchored.data.vocab_size)
+        return Request(recipe=anchored, as_written=recipe, name=name, model_dir=folder, shape=shape)
 
-    def preview(self, machine: Machine | None = None) -> Preview:
-        """Resolve as far as possible before the data is prepared."""
+    def preview(self, machine: Machine | None = None, previous: Resolved | None = None) -> Preview:
+        """Resolve as far as possible before the data is prepared, or as it was in ``previous``."""
         facts = Facts(
             name=self.name,
             shape=self.shape,
             model_has_tokenizer=has_tokenizer(self.model_dir),
             machine=machine,
+            data=None if previous is None else previous.data,
+            previous=previous,
         )
         return resolve_known(self.recipe, facts)
 
@@ -88,3 +105,34 @@ class Request:
             model_has_tokenizer=has_tokenizer(self.model_dir),
             previous=previous,
         )
+
+
+def take_secrets(recipe: Recipe) -> None:
+    """Put a recipe's secrets into the environment of this process, which its children inherit.
+
+    Raises:
+        RequestError: One is missing here.
+        AccessError: One may not be read by this user.
+    """
+    for warning in loose_files(recipe.secrets):
+        print(f"warning: {warning}", file=sys.stderr)
+    os.environ.update(resolve_local(recipe.secrets, os.environ))
+
+
+def refuse_illegal(recipe: Recipe, shape: ModelShape, *, devices_per_node: int) -> None:
+    """Hold degrees, batch and length of a previewed recipe against each other.
+
+    Raises:
+        RecipeError: All that does not fit.
+    """
+    optim, seq_len = recipe.optim, recipe.data.seq_len
+    global_batch, micro_batch = optim.global_batch, optim.micro_batch
+    assert isinstance(global_batch, int) and isinstance(micro_batch, int)
+    assert isinstance(seq_len, int)
+    found = problems(
+        recipe.parallel, world_size=recipe.cluster.nodes * devices_per_node,
+        devices_per_node=devices_per_node, shape=shape, seq_len=seq_len,
+        global_batch=global_batch, micro_batch=micro_batch,
+    )  # fmt: skip
+    if found:
+        raise RecipeError(found)

@@ -3,17 +3,23 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from shardyard.cli.attempt import Attempt, resolve_here, run_attempt
-from shardyard.cli.options import json_option, runs_dir_option
-from shardyard.cli.request import Request
+from shardyard.cli.launch import Terms, submit_proposal
+from shardyard.cli.launched import job_of, launchers_in, newest_asked
+from shardyard.cli.launching import Launchers, launcher_named, propose
+from shardyard.cli.options import json_option, launch_options, runs_dir_option
+from shardyard.cli.request import Request, take_secrets
 from shardyard.cli.train import refuse_other_nodes
 from shardyard.config.anchor import anchor_paths
 from shardyard.config.check import load_checked_recipe
 from shardyard.config.compatibility import check_packages
 from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.errors import RequestError
+from shardyard.launch.ledger import Entry, Ledger
 from shardyard.rundir.layout import RunDir, find_run
 from shardyard.rundir.lease import Lease
 from shardyard.rundir.resolved import read_resolved
@@ -24,33 +30,51 @@ from shardyard.rundir.state import read_state
 @click.argument("run")
 @click.argument("overrides", nargs=-1)
 @runs_dir_option
+@click.option("--on", metavar="LAUNCHER", help="Launch it there; default: where it was launched.")
+@launch_options
 @click.option("--dry-run", is_flag=True, help="Say what would be continued; start nothing.")
 @json_option
+@click.pass_context
 def command(
-    run: str, overrides: tuple[str, ...], *, runs_dir: Path, dry_run: bool, as_json: bool
+    context: click.Context,
+    /,
+    run: str,
+    overrides: tuple[str, ...],
+    *,
+    runs_dir: Path,
+    on: str | None,
+    **terms: Any,
 ) -> int:
-    """Continue RUN (a path, an id, or the beginning of one).
+    """Continue RUN (a path, an id, or the beginning of one): a launched one by a new job.
 
     OVERRIDES (section.key=value) may change how it runs - processes, strategy, memory, length -
     but not what is learnt: model, data, order and optimisation.
     """
     run_dir = find_run(run, runs_dir)
+    if on is not None or Ledger(run_dir.ledger).jobs():
+        return _submit_again(
+            run_dir, overrides, on=on, terms=Terms(**terms), launchers=launchers_in(context)
+        )
+    return _train_on(run_dir, overrides, dry_run=terms["dry_run"], as_json=terms["as_json"])
+
+
+def _train_on(run_dir: RunDir, overrides: tuple[str, ...], *, dry_run: bool, as_json: bool) -> int:
+    """Continue a run here."""
     Lease(run_dir.lease).close()  # refuse at once, not after a minute of preparation
     check_packages()
-    number, previous, asked = _newest_attempt(run_dir)
+    number, previous, asked = newest_attempt(run_dir)
     recipe = anchor_paths(load_checked_recipe([asked], overrides))
     refuse_other_nodes(recipe)
+    take_secrets(recipe)
     machine, resolved = resolve_here(
         Request.of(recipe, name=run_dir.run_id),
         previous=previous,
         data=None if previous is None else _data_as_before(previous, overrides),
     )
     done = run_dir.checkpoint_steps()
-    is_finished = bool(done) and (
-        done[-1] >= resolved.steps or _has_met_its_target(run_dir, previous, resolved)
-    )
-    if dry_run or is_finished:
-        words = _words(run_dir, done, resolved.steps, is_finished=is_finished)
+    is_over = is_finished(run_dir, previous, resolved)
+    if dry_run or is_over:
+        words = _words(run_dir, done, resolved.steps, is_finished=is_over)
         click.echo(_as_json(run_dir, done, resolved.steps, words) if as_json else words)
         return 0
     attempt = Attempt(
@@ -59,7 +83,47 @@ def command(
     return run_attempt(attempt, as_json=as_json)
 
 
-def _newest_attempt(run_dir: RunDir) -> tuple[int, Resolved | None, Path]:
+def _submit_again(
+    run_dir: RunDir,
+    overrides: tuple[str, ...],
+    *,
+    on: str | None,
+    terms: Terms,
+    launchers: Launchers | None,
+) -> int:
+    """Continue a run by another job, where its last one was or elsewhere."""
+    jobs = Ledger(run_dir.ledger).jobs()
+    if jobs:
+        _refuse_live(run_dir, jobs[-1], launchers)
+    launcher = launcher_named(on or jobs[-1].launcher, launchers)
+    Lease(run_dir.lease).close()  # no process of this machine trains it either
+    _, previous, asked = newest_attempt(run_dir)
+    recipe = load_checked_recipe([newest_asked(run_dir) if jobs else asked], overrides)
+    request = Request.of(recipe, name=run_dir.run_id, needs_weights=False)
+    proposal = propose(
+        request,
+        launcher,
+        run_dir=run_dir,
+        previous=previous,
+        is_resume=True,
+        is_dry_run=terms.dry_run,
+    )
+    return submit_proposal(proposal, terms)
+
+
+def _refuse_live(run_dir: RunDir, entry: Entry, launchers: Launchers | None) -> None:
+    """Raise if the last job is not over: two at once would train one run."""
+    job = job_of(run_dir, entry)
+    status = launcher_named(job.launcher, launchers).status(job)
+    if not status.state.is_over:
+        raise RequestError(
+            f"job {job.id} of run {run_dir.run_id} is {status.state.value} on {job.launcher}. Two "
+            "at once would overwrite each other's checkpoints. Follow it with `shardyard watch "
+            f"{run_dir.handle}`, or stop it with `shardyard cancel {run_dir.handle}`."
+        )
+
+
+def newest_attempt(run_dir: RunDir) -> tuple[int, Resolved | None, Path]:
     """Number of the next attempt, what the last one resolved, and what it was asked."""
     made = run_dir.attempts()
     whole = [number for number in made if run_dir.resolved(number).is_file()]
@@ -74,6 +138,12 @@ def _data_as_before(previous: Resolved, overrides: Sequence[str]) -> DataFacts |
     asks_for_other = any(override.startswith("data.") for override in overrides)
     is_there = Path(previous.data.dir).is_dir()
     return previous.data if is_there and not asks_for_other else None
+
+
+def is_finished(run_dir: RunDir, previous: Resolved | None, now: Resolved) -> bool:
+    """Whether a run has nothing left to do, unless more is asked of it."""
+    done = run_dir.checkpoint_steps()
+    return bool(done) and (done[-1] >= now.steps or _has_met_its_target(run_dir, previous, now))
 
 
 def _has_met_its_target(run_dir: RunDir, previous: Resolved | None, now: Resolved) -> bool:

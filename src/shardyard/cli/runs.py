@@ -1,33 +1,59 @@
-"""`shardyard runs`: the runs in a folder and how they stand."""
+"""`shardyard runs`: the runs in a folder and how they stand, with the jobs of launched ones."""
 
 import json
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
+from shardyard.cli.job_states import ask_all
+from shardyard.cli.launched import launchers_in
 from shardyard.cli.options import json_option, runs_dir_option
 from shardyard.cli.tables import print_table
+from shardyard.launch.ledger import Entry, Ledger
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.state import RunState, read_state
 from shardyard.units import format_seconds
+
+_ASK_S = 1.0
+"""How long launchers are asked for the states of jobs; the list is shown then as it is."""
 
 
 @click.command()
 @runs_dir_option
 @json_option
-def command(runs_dir: Path, *, as_json: bool) -> None:
+@click.pass_context
+def command(context: click.Context, runs_dir: Path, *, as_json: bool) -> None:
     """List the runs, the most recently changed last."""
     states = sorted(_read_all(runs_dir), key=lambda state: (state.updated_at or 0, state.id))
+    jobs = _jobs(runs_dir, states)
+    asked = [
+        (RunDir((runs_dir / state.id).resolve()), jobs[state.id])
+        for state in reversed(states)  # the newest first: those a reader looks for
+        if state.id in jobs and state.state != "finished"
+    ]
+    told = ask_all(asked, launchers_in(context), within_s=_ASK_S)
     if as_json:
-        click.echo(json.dumps([asdict(state) for state in states], indent=1))
+        rows = [{**asdict(state), "job": _job_json(state, jobs, told)} for state in states]
+        click.echo(json.dumps(rows, indent=1))
         return
     if not states:
         click.echo(f"no runs in {runs_dir}/", err=True)
         return
-    rows = [_row(state, now=time.time()) for state in states]
-    print_table(("run", "state", "step", "loss", "changed"), rows)
+    _show(states, jobs, told)
+
+
+def _show(states: Sequence[RunState], jobs: Mapping[str, Entry], told: Mapping[str, str]) -> None:
+    now = time.time()
+    columns: tuple[str, ...] = ("run", "state", "step", "loss", "changed")
+    table: list[tuple[str, ...]] = [_row(state, now=now) for state in states]
+    if jobs:
+        columns = (*columns[:2], "job", *columns[2:])
+        words = [_job_words(state, jobs, told) for state in states]
+        table = [(*row[:2], word, *row[2:]) for row, word in zip(table, words, strict=True)]
+    print_table(columns, table)
 
 
 def _read_all(runs_dir: Path) -> list[RunState]:
@@ -35,6 +61,28 @@ def _read_all(runs_dir: Path) -> list[RunState]:
         return []
     folders = [folder for folder in runs_dir.iterdir() if (folder / "recipe.yaml").is_file()]
     return [read_state(RunDir(folder)) for folder in folders]
+
+
+def _jobs(runs_dir: Path, states: Sequence[RunState]) -> dict[str, Entry]:
+    """Run id -> its newest job, of those that were launched."""
+    found = {state.id: Ledger(RunDir(runs_dir / state.id).ledger).jobs() for state in states}
+    return {run_id: jobs[-1] for run_id, jobs in found.items() if jobs}
+
+
+def _job_words(state: RunState, jobs: Mapping[str, Entry], told: Mapping[str, str]) -> str:
+    if state.id not in jobs:
+        return ""
+    word = "over" if state.state == "finished" else told.get(state.id, "not told in time")
+    return f"{jobs[state.id].launcher}: {word}"
+
+
+def _job_json(
+    state: RunState, jobs: Mapping[str, Entry], told: Mapping[str, str]
+) -> dict[str, str | None] | None:
+    if state.id not in jobs:
+        return None
+    job = jobs[state.id]
+    return {"launcher": job.launcher, "id": job.id, "state": told.get(state.id)}
 
 
 def _row(state: RunState, *, now: float) -> tuple[str, str, str, str, str]:

@@ -24,7 +24,7 @@ from shardyard.rundir.lines import EventWriter
 @json_option
 def command(recipe: tuple[str, ...], *, dry_run: bool, as_json: bool) -> int:
     """Train RECIPE (files and section.key=value overrides) on this machine."""
-    request = Request.read(recipe)
+    request = Request.read(recipe, runs_here=True)
     _refuse_existing(request)
     _refuse_unwritable(Path(request.recipe.run.dir).expanduser())
     refuse_other_nodes(request.recipe)
@@ -60,9 +60,9 @@ def refuse_other_nodes(recipe: Recipe) -> None:
     """
     if recipe.cluster.nodes > 1:
         raise RequestError(
-            f"cluster.nodes={recipe.cluster.nodes} but this verb starts processes on this machine "
-            "alone, and launching on several is not built yet. Use cluster.nodes=1 here; "
-            "`shardyard plan` predicts any number of nodes."
+            f"cluster.nodes={recipe.cluster.nodes} but this verb trains on one node, this machine. "
+            "Use cluster.nodes=1 here; `shardyard launch RECIPE --on local` starts several nodes "
+            "on this machine, and --on slurm, kubernetes or aws-batch elsewhere."
         )
 
 

@@ -4,19 +4,28 @@ One small function for each kind of problem; all are run, so that a user sees ev
 """
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from shardyard.config.credentials import HIDDEN, find_credential
+from shardyard.config.launch_problems import launch_problems
 from shardyard.config.legality import batch_problems, strategy_problems
 from shardyard.config.legality import problems as layout_problems
 from shardyard.config.load import read_settings, source_of
 from shardyard.config.presets import PRESETS
 from shardyard.config.schema import Optim, Recipe
+from shardyard.config.secret_reference import parse_references
 from shardyard.config.trainable import trainable_problems
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.hardware.chosen import chosen_cluster
+
+_NAMES_A_SECRET = re.compile(
+    r"(?:^|_)(?:TOKEN|PASSWORD|PASSWD|SECRET|CREDENTIALS?|(?:API|ACCESS|SECRET|PRIVATE)_KEY"
+    r"|ACCESS_KEY_ID)$",
+    re.IGNORECASE,
+)
 
 
 def check(recipe: Recipe, source: str = "recipe", *, to_train: bool = True) -> None:
@@ -70,8 +79,8 @@ def _credentials(recipe: Recipe) -> Iterable[Problem]:
             yield Problem(
                 path,
                 f"holds {kind} {HIDDEN}. Recipes are copied into run folders and reports. "
-                "Remove it here, replace it at its issuer, and pass it by the environment, such as "
-                "HF_TOKEN or AWS_PROFILE.",
+                "Remove it here, replace it at its issuer, and say where the new one is kept: "
+                "`secrets: {HF_TOKEN: env}`.",
             )
 
 
@@ -116,12 +125,27 @@ def _model(recipe: Recipe) -> Iterable[Problem]:
 
 
 def _secrets(recipe: Recipe) -> Iterable[Problem]:
-    if recipe.secrets:
-        text = (
-            "secrets are not built yet. Leave the section out and pass credentials by the "
-            "environment, such as HF_TOKEN."
-        )
-        yield Problem("secrets", text)
+    for name, text in recipe.secrets.items():
+        if find_credential(text):
+            continue  # told already
+        try:
+            parse_references({name: text})
+        except RequestError as error:
+            yield Problem(f"secrets.{name}", str(error).removeprefix(f"secrets.{name}").strip(": "))
+        if name in recipe.launch.env:
+            why = "is in launch.env too, and a process has one value for it. Keep one of them."
+            yield Problem(f"secrets.{name}", why)
+
+
+def _environment(recipe: Recipe) -> Iterable[Problem]:
+    """A value that no pattern knows, under a name that says what it is."""
+    for name, value in recipe.launch.env.items():
+        if value and _NAMES_A_SECRET.search(name) and not find_credential(value):
+            text = (
+                f"is called as a secret is, and this section is copied into run folders and jobs. "
+                f"Say where it is kept instead: `secrets: {{{name}: env}}`."
+            )
+            yield Problem(f"launch.env.{name}", text)
 
 
 def _layout(recipe: Recipe) -> Iterable[Problem]:
@@ -212,11 +236,13 @@ _CHECKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
     _length,
     _model,
     _secrets,
+    _environment,
     _layout,
     _optim,
     _evaluation,
     _cluster,
     _machines,
+    launch_problems,
 )
 
 

@@ -6,6 +6,7 @@ its source only when somebody asks. Run as a program, prints docs/settings.md.
 
 import ast
 import inspect
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from types import NoneType, UnionType
@@ -47,11 +48,8 @@ def sections() -> tuple[Section, ...]:
     for name, field in schema.Recipe.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, schema.Section):
-            settings = tuple(
-                _describe(f"{name}.{key}", setting, _sentences(kind)[key])
-                for key, setting in kind.model_fields.items()
-            )
             sentence = inspect.getdoc(kind) or ""
+            settings = tuple(_settings_of(name, kind))
             found.append(Section(name=name, sentence=sentence, settings=settings))
         else:
             sentence = _sentences(schema.Recipe)[name]
@@ -91,6 +89,11 @@ def write_default(value: Any) -> str:
     """A default as it would be written in a recipe."""
     if value is None:
         return "null"
+    if isinstance(value, schema.Section):
+        return write_default(value.model_dump(exclude_unset=True))
+    if isinstance(value, dict):
+        inner = (f"{key}: {write_default(item)}" for key, item in value.items())
+        return f"{{{', '.join(inner)}}}"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple | list):
@@ -128,6 +131,16 @@ def markdown() -> str:
         context = preset.shape.max_position_embeddings
         lines.append(f"| `{name}` | {size} | {context} | {preset.source} |")
     return "\n".join(lines) + "\n"
+
+
+def _settings_of(name: str, section: type[schema.Section]) -> Iterator[Setting]:
+    """The settings of a section, and of the sections in it, by their full dotted names."""
+    for key, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, schema.Section):
+            yield from _settings_of(f"{name}.{key}", kind)
+        else:
+            yield _describe(f"{name}.{key}", field, _sentences(section)[key])
 
 
 def _describe(name: str, field: FieldInfo, sentence: str) -> Setting:
@@ -202,6 +215,8 @@ def _one(member: Any, limits: tuple[Any, ...]) -> str:
         )
     if get_origin(member) is dict:
         return "a name and a text each"
+    if isinstance(member, type) and issubclass(member, schema.Section):
+        return f"settings of its own ({', '.join(member.model_fields)})"
     return "text"
 
 

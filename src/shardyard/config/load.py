@@ -8,7 +8,7 @@ import difflib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -17,9 +17,6 @@ from shardyard.config.document import Setting, sections, settings
 from shardyard.config.schema import Recipe
 from shardyard.config.yaml_text import read_yaml, write_yaml
 from shardyard.errors import Problem, RecipeError, RequestError
-
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
 
 _ELSEWHERE = {
     "learning_rate": "optim.lr",
@@ -85,8 +82,8 @@ def read_settings(files: Sequence[Path], overrides: Sequence[str]) -> tuple[Reci
     except ValidationError as error:
         wrong = _type_problems(error, merged)
     for problem in wrong:
-        section, _, key = problem.path.partition(".")
-        merged[section].pop(key, None)
+        *above, key = problem.path.split(".")
+        _inside(merged, above).pop(key, None)
     return Recipe.model_validate(merged), [*problems, *wrong]
 
 
@@ -151,16 +148,18 @@ def _yaml_files(folder: Path) -> list[str]:
 def _read_override(override: str, problems: list[Problem]) -> dict[str, Any]:
     """``optim.lr=3e-4`` -> ``{"optim": {"lr": 0.0003}}``."""
     name, _, text = override.partition("=")
-    section, dot, key = name.partition(".")
     value = read_yaml(text, source=f"override {name}")
     if name == "secrets" and isinstance(value, dict):
         return {"secrets": value}
-    if not dot:
-        hint = _nearest(section, None) or f"{section}.<setting>"
+    if "." not in name:
+        hint = _nearest(name, None) or f"{name}.<setting>"
         text = f"an override names section and setting. Did you mean {hint}=...?"
         problems.append(Problem(name, text))
         return {}
-    return {section: {key: value}}
+    for part in reversed(name.split(".")):
+        value = {part: value}
+    assert isinstance(value, dict)
+    return value
 
 
 def _known_settings(tree: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
@@ -170,36 +169,52 @@ def _known_settings(tree: dict[str, Any], problems: list[Problem]) -> dict[str, 
     for section, content in tree.items():
         if section not in known:
             problems.append(_unknown_section(section, known))
-        elif content is None:
-            found[section] = {}  # a section whose settings are all commented out
-        elif not isinstance(content, dict):
-            text = f"holds {_kind(content)}, not settings. Write `{section}: {{setting: value}}`."
-            problems.append(Problem(section, text))
-        elif section == "secrets":
+        elif section == "secrets" and isinstance(content, dict):
             found[section] = content
         else:
             found[section] = _known_keys(section, content, problems)
     return found
 
 
-def _known_keys(section: str, content: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
+def _known_keys(section: str, content: Any, problems: list[Problem]) -> dict[str, Any]:
+    """The settings in a section, or in a section of a section, that the schema knows."""
+    if content is None:
+        return {}  # a section whose settings are all commented out
+    if not isinstance(content, dict):
+        *above, key = section.split(".")
+        shown = _written([*above, key, "setting"])
+        text = f"holds {_kind(content)}, not settings. Write `{shown}`."
+        problems.append(Problem(section, text))
+        return {}
     found = {}
     for key, value in content.items():
-        if f"{section}.{key}" in settings():
+        name = f"{section}.{key}"
+        if name in settings():
             found[key] = value
-            continue
-        names = [name.partition(".")[2] for name in settings() if name.startswith(f"{section}.")]
-        near = _nearest(key, section)
-        hint = f"Did you mean {near}?" if near else f"{section} has: {', '.join(names)}."
-        text = f"there is no such setting. {hint}" if names else "this section has no setting yet."
-        problems.append(Problem(f"{section}.{key}", text))
+        elif any(known.startswith(f"{name}.") for known in settings()):
+            found[key] = _known_keys(name, value, problems)
+        else:
+            near = _nearest(key, section)
+            inside = [known for known in settings() if known.startswith(f"{section}.")]
+            names = dict.fromkeys(
+                known.removeprefix(f"{section}.").partition(".")[0] for known in inside
+            )
+            hint = f"Did you mean {near}?" if near else f"{section} has: {', '.join(names)}."
+            problems.append(Problem(name, f"there is no such setting. {hint}"))
     return found
+
+
+def _written(parts: Sequence[str]) -> str:
+    """``[optim, lr]`` as it is written in a file: ``optim: {lr: value}``."""
+    *above, text = [*parts[:-1], f"{parts[-1]}: value"]
+    for part in reversed(above):
+        text = f"{part}: {{{text}}}"
+    return text
 
 
 def _unknown_section(section: str, known: set[str]) -> Problem:
     if section in settings():
-        parent, key = section.split(".")
-        return Problem(section, f"in a file write it as `{parent}: {{{key}: value}}`.")
+        return Problem(section, f"in a file write it as `{_written(section.split('.'))}`.")
     near = difflib.get_close_matches(section, sorted(known), n=1, cutoff=0.6)
     hint = near[0] if near else _nearest(section, None)
     ending = f"Did you mean {hint}?" if hint else f"Sections are: {', '.join(sorted(known))}."
@@ -210,40 +225,61 @@ def _nearest(key: str, section: str | None) -> str | None:
     """The setting somebody meant by an unknown key: in its section first, then anywhere."""
     names = list(settings())
     leaves = {name: name.rpartition(".")[2] for name in names}
-    inside = [leaf for name, leaf in leaves.items() if name.startswith(f"{section}.")]
+    inside = {leaf: name for name, leaf in leaves.items() if name.startswith(f"{section}.")}
     near = difflib.get_close_matches(key, inside, n=1, cutoff=0.75)
     if near:
-        return f"{section}.{near[0]}"
+        return inside[near[0]]
     elsewhere = [name for name, leaf in leaves.items() if leaf == key]
     if elsewhere:
         return elsewhere[0]
     if key in _ELSEWHERE:
         return _ELSEWHERE[key]
     wanted = f"{section}.{key}" if section else key
-    near = difflib.get_close_matches(wanted, names if section else list(leaves.values()), n=1)
+    # not in its own section: there the section's name alone would make them alike
+    first = wanted.partition(".")[0]
+    others = [name for name in names if not name.startswith(f"{first}.")]
+    near = difflib.get_close_matches(wanted, others if section else list(leaves.values()), n=1)
     return next((name for name, leaf in leaves.items() if near and near[0] in (name, leaf)), None)
 
 
-def _merge(into: dict[str, Any], tree: dict[str, Any]) -> None:
-    for section, content in tree.items():
-        into.setdefault(section, {}).update(content)
+def _merge(into: dict[str, Any], tree: dict[str, Any], *, at: str = "") -> None:
+    """Setting by setting; the value of a setting is replaced whole, also where it is a mapping."""
+    for key, content in tree.items():
+        name = f"{at}{key}"
+        is_setting = name in settings() and name != "secrets"
+        if is_setting or not isinstance(content, dict):
+            into[key] = content
+        else:
+            _merge(into.setdefault(key, {}), content, at=f"{name}.")
 
 
 def _type_problems(error: ValidationError, merged: dict[str, Any]) -> list[Problem]:
     """One problem for each wrong setting, in our words: value, what is accepted, what it is for."""
-    paths: dict[str, ErrorDetails] = {}
-    for detail in error.errors(include_url=False):
-        section, *rest = detail["loc"]
-        paths.setdefault(f"{section}.{rest[0]}" if rest else str(section), detail)
+    paths = dict.fromkeys(_setting_at(detail["loc"]) for detail in error.errors(include_url=False))
     found = []
     for path in paths:
-        section, _, key = path.partition(".")
+        *above, key = path.split(".")
         setting = settings().get(path)
         if setting is None:  # secrets, whose values are never shown
             found.append(Problem(path, "a secret is a name and a text. Put the text in quotes."))
         else:
-            found.append(Problem(path, _wrong_value(merged[section][key], setting)))
+            found.append(Problem(path, _wrong_value(_inside(merged, above)[key], setting)))
     return found
+
+
+def _setting_at(place: tuple[int | str, ...]) -> str:
+    """The setting that an error of pydantic is in: it may name an item or a member of a union."""
+    parts = [str(part) for part in place]
+    for end in range(len(parts), 1, -1):
+        if ".".join(parts[:end]) in settings():
+            return ".".join(parts[:end])
+    return ".".join(parts[:2])
+
+
+def _inside(tree: dict[str, Any], sections: Sequence[str]) -> dict[str, Any]:
+    for section in sections:
+        tree = tree[section]
+    return tree
 
 
 def _wrong_value(value: Any, setting: Setting) -> str:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from shardyard.config.presets import ModelShape
-from shardyard.config.schema import Recipe
+from shardyard.config.schema import Recipe, Section
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Resolved:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; ``from_json`` gives the same object back."""
-        settings = flatten(self.recipe.model_dump(mode="json"))
+        settings = settings_in(self.recipe.model_dump(mode="json"))
         return {
             "settings": {
                 name: {"value": value, "reason": self.reasons.get(name, "given")}
@@ -112,6 +112,20 @@ def digest(content: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def settings_in(
+    tree: dict[str, Any], kind: type[Section] = Recipe, prefix: str = ""
+) -> dict[str, Any]:
+    """Dotted setting -> value, of a dumped recipe; a setting that is a mapping stays whole."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        inner = kind.model_fields[key].annotation
+        if isinstance(inner, type) and issubclass(inner, Section):
+            found.update(settings_in(value, inner, f"{prefix}{key}."))
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """``{"run": {"seed": 0}}`` -> ``{"run.seed": 0}``; empty dicts stay as values."""
     flat: dict[str, Any] = {}
@@ -125,7 +139,7 @@ def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def unflatten(flat: dict[str, Any]) -> dict[str, Any]:
-    """The opposite of ``flatten``."""
+    """The opposite of ``settings_in``."""
     tree: dict[str, Any] = {}
     for name, value in flat.items():
         *parents, leaf = name.split(".")

@@ -58,7 +58,7 @@ def build_rendezvous(meeting: Meeting) -> tuple[DynamicRendezvousHandler, TCPSto
     """
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     host, port = _endpoint(meeting)
-    if meeting.max_nodes == 1:
+    if meeting.max_nodes == 1 or _is_loopback(host):  # all nodes are this machine
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
     store = serve_store(host, port) if meeting.node_rank == 0 else connect_store(host, port)
     handler = DynamicRendezvousHandler.from_backend(
@@ -120,8 +120,10 @@ def loopback_interface() -> str:
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    if _is_loopback(host):
-        return socket.create_server((_LOOPBACK, port))
+    if _is_loopback(host):  # 127.0.0.2 is another place than 127.0.0.1
+        address = _LOOPBACK if host == "localhost" else host
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        return socket.create_server((address, port), family=family)
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(("", port))

@@ -59,6 +59,15 @@ class RunDir:
         return self.path / "lease.json"
 
     @property
+    def ledger(self) -> Path:
+        """One JSON object a line: what was created outside this folder, and the jobs."""
+        return self.path / "ledger.jsonl"
+
+    def submission(self, number: int) -> Path:
+        """What was asked of one job, from the second on: the recipe with a resume's overrides."""
+        return self.path / "submissions" / f"{number}.yaml"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 

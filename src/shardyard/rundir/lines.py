@@ -9,7 +9,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ EVENT_KINDS = (
     "attempt_ended",
     "run_finished",
 )
+
+_BLOCK_BYTES = 16 * 2**10
 
 METRIC_KEYS = (
     "step",
@@ -127,6 +129,43 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(content, dict):
             yield content
+
+
+def read_lines_backwards(path: Path, *, with_any: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+    """As ``read_lines``, the last line first, reading no more of the file than is asked for.
+
+    Args:
+        with_any: Pass over lines that hold none of these texts, without parsing them.
+    """
+    wanted = [text.encode() for text in with_any]
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        place = file.seek(0, os.SEEK_END)
+        begun = b""  # of a line whose beginning is not read yet
+        while place > 0:
+            size = min(_BLOCK_BYTES, place)
+            place -= size
+            file.seek(place)
+            first, *lines = (file.read(size) + begun).split(b"\n")
+            begun = first
+            for line in reversed(lines):
+                if wanted and not any(text in line for text in wanted):
+                    continue
+                if content := _object(line):
+                    yield content
+        if content := _object(begun):
+            yield content
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    try:
+        content = json.loads(line.decode(errors="replace"))
+    except ValueError:
+        return None
+    return content if isinstance(content, dict) else None
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:

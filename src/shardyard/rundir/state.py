@@ -20,7 +20,7 @@ from typing import Any
 from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import is_held
-from shardyard.rundir.lines import read_lines, read_steps
+from shardyard.rundir.lines import read_lines_backwards
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,23 +30,39 @@ class RunState:
     id: str
     state: str
     step: int | None
-    """Last step with a line in metrics.jsonl."""
+    """Of the last line of metrics.jsonl that is a step's."""
     loss: float | None
     updated_at: float | None
     """Unix seconds of the last change in events.jsonl or metrics.jsonl."""
 
 
+_TELLING = ("attempt_started", "draining", "run_finished", "attempt_ended")
+
+
 def read_state(run_dir: RunDir) -> RunState:
     """State of one run, from its events, metrics and lease."""
-    steps = read_steps(run_dir.metrics)
+    # read from their ends, so that a long list of long runs is quick; the last line of a file is
+    # of the newest step, also after lost work
+    lines = read_lines_backwards(run_dir.metrics)
+    step = next((line for line in lines if "eval" not in line), None)
     files = [path for path in (run_dir.events, run_dir.metrics) if path.is_file()]
     return RunState(
         id=run_dir.run_id,
-        state=state_of(list(read_lines(run_dir.events)), is_leased=is_held(run_dir.lease)),
-        step=steps[-1]["step"] if steps else None,
-        loss=steps[-1]["loss"] if steps else None,
+        state=state_of(_newest_events(run_dir), is_leased=is_held(run_dir.lease)),
+        step=step["step"] if step else None,
+        loss=step["loss"] if step else None,
         updated_at=max((path.stat().st_mtime for path in files), default=None),
     )
+
+
+def _newest_events(run_dir: RunDir) -> list[dict[str, Any]]:
+    """Those of the newest attempt that tell its state, in order."""
+    events = []
+    for event in read_lines_backwards(run_dir.events, with_any=_TELLING):
+        events.append(event)
+        if event.get("kind") == "attempt_started":
+            break
+    return events[::-1]
 
 
 def state_of(events: Sequence[dict[str, Any]], *, is_leased: bool) -> str:

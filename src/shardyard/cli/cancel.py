@@ -1,0 +1,39 @@
+"""`shardyard cancel`: asks a launched run to make its last step durable and end."""
+
+import json
+from pathlib import Path
+
+import click
+
+from shardyard.cli.launched import describe_job, find_launched, launchers_in
+from shardyard.cli.options import json_option, runs_dir_option
+
+
+@click.command()
+@click.argument("run")
+@runs_dir_option
+@click.option("--dry-run", is_flag=True, help="Say what would be cancelled; cancel nothing.")
+@json_option
+@click.pass_context
+def command(
+    context: click.Context, run: str, *, runs_dir: Path, dry_run: bool, as_json: bool
+) -> None:
+    """Cancel the job of RUN (a path, an id, or the beginning of one). Safe to repeat."""
+    launched = find_launched(run, runs_dir, launchers_in(context))
+    status, handle = launched.status(), launched.run_dir.handle
+    job = f"job {launched.job.id} on {launched.job.launcher}"
+    if status.state.is_over:
+        words = f"{job} is over already: {status.state.value}"
+    elif dry_run:
+        words = f"{job} is {status.state.value} and would be asked to save and end"
+    else:
+        launched.launcher.cancel(launched.job)
+        words = (
+            f"{job} was asked to save and end. `shardyard watch {handle}` follows it there, "
+            f"`shardyard resume {handle}` goes on later"
+        )
+    if as_json:
+        content = {**describe_job(launched.job, status), "message": words}
+        click.echo(json.dumps(content, indent=1))
+    else:
+        click.echo(words)

@@ -1,0 +1,120 @@
+"""`shardyard doctor`: is this machine, or the cluster that is meant, fit for a run?"""
+
+import json
+import os
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from shardyard.cli.launched import launchers_in
+from shardyard.cli.launching import Launchers, launcher_named, propose, refusals
+from shardyard.cli.options import json_option
+from shardyard.cli.request import Request
+from shardyard.cli.tables import print_table
+from shardyard.errors import ShardyardError
+from shardyard.launch.base import LAUNCHERS, Launcher
+from shardyard.launch.doctor import Finding, HasChecks, count
+from shardyard.launch.machine_checks import check_machine
+from shardyard.launch.secrets import loose_files, resolve_local
+from shardyard.plan.workload import optimizer_bytes
+from shardyard.rundir.layout import RunDir
+
+_HERE = "local"
+
+
+@click.command()
+@click.argument("recipe", nargs=-1)
+@click.option("--on", metavar="LAUNCHER", help=f"Look at a target: one of {', '.join(LAUNCHERS)}.")
+@json_option
+@click.pass_context
+def command(
+    context: click.Context, recipe: tuple[str, ...], *, on: str | None, as_json: bool
+) -> int:
+    """Look at this machine, or with --on at what RECIPE would be launched on. Changes nothing.
+
+    The exit code is 0 without a problem, else 1.
+    """
+    if on not in (None, _HERE) and not recipe:
+        raise click.UsageError(f"RECIPE is missing. It says what is wanted of {on}.")
+    request = Request.read(recipe, needs_weights=False) if recipe else None
+    if request is None or on in (None, _HERE):
+        findings = _findings_here(request)
+    else:
+        findings = _findings_there(request, str(on), launchers_in(context))
+    problems = count(findings, "problem")
+    if as_json:
+        answer = {
+            "findings": [asdict(finding) for finding in findings],
+            "problems": problems,
+            "warnings": count(findings, "warning"),
+        }
+        click.echo(json.dumps(answer, indent=1))
+    else:
+        print_table(("check", "verdict", "what"), [_row(finding) for finding in findings])
+    return 1 if problems else 0
+
+
+def _findings_here(request: Request | None) -> list[Finding]:
+    if request is None:
+        return check_machine(Path("runs"))
+    recipe = request.recipe
+    devices = recipe.cluster.devices
+    is_cpu = recipe.cluster.device == "cpu"
+    return [
+        *check_machine(
+            Path(recipe.run.dir).expanduser(),
+            devices_wanted=None if is_cpu or devices == "auto" else int(devices),
+            # weights in fp32 and the optimizer's state of each
+            checkpoint_bytes=request.shape.parameters * (4 + optimizer_bytes(recipe)),
+            checkpoints=recipe.checkpoint.keep_last + recipe.checkpoint.keep_best,
+        ),
+        *_secrets(request),
+    ]
+
+
+def _findings_there(request: Request, on: str, launchers: Launchers | None) -> list[Finding]:
+    launcher = launcher_named(on, launchers)
+    with tempfile.TemporaryDirectory(prefix="shardyard-") as folder:
+        try:
+            name = request.recipe.run.id or "doctor"
+            proposal = propose(
+                request, launcher, run_dir=RunDir(Path(folder) / name), is_dry_run=True
+            )
+        except ShardyardError as error:
+            return [Finding(name="request", verdict="problem", what=str(error))]
+    wrong = [
+        Finding(name="request", verdict="problem", what=reason)
+        for reason in refusals(proposal, max_usd=None)
+    ]
+    right = Finding(name="request", verdict="ok", what=f"{on} can be asked for it")
+    findings = wrong or [right]
+    if _reads_secrets_here(launcher):
+        findings += _secrets(request)
+    if isinstance(launcher, HasChecks):
+        findings += launcher.checks(proposal.request)
+    return findings
+
+
+def _reads_secrets_here(launcher: Launcher) -> bool:
+    """Whether the nodes see the files that this machine sees, and get its environment."""
+    return launcher.capabilities.shares_folder
+
+
+def _secrets(request: Request) -> list[Finding]:
+    section = request.recipe.secrets
+    if not section:
+        return []
+    try:
+        resolve_local(section, os.environ)
+    except ShardyardError as error:
+        return [Finding(name="secrets", verdict="problem", what=str(error))]
+    loose = [Finding(name="secrets", verdict="warning", what=text) for text in loose_files(section)]
+    good = Finding(name="secrets", verdict="ok", what=f"{', '.join(section)} found")
+    return loose or [good]
+
+
+def _row(finding: Finding) -> tuple[str, str, str]:
+    words = f"{finding.what}. {finding.mend}" if finding.mend else finding.what
+    return finding.name, finding.verdict, " ".join(words.split())

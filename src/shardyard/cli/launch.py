@@ -1,0 +1,129 @@
+"""`shardyard launch`: shows the plan and its price, asks, submits; the run goes on elsewhere."""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardyard.cli.launched import Launched, launchers_in
+from shardyard.cli.launching import (
+    Proposal,
+    confirm,
+    describe,
+    launcher_named,
+    propose,
+    refusals,
+    refuse_existing,
+    submit,
+)
+from shardyard.cli.options import json_option, launch_options
+from shardyard.cli.request import Request
+from shardyard.cli.watch import watch
+from shardyard.errors import RequestError
+from shardyard.launch.base import LAUNCHERS, Job
+from shardyard.launch.ledger import Ledger
+from shardyard.rundir.layout import RunDir, new_run_id
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """On what terms something is submitted: the options of ``launch_options``."""
+
+    is_yes: bool
+    is_forced: bool
+    dry_run: bool
+    max_usd: float | None
+    is_followed: bool
+    as_json: bool
+
+
+@click.command()
+@click.argument("recipe", nargs=-1, required=True)
+@click.option("--on", required=True, metavar="LAUNCHER", help=f"One of {', '.join(LAUNCHERS)}.")
+@launch_options
+@click.option("--dry-run", is_flag=True, help="Print exactly what would be sent; create nothing.")
+@json_option
+@click.pass_context
+def command(context: click.Context, /, recipe: tuple[str, ...], *, on: str, **terms: Any) -> int:
+    """Submit RECIPE (files and section.key=value overrides) to a scheduler.
+
+    The plan, the memory's verdict and the price are shown before; what is submitted is what
+    --dry-run prints.
+    """
+    asked = Terms(**terms)
+    launcher = launcher_named(on, launchers_in(context))
+    request = Request.read(recipe, needs_weights=False)
+    run = request.recipe.run
+    run_id = run.id or new_run_id(str(request.preview().recipe.run.name))
+    run_dir = RunDir(Path(run.dir).expanduser().resolve() / run_id)
+    refuse_existing(run_dir)
+    proposal = propose(request, launcher, run_dir=run_dir, is_dry_run=asked.dry_run)
+    return submit_proposal(proposal, asked)
+
+
+def submit_proposal(proposal: Proposal, terms: Terms) -> int:
+    """Show, refuse or ask, submit, and say what to do next; or print the request alone."""
+    if terms.is_followed and terms.as_json:
+        raise click.UsageError("--follow prints the output; it and --json exclude each other.")
+    for line in describe(proposal):
+        print(line, file=sys.stderr)
+    against = refusals(proposal, max_usd=terms.max_usd)
+    if terms.dry_run:
+        for reason in against:
+            print(f"warning: it would be refused: {reason}", file=sys.stderr)
+        _print_request(proposal, as_json=terms.as_json)
+        return 0
+    if against and not terms.is_forced:
+        raise RequestError("\n".join(against))
+    confirm("submit it?", is_yes=terms.is_yes)
+    job = submit(proposal)
+    _say_next(proposal, job, as_json=terms.as_json)
+    if not terms.is_followed:
+        return 0
+    run_dir = proposal.run_dir
+    return watch(
+        Launched(
+            run_dir=run_dir, job=job, launcher=proposal.launcher, ledger=Ledger(run_dir.ledger)
+        ),
+        node=0,
+    )
+
+
+def _print_request(proposal: Proposal, *, as_json: bool) -> None:
+    if not as_json:
+        click.echo(proposal.rendered.text, nl=False)  # exactly what would be sent
+        return
+    rendered = proposal.rendered
+    content: dict[str, Any] = {
+        "run_id": rendered.run_id,
+        "launcher": rendered.launcher,
+        "name": rendered.name,
+        "text": rendered.text,
+        "objects": list(rendered.objects),
+        "files": rendered.files,
+        "plan": None if proposal.plan is None else proposal.plan.to_json(),
+    }
+    click.echo(json.dumps(content, indent=1))
+
+
+def _say_next(proposal: Proposal, job: Job, *, as_json: bool) -> None:
+    handle, plan = proposal.run_dir.handle, proposal.plan
+    if as_json:
+        content = {
+            "run_id": job.run_id,
+            "run_dir": str(proposal.run_dir.path),
+            "launcher": job.launcher,
+            "job_id": job.id,
+            "job_name": job.name,
+            "usd": proposal.most_usd,
+            "usd_per_hour": None if plan is None else plan.price.usd_per_hour,
+        }
+        click.echo(json.dumps(content, indent=1))
+        return
+    click.echo(f"run: {job.run_id}")
+    click.echo(f"job: {job.id} ({job.name}) on {job.launcher}")
+    for verb in ("watch", "status", "logs", "cancel"):
+        click.echo(f"  shardyard {verb} {handle}")

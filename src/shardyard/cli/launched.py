@@ -1,0 +1,125 @@
+"""A run that was launched: its job and launcher, found from the run's folder."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardyard.cli.launching import Launchers, launcher_named
+from shardyard.config.load import load_recipe
+from shardyard.config.schema import Recipe
+from shardyard.errors import EXIT_DRAINED, RequestError
+from shardyard.launch.base import Job, JobState, JobStatus, Launcher
+from shardyard.launch.ledger import Entry, Ledger
+from shardyard.launch.marked import rebuild
+from shardyard.rundir.layout import RunDir, find_run
+
+_EXIT_CODES = {
+    JobState.SUCCEEDED: 0,
+    JobState.DRAINED: EXIT_DRAINED,
+    JobState.CANCELLED: EXIT_DRAINED,
+}
+"""Of jobs whose scheduler keeps none; all others failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launched:
+    """A run, its newest job, and who answers for it."""
+
+    run_dir: RunDir
+    job: Job
+    launcher: Launcher
+    ledger: Ledger
+
+    def recipe(self) -> Recipe:
+        """What was asked of the job."""
+        return load_recipe([newest_asked(self.run_dir)])
+
+    def status(self) -> JobStatus:
+        """What the scheduler says of the job now."""
+        return self.launcher.status(self.job)
+
+    def fetch(self) -> None:
+        """Where the nodes' folder is out of reach, add what node 0 has printed to ours."""
+        if not self.launcher.capabilities.shares_folder:
+            lines = self.launcher.logs(self.job, node=0, follow=False)
+            rebuild((line.text for line in lines), self.run_dir.path)
+
+
+def find_launched(run: str, runs_dir: Path, launchers: Launchers | None = None) -> Launched:
+    """The newest job of a run.
+
+    Args:
+        run: A path, an id, or a unique prefix of one.
+
+    Raises:
+        RequestError: There is no such run, or it has no job.
+    """
+    run_dir = find_run(run, runs_dir)
+    ledger = Ledger(run_dir.ledger)
+    jobs = ledger.jobs()
+    if not jobs:
+        raise RequestError(_no_job(run_dir, ledger.live()))
+    job = job_of(run_dir, jobs[-1])
+    launcher = launcher_named(job.launcher, launchers)
+    return Launched(run_dir=run_dir, job=job, launcher=launcher, ledger=ledger)
+
+
+def job_of(run_dir: RunDir, entry: Entry) -> Job:
+    """The job that a line of the ledger stands for."""
+    return Job(
+        launcher=entry.launcher,
+        run_id=run_dir.run_id,
+        id=entry.id or "",
+        name=entry.name,
+        details=entry.details,
+    )
+
+
+def newest_asked(run_dir: RunDir) -> Path:
+    """The recipe of the newest job of a launched run."""
+    asked = run_dir.submission(len(Ledger(run_dir.ledger).jobs()))
+    return asked if asked.is_file() else run_dir.recipe
+
+
+def exit_code_of(status: JobStatus) -> int:
+    """The exit code that stands for how a job ended, by the codes of every verb."""
+    if status.exit_code is not None:
+        return status.exit_code
+    return _EXIT_CODES.get(status.state, 1)
+
+
+def describe_job(job: Job, status: JobStatus) -> dict[str, Any]:
+    """Plain values for --json."""
+    return {
+        "run_id": job.run_id,
+        "launcher": job.launcher,
+        "job_id": job.id,
+        "job_name": job.name,
+        "state": status.state.value,
+        "reason": status.reason,
+        "exit_code": status.exit_code,
+        "nodes": [{"name": name, "state": state} for name, state in status.nodes],
+    }
+
+
+def launchers_in(context: click.Context) -> Launchers | None:
+    """The launchers that the command line was given; None: all that there are."""
+    found = context.find_root().obj
+    return found if found else None
+
+
+def _no_job(run_dir: RunDir, live: list[Entry]) -> str:
+    if live:
+        names = ", ".join(f"{entry.kind} {entry.name}" for entry in live)
+        return (
+            f"the submission of run {run_dir.run_id} was interrupted before it became a job. "
+            f"What may have been created: {names}. Remove it with `shardyard teardown "
+            f"{run_dir.handle}`, and launch again."
+        )
+    return (
+        f"run {run_dir.run_id} has no job: it was started by `shardyard train`, not launched. "
+        "`shardyard runs` says how it stands, `shardyard report` shows it, and Ctrl-C where it "
+        "runs stops it."
+    )

@@ -1,0 +1,63 @@
+"""`shardyard logs`: output of a launched run, of one node or of all merged."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from shardyard.cli.launched import Launched, find_launched, launchers_in
+from shardyard.cli.options import runs_dir_option
+from shardyard.errors import RequestError
+from shardyard.launch.base import LogLine
+from shardyard.launch.marked import parse, rebuild
+
+
+@click.command()
+@click.argument("run")
+@click.option("--node", type=click.IntRange(min=0), help="Of this node; default: of node 0.")
+@click.option("--all", "is_all", is_flag=True, help="Of all nodes, each line with its node.")
+@click.option("--follow", is_flag=True, help="Until the job is over.")
+@runs_dir_option
+@click.pass_context
+def command(
+    context: click.Context,
+    run: str,
+    *,
+    node: int | None,
+    is_all: bool,
+    follow: bool,
+    runs_dir: Path,
+) -> None:
+    """Print the output of RUN (a path, an id, or the beginning of one)."""
+    if is_all and node is not None:
+        raise click.UsageError("--node and --all exclude each other.")
+    launched = find_launched(run, runs_dir, launchers_in(context))
+    recipe = launched.recipe()
+    most = recipe.elastic.max_nodes
+    nodes = recipe.cluster.nodes if most == "auto" else most
+    if node is not None and node >= nodes:
+        raise RequestError(
+            f"--node {node}: run {launched.run_dir.run_id} has at most {nodes} nodes, numbered "
+            f"from 0. Give at most {nodes - 1}, or --all."
+        )
+    print_lines(launched, node=None if is_all else node or 0, follow=follow)
+
+
+def print_lines(launched: Launched, *, node: int | None, follow: bool) -> None:
+    """Print lines as they come; where the nodes' folder is out of reach, keep what they tell."""
+    lines = launched.launcher.logs(launched.job, node=node, follow=follow)
+    marked = _marked(lines, is_merged=node is None)
+    if launched.launcher.capabilities.shares_folder:
+        for _ in marked:  # told by the run's folder itself
+            pass
+    else:
+        rebuild(marked, launched.run_dir.path)
+
+
+def _marked(lines: Iterator[LogLine], *, is_merged: bool) -> Iterator[str]:
+    """Print what is for people; yield the events and steps, which are for the run's folder."""
+    for line in lines:
+        if parse(line.text) is not None:
+            yield line.text
+        else:
+            click.echo(f"{line.source} | {line.text}" if is_merged else line.text)

@@ -1,0 +1,282 @@
+"""`python -m shardyard.cli.node`: what every scheduler starts once on each node.
+
+Node 0 does what `train` and `resume` do: it prepares the data and writes the next attempt down,
+then tells the others. Each node then runs its agent and ends with the agent's exit code. stdout of
+node 0 holds the run's events and metrics as marked lines; all talk goes to stderr.
+"""
+
+import ipaddress
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import click
+
+from shardyard.cli import main
+from shardyard.cli.agent_process import run_node_process
+from shardyard.cli.attempt import Attempt, resolve_here, write_down
+from shardyard.cli.mark_lines import marked_on_stdout
+from shardyard.cli.network_check import network_checked
+from shardyard.cli.request import Request
+from shardyard.cli.resume import is_finished, newest_attempt
+from shardyard.cli.sent_code import take_code
+from shardyard.cli.session import Ended, Session
+from shardyard.config.anchor import anchor_paths
+from shardyard.config.check import load_checked_recipe
+from shardyard.config.compatibility import check_packages
+from shardyard.config.load import dump_recipe
+from shardyard.config.resolved import Resolved
+from shardyard.config.schema import Recipe
+from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED, RequestError, ShardyardError
+from shardyard.launch.place import KINDS, Place, place_in
+from shardyard.launch.secrets import resolve_local
+from shardyard.report.write import write_report
+from shardyard.rundir.layout import RunDir, write_text
+from shardyard.rundir.lease import Lease
+from shardyard.rundir.lines import EventWriter, read_lines
+
+_PODS = ("jobset", "trainjob", "pytorchjob", "aws-batch")
+"""Places where a node's own folders are no other node's."""
+
+
+@click.command()
+@click.argument("recipe", type=click.Path(path_type=Path))
+@click.option("--run-dir", type=click.Path(path_type=Path), required=True, help="The run's folder.")
+@click.option("--place", "kind", type=click.Choice(KINDS), required=True, help="What starts it.")
+@click.option("--node-rank", type=click.IntRange(min=0), help="With --place given: this node.")
+@click.option("--nodes", type=click.IntRange(min=1), help="With --place given: how many.")
+@click.option("--rendezvous", metavar="HOST:PORT", help="With --place given: a port of node 0.")
+@click.option("--session", help="With --place given: new at each start, the same on all nodes.")
+def command(
+    recipe: Path,
+    *,
+    run_dir: Path,
+    kind: str,
+    node_rank: int | None,
+    nodes: int | None,
+    rendezvous: str | None,
+    session: str | None,
+) -> int:
+    """Train this node's share of RECIPE."""
+    _listen()
+    if kind == "given":
+        place = _given(node_rank, nodes, rendezvous, session)
+    else:
+        place = place_in(kind, os.environ)
+    run = RunDir(run_dir.expanduser().resolve())
+    talk = Session(run, place.session)
+    asked = load_checked_recipe([recipe], [])
+    os.environ.update(resolve_local(asked.secrets, os.environ))
+    take_code(asked, run)
+    if place.node_rank > 0:
+        return _join(run, place, talk)
+    with marked_on_stdout(run):
+        return _lead(_Lead(recipe, kind, run, place), talk)
+
+
+def _listen() -> None:
+    """SIGTERM and SIGINT end the preparation; the agent's start takes them over."""
+    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGINT, _stop)  # may have been started with it ignored
+    # Slurm's warning before the time limit. A handler and no thread that waits for it: the kernel
+    # would give the signal to any thread of a library that does not hold it back.
+    signal.signal(signal.SIGUSR1, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+
+
+def _stop(number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_DRAINED)
+
+
+def _given(
+    node_rank: int | None, nodes: int | None, rendezvous: str | None, session: str | None
+) -> Place:
+    host, _, port = (rendezvous or "").rpartition(":")
+    is_whole = node_rank is not None and nodes is not None and session is not None
+    if not is_whole or not host or not port.isdecimal():
+        raise RequestError(
+            "--place given needs all of --node-rank K --nodes N --rendezvous HOST:PORT --session S."
+            " Nothing else says where this node stands. Give them, or name the scheduler with "
+            "--place."
+        )
+    assert node_rank is not None and nodes is not None and session is not None
+    if node_rank >= nodes:
+        raise RequestError(
+            f"--node-rank {node_rank} is no node of --nodes {nodes}. Nodes are counted from 0. "
+            f"Use 0 to {nodes - 1}."
+        )
+    return Place(
+        node_rank=node_rank, nodes=nodes, host=host.strip("[]"), port=int(port), session=session
+    )
+
+
+def _join(run: RunDir, place: Place, talk: Session) -> int:
+    """A node other than node 0."""
+    word = talk.wait(say=lambda words: print(words, file=sys.stderr, flush=True))
+    if isinstance(word, Ended):
+        print(f"node 0: {word.words}", file=sys.stderr)
+        return word.exit_code
+    return _train(run, word, place)[0]
+
+
+class _Lead:
+    """What node 0 prepares from."""
+
+    def __init__(self, recipe: Path, kind: str, run: RunDir, place: Place) -> None:
+        self._file = recipe
+        self._kind = kind
+        self.run = run
+        self.place = place
+
+    def prepare(self) -> Attempt | None:
+        """The next attempt, written down; None if the run is finished."""
+        Lease(self.run.lease).close()  # refuse at once, not after an hour of preparation
+        for warning in check_packages():
+            print(f"warning: {warning}", file=sys.stderr)
+        number, previous, asked_before = newest_attempt(self.run)
+        recipe = self._recipe()
+        request = Request.of(recipe, name=self.run.run_id)
+        is_same_data = (
+            previous is not None
+            and load_checked_recipe([asked_before], []).data == recipe.data
+            and Path(previous.data.dir).is_dir()
+        )
+        machine, resolved = resolve_here(
+            request,
+            previous=previous,
+            data=previous.data if previous is not None and is_same_data else None,
+        )
+        refuse_shared_accelerators(resolved, self.place)
+        if is_finished(self.run, previous, resolved):
+            return None
+        attempt = Attempt(
+            run_dir=self.run, number=number, asked=recipe, resolved=resolved, machine=machine
+        )
+        _begin(self.run, recipe)
+        prediction = attempt.plan()
+        write_down(attempt, prediction)
+        print(prediction.line(), file=sys.stderr)
+        return attempt
+
+    def _recipe(self) -> Recipe:
+        recipe = anchor_paths(load_checked_recipe([self._file], []))
+        if self._kind in _PODS and "dir" not in recipe.data.model_fields_set:
+            # The folder that a command starts in is a pod's own; the runs' folder is shared.
+            home = {"dir": str(self.run.path.parent / "prepared")}
+            data = recipe.data.model_copy(update=home)
+            recipe = recipe.model_copy(update={"data": data})
+        return with_nodes(recipe, self.place.nodes)
+
+
+def _lead(lead: _Lead, talk: Session) -> int:
+    """Node 0."""
+    run = lead.run
+    talk.withdraw()
+    try:
+        attempt = lead.prepare()
+    except ShardyardError as error:
+        talk.end(str(error), error.exit_code)
+        raise
+    except SystemExit:
+        talk.end("stopped before the training began", EXIT_DRAINED)
+        raise
+    except BaseException as error:
+        talk.end(f"failed before the training began ({type(error).__name__}: {error})", 1)
+        raise
+    if attempt is None:
+        words = f"{run.run_id} is finished"
+        talk.end(words, 0)
+        print(words, file=sys.stderr)
+        return 0
+    with talk.announced(attempt.number):
+        exit_code, words = _train(run, attempt.number, lead.place)
+    talk.end(words, exit_code)
+    try:
+        write_report(run)
+    except ShardyardError as error:  # the scheduler acts on how the training ended
+        print(f"warning: there is no report: {error}", file=sys.stderr)
+    return exit_code
+
+
+def _train(run: RunDir, attempt: int, place: Place) -> tuple[int, str]:
+    """Run this node's agent; its exit code and its words."""
+    with network_checked(run, attempt, node_rank=place.node_rank) as network:
+        answer = run_node_process(
+            run,
+            attempt,
+            node_rank=place.node_rank,
+            endpoint=place.endpoint,
+        )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)  # the answer is known and this process ends
+    exit_code, words = int(answer["exit_code"]), str(answer["message"])
+    if "killed_by" in answer:  # as a shell says it: the node was lost, the run did not fail
+        exit_code = 128 + int(answer["killed_by"])
+    if network.is_refused:
+        return RequestError.exit_code, network.words  # a restart would find the same network
+    if exit_code != 0:
+        is_error = answer["outcome"] == "failed"
+        print(f"{'error: ' if is_error else ''}{words}", file=sys.stderr)
+    return exit_code, words
+
+
+def _begin(run: RunDir, recipe: Recipe) -> None:
+    """Write down that there is such a run, unless its launcher or an earlier attempt has."""
+    if not run.recipe.is_file():
+        write_text(run.recipe, dump_recipe(recipe))
+    if not any(event.get("kind") == "run_started" for event in read_lines(run.events)):
+        events = EventWriter(run.events, attempt=0, generation=0)
+        events.write("run_started", run=run.run_id)
+        events.close()
+
+
+def with_nodes(recipe: Recipe, nodes: int) -> Recipe:
+    """The recipe for the number of nodes that are there.
+
+    Raises:
+        RequestError: The recipe does not allow that many.
+    """
+    asked, elastic = recipe.cluster.nodes, recipe.elastic
+    fewest = asked if elastic.min_nodes == "auto" else elastic.min_nodes
+    most = asked if elastic.max_nodes == "auto" else elastic.max_nodes
+    if nodes == asked:
+        return recipe
+    if not fewest <= nodes <= most:
+        raise RequestError(
+            f"the job has {nodes} nodes but the recipe asks for cluster.nodes={asked}"
+            f"{'' if fewest == most else f' (elastic: {fewest} to {most})'}. The plan, the batch "
+            f"and the layout were made for that. Submit it with {asked} nodes, or set "
+            f"cluster.nodes={nodes}."
+        )
+    print(f"{nodes} nodes are there instead of cluster.nodes={asked}", file=sys.stderr)
+    limits = {"min_nodes": fewest, "max_nodes": most}
+    return recipe.model_copy(
+        update={
+            "cluster": recipe.cluster.model_copy(update={"nodes": nodes}),
+            "elastic": elastic.model_copy(update=limits),
+        }
+    )
+
+
+def refuse_shared_accelerators(resolved: Resolved, place: Place) -> None:
+    """Raise if several nodes are this one machine, and would take the same accelerators."""
+    device = resolved.recipe.cluster.device
+    if place.nodes > 1 and device != "cpu" and _is_loopback(place.host):
+        raise RequestError(
+            f"cluster.nodes={place.nodes} on this one machine with cluster.device={device}: every "
+            "node would take the same accelerators. Use cluster.nodes=1 with all of them, or "
+            "cluster.device=cpu."
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name
+
+
+if __name__ == "__main__":
+    sys.exit(main(program=command))

@@ -1,0 +1,144 @@
+"""`shardyard teardown`: removes what launching created elsewhere, and says what is left.
+
+The ledger names it, so nothing is searched for by guess. The run's own folder stays.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from shardyard.cli.launched import job_of, launchers_in
+from shardyard.cli.launching import Launchers, confirm, launcher_named
+from shardyard.cli.options import json_option, runs_dir_option
+from shardyard.config.load import load_recipe
+from shardyard.errors import RequestError
+from shardyard.launch.ledger import Entry, Ledger
+from shardyard.rundir.layout import RunDir, find_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remains:
+    """What a tear-down did, and did not."""
+
+    removed: list[str]
+    left: list[str]
+    """Created by this run, and still there."""
+    untouched: list[str]
+    """Used by this run, but not created by it."""
+
+
+@click.command()
+@click.argument("run")
+@runs_dir_option
+@click.option("--dry-run", is_flag=True, help="List what would be removed; remove nothing.")
+@click.option("--yes", "is_yes", is_flag=True, help="Do not ask.")
+@click.option("--force", "is_forced", is_flag=True, help="Also while the job is not over.")
+@click.option("--delete-data", is_flag=True, help="Also objects that hold checkpoints or data.")
+@json_option
+@click.pass_context
+def command(
+    context: click.Context,
+    run: str,
+    *,
+    runs_dir: Path,
+    dry_run: bool,
+    is_yes: bool,
+    is_forced: bool,
+    delete_data: bool,
+    as_json: bool,
+) -> int:
+    """Remove what RUN (a path, an id, or the beginning of one) has elsewhere. Safe to repeat."""
+    run_dir = find_run(run, runs_dir)
+    ledger = Ledger(run_dir.ledger)
+    live, untouched = ledger.live(), _foreign(run_dir)
+    if dry_run or not live:
+        _show(run_dir, Remains(removed=[], left=_names(live), untouched=untouched), as_json=as_json)
+        return 0
+    _refuse_data(run_dir, live, delete_data=delete_data)
+    launchers = launchers_in(context)
+    if not is_forced:
+        _refuse_running(run_dir, ledger, launchers)
+    print(f"to be removed: {', '.join(_names(live))}", file=sys.stderr)
+    confirm("remove it?", is_yes=is_yes)
+    removed = _remove(run_dir, ledger, launchers)
+    left = _names(ledger.live())
+    _show(run_dir, Remains(removed=removed, left=left, untouched=untouched), as_json=as_json)
+    return 1 if left else 0
+
+
+def _remove(run_dir: RunDir, ledger: Ledger, launchers: Launchers | None) -> list[str]:
+    """Ask each job's launcher, the newest job first, until nothing is left."""
+    removed: list[str] = []
+    # an interrupted submission has objects and no job: its newest object stands for it
+    for entry in [*reversed(ledger.jobs()), *reversed(ledger.live())]:
+        if any(one.launcher == entry.launcher for one in ledger.live()):
+            launcher = launcher_named(entry.launcher, launchers)
+            removed += launcher.remove(job_of(run_dir, entry), ledger)
+    return removed
+
+
+def _refuse_data(run_dir: RunDir, live: Sequence[Entry], *, delete_data: bool) -> None:
+    data = [entry for entry in live if entry.details.get("holds") == "data"]
+    if data and not delete_data:
+        raise RequestError(
+            f"{', '.join(_names(data))} hold{'s' * (len(data) == 1)} data of run "
+            f"{run_dir.run_id}, which would be lost. Take it out first (`shardyard export "
+            f"{run_dir.handle} --to FOLDER`), or give --delete-data."
+        )
+
+
+def _refuse_running(run_dir: RunDir, ledger: Ledger, launchers: Launchers | None) -> None:
+    jobs = ledger.jobs()
+    if not jobs:
+        return
+    job, handle = job_of(run_dir, jobs[-1]), run_dir.handle
+    status = launcher_named(job.launcher, launchers).status(job)
+    if not status.state.is_over:
+        raise RequestError(
+            f"job {job.id} of run {run_dir.run_id} is {status.state.value}. Removing it now would "
+            f"lose the steps since its last checkpoint. Use `shardyard cancel {handle}`, then "
+            f"`shardyard watch {handle}` until it is over; or --force."
+        )
+
+
+def _names(entries: Sequence[Entry]) -> list[str]:
+    """In the order of removal; one that was not confirmed may not exist."""
+    return [
+        f"{entry.kind} {entry.name}" + ("" if entry.is_confirmed else " (perhaps)")
+        for entry in reversed(entries)
+    ]
+
+
+def _foreign(run_dir: RunDir) -> list[str]:
+    """Storage that the run used and somebody else made."""
+    found = []
+    for volume in load_recipe([run_dir.recipe]).launch.volumes:
+        if volume.claim is not None:
+            found.append(f"persistent volume claim {volume.claim}")
+        if volume.efs is not None:
+            found.append(f"EFS file system {volume.efs}")
+    return found
+
+
+def _show(run_dir: RunDir, remains: Remains, *, as_json: bool) -> None:
+    if as_json:
+        content = {
+            "run_id": run_dir.run_id,
+            "removed": remains.removed,
+            "left": remains.left,
+            "untouched": remains.untouched,
+        }
+        click.echo(json.dumps(content, indent=1))
+        return
+    for name in remains.removed:
+        click.echo(f"removed: {name}")
+    for name in remains.left:
+        click.echo(f"still there, and may cost money: {name}")
+    for name in remains.untouched:
+        click.echo(f"not created by this run, so not removed, and may cost money: {name}")
+    if not remains.left:
+        click.echo(f"nothing of run {run_dir.run_id} is left elsewhere; {run_dir.path} stays")

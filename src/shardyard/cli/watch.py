@@ -1,0 +1,95 @@
+"""`shardyard watch`: a job's output until its end; returns the job's exit code."""
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from shardyard.cli.launched import Launched, exit_code_of, find_launched, launchers_in
+from shardyard.cli.logs import print_lines
+from shardyard.cli.options import runs_dir_option
+from shardyard.errors import EXIT_INTERRUPTED, AccessError, RequestError, ShardyardError
+from shardyard.launch.base import JobState, JobStatus
+
+_FIRST_POLL_S, _LONGEST_POLL_S = 0.5, 10.0
+_ASKED_AGAIN = 30
+"""Times, ``_LONGEST_POLL_S`` apart: a controller that is restarted is away for minutes."""
+
+
+@click.command()
+@click.argument("run")
+@click.option("--all", "is_all", is_flag=True, help="Output of all nodes, each line with its node.")
+@runs_dir_option
+@click.pass_context
+def command(context: click.Context, run: str, *, is_all: bool, runs_dir: Path) -> int:
+    """Follow RUN (a path, an id, or the beginning of one) until its job is over.
+
+    Ctrl-C ends the watching, not the job.
+    """
+    launched = find_launched(run, runs_dir, launchers_in(context))
+    return watch(launched, node=None if is_all else 0)
+
+
+def watch(
+    launched: Launched, *, node: int | None, sleep: Callable[[float], None] = time.sleep
+) -> int:
+    """Print the job's output until it is over; returns its exit code."""
+    handle = launched.run_dir.handle
+    try:
+        status = _wait(launched, lambda status: status.state != JobState.WAITING, sleep=sleep)
+        if status.state != JobState.GONE:
+            print_lines(launched, node=node, follow=True)
+        # the output ends a little before the scheduler says how the job did
+        status = _wait(launched, lambda status: status.state.is_over, sleep=sleep)
+    except KeyboardInterrupt:
+        print(
+            f"\nwatching ended, the job goes on. `shardyard watch {handle}` follows it again, "
+            f"`shardyard cancel {handle}` stops it",
+            file=sys.stderr,
+        )
+        return EXIT_INTERRUPTED
+    code = exit_code_of(status)
+    print(_last_words(launched, status, code), file=sys.stderr)
+    return code
+
+
+def _wait(
+    launched: Launched,
+    is_enough: Callable[[JobStatus], bool],
+    *,
+    sleep: Callable[[float], None],
+) -> JobStatus:
+    said, poll_s = "", _FIRST_POLL_S
+    while True:
+        status = _ask(launched, sleep=sleep)
+        if is_enough(status):
+            return status
+        if status.state == JobState.WAITING and status.reason != said:
+            said = status.reason
+            print(f"waiting: {said}", file=sys.stderr)
+        sleep(poll_s)
+        poll_s = min(_LONGEST_POLL_S, poll_s * 1.5)
+
+
+def _ask(launched: Launched, *, sleep: Callable[[float], None]) -> JobStatus:
+    """The job's status; a scheduler that does not answer is asked again for a while."""
+    for attempt in range(_ASKED_AGAIN):
+        try:
+            return launched.status()
+        except ShardyardError as error:
+            if isinstance(error, RequestError | AccessError):
+                raise  # asking again cannot help
+            if attempt == 0:
+                print(f"warning: {error} It is asked again.", file=sys.stderr)
+            sleep(_LONGEST_POLL_S)
+    return launched.status()
+
+
+def _last_words(launched: Launched, status: JobStatus, code: int) -> str:
+    handle = launched.run_dir.handle
+    words = f"job {launched.job.id} {status.state.value}: {status.reason} (exit code {code})"
+    if status.state == JobState.SUCCEEDED:
+        return f"{words}. `shardyard report {handle}` shows the run"
+    return f"{words}. `shardyard resume {handle}` goes on from the newest durable checkpoint"

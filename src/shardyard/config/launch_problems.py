@@ -1,0 +1,80 @@
+"""Settings of `launch` that contradict each other, whichever launcher is used."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from shardyard.config.schema import Kubernetes, Launch, Recipe, Slurm
+from shardyard.errors import Problem, RequestError
+from shardyard.hardware.catalogue import instance
+
+
+def launch_problems(recipe: Recipe) -> Iterable[Problem]:
+    """Every contradiction, with what to do."""
+    launch = recipe.launch
+    yield from _volumes(launch)
+    yield from _efa(recipe)
+    yield from _slurm(launch.slurm)
+    yield from _kubernetes(launch.kubernetes)
+
+
+def _volumes(launch: Launch) -> Iterable[Problem]:
+    for place, volume in enumerate(launch.volumes):
+        sources = {"claim": volume.claim, "efs": volume.efs, "host": volume.host}
+        given = [name for name, value in sources.items() if value is not None]
+        if len(given) != 1:
+            what = "names nothing to mount" if not given else f"names {' and '.join(given)}"
+            text = (
+                f"{what} at {volume.path}. Give one of claim (Kubernetes), efs (AWS Batch), host."
+            )
+            yield Problem(f"launch.volumes[{place}]", text)
+    counts = Counter(volume.path.rstrip("/") for volume in launch.volumes)
+    for path, count in counts.items():
+        if count > 1:
+            text = f"{count} volumes are mounted at {path}, and only one can be seen. Keep one."
+            yield Problem("launch.volumes", text)
+
+
+def _efa(recipe: Recipe) -> Iterable[Problem]:
+    name = recipe.cluster.instance
+    if not recipe.launch.require_efa or (name is not None and _has_efa(name)):
+        return
+    machines = "no machines are named" if name is None else f"{name} has no EFA"
+    text = (
+        f"=true but {machines}, so that every run would fail. Set cluster.instance to a type "
+        "with EFA, such as p5.48xlarge, or leave it out."
+    )
+    yield Problem("launch.require_efa", text)
+
+
+def _has_efa(name: str) -> bool:
+    try:
+        return instance(name).efa_count > 0
+    except RequestError:  # an unknown type is told as such
+        return True
+
+
+def _slurm(slurm: Slurm) -> Iterable[Problem]:
+    if slurm.container_mounts and slurm.container_image is None:
+        text = (
+            f"={list(slurm.container_mounts)} but launch.slurm.container_image is not set: nothing "
+            "is mounted without a container. Set it, or leave the mounts out."
+        )
+        yield Problem("launch.slurm.container_mounts", text)
+
+
+def _kubernetes(kubernetes: Kubernetes) -> Iterable[Problem]:
+    belongs_to = {"etcd": "pytorchjob", "runtime": "trainjob"}
+    for key, target in belongs_to.items():
+        value = getattr(kubernetes, key)
+        if value != getattr(Kubernetes(), key) and kubernetes.target != target:
+            text = (
+                f"={value} is read for launch.kubernetes.target={target} alone; it is "
+                f"{kubernetes.target}. Leave it out, or choose that target."
+            )
+            yield Problem(f"launch.kubernetes.{key}", text)
+    if kubernetes.topology != "none" and kubernetes.queue is None:
+        text = (
+            f"={kubernetes.topology} is a request to Kueue, and launch.kubernetes.queue is not "
+            "set. Name its local queue, or use topology: none."
+        )
+        yield Problem("launch.kubernetes.topology", text)

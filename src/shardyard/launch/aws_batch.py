@@ -1,0 +1,299 @@
+"""AWS Batch: one multi-node parallel job, whose main node is node 0.
+
+Prerequisites: an image, a queue on an EC2 compute environment, a file system for the run's folder
+(docs/launch-aws-batch.md). What is sent is made in aws_batch_objects.py.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from typing import Any, ClassVar
+
+from shardyard.errors import RequestError, ShardyardError
+from shardyard.launch.aws_batch_logs import read_logs, stream_names
+from shardyard.launch.aws_batch_objects import LOG_GROUP, job_definition, job_submission, warnings
+from shardyard.launch.aws_batch_queue import check_queue
+from shardyard.launch.aws_batch_status import CANCEL_REASON, STATES, job_status
+from shardyard.launch.aws_errors import (
+    THROTTLING_CODES,
+    UncertainError,
+    aws_client,
+    aws_errors,
+    aws_session,
+    error_code,
+)
+from shardyard.launch.base import Capabilities, Job, JobState, JobStatus, LogLine, Rendered
+from shardyard.launch.base import LaunchRequest as Request
+from shardyard.launch.ledger import Entry, Ledger
+
+JOB = "batch job"
+DEFINITION = "batch job definition"
+
+_MAX_IDS = 100
+"""Of one DescribeJobs. Source: botocore's model."""
+_SUBMIT_WAITS_S = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""Between tries of SubmitJob that were throttled."""
+
+
+class BatchLauncher:
+    """Registers a job definition for the run, submits it, follows and terminates it."""
+
+    name: ClassVar[str] = "aws-batch"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        scales=False,
+        requeues=True,
+        needs_image=True,
+        shares_folder=False,
+        secrets=("aws-sm", "ssm"),
+    )
+
+    def __init__(
+        self,
+        *,
+        now: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._now = now
+        self._sleep = sleep
+        self._clients: dict[tuple[str, str], Any] = {}
+
+    def render(self, request: Request) -> Rendered:
+        """RegisterJobDefinition and SubmitJob, as a JSON list of calls and parameters."""
+        definition, job = job_definition(request), job_submission(request)
+        calls: tuple[dict[str, Any], ...] = (
+            {"call": "RegisterJobDefinition", "params": definition},
+            {"call": "SubmitJob", "params": job},
+        )
+        region = request.recipe.launch.aws_batch.region
+        return Rendered(
+            launcher=self.name,
+            run_id=request.run_id,
+            name=job["jobName"],
+            text=json.dumps(calls, indent=2) + "\n",
+            objects=calls,
+            warnings=warnings(request),
+            target={} if region is None else {"region": region},
+        )
+
+    def submit(self, rendered: Rendered, ledger: Ledger) -> Job:
+        """Check the queue, register the definition, submit the job; undo what was half done."""
+        session = aws_session(rendered.target.get("region"))
+        region = str(session.region_name)
+        batch = aws_client(session, "batch")
+        definition, job = (call["params"] for call in rendered.objects)
+        check_queue(batch, job["jobQueue"], definition)
+        self._refuse_second(batch, job)
+        place = {"region": region, "queue": job["jobQueue"]}
+        registered = self._register(batch, definition, ledger, place)
+        job_id = self._submit(session, job, ledger, place=place, definition=registered)
+        return Job(
+            launcher=self.name,
+            run_id=rendered.run_id,
+            id=job_id,
+            name=job["jobName"],
+            details={**place, "definition": str(registered.id)},
+        )
+
+    def status(self, job: Job) -> JobStatus:
+        """Ask Batch; ``gone`` some days after the end, when Batch has forgotten the job."""
+        batch = self._client(job.details["region"], "batch")
+        found = self._describe(batch, [job.id])
+        if not found:
+            return JobStatus(
+                state=JobState.GONE,
+                reason="Batch knows this job no more; it forgets jobs some days after their end",
+            )
+        nodes = self._describe_nodes(batch, job, found[0])
+        return job_status(found[0], nodes, now_s=self._now())
+
+    def logs(self, job: Job, *, node: int | None, follow: bool) -> Iterator[LogLine]:
+        """Lines from CloudWatch, of all attempts so far."""
+        batch = self._client(job.details["region"], "batch")
+        logs = self._client(job.details["region"], "logs")
+        look = partial(self._look, batch, job, node)
+        return read_logs(logs, look, follow=follow, sleep=self._sleep)
+
+    def _look(self, batch: Any, job: Job, node: int | None) -> tuple[bool, dict[int, list[str]]]:
+        """Whether the job is over, and the log streams of its nodes."""
+        found = self._describe(batch, [job.id])
+        if not found:
+            raise RequestError(
+                f"Batch knows job {job.id} no more, and so not where its logs are. They are still "
+                f"in CloudWatch: streams of the log group {LOG_GROUP} that begin with {job.name}."
+            )
+        count = _num_nodes(found[0])
+        if node is not None and node >= count:
+            raise RequestError(
+                f"node {node} does not exist: job {job.id} has {count} nodes, numbered from 0. "
+                "Give a smaller number."
+            )
+        ids = {
+            f"{job.id}#{number}": number for number in (range(count) if node is None else [node])
+        }
+        streams = {
+            ids[entry["jobId"]]: stream_names(entry)
+            for entry in self._describe(batch, list(ids))
+            if entry["jobId"] in ids
+        }
+        if node in (None, 0):  # the job's own entry is that of its main node
+            streams[0] = list(dict.fromkeys(streams.get(0, []) + stream_names(found[0])))
+        return _is_over(found[0]), streams
+
+    def scale(self, job: Job, nodes: int) -> None:
+        """Refused: the number of nodes of a multi-node job is fixed."""
+        raise RequestError(
+            f"run {job.run_id} cannot change to {nodes} nodes: a Batch job keeps the nodes that it "
+            f"starts with. `shardyard cancel {job.run_id}` saves and ends it; `shardyard resume "
+            f"{job.run_id} cluster.nodes={nodes}` goes on with {nodes}."
+        )
+
+    def cancel(self, job: Job) -> None:
+        """TerminateJob, which asks a running job to end and takes a waiting one from the queue.
+
+        CancelJob would leave a running job running and report success all the same.
+        """
+        self._terminate(self._client(job.details["region"], "batch"), job.id)
+
+    def remove(self, job: Job, ledger: Ledger) -> list[str]:
+        """End the run's jobs, then deregister its job definitions; log streams are kept."""
+        mine = [entry for entry in ledger.live() if entry.launcher == self.name]
+        removed = []
+        for entry in sorted(mine, key=lambda entry: entry.kind != JOB):  # dependants first
+            region = entry.details.get("region") or job.details["region"]
+            batch = self._client(region, "batch")
+            if entry.kind == JOB:
+                removed += self._end_jobs(batch, entry)
+            elif entry.kind == DEFINITION:
+                removed += _deregister(batch, entry.name)
+            ledger.remove(entry)
+        return removed
+
+    def _client(self, region: str, service: str) -> Any:
+        key = (region, service)
+        if key not in self._clients:  # a client takes a fifth of a second to make
+            self._clients[key] = aws_client(aws_session(region), service)
+        return self._clients[key]
+
+    def _register(
+        self, batch: Any, params: dict[str, Any], ledger: Ledger, place: dict[str, str]
+    ) -> Entry:
+        name = params["jobDefinitionName"]
+        entry = ledger.intend(DEFINITION, name, launcher=self.name, **place)
+        try:
+            with aws_errors("register the job definition", place["region"]):
+                answer = batch.register_job_definition(**params)
+        except UncertainError:
+            raise  # it may exist: the ledger keeps the intent, and removal looks for it
+        except ShardyardError as error:
+            ledger.fail(entry, type(error).__name__)
+            raise
+        return ledger.confirm(entry, answer["jobDefinitionArn"])
+
+    def _submit(
+        self,
+        session: Any,
+        params: dict[str, Any],
+        ledger: Ledger,
+        *,
+        place: dict[str, str],
+        definition: Entry,
+    ) -> str:
+        # SubmitJob has no token that makes a repeated call harmless, so botocore repeats nothing.
+        batch = aws_client(session, "batch", retries=1)
+        entry = ledger.intend(JOB, params["jobName"], launcher=self.name, **place)
+        try:
+            with aws_errors("submit the job", place["region"]):
+                answer = self._unless_throttled(batch, params)
+        except UncertainError:
+            raise
+        except ShardyardError as error:
+            ledger.fail(entry, type(error).__name__)
+            with suppress(ShardyardError):  # then it stays in the ledger; the first error counts
+                _deregister(batch, definition.name)
+                ledger.remove(definition)
+            raise
+        job_id = str(answer["jobId"])
+        ledger.confirm(entry, job_id)
+        return job_id
+
+    def _unless_throttled(self, batch: Any, params: dict[str, Any]) -> Any:
+        import botocore.exceptions
+
+        for wait_s in _SUBMIT_WAITS_S:
+            try:
+                return batch.submit_job(**params)
+            except botocore.exceptions.ClientError as error:
+                if error_code(error) not in THROTTLING_CODES:
+                    raise
+                self._sleep(wait_s)
+        return batch.submit_job(**params)
+
+    def _refuse_second(self, batch: Any, job: dict[str, Any]) -> None:
+        active = [found for found in _jobs_named(batch, job) if not _is_over(found)]
+        if active:
+            raise RequestError(
+                f"the run has a job already: {active[0]['jobId']} is {active[0]['status']} in "
+                f"queue {job['jobQueue']}. Two jobs would write into one run folder. Follow it "
+                "with `shardyard status`, or end it with `shardyard cancel` first."
+            )
+
+    def _describe(self, batch: Any, ids: list[str]) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        with aws_errors("ask for the job", batch.meta.region_name):
+            for start in range(0, len(ids), _MAX_IDS):
+                found += batch.describe_jobs(jobs=ids[start : start + _MAX_IDS])["jobs"]
+        return found
+
+    def _describe_nodes(self, batch: Any, job: Job, found: dict[str, Any]) -> list[dict[str, Any]]:
+        ids = [f"{job.id}#{number}" for number in range(_num_nodes(found))]
+        return [entry for entry in self._describe(batch, ids) if entry["jobId"] in ids]
+
+    def _end_jobs(self, batch: Any, entry: Entry) -> list[str]:
+        """Of an interrupted submission the id is not known, so jobs are found by their name."""
+        place = {"jobName": entry.name, "jobQueue": entry.details["queue"]}
+        ids = [found["jobId"] for found in _jobs_named(batch, place) if not _is_over(found)]
+        if entry.id is not None and entry.id not in ids:
+            ids += [job["jobId"] for job in self._describe(batch, [entry.id]) if not _is_over(job)]
+        for job_id in ids:
+            self._terminate(batch, job_id)
+        return [f"{JOB} {job_id}" for job_id in ids]
+
+    def _terminate(self, batch: Any, job_id: str) -> None:
+        with aws_errors("terminate the job", batch.meta.region_name):
+            batch.terminate_job(jobId=job_id, reason=CANCEL_REASON)
+
+
+def _is_over(found: dict[str, Any]) -> bool:
+    state = STATES.get(found["status"])
+    return state is not None and state.is_over
+
+
+def _num_nodes(found: dict[str, Any]) -> int:
+    return int((found.get("nodeProperties") or {}).get("numNodes") or 1)
+
+
+def _jobs_named(batch: Any, params: dict[str, Any]) -> list[dict[str, Any]]:
+    named = [{"name": "JOB_NAME", "values": [params["jobName"]]}]
+    pages = batch.get_paginator("list_jobs")
+    with aws_errors("list the jobs of the queue", batch.meta.region_name):
+        return [
+            job
+            for page in pages.paginate(jobQueue=params["jobQueue"], filters=named)
+            for job in page["jobSummaryList"]
+        ]
+
+
+def _deregister(batch: Any, name: str) -> list[str]:
+    """All active revisions: each submission of a run has made one."""
+    with aws_errors("remove the job definition", batch.meta.region_name):
+        pages = batch.get_paginator("describe_job_definitions")
+        revisions = [
+            definition["jobDefinitionArn"]
+            for page in pages.paginate(jobDefinitionName=name, status="ACTIVE")
+            for definition in page["jobDefinitions"]
+        ]
+        for revision in revisions:
+            batch.deregister_job_definition(jobDefinition=revision)
+    return [f"{DEFINITION} {revision.rpartition('/')[2]}" for revision in revisions]

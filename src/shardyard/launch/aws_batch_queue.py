@@ -1,0 +1,121 @@
+"""Whether a queue can run a multi-node job: asked before anything is created."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from shardyard.errors import CapacityError, RequestError
+from shardyard.launch.aws_errors import aws_errors
+
+
+def check_queue(batch: Any, name: str, definition: Mapping[str, Any]) -> None:
+    """Refuse a queue in which the job would wait for ever.
+
+    Args:
+        batch: A client of AWS Batch.
+        definition: Parameters of RegisterJobDefinition.
+
+    Raises:
+        RequestError: The queue is missing, disabled, or of a kind without multi-node jobs.
+        CapacityError: Its compute environments are too small.
+    """
+    queue = _find(batch, name)
+    if queue.get("state") == "DISABLED":
+        raise RequestError(
+            f"launch.aws_batch.queue={name!r} is disabled and takes no jobs. Enable it (`aws batch "
+            "update-job-queue --state ENABLED`), or name another."
+        )
+    if queue.get("status") in ("DELETING", "DELETED", "INVALID"):
+        raise RequestError(
+            f"launch.aws_batch.queue={name!r} is {queue['status']}: "
+            f"{queue.get('statusReason', 'Batch gives no reason')}. Mend it, or name another."
+        )
+    environments = _environments(batch, queue)
+    reasons = [reason for one in environments if (reason := _why_not(one, definition))]
+    if environments and len(reasons) == len(environments):
+        raise RequestError(
+            f"launch.aws_batch.queue={name!r} cannot run this job. {' '.join(reasons)} "
+            "docs/launch-aws-batch.md shows how to make one that can."
+        )
+    _check_size(name, environments, definition)
+
+
+def _find(batch: Any, name: str) -> dict[str, Any]:
+    region = batch.meta.region_name
+    with aws_errors("look for the job queue", region):
+        found: list[dict[str, Any]] = batch.describe_job_queues(jobQueues=[name])["jobQueues"]
+        if found:
+            return found[0]
+        others = [queue["jobQueueName"] for queue in batch.describe_job_queues()["jobQueues"]]
+    raise RequestError(
+        f"launch.aws_batch.queue={name!r} does not exist in {region}. "
+        + (f"There is {', '.join(sorted(others)[:10])}." if others else "No queue does.")
+        + " Name another, set launch.aws_batch.region, or make it: docs/launch-aws-batch.md."
+    )
+
+
+def _environments(batch: Any, queue: Mapping[str, Any]) -> list[dict[str, Any]]:
+    names = [row["computeEnvironment"] for row in queue.get("computeEnvironmentOrder", [])]
+    if not names:
+        return []
+    with aws_errors("look at the compute environments", batch.meta.region_name):
+        answer = batch.describe_compute_environments(computeEnvironments=names)
+    found: list[dict[str, Any]] = answer["computeEnvironments"]
+    return found
+
+
+def _why_not(environment: Mapping[str, Any], definition: Mapping[str, Any]) -> str | None:
+    """Why a compute environment cannot run the job; None if it can."""
+    name = environment["computeEnvironmentName"]
+    resources = environment.get("computeResources") or {}
+    if environment.get("state") == "DISABLED":
+        return f"Its compute environment {name} is disabled."
+    if environment.get("status") == "INVALID":
+        return f"Its compute environment {name} is INVALID: {environment.get('statusReason', '')}."
+    if environment.get("type") == "UNMANAGED":
+        return f"Its compute environment {name} is unmanaged; multi-node jobs need a managed one."
+    if resources.get("type", "EC2") != "EC2":
+        return (
+            f"Its compute environment {name} is of type {resources['type']}; multi-node jobs need "
+            "EC2 on demand."
+        )
+    wanted = _container(definition).get("instanceType")
+    types = resources.get("instanceTypes") or []
+    if wanted and types and not _offers(types, wanted):
+        return f"Its compute environment {name} has {', '.join(types)}, not {wanted}."
+    return None
+
+
+def _offers(types: list[str], wanted: str) -> bool:
+    """A family stands for its sizes, and ``optimal`` for whatever AWS chooses."""
+    return bool({wanted, wanted.partition(".")[0], "optimal"} & set(types))
+
+
+def _check_size(
+    name: str, environments: list[dict[str, Any]], definition: Mapping[str, Any]
+) -> None:
+    wanted = int(definition["nodeProperties"]["numNodes"]) * _vcpus(definition)
+    most = [
+        int(size)
+        for environment in environments
+        if (size := (environment.get("computeResources") or {}).get("maxvCpus")) is not None
+    ]
+    if most and max(most) < wanted:
+        raise CapacityError(
+            f"launch.aws_batch.queue={name!r} has at most {max(most)} vCPUs (maxvCpus), and the "
+            f"job needs {wanted}. It would wait for ever. Raise maxvCpus of the compute "
+            "environment, or use fewer nodes."
+        )
+
+
+def _container(definition: Mapping[str, Any]) -> Mapping[str, Any]:
+    container: Mapping[str, Any] = definition["nodeProperties"]["nodeRangeProperties"][0][
+        "container"
+    ]
+    return container
+
+
+def _vcpus(definition: Mapping[str, Any]) -> int:
+    for row in _container(definition)["resourceRequirements"]:
+        if row["type"] == "VCPU":
+            return int(row["value"])
+    return 1

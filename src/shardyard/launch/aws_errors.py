@@ -1,0 +1,170 @@
+"""What AWS refuses, in our words: credentials, rights, throttling, no connection."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
+
+INSTALL_HINT = (
+    "AWS is reached through boto3, which is not installed. Install it: pip install 'shardyard[aws]'"
+)
+
+_CREDENTIAL_CODES = frozenset(
+    {
+        "AuthFailure", "ExpiredToken", "ExpiredTokenException", "IncompleteSignature",
+        "InvalidAccessKeyId", "InvalidClientTokenId", "InvalidSignatureException",
+        "MissingAuthenticationToken", "MissingAuthenticationTokenException", "OptInRequired",
+        "RequestExpired", "SignatureDoesNotMatch", "UnrecognizedClientException",
+    }
+)  # fmt: skip
+_ACCESS_CODES = frozenset(
+    {
+        "AccessDenied", "AccessDeniedException", "NotAuthorized", "Forbidden", "403",
+        "UnauthorizedOperation", "UnauthorizedException",
+    }
+)  # fmt: skip
+THROTTLING_CODES = frozenset(
+    {
+        "PriorRequestNotComplete", "ProvisionedThroughputExceeded",
+        "RequestLimitExceeded", "RequestThrottled", "SlowDown", "Throttling",
+        "ThrottlingException", "TooManyRequestsException", "429",
+    }
+)  # fmt: skip
+_SERVER_CODES = frozenset(
+    {"InternalFailure", "InternalServerError", "ServerException", "ServiceUnavailable"}
+)
+
+
+class UncertainError(CapacityError):
+    """A call was sent and its answer lost: what it asked for may have been done."""
+
+
+def aws_session(region: str | None) -> Any:
+    """A boto3 session in this region, or in that of the user's AWS configuration.
+
+    Raises:
+        RequestError: boto3 is missing, or no region is known.
+    """
+    try:
+        import boto3.session
+    except ImportError as error:
+        raise RequestError(INSTALL_HINT) from error
+    with aws_errors("read the AWS configuration", region or "?"):
+        session = boto3.session.Session(region_name=region)
+    if session.region_name is None:
+        raise RequestError(
+            "launch.aws_batch.region is not given, and your AWS configuration names none. A queue "
+            "exists in one region only. Set launch.aws_batch.region, such as us-east-1."
+        )
+    return session
+
+
+def aws_client(session: Any, service: str, *, retries: int = 6) -> Any:
+    """A client that retries what was throttled, and waits no minutes for a dead endpoint.
+
+    Args:
+        retries: Calls in all; 1 for a call that must not be made twice.
+    """
+    from botocore.config import Config
+
+    config = Config(
+        connect_timeout=5,
+        read_timeout=60,
+        retries={"mode": "standard", "total_max_attempts": retries},
+        user_agent_extra="shardyard",
+    )
+    with aws_errors(f"reach {service}", session.region_name):
+        return session.client(service, config=config)
+
+
+@contextmanager
+def aws_errors(doing: str, region: str) -> Iterator[None]:
+    """Turn botocore's errors into ours.
+
+    Args:
+        doing: What was tried, to follow "cannot": ``submit the job``.
+
+    Raises:
+        AccessError: Credentials or rights are missing.
+        CapacityError: AWS is too busy, or cannot be reached.
+        UncertainError: The answer was lost, or AWS failed.
+        RequestError: AWS does not accept the request.
+    """
+    import botocore.exceptions as aws
+
+    where = f"cannot {doing} in {region}"
+    try:
+        yield
+    except aws.ClientError as error:
+        raise _of_client_error(error, where) from error
+    except aws.BotoCoreError as error:
+        raise _of_own_error(error, where) from error
+
+
+_LOOK = (
+    "AWS may have done it all the same. Look before you ask again: `shardyard status` for the run, "
+    "or the AWS console."
+)
+_LOG_IN = (
+    "Log in again (`aws sso login` or `aws configure`), and check with `aws sts "
+    "get-caller-identity`."
+)
+
+
+# By name, as botocore gains classes; a subclass counts as its base.
+_CREDENTIAL_ERRORS = frozenset(
+    {
+        "CredentialRetrievalError", "InvalidConfigError", "LoginError", "MetadataRetrievalError",
+        "NoAuthTokenError", "NoCredentialsError", "PartialCredentialsError",
+        "RefreshWithMFAUnsupportedError", "SSOError", "TokenRetrievalError",
+    }
+)  # fmt: skip
+_NOT_CONNECTED = frozenset({"ConnectionError", "EndpointConnectionError"})
+_ANSWER_LOST = frozenset({"HTTPClientError"})  # read timeout, connection closed
+
+
+def _of_own_error(error: Exception, where: str) -> ShardyardError:
+    names = {kind.__name__ for kind in type(error).__mro__}
+    where = f"{where}: {_sentence(error)}"
+    if names & _CREDENTIAL_ERRORS:
+        return AccessError(f"{where} {_LOG_IN}")
+    if names & _NOT_CONNECTED:
+        return CapacityError(
+            f"{where} Nothing was sent. Check the name of the region, your network and "
+            "AWS_ENDPOINT_URL, then ask again."
+        )
+    if names & _ANSWER_LOST:
+        return UncertainError(f"{where} {_LOOK}")
+    return RequestError(f"{where} Check your AWS configuration and these settings.")
+
+
+def error_code(error: Any) -> str:
+    """What AWS calls the error."""
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def _of_client_error(error: Any, where: str) -> ShardyardError:
+    code = error_code(error)
+    said = str(error.response.get("Error", {}).get("Message") or code).rstrip(".")
+    status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    where = f"{where}: {said} ({code})."
+    if code in _CREDENTIAL_CODES:
+        return AccessError(f"{where} AWS does not accept your credentials. {_LOG_IN}")
+    if code in _ACCESS_CODES or status == 403:
+        return AccessError(
+            f"{where} Your credentials are valid but lack the right to {error.operation_name}. "
+            "docs/launch-aws-batch.md has the policy that is needed; have it added to your role."
+        )
+    if code in THROTTLING_CODES or status == 429:
+        return CapacityError(
+            f"{where} AWS was asked too often and refused several times in a row. Wait a minute, "
+            "then ask again."
+        )
+    if code in _SERVER_CODES or status >= 500:
+        return UncertainError(f"{where} AWS itself failed (health.aws.amazon.com). {_LOOK}")
+    return RequestError(f"{where} Correct that and ask again.")
+
+
+def _sentence(error: Exception) -> str:
+    return f"{str(error).strip().rstrip('.')}."

@@ -1,0 +1,159 @@
+"""What every launcher is: it renders a request, submits it, and answers for the job.
+
+``render`` is pure: it returns exactly what would be sent, `--dry-run` prints it, tests compare it.
+``submit`` writes each object into the ledger before it is created and confirms it after. What a
+launcher can do beyond that stands in its ``Capabilities``, from which docs/launch.md has its table.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, ClassVar, Literal, Protocol
+
+from shardyard.config.schema import Recipe
+from shardyard.hardware.cluster import Cluster
+from shardyard.launch.ledger import Ledger
+
+LAUNCHERS: dict[str, str] = {
+    "local": "shardyard.launch.local:LocalLauncher",
+    "slurm": "shardyard.launch.slurm:SlurmLauncher",
+    "kubernetes": "shardyard.launch.kubernetes.launcher:KubernetesLauncher",
+    "aws-batch": "shardyard.launch.aws_batch:BatchLauncher",
+}
+"""Name -> module:class, imported on first use."""
+
+
+class JobState(StrEnum):
+    """Where a job is; every state of every scheduler maps to one, an unknown one is an error."""
+
+    WAITING = "waiting"
+    """Submitted, not on any node yet."""
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    DRAINED = "drained"
+    """It was asked to stop, saved, and can be resumed: exit code 143."""
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    GONE = "gone"
+    """The scheduler knows it no more."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it will not change by itself."""
+        return self not in (JobState.WAITING, JobState.RUNNING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """What differs between launchers."""
+
+    scales: bool
+    """The number of nodes can be changed while it runs."""
+    requeues: bool
+    """The scheduler starts it again after a lost node or at its time limit."""
+    needs_image: bool
+    shares_folder: bool
+    """The run's folder is on a file system that this machine sees too."""
+    secrets: tuple[Literal["env", "file", "k8s", "aws-sm", "ssm"], ...]
+    """Kinds of reference that its jobs can resolve."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchRequest:
+    """All that a launcher renders from."""
+
+    run_id: str
+    recipe: Recipe
+    recipe_text: str
+    """YAML, overrides applied; what the nodes read."""
+    nodes: int
+    devices_per_node: int
+    cluster: Cluster | None
+    """None: the machines are not in the catalogue; nothing about their devices is rendered."""
+    run_dir: str
+    """The run's folder as the nodes see it."""
+    is_resume: bool = False
+    submission: int = 1
+    """Which one of the run; names of jobs carry it from the second on, where they must differ."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rendered:
+    """Exactly what would be sent."""
+
+    launcher: str
+    run_id: str
+    name: str
+    """Of the job, as the scheduler shows it."""
+    text: str
+    """What `--dry-run` prints: a script, a YAML stream, JSON."""
+    objects: tuple[dict[str, Any], ...] = ()
+    """The same as plain values, in the order of creation, where there are several."""
+    files: dict[str, str] = field(default_factory=dict)
+    """Files that submit writes beside the run: name -> content."""
+    warnings: tuple[str, ...] = ()
+    """What is allowed and may be regretted; shown on stderr before anything is sent."""
+    target: dict[str, str] = field(default_factory=dict)
+    """Where it is sent, as far as the recipe says it: region, context, namespace."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One submission to a scheduler; plain values, kept in the ledger."""
+
+    launcher: str
+    run_id: str
+    id: str
+    """The scheduler's."""
+    name: str
+    details: dict[str, str] = field(default_factory=dict)
+    """What finds it again: cluster, namespace, region, folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobStatus:
+    """What the scheduler says of a job."""
+
+    state: JobState
+    reason: str
+    """In words: why it waits, how it ended."""
+    exit_code: int | None = None
+    nodes: tuple[tuple[str, str], ...] = ()
+    """Name and state of each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogLine:
+    """One line of output."""
+
+    source: str
+    """``node 0``, ``rank 3``; prefixes merged logs."""
+    text: str
+
+
+class Launcher(Protocol):
+    """One way to start a run elsewhere. Methods raise ShardyardError with what to do now."""
+
+    name: ClassVar[str]
+    capabilities: ClassVar[Capabilities]
+
+    def render(self, request: LaunchRequest) -> Rendered:
+        """Pure: no service is asked, no file is read."""
+
+    def submit(self, rendered: Rendered, ledger: Ledger) -> Job:
+        """Create what was rendered, each object with its line in the ledger."""
+
+    def status(self, job: Job) -> JobStatus:
+        """Ask the scheduler."""
+
+    def logs(self, job: Job, *, node: int | None, follow: bool) -> Iterator[LogLine]:
+        """Output of one node, or of all merged; until the job is over if ``follow``."""
+
+    def scale(self, job: Job, nodes: int) -> None:
+        """Change the number of nodes of an elastic run."""
+
+    def cancel(self, job: Job) -> None:
+        """Ask it to drain and end; safe to repeat."""
+
+    def remove(self, job: Job, ledger: Ledger) -> list[str]:
+        """Remove what submit created, dependants first; returns what was removed. Repeatable."""

@@ -1,0 +1,68 @@
+"""Amazon ECR: the repository that an image goes to, and a password that is kept nowhere."""
+
+import base64
+import re
+from dataclasses import dataclass
+
+from shardyard.launch.aws_errors import aws_client, aws_errors, aws_session, error_code
+
+# docs.aws.amazon.com/AmazonECR, private registries; .com.cn is China's partition
+_HOST = re.compile(
+    r"(?P<host>(?P<account>\d{12})\.dkr\.ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\.amazonaws\.com"
+    r"(?:\.cn)?)/(?P<repository>[a-z0-9][a-z0-9._/-]*)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registry:
+    """One repository in somebody's private registry."""
+
+    host: str
+    account: str
+    region: str
+    repository: str
+
+    def credentials(self) -> tuple[str, str]:
+        """User and password, valid for 12 hours.
+
+        Raises:
+            AccessError: AWS does not let this user in.
+        """
+        client = aws_client(aws_session(self.region), "ecr")
+        with aws_errors("log in to ECR", self.region):
+            answer = client.get_authorization_token(registryIds=[self.account])
+        token = base64.b64decode(answer["authorizationData"][0]["authorizationToken"]).decode()
+        user, _, password = token.partition(":")
+        return user, password
+
+    def create(self) -> bool:
+        """Create the repository where it is missing; says whether it was.
+
+        Tags cannot be moved and images are scanned: what a recipe names does not change under it.
+
+        Raises:
+            AccessError: AWS does not let this user create it.
+        """
+        import botocore.exceptions as aws
+
+        client = aws_client(aws_session(self.region), "ecr")
+        with aws_errors(f"create the ECR repository {self.repository}", self.region):
+            try:
+                client.create_repository(
+                    registryId=self.account,
+                    repositoryName=self.repository,
+                    imageTagMutability="IMMUTABLE",
+                    imageScanningConfiguration={"scanOnPush": True},
+                    tags=[{"Key": "created-by", "Value": "shardyard"}],
+                )
+            except aws.ClientError as error:
+                if error_code(error) != "RepositoryAlreadyExistsException":
+                    raise
+                return False
+        return True
+
+
+def ecr_registry(image: str) -> Registry | None:
+    """The ECR repository that an image's name means; None: another registry."""
+    found = _HOST.match(image)
+    return Registry(**found.groupdict()) if found else None

@@ -1,0 +1,1 @@
+"""Kubernetes: one pod template; JobSet, TrainJob and PyTorchJob around it; the API server."""

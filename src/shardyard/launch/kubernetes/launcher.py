@@ -1,0 +1,312 @@
+"""The Kubernetes launcher: JobSet, TrainJob and PyTorchJob behind the same verbs.
+
+Prerequisites: an image, a claim for the run's folder, and what prerequisites.py lists
+(docs/launch-kubernetes.md).
+"""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+from shardyard.errors import AccessError, RequestError, ShardyardError
+from shardyard.launch.base import (
+    Capabilities,
+    Job,
+    JobStatus,
+    LaunchRequest,
+    LogLine,
+    Rendered,
+)
+from shardyard.launch.doctor import Finding
+from shardyard.launch.kubernetes import pod
+from shardyard.launch.kubernetes.api import Api, ExistsError, UncertainError
+from shardyard.launch.kubernetes.checks import kubernetes_checks
+from shardyard.launch.kubernetes.logs import follow_logs, logs_so_far
+from shardyard.launch.kubernetes.names import TARGETS
+from shardyard.launch.kubernetes.objects import render_objects, to_yaml
+from shardyard.launch.kubernetes.prerequisites import install_hint
+from shardyard.launch.kubernetes.state import Object, status_of
+from shardyard.launch.kubernetes.trainjob import CONTENT, Schema, for_schema
+from shardyard.launch.ledger import Entry, Ledger
+
+CANCELLED = "shardyard/cancelled"
+"""Annotation of the recipe's ConfigMap, which outlives the job."""
+
+_POD_LABELS = {
+    "JobSet": "jobset.sigs.k8s.io/jobset-name",
+    "TrainJob": "jobset.sigs.k8s.io/jobset-name",
+    "PyTorchJob": "training.kubeflow.org/job-name",
+}
+
+
+class KubernetesLauncher:
+    """Creates a ConfigMap and a job object, follows its pods, deletes both."""
+
+    name: ClassVar[str] = "kubernetes"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        scales=True,
+        requeues=True,
+        needs_image=True,
+        shares_folder=False,
+        secrets=("k8s",),
+    )
+
+    def __init__(self, *, kubeconfig: Path | None = None, poll_s: float = 2.0) -> None:
+        self._kubeconfig = kubeconfig
+        self._poll_s = poll_s
+
+    def render(self, request: LaunchRequest) -> Rendered:
+        """A YAML stream: the recipe's ConfigMap, a runtime for a TrainJob, the job."""
+        objects = render_objects(request)
+        settings = request.recipe.launch.kubernetes
+        target = {"namespace": settings.namespace}
+        if settings.context is not None:
+            target["context"] = settings.context
+        return Rendered(
+            launcher=self.name,
+            run_id=request.run_id,
+            name=objects[-1]["metadata"]["name"],
+            text=to_yaml(objects),
+            objects=objects,
+            target=target,
+            warnings=pod.warnings(request.recipe),
+        )
+
+    def checks(self, request: LaunchRequest) -> list[Finding]:
+        """What the cluster can be asked before anything is submitted."""
+        settings = request.recipe.launch.kubernetes
+        try:
+            api = Api(settings.context, settings.namespace, self._kubeconfig)
+        except ShardyardError as error:
+            return [Finding(name="context", verdict="problem", what=str(error))]
+        return kubernetes_checks(request, api)
+
+    def submit(self, rendered: Rendered, ledger: Ledger) -> Job:
+        """Create the objects; what was made before a refusal is removed again."""
+        place = rendered.target
+        api = Api(place.get("context"), place["namespace"], self._kubeconfig)
+        config, *shared, job = rendered.objects
+        kind = job["kind"]
+        if not api.serves(kind):
+            raise RequestError(
+                f"context {api.context!r}: the cluster does not serve {kind} "
+                f"({job['apiVersion']}). {install_hint(kind)}"
+            )
+        if kind == "TrainJob":
+            job = for_schema(job, _served_schema(api))
+        for item in shared:
+            _ensure_runtime(api, item, ledger, place)
+        config_entry = _create_config(api, config, ledger, place)
+        try:
+            uid = _create(api, job, ledger, place)
+        except UncertainError:
+            raise  # the job may exist and needs its ConfigMap; both stand in the ledger
+        except ShardyardError:
+            if config_entry is not None:
+                api.delete("ConfigMap", config_entry.name)
+                ledger.remove(config_entry)
+            raise
+        return Job(
+            launcher=self.name,
+            run_id=rendered.run_id,
+            id=uid,
+            name=rendered.name,
+            details={**place, "kind": kind, "config": config["metadata"]["name"]},
+        )
+
+    def status(self, job: Job) -> JobStatus:
+        """Ask the API server for the job and its pods."""
+        return _status(self._api(job), job)
+
+    def logs(self, job: Job, *, node: int | None, follow: bool) -> Iterator[LogLine]:
+        """Output of the pods that are there; pods of earlier starts are gone with theirs."""
+        api = self._api(job)
+        kind = job.details["kind"]
+        container = next(t.container for t in TARGETS.values() if t.kind == kind)
+
+        def read(pod: Object, follow: bool) -> Iterator[bytes]:
+            return api.log(pod["metadata"]["name"], container=container, follow=follow)
+
+        if follow:
+            return follow_logs(
+                lambda: _pods(api, job),
+                read,
+                node=node,
+                is_over=lambda: _status(api, job).state.is_over,
+                poll_s=self._poll_s,
+            )
+        return logs_so_far(_pods(api, job), read, node=node)
+
+    def scale(self, job: Job, nodes: int) -> None:
+        """Change the number of workers of a PyTorchJob; others keep theirs.
+
+        Raises:
+            RequestError: The job keeps its number, is gone, or may not have so many.
+        """
+        kind = job.details["kind"]
+        if kind != "PyTorchJob":
+            raise RequestError(
+                f"{kind} {job.name} keeps the number of nodes it started with. Cancel it (it "
+                f"saves first) and resume the run with cluster.nodes={nodes}, or use "
+                "launch.kubernetes.target=pytorchjob for runs that grow and shrink."
+            )
+        api = self._api(job)
+        found = api.get(kind, job.name)
+        if found is None:
+            raise RequestError(
+                f"PyTorchJob {job.name} is not in context {api.context!r}, namespace "
+                f"{api.namespace!r}. Only a job that is there can be scaled. Resume the run with "
+                f"cluster.nodes={nodes}."
+            )
+        policy = found["spec"]["elasticPolicy"]
+        fewest, most = policy["minReplicas"], policy["maxReplicas"]
+        if not fewest <= nodes <= most:
+            raise RequestError(
+                f"{nodes} nodes are not between elastic.min_nodes={fewest} and "
+                f"elastic.max_nodes={most} of {job.name}. The job was submitted for that range. "
+                "Use a number in it, or cancel and resume with another range."
+            )
+        change = {"spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": nodes}}}}
+        api.patch(kind, job.name, change)
+
+    def cancel(self, job: Job) -> None:
+        """Delete the job: its pods get SIGTERM and their grace, and drain. Safe to repeat."""
+        api = self._api(job)
+        _mark_cancelled(api, job.details["config"], str(int(time.time())))
+        api.delete(job.details["kind"], job.name)
+
+    def remove(self, job: Job, ledger: Ledger) -> list[str]:
+        """Delete the job, then the ConfigMap its pods read, then a runtime that none uses."""
+        api = self._api(job)
+        removed = []
+        for entry in sorted(_entries(ledger, job), key=_removal_order):
+            if entry.kind == "ClusterTrainingRuntime" and _is_used(api, entry.name, job.name):
+                ledger.remove(entry)  # it belongs to the runs that use it now
+                continue
+            if api.delete(entry.kind, entry.name):
+                removed.append(f"{entry.kind} {entry.name}")
+            ledger.remove(entry)
+        return removed
+
+    def _api(self, job: Job) -> Api:
+        return Api(job.details["context"], job.details["namespace"], self._kubeconfig)
+
+
+def _status(api: Api, job: Job) -> JobStatus:
+    kind = job.details["kind"]
+    found = api.get(kind, job.name)
+    if found is not None and found["metadata"]["uid"] != job.id:
+        found = None  # deleted, and another one made under its name
+    config = api.get("ConfigMap", job.details["config"]) if found is None else None
+    notes = config["metadata"].get("annotations", {}) if config else {}
+    pods = _pods(api, job) if found is not None else []
+    return status_of(kind, found, pods, cancelled=CANCELLED in notes)
+
+
+def _pods(api: Api, job: Job) -> list[Object]:
+    return api.pods(f"{_POD_LABELS[job.details['kind']]}={job.name}")
+
+
+def _mark_cancelled(api: Api, config: str, value: str | None) -> None:
+    api.patch("ConfigMap", config, {"metadata": {"annotations": {CANCELLED: value}}})
+
+
+def _create(api: Api, item: Object, ledger: Ledger, place: dict[str, str]) -> str:
+    """Create one object between its two lines in the ledger; returns its uid."""
+    kind, name = item["kind"], item["metadata"]["name"]
+    entry = ledger.intend(kind, name, launcher=KubernetesLauncher.name, **place)
+    try:
+        uid = str(api.create(item)["metadata"]["uid"])
+    except UncertainError:
+        raise  # stands as intended: tear-down looks for it
+    except ExistsError as error:
+        ledger.fail(entry, str(error))
+        raise ExistsError(
+            f"{kind} {name} exists already in context {api.context!r}, namespace "
+            f"{api.namespace!r}. The run was submitted before. Follow it with shardyard status, "
+            "or end it with shardyard cancel and resume the run."
+        ) from error
+    except ShardyardError as error:
+        ledger.fail(entry, str(error))
+        raise
+    ledger.confirm(entry, uid)
+    return uid
+
+
+def _create_config(api: Api, item: Object, ledger: Ledger, place: dict[str, str]) -> Entry | None:
+    """Create the ConfigMap; None: an equal one was there, as its name says what it holds."""
+    name = item["metadata"]["name"]
+    found = api.get("ConfigMap", name)
+    if found is not None and found.get("data") == item["data"]:
+        _mark_cancelled(api, name, None)
+        return None
+    uid = _create(api, item, ledger, place)
+    return Entry(
+        kind="ConfigMap", name=name, launcher=KubernetesLauncher.name, id=uid,
+        details=place, is_confirmed=True,
+    )  # fmt: skip
+
+
+def _ensure_runtime(api: Api, item: Object, ledger: Ledger, place: dict[str, str]) -> None:
+    """Create the runtime unless an equal one is there; it is shared and outlives a job."""
+    name = item["metadata"]["name"]
+    found = api.get(item["kind"], name)
+    if found is None:
+        try:
+            _create(api, item, ledger, place)
+        except AccessError as error:
+            raise AccessError(
+                f"{error} {item['kind']} {name} is not there, and you may not create it: have an "
+                "administrator apply it once, as shardyard launch --dry-run prints it."
+            ) from error
+        return
+    if (
+        found["metadata"].get("annotations", {}).get(CONTENT)
+        != item["metadata"]["annotations"][CONTENT]
+    ):
+        raise RequestError(
+            f"ClusterTrainingRuntime {name} is there with other content. Restarts, grace, rights "
+            "and priority of a TrainJob's pods come from it, and other runs may use it. Give "
+            "launch.kubernetes.runtime another name, or have it replaced by the one that "
+            "shardyard launch --dry-run prints."
+        )
+
+
+def _served_schema(api: Api) -> Schema:
+    """Which version's fields the cluster's TrainJob has: they differ under one API version."""
+    fields = api.fields_of_spec("TrainJob")
+    if "runtimePatches" in fields:
+        return "2.3"
+    if "podTemplateOverrides" in fields:
+        return "2.1"
+    raise RequestError(
+        f"context {api.context!r}: the cluster's TrainJob has neither runtimePatches (Kubeflow "
+        "Trainer 2.2, 2.3) nor podTemplateOverrides (2.1). Another version's fields would be "
+        f"dropped or refused. {install_hint('TrainJob')}"
+    )
+
+
+def _entries(ledger: Ledger, job: Job) -> list[Entry]:
+    """What may exist of this job, by the ledger."""
+    config = job.details["config"]
+    return [
+        entry
+        for entry in ledger.live()
+        if entry.launcher == KubernetesLauncher.name
+        and (entry.name in (job.name, config) or entry.kind == "ClusterTrainingRuntime")
+    ]
+
+
+def _removal_order(entry: Entry) -> int:
+    return {"ConfigMap": 1, "ClusterTrainingRuntime": 2}.get(entry.kind, 0)
+
+
+def _is_used(api: Api, runtime: str, job: str) -> bool:
+    """Whether a TrainJob of any namespace, beside this one, refers to a runtime."""
+    try:
+        jobs = api.everywhere("TrainJob")
+    except AccessError:
+        return True  # it cannot be known: it stays
+    others = [other for other in jobs if other["metadata"]["name"] != job]
+    return any(other["spec"]["runtimeRef"]["name"] == runtime for other in others)

@@ -1,0 +1,53 @@
+"""All objects of a request, in the order in which they are created."""
+
+from typing import Any
+
+import yaml
+
+from shardyard.launch.base import LaunchRequest
+from shardyard.launch.kubernetes.jobset import jobset
+from shardyard.launch.kubernetes.names import check_namespaced, job_name
+from shardyard.launch.kubernetes.pod import config_map
+from shardyard.launch.kubernetes.pytorchjob import node_range, pytorchjob
+from shardyard.launch.kubernetes.trainjob import runtime, trainjob
+
+
+def render_objects(request: LaunchRequest) -> tuple[dict[str, Any], ...]:
+    """The recipe's ConfigMap, a runtime where the target has one, and last the job.
+
+    Raises:
+        RequestError: Names are too long, or the recipe asks what the target cannot do.
+    """
+    target = request.recipe.launch.kubernetes.target
+    most = node_range(request)[1] if target == "pytorchjob" else request.nodes
+    check_namespaced(request.recipe)
+    name = job_name(request.run_id, request.submission, target=target, nodes=most)
+    config = config_map(request, name)
+    config_name = config["metadata"]["name"]
+    match target:
+        case "jobset":
+            return (config, jobset(request, name, config=config_name))
+        case "trainjob":
+            return (config, runtime(request), trainjob(request, name, config=config_name))
+        case "pytorchjob":
+            return (config, pytorchjob(request, name, config=config_name))
+
+
+def to_yaml(objects: tuple[dict[str, Any], ...]) -> str:
+    """A stream that `kubectl create -f -` takes."""
+    return yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, width=100)
+
+
+class _Dumper(yaml.SafeDumper):
+    """No anchors, and texts of several lines as they read."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in text else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)

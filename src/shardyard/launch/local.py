@@ -1,0 +1,313 @@
+"""Local: the nodes are processes of this machine, started by one that has left the terminal.
+
+It survives Ctrl-C and the end of the shell. A job lives in ``logs/job-<k>/`` of the run's folder.
+"""
+
+import itertools
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar
+
+from shardyard.errors import (
+    EXIT_DRAINED,
+    EXIT_INTERRUPTED,
+    RequestError,
+    ShardyardError,
+    StorageError,
+)
+from shardyard.launch.base import (
+    Capabilities,
+    Job,
+    JobState,
+    JobStatus,
+    LaunchRequest,
+    LogLine,
+    Rendered,
+)
+from shardyard.launch.ledger import Ledger
+from shardyard.launch.local_job import Identity, JobFile
+from shardyard.launch.log_files import read_logs
+from shardyard.rundir.layout import RunDir, write_json, write_text
+from shardyard.rundir.lease import is_held
+from shardyard.rundir.lines import read_lines
+from shardyard.units import parse_seconds
+
+_KIND = "local job"
+_FOLDER = "{folder}"
+"""Stands in a rendered request for the job's folder, which is known once it is made."""
+_START_TIMEOUT_S = 60.0
+_POLL_S = 0.3
+_SUPERVISOR = (sys.executable, "-m", "shardyard.launch.local_job")
+
+
+class LocalLauncher:
+    """Runs a job on this machine."""
+
+    name: ClassVar[str] = "local"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        scales=False, requeues=True, needs_image=False, shares_folder=True, secrets=("env", "file")
+    )
+
+    def render(self, request: LaunchRequest) -> Rendered:
+        """The commands of all nodes."""
+        recipe = request.recipe
+        if request.nodes > 1 and recipe.cluster.device not in ("auto", "cpu"):
+            raise RequestError(
+                f"cluster.nodes={request.nodes} with cluster.device={recipe.cluster.device}: on "
+                "one machine every node would take the same accelerators. Use cluster.nodes=1 "
+                "with all of them, or cluster.device=cpu."
+            )
+        limit = recipe.launch.time_limit
+        job = JobFile(
+            program=[
+                sys.executable, "-m", "shardyard.cli.node", f"{_FOLDER}/recipe.yaml",
+                "--run-dir", request.run_dir, "--place", "given",
+            ],
+            run_dir=request.run_dir,
+            nodes=request.nodes,
+            fewest_nodes=request.nodes
+            if recipe.elastic.min_nodes == "auto"
+            else recipe.elastic.min_nodes,
+            devices_per_node=request.devices_per_node,
+            env=dict(recipe.launch.env),
+            max_restarts=recipe.elastic.max_restarts,
+            drain_timeout_s=recipe.elastic.drain_timeout_s,
+            time_limit_s=None if limit is None else parse_seconds(limit),
+        )  # fmt: skip
+        return Rendered(
+            launcher=self.name,
+            run_id=request.run_id,
+            name=request.run_id,
+            text=_script(job, request.recipe_text),
+            objects=(asdict(job),),
+            files={"recipe.yaml": request.recipe_text},
+        )
+
+    def submit(self, rendered: Rendered, ledger: Ledger) -> Job:
+        """Start the supervisor; it starts the nodes.
+
+        Raises:
+            RequestError: The run is being trained already.
+            StorageError: The run's folder cannot be written.
+        """
+        (content,) = rendered.objects
+        run = RunDir(Path(content["run_dir"]))
+        _refuse_running(run)
+        folder = _new_folder(run)
+        entry = ledger.intend(
+            _KIND, f"{rendered.name}/{folder.name}", launcher=self.name, folder=str(folder)
+        )
+        try:
+            for name, text in rendered.files.items():
+                write_text(folder / name, text)
+            program = [word.replace(_FOLDER, str(folder)) for word in content["program"]]
+            write_json(folder / "job.json", {**content, "program": program})
+            who = start_supervisor(folder)
+        except ShardyardError as error:
+            ledger.fail(entry, str(error))
+            raise
+        id = f"{who.pid}-{who.started}"
+        entry = ledger.confirm(entry, id, boot=who.boot)
+        return Job(
+            launcher=self.name, run_id=rendered.run_id, id=id, name=entry.name,
+            details=entry.details,
+        )  # fmt: skip
+
+    def status(self, job: Job) -> JobStatus:
+        """From the supervisor, what it wrote, and the run's events."""
+        folder = Path(job.details["folder"])
+        if not folder.is_dir():
+            reason = f"{folder} is not there any more"
+            return JobStatus(state=JobState.GONE, reason=reason)
+        written = _read_status(folder)
+        run = RunDir(folder.parents[1])
+        nodes = tuple(
+            (f"node {rank}", _word(node["exit_code"]))
+            for rank, node in enumerate(written.get("nodes", ()))
+        )
+        if _is_alive(job):
+            return JobStatus(state=JobState.RUNNING, reason=_how_far(run, written), nodes=nodes)
+        code = _read_status(folder).get("exit_code")  # once more: it may just have ended
+        if code is None:
+            return _without_supervisor(run, nodes)
+        state = {
+            0: JobState.SUCCEEDED,
+            EXIT_DRAINED: JobState.DRAINED,
+            EXIT_INTERRUPTED: JobState.DRAINED,
+        }.get(code, JobState.FAILED)
+        reason = "; ".join(filter(None, (_last_words(run), written.get("reason"))))
+        return JobStatus(
+            state=state, reason=reason or f"exit code {code}", exit_code=code, nodes=nodes
+        )
+
+    def logs(self, job: Job, *, node: int | None, follow: bool) -> Iterator[LogLine]:
+        """Lines of the nodes' files, in the order in which they are found."""
+        folder = Path(job.details["folder"])
+        count = JobFile.read(folder).nodes
+        if node is not None and not 0 <= node < count:
+            raise RequestError(
+                f"there is no node {node} in job {job.name}. It has {count}, counted from 0. "
+                f"Use 0 to {count - 1}."
+            )
+        ranks = range(count) if node is None else [node]
+        files = {f"node {rank}": folder / f"node-{rank}.log" for rank in ranks}
+        return read_logs(files, is_over=lambda: not (follow and _is_alive(job)))
+
+    def scale(self, job: Job, nodes: int) -> None:
+        """Refused: the nodes of a local job are this machine, and their number was planned."""
+        raise RequestError(
+            f"job {job.name} cannot be scaled to {nodes} nodes: the nodes of a local job are "
+            "processes of this one machine. Cancel it, and resume the run with "
+            f"cluster.nodes={nodes}."
+        )
+
+    def cancel(self, job: Job) -> None:
+        """Ask the supervisor to drain the nodes; it asks them once."""
+        if _is_alive(job):
+            with suppress(ProcessLookupError):
+                os.kill(_pid(job), signal.SIGTERM)
+
+    def remove(self, job: Job, ledger: Ledger) -> list[str]:
+        """Drain the job if it runs, and wait for its end; its logs stay in the run's folder."""
+        removed = []
+        if _is_alive(job):
+            self.cancel(job)
+            while _is_alive(job):  # the supervisor kills what does not drain in time
+                time.sleep(_POLL_S)
+            removed.append(f"{_KIND} {job.name}")
+        for entry in ledger.live():
+            if (entry.launcher, entry.kind, entry.name) == (self.name, _KIND, job.name):
+                ledger.remove(entry)
+        return removed
+
+
+def _script(job: JobFile, recipe_text: str) -> str:
+    """What a person reads: the commands, and the recipe they are given."""
+    lines = [
+        f"# {job.nodes} node{'s' * (job.nodes > 1)} on this machine. JOB is the next "
+        f"{shlex.quote(job.run_dir)}/logs/job-<k>, PORT a free one.",
+        *(f"export {name}={shlex.quote(value)}" for name, value in sorted(job.env.items())),
+    ]
+    for rank in range(job.nodes):
+        fixed = shlex.join([word.replace(_FOLDER, "JOB") for word in job.program])
+        lines.append(
+            f"{fixed} --node-rank {rank} --nodes {job.nodes} --rendezvous 127.0.0.1:PORT "
+            f"--session SESSION >> JOB/node-{rank}.log 2>&1 &"
+        )
+    return "\n".join([*lines, "", "# JOB/recipe.yaml", recipe_text])
+
+
+def _refuse_running(run: RunDir) -> None:
+    if is_held(run.lease):
+        raise RequestError(
+            f"run {run.run_id} is being trained already. Two at once would overwrite each other's "
+            f"checkpoints. Wait for it, or stop it with `shardyard cancel {run.handle}`."
+        )
+
+
+def _new_folder(run: RunDir) -> Path:
+    for number in itertools.count():
+        folder = run.path / "logs" / f"job-{number}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise StorageError(
+                f"{folder} cannot be made: {error.strerror}. The output of the nodes goes there. "
+                "Check that the run folder is yours and has room."
+            ) from error
+        return folder
+    raise AssertionError
+
+
+def start_supervisor(folder: Path, program: Sequence[str] = _SUPERVISOR) -> Identity:
+    """Start a job's one process; it reads job.json.
+
+    Raises:
+        ShardyardError: It did not start.
+    """
+    try:
+        answer = subprocess.run(
+            [*program, str(folder)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_START_TIMEOUT_S,
+            check=True,
+        )
+        pid, started, boot = json.loads(answer.stdout)
+        return Identity(pid, started, boot)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        words = (getattr(error, "stderr", None) or str(error)).strip()
+        raise ShardyardError(
+            f"the supervisor of {folder} did not start ({words.splitlines()[-1]}). It "
+            "would start the nodes. Check that this user may start more processes (`ulimit -u`)."
+        ) from error
+
+
+def _identity(job: Job) -> Identity:
+    pid, _, started = job.id.partition("-")
+    return Identity(int(pid), started, job.details.get("boot", ""))
+
+
+def _pid(job: Job) -> int:
+    return _identity(job).pid
+
+
+def _is_alive(job: Job) -> bool:
+    return _identity(job).is_alive
+
+
+def _read_status(folder: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads((folder / "status.json").read_text(encoding="utf-8"))
+        return content
+    except (OSError, ValueError):
+        return {}
+
+
+def _word(exit_code: int | None) -> str:
+    if exit_code is None:
+        return "running"
+    if exit_code < 0:
+        return f"killed by {signal.Signals(-exit_code).name}"
+    return "ended" if exit_code == 0 else f"exit code {exit_code}"
+
+
+def _how_far(run: RunDir, written: dict[str, Any]) -> str:
+    restarts = written.get("restarts", 0)
+    again = f", restarted {restarts} time{'s' * (restarts > 1)}" if restarts else ""
+    is_ending = any(node["exit_code"] is not None for node in written.get("nodes", ()))
+    word = "training" if is_held(run.lease) else "ending" if is_ending else "preparing"
+    return f"{word}{again}"
+
+
+def _last_words(run: RunDir) -> str:
+    ends = [event for event in read_lines(run.events) if event.get("kind") == "attempt_ended"]
+    return str(ends[-1].get("reason") or "") if ends else ""
+
+
+def _without_supervisor(run: RunDir, nodes: tuple[tuple[str, str], ...]) -> JobStatus:
+    """The supervisor was killed; its nodes drain by themselves."""
+    if is_held(run.lease):
+        reason = "its supervising process was killed; the nodes are draining"
+        return JobStatus(state=JobState.RUNNING, reason=reason, nodes=nodes)
+    return JobStatus(
+        state=JobState.FAILED,
+        reason=(
+            "its supervising process was killed, or the machine was restarted; "
+            f"`shardyard resume {run.handle}` goes on from the newest durable checkpoint"
+        ),
+        exit_code=1,
+        nodes=nodes,
+    )

@@ -1,0 +1,48 @@
+"""Several growing files of output as one stream of lines, in bounded memory."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from shardyard.launch.base import LogLine
+
+_POLL_S = 0.3
+_BLOCK_BYTES = 64 * 1024
+"""Read of one file before the next has its turn; a longer line comes in several."""
+
+
+def read_logs(files: Mapping[str, Path], *, is_over: Callable[[], bool]) -> Iterator[LogLine]:
+    """Yield the lines of all files, those that are appended included, until it is over.
+
+    Args:
+        files: Source -> file; one that is not there yet is waited for.
+        is_over: Whether nothing more will be appended; asked before the last look.
+    """
+    offsets = dict.fromkeys(files, 0)
+    while True:
+        is_last = is_over()
+        has_more = True
+        while has_more:
+            has_more = False
+            for source, path in files.items():
+                lines, offset = _next_lines(path, offsets[source], is_last=is_last)
+                has_more = has_more or offset > offsets[source]
+                offsets[source] = offset
+                yield from (LogLine(source=source, text=line) for line in lines)
+        if is_last:
+            return
+        time.sleep(_POLL_S)
+
+
+def _next_lines(path: Path, offset: int, *, is_last: bool) -> tuple[list[str], int]:
+    """Whole lines of the next block, and where they end; the last line may lack its end."""
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            data = file.read(_BLOCK_BYTES)
+    except FileNotFoundError:
+        return [], offset
+    whole = data.rfind(b"\n") + 1
+    is_cut = len(data) == _BLOCK_BYTES or is_last
+    used = data[:whole] if whole or not is_cut else data
+    return used.decode(errors="replace").splitlines(), offset + len(used)

@@ -1,0 +1,350 @@
+"""Is this machine fit to train? Each check measures or reads one thing and judges it.
+
+Judging is apart from reading and pure, so that the judgement of machines that we do not have is
+tested too.
+"""
+
+import os
+import re
+import resource
+import socket
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from shardyard.config.compatibility import check_packages, installed_version
+from shardyard.errors import RequestError
+from shardyard.hardware.catalogue import accelerator_named
+from shardyard.hardware.machine import Machine
+from shardyard.hardware.probe import probe
+from shardyard.launch.clock import clock_offset_s
+from shardyard.launch.doctor import Finding
+from shardyard.units import format_bytes, format_seconds
+
+MIB, GIB = 2**20, 2**30
+
+_NCCL_PACKAGES = {13: "nvidia-nccl-cu13", 12: "nvidia-nccl-cu12"}
+"""Major version of CUDA -> the package that torch's wheel brings its NCCL in."""
+
+_LEAST_DRIVER = {13: "580.65.06", 12: "525.60.13"}
+"""NVIDIA, CUDA toolkit release notes: oldest Linux driver that runs any toolkit of a major."""
+
+_NVIDIA_VENDOR = "0x10de"
+_DISPLAY_CLASS = "0x03"
+
+
+def check_machine(
+    run_dir: Path,
+    *,
+    devices_wanted: int | None = None,
+    checkpoint_bytes: int | None = None,
+    checkpoints: int = 1,
+    look: Callable[[], Machine] = probe,
+) -> list[Finding]:
+    """Everything that can be said of this machine in a few seconds.
+
+    Args:
+        run_dir: Where the runs' folders will be.
+        devices_wanted: Devices of one node that the recipe asks for.
+        checkpoint_bytes: Size of one, as planned; None: not known.
+        checkpoints: How many are kept at a time.
+        look: What describes the devices.
+    """
+    machine: Machine | None = None
+    findings: list[Finding] = []
+    try:
+        machine = look()
+        findings.append(judge_devices(machine, wanted=devices_wanted))
+    except RequestError as error:
+        findings.append(Finding(name="devices", verdict="problem", what=str(error)))
+    cuda_major, nccl = nccl_of_torch()
+    findings += [
+        *judge_driver(
+            driver=nvidia_driver(), on_bus=nvidia_devices_on_bus(), cuda_major=cuda_major,
+            is_seen=machine is not None and machine.device != "cpu",
+        ),
+        *check_engines(),
+    ]  # fmt: skip
+    if nccl is not None:
+        findings.append(Finding(name="NCCL", verdict="ok", what=f"{nccl}, of the torch wheel"))
+    has_rdma = any(Path("/sys/class/infiniband").glob("*"))
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    findings += [
+        *([] if (shared := shared_memory_bytes()) is None else [judge_shared_memory(shared)]),
+        judge_open_files(files),
+        *([judge_locked_memory(locked)] if has_rdma else []),
+        check_disk(run_dir, checkpoint_bytes=checkpoint_bytes, checkpoints=checkpoints),
+        check_address(socket.gethostname()),
+    ]
+    offset_s = clock_offset_s()
+    return findings if offset_s is None else [*findings, judge_clock(offset_s)]
+
+
+def judge_devices(machine: Machine, *, wanted: int | None) -> Finding:
+    """How many devices of which kind, and whether they are enough and known."""
+    each = f"{machine.name}, {format_bytes(machine.memory_bytes)}"
+    if machine.device == "cpu":
+        what = f"no accelerator; {machine.cores} CPU cores: {each}"
+        return Finding(name="devices", verdict="ok", what=what)
+    what = f"{machine.count} x {each}"
+    if wanted is not None and wanted > machine.count:
+        return Finding(
+            name="devices", verdict="problem",
+            what=f"{what}, but cluster.devices={wanted}",
+            mend=f"Use cluster.devices={machine.count}, or a machine with {wanted}.",
+        )  # fmt: skip
+    if accelerator_named(machine.name) is None:
+        return Finding(
+            name="devices", verdict="warning",
+            what=f"{what}; it is not in the catalogue, so that neither MFU nor speed is known",
+            mend="Give observe.peak_tflops, or describe it in a cluster.file.",
+        )  # fmt: skip
+    return Finding(name="devices", verdict="ok", what=what)
+
+
+def judge_driver(
+    *, driver: str | None, on_bus: int, cuda_major: int | None, is_seen: bool
+) -> list[Finding]:
+    """Whether the NVIDIA driver is there, new enough for torch's wheel, and seen by torch."""
+    if not on_bus and driver is None:
+        return []
+    least = _LEAST_DRIVER.get(cuda_major or 0)
+    if driver is None:
+        return [
+            Finding(
+                name="driver", verdict="problem",
+                what=f"{on_bus} NVIDIA devices on the PCI bus, but no driver is loaded",
+                mend=f"Install driver {least or 'of a CUDA that torch was built for'} or newer.",
+            )
+        ]  # fmt: skip
+    if least is not None and _numbers(driver) < _numbers(least):
+        return [
+            Finding(
+                name="driver", verdict="problem",
+                what=f"NVIDIA {driver}, but torch is built for CUDA {cuda_major}, which needs "
+                f"{least}",
+                mend="Install a newer driver, or the torch wheel of an older CUDA.",
+            )
+        ]  # fmt: skip
+    if cuda_major is None and not is_seen:
+        return [
+            Finding(
+                name="driver", verdict="problem",
+                what=f"NVIDIA {driver}, but torch {installed_version('torch')} is built without "
+                "CUDA and sees no device",
+                mend="Install the wheel for CUDA: https://pytorch.org/get-started/locally.",
+            )
+        ]  # fmt: skip
+    if not is_seen:
+        return [
+            Finding(
+                name="driver", verdict="problem",
+                what=f"NVIDIA {driver}, but torch sees no device",
+                mend="See `nvidia-smi`; in a container, hand the devices in (--gpus all).",
+            )
+        ]  # fmt: skip
+    return [Finding(name="driver", verdict="ok", what=f"NVIDIA {driver}")]
+
+
+def check_engines() -> list[Finding]:
+    """The installed packages against the table of compatibility."""
+    try:
+        warnings = check_packages()
+    except RequestError as error:
+        what, _, mend = str(error).partition("\nInstall them with: ")
+        text = " ".join(what.split())
+        return [Finding(name="packages", verdict="problem", what=text, mend=mend)]
+    if not warnings:
+        what = f"torch {installed_version('torch')} and all others are within the tested range"
+        return [Finding(name="packages", verdict="ok", what=what)]
+    mend = "Mostly harmless; if something breaks, install the versions of constraints.txt."
+    return [Finding(name="packages", verdict="warning", what=w, mend=mend) for w in warnings]
+
+
+def judge_shared_memory(num_bytes: int) -> Finding:
+    """/dev/shm: NCCL joins the devices of a node through it, and a container has 64 MiB of it."""
+    what = f"/dev/shm has {format_bytes(num_bytes)}"
+    if num_bytes >= GIB:
+        return Finding(name="shared memory", verdict="ok", what=what)
+    return Finding(
+        name="shared memory", verdict="warning",
+        what=f"{what}; processes of a node that exchange data through it may end with a bus error",
+        mend="docker run --shm-size=8g; on Kubernetes launch.kubernetes.shared_memory_gib.",
+    )  # fmt: skip
+
+
+def judge_open_files(limit: int) -> Finding:
+    """Data shards, checkpoint files and connections of all ranks are open files."""
+    if limit == resource.RLIM_INFINITY or limit >= 4096:
+        shown = "no limit" if limit == resource.RLIM_INFINITY else f"{limit:,} a process"
+        return Finding(name="open files", verdict="ok", what=shown)
+    return Finding(
+        name="open files", verdict="warning",
+        what=f"{limit:,} a process; rank 0 of a large run holds a connection to every other",
+        mend="ulimit -n 65536, or nofile in /etc/security/limits.conf.",
+    )  # fmt: skip
+
+
+def judge_locked_memory(limit: int) -> Finding:
+    """EFA and InfiniBand register memory, which locks it."""
+    if limit == resource.RLIM_INFINITY or limit >= 16 * GIB:
+        return Finding(name="locked memory", verdict="ok", what="enough for EFA and InfiniBand")
+    return Finding(
+        name="locked memory", verdict="problem",
+        what=f"{format_bytes(limit)} a process; EFA and InfiniBand cannot register their buffers",
+        mend="ulimit -l unlimited; in a container --ulimit memlock=-1.",
+    )  # fmt: skip
+
+
+def check_disk(run_dir: Path, *, checkpoint_bytes: int | None, checkpoints: int) -> Finding:
+    """Room and measured speed of the place where runs will be."""
+    folder = next(place for place in (run_dir, *run_dir.absolute().parents) if place.is_dir())
+    try:
+        speed = measure_write_bytes_per_s(folder)
+    except OSError as error:
+        return Finding(
+            name="run folder", verdict="problem",
+            what=f"{folder} cannot be written: {error.strerror}",
+            mend="Make it yours, or choose another with run.dir.",
+        )  # fmt: skip
+    free = os.statvfs(folder)
+    return judge_disk(
+        folder, free_bytes=free.f_bavail * free.f_frsize, bytes_per_s=speed,
+        checkpoint_bytes=checkpoint_bytes, checkpoints=checkpoints,
+    )  # fmt: skip
+
+
+def judge_disk(
+    folder: Path,
+    *,
+    free_bytes: int,
+    bytes_per_s: float,
+    checkpoint_bytes: int | None,
+    checkpoints: int,
+) -> Finding:
+    """Whether the checkpoints fit, and can be written in reasonable time."""
+    what = f"{folder}: {format_bytes(free_bytes)} free, writes {format_bytes(bytes_per_s)}/s"
+    # one more than is kept: the old one goes once the new one is durable
+    needed = (checkpoints + 1) * (checkpoint_bytes or 0)
+    if needed > free_bytes or free_bytes < GIB:
+        wanted = f", but {checkpoints} + 1 checkpoints take {format_bytes(needed)}" * bool(needed)
+        return Finding(
+            name="run folder", verdict="problem", what=what + wanted,
+            mend="Free some, choose another place with run.dir, or lower checkpoint.keep_last.",
+        )  # fmt: skip
+    if checkpoint_bytes is None:
+        return Finding(name="run folder", verdict="ok", what=what)
+    seconds = checkpoint_bytes / bytes_per_s
+    what += f"; a checkpoint of {format_bytes(checkpoint_bytes)} takes {format_seconds(seconds)}"
+    if seconds > 600:
+        return Finding(
+            name="run folder", verdict="warning", what=what,
+            mend="Training goes on while it is written, but so much is lost with a machine. Use "
+            "faster storage.",
+        )  # fmt: skip
+    return Finding(name="run folder", verdict="ok", what=what)
+
+
+def measure_write_bytes_per_s(
+    folder: Path, *, num_bytes: int = 64 * MIB, limit_s: float = 3.0
+) -> float:
+    """Write a file, flush it to the disk, remove it.
+
+    Args:
+        limit_s: On slow storage less is written.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    piece = os.urandom(4 * MIB)  # no file system can make it smaller
+    started, written = time.monotonic(), 0
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        while written < num_bytes and time.monotonic() - started < limit_s:
+            written += file.write(piece)
+            os.fsync(file.fileno())
+    return written / (time.monotonic() - started)
+
+
+def check_address(hostname: str) -> Finding:
+    """Whether this machine's name leads to this machine, as the other nodes will need it."""
+    try:
+        address = str(socket.getaddrinfo(hostname, None, socket.AF_INET)[0][4][0])
+    except OSError:
+        return Finding(
+            name="address", verdict="warning",
+            what=f"the name {hostname!r} of this machine resolves to no address",
+            mend=f"Several nodes need it: add `ADDRESS {hostname}` to /etc/hosts, or mend DNS.",
+        )  # fmt: skip
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        listener.listen()
+        try:
+            socket.create_connection((address, listener.getsockname()[1]), timeout=2).close()
+        except OSError as error:
+            return Finding(
+                name="address", verdict="problem",
+                what=f"{hostname} is {address}, where a port opened here is not reached: {error}",
+                mend="Correct /etc/hosts or DNS, or let the firewall pass the nodes to each other.",
+            )  # fmt: skip
+    loopback = " (only from this machine; fine for one node)" * address.startswith("127.")
+    return Finding(name="address", verdict="ok", what=f"{hostname} is {address}{loopback}")
+
+
+def judge_clock(offset_s: float) -> Finding:
+    """AWS refuses requests that are signed 5 minutes off; nodes compare times of files."""
+    what = f"{abs(offset_s):.3g} s {'behind' if offset_s > 0 else 'ahead of'} the time server"
+    mend = "Start chrony or systemd-timesyncd."
+    if abs(offset_s) > 300:
+        return Finding(name="clock", verdict="problem", what=what, mend=mend)
+    if abs(offset_s) > 2:
+        return Finding(name="clock", verdict="warning", what=what, mend=mend)
+    return Finding(name="clock", verdict="ok", what=what)
+
+
+def shared_memory_bytes() -> int | None:
+    """Size of /dev/shm; None: there is none."""
+    with suppress(OSError):
+        size = os.statvfs("/dev/shm")
+        return size.f_blocks * size.f_frsize
+    return None
+
+
+def nvidia_driver(version_file: Path = Path("/proc/driver/nvidia/version")) -> str | None:
+    """Version of the loaded kernel module."""
+    with suppress(OSError):
+        found = re.search(r"\b\d{3}\.\d+(?:\.\d+)?\b", version_file.read_text())
+        return found[0] if found else None
+    return None
+
+
+def nvidia_devices_on_bus(bus: Path = Path("/sys/bus/pci/devices")) -> int:
+    """Devices that are there, whether or not a driver is."""
+    return sum(
+        _read(device / "vendor") == _NVIDIA_VENDOR
+        and _read(device / "class").startswith(_DISPLAY_CLASS)
+        for device in bus.glob("*")
+    )
+
+
+def nccl_of_torch(
+    find_version: Callable[[str], str | None] = installed_version,
+) -> tuple[int | None, str | None]:
+    """Major version of CUDA that torch's wheel was built for, and the NCCL that came with it."""
+    for major, package in _NCCL_PACKAGES.items():
+        found = find_version(package)
+        if found is not None:
+            return major, found
+    return None, None
+
+
+def _read(file: Path) -> str:
+    with suppress(OSError):
+        return file.read_text().strip()
+    return ""
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("."))

@@ -1,0 +1,77 @@
+"""Slurm's short form of a list of hosts, ``node[1-3,07],gpu5``, written out.
+
+Slurm's own ``scontrol show hostnames`` does it too, but is not in every container.
+Source: https://slurm.schedmd.com/scontrol.html (show hostnames) and the list's grammar in
+src/common/hostlist.c: comma-separated names, each with any number of bracketed ranges; the width
+of a range's first number, leading zeros included, is that of all its names.
+"""
+
+import itertools
+import re
+from collections.abc import Iterator
+
+from shardyard.errors import RequestError
+
+_PART = re.compile(r"\[([^\[\]]+)\]|([^\[\],]+)")
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_MOST_HOSTS = 100_000
+"""More than any cluster has: a typing error must not fill the memory."""
+
+
+def hosts_in(nodelist: str) -> list[str]:
+    """All hosts of a list, in its order.
+
+    Raises:
+        RequestError: It is no such list.
+    """
+    hosts = list(itertools.islice(_hosts_in(nodelist), _MOST_HOSTS + 1))
+    if len(hosts) > _MOST_HOSTS:
+        raise _wrong(nodelist)
+    return hosts
+
+
+def first_host(nodelist: str) -> str:
+    """The first host of a list: node 0 of a job.
+
+    Raises:
+        RequestError: It is no such list.
+    """
+    return next(_hosts_in(nodelist))
+
+
+def _hosts_in(nodelist: str) -> Iterator[str]:
+    for entry in _entries(nodelist):
+        parts, end = [], 0
+        for match in _PART.finditer(entry):
+            if match.start() != end:
+                break
+            end = match.end()
+            parts.append((match[2],) if match[1] is None else tuple(_numbers(match[1], nodelist)))
+        if not entry or end != len(entry):
+            raise _wrong(nodelist)
+        yield from ("".join(names) for names in itertools.product(*parts))
+
+
+def _entries(nodelist: str) -> Iterator[str]:
+    """Split at commas that stand outside of brackets."""
+    return iter(re.split(r",(?![^\[]*\])", nodelist.strip()))
+
+
+def _numbers(ranges: str, nodelist: str) -> Iterator[str]:
+    for text in ranges.split(","):
+        match = _RANGE.fullmatch(text)
+        if match is None:
+            raise _wrong(nodelist)
+        first, last = match[1], match[2] or match[1]
+        if not int(first) <= int(last) < int(first) + _MOST_HOSTS:
+            raise _wrong(nodelist)
+        for number in range(int(first), int(last) + 1):
+            yield str(number).zfill(len(first))
+
+
+def _wrong(nodelist: str) -> RequestError:
+    return RequestError(
+        f"the list of nodes {nodelist!r} is not of the form node[1-3,7],other5. The first host of "
+        "SLURM_JOB_NODELIST serves the rendezvous. Compare with `scontrol show hostnames`, and "
+        "check what sets that variable."
+    )

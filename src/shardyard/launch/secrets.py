@@ -1,0 +1,156 @@
+"""Secrets of a run: from where the recipe says they are kept into the environment, and no further.
+
+Schedulers that keep secrets themselves (Kubernetes, AWS) are handed the reference and put the value
+into the environment of the job; `env` and `file` are read on the machine that needs them.
+"""
+
+import base64
+import json
+import os
+import shlex
+import stat
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from urllib.parse import quote
+
+from shardyard.config.credentials import HIDDEN
+from shardyard.config.secret_reference import Kind, Reference, parse_reference, parse_references
+from shardyard.errors import AccessError, RequestError, ShardyardError
+
+__all__ = [
+    "Kind",
+    "Reference",
+    "loose_files",
+    "parse_reference",
+    "parse_references",
+    "redact",
+    "refuse_unsupported",
+    "resolve_local",
+]  # fmt: skip
+
+
+def resolve_local(secrets: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Values of a recipe's secrets, on the machine whose processes need them.
+
+    What the scheduler keeps (k8s, aws-sm, ssm) it has put into the environment under the secret's
+    own name, and so may a launcher have done with any other kind.
+
+    Args:
+        secrets: The recipe's section.
+        environ: The environment of this process.
+
+    Raises:
+        RequestError: Secrets are missing or empty; all are named.
+        AccessError: A file may not be read by this user.
+    """
+    found, missing, forbidden = {}, [], []
+    for name, reference in parse_references(secrets).items():
+        try:
+            found[name] = _value(name, reference, environ)
+        except AccessError as error:
+            forbidden.append(str(error))
+        except RequestError as error:
+            missing.append(str(error))
+    if missing or forbidden:
+        kind: type[ShardyardError] = RequestError if missing else AccessError
+        raise kind("\n".join([*missing, *forbidden]))
+    return found
+
+
+def loose_files(secrets: Mapping[str, str]) -> list[str]:
+    """A sentence for each secret's file that other users may read or change."""
+    found = []
+    for name, reference in parse_references(secrets).items():
+        path = Path(reference.name or "")
+        if reference.kind != "file" or not path.is_file():
+            continue
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+            found.append(
+                f"secrets.{name}: {path} has mode {mode:04o}, so that other users can reach it. "
+                f"Make it yours alone: chmod 600 {shlex.quote(str(path))}"
+            )
+    return found
+
+
+def refuse_unsupported(
+    secrets: Mapping[str, str], kinds: Collection[str], *, launcher: str
+) -> None:
+    """Refuse references that a launcher's jobs cannot resolve.
+
+    Args:
+        secrets: The recipe's section.
+        kinds: The launcher's ``Capabilities.secrets``.
+        launcher: Its name.
+
+    Raises:
+        RequestError: All that it cannot resolve.
+    """
+    wrong = [
+        f"secrets.{name} is kept in {reference.kind}"
+        for name, reference in parse_references(secrets).items()
+        if reference.kind not in kinds
+    ]
+    if wrong:
+        raise RequestError(
+            f"{'; '.join(wrong)}. Jobs of {launcher} cannot read that. Keep it in "
+            f"{' or '.join(kinds) or 'nothing: this launcher passes no secrets'}."
+        )
+
+
+def redact(text: str, values: Iterable[str]) -> str:
+    """A text without the secrets, however JSON, a shell, an address or base64 would write them."""
+    written = {form for value in values for form in _forms(value)}
+    for form in sorted(written, key=len, reverse=True):  # a value may be part of another
+        text = text.replace(form, HIDDEN)
+    return text
+
+
+def _forms(value: str) -> Iterable[str]:
+    """The value as it may stand in a text; a long line of a key counts by itself."""
+    if not value.strip():
+        return
+    lines = [line for line in value.splitlines() if len(line) >= 16]
+    for part in {value, value.strip(), *lines}:
+        yield part
+        yield json.dumps(part)[1:-1]
+        yield json.dumps(part, ensure_ascii=False)[1:-1]
+        yield shlex.quote(part)
+        yield quote(part, safe="")
+        yield base64.b64encode(part.encode()).decode()
+
+
+def _value(name: str, reference: Reference, environ: Mapping[str, str]) -> str:
+    if reference.kind == "file":
+        return _read(name, Path(reference.name or ""))
+    source = reference.name if reference.kind == "env" and reference.name else name
+    value = environ.get(source) or environ.get(name)
+    if value:
+        return value
+    if reference.kind == "env":
+        text = f"the environment has no {source}, or it is empty. Set it: export {source}=..."
+    else:
+        text = (
+            f"{reference.kind} is read by the scheduler, and it put no {name} into the "
+            f"environment. To run on this machine: export {name}=..."
+        )
+    raise RequestError(f"secrets.{name}: {text}")
+
+
+def _read(name: str, path: Path) -> str:
+    where = f"secrets.{name}: {path}"
+    try:
+        value = path.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
+    except PermissionError as error:
+        raise AccessError(
+            f"{where} may not be read by this user. Make it yours and mode 0600."
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise RequestError(
+            f"{where} cannot be read on {os.uname().nodename}: {why}. Jobs read the file on the "
+            "node; put it there, or on a file system that all nodes share."
+        ) from error
+    if not value or "\0" in value:
+        raise RequestError(f"{where} is empty or binary. It must hold the secret alone, as text.")
+    return value

@@ -1,0 +1,324 @@
+"""Launch on Slurm: a batch script, its job, its state, its logs, its end.
+
+Prerequisites: Slurm's clients (a login node), a run folder that this machine and the nodes share,
+and on the nodes a Python with Shardyard or Pyxis and an image.
+"""
+
+import math
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from shardyard.errors import RequestError, ShardyardError
+from shardyard.launch.base import (
+    Capabilities,
+    Job,
+    JobState,
+    JobStatus,
+    LaunchRequest,
+    LogLine,
+    Rendered,
+)
+from shardyard.launch.doctor import Finding
+from shardyard.launch.ledger import Entry, Ledger
+from shardyard.launch.log_files import read_logs
+from shardyard.launch.secrets import refuse_unsupported
+from shardyard.launch.slurm_checks import slurm_checks
+from shardyard.launch.slurm_clients import (
+    NoAccountingError,
+    NoAnswerError,
+    Shell,
+    UnknownJobError,
+    ask,
+    run_client,
+)
+from shardyard.launch.slurm_script import (
+    NODE_PROGRAM,
+    RECIPE_FILE,
+    SCRIPT_FILE,
+    ended_with,
+    render_script,
+)
+from shardyard.launch.slurm_states import (
+    SACCT_FIELDS,
+    JobRecord,
+    read_sacct,
+    read_scontrol,
+    status_of,
+)
+from shardyard.rundir.layout import write_text
+
+KIND = "slurm job"
+
+_ASK_EVERY_S = 2.0
+"""Between questions of one follower to the controller, which all users share."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmLauncher:
+    """Launch with ``sbatch``, ask ``scontrol`` and ``sacct``, stop with ``scancel``."""
+
+    name: ClassVar[str] = "slurm"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        scales=False, requeues=True, needs_image=False, shares_folder=True, secrets=("env", "file")
+    )
+    shell: Shell = run_client
+    program: tuple[str, ...] = NODE_PROGRAM
+    """What Python is told to run on each node."""
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    """Where sbatch finds the secrets that it passes on by name."""
+
+    def render(self, request: LaunchRequest) -> Rendered:
+        """Return the batch script and the recipe that its nodes read."""
+        refuse_unsupported(request.recipe.secrets, self.capabilities.secrets, launcher=self.name)
+        script = render_script(request, self.program)
+        return Rendered(
+            launcher=self.name,
+            run_id=request.run_id,
+            name=request.run_id,
+            text=script,
+            files={RECIPE_FILE: request.recipe_text, SCRIPT_FILE: script},
+        )
+
+    def submit(self, rendered: Rendered, ledger: Ledger) -> Job:
+        """Write script and recipe into the run folder and submit the script.
+
+        Raises:
+            RequestError: The run has a job already, or Slurm can never run it as it is.
+            CapacityError: A limit is reached, or Slurm does not answer.
+            AccessError: Slurm does not permit it.
+        """
+        run_dir = ledger.path.parent
+        _refuse_missing(_option(rendered, "export"), self.environ)
+        for entry in _entries(ledger, rendered.name):
+            self._refuse_second(entry)
+        for name, content in rendered.files.items():
+            write_text(run_dir / name, content)
+        (run_dir / "logs").mkdir(exist_ok=True)
+        entry = ledger.intend(
+            KIND,
+            rendered.name,
+            launcher=self.name,
+            folder=str(run_dir),
+            nodes=_option(rendered, "nodes"),
+        )
+        try:
+            answer = ask(self.shell, ["sbatch", "--parsable", str(run_dir / SCRIPT_FILE)])
+        except NoAnswerError:
+            raise  # it may have been created: the intent stands
+        except ShardyardError as error:
+            ledger.fail(entry, str(error))
+            raise
+        job_id, _, cluster = answer.strip().splitlines()[-1].partition(";")
+        details = {"cluster": cluster} if cluster else {}
+        return _job(rendered.run_id, ledger.confirm(entry, job_id, **details))
+
+    def validate(self, rendered: Rendered, folder: Path) -> str:
+        """Ask Slurm whether it would take a script (``sbatch --test-only``); creates no job.
+
+        Args:
+            folder: Where the script is written for it.
+
+        Returns:
+            When and where it would start, in Slurm's words.
+        """
+        script = folder / "validate.sbatch"
+        write_text(script, rendered.text)
+        try:
+            done = self.shell(["sbatch", "--test-only", str(script)])
+        finally:
+            script.unlink()
+        if done.exit_code != 0:
+            ask(lambda _: done, ["sbatch"])
+        return " ".join(done.err.split())
+
+    def checks(self, request: LaunchRequest) -> list[Finding]:
+        """Look at the cluster for `shardyard doctor`."""
+        rendered = self.render(request)
+
+        def ask_when() -> str:
+            with tempfile.TemporaryDirectory(prefix="shardyard-") as folder:
+                return self.validate(rendered, Path(folder))
+
+        wants_gpus = "#SBATCH --gpus-per-node=" in rendered.text
+        return slurm_checks(request, self.shell, wants_gpus=wants_gpus, ask_when=ask_when)
+
+    def status(self, job: Job) -> JobStatus:
+        """Ask the controller, which is up to date; and the accounts for what it has forgotten."""
+        record = self._record(job)
+        if record is None:
+            return _gone(job)
+        status = status_of(record, job_id=job.id)
+        if status.state is not JobState.RUNNING or not record.node_list:
+            return status
+        return status_of(record, job_id=job.id, nodes=self._nodes(record.node_list, job))
+
+    def logs(self, job: Job, *, node: int | None, follow: bool) -> Iterator[LogLine]:
+        """Read the files that nodes and script write into the run folder."""
+        folder = Path(job.details["folder"]) / "logs"
+        ranks = range(int(job.details["nodes"])) if node is None else (node,)
+        files = {f"node {rank}": folder / f"slurm-{job.id}-node-{rank}.log" for rank in ranks}
+        if node is None:
+            files = {"job": folder / f"slurm-{job.id}.log", **files}
+
+        def is_over() -> bool:
+            return not follow or self._state(job).is_over
+
+        return read_logs(files, is_over=_asked_every(_ASK_EVERY_S, is_over))
+
+    def scale(self, job: Job, nodes: int) -> None:
+        """Refuse: a Slurm job keeps its nodes.
+
+        Raises:
+            RequestError: Always.
+        """
+        raise RequestError(
+            f"job {job.id} of run {job.run_id} cannot be given {nodes} nodes while it runs: a "
+            f"Slurm job keeps its size. Use `shardyard cancel {job.run_id}`, which saves, and then "
+            f"`shardyard resume {job.run_id} cluster.nodes={nodes}`."
+        )
+
+    def cancel(self, job: Job) -> None:
+        """Ask a running job to drain, however long that takes; remove a waiting one."""
+        state = self._state(job)
+        if state.is_over:
+            return
+        if state is JobState.WAITING:
+            self._scancel(job)
+            return
+        # A job that has just begun may miss the signal; it looks for the file.
+        write_text(Path(job.details["folder"]) / "launch" / f"stop-{job.id}", "cancel\n")
+        self._scancel(job, "--batch", "--signal=USR2")
+
+    def remove(self, job: Job, ledger: Ledger) -> list[str]:
+        """End the job: Slurm's SIGTERM, and SIGKILL after its KillWait."""
+        removed = []
+        for entry in _entries(ledger, job.name):
+            for found in self._jobs_of(entry):
+                if not self._state(found).is_over:
+                    self._scancel(found)
+                    removed.append(f"{KIND} {found.id} ({found.name})")
+            ledger.remove(entry)
+        return removed
+
+    def _state(self, job: Job) -> JobState:
+        """`status` without the states of its nodes, which cost another question."""
+        record = self._record(job)
+        return JobState.GONE if record is None else status_of(record, job_id=job.id).state
+
+    def _record(self, job: Job) -> JobRecord | None:
+        try:
+            return read_scontrol(
+                ask(self.shell, ["scontrol", *_cluster(job), "show", "job", job.id, "-o"])
+            )
+        except UnknownJobError:
+            pass
+        accounts = ["sacct", *_cluster(job), "-X", "-n", "-P", "-j", job.id, "-o", SACCT_FIELDS]
+        try:
+            return read_sacct(ask(self.shell, accounts))
+        except NoAccountingError:
+            return None
+
+    def _nodes(self, node_list: str, job: Job) -> tuple[tuple[str, str], ...]:
+        text = ask(
+            self.shell,
+            ["sinfo", *_cluster(job), "-h", "-N", "-n", node_list, "-o", "%N|%T"],
+        )
+        rows = {
+            (name, state)
+            for name, _, state in (row.partition("|") for row in text.split())
+            if state
+        }
+        return tuple(sorted(rows, key=lambda row: (len(row[0]), row[0])))
+
+    def _scancel(self, job: Job, *options: str) -> None:
+        with suppress(UnknownJobError):  # it ended in the meantime
+            ask(self.shell, ["scancel", *_cluster(job), *options, job.id])
+
+    def _refuse_second(self, entry: Entry) -> None:
+        for job in self._jobs_of(entry):
+            state = self._state(job)
+            if not state.is_over:
+                raise RequestError(
+                    f"run {entry.name} has Slurm job {job.id} already, which is {state}. "
+                    "Two jobs of one run would wait for each other's lease. Follow it with "
+                    f"`shardyard status {entry.name}`, or end it with `shardyard cancel "
+                    f"{entry.name}` first."
+                )
+
+    def _jobs_of(self, entry: Entry) -> list[Job]:
+        """The job that an entry stands for; for an interrupted submission those of its name."""
+        if entry.id is not None:
+            return [_job(entry.name, entry)]
+        text = ask(self.shell, ["squeue", "--me", "-h", "-o", "%A", f"--name={entry.name}"])
+        return [
+            Job(launcher=self.name, run_id=entry.name, id=job_id, name=entry.name,
+                details=dict(entry.details))
+            for job_id in re.findall(r"\d+", text)
+        ]  # fmt: skip
+
+
+def _entries(ledger: Ledger, name: str) -> list[Entry]:
+    return [entry for entry in ledger.live() if entry.kind == KIND and entry.name == name]
+
+
+def _job(run_id: str, entry: Entry) -> Job:
+    assert entry.id is not None
+    return Job(
+        launcher=entry.launcher, run_id=run_id, id=entry.id, name=entry.name,
+        details=dict(entry.details),
+    )  # fmt: skip
+
+
+def _gone(job: Job) -> JobStatus:
+    """Without accounts Slurm soon forgets a job; what its script said last is still there."""
+    log = Path(job.details["folder"]) / "logs" / f"slurm-{job.id}.log"
+    exit_code = ended_with(log.read_text(errors="replace")) if log.is_file() else None
+    ending = "" if exit_code is None else f"; its nodes ended with exit code {exit_code}"
+    return JobStatus(
+        state=JobState.GONE, reason=f"Slurm knows it no more{ending}", exit_code=exit_code
+    )
+
+
+def _option(rendered: Rendered, name: str) -> str:
+    found = re.search(rf"^#SBATCH --{name}=(\S+)$", rendered.text, re.MULTILINE)
+    assert found is not None  # `render` writes it
+    return found[1]
+
+
+def _refuse_missing(exported: str, environ: Mapping[str, str]) -> None:
+    """Raise now, not when the job starts, if a secret that is passed on by name is not there."""
+    names = [] if exported == "NONE" else exported.split(",")
+    missing = [name for name in names if not environ.get(name)]
+    if missing:
+        raise RequestError(
+            f"the environment has no {', '.join(missing)}, which a secret of the recipe is kept "
+            "in. sbatch passes it on from here. Set it: "
+            + "; ".join(f"export {name}=..." for name in missing)
+        )
+
+
+def _asked_every(every_s: float, question: Callable[[], bool]) -> Callable[[], bool]:
+    """The question, answered with no where it comes too soon after the last."""
+    asked_at_s = -math.inf
+
+    def answer() -> bool:
+        nonlocal asked_at_s
+        if time.monotonic() - asked_at_s < every_s:
+            return False
+        asked_at_s = time.monotonic()
+        return question()
+
+    return answer
+
+
+def _cluster(job: Job) -> list[str]:
+    """Which cluster of several, where sbatch said so."""
+    cluster = job.details.get("cluster")
+    return [f"--clusters={cluster}"] if cluster else []

@@ -1,0 +1,176 @@
+"""Slurm's command line clients: run one, and say what its refusal means and what to do about it."""
+
+import re
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
+
+QUERY_TIMEOUT_S = 60.0
+"""A client whose controller is away tries again for SlurmctldTimeout, often two minutes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """How a client ended."""
+
+    exit_code: int
+    out: str
+    err: str
+
+
+Shell = Callable[[Sequence[str]], Done]
+"""Runs one client to its end; may raise FileNotFoundError or subprocess.TimeoutExpired."""
+
+
+def run_client(argv: Sequence[str]) -> Done:
+    """Run a client on this machine, in this environment."""
+    done = subprocess.run(
+        argv,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=QUERY_TIMEOUT_S,
+        check=False,
+    )
+    return Done(exit_code=done.returncode, out=done.stdout, err=done.stderr)
+
+
+class UnknownJobError(ShardyardError):
+    """Slurm's controller knows no such job, or knows it no more."""
+
+
+class NoAnswerError(CapacityError):
+    """Slurm did not answer: what it did with the request is not known."""
+
+
+class NoAccountingError(ShardyardError):
+    """This Slurm keeps no accounts."""
+
+
+_AWAY = (
+    "Slurm's controller does not answer, so nothing is known and nothing was changed that it did "
+    "not confirm. Jobs that run go on. Try again; `scontrol ping` says when it is back."
+)
+
+# Slurm's own words (slurm_errno.c, and what its clients print) -> class, what to do now. The first
+# that is found counts.
+_REFUSALS: tuple[tuple[str, type[ShardyardError], str], ...] = (
+    (r"Invalid job id", UnknownJobError, "It ended long ago, or was never there: `sacct -j ID`."),
+    (r"accounting storage is disabled", NoAccountingError, "Only the controller can be asked."),
+    (
+        r"Unable to contact slurm controller|Connection (refused|timed out)|Socket timed out"
+        r"|Zero Bytes were transmitted|Communication connection failure"
+        r"|not responding|backup controller",
+        NoAnswerError,
+        _AWAY,
+    ),
+    (
+        r"(configuration source|fetch_config|Unable to open|No such file).*slurm.conf"
+        r"|Could not establish a configuration source",
+        RequestError,
+        "This machine belongs to no Slurm cluster. Run this on a login node, or set SLURM_CONF.",
+    ),
+    (
+        r"[Ii]nvalid partition",
+        RequestError,
+        "Set launch.slurm.partition to one of `sinfo -s`.",
+    ),
+    (
+        r"Invalid account or account/partition",
+        RequestError,
+        "Set launch.slurm.account to one of yours, in a partition that takes it: "
+        "`sacctmgr show assoc user=$USER format=account,partition,qos`.",
+    ),
+    (
+        r"Invalid qos",
+        RequestError,
+        "Set launch.slurm.qos to one of yours: `sacctmgr show assoc user=$USER format=qos`.",
+    ),
+    (
+        r"QOS\w*(Submit|Max|Grp|Job)\w*|accounting/QOS policy|Assoc\w*(Submit|Max|Grp)\w*",
+        CapacityError,
+        "A limit of your account or quality of service is reached. Wait until jobs of yours end "
+        "(`squeue --me`), cancel one, or ask for less; `sacctmgr show qos` has the limits.",
+    ),
+    (
+        r"[Tt]ime limit|--time specification",
+        RequestError,
+        "Set launch.time_limit below the partition's: `sinfo -o '%P %l'`.",
+    ),
+    (
+        r"[Nn]ode count|[Tt]oo many nodes|Requested partition configuration not available",
+        RequestError,
+        "Ask for fewer nodes (cluster.nodes), or for another partition: `sinfo -o '%P %D %s'`.",
+    ),
+    (
+        r"[Ii]nvalid feature|--constraint",
+        RequestError,
+        "Set launch.slurm.constraint to features that nodes have: `sinfo -o '%P %f'`.",
+    ),
+    (
+        r"node configuration is not available|can not be satisfied|[Ii]nvalid generic resource"
+        r"|More processors requested",
+        RequestError,
+        "No node of the partition has what was asked. Compare cluster.instance and "
+        "cluster.devices with `sinfo -o '%P %D %c %m %G'`.",
+    ),
+    (
+        r"Requested nodes are busy|Unable to allocate resources",
+        CapacityError,
+        "Try again later: `sinfo` shows what is free.",
+    ),
+    (
+        r"[Aa]ccess/permission denied|not permitted|Invalid user|[Pp]ermission denied"
+        r"|[Aa]uthentication|[Mm]unge",
+        AccessError,
+        "Ask the administrators of the cluster for permission; `id` and `sacctmgr show assoc "
+        "user=$USER` show what you have.",
+    ),
+    (
+        r"temporarily unable|disabled|draining|Reached the maximum|system limit",
+        CapacityError,
+        "Try again later; the administrators know when.",
+    ),
+)
+
+
+def ask(shell: Shell, argv: Sequence[str]) -> str:
+    """Run a client and return what it prints.
+
+    Raises:
+        RequestError: The client is not installed, or the request can never be met.
+        AccessError: Slurm does not permit it.
+        CapacityError: Not now: a limit is reached, or the controller is away (NoAnswerError).
+        UnknownJobError: There is no such job.
+        NoAccountingError: ``sacct`` has nothing to read.
+        ShardyardError: It failed with words that are not known.
+    """
+    try:
+        done = shell(argv)
+    except FileNotFoundError as error:
+        raise RequestError(
+            f"{argv[0]} is not installed here. Runs reach Slurm through its command line clients. "
+            "Run this on a login node of the cluster."
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise NoAnswerError(
+            f"`{argv[0]}` gave no answer for {error.timeout:g} s. {_AWAY}"
+        ) from error
+    if done.exit_code == 0:
+        return done.out
+    said = " ".join(done.err.split()) or f"nothing, exit code {done.exit_code}"
+    raise refusal(argv[0], said)
+
+
+def refusal(client: str, said: str) -> ShardyardError:
+    """What a client's words mean, as an error to raise."""
+    for pattern, kind, remedy in _REFUSALS:
+        if re.search(pattern, said):
+            return kind(f"`{client}` was refused: {said.removesuffix('.')}. {remedy}")
+    return ShardyardError(
+        f"`{client}` failed: {said.removesuffix('.')}. These words of Slurm are not known here. "
+        "Look at the script with `shardyard launch --dry-run`, and at the cluster with `sinfo`."
+    )

@@ -1,0 +1,250 @@
+"""The batch script of a run on Slurm: what is asked of sbatch, and what the job does.
+
+One task per node; each is the node's own program, which starts a process per device. The script
+around them only waits, passes a wish to stop on, and puts the job back into the queue when the
+time limit was the reason.
+"""
+
+import math
+import re
+import shlex
+import sys
+
+from shardyard.config.schema import Recipe
+from shardyard.config.secret_reference import parse_references
+from shardyard.errors import RequestError
+from shardyard.launch.base import LaunchRequest
+from shardyard.units import parse_seconds
+
+RECIPE_FILE = "launch/recipe.yaml"
+SCRIPT_FILE = "launch/slurm.sbatch"
+NODE_PROGRAM = ("-m", "shardyard.cli.node")
+
+SIGNAL_SLACK_S = 60
+"""Slurm may send the warning this much earlier than asked (sbatch(1), --signal)."""
+
+_NO_GPUS = ("hpu", "xla")
+"""Accelerators that none of Slurm's gpu plugins finds; each cluster has its own name for them."""
+
+_BODY = r"""
+newest() { cat "$run_dir/checkpoints/latest" 2>/dev/null || true; }
+before=$(newest)
+stop_file="$run_dir/launch/stop-$SLURM_JOB_ID"  # written by `shardyard cancel`
+step='' reason='' forwarded='' woken=''
+
+# SIGTERM makes a node finish its step, save and end with 143. It goes to the tasks past srun, which
+# would kill them, and only once: a second one means not to save. A signal to a step that is still
+# being launched gets lost, hence the seconds.
+forward() {
+  [[ -n $step && -z $forwarded ]] || return 0
+  forwarded=yes
+  (( SECONDS >= 5 )) || sleep $(( 5 - SECONDS ))
+  until scancel --signal=TERM "$SLURM_JOB_ID"; do
+    kill -0 "$step" 2>/dev/null || return 0
+    sleep 2
+  done
+}
+drain() { woken=yes reason=${reason:-$1}; echo "shardyard: draining: $1"; forward; }
+trap 'drain "time limit"' USR1
+trap 'drain cancel' USR2
+trap 'woken=yes forwarded=yes reason=${reason:-signal}' TERM  # Slurm sends it to the tasks as well
+
+SECONDS=0
+"${srun[@]}" "${node[@]}" &
+step=$!
+if [[ -e $stop_file ]]; then drain cancel; fi
+if [[ -n $reason ]]; then forward; fi
+
+while true; do  # a trap ends `wait` early
+  code=0
+  wait "$step" || code=$?
+  [[ -n $woken ]] || break
+  woken=''
+done
+echo "shardyard: the nodes ended with exit code $code"
+
+if [[ $code == 143 && $reason == 'time limit' && ! -e $stop_file && $requeue == yes ]]; then
+  if [[ $(newest) == "$before" ]]; then
+    echo "shardyard: not requeued: no checkpoint was written since this start, so the next one" \
+      "would end the same way. Raise launch.time_limit, then resume the run." >&2
+  else
+    echo "shardyard: requeued at the time limit, to go on from $(newest)"
+    scontrol requeue "$SLURM_JOB_ID" || echo "shardyard: not requeued; resume the run by hand" >&2
+  fi
+fi
+exit "$code"
+"""
+
+
+def render_script(request: LaunchRequest, program: tuple[str, ...] = NODE_PROGRAM) -> str:
+    """Return the whole script; pure.
+
+    Args:
+        program: What Python is told to run on each node.
+
+    Raises:
+        RequestError: A value cannot stand in a batch script, or the time limit leaves no time.
+    """
+    slurm = request.recipe.launch.slurm
+    _refuse_unwritable(request)
+    directives = [f"#SBATCH {_option(name, value)}" for name, value in _directives(request)]
+    exports = [
+        f"export {name}={shlex.quote(value)}"
+        for name, value in sorted(request.recipe.launch.env.items())
+    ]
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            *directives,
+            "",
+            "set -euo pipefail",
+            "unset SLURM_EXPORT_ENV  # tasks get all that this script has",
+            *exports,
+            f"run_dir={shlex.quote(request.run_dir)}",
+            f"requeue={'yes' if slurm.requeue else 'no'}",
+            _array("srun", _srun(request)),
+            _array("node", _node(request, program)),
+            _BODY.strip("\n"),
+            "",
+        ]
+    )
+
+
+def ended_with(output: str) -> int | None:
+    """The exit code that the script printed at its end; None: it did not come to its end."""
+    last = re.findall(r"^shardyard: the nodes ended with exit code (\d+)$", output, re.MULTILINE)
+    return int(last[-1]) if last else None
+
+
+def exported_names(recipe: Recipe) -> tuple[str, ...]:
+    """Environment variables of the submitter that hold secrets of the run."""
+    return tuple(
+        sorted(
+            reference.name or name
+            for name, reference in parse_references(recipe.secrets).items()
+            if reference.kind == "env"
+        )
+    )
+
+
+def _directives(request: LaunchRequest) -> list[tuple[str, str | int | None]]:
+    """Options of sbatch; None: without a value."""
+    launch, slurm = request.recipe.launch, request.recipe.launch.slurm
+    wanted: list[tuple[str, str | int | None]] = [
+        ("job-name", request.run_id),
+        ("nodes", request.nodes),
+        ("ntasks-per-node", 1),
+        *_devices(request),
+    ]
+    if launch.time_limit is not None:
+        wanted.append(("time", math.ceil(parse_seconds(launch.time_limit) / 60)))
+    for name in ("partition", "account", "qos", "constraint"):
+        if getattr(slurm, name) is not None:
+            wanted.append((name, getattr(slurm, name)))
+    wanted += [
+        ("requeue" if slurm.requeue else "no-requeue", None),
+        ("signal", f"B:USR1@{slurm.signal_before_s}"),
+        ("open-mode", "append"),
+        ("output", f"{_in_pattern(request.run_dir)}/logs/slurm-%j.log"),
+        ("export", ",".join(exported_names(request.recipe)) or "NONE"),
+    ]
+    return wanted
+
+
+def _devices(request: LaunchRequest) -> list[tuple[str, str | int | None]]:
+    """Whole nodes where there are accelerators; on others a core for each process."""
+    kind = _device_kind(request)
+    if kind == "auto":
+        return []
+    if kind == "cpu":
+        return [("cpus-per-task", request.devices_per_node)]
+    whole: list[tuple[str, str | int | None]] = [("exclusive", None), ("mem", 0)]
+    return whole if kind in _NO_GPUS else [("gpus-per-node", request.devices_per_node), *whole]
+
+
+def _device_kind(request: LaunchRequest) -> str:
+    asked = request.recipe.cluster.device
+    if asked == "auto" and request.cluster is not None:
+        return request.cluster.accelerator.device
+    return asked
+
+
+def _srun(request: LaunchRequest) -> list[str]:
+    """Start one task per node, each with a log of its own.
+
+    ``--kill-on-bad-exit`` is off: a drained node ends with 143, and the others, which may still be
+    saving, would be killed for it. They get as long as a drain may take.
+    """
+    recipe = request.recipe
+    slurm = recipe.launch.slurm
+    words = ["srun", "--kill-on-bad-exit=0", f"--wait={math.ceil(recipe.elastic.drain_timeout_s)}"]
+    words.append("--cpu-bind=none")  # the only task of a node would be bound to one core
+    if _device_kind(request) == "cpu":
+        words.append(f"--cpus-per-task={request.devices_per_node}")  # not inherited since 22.05
+    words += [
+        "--open-mode=append",
+        f"--output={_in_pattern(request.run_dir)}/logs/slurm-%j-node-%t.log",
+    ]
+    if slurm.container_image is not None:
+        mounts = (*slurm.container_mounts, f"{request.run_dir}:{request.run_dir}")
+        words += [
+            f"--container-image={slurm.container_image}",
+            f"--container-mounts={','.join(mounts)}",
+        ]
+    return words
+
+
+def _node(request: LaunchRequest, program: tuple[str, ...]) -> list[str]:
+    slurm = request.recipe.launch.slurm
+    python = slurm.python
+    if python == "auto":
+        python = sys.executable if slurm.container_image is None else "python3"
+    recipe = f"{request.run_dir}/{RECIPE_FILE}"
+    return [python, *program, recipe, "--run-dir", request.run_dir, "--place", "slurm"]
+
+
+def _refuse_unwritable(request: LaunchRequest) -> None:
+    launch, slurm = request.recipe.launch, request.recipe.launch.slurm
+    values = {
+        "run folder": request.run_dir,
+        "launch.slurm.partition": slurm.partition,
+        "launch.slurm.account": slurm.account,
+        "launch.slurm.qos": slurm.qos,
+        "launch.slurm.constraint": slurm.constraint,
+    }
+    for name, value in values.items():
+        if value is not None and (not value.isprintable() or "\\" in value or not value):
+            raise RequestError(
+                f"{name}={value!r} cannot stand in a batch script: sbatch reads its options line "
+                "by line and a backslash changes what follows. Choose another without them."
+            )
+    if not request.run_dir.startswith("/"):
+        raise RequestError(
+            f"launch.run_dir={request.run_dir!r} is no absolute path. Nodes start elsewhere than "
+            "here. Write the whole path, on a file system that this machine and the nodes share."
+        )
+    if any("," in mount for mount in slurm.container_mounts):
+        raise RequestError(
+            f"launch.slurm.container_mounts={list(slurm.container_mounts)!r}: a mount holds a "
+            "comma, which separates mounts. Mount a folder above it."
+        )
+    least_s = slurm.signal_before_s + SIGNAL_SLACK_S
+    if launch.time_limit is not None and parse_seconds(launch.time_limit) <= least_s:
+        raise RequestError(
+            f"launch.time_limit={launch.time_limit} is not longer than the {least_s} s before its "
+            f"end at which the run may be told to drain (launch.slurm.signal_before_s, and "
+            f"{SIGNAL_SLACK_S} s of Slurm's own). Raise the one or lower the other."
+        )
+
+
+def _option(name: str, value: str | int | None) -> str:
+    return f"--{name}" if value is None else f"--{name}={shlex.quote(str(value))}"
+
+
+def _array(name: str, words: list[str]) -> str:
+    return f"{name}=({shlex.join(words)})"
+
+
+def _in_pattern(path: str) -> str:
+    """A path inside a file name pattern, where Slurm gives ``%`` a meaning."""
+    return path.replace("%", "%%")

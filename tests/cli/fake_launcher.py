@@ -1,0 +1,111 @@
+"""A launcher in memory: jobs that are moved by the test, objects that stand in a set."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from shardyard.errors import ShardyardError
+from shardyard.launch.base import (
+    Capabilities,
+    Job,
+    JobState,
+    JobStatus,
+    LaunchRequest,
+    LogLine,
+    Rendered,
+)
+from shardyard.launch.ledger import Ledger
+
+CAPABILITIES = Capabilities(
+    scales=True, requeues=False, needs_image=False, shares_folder=True, secrets=("env",)
+)
+
+
+@dataclass
+class FakeLauncher:
+    """Keeps what it was asked; ``statuses`` are answered one by one, the last one for ever."""
+
+    name: ClassVar[str] = "fake"
+    capabilities: ClassVar[Capabilities] = CAPABILITIES
+    statuses: list[JobStatus] = field(
+        default_factory=lambda: [JobStatus(state=JobState.RUNNING, reason="on 1 node")]
+    )
+    lines: list[LogLine] = field(default_factory=list)
+    unanswered: list[ShardyardError] = field(default_factory=list)
+    """Raised one by one before ``statuses`` are answered."""
+    at_end_of_logs: Callable[[], None] = lambda: None
+    refuses: ShardyardError | None = None
+    refuses_after: int = 0
+    """Objects that are created before ``refuses`` is raised."""
+    created: set[str] = field(default_factory=set)
+    submitted: list[LaunchRequest] = field(default_factory=list)
+    scaled: list[int] = field(default_factory=list)
+    cancelled: int = 0
+    stuck: set[str] = field(default_factory=set)
+    """Objects that cannot be removed."""
+
+    def render(self, request: LaunchRequest) -> Rendered:
+        self.submitted.append(request)
+        name = f"sy-{request.run_id}"
+        objects = ({"kind": "service", "name": name}, {"kind": "job", "name": name})
+        text = f"# {request.nodes} x {request.devices_per_node}\n{json.dumps(objects)}\n"
+        return Rendered(
+            launcher=self.name, run_id=request.run_id, name=name, text=text, objects=objects
+        )
+
+    def submit(self, rendered: Rendered, ledger: Ledger) -> Job:
+        for place, kind in enumerate(("fake service", "fake job")):
+            entry = ledger.intend(kind, rendered.name, launcher=self.name)
+            if self.refuses is not None and place == self.refuses_after:
+                ledger.fail(entry, str(self.refuses))
+                raise self.refuses
+            self.created.add(kind)
+            ledger.confirm(entry, f"{place + 7}")
+        return Job(
+            launcher=self.name,
+            run_id=rendered.run_id,
+            id="8",
+            name=rendered.name,
+            details={"zone": "here"},
+        )
+
+    def status(self, job: Job) -> JobStatus:
+        assert job.details == {"zone": "here"}
+        if self.unanswered:
+            raise self.unanswered.pop(0)
+        return self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+
+    def logs(self, job: Job, *, node: int | None, follow: bool) -> Iterator[LogLine]:
+        assert job.id == "8"
+        wanted = [line for line in self.lines if node is None or line.source == f"node {node}"]
+        yield from wanted
+        if follow:
+            self.at_end_of_logs()
+
+    def scale(self, job: Job, nodes: int) -> None:
+        assert job.id == "8"
+        self.scaled.append(nodes)
+
+    def cancel(self, job: Job) -> None:
+        assert job.id == "8"
+        self.cancelled += 1
+
+    def remove(self, job: Job, ledger: Ledger) -> list[str]:
+        assert job.launcher == self.name
+        removed = []
+        for entry in reversed(ledger.live()):
+            if entry.kind in self.stuck:
+                continue
+            self.created.discard(entry.kind)
+            ledger.remove(entry)
+            removed.append(f"{entry.kind} {entry.name}")
+        return removed
+
+
+def fake_that_can(**changes: Any) -> FakeLauncher:
+    """A launcher in memory with other capabilities."""
+    kind = type("Other", (FakeLauncher,), {"capabilities": replace(CAPABILITIES, **changes)})
+    made = kind()
+    assert isinstance(made, FakeLauncher)
+    return made

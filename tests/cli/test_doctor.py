@@ -1,0 +1,72 @@
+"""`shardyard doctor`: a table or JSON, and 1 as the exit code where there is a problem."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from shardyard.cli import main
+from shardyard.launch.base import LaunchRequest
+from shardyard.launch.doctor import Finding
+from tests.cli.fake_launcher import FakeLauncher
+
+RECIPE = ["model.preset=llama-tiny", "cluster.device=cpu", "cluster.devices=2", "run.steps=2"]
+
+
+@dataclass
+class CheckedLauncher(FakeLauncher):
+    """A launcher that can look at its target."""
+
+    def checks(self, request: LaunchRequest) -> list[Finding]:
+        what = f"{request.nodes} nodes are wanted"
+        return [Finding(name="queue", verdict="problem", what=what, mend="Open the queue.")]
+
+
+def test_this_machine_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KEY", "x")
+    code = main(["doctor", *RECIPE, "secrets={KEY: env}", "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    found = {finding["name"]: finding for finding in answer["findings"]}
+    assert {"devices", "packages", "run folder", "secrets"} <= set(found)
+    assert "a checkpoint of" in found["run folder"]["what"]
+    assert code == (1 if answer["problems"] else 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_problem_is_told_with_its_remedy_and_exit_code_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["doctor", *RECIPE, "secrets={NO_SUCH_1: env}"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["check", "verdict", "what"]
+    row = next(line for line in lines if line.startswith("secrets"))
+    assert "problem" in row and row.endswith("Set it: export NO_SUCH_1=...")
+
+
+def test_a_target_is_asked_by_its_launcher(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["doctor", *RECIPE, "--on", "fake", "cluster.nodes=3"]
+    launcher = CheckedLauncher()
+    assert main(arguments, launchers={"fake": launcher}) == 1
+    assert "3 nodes are wanted. Open the queue." in capsys.readouterr().out
+    assert launcher.created == set()
+
+
+def test_a_target_that_cannot_be_asked_is_judged_by_the_request_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    launchers = {"fake": FakeLauncher()}
+    assert main(["doctor", *RECIPE, "--on", "fake"], launchers=launchers) == 0
+    assert "fake can be asked for it" in capsys.readouterr().out
+    wrong = ["doctor", *RECIPE, "--on", "fake", "secrets={A: 'k8s:keys/a'}"]
+    assert main(wrong, launchers=launchers) == 1
+    assert "secrets.A is kept in k8s" in capsys.readouterr().out
+
+
+def test_a_target_needs_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--on", "slurm"]) == 2
+    assert "RECIPE is missing. It says what is wanted of slurm." in capsys.readouterr().err

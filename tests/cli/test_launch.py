@@ -1,0 +1,282 @@
+"""`shardyard launch`: shows, refuses, asks, submits; creates nothing that is not written down."""
+
+import json
+import os
+import pty
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardyard.config.load import load_recipe
+from shardyard.errors import AccessError, CapacityError
+from shardyard.launch.base import JobState
+from shardyard.launch.ledger import Ledger
+from tests.cli.fake_launcher import FakeLauncher, fake_that_can
+from tests.cli.launched_runs import launch, shardyard, status
+
+Captured = pytest.CaptureFixture[str]
+RENTED = ("cluster.device=auto", "cluster.devices=auto", "cluster.instance=p5.48xlarge")
+
+
+@pytest.fixture
+def fake() -> FakeLauncher:
+    return FakeLauncher()
+
+
+def test_a_dry_run_prints_exactly_the_request_and_creates_nothing(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    assert launch(tmp_path, fake, "--dry-run") == 0
+    captured = capsys.readouterr()
+    assert captured.out == fake.render(fake.submitted[0]).text
+    assert "plan: llama-tiny" in captured.err
+    assert not (tmp_path / "runs").exists()
+    assert fake.created == set()
+
+
+def test_a_dry_run_in_json_has_the_request_its_objects_and_the_plan(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    assert launch(tmp_path, fake, "--dry-run", "--json") == 0
+    content = json.loads(capsys.readouterr().out)
+    assert [entry["kind"] for entry in content["objects"]] == ["service", "job"]
+    assert content["plan"]["samples_per_step"] == 8
+
+
+def test_a_submission_prints_run_job_and_what_to_type_next(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    assert launch(tmp_path, fake, "--yes") == 0
+    out = capsys.readouterr().out
+    assert "run: first" in out
+    assert "job: 8 (sy-first) on fake" in out
+    for verb in ("watch", "status", "logs", "cancel"):
+        assert f"shardyard {verb} " in out
+    run = tmp_path / "runs" / "first"
+    assert fake.created == {"fake service", "fake job"}
+    assert [entry.kind for entry in Ledger(run / "ledger.jsonl").live()] == [
+        "fake service",
+        "fake job",
+    ]
+    recipe = load_recipe([run / "recipe.yaml"])
+    assert (recipe.run.id, recipe.run.name, recipe.run.dir) == (
+        "first", "small", str(tmp_path / "runs"),
+    )  # fmt: skip
+    request = fake.submitted[0]
+    assert (request.nodes, request.devices_per_node) == (2, 2)
+    assert request.run_dir == str(run)
+    assert request.recipe_text == (run / "recipe.yaml").read_text()
+
+
+def test_the_nodes_may_see_the_folder_elsewhere(tmp_path: Path, fake: FakeLauncher) -> None:
+    assert launch(tmp_path, fake, "--dry-run", "launch.run_dir=/shared/runs/") == 0
+    assert fake.submitted[0].run_dir == "/shared/runs/first"
+
+
+def test_relative_paths_start_here_unless_the_nodes_share_no_folder(
+    tmp_path: Path, fake: FakeLauncher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    far = fake_that_can(shares_folder=False)
+    for launcher in (fake, far):
+        where = ("--dry-run", "data.source=texts", "launch.run_dir=/runs")
+        assert launch(tmp_path, launcher, *where) == 0
+    assert fake.submitted[0].recipe.data.source == str(tmp_path / "texts")
+    assert far.submitted[0].recipe.data.source == "texts"
+    assert "source: texts" in far.submitted[0].recipe_text
+
+
+def test_a_rented_cluster_shows_memory_and_price_before_it_is_asked(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    assert launch(tmp_path, fake, "--dry-run", *RENTED, "optim.global_batch=16") == 0
+    err = capsys.readouterr().err
+    assert "memory: fits" in err
+    assert "price: $110.08 an hour" in err  # 2 x $55.04, as of the catalogue
+    assert fake.submitted[0].cluster is not None
+    assert fake.submitted[0].devices_per_node == 8
+
+
+def test_without_a_terminal_and_without_yes_nothing_is_submitted(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    assert launch(tmp_path, fake) == 2
+    err = capsys.readouterr().err
+    assert "this is no terminal, so nobody can be asked" in err
+    assert "--dry-run" in err and "--yes" in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_plan_that_does_not_fit_is_refused_unless_it_is_forced(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    large = (*RENTED, "model.preset=llama3.1-405b", "optim.global_batch=16")
+    assert launch(tmp_path, fake, "--yes", *large) == 2
+    err = capsys.readouterr().err
+    assert "the plan does not fit" in err and "--force" in err
+    assert not (tmp_path / "runs").exists()
+    assert launch(tmp_path, fake, "--dry-run", *large) == 0
+    captured = capsys.readouterr()
+    assert "it would be refused" in captured.err
+    assert captured.out.startswith("# 2 x 8")
+    assert launch(tmp_path, fake, "--yes", "--force", *large) == 0
+
+
+def test_a_price_above_the_limit_is_refused(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    long = (*RENTED, "optim.global_batch=16", "run.steps=100000000")
+    assert launch(tmp_path, fake, "--yes", "--max-usd", "1", *long) == 2
+    assert "above --max-usd=1" in capsys.readouterr().err
+    assert launch(tmp_path, fake, "--yes", "launch.max_usd=2", *long) == 2
+    assert "above launch.max_usd=2" in capsys.readouterr().err
+    assert launch(tmp_path, fake, "--yes", "launch.max_usd=2", "--max-usd", "1e9", *long) == 0
+
+
+def test_a_limit_that_nothing_can_be_held_to_is_refused(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    assert launch(tmp_path, fake, "--yes", "--max-usd", "1") == 2
+    err = capsys.readouterr().err
+    assert "the price is not known: cluster.instance is not set" in err
+
+
+def test_a_time_limit_bounds_the_price_of_a_run_without_a_known_length(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    endless = (*RENTED, "optim.global_batch=16", "run.steps=null", "launch.time_limit=2h")
+    assert launch(tmp_path, fake, "--yes", "--max-usd", "220", *endless) == 2
+    assert "$220.16" in capsys.readouterr().err  # 2 h x $110.08
+    assert launch(tmp_path, fake, "--yes", "--max-usd", "221", *endless) == 0
+    assert "by its time limit at most $220.16" in capsys.readouterr().err
+
+
+def test_unknown_machines_are_refused_as_their_devices_cannot_be_counted(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    assert launch(tmp_path, fake, "--yes", "cluster.device=auto", "cluster.devices=auto") == 2
+    err = capsys.readouterr().err
+    assert "how many devices a node of fake has is not known here" in err
+    assert "cluster.instance or cluster.file" in err
+
+
+def test_machines_that_are_only_counted_are_launched_without_a_prediction(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    assert launch(tmp_path, fake, "--yes", "cluster.device=auto") == 0
+    assert "nothing is predicted: cluster.device=auto" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "overrides", "words"),
+    [
+        ({"needs_image": True}, (), "launch.image is not set, and fake runs containers"),
+        ({"shares_folder": False}, (), "launch.run_dir is not set, and the nodes of fake do not"),
+        ({"secrets": ()}, ("secrets.HF_TOKEN=env",), "Jobs of fake cannot read that"),
+    ],
+)
+def test_what_a_launcher_cannot_do_is_refused_with_what_to_give(
+    changes: dict[str, object],
+    overrides: tuple[str, ...],
+    words: str,
+    tmp_path: Path,
+    capsys: Captured,
+) -> None:
+    fake = fake_that_can(**changes)
+    assert launch(tmp_path, fake, "--yes", *overrides) == 2
+    assert words in capsys.readouterr().err
+    assert fake.submitted == []
+
+
+def test_a_run_is_not_launched_twice(tmp_path: Path, fake: FakeLauncher, capsys: Captured) -> None:
+    assert launch(tmp_path, fake, "--yes") == 0
+    assert launch(tmp_path, fake, "--yes") == 2
+    err = capsys.readouterr().err
+    assert "run.id='first' exists already" in err and "as fake job 8" in err
+    assert "shardyard status" in err
+    assert len(Ledger(tmp_path / "runs" / "first" / "ledger.jsonl").jobs()) == 1
+
+
+def test_an_unknown_launcher_is_refused_with_those_there_are(
+    fake: FakeLauncher, capsys: Captured
+) -> None:
+    assert shardyard(fake, "launch", "model.preset=llama-tiny", "--on", "moon") == 2
+    assert "there is no launcher 'moon'. Use one of fake." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("error", "code"), [(CapacityError("none"), 3), (AccessError("no"), 4)])
+def test_a_refusal_before_anything_was_created_leaves_no_run(
+    error: CapacityError | AccessError, code: int, tmp_path: Path, fake: FakeLauncher
+) -> None:
+    fake.refuses = error
+    assert launch(tmp_path, fake, "--yes") == code
+    assert not (tmp_path / "runs" / "first").exists()
+
+
+def test_a_half_created_request_stands_in_the_ledger_and_says_how_it_is_removed(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    fake.refuses, fake.refuses_after = CapacityError("the queue is gone."), 1
+    assert launch(tmp_path, fake, "--yes") == 3
+    err = capsys.readouterr().err
+    assert "shardyard teardown " in err and "the queue is gone." in err
+    ledger = Ledger(tmp_path / "runs" / "first" / "ledger.jsonl")
+    assert [entry.kind for entry in ledger.live()] == ["fake service"]
+
+
+def test_follow_prints_the_output_and_returns_the_jobs_exit_code(
+    tmp_path: Path, fake: FakeLauncher
+) -> None:
+    fake.statuses = [status(JobState.DRAINED)]
+    assert launch(tmp_path, fake, "--yes", "--follow") == 143
+
+
+def test_output_and_json_do_not_go_together(tmp_path: Path, fake: FakeLauncher) -> None:
+    assert launch(tmp_path, fake, "--yes", "--follow", "--json") == 2
+    assert fake.created == set()
+
+
+def test_on_a_terminal_it_asks_and_no_submits_nothing(tmp_path: Path) -> None:
+    """A process of its own on a pseudo-terminal, with the launcher of the test."""
+    program = (
+        "import sys; from pathlib import Path; "
+        "from tests.cli.fake_launcher import FakeLauncher; from tests.cli.launched_runs import "
+        "launch; sys.exit(launch(Path(sys.argv[1]), FakeLauncher()))"
+    )
+    for answer, code in ((b"n\n", 130), (b"y\n", 0)):
+        ours, theirs = pty.openpty()
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, str(tmp_path)],
+            stdin=theirs, stdout=subprocess.DEVNULL, stderr=theirs, cwd=Path(__file__).parents[2],
+        )  # fmt: skip
+        os.close(theirs)
+        os.write(ours, answer)
+        seen = b""
+        try:
+            while chunk := os.read(ours, 4096):
+                seen += chunk
+        except OSError:  # Linux: the other end is closed
+            pass
+        os.close(ours)
+        assert process.wait(30) == code
+        assert b"submit it?" in seen
+        assert (tmp_path / "runs" / "first").exists() == (code == 0)
+
+
+def test_a_dry_run_answers_within_a_second(tmp_path: Path) -> None:
+    """Of processor time, as the machine may be busy with other tests."""
+    program = (
+        "import sys; from pathlib import Path; "
+        "from tests.cli.fake_launcher import FakeLauncher; from tests.cli.launched_runs import "
+        "launch; sys.exit(launch(Path(sys.argv[1]), FakeLauncher(), '--dry-run'))"
+    )
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        check=True, capture_output=True, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1

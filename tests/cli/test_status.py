@@ -1,0 +1,108 @@
+"""`shardyard status`: the job's state, its nodes, and how far the run has come."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shardyard.cli import main
+from shardyard.errors import CapacityError
+from shardyard.launch.base import Job, JobState, LogLine
+from shardyard.launch.ledger import Ledger
+from shardyard.launch.marked import mark
+from tests.cli.fake_launcher import FakeLauncher, fake_that_can
+from tests.cli.launched_runs import launch, runs_dir, shardyard, status
+
+Captured = pytest.CaptureFixture[str]
+STEP = {"step": 3, "loss": 2.5, "attempt": 0, "generation": 0}
+
+
+@pytest.fixture
+def fake(tmp_path: Path, capsys: Captured) -> FakeLauncher:
+    launcher = FakeLauncher()
+    assert launch(tmp_path, launcher, "--yes") == 0
+    capsys.readouterr()
+    return launcher
+
+
+def test_state_reason_and_nodes_are_shown(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    fake.statuses = [status(JobState.RUNNING, "on a and b")]
+    (tmp_path / "runs" / "first" / "metrics.jsonl").write_text(json.dumps(STEP) + "\n")
+    assert shardyard(fake, "status", "fir", *runs_dir(tmp_path)) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["state", "running", "on", "a", "and", "b"] in lines
+    assert ["job", "8", "sy-first", "on", "fake"] in lines
+    assert ["step", "3", "loss", "2.5000"] in lines
+    assert ["node", "b", "down"] in lines
+
+
+def test_a_run_is_found_by_its_path_too(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    assert shardyard(fake, "status", str(tmp_path / "runs" / "first"), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["run_id"] == "first"
+
+
+def test_json_has_exit_code_and_nodes(tmp_path: Path, fake: FakeLauncher, capsys: Captured) -> None:
+    fake.statuses = [status(JobState.FAILED, "out of memory", 137)]
+    assert shardyard(fake, "status", "first", "--json", *runs_dir(tmp_path)) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert (content["state"], content["exit_code"]) == ("failed", 137)
+    assert content["nodes"][0] == {"name": "a", "state": "up"}
+    assert content["run"]["state"] == "new"
+
+
+def test_a_run_whose_folder_is_out_of_reach_is_rebuilt_from_its_output(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    fake = fake_that_can(shares_folder=False)
+    where = ("launch.run_dir=/data/runs", "launch.volumes=[{path: /data, claim: c}]")
+    assert launch(tmp_path, fake, "--yes", *where) == 0
+    fake.lines = [LogLine(source="node 0", text=f"10:00 {mark('metrics', STEP)}")]
+    for _ in range(2):
+        capsys.readouterr()
+        assert shardyard(fake, "status", "first", "--json", *runs_dir(tmp_path)) == 0
+        assert json.loads(capsys.readouterr().out)["run"]["step"] == 3
+    assert len((tmp_path / "runs" / "first" / "metrics.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_run_that_was_trained_here_has_no_job(tmp_path: Path, capsys: Captured) -> None:
+    folder = tmp_path / "runs" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "recipe.yaml").touch()
+    assert main(["status", "mine", *runs_dir(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert "was started by `shardyard train`, not launched" in err
+    assert "shardyard report" in err
+
+
+def test_an_interrupted_submission_says_what_may_exist(tmp_path: Path, capsys: Captured) -> None:
+    folder = tmp_path / "runs" / "half"
+    folder.mkdir(parents=True)
+    (folder / "recipe.yaml").touch()
+    Ledger(folder / "ledger.jsonl").intend("jobset", "sy-half", launcher="fake")
+    assert shardyard(FakeLauncher(), "status", "half", *runs_dir(tmp_path)) == 2
+    err = capsys.readouterr().err
+    assert "jobset sy-half" in err and "shardyard teardown" in err
+
+
+def test_a_scheduler_that_does_not_answer_is_an_error_with_its_code(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    assert launch(tmp_path, FakeLauncher(), "--yes") == 0
+
+    class Silent(FakeLauncher):
+        def status(self, job: Job) -> None:  # type: ignore[override]
+            raise CapacityError(f"the controller does not answer about {job.id}. Try later.")
+
+    assert shardyard(Silent(), "status", "first", *runs_dir(tmp_path)) == 3
+    assert "does not answer about 8" in capsys.readouterr().err
+
+
+def test_an_unknown_run_names_the_newest(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    assert shardyard(fake, "status", "zzz", *runs_dir(tmp_path)) == 2
+    assert "The newest there is first." in capsys.readouterr().err

@@ -1,0 +1,109 @@
+"""`shardyard teardown`: what the ledger names is removed, and what is left is said."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shardyard.launch.base import JobState
+from shardyard.launch.ledger import Ledger
+from tests.cli.fake_launcher import FakeLauncher
+from tests.cli.launched_runs import launch, runs_dir, shardyard, status
+
+Captured = pytest.CaptureFixture[str]
+OBJECTS = ["fake job sy-first", "fake service sy-first"]
+"""In the order of removal."""
+
+
+@pytest.fixture
+def fake(tmp_path: Path, capsys: Captured) -> FakeLauncher:
+    launcher = FakeLauncher(statuses=[status(JobState.SUCCEEDED)])
+    volumes = "launch.volumes=[{path: /a, claim: texts}, {path: /b, efs: fs-1}]"
+    assert launch(tmp_path, launcher, "--yes", volumes) == 0
+    capsys.readouterr()
+    return launcher
+
+
+def teardown(fake: FakeLauncher, folder: Path, *arguments: str) -> int:
+    return shardyard(fake, "teardown", "first", *runs_dir(folder), *arguments)
+
+
+def test_everything_is_removed_the_newest_first_and_a_repeat_finds_nothing(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    assert teardown(fake, tmp_path, "--yes", "--json") == 0
+    content = json.loads(capsys.readouterr().out)
+    assert (content["removed"], content["left"]) == (OBJECTS, [])
+    assert fake.created == set()
+    assert teardown(fake, tmp_path) == 0
+    out = capsys.readouterr().out
+    assert "nothing of run first is left elsewhere" in out and "stays" in out
+    assert (tmp_path / "runs" / "first" / "recipe.yaml").exists()
+
+
+def test_a_dry_run_lists_what_would_be_removed_and_what_costs_money(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    assert teardown(fake, tmp_path, "--dry-run") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [f"still there, and may cost money: {name}" for name in OBJECTS]
+    assert lines[2].startswith("not created by this run, so not removed")
+    assert [line.split(": ")[1] for line in lines[2:]] == [
+        "persistent volume claim texts", "EFS file system fs-1",
+    ]  # fmt: skip
+    assert len(fake.created) == 2
+
+
+def test_what_cannot_be_removed_is_named_and_the_exit_code_says_so(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    fake.stuck = {"fake service"}
+    assert teardown(fake, tmp_path, "--yes") == 1
+    out = capsys.readouterr().out
+    assert "removed: fake job sy-first" in out
+    assert "still there, and may cost money: fake service sy-first" in out
+    fake.stuck = set()
+    assert teardown(fake, tmp_path, "--yes") == 0
+
+
+def test_without_a_terminal_it_needs_yes(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    assert teardown(fake, tmp_path) == 2
+    err = capsys.readouterr().err
+    assert "to be removed: fake job sy-first" in err and "--yes" in err
+    assert len(fake.created) == 2
+
+
+def test_a_running_job_is_to_be_cancelled_first(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    fake.statuses = [status(JobState.RUNNING)]
+    assert teardown(fake, tmp_path, "--yes") == 2
+    err = capsys.readouterr().err
+    assert "job 8 of run first is running" in err and "shardyard cancel" in err
+    assert teardown(fake, tmp_path, "--yes", "--force") == 0
+
+
+def test_an_object_that_holds_data_is_kept_until_told(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    ledger = Ledger(tmp_path / "runs" / "first" / "ledger.jsonl")
+    ledger.intend("volume", "sy-data", launcher="fake", holds="data")
+    assert teardown(fake, tmp_path, "--yes") == 2
+    err = capsys.readouterr().err
+    assert "volume sy-data (perhaps) holds data" in err
+    assert "shardyard export" in err and "--delete-data" in err
+    assert len(fake.created) == 2
+    assert teardown(fake, tmp_path, "--yes", "--delete-data") == 0
+    assert ledger.live() == []
+
+
+def test_an_interrupted_submission_is_removed_too(tmp_path: Path, capsys: Captured) -> None:
+    folder = tmp_path / "runs" / "first"
+    folder.mkdir(parents=True)
+    (folder / "recipe.yaml").touch()
+    ledger = Ledger(folder / "ledger.jsonl")
+    ledger.intend("fake service", "sy-first", launcher="fake")
+    assert teardown(FakeLauncher(), tmp_path, "--yes") == 0
+    assert "removed: fake service sy-first" in capsys.readouterr().out

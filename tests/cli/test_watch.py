@@ -1,0 +1,161 @@
+"""`shardyard watch` and `logs`: output as it comes, the job's exit code at the end."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shardyard.cli.launched import find_launched
+from shardyard.cli.watch import watch
+from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
+from shardyard.launch.base import JobState, LogLine
+from shardyard.launch.marked import mark
+from tests.cli.fake_launcher import FakeLauncher, fake_that_can
+from tests.cli.launched_runs import launch, runs_dir, shardyard, status
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def fake(tmp_path: Path, capsys: Captured) -> FakeLauncher:
+    launcher = FakeLauncher()
+    launcher.lines = [
+        LogLine(source="node 0", text="step 1"),
+        LogLine(source="node 1", text="hello"),
+        LogLine(source="node 0", text=mark("event", {"kind": "run_started", "t": 1.0})),
+        LogLine(source="node 0", text="step 2"),
+    ]
+    assert launch(tmp_path, launcher, "--yes") == 0
+    capsys.readouterr()
+    return launcher
+
+
+def test_logs_are_those_of_node_0_without_what_is_meant_for_programs(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    assert shardyard(fake, "logs", "first", *runs_dir(tmp_path)) == 0
+    assert capsys.readouterr().out == "step 1\nstep 2\n"
+    assert shardyard(fake, "logs", "first", "--node", "1", *runs_dir(tmp_path)) == 0
+    assert capsys.readouterr().out == "hello\n"
+
+
+def test_logs_of_all_nodes_say_whose_line_it_is(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    assert shardyard(fake, "logs", "first", "--all", "--follow", *runs_dir(tmp_path)) == 0
+    assert capsys.readouterr().out == "node 0 | step 1\nnode 1 | hello\nnode 0 | step 2\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            ("--node", "4"),
+            "--node 4: run first has at most 4 nodes, numbered from 0. Give at most 3",
+        ),
+        (("--node", "1", "--all"), "--node and --all exclude each other"),
+    ],
+)
+def test_logs_that_cannot_be_are_refused(
+    options: tuple[str, ...], words: str, tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    assert shardyard(fake, "logs", "first", *options, *runs_dir(tmp_path)) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("state", "exit_code", "code", "words"),
+    [
+        (JobState.SUCCEEDED, None, 0, "shardyard report"),
+        (JobState.SUCCEEDED, 0, 0, "shardyard report"),
+        (JobState.DRAINED, None, 143, "shardyard resume"),
+        (JobState.CANCELLED, None, 143, "shardyard resume"),
+        (JobState.FAILED, None, 1, "shardyard resume"),
+        (JobState.FAILED, 137, 137, "(exit code 137)"),
+        (JobState.GONE, None, 1, "gone"),
+    ],
+)
+def test_watching_returns_the_jobs_exit_code(
+    state: JobState,
+    exit_code: int | None,
+    code: int,
+    words: str,
+    tmp_path: Path,
+    fake: FakeLauncher,
+    capsys: Captured,
+) -> None:
+    fake.statuses = [status(state, "as it ended", exit_code)]
+    assert shardyard(fake, "watch", "first", *runs_dir(tmp_path)) == code
+    captured = capsys.readouterr()
+    assert words in captured.err
+    assert ("step 2" in captured.out) == (state != JobState.GONE)
+
+
+def test_a_waiting_job_says_why_and_once_and_is_polled_less_and_less(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    waiting = status(JobState.WAITING, "no nodes free")
+    fake.statuses = [*[waiting] * 12, status(JobState.RUNNING), status(JobState.SUCCEEDED)]
+    slept: list[float] = []
+    launched = find_launched("first", tmp_path / "runs", {"fake": fake})
+    assert watch(launched, node=None, sleep=slept.append) == 0
+    captured = capsys.readouterr()
+    assert captured.err.count("waiting: no nodes free") == 1
+    assert slept == sorted(slept) and slept[-1] == 10
+    assert "node 1 | hello" in captured.out
+
+
+def test_a_scheduler_that_is_away_for_a_while_is_asked_again(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    fake.unanswered = [CapacityError("the controller does not answer.")] * 5
+    fake.statuses = [status(JobState.SUCCEEDED)]
+    slept: list[float] = []
+    launched = find_launched("first", tmp_path / "runs", {"fake": fake})
+    assert watch(launched, node=0, sleep=slept.append) == 0
+    assert capsys.readouterr().err.count("does not answer. It is asked again.") == 1
+    assert sum(slept) == 50
+
+
+@pytest.mark.parametrize(("error", "code"), [(RequestError("wrong"), 2), (AccessError("no"), 4)])
+def test_a_refusal_ends_the_watching_at_once(
+    error: ShardyardError, code: int, tmp_path: Path, fake: FakeLauncher
+) -> None:
+    fake.unanswered = [error]
+    assert shardyard(fake, "watch", "first", *runs_dir(tmp_path)) == code
+
+
+def test_a_scheduler_that_stays_away_ends_the_watching_with_its_code(
+    tmp_path: Path, fake: FakeLauncher
+) -> None:
+    fake.unanswered = [CapacityError("the controller does not answer.")] * 99
+    launched = find_launched("first", tmp_path / "runs", {"fake": fake})
+    with pytest.raises(CapacityError):
+        watch(launched, node=0, sleep=lambda _: None)
+
+
+def test_ctrl_c_ends_the_watching_and_not_the_job(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    fake.at_end_of_logs = interrupt
+    assert shardyard(fake, "watch", "first", *runs_dir(tmp_path)) == 130
+    captured = capsys.readouterr()
+    assert captured.out.endswith("step 2\n")
+    assert "the job goes on" in captured.err and "shardyard cancel" in captured.err
+    assert fake.cancelled == 0
+
+
+def test_watching_a_run_out_of_reach_keeps_its_events(tmp_path: Path, capsys: Captured) -> None:
+    fake = fake_that_can(shares_folder=False)
+    where = ("launch.run_dir=/data/runs", "launch.volumes=[{path: /data, claim: c}]")
+    assert launch(tmp_path, fake, "--yes", *where) == 0
+    fake.lines = [LogLine(source="node 0", text=mark("event", {"kind": "run_started", "t": 1.0}))]
+    fake.statuses = [status(JobState.SUCCEEDED)]
+    capsys.readouterr()
+    assert shardyard(fake, "watch", "first", *runs_dir(tmp_path)) == 0
+    assert capsys.readouterr().out == ""
+    events = (tmp_path / "runs" / "first" / "events.jsonl").read_text()
+    assert json.loads(events)["kind"] == "run_started"

@@ -1,0 +1,154 @@
+"""A moto server as a process: AWS Batch, EC2, IAM and CloudWatch Logs over HTTP on a free port.
+
+It runs no containers: jobs succeed at once, or are held and then fail.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardyard.launch.aws_batch_objects import LOG_GROUP
+
+REGION = "us-east-1"
+_START_LIMIT_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchServer:
+    """The server, and what the tests made in it."""
+
+    url: str
+    environ: dict[str, str]
+    """What a process needs to speak to it."""
+
+    def client(self, service: str) -> Any:
+        """A client of the tests' own."""
+        import boto3.session
+
+        return boto3.session.Session(region_name=REGION).client(service, endpoint_url=self.url)
+
+    def hold_jobs(self, seconds: int) -> None:
+        """Let jobs stay so long in each state; then they fail, as the server has no Docker."""
+        self._post("/moto-api/config", {"batch": {"use_docker": True}})
+        transition = {"progression": "time", "seconds": seconds}
+        body = {"model_name": "batch::job", "transition": transition}
+        self._post("/moto-api/state-manager/set-transition", body)
+
+    def write_log(self, stream: str, *lines: str) -> None:
+        """Write into a stream of Batch's log group, a millisecond apart."""
+        logs = self.client("logs")
+        for make, names in (
+            (logs.create_log_group, {"logGroupName": LOG_GROUP}),
+            (logs.create_log_stream, {"logGroupName": LOG_GROUP, "logStreamName": stream}),
+        ):
+            with suppress(logs.exceptions.ResourceAlreadyExistsException):
+                make(**names)
+        now_ms = int(time.time() * 1000)
+        events = [
+            {"timestamp": now_ms + place, "message": text} for place, text in enumerate(lines)
+        ]
+        logs.put_log_events(logGroupName=LOG_GROUP, logStreamName=stream, logEvents=events)
+
+    def make_queue(self, name: str, *, max_vcpus: int = 4096, state: str = "ENABLED") -> None:
+        """A queue on a compute environment of p4d.24xlarge."""
+        ec2, iam, batch = (self.client(service) for service in ("ec2", "iam", "batch"))
+        subnet = ec2.describe_subnets()["Subnets"][0]
+        group = ec2.describe_security_groups()["SecurityGroups"][0]["GroupId"]
+        role = iam.create_role(RoleName=f"role-of-{name}", AssumeRolePolicyDocument="{}")
+        profile = iam.create_instance_profile(InstanceProfileName=f"profile-of-{name}")
+        batch.create_compute_environment(
+            computeEnvironmentName=f"{name}-environment",
+            type="MANAGED",
+            serviceRole=role["Role"]["Arn"],
+            computeResources={
+                "type": "EC2",
+                "minvCpus": 0,
+                "maxvCpus": max_vcpus,
+                "instanceTypes": ["p4d.24xlarge"],
+                "subnets": [subnet["SubnetId"]],
+                "securityGroupIds": [group],
+                "instanceRole": profile["InstanceProfile"]["Arn"],
+            },
+        )
+        batch.create_job_queue(
+            jobQueueName=name,
+            state=state,
+            priority=1,
+            computeEnvironmentOrder=[{"order": 1, "computeEnvironment": f"{name}-environment"}],
+        )
+
+    def definitions(self, name: str) -> list[str]:
+        """ARNs of the active revisions of a job definition."""
+        answer = self.client("batch").describe_job_definitions(
+            jobDefinitionName=name, status="ACTIVE"
+        )
+        return [definition["jobDefinitionArn"] for definition in answer["jobDefinitions"]]
+
+    def reset(self) -> None:
+        """Forget everything; jobs succeed at once."""
+        self._post("/moto-api/state-manager/unset-transition", {"model_name": "batch::job"})
+        self._post("/moto-api/reset", {})
+        self._post("/moto-api/config", {"batch": {"use_docker": False}})
+
+    def _post(self, path: str, body: dict[str, Any]) -> None:
+        request = urllib.request.Request(
+            self.url + path,
+            data=json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+            method="POST",
+        )
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            answer.read()
+
+
+@contextmanager
+def batch_server(folder: Path) -> Iterator[BatchServer]:
+    """Start the server, and end it whatever happens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    environ = {
+        "AWS_ENDPOINT_URL": url,
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_CONFIG_FILE": str(folder / "no-config"),
+        "AWS_SHARED_CREDENTIALS_FILE": str(folder / "no-credentials"),
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+    with (folder / "moto.log").open("wb") as log:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, **environ},
+        )
+    try:
+        _wait_for(url, server)
+        yield BatchServer(url=url, environ=environ)
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + _START_LIMIT_S
+    while time.monotonic() < end:
+        if server.poll() is not None:
+            raise RuntimeError(f"moto ended with exit code {server.returncode}")
+        try:
+            with urllib.request.urlopen(url + "/moto-api/data.json", timeout=5):
+                return
+        except OSError:
+            time.sleep(0.05)
+    raise RuntimeError("moto did not answer")

@@ -1,0 +1,45 @@
+"""Stands in for the program of a node where a test is about Slurm and not about training.
+
+What it does is the variable SHARDYARD_STAND_IN: ``end CODE``; ``digest NAME`` of a variable; or
+``wait``: until SIGTERM, then a checkpoint is written, in SAVING_S seconds, and it ends with 143;
+``wait-unsaved``: without one.
+"""
+
+import hashlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+SAVING_S = 1.0
+
+
+def main() -> None:
+    run_dir = Path(sys.argv[sys.argv.index("--run-dir") + 1])
+    rank = int(os.environ["SLURM_PROCID"])
+    start = os.environ.get("SLURM_RESTART_COUNT", "0")
+    verb, _, code = os.environ["SHARDYARD_STAND_IN"].partition(" ")
+    print(f"node {rank} of {os.environ['SLURM_NTASKS']} began, start {start}", flush=True)
+    if verb == "digest":  # shows that a value arrived, and not the value
+        print(hashlib.sha256(os.environ[code].encode()).hexdigest(), flush=True)
+        return
+    if verb == "end":
+        sys.exit(int(code))
+
+    def save(_number: int, _frame: object) -> None:
+        if rank == 0 and verb != "wait-unsaved":
+            time.sleep(SAVING_S)  # after the other nodes have ended
+            (run_dir / "checkpoints").mkdir(exist_ok=True)
+            (run_dir / "checkpoints" / "latest").write_text(f"step-{int(start) + 1:08d}\n")
+        print("saved", flush=True)
+        sys.exit(143)
+
+    signal.signal(signal.SIGTERM, save)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    while True:
+        time.sleep(60)
+
+
+if __name__ == "__main__":
+    main()

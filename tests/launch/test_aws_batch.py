@@ -1,0 +1,293 @@
+"""A job's life on AWS Batch, against a moto server over HTTP, and the ledger after each step."""
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shardyard.errors import AccessError, CapacityError, RequestError
+from shardyard.launch.aws_batch import BatchLauncher
+from shardyard.launch.aws_batch_objects import job_name
+from shardyard.launch.base import Job, JobState, Rendered
+from shardyard.launch.ledger import Ledger
+from tests.launch.batch_requests import batch_request
+from tests.launch.batch_server import REGION, BatchServer, batch_server
+
+pytest.importorskip("boto3", reason="needs shardyard[aws]")
+pytest.importorskip("moto.server", reason="needs moto[batch,server]")
+
+NAME = job_name("llama-1")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BatchServer]:
+    with batch_server(tmp_path_factory.mktemp("moto")) as server:
+        yield server
+
+
+@pytest.fixture
+def batch(server: BatchServer, monkeypatch: pytest.MonkeyPatch) -> BatchServer:
+    """An empty server that this process speaks to."""
+    for name, value in server.environ.items():
+        monkeypatch.setenv(name, value)
+    for name in ("AWS_PROFILE", "AWS_DEFAULT_REGION", "AWS_REGION", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    server.reset()
+    return server
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger(tmp_path / "ledger.jsonl")
+
+
+def rendered(*overrides: str, submission: int = 1) -> Rendered:
+    request = batch_request(
+        "model.preset=llama2-7b", "cluster.instance=p4d.24xlarge", "cluster.nodes=2",
+        *overrides,
+    )  # fmt: skip
+    return BatchLauncher().render(replace(request, submission=submission))
+
+
+def actions(ledger: Ledger) -> list[tuple[str, str]]:
+    lines = [json.loads(line) for line in ledger.path.read_text().splitlines()]
+    return [(line["action"], line["kind"]) for line in lines]
+
+
+def until_over(job: Job) -> JobState:
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        state = BatchLauncher().status(job).state
+        if state.is_over:
+            return state
+        time.sleep(0.2)
+    raise AssertionError("the job did not end")
+
+
+def test_a_job_lives_from_submission_to_removal(batch: BatchServer, ledger: Ledger) -> None:
+    batch.make_queue("trainers")
+    launcher = BatchLauncher()
+    job = launcher.submit(rendered(), ledger)
+    assert actions(ledger) == [
+        ("intended", "batch job definition"),
+        ("created", "batch job definition"),
+        ("intended", "batch job"),
+        ("created", "batch job"),
+    ]
+    assert [(entry.kind, entry.is_confirmed) for entry in ledger.live()] == [
+        ("batch job definition", True),
+        ("batch job", True),
+    ]
+    assert job.name == NAME
+    assert job.details["region"] == REGION
+    assert job.details["definition"] in batch.definitions(NAME)
+
+    status = launcher.status(job)
+    assert status.state is JobState.SUCCEEDED
+    assert "exit code 0" in status.reason
+
+    batch.write_log(f"{NAME}/default/{job.id}", "step 1", "step 2")
+    lines = list(launcher.logs(job, node=0, follow=True))
+    assert [(line.source, line.text) for line in lines] == [
+        ("node 0", "step 1"),
+        ("node 0", "step 2"),
+    ]
+
+    launcher.cancel(job)
+    launcher.cancel(job)
+    assert launcher.status(job).state is JobState.SUCCEEDED
+
+    assert launcher.remove(job, ledger) == [f"batch job definition {NAME}:1"]
+    assert ledger.live() == []
+    assert batch.definitions(NAME) == []
+    assert launcher.remove(job, ledger) == []
+
+
+def test_a_waiting_job_is_cancelled_twice(batch: BatchServer, ledger: Ledger) -> None:
+    batch.make_queue("trainers")
+    batch.hold_jobs(seconds=2)
+    launcher = BatchLauncher()
+    job = launcher.submit(rendered(), ledger)
+    status = launcher.status(job)
+    assert status.state is JobState.WAITING
+    launcher.cancel(job)
+    launcher.cancel(job)
+    assert until_over(job) is JobState.CANCELLED
+    assert "cancelled by shardyard" in launcher.status(job).reason
+
+
+def test_removal_ends_a_waiting_job_first(batch: BatchServer, ledger: Ledger) -> None:
+    batch.make_queue("trainers")
+    batch.hold_jobs(seconds=2)
+    launcher = BatchLauncher()
+    job = launcher.submit(rendered(), ledger)
+    assert launcher.remove(job, ledger) == [
+        f"batch job {job.id}",
+        f"batch job definition {NAME}:1",
+    ]
+    assert ledger.live() == []
+    assert until_over(job) is JobState.CANCELLED
+
+
+def test_a_run_has_one_job_at_a_time(batch: BatchServer, ledger: Ledger) -> None:
+    batch.make_queue("trainers")
+    batch.hold_jobs(seconds=60)
+    launcher = BatchLauncher()
+    job = launcher.submit(rendered(), ledger)
+    before = ledger.path.read_text()
+    with pytest.raises(RequestError, match="has a job already") as raised:
+        launcher.submit(rendered(), ledger)
+    assert job.id in str(raised.value)
+    assert "shardyard cancel" in str(raised.value)
+    assert ledger.path.read_text() == before
+    assert len(batch.definitions(NAME)) == 1
+
+
+def test_a_resumed_run_leaves_no_revision_behind(batch: BatchServer, ledger: Ledger) -> None:
+    batch.make_queue("trainers")
+    launcher = BatchLauncher()
+    launcher.submit(rendered(), ledger)
+    again = launcher.submit(rendered(), ledger)  # as after a lost ledger line: the same name
+    job = launcher.submit(rendered(submission=2), ledger)
+    assert job.name == f"{NAME}-s2" != again.name
+    assert (len(batch.definitions(NAME)), len(batch.definitions(job.name))) == (2, 1)
+    assert len(launcher.remove(job, ledger)) == 3
+    assert batch.definitions(NAME) + batch.definitions(job.name) == []
+
+
+def test_nothing_is_left_when_the_submission_is_refused(batch: BatchServer, ledger: Ledger) -> None:
+    batch.make_queue("trainers")
+    request = rendered()
+    definition, submission = request.objects
+    params = {**submission["params"], "jobDefinition": "another"}  # as if it were gone meanwhile
+    broken = Rendered(
+        launcher=request.launcher, run_id=request.run_id, name=request.name, text=request.text,
+        objects=(definition, {**submission, "params": params}), target=request.target,
+    )  # fmt: skip
+    with pytest.raises(RequestError, match="Job definition another does not exist"):
+        BatchLauncher().submit(broken, ledger)
+    assert batch.definitions(NAME) == []
+    assert ledger.live() == []
+    assert ("failed", "batch job") in actions(ledger)
+    assert ("removed", "batch job definition") in actions(ledger)
+
+
+def test_an_interrupted_submission_is_found_by_its_name(
+    batch: BatchServer, ledger: Ledger, tmp_path: Path
+) -> None:
+    batch.make_queue("trainers")
+    batch.hold_jobs(seconds=2)
+    launcher = BatchLauncher()
+    job = launcher.submit(rendered(), Ledger(tmp_path / "lost.jsonl"))
+    place = {"region": REGION, "queue": "trainers"}
+    ledger.intend("batch job definition", NAME, launcher="aws-batch", **place)
+    ledger.intend("batch job", NAME, launcher="aws-batch", **place)
+    unknown = Job(launcher="aws-batch", run_id="llama-1", id="", name=NAME, details=place)
+    assert launcher.remove(unknown, ledger) == [
+        f"batch job {job.id}",
+        f"batch job definition {NAME}:1",
+    ]
+    assert ledger.live() == []
+
+
+def test_a_job_that_batch_forgot_is_gone(batch: BatchServer, ledger: Ledger) -> None:
+    batch.make_queue("trainers")
+    launcher = BatchLauncher()
+    job = launcher.submit(rendered(), ledger)
+    batch.reset()
+    assert launcher.status(job).state is JobState.GONE
+    with pytest.raises(RequestError, match="no more") as raised:
+        list(launcher.logs(job, node=None, follow=False))
+    assert "/aws/batch/job" in str(raised.value)
+
+
+def test_logs_of_a_node_that_does_not_exist_are_refused(batch: BatchServer, ledger: Ledger) -> None:
+    batch.make_queue("trainers")
+    launcher = BatchLauncher()
+    job = launcher.submit(rendered(), ledger)
+    with pytest.raises(RequestError, match=r"node 2 does not exist.* 2 nodes"):
+        list(launcher.logs(job, node=2, follow=False))
+
+
+def test_a_missing_queue_is_refused_before_anything_is_created(
+    batch: BatchServer, ledger: Ledger
+) -> None:
+    batch.make_queue("others")
+    with pytest.raises(RequestError, match="'trainers' does not exist in us-east-1") as raised:
+        BatchLauncher().submit(rendered(), ledger)
+    assert "There is others." in str(raised.value)
+    assert not ledger.path.exists()
+
+
+def test_a_disabled_queue_is_refused(batch: BatchServer, ledger: Ledger) -> None:
+    batch.make_queue("trainers", state="DISABLED")
+    with pytest.raises(RequestError, match=r"is disabled.*Enable it"):
+        BatchLauncher().submit(rendered(), ledger)
+    assert not ledger.path.exists()
+
+
+def test_a_queue_that_is_too_small_is_no_capacity(batch: BatchServer, ledger: Ledger) -> None:
+    batch.make_queue("trainers", max_vcpus=96)
+    with pytest.raises(CapacityError, match=r"at most 96 vCPUs.*needs 192") as raised:
+        BatchLauncher().submit(rendered(), ledger)
+    assert raised.value.exit_code == 3
+    assert not ledger.path.exists()
+
+
+def test_a_queue_with_other_instances_is_refused(batch: BatchServer, ledger: Ledger) -> None:
+    batch.make_queue("trainers")
+    with pytest.raises(RequestError, match=r"has p4d.24xlarge, not p5.48xlarge"):
+        BatchLauncher().submit(rendered("cluster.instance=p5.48xlarge"), ledger)
+
+
+@pytest.mark.usefixtures("batch")
+def test_no_region_at_all_is_refused(ledger: Ledger) -> None:
+    with pytest.raises(RequestError, match=r"launch\.aws_batch\.region is not given"):
+        BatchLauncher().submit(rendered("launch.aws_batch.region=null"), ledger)
+
+
+@pytest.mark.usefixtures("batch")
+def test_missing_credentials_are_an_access_error(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(AccessError, match="Unable to locate credentials") as raised:
+        BatchLauncher().submit(rendered(), ledger)
+    assert raised.value.exit_code == 4
+    assert "aws sso login" in str(raised.value)
+    assert not ledger.path.exists()
+
+
+@pytest.mark.usefixtures("batch")
+def test_an_unknown_profile_is_a_wrong_request(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "nobody")
+    with pytest.raises(RequestError, match="nobody"):
+        BatchLauncher().submit(rendered(), ledger)
+
+
+@pytest.mark.usefixtures("batch")
+def test_an_endpoint_that_nobody_serves_is_said_to_be_unreachable(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    with pytest.raises(CapacityError, match="Nothing was sent") as raised:
+        BatchLauncher().submit(rendered(), ledger)
+    assert "AWS_ENDPOINT_URL" in str(raised.value)
+    assert not ledger.path.exists()
+
+
+def test_the_number_of_nodes_cannot_change() -> None:
+    job = Job(launcher="aws-batch", run_id="llama-1", id="a", name=NAME)
+    with pytest.raises(RequestError, match=r"cluster\.nodes=4"):
+        BatchLauncher().scale(job, 4)

@@ -1,0 +1,92 @@
+"""Queues in which a multi-node job would wait for ever are refused."""
+
+from typing import Any
+
+import pytest
+
+from shardyard.errors import CapacityError, RequestError
+from shardyard.launch.aws_batch_objects import job_definition
+from shardyard.launch.aws_batch_queue import check_queue
+from tests.launch.batch_requests import batch_request
+
+pytest.importorskip("botocore", reason="needs shardyard[aws]")
+
+
+class Meta:
+    region_name = "us-east-1"
+
+
+class FakeBatch:
+    """One queue on some compute environments."""
+
+    meta = Meta()
+
+    def __init__(self, *environments: dict[str, Any], **queue: Any) -> None:
+        self.environments = [
+            {
+                "computeEnvironmentName": f"e{number}", "type": "MANAGED", "state": "ENABLED",
+                "status": "VALID", **environment,
+            }
+            for number, environment in enumerate(environments)
+        ]  # fmt: skip
+        names = [{"computeEnvironment": e["computeEnvironmentName"]} for e in self.environments]
+        self.queue = {
+            "jobQueueName": "trainers", "state": "ENABLED", "status": "VALID",
+            "computeEnvironmentOrder": names, **queue,
+        }  # fmt: skip
+
+    def describe_job_queues(self, jobQueues: list[str] | None = None) -> dict[str, Any]:
+        is_asked = jobQueues is None or self.queue["jobQueueName"] in jobQueues
+        return {"jobQueues": [self.queue] if is_asked else []}
+
+    def describe_compute_environments(self, computeEnvironments: list[str]) -> dict[str, Any]:
+        found = [e for e in self.environments if e["computeEnvironmentName"] in computeEnvironments]
+        return {"computeEnvironments": found}
+
+
+def resources(**more: Any) -> dict[str, Any]:
+    return {"computeResources": {"type": "EC2", "maxvCpus": 4096, **more}}
+
+
+def check(batch: FakeBatch, name: str = "trainers") -> None:
+    request = batch_request("cluster.instance=p4d.24xlarge", "cluster.nodes=2")
+    check_queue(batch, name, job_definition(request))
+
+
+@pytest.mark.parametrize("types", [["p4d.24xlarge"], ["p4d"], ["optimal"], []])
+def test_a_queue_that_can_run_the_job_is_taken(types: list[str]) -> None:
+    check(FakeBatch(resources(instanceTypes=types)))
+
+
+def test_one_good_environment_is_enough() -> None:
+    check(FakeBatch(resources(type="SPOT"), resources()))
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        (FakeBatch(state="DISABLED"), "is disabled and takes no jobs. Enable it"),
+        (FakeBatch(status="INVALID", statusReason="role gone"), "is INVALID: role gone"),
+        (FakeBatch(resources(type="SPOT")), "of type SPOT; multi-node jobs need EC2 on demand"),
+        (FakeBatch(resources(type="FARGATE")), "of type FARGATE"),
+        (FakeBatch({**resources(), "type": "UNMANAGED"}), "need a managed one"),
+        (FakeBatch({**resources(), "state": "DISABLED"}), "e0 is disabled"),
+        (FakeBatch({**resources(), "status": "INVALID"}), "e0 is INVALID"),
+        (FakeBatch(resources(instanceTypes=["p5.48xlarge"])), "has p5.48xlarge, not p4d.24xlarge"),
+    ],
+)
+def test_a_queue_that_cannot_is_refused(batch: FakeBatch, words: str) -> None:
+    with pytest.raises(RequestError, match=r"launch\.aws_batch\.queue='trainers'") as raised:
+        check(batch)
+    assert words in str(raised.value)
+
+
+def test_a_queue_that_is_not_there_is_refused_with_those_that_are() -> None:
+    with pytest.raises(RequestError, match=r"'others' does not exist.*There is trainers"):
+        check(FakeBatch(resources()), "others")
+
+
+def test_too_few_vcpus_are_no_capacity() -> None:
+    with pytest.raises(CapacityError, match=r"at most 191 vCPUs.*needs 192.*Raise maxvCpus"):
+        check(FakeBatch(resources(maxvCpus=191)))
+    check(FakeBatch(resources(maxvCpus=192)))

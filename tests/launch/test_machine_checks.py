@@ -1,0 +1,170 @@
+"""Each check of a machine: what is fine, what is not, and how it is mended."""
+
+import os
+import resource
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shardyard.errors import RequestError
+from shardyard.hardware.machine import Machine
+from shardyard.launch.doctor import Finding
+from shardyard.launch.machine_checks import (
+    check_address,
+    check_disk,
+    check_machine,
+    judge_clock,
+    judge_devices,
+    judge_disk,
+    judge_driver,
+    judge_locked_memory,
+    judge_open_files,
+    judge_shared_memory,
+    measure_write_bytes_per_s,
+    nccl_of_torch,
+    nvidia_devices_on_bus,
+    nvidia_driver,
+)
+
+MIB, GIB = 2**20, 2**30
+H200 = Machine(
+    device="cuda", name="NVIDIA H200", count=8, memory_bytes=141 * GIB, cores=192, hostname="a"
+)
+LAPTOP = Machine(device="cpu", name="A CPU", count=1, memory_bytes=16 * GIB, cores=8, hostname="b")
+
+
+def versions(installed: dict[str, str]) -> Callable[[str], str | None]:
+    return lambda package: installed.get(package)
+
+
+def said(finding: Finding) -> str:
+    return f"{finding.verdict}: {finding.what}. {finding.mend}"
+
+
+@pytest.mark.parametrize(
+    ("machine", "wanted", "words"),
+    [
+        (H200, 8, "ok: 8 x NVIDIA H200, 141.0 GiB"),
+        (LAPTOP, None, "ok: no accelerator; 8 CPU cores: A CPU, 16.0 GiB"),
+        (replace(H200, count=4), 8, "Use cluster.devices=4, or a machine with 8."),
+        (replace(H200, name="NVIDIA X1"), None, "warning: 8 x NVIDIA X1, 141.0 GiB; it is not in"),
+    ],
+)
+def test_devices(machine: Machine, wanted: int | None, words: str) -> None:
+    assert words in said(judge_devices(machine, wanted=wanted))
+
+
+# CUDA 13 needs driver 580.65.06, any CUDA 12 runs on 525.60.13 (NVIDIA, CUDA release notes)
+@pytest.mark.parametrize(
+    ("driver", "on_bus", "cuda_major", "is_seen", "words"),
+    [
+        ("580.65.06", 8, 13, True, "ok: NVIDIA 580.65.06"),
+        ("535.183.01", 8, 12, True, "ok: NVIDIA 535.183.01"),
+        ("570.124.06", 8, 13, False, "built for CUDA 13, which needs 580.65.06. Install a newer"),
+        (None, 8, 13, False, "problem: 8 NVIDIA devices on the PCI bus, but no driver is loaded"),
+        ("580.65.06", 8, None, False, "is built without CUDA and sees no device. Install the whe"),
+        ("580.65.06", 8, 13, False, "but torch sees no device. See `nvidia-smi`; in a container"),
+    ],
+)
+def test_the_driver(
+    driver: str | None, on_bus: int, cuda_major: int | None, is_seen: bool, words: str
+) -> None:
+    (finding,) = judge_driver(driver=driver, on_bus=on_bus, cuda_major=cuda_major, is_seen=is_seen)
+    assert words in said(finding)
+
+
+def test_a_machine_without_nvidia_devices_needs_no_driver() -> None:
+    assert judge_driver(driver=None, on_bus=0, cuda_major=None, is_seen=False) == []
+
+
+def test_the_driver_and_the_bus_are_read_as_linux_writes_them(tmp_path: Path) -> None:
+    version = tmp_path / "version"
+    version.write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\n"
+        "GCC version:  gcc version 12.3.0 (Ubuntu 12.3.0-1ubuntu1~22.04)\n"
+    )
+    assert nvidia_driver(version) == "580.65.06"
+    assert nvidia_driver(tmp_path / "none") is None
+    for name, vendor, kind in (
+        ("0000:00:1e.0", "0x10de", "0x030200"),  # a GPU
+        ("0000:00:1f.0", "0x10de", "0x068000"),  # an NVSwitch
+        ("0000:00:05.0", "0x1d0f", "0x020000"),  # a network card of Amazon's
+    ):
+        (tmp_path / "bus" / name).mkdir(parents=True)
+        (tmp_path / "bus" / name / "vendor").write_text(f"{vendor}\n")
+        (tmp_path / "bus" / name / "class").write_text(f"{kind}\n")
+    assert nvidia_devices_on_bus(tmp_path / "bus") == 1
+
+
+def test_the_nccl_of_a_wheel_tells_its_cuda() -> None:
+    assert nccl_of_torch(versions({"nvidia-nccl-cu13": "2.29.7"})) == (13, "2.29.7")
+    assert nccl_of_torch(versions({"nvidia-nccl-cu12": "2.27.5"})) == (12, "2.27.5")
+    assert nccl_of_torch(versions({})) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("finding", "words"),
+    [
+        (judge_shared_memory(64 * GIB), "ok: /dev/shm has 64.0 GiB"),
+        (judge_shared_memory(64 * MIB), "warning: /dev/shm has 64.0 MiB; processes of a node"),
+        (judge_open_files(1024), "warning: 1,024 a process; rank 0"),
+        (judge_open_files(65536), "ok: 65,536 a process"),
+        (judge_open_files(resource.RLIM_INFINITY), "ok: no limit"),
+        (judge_locked_memory(64 * 1024), "problem: 64.0 KiB a process; EFA and InfiniBand cannot"),
+        (judge_locked_memory(resource.RLIM_INFINITY), "ok: enough"),
+        (judge_clock(0.01), "ok: 0.01 s behind the time server"),
+        (judge_clock(-30), "warning: 30 s ahead of the time server. Start chrony"),
+        (judge_clock(4000), "problem: 4e+03 s behind the time server. Start chrony"),
+    ],
+)
+def test_limits_and_clock(finding: Finding, words: str) -> None:
+    assert said(finding).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("free", "speed", "checkpoint", "words"),
+    [
+        (100 * GIB, GIB, None, "ok: /runs: 100.0 GiB free, writes 1.0 GiB/s"),
+        (100 * GIB, GIB, 20 * GIB, "ok: /runs: 100.0 GiB free, writes 1.0 GiB/s; a checkpoint of "),
+        (50 * GIB, GIB, 20 * GIB, "problem: /runs: 50.0 GiB free, writes 1.0 GiB/s, but 2 + 1 che"),
+        (500 * GIB, 10 * MIB, 20 * GIB, "warning: /runs: 500.0 GiB free, writes 10.0 MiB/s; a ch"),
+        (100 * MIB, GIB, None, "problem: /runs: 100.0 MiB free"),
+    ],
+)
+def test_the_run_folder(free: int, speed: float, checkpoint: int | None, words: str) -> None:
+    finding = judge_disk(
+        Path("/runs"), free_bytes=free, bytes_per_s=speed, checkpoint_bytes=checkpoint,
+        checkpoints=2,
+    )  # fmt: skip
+    assert said(finding).startswith(words)
+
+
+def test_writing_is_measured_and_leaves_nothing(tmp_path: Path) -> None:
+    assert measure_write_bytes_per_s(tmp_path, num_bytes=8 * MIB) > 0
+    assert list(tmp_path.iterdir()) == []
+    finding = check_disk(tmp_path / "not" / "there", checkpoint_bytes=None, checkpoints=1)
+    assert finding.what.startswith(f"{tmp_path}: ")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_of_somebody_else_is_a_problem(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    finding = check_disk(tmp_path, checkpoint_bytes=None, checkpoints=1)
+    assert "cannot be written" in finding.what and "run.dir" in finding.mend
+
+
+def test_the_name_of_a_machine_must_lead_to_it() -> None:
+    assert check_address("localhost").verdict == "ok"
+    nowhere = check_address("no-such-host.invalid")
+    assert nowhere.verdict == "warning" and "to /etc/hosts, or mend DNS" in nowhere.mend
+
+
+def test_all_is_looked_at_also_where_the_devices_do_not_answer(tmp_path: Path) -> None:
+    def broken() -> Machine:
+        raise RequestError("the look at this machine's devices failed")
+
+    found = {finding.name: finding for finding in check_machine(tmp_path, look=broken)}
+    assert found["devices"].verdict == "problem"
+    assert {"packages", "open files", "run folder", "address"} <= set(found)

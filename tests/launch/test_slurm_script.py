@@ -1,0 +1,187 @@
+"""The batch script, read as text and run by bash; whether Slurm takes it: test_slurm.py."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardyard.errors import RequestError
+from shardyard.hardware.catalogue import instance, instance_names
+from shardyard.launch.slurm_script import exported_names, render_script
+from tests.launch.slurm_request import CASES, golden_request, slurm_request
+
+GOLDEN = Path(__file__).parent / "golden" / "slurm"
+NASTY = 'it\'s a "$HOME" `id` %j; rm -rf $(pwd) & #'
+
+
+def _directives(script: str) -> dict[str, str]:
+    lines = [line.removeprefix("#SBATCH --") for line in script.splitlines() if "#SBATCH" in line]
+    return {name: value for name, _, value in (line.partition("=") for line in lines)}
+
+
+def _printed(script: str, what: str, **environment: str) -> str:
+    """What a line prints in the script's place of the program that it starts."""
+    head, _, _ = script.partition("\nnewest()")
+    done = subprocess.run(
+        ["bash", "-c", f"{head}\n{what}"],
+        env={"PATH": os.environ["PATH"], "SLURM_JOB_ID": "7", **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_script_is_the_golden_one(name: str) -> None:
+    """UPDATE_GOLDEN=1 writes it instead."""
+    file = GOLDEN / f"{name}.sbatch"
+    script = render_script(golden_request(name))
+    if os.environ.get("UPDATE_GOLDEN"):
+        file.write_text(script)
+    assert file.read_text() == script
+
+
+def test_there_is_no_golden_script_that_nothing_renders() -> None:
+    assert {file.stem for file in GOLDEN.iterdir()} == set(CASES)
+
+
+@pytest.mark.parametrize("name", instance_names())
+def test_every_machine_of_the_catalogue_is_asked_for_with_its_devices(name: str) -> None:
+    asked = _directives(render_script(slurm_request(f"cluster.instance={name}")))
+    machine = instance(name)
+    is_gpu = machine.accelerator.device not in ("hpu", "xla")
+    assert asked.get("gpus-per-node") == (str(machine.count) if is_gpu else None)
+    assert "exclusive" in asked
+
+
+def test_accelerators_come_as_whole_nodes_with_the_number_of_the_catalogue() -> None:
+    script = render_script(slurm_request("cluster.instance=p5.48xlarge", nodes=4))
+    asked = _directives(script)
+    assert (asked["nodes"], asked["ntasks-per-node"], asked["gpus-per-node"]) == ("4", "1", "8")
+    assert "exclusive" in asked
+    assert asked["mem"] == "0"
+
+
+def test_accelerators_that_slurm_does_not_call_gpu_come_with_the_whole_node() -> None:
+    asked = _directives(render_script(slurm_request("cluster.instance=dl1.24xlarge")))
+    assert "gpus-per-node" not in asked
+    assert "exclusive" in asked
+
+
+def test_machines_that_nobody_listed_still_have_their_gpus_asked_for() -> None:
+    asked = _directives(render_script(slurm_request("cluster.device=cuda", devices=4)))
+    assert asked["gpus-per-node"] == "4"
+
+
+def test_a_cpu_node_gives_a_core_to_each_process_and_is_shared() -> None:
+    asked = _directives(render_script(slurm_request(devices=2)))
+    assert asked["cpus-per-task"] == "2"
+    assert not {"gpus-per-node", "exclusive", "mem"} & set(asked)
+
+
+def test_what_the_cluster_asks_is_passed_on() -> None:
+    request = slurm_request(
+        "launch.time_limit=90min",
+        "launch.slurm.partition=h200",
+        "launch.slurm.account=team-a",
+        "launch.slurm.qos=high",
+        "launch.slurm.constraint='a|b'",
+        "launch.slurm.signal_before_s=300",
+    )
+    asked = _directives(render_script(request))
+    assert asked["time"] == "90"
+    assert asked["signal"] == "B:USR1@300"
+    assert (asked["partition"], asked["account"], asked["qos"]) == ("h200", "team-a", "high")
+    assert asked["constraint"] == "'a|b'"
+    assert asked["output"] == "/shared/runs/tiny/logs/slurm-%j.log"
+
+
+def test_without_a_wish_nothing_is_asked_for() -> None:
+    asked = _directives(render_script(slurm_request()))
+    assert not {"time", "partition", "account", "qos", "constraint"} & set(asked)
+    assert asked["export"] == "NONE"
+
+
+def test_a_run_that_may_not_be_requeued_is_not() -> None:
+    script = render_script(slurm_request("launch.slurm.requeue=false"))
+    assert "no-requeue" in _directives(script)
+    assert _printed(script, "echo $requeue") == "no\n"
+
+
+def test_a_value_arrives_as_it_was_whatever_it_holds() -> None:
+    request = slurm_request(f'launch.env={{TEXT: "{NASTY.replace(chr(34), chr(92) + chr(34))}"}}')
+    script = render_script(request)
+    assert _printed(script, 'printf %s "$TEXT"') == NASTY
+
+
+def test_a_folder_with_a_quote_and_a_percent_is_one_word_for_bash() -> None:
+    script = render_script(slurm_request(run_dir="/shared/it's 100 %j/run"))
+    words = _printed(script, 'printf "%s\\n" "${node[@]}"').splitlines()
+    assert words == [
+        sys.executable, "-m", "shardyard.cli.node", "/shared/it's 100 %j/run/launch/recipe.yaml",
+        "--run-dir", "/shared/it's 100 %j/run", "--place", "slurm",
+    ]  # fmt: skip
+    assert "%%j/run/logs/slurm-%j-node-%t.log" in _printed(script, 'echo "${srun[@]}"')
+
+
+def test_the_whole_script_is_bash() -> None:
+    script = render_script(slurm_request(run_dir="/shared/it's here/run"))
+    assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+
+
+def test_a_secret_is_passed_by_the_name_of_its_variable_only(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("value-in-a-file")
+    request = slurm_request(
+        f"secrets={{HF_TOKEN: env, WANDB_API_KEY: 'env:MY_KEY', OTHER: 'file:{file}'}}"
+    )
+    script = render_script(request)
+    assert _directives(script)["export"] == "HF_TOKEN,MY_KEY"
+    assert exported_names(request.recipe) == ("HF_TOKEN", "MY_KEY")
+    assert "value-in-a-file" not in script
+
+
+def test_a_container_has_the_run_folder_in_it_and_its_own_python() -> None:
+    request = slurm_request(
+        "launch.slurm.container_image=/shared/shardyard.sqsh",
+        "launch.slurm.container_mounts=['/data:/data']",
+    )
+    script = render_script(request)
+    srun = _printed(script, 'printf "%s\\n" "${srun[@]}"').splitlines()
+    assert "--container-image=/shared/shardyard.sqsh" in srun
+    assert "--container-mounts=/data:/data,/shared/runs/tiny:/shared/runs/tiny" in srun
+    assert _printed(script, "echo ${node[0]}") == "python3\n"
+
+
+def test_the_python_of_the_nodes_can_be_named() -> None:
+    script = render_script(slurm_request("launch.slurm.python=/opt/py/bin/python"))
+    assert _printed(script, "echo ${node[0]}") == "/opt/py/bin/python\n"
+
+
+def test_nodes_that_still_save_are_not_killed_because_the_first_has_drained() -> None:
+    srun = _printed(
+        render_script(slurm_request("elastic.drain_timeout_s=200")), 'echo "${srun[@]}"'
+    )
+    assert "--kill-on-bad-exit=0 --wait=200" in srun
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ('launch.slurm.partition="a\\nb"', r"launch.slurm.partition='a\\nb' cannot stand in"),
+        ("launch.slurm.account='a\\b'", "launch.slurm.account=.* Choose another"),
+        ("launch.slurm.container_mounts=['/a,b:/c']", "a mount holds a comma.* Mount a folder"),
+        ("launch.time_limit=3min", "is not longer than the 180 s.* Raise the one or lower"),
+    ],
+)
+def test_what_cannot_stand_in_a_script_is_refused(override: str, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        render_script(slurm_request(override))
+
+
+def test_a_relative_run_folder_is_refused() -> None:
+    with pytest.raises(RequestError, match=r"no absolute path.* Write the whole path"):
+        render_script(slurm_request(run_dir="runs/tiny"))
