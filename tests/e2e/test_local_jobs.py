@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
@@ -16,9 +17,11 @@ ENDLESS = ("run.steps=1000000", "checkpoint.every=1000000", "task.eval_every_ste
 
 
 @pytest.fixture
-def runs(place: Place, prepared: Answer) -> LocalRuns:
+def runs(place: Place, prepared: Answer) -> Iterator[LocalRuns]:
     assert prepared.code == 0
-    return LocalRuns(place)
+    runs = LocalRuns(place)
+    yield runs
+    runs.tidy_up()
 
 
 def losses(place: Place, run_id: str) -> list[float]:

@@ -29,6 +29,7 @@ class LocalRuns:
 
     place: Place
     launcher: LocalLauncher = field(default_factory=LocalLauncher)
+    _has_killed: bool = field(default=False, init=False)
 
     def request(self, run_id: str, *overrides: str, launched_dir: str = "runs") -> LaunchRequest:
         with _inside(self.place.folder):
@@ -88,8 +89,12 @@ class LocalRuns:
         for pid in tree(entry):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        for name in self.place.files_left():  # whoever would remove its sockets is dead too
-            if name.startswith("pymp-"):
+        self._has_killed = True
+
+    def tidy_up(self) -> None:
+        """Remove what killed processes left: whoever would have done it is dead too."""
+        if self._has_killed:
+            for name in self.place.files_left():
                 shutil.rmtree(self.place.scratch / name, ignore_errors=True)
 
     def entry(self, job: Job, rank: int) -> int:
