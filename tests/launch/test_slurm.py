@@ -200,7 +200,7 @@ def test_at_the_time_limit_a_run_is_saved_requeued_and_started_again(
         assert (run_dir / "checkpoints" / "latest").read_text() == f"{saved}\n"
         last = f"job: shardyard: requeued at the time limit, to go on from {saved}"
         assert last in wait.lines(job)
-        assert "was requeued" in launcher.status(job).reason
+        cluster.wait_until(lambda: "was requeued" in launcher.status(job).reason, "its reason")
         if start == 0:
             cluster.wait_until(lambda: cluster.state(job.id) == "PENDING", "pending")
             cluster.start_now(job.id)

@@ -24,7 +24,7 @@ RECIPE = f"""\
 model: {{preset: llama-tiny}}
 data: {{source: TEXT, vocab_size: 512, seq_len: 32, workers: 1, eval_fraction: 0.1}}
 run: {{steps: {STEPS}}}
-optim: {{lr: 1e-2, global_batch: 4, micro_batch: 1}}
+optim: {{lr: 1e-3, global_batch: 4, micro_batch: 1}}
 parallel: {{strategy: FULL_SHARD}}
 cluster: {{device: cpu, devices: 2}}
 checkpoint: {{every: 40}}
@@ -75,21 +75,21 @@ def _no_job_left(cluster: SlurmCluster) -> Iterator[None]:
 class SlurmRun:
     """One run on two nodes of a process each."""
 
-    def __init__(self, place: Place, cluster: SlurmCluster, run_id: str) -> None:
+    def __init__(self, place: Place, cluster: SlurmCluster, run_id: str, *, nodes: int = 2) -> None:
         self.place = place
         self.cluster = cluster
         self.run_dir = place.run_dir(run_id)
         self.launcher = SlurmLauncher(shell=cluster.shell)
-        self.job = self.submit()
+        self.job = self.submit(nodes)
 
-    def submit(self) -> Job:
-        words = [f"run.id={self.run_dir.run_id}", *TWO_NODES]
+    def submit(self, nodes: int = 2) -> Job:
+        words = [f"run.id={self.run_dir.run_id}", *TWO_NODES, f"cluster.nodes={nodes}"]
         recipe = anchor_paths(load_checked_recipe([self.place.folder / "tiny.yaml"], words))
         request = LaunchRequest(
             run_id=self.run_dir.run_id,
             recipe=recipe,
             recipe_text=dump_recipe(recipe),
-            nodes=2,
+            nodes=nodes,
             devices_per_node=1,
             cluster=None,
             run_dir=str(self.run_dir.path),
@@ -187,6 +187,22 @@ def test_a_cancelled_run_is_saved_and_another_job_goes_on_exactly(
     run.wait_for(JobState.SUCCEEDED)
     assert run.begins() == [0, saved]
     assert _losses(run.run_dir) == expected
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
+def test_a_run_goes_on_with_another_number_of_nodes(
+    place: Place, cluster: SlurmCluster, expected: dict[int, float], before: int, after: int
+) -> None:
+    run = SlurmRun(place, cluster, f"from-{before}-to-{after}", nodes=before)
+    wait_for_step(run.run_dir, 10)
+    run.launcher.cancel(run.job)
+    run.wait_for(JobState.DRAINED)
+    saved = run.run_dir.checkpoint_steps()[-1]
+    run.job = run.submit(after)
+    run.wait_for(JobState.SUCCEEDED)
+    assert run.begins() == [0, saved]
+    # Sums are made in another order: equal up to rounding (1e-7, measured).
+    assert _losses(run.run_dir) == pytest.approx(expected, rel=1e-5)
 
 
 def test_scancel_by_hand_saves_within_the_seconds_that_slurm_gives(

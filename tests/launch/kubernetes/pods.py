@@ -73,18 +73,15 @@ class Podman:
             raise AssertionError(f"podman {arguments}: {done.stderr.decode()}")
         return done.stdout.decode()
 
-    def play(self, config: dict[str, Any], pod: dict[str, Any], *, alias: str) -> None:
-        """Start a pod; ``alias`` is the name that a headless service would give it."""
+    def play(self, config: dict[str, Any], pod: dict[str, Any], *, domain: str = "") -> None:
+        """Start a pod; its name is its host's, in the domain that a headless service would make."""
         text = to_yaml((config, pod)).encode()
+        alias = ".".join(filter(None, (pod["metadata"]["name"], domain)))
         self.run("play", "kube", f"--network={self.network}:alias={alias}", "-", data=text)
 
-    def wait(self, pod: str, *, timeout_s: float) -> int:
-        """Exit code of a pod's container."""
-        return int(self.run("wait", f"{pod}-node", timeout_s=timeout_s))
-
-    def logs(self, pod: str) -> str:
-        """What a pod's container printed on stdout."""
-        return self.run("logs", f"{pod}-node")
+    def wait(self, container: str, *, timeout_s: float) -> int:
+        """Exit code of a container."""
+        return int(self.run("wait", container, timeout_s=timeout_s))
 
 
 @contextmanager
@@ -144,4 +141,25 @@ def pod_of_jobset(job: dict[str, Any], rank: int) -> dict[str, Any]:
     pod["spec"] |= {"hostname": host, "subdomain": name}
     (container,) = pod["spec"]["containers"]
     container["env"].append({"name": "JOB_COMPLETION_INDEX", "value": str(rank)})
+    return {"apiVersion": "v1", "kind": "Pod", **pod}
+
+
+def worker_of_pytorchjob(job: dict[str, Any], rank: int) -> dict[str, Any]:
+    """The pod of one worker, as the training operator makes it."""
+    name, policy = job["metadata"]["name"], job["spec"]["elasticPolicy"]
+    pod = copy.deepcopy(job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"])
+    pod["metadata"]["name"] = f"{name}-worker-{rank}"
+    pod["metadata"]["labels"] |= {
+        "training.kubeflow.org/job-name": name,
+        "training.kubeflow.org/replica-index": str(rank),
+    }
+    pod["spec"] |= {"restartPolicy": "Never", "hostname": f"{name}-worker-{rank}"}
+    added = {
+        "PET_RDZV_ENDPOINT": f"{policy['rdzvHost']}:{policy['rdzvPort']}",
+        "PET_RDZV_BACKEND": policy["rdzvBackend"],
+        "PET_RDZV_ID": policy["rdzvId"],
+        "PET_NNODES": f"{policy['minReplicas']}:{policy['maxReplicas']}",
+    }
+    (container,) = pod["spec"]["containers"]
+    container["env"] += [{"name": key, "value": value} for key, value in added.items()]
     return {"apiVersion": "v1", "kind": "Pod", **pod}
