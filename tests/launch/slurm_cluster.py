@@ -158,8 +158,18 @@ class SlurmCluster:
         return text.partition("JobState=")[2].split()[0]
 
     def start_now(self, job_id: str) -> None:
-        """Let a requeued job begin without the two minutes that Slurm makes it wait."""
-        self.client("scontrol", "update", f"JobId={job_id}", "StartTime=now")
+        """Let a requeued job begin without the two minutes that Slurm makes it wait.
+
+        Slurm sets them once more as the old start ends, so this says it until it holds.
+        """
+
+        def has_begun() -> bool:
+            if self.state(job_id) == "RUNNING":
+                return True
+            self.client("scontrol", "update", f"JobId={job_id}", "StartTime=now", check=False)
+            return False
+
+        self.wait_until(has_begun, "running again")
 
     def stop(self) -> None:
         """End everything: jobs first, then daemons, then what they left."""

@@ -105,8 +105,10 @@ class Ledger:
         }  # fmt: skip
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            with self.path.open("a+b") as file:
+                file.seek(max(0, file.tell() - 1))
+                torn = file.read() not in (b"", b"\n")  # a writer was killed in its line
+                file.write((("\n" if torn else "") + json.dumps(line) + "\n").encode())
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
