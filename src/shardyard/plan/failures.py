@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from shardyard.plan.effective_time import time_shares
+from shardyard.plan.effective_time import TimeShares, time_shares
 from shardyard.plan.failure_rates import (
     HARDWARE_SHARE,
     HOUR_S,
@@ -155,8 +155,25 @@ def failure_plan(
         blocking_s=checkpoint_blocking_s,
         lag_s=checkpoint_write_s,
     )
-    productive_s, init_s = steps * step_s, first_init_s(restart)
-    training_s = productive_s / shares.productive
+    return _outlook(
+        mtbf, interval, restart, shares,
+        interval_s=interval.steps * step_s, productive_s=steps * step_s,
+        lag_s=checkpoint_write_s,
+    )  # fmt: skip
+
+
+def _outlook(
+    mtbf: Mtbf,
+    interval: "_Interval",
+    restart: tuple[Phase, ...],
+    shares: TimeShares,
+    *,
+    interval_s: float,
+    productive_s: float,
+    lag_s: float,
+) -> FailureOutlook:
+    """The shares of a long run, over this one's length and its first start."""
+    init_s, training_s = first_init_s(restart), productive_s / shares.productive
     wall_s = init_s + training_s
     spares, spares_reason = _spares(mtbf.seconds, wall_s=wall_s)
     return FailureOutlook(
@@ -164,13 +181,13 @@ def failure_plan(
         expected_failures=training_s * shares.failures_per_s,
         best_interval_steps=interval.best_steps,
         interval_steps=interval.steps,
-        interval_s=interval.steps * step_s,
+        interval_s=interval_s,
         interval_reason=interval.reason,
         ettr=productive_s / wall_s,
         method=shares.method,
         method_reason=shares.reason,
         restart=restart,
-        replay=replay_phase(interval_s=interval.steps * step_s, durable_lag_s=checkpoint_write_s),
+        replay=replay_phase(interval_s=interval_s, durable_lag_s=lag_s),
         spare_nodes=spares,
         spares_reason=spares_reason,
         wall_s=wall_s,

@@ -29,7 +29,7 @@ from shardyard.plan.saving import blocking_s, writing_s
 from shardyard.plan.step_time import TimeTerm
 from shardyard.plan.throughput import SPEED_REASON, Peak, Price, Speed, peak_of, price_of
 from shardyard.plan.traffic import traffic_terms
-from shardyard.plan.workload import optimizer_bytes, workload_of
+from shardyard.plan.workload import Workload, optimizer_bytes, workload_of
 from shardyard.units import format_bytes, format_count, format_seconds, format_usd
 
 CPU_PROCESS_BYTES = 340 * 2**20
@@ -270,14 +270,9 @@ def plan_recipe(
         number_format=workload.formats.compute,
         given=recipe.observe.peak_tflops,
     )
-    cluster, why_not = named, "cannot be said without a peak"
-    if accelerator is not None:
-        why_not = missing(accelerator, workload.formats.compute) or ""
-    if cluster is None and accelerator is not None and not why_not:
-        cluster, why_not = _reference(accelerator, devices_per_node=devices_per_node, nodes=nodes)
-    timed = None
-    if cluster is not None and not why_not:
-        timed = estimate(workload, with_links(cluster, calibration), calibration)
+    timed, why_not = _timed(
+        workload, named, accelerator, calibration, devices_per_node=devices_per_node, nodes=nodes
+    )
     speed = Speed(tokens_per_s=None, reason=why_not)
     if timed is not None:
         speed = Speed(tokens_per_s=timed.tokens_per_s, reason=SPEED_REASON)
@@ -314,6 +309,26 @@ def plan_recipe(
         failures_reason=why_no_outlook,
         measured=calibration.sources if calibration else (),
     )
+
+
+def _timed(
+    workload: Workload,
+    named: Cluster | None,
+    accelerator: Accelerator | None,
+    calibration: Calibration | None,
+    *,
+    devices_per_node: int,
+    nodes: int,
+) -> tuple[Estimate | None, str]:
+    """The step on the named cluster, else on the usual one of the accelerator; or why not."""
+    cluster, why_not = named, "cannot be said without a peak"
+    if accelerator is not None:
+        why_not = missing(accelerator, workload.formats.compute) or ""
+    if cluster is None and accelerator is not None and not why_not:
+        cluster, why_not = _reference(accelerator, devices_per_node=devices_per_node, nodes=nodes)
+    if cluster is None or why_not:
+        return None, why_not
+    return estimate(workload, with_links(cluster, calibration), calibration), ""
 
 
 def layout_name(layout: Layout) -> str:
