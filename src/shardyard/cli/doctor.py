@@ -2,14 +2,19 @@
 
 import json
 import os
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
+from shardyard.cli.installing import (
+    InstallTerms,
+    install_missing,
+    proposal_for,
+    remove_installed,
+)
 from shardyard.cli.launched import launchers_in
-from shardyard.cli.launching import Launchers, launcher_named, propose, refusals
+from shardyard.cli.launching import Launchers, launcher_named, refusals
 from shardyard.cli.options import json_option
 from shardyard.cli.request import Request
 from shardyard.cli.tables import print_table
@@ -19,7 +24,6 @@ from shardyard.launch.doctor import Finding, HasChecks, count
 from shardyard.launch.machine_checks import check_machine
 from shardyard.launch.secrets import loose_files, resolve_local
 from shardyard.plan.workload import optimizer_bytes
-from shardyard.rundir.layout import RunDir
 
 _HERE = "local"
 
@@ -27,18 +31,39 @@ _HERE = "local"
 @click.command()
 @click.argument("recipe", nargs=-1)
 @click.option("--on", metavar="LAUNCHER", help=f"Look at a target: one of {', '.join(LAUNCHERS)}.")
+@click.option("--install", "is_installing", is_flag=True, help="Install what the target lacks.")
+@click.option("--uninstall", "is_removing", is_flag=True, help="Remove what --install installed.")
+@click.option("--dry-run", is_flag=True, help="Print what would be run or sent; change nothing.")
+@click.option("--yes", "is_yes", is_flag=True, help="Do not ask.")
 @json_option
 @click.pass_context
 def command(
-    context: click.Context, recipe: tuple[str, ...], *, on: str | None, as_json: bool
+    context: click.Context,
+    recipe: tuple[str, ...],
+    *,
+    on: str | None,
+    is_installing: bool,
+    is_removing: bool,
+    dry_run: bool,
+    is_yes: bool,
+    as_json: bool,
 ) -> int:
     """Look at this machine, or with --on at what RECIPE would be launched on. Changes nothing.
 
-    The exit code is 0 without a problem, else 1.
+    The exit code is 0 without a problem, else 1. With --install what the target lacks is installed
+    at pinned versions.
     """
     if on not in (None, _HERE) and not recipe:
         raise click.UsageError(f"RECIPE is missing. It says what is wanted of {on}.")
     request = Request.read(recipe, needs_weights=False) if recipe else None
+    if is_installing or is_removing:
+        if is_installing and is_removing:
+            raise click.UsageError("--install and --uninstall exclude each other.")
+        if request is None or on in (None, _HERE):
+            raise click.UsageError("--install and --uninstall need --on and a RECIPE.")
+        terms = InstallTerms(is_yes=is_yes, dry_run=dry_run, as_json=as_json)
+        change = install_missing if is_installing else remove_installed
+        return change(request, launcher_named(str(on), launchers_in(context)), terms)
     if request is None or on in (None, _HERE):
         findings = _findings_here(request)
     else:
@@ -76,14 +101,10 @@ def _findings_here(request: Request | None) -> list[Finding]:
 
 def _findings_there(request: Request, on: str, launchers: Launchers | None) -> list[Finding]:
     launcher = launcher_named(on, launchers)
-    with tempfile.TemporaryDirectory(prefix="shardyard-") as folder:
-        try:
-            name = request.recipe.run.id or "doctor"
-            proposal = propose(
-                request, launcher, run_dir=RunDir(Path(folder) / name), is_dry_run=True
-            )
-        except ShardyardError as error:
-            return [Finding(name="request", verdict="problem", what=str(error))]
+    try:
+        proposal = proposal_for(request, launcher)
+    except ShardyardError as error:
+        return [Finding(name="request", verdict="problem", what=str(error))]
     wrong = [
         Finding(name="request", verdict="problem", what=reason)
         for reason in refusals(proposal, max_usd=None)

@@ -26,6 +26,10 @@ KINDS = {
     "pytorchjobs": ("kubeflow.org/v1", "PyTorchJob"),
     "localqueues": ("kueue.x-k8s.io/v1beta2", "LocalQueue"),
 }
+BUILT_IN = {
+    "configmaps", "daemonsets", "namespaces", "nodes", "persistentvolumeclaims", "pods",
+    "resourcequotas", "serviceaccounts",
+}  # fmt: skip
 
 
 @dataclass
@@ -43,6 +47,9 @@ class ApiServer:
         self.objects: dict[str, dict[str, Any]] = {}
         self.namespaces = {"default", "team"}
         self.served = set(KINDS)
+        self.other_versions: dict[str, str] = {}
+        """API group -> the one version in which it is served instead of ours."""
+        self.version = {"major": "1", "minor": "33+"}
         self.trainjob_fields = ["runtimeRef", "trainer", "runtimePatches"]
         self.outputs: dict[str, Output] = {}
         self.refusals: dict[tuple[str, str], tuple[int, str]] = {}
@@ -180,6 +187,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._log(url.path.split("/")[-2], query)
         elif url.path.startswith("/openapi/"):
             self._openapi()
+        elif url.path == "/version":
+            self._json(200, state.version)
+        elif re.fullmatch(r"/apis/[^/]+", url.path):
+            self._group(url.path.removeprefix("/apis/"))
         elif re.fullmatch(r"/apis/[^/]+/[^/]+", url.path):
             self._discovery(url.path.removeprefix("/apis/"))
         else:
@@ -189,8 +200,16 @@ class _Handler(BaseHTTPRequestHandler):
         objects = self.state.objects
         plural = next((part for part in path.split("/") if part in KINDS), None)
         namespace = re.search(r"/namespaces/([^/]+)/", path)
-        if plural is not None and plural not in self.state.served:
+        if plural is not None and not self._serves(plural):
             self._send(404, b"404 page not found\n", "text/plain")
+        elif path.endswith("/selfsubjectreviews"):
+            self._json(201, {"status": {"userInfo": {"username": "alice"}}})
+        elif path.startswith("/api/v1/namespaces/") and path.count("/") == 4:
+            name = path.rpartition("/")[2]
+            if name in self.state.namespaces:
+                self._json(200, {"metadata": {"name": name}})
+            else:
+                self._status(404, f'namespaces "{name}" not found', name=name)
         elif path.endswith("/selfsubjectaccessreviews"):
             asked = body["spec"]["resourceAttributes"]["resource"]
             self._json(201, {"status": {"allowed": asked not in self.state.forbidden}})
@@ -203,7 +222,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._json(200, objects[path])
         elif path in objects and method == "DELETE":
             self._json(200, objects.pop(path))
-        elif method == "GET" and path.split("/")[-1] in {*KINDS, "pods", "nodes", "configmaps"}:
+        elif method == "GET" and path.split("/")[-1] in {*KINDS, *BUILT_IN}:
             self._json(200, {"items": self._matching(path, query.get("labelSelector", ""))})
         else:
             name = path.split("/")[-1]
@@ -233,8 +252,21 @@ class _Handler(BaseHTTPRequestHandler):
                 found.append(item)
         return found
 
+    def _serves(self, plural: str) -> bool:
+        group = KINDS[plural][0].partition("/")[0]
+        return plural in self.state.served and group not in self.state.other_versions
+
+    def _group(self, group: str) -> None:
+        ours = [v for n, (v, _) in KINDS.items() if v.startswith(f"{group}/") and self._serves(n)]
+        other = self.state.other_versions.get(group)
+        versions = [f"{group}/{other}"] if other else ours[:1]
+        if versions:
+            self._json(200, {"versions": [{"groupVersion": version} for version in versions]})
+        else:
+            self._send(404, b"404 page not found\n", "text/plain")
+
     def _discovery(self, version: str) -> None:
-        names = [n for n, (v, _) in KINDS.items() if v == version and n in self.state.served]
+        names = [n for n, (v, _) in KINDS.items() if v == version and self._serves(n)]
         if not names:
             self._send(404, b"404 page not found\n", "text/plain")
             return

@@ -37,6 +37,7 @@ class Cluster:
             }
         }
         server.add("/api/v1/persistentvolumes/pv", spec=volume)
+        server.add(f"{IN_DEFAULT}/serviceaccounts/default")
 
     def add_node(self, name: str, *, zone: str = "a", gpus: int = 8, efa: int = 32) -> None:
         labels = {"node.kubernetes.io/instance-type": "p5.48xlarge", ZONE: zone}
@@ -71,8 +72,8 @@ def test_a_good_cluster_has_no_trouble_and_is_not_changed(cluster: Cluster) -> N
     findings = cluster.findings("secrets.HF_TOKEN=k8s:hf/token")
     assert {one.verdict for one in findings} == {"ok"}
     assert {one.name for one in findings} >= {
-        "JobSet", "rights", "nodes", "nvidia.com/gpu", "vpc.amazonaws.com/efa", "claim runs",
-        "secrets.HF_TOKEN",
+        "credentials", "Kubernetes", "namespace", "JobSet", "rights", "quota", "nodes",
+        "nvidia.com/gpu", "vpc.amazonaws.com/efa", "image", "claim runs", "secrets.HF_TOKEN",
     }  # fmt: skip
     assert set(cluster.server.objects) == {*before, f"{IN_DEFAULT}/secrets/hf"}
 
@@ -151,8 +152,105 @@ def test_nodes_that_may_not_be_listed_are_a_warning(cluster: Cluster) -> None:
 def test_expired_credentials_are_one_problem(cluster: Cluster) -> None:
     cluster.server.refusals["GET", ""] = (401, "Unauthorized")
     cluster.server.refusals["POST", ""] = (401, "Unauthorized")
-    findings = cluster.findings()
-    assert findings[0].verdict == "problem" and "Log in again" in findings[0].what
+    (found,) = cluster.findings()
+    assert found.verdict == "problem" and "Log in again" in found.what
+
+
+def test_it_says_who_one_is_and_of_which_version_the_cluster_is(cluster: Cluster) -> None:
+    found = {one.name: one.what for one in cluster.findings()}
+    assert found["credentials"] == "context test is alice"
+    assert found["Kubernetes"] == "1.33; launch.kubernetes.target=jobset needs 1.28"
+    cluster.server.version = {"major": "1", "minor": "30"}
+    old = cluster.only_trouble("launch.kubernetes.target=trainjob")
+    assert old.what == (
+        "the API server is of 1.30, and launch.kubernetes.target=trainjob needs 1.31"
+    )
+
+
+def test_a_namespace_that_is_not_there(cluster: Cluster) -> None:
+    cluster.server.namespaces.clear()
+    found = cluster.only_trouble()
+    assert found.mend == "kubectl --context test create namespace default"
+
+
+def test_a_controller_of_another_version_is_not_called_missing(cluster: Cluster) -> None:
+    cluster.server.other_versions["jobset.x-k8s.io"] = "v1alpha1"
+    found = cluster.only_trouble()
+    assert "serves JobSet as jobset.x-k8s.io/v1alpha1, not as jobset.x-k8s.io/v1" in found.what
+    assert "Others may use it" in found.mend
+
+
+def test_a_trainjob_with_fields_of_another_version(cluster: Cluster) -> None:
+    cluster.server.trainjob_fields = ["runtimeRef"]
+    found = cluster.only_trouble("launch.kubernetes.target=trainjob")
+    assert "neither runtimePatches" in found.what
+
+
+@pytest.mark.parametrize(
+    ("hard", "used", "verdict", "words"),
+    [
+        ({"requests.nvidia.com/gpu": "8"}, {}, "problem", "asks 16 of requests.nvidia.com/gpu; 8"),
+        (
+            {"requests.nvidia.com/gpu": "20"},
+            {"requests.nvidia.com/gpu": "8"},
+            "warning",
+            "20 are allowed, of which 8 are in use",
+        ),
+        ({"requests.memory": "2Ti", "pods": "9"}, {}, "problem", "of requests.memory; 2Ti are"),
+        ({"count/jobsets.jobset.x-k8s.io": "0"}, {}, "problem", "asks 1 of count/jobsets.jobset"),
+        ({"limits.memory": "9Ti"}, {}, "warning", "our pods have no such limit"),
+    ],
+)
+def test_a_quota_without_room(
+    cluster: Cluster, *, hard: dict[str, str], used: dict[str, str], verdict: str, words: str
+) -> None:
+    status = {"hard": hard, "used": used}
+    cluster.server.add(f"{IN_DEFAULT}/resourcequotas/team", spec={"hard": hard}, status=status)
+    found = cluster.only_trouble()
+    assert (found.name, found.verdict) == ("quota", verdict)
+    assert words in found.what
+
+
+def test_a_quota_with_room_is_good(cluster: Cluster) -> None:
+    hard = {"requests.nvidia.com/gpu": "16", "requests.cpu": "400", "requests.memory": "1e13"}
+    cluster.server.add(f"{IN_DEFAULT}/resourcequotas/team", spec={"hard": hard})
+    assert {one.verdict for one in cluster.findings()} == {"ok"}
+
+
+def test_an_image_by_tag_a_missing_pull_secret_and_other_processors(cluster: Cluster) -> None:
+    account = f"{IN_DEFAULT}/serviceaccounts/default"
+    cluster.server.add(account, imagePullSecrets=[{"name": "registry"}])
+    for node in ("n0", "n1"):
+        labels = cluster.server.objects[f"/api/v1/nodes/{node}"]["metadata"]["labels"]
+        labels["kubernetes.io/arch"] = "arm64"
+    troubles = [one for one in cluster.findings("launch.image=a/b:c") if one.verdict != "ok"]
+    assert [(one.name, one.verdict) for one in troubles] == [
+        ("image", "warning"), ("pull secret", "problem"), ("architecture", "warning"),
+    ]  # fmt: skip
+    assert "Secret registry" in troubles[1].what and "arm64" in troubles[2].what
+
+
+def test_a_service_account_that_is_not_there(cluster: Cluster) -> None:
+    found = cluster.only_trouble("launch.kubernetes.service_account=trainer")
+    assert found.verdict == "problem" and "create serviceaccount trainer" in found.mend
+
+
+def test_a_claim_whose_driver_is_not_installed(cluster: Cluster) -> None:
+    cluster.server.objects["/api/v1/persistentvolumes/pv"]["spec"]["csi"] = {
+        "driver": "fsx.csi.aws.com"
+    }
+    found = cluster.only_trouble()
+    assert found.name == "FSx for Lustre driver" and "ref=v1.9.0" in found.mend
+    cluster.server.add("/apis/storage.k8s.io/v1/csidrivers/fsx.csi.aws.com")
+    assert {one.verdict for one in cluster.findings()} == {"ok"}
+
+
+def test_an_etcd_that_is_not_there_and_one_that_is_elsewhere(cluster: Cluster) -> None:
+    words = "launch.kubernetes.target=pytorchjob"
+    found = cluster.only_trouble(words, "launch.kubernetes.etcd=etcd:2379")
+    assert found.what.endswith("there is no service etcd") and "--install" in found.mend
+    away = cluster.findings(words, "launch.kubernetes.etcd=etcd.infra:2379")
+    assert {one.verdict for one in away} == {"ok"}
 
 
 def test_a_cluster_that_is_down_is_one_problem(tmp_path: Path) -> None:

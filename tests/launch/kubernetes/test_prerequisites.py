@@ -1,9 +1,20 @@
 """What a cluster needs: listed, checked, and as commands to read."""
 
+from datetime import date
+from pathlib import Path
+
 import pytest
 
-from shardyard.launch.kubernetes.prerequisites import install_hint, install_script, needed
+from shardyard.launch.kubernetes.prerequisites import (
+    ALL,
+    Prerequisite,
+    install_hint,
+    needed,
+    table,
+)
 from tests.launch.kubernetes.requests import request_for
+
+PAGE = Path(__file__).parents[3] / "docs" / "launch-kubernetes.md"
 
 
 def names(*overrides: str) -> list[str]:
@@ -23,12 +34,20 @@ def test_each_target_needs_its_controller_and_the_plugins_of_its_devices() -> No
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("target", ["jobset", "trainjob", "pytorchjob"])
-def test_every_command_pins_a_version(target: str) -> None:
-    parts = needed(request_for(f"launch.kubernetes.target={target}", "launch.kubernetes.queue=a"))
-    for part in parts:
-        assert all(part.version in command for command in part.install)
-        assert part.name in install_script(parts)
+@pytest.mark.parametrize("part", ALL, ids=lambda part: part.name)
+def test_every_release_is_pinned_dated_and_asked_of_a_named_context(part: Prerequisite) -> None:
+    release = part.release
+    if release is None:
+        return
+    for command in (release.install("test"), release.remove("test")):
+        assert command[-2:] in (["--context", "test"], ["--kube-context", "test"])
+    assert part.version in " ".join(release.install("test"))
+    date.fromisoformat(release.read_on)
+    assert f"| {part.name} | {part.version} | `{release.url}` |" in table()
+
+
+def test_the_page_has_the_table() -> None:
+    assert table() in PAGE.read_text()
 
 
 def test_the_hint_for_an_unknown_kind_invents_nothing() -> None:

@@ -35,6 +35,13 @@ PLURALS = {
     "LocalQueue": ("kueue.x-k8s.io/v1beta2", "localqueues", True),
     "PersistentVolumeClaim": ("v1", "persistentvolumeclaims", True),
     "PersistentVolume": ("v1", "persistentvolumes", False),
+    "ResourceQuota": ("v1", "resourcequotas", True),
+    "ServiceAccount": ("v1", "serviceaccounts", True),
+    "Service": ("v1", "services", True),
+    "Deployment": ("apps/v1", "deployments", True),
+    "DaemonSet": ("apps/v1", "daemonsets", True),
+    "CSIDriver": ("storage.k8s.io/v1", "csidrivers", False),
+    "StorageClass": ("storage.k8s.io/v1", "storageclasses", False),
 }
 """Kind: API version, plural, whether it is in a namespace."""
 
@@ -78,6 +85,11 @@ class Api:
             return None
         return found
 
+    def in_namespace(self, kind: str) -> list[Object]:
+        """All objects of a kind in the namespace."""
+        found: list[Object] = self._json("GET", self._path(kind), kind)["items"]
+        return found
+
     def everywhere(self, kind: str) -> list[Object]:
         """All objects of a kind, of all namespaces."""
         found: list[Object] = self._json("GET", self._path(kind, namespace=None), kind)["items"]
@@ -108,6 +120,39 @@ class Api:
         except RequestError:
             return False
         return any(resource["name"] == plural for resource in resources)
+
+    def versions_of(self, kind: str) -> list[str]:
+        """API versions in which the cluster serves the group of a kind; none: not at all."""
+        group = PLURALS[kind][0].partition("/")[0]
+        try:
+            found = self._json("GET", f"/apis/{group}", kind)["versions"]
+        except RequestError:
+            return []
+        return [str(version["groupVersion"]) for version in found]
+
+    def kubernetes_version(self) -> tuple[int, int]:
+        """Major and minor version of the API server."""
+        found = self._json("GET", "/version", "version")
+        minor = str(found["minor"]).rstrip("+")  # EKS writes 33+
+        return int(found["major"]), int(minor)
+
+    def has_namespace(self) -> bool:
+        """Whether the namespace is there."""
+        try:
+            self._call("GET", f"/api/v1/namespaces/{quote(self.namespace)}")
+        except _NoSuchObjectError:
+            return False
+        return True
+
+    def user(self) -> str | None:
+        """Who these credentials are; None: the API server does not tell (before 1.28)."""
+        kind = "SelfSubjectReview"
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": kind}
+        path = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+        try:
+            return str(self._json("POST", path, kind, body=body)["status"]["userInfo"]["username"])
+        except (RequestError, KeyError):
+            return None
 
     def fields_of_spec(self, kind: str) -> set[str]:
         """Fields of a kind's spec, as the API server documents them; empty where it does not."""
@@ -193,7 +238,7 @@ class Api:
             if error.is_kind_unknown:
                 raise RequestError(
                     f"context {self.context!r}: the cluster does not serve {kind} "
-                    f"({PLURALS.get(kind, ('v1',))[0]}). {install_hint(kind)}"
+                    f"({PLURALS.get(kind, ('v1',))[0]}). {install_hint(kind, self.context)}"
                 ) from error
             if f'namespaces "{self.namespace}"' in str(error):
                 raise RequestError(

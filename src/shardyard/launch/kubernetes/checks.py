@@ -1,4 +1,7 @@
-"""Is this cluster fit for a run? Its controllers, rights, nodes, claims; nothing is changed."""
+"""Is this cluster fit for a run? Asked before it costs; nothing is changed.
+
+Nodes, claims and quotas are looked at in files of their own.
+"""
 
 from collections.abc import Callable, Iterator
 
@@ -7,11 +10,13 @@ from shardyard.errors import AccessError, CapacityError, ShardyardError
 from shardyard.launch.base import LaunchRequest
 from shardyard.launch.doctor import Finding, Verdict
 from shardyard.launch.kubernetes.api import PLURALS, Api
+from shardyard.launch.kubernetes.claim_checks import check_claims
+from shardyard.launch.kubernetes.etcd import service_name
 from shardyard.launch.kubernetes.names import TARGETS
-from shardyard.launch.kubernetes.pod import ZONE
-from shardyard.launch.kubernetes.prerequisites import DEVICE_PLUGINS, Prerequisite, needed
-from shardyard.launch.kubernetes.resources import chosen_instance, demand_of
-from shardyard.launch.kubernetes.state import Object
+from shardyard.launch.kubernetes.node_checks import check_image, check_nodes
+from shardyard.launch.kubernetes.prerequisites import ETCD, how_to_install, needed
+from shardyard.launch.kubernetes.quota_checks import check_quota
+from shardyard.launch.kubernetes.served import OLDEST, trainjob_schema
 
 Check = Callable[[LaunchRequest, Api], Iterator[Finding]]
 
@@ -19,8 +24,9 @@ Check = Callable[[LaunchRequest, Api], Iterator[Finding]]
 def kubernetes_checks(request: LaunchRequest, api: Api) -> list[Finding]:
     """All that a cluster can be asked before a job is submitted."""
     checks: dict[str, Check] = {
-        "controllers": _controllers, "rights": _rights, "queue": _queue,
-        "nodes": _nodes, "claims": _claims, "secrets": _secrets,
+        "credentials": _credentials, "namespace": _namespace, "controllers": _controllers,
+        "rights": _rights, "queue": _queue, "quota": check_quota, "nodes": check_nodes,
+        "image": check_image, "claims": check_claims, "secrets": _secrets,
     }  # fmt: skip
     found: list[Finding] = []
     for name, check in checks.items():
@@ -29,6 +35,8 @@ def kubernetes_checks(request: LaunchRequest, api: Api) -> list[Finding]:
         except CapacityError as error:  # nothing else will be answered either
             return [*found, Finding(name=name, verdict="problem", what=str(error))]
         except AccessError as error:
+            if name == "credentials":
+                return [Finding(name=name, verdict="problem", what=str(error))]
             verdict: Verdict = "problem" if name == "controllers" else "warning"
             found.append(Finding(name=name, verdict=verdict, what=f"cannot be asked: {error}"))
         except ShardyardError as error:
@@ -36,19 +44,65 @@ def kubernetes_checks(request: LaunchRequest, api: Api) -> list[Finding]:
     return found
 
 
-def _install(part: Prerequisite) -> str:
-    return f"Install it: {part.install[0]}" if part.install else "Install it as its vendor says"
+def _credentials(request: LaunchRequest, api: Api) -> Iterator[Finding]:
+    """First of all: without them nothing else is answered."""
+    major, minor = api.kubernetes_version()
+    user = api.user()
+    who = f"context {api.context}" + ("" if user is None else f" is {user}")
+    yield Finding(name="credentials", verdict="ok", what=who)
+    target = request.recipe.launch.kubernetes.target
+    oldest = OLDEST[target]
+    needs = f"launch.kubernetes.target={target} needs {oldest[0]}.{oldest[1]}"
+    if (major, minor) < oldest:
+        what = f"the API server is of {major}.{minor}, and {needs}"
+        mend = "Have the cluster upgraded, or use another launch.kubernetes.target"
+        yield Finding(name="Kubernetes", verdict="problem", what=what, mend=mend)
+    else:
+        yield Finding(name="Kubernetes", verdict="ok", what=f"{major}.{minor}; {needs}")
+
+
+def _namespace(_: LaunchRequest, api: Api) -> Iterator[Finding]:
+    if api.has_namespace():
+        yield Finding(name="namespace", verdict="ok", what=f"{api.namespace} exists")
+    else:
+        what = f"launch.kubernetes.namespace={api.namespace} does not exist"
+        mend = f"kubectl --context {api.context} create namespace {api.namespace}"
+        yield Finding(name="namespace", verdict="problem", what=what, mend=mend)
 
 
 def _controllers(request: LaunchRequest, api: Api) -> Iterator[Finding]:
     for part in needed(request):
+        if part is ETCD:
+            yield from _etcd(request, api)
         if part.provides not in PLURALS:
             continue
+        mend = how_to_install(part, api.context)
+        version = PLURALS[part.provides][0]
         if api.serves(part.provides):
-            yield Finding(name=part.name, verdict="ok", what=f"the cluster serves {part.provides}")
+            fields = f" with the fields of {trainjob_schema(api)}" * (part.provides == "TrainJob")
+            what = f"the cluster serves {part.provides} as {version}{fields}"
+            yield Finding(name=part.name, verdict="ok", what=what)
+        elif others := api.versions_of(part.provides):
+            what = f"the cluster serves {part.provides} as {', '.join(others)}, not as {version}"
+            mend = f"Others may use it, so ask before it is replaced. {mend}"
+            yield Finding(name=part.name, verdict="problem", what=what, mend=mend)
         else:
             what = f"the cluster serves no {part.provides}: {part.name} is missing"
-            yield Finding(name=part.name, verdict="problem", what=what, mend=_install(part))
+            yield Finding(name=part.name, verdict="problem", what=what, mend=mend)
+
+
+def _etcd(request: LaunchRequest, api: Api) -> Iterator[Finding]:
+    settings = request.recipe.launch.kubernetes
+    name = service_name(settings)
+    if name is None:
+        what = f"{settings.etcd} is not in the namespace {api.namespace}, and is not asked"
+        yield Finding(name="etcd", verdict="ok", what=what)
+    elif api.get("Service", name) is not None:
+        yield Finding(name="etcd", verdict="ok", what=f"service {name} exists")
+    else:
+        what = f"launch.kubernetes.etcd={settings.etcd}: there is no service {name}"
+        mend = "Install it: shardyard doctor RECIPE --on kubernetes --install"
+        yield Finding(name="etcd", verdict="problem", what=what, mend=mend)
 
 
 def _rights(request: LaunchRequest, api: Api) -> Iterator[Finding]:
@@ -87,102 +141,6 @@ def _queue(request: LaunchRequest, api: Api) -> Iterator[Finding]:
             "local queue, so that the job would stay suspended",
             mend=f"kubectl --context {api.context} -n {api.namespace} get localqueues lists them",
         )
-
-
-def _nodes(request: LaunchRequest, api: Api) -> Iterator[Finding]:
-    nodes = _wanted_nodes(request, api)
-    machine = chosen_instance(request)
-    kind = machine.name if machine else "the wanted kind"
-    if len(nodes) < request.nodes:
-        yield Finding(
-            name="nodes",
-            verdict="warning",
-            what=f"the cluster has {len(nodes)} nodes of {kind}, and the run wants {request.nodes}",
-            mend="It waits until there are enough: scale the node group, or see that an "
-            "autoscaler does",
-        )
-    else:
-        yield Finding(name="nodes", verdict="ok", what=f"{len(nodes)} nodes of {kind}")
-    for resource, asked in demand_of(request).devices.items() if nodes else ():
-        offered = max(int(node["status"]["allocatable"].get(resource, 0)) for node in nodes)
-        if offered >= asked:
-            yield Finding(name=resource, verdict="ok", what=f"a node offers {offered}")
-            continue
-        part = DEVICE_PLUGINS[resource]
-        what = f"a node offers {offered}, and a pod asks for {asked}, as the catalogue says"
-        mend = f"{part.name} {part.version} {part.why}. {_install(part)}"
-        yield Finding(name=resource, verdict="problem", what=what, mend=mend)
-
-
-def _wanted_nodes(request: LaunchRequest, api: Api) -> list[Object]:
-    machine = chosen_instance(request)
-    labels = {"node.kubernetes.io/instance-type": machine.name} if machine else {}
-    labels |= request.recipe.launch.kubernetes.node_selector
-    return api.nodes(",".join(f"{key}={value}" for key, value in labels.items()))
-
-
-def _claims(request: LaunchRequest, api: Api) -> Iterator[Finding]:
-    for volume in request.recipe.launch.volumes:
-        if volume.claim is None:
-            continue
-        name = f"claim {volume.claim}"
-        claim = api.get("PersistentVolumeClaim", volume.claim)
-        if claim is None:
-            what = f"the namespace {api.namespace} has no such claim, so that no pod would start"
-            mend = "Create it, or correct launch.volumes"
-            yield Finding(name=name, verdict="problem", what=what, mend=mend)
-            continue
-        modes = claim["spec"].get("accessModes", [])
-        if request.nodes > 1 and not {"ReadWriteMany", "ReadOnlyMany"} & set(modes):
-            what = f"its access modes are {', '.join(modes)}: one node alone can mount it"
-            mend = "Use a claim of FSx for Lustre, EFS or another shared file system"
-            yield Finding(name=name, verdict="problem", what=what, mend=mend)
-        else:
-            yield _zone(request, api, claim, name)
-
-
-def _zone(request: LaunchRequest, api: Api, claim: Object, name: str) -> Finding:
-    """Whether some node of the wanted kind is in a zone that the claim's volume can be reached in.
-
-    A volume of FSx for Lustre or EBS is in one zone, and pods elsewhere wait for ever.
-    """
-    volume_name = claim["spec"].get("volumeName")
-    if not volume_name:
-        what = "it is not bound yet"
-        mend = "It is bound with the first pod if its storage class waits for one"
-        return Finding(name=name, verdict="warning", what=what, mend=mend)
-    try:
-        volume = api.get("PersistentVolume", volume_name)
-        nodes = {
-            str(node["metadata"].get("labels", {}).get(ZONE))
-            for node in _wanted_nodes(request, api)
-        }
-    except AccessError:
-        return Finding(name=name, verdict="ok", what="bound; its zone may not be asked for")
-    zones = _zones_of(volume or {})
-    if not zones or not nodes or zones & nodes:
-        return Finding(name=name, verdict="ok", what="bound")
-    return Finding(
-        name=name,
-        verdict="problem",
-        what=f"its volume is in {', '.join(sorted(zones))}, and the nodes are in "
-        f"{', '.join(sorted(nodes))}: no pod could mount it",
-        mend="Use nodes or a file system in the same zone",
-    )
-
-
-def _zones_of(volume: Object) -> set[str]:
-    terms = (
-        volume.get("spec", {}).get("nodeAffinity", {}).get("required", {})
-        .get("nodeSelectorTerms", [])
-    )  # fmt: skip
-    expressions = [expression for term in terms for expression in term.get("matchExpressions", [])]
-    return {
-        value
-        for expression in expressions
-        if expression["key"].endswith("/zone") and expression["operator"] == "In"
-        for value in expression["values"]
-    }
 
 
 def _secrets(request: LaunchRequest, api: Api) -> Iterator[Finding]:

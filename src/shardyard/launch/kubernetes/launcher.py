@@ -19,15 +19,17 @@ from shardyard.launch.base import (
     Rendered,
 )
 from shardyard.launch.doctor import Finding
+from shardyard.launch.installation import Part
 from shardyard.launch.kubernetes import pod
 from shardyard.launch.kubernetes.api import Api, ExistsError, UncertainError
 from shardyard.launch.kubernetes.checks import kubernetes_checks
+from shardyard.launch.kubernetes.install import install, missing, uninstall
 from shardyard.launch.kubernetes.logs import follow_logs, logs_so_far
 from shardyard.launch.kubernetes.names import TARGETS
 from shardyard.launch.kubernetes.objects import render_objects, to_yaml
-from shardyard.launch.kubernetes.prerequisites import install_hint
+from shardyard.launch.kubernetes.served import require_served, trainjob_schema
 from shardyard.launch.kubernetes.state import Object, status_of
-from shardyard.launch.kubernetes.trainjob import CONTENT, Schema, for_schema
+from shardyard.launch.kubernetes.trainjob import CONTENT, for_schema
 from shardyard.launch.ledger import Entry, Ledger
 
 CANCELLED = "shardyard/cancelled"
@@ -75,12 +77,27 @@ class KubernetesLauncher:
 
     def checks(self, request: LaunchRequest) -> list[Finding]:
         """What the cluster can be asked before anything is submitted."""
-        settings = request.recipe.launch.kubernetes
         try:
-            api = Api(settings.context, settings.namespace, self._kubeconfig)
+            api = self._api_of(request)
         except ShardyardError as error:
             return [Finding(name="context", verdict="problem", what=str(error))]
         return kubernetes_checks(request, api)
+
+    def target_name(self, request: LaunchRequest) -> str:
+        """The context."""
+        return str(request.recipe.launch.kubernetes.context)
+
+    def missing(self, request: LaunchRequest) -> list[Part]:
+        """Prerequisites that the cluster lacks and we can install."""
+        return missing(request, self._api_of(request))
+
+    def install(self, request: LaunchRequest, part: Part, ledger: Ledger) -> None:
+        """Install one of them."""
+        install(part, self._api_of(request), ledger, self._kubeconfig)
+
+    def uninstall(self, request: LaunchRequest, ledger: Ledger) -> list[str]:
+        """Remove those that were installed from here, unless jobs need them."""
+        return uninstall(self._api_of(request), ledger, self._kubeconfig)
 
     def submit(self, rendered: Rendered, ledger: Ledger) -> Job:
         """Create the objects; what was made before a refusal is removed again."""
@@ -88,13 +105,9 @@ class KubernetesLauncher:
         api = Api(place.get("context"), place["namespace"], self._kubeconfig)
         config, *shared, job = rendered.objects
         kind = job["kind"]
-        if not api.serves(kind):
-            raise RequestError(
-                f"context {api.context!r}: the cluster does not serve {kind} "
-                f"({job['apiVersion']}). {install_hint(kind)}"
-            )
+        require_served(api, kind)
         if kind == "TrainJob":
-            job = for_schema(job, _served_schema(api))
+            job = for_schema(job, trainjob_schema(api))
         for item in shared:
             _ensure_runtime(api, item, ledger, place)
         config_entry = _create_config(api, config, ledger, place)
@@ -189,6 +202,10 @@ class KubernetesLauncher:
             ledger.remove(entry)
         return removed
 
+    def _api_of(self, request: LaunchRequest) -> Api:
+        settings = request.recipe.launch.kubernetes
+        return Api(settings.context, settings.namespace, self._kubeconfig)
+
     def _api(self, job: Job) -> Api:
         return Api(job.details["context"], job.details["namespace"], self._kubeconfig)
 
@@ -271,20 +288,6 @@ def _ensure_runtime(api: Api, item: Object, ledger: Ledger, place: dict[str, str
             "launch.kubernetes.runtime another name, or have it replaced by the one that "
             "shardyard launch --dry-run prints."
         )
-
-
-def _served_schema(api: Api) -> Schema:
-    """Which version's fields the cluster's TrainJob has: they differ under one API version."""
-    fields = api.fields_of_spec("TrainJob")
-    if "runtimePatches" in fields:
-        return "2.3"
-    if "podTemplateOverrides" in fields:
-        return "2.1"
-    raise RequestError(
-        f"context {api.context!r}: the cluster's TrainJob has neither runtimePatches (Kubeflow "
-        "Trainer 2.2, 2.3) nor podTemplateOverrides (2.1). Another version's fields would be "
-        f"dropped or refused. {install_hint('TrainJob')}"
-    )
 
 
 def _entries(ledger: Ledger, job: Job) -> list[Entry]:

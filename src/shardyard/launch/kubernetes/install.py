@@ -1,0 +1,225 @@
+"""What a cluster lacks is put there: releases by kubectl or helm, what we render by the API.
+
+The context is always named on the command line, no shell reads it, no kubeconfig is written.
+"""
+
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
+from shardyard.launch.base import LaunchRequest
+from shardyard.launch.installation import Part
+from shardyard.launch.kubernetes.api import PLURALS, Api, ExistsError, UncertainError
+from shardyard.launch.kubernetes.claim_checks import drivers_missing
+from shardyard.launch.kubernetes.etcd import render_etcd, service_name
+from shardyard.launch.kubernetes.node_checks import offered, wanted_nodes
+from shardyard.launch.kubernetes.objects import to_yaml
+from shardyard.launch.kubernetes.prerequisites import (
+    ETCD,
+    TRAINER,
+    How,
+    Prerequisite,
+    Release,
+    needed,
+)
+from shardyard.launch.ledger import Entry, Ledger
+
+RELEASE = "release"
+"""Kind of the ledger's line of a part that a program installed."""
+
+_LAUNCHER = "kubernetes"
+_LIMIT_S = 600.0
+"""Of one command; a chart of some megabytes and its objects take seconds."""
+
+
+def missing(request: LaunchRequest, api: Api) -> list[Part]:
+    """What the cluster lacks and we can put there, in the order of installation."""
+    parts = [part for part in needed(request) if _is_missing(part, request, api)]
+    parts += drivers_missing(request, api)
+    return [found for part in parts if (found := _part(part, request, api)) is not None]
+
+
+def install(part: Part, api: Api, ledger: Ledger, kubeconfig: Path | None) -> None:
+    """Put one part there.
+
+    Raises:
+        RequestError: kubectl or helm is not here, or refuses.
+        AccessError: These credentials may not.
+        CapacityError: The cluster does not answer; what was begun stands in the ledger.
+    """
+    place = {"context": str(api.context), "namespace": api.namespace}
+    if not part.command:
+        for item in part.objects:
+            _create(item, api, ledger, place)
+        return
+    _require_program(part.command[0])
+    entry = ledger.intend(RELEASE, part.name, launcher=_LAUNCHER, **place, **part.details)
+    _run(_with_kubeconfig(part.command, kubeconfig))  # half applied, it stands as intended
+    ledger.confirm(entry, part.details["url"])
+
+
+def uninstall(api: Api, ledger: Ledger, kubeconfig: Path | None) -> list[str]:
+    """Remove all that the ledger names, the last first.
+
+    Raises:
+        RequestError: Somebody's jobs need it.
+    """
+    entries = [entry for entry in reversed(ledger.live()) if entry.launcher == _LAUNCHER]
+    for entry in entries:
+        _refuse_used(entry, api)
+    removed = []
+    for entry in entries:
+        if entry.kind == RELEASE:
+            release = _release(entry)
+            argv = release.remove(entry.details["context"])
+            _require_program(argv[0])
+            _run(_with_kubeconfig(argv, kubeconfig))
+            removed.append(entry.name)
+        elif api.delete(entry.kind, entry.name):
+            removed.append(f"{entry.kind} {entry.name}")
+        ledger.remove(entry)
+    return removed
+
+
+def _is_missing(part: Prerequisite, request: LaunchRequest, api: Api) -> bool:
+    if part.provides in PLURALS:
+        # One of another version is shared with whoever uses it, and is not replaced by us.
+        return not api.serves(part.provides) and not api.versions_of(part.provides)
+    if part is ETCD:
+        name = service_name(request.recipe.launch.kubernetes)
+        return name is not None and api.get("Service", name) is None
+    nodes = wanted_nodes(request, api)
+    if any(offered(node, part.provides) for node in nodes):
+        return False
+    return not _has_plugin(part, api)
+
+
+def _has_plugin(part: Prerequisite, api: Api) -> bool:
+    """Whether a plugin of this kind runs: a second one beside it would break both."""
+    images = [
+        container["image"]
+        for found in api.everywhere("DaemonSet")
+        for container in found["spec"]["template"]["spec"]["containers"]
+    ]
+    return any(part.image in image for image in images)
+
+
+def _part(part: Prerequisite, request: LaunchRequest, api: Api) -> Part | None:
+    """How it is installed; None: its vendor's way alone."""
+    if part is ETCD:
+        objects = render_etcd(request.recipe.launch.kubernetes)
+        return Part(name=part.label, why=part.why, text=to_yaml(objects), objects=objects)
+    if part.release is None:
+        return None
+    release, provides = part.release, part.provides
+    command = tuple(release.install(str(api.context)))
+    if part is TRAINER and (api.serves("JobSet") or api.versions_of("JobSet")):
+        command += ("--set", "jobset.install=false")  # a second one would fight with the first
+    elif part is TRAINER:
+        provides += ",JobSet"
+    details = {
+        "provides": provides, "how": release.how, "url": release.url,
+        "read_on": release.read_on, "chart": release.chart, "chart_namespace": release.namespace,
+        "version": part.version,
+    }  # fmt: skip
+    text = shlex.join(command) + "\n"
+    return Part(name=part.label, why=part.why, text=text, command=command, details=details)
+
+
+def _release(entry: Entry) -> Release:
+    """As it was installed, which may be another version than today's."""
+    details = entry.details
+    return Release(
+        how=cast("How", details["how"]), url=details["url"], read_on=details["read_on"],
+        chart=details["chart"], namespace=details["chart_namespace"], version=details["version"],
+    )  # fmt: skip
+
+
+def _refuse_used(entry: Entry, api: Api) -> None:
+    """A controller's kind goes with it, and all objects of the kind with that."""
+    for kind in entry.details.get("provides", "").split(","):
+        found = api.everywhere(kind) if kind in PLURALS and api.serves(kind) else []
+        if not found:
+            continue
+        metas = [item["metadata"] for item in found[:5]]
+        names = [f"{meta.get('namespace', '')}/{meta['name']}".lstrip("/") for meta in metas]
+        raise RequestError(
+            f"context {api.context!r}: {entry.name} is not removed: the cluster has {len(found)} "
+            f"{kind} ({', '.join(names)}), which would be deleted with it. Nothing was removed. "
+            "End those runs first (`shardyard cancel`, `shardyard teardown`), or ask their owners."
+        )
+
+
+def _create(item: dict[str, Any], api: Api, ledger: Ledger, place: dict[str, str]) -> None:
+    kind, name = str(item["kind"]), str(item["metadata"]["name"])
+    entry = ledger.intend(kind, name, launcher=_LAUNCHER, **place)
+    try:
+        uid = str(api.create(item)["metadata"]["uid"])
+    except UncertainError:
+        raise
+    except ExistsError as error:
+        ledger.fail(entry, str(error))
+        raise ExistsError(
+            f"{error} It was not made by us, so it is left as it is. Look at it with kubectl "
+            f"--context {api.context} -n {api.namespace} get {PLURALS[kind][1]} {name}, and give "
+            "launch.kubernetes.etcd another name or remove it."
+        ) from error
+    except ShardyardError as error:
+        ledger.fail(entry, str(error))
+        raise
+    ledger.confirm(entry, uid)
+
+
+def _require_program(name: str) -> None:
+    if shutil.which(name) is None:
+        raise RequestError(
+            f"{name} is not installed here, and the release is applied with it. Install it, or "
+            "run the command that --install --dry-run prints where it is."
+        )
+
+
+def _with_kubeconfig(argv: Sequence[str], kubeconfig: Path | None) -> list[str]:
+    return [*argv, *(["--kubeconfig", str(kubeconfig)] if kubeconfig else [])]
+
+
+_REFUSALS: tuple[tuple[tuple[str, ...], type[ShardyardError], str], ...] = (
+    (
+        ("forbidden", "Unauthorized", "must be logged in"),
+        AccessError,
+        "Installing needs an administrator of the cluster. Have one run it.",
+    ),
+    (
+        ("Unable to connect", "unreachable", "no such host", "timed out", "timeout",
+         "connection refused", "could not resolve", "TLS handshake"),
+        CapacityError,
+        "Check that this machine reaches the cluster and the Internet, then try again.",
+    ),
+)  # fmt: skip
+
+
+def _run(argv: Sequence[str]) -> None:
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+            timeout=_LIMIT_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise CapacityError(
+            f"`{shlex.join(argv)}` has not ended after {error.timeout:g} s. What it did is not "
+            "known, and stands in the ledger. Look with `shardyard doctor`, then try again."
+        ) from error
+    if done.returncode == 0:
+        return
+    said = " ".join(done.stderr.split()) or f"nothing, exit code {done.returncode}"
+    where = f"`{shlex.join(argv)}` failed: {said.rstrip('.')}."
+    for words, kind, remedy in _REFUSALS:
+        if any(word.lower() in said.lower() for word in words):
+            raise kind(f"{where} {remedy}")
+    raise ShardyardError(
+        f"{where} Part of it may be there. Mend what it names and install again: what is there "
+        "already is left as it is."
+    )
