@@ -47,6 +47,16 @@ class Endpoint:
     calls: list[str] = field(default_factory=list)
     failures: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
     """Call -> status and error code of its next answers; HANG_UP closes the connection."""
+    done: list[str] = field(default_factory=list)
+    """Calls that were answered, or whose answer was lost: they may have been done."""
+
+    def made(self) -> dict[str, int]:
+        """Kind -> how many there may be."""
+        definitions = self.done.count("registerjobdefinition")
+        return {
+            "batch job definition": definitions - self.done.count("deregisterjobdefinition"),
+            "batch job": self.done.count("submitjob"),
+        }
 
 
 @contextmanager
@@ -61,6 +71,8 @@ def batch_endpoint() -> Iterator[Endpoint]:
             endpoint.calls.append(call)
             left = endpoint.failures.get(call, [])
             status, code = left.pop(0) if left else (200, "")
+            if status in (0, 200) or status >= 500:
+                endpoint.done.append(call)
             if (status, code) == HANG_UP:
                 self.close_connection = True
                 return

@@ -1,6 +1,7 @@
 """`shardyard runs`: the runs in a folder and how they stand, with the jobs of launched ones."""
 
 import json
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -12,6 +13,7 @@ from shardyard.cli.job_states import ask_all
 from shardyard.cli.launched import launchers_in
 from shardyard.cli.options import json_option, runs_dir_option
 from shardyard.cli.tables import print_table
+from shardyard.errors import StorageError
 from shardyard.launch.ledger import Entry, Ledger
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.state import RunState, read_state
@@ -65,8 +67,16 @@ def _read_all(runs_dir: Path) -> list[RunState]:
 
 def _jobs(runs_dir: Path, states: Sequence[RunState]) -> dict[str, Entry]:
     """Run id -> its newest job, of those that were launched."""
-    found = {state.id: Ledger(RunDir(runs_dir / state.id).ledger).jobs() for state in states}
-    return {run_id: jobs[-1] for run_id, jobs in found.items() if jobs}
+    found = {}
+    for state in states:
+        try:
+            jobs = Ledger(RunDir(runs_dir / state.id).ledger).jobs()
+        except StorageError as error:  # does not keep the others from being shown
+            print(f"warning: {error}", file=sys.stderr)
+            continue
+        if jobs:
+            found[state.id] = jobs[-1]
+    return found
 
 
 def _job_words(state: RunState, jobs: Mapping[str, Entry], told: Mapping[str, str]) -> str:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from shardyard.launch.base import Job
 
 
+_KEYS = frozenset({"action", "kind", "name", "launcher"})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Entry:
     """One object outside."""
@@ -91,11 +94,22 @@ class Ledger:
         if not self.path.is_file():
             return []
         lines = []
-        for text in self.path.read_text(encoding="utf-8").splitlines():
+        texts = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
+        for number, text in enumerate(texts, start=1):
             try:
-                lines.append(json.loads(text))
-            except ValueError:  # the last line of a killed writer
-                continue
+                line = json.loads(text)
+            except ValueError:
+                if text.startswith("{") or not text.strip():
+                    continue  # the line of a killed writer, who had created nothing by it yet
+                line = None
+            if not isinstance(line, dict) or not line.keys() >= _KEYS:
+                raise StorageError(
+                    f"{self.path} line {number} is no line of a ledger: the file was changed by "
+                    "something else. What it named may exist and cost money, so nothing is guessed "
+                    "from the rest. Mend or remove that line, and look with the scheduler's own "
+                    "tools for what it may have named."
+                )
+            lines.append(line)
         return lines
 
     def _write(self, action: str, entry: Entry, **more: str) -> None:

@@ -296,6 +296,12 @@ class Api:
                 "have expired. Log in again (EKS: aws sso login, or new keys), then see that "
                 f"kubectl --context {self.context} auth whoami answers."
             ) from error
+        if "admission webhook" in words and "denied the request" in words:
+            raise RequestError(
+                f"{where}: {words}. A policy of the cluster refuses the object; your rights do not "
+                "matter. Change what the policy names in the recipe (launch --dry-run prints the "
+                "object), or ask whoever keeps the policy."
+            ) from error
         if error.status == 403 and "exceeded quota" in words:
             raise CapacityError(
                 f"{where}: {words}. The namespace's quota is used up. Wait for other jobs, use "

@@ -292,7 +292,7 @@ def _ensure_runtime(api: Api, item: Object, ledger: Ledger, place: dict[str, str
 
 def _entries(ledger: Ledger, job: Job) -> list[Entry]:
     """What may exist of this job, by the ledger."""
-    config = job.details["config"]
+    config = job.details.get("config")  # an interrupted submission has none
     return [
         entry
         for entry in ledger.live()

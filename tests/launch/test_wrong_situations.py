@@ -1,0 +1,89 @@
+"""Every row of the table happens: exit code, words, and nothing left that no ledger names."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.launch.batch_endpoint import batch_endpoint
+from tests.launch.batch_server import BatchServer, batch_server
+from tests.launch.kubernetes.api_server import running_server
+from tests.launch.wrong_anywhere import AnyDesk
+from tests.launch.wrong_aws_batch import BatchDesk
+from tests.launch.wrong_kubernetes import KubernetesDesk
+from tests.launch.wrong_situations import Desk, Situation, all_situations, page
+from tests.launch.wrong_slurm import SlurmDesk
+
+PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
+ROWS = list(all_situations())
+DESKS: dict[str, type[Desk]] = {
+    "any launcher": AnyDesk,
+    "slurm": SlurmDesk,
+    "kubernetes": KubernetesDesk,
+    "aws-batch": BatchDesk,
+}
+
+
+@pytest.fixture(scope="module")
+def ask_moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], BatchServer]]:
+    """One server for all, started when it is first asked for: that takes seconds."""
+    with ExitStack() as stack:
+        yield cache(lambda: stack.enter_context(batch_server(tmp_path_factory.mktemp("moto"))))
+
+
+@pytest.fixture
+def desks(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    ask_moto: Callable[[], BatchServer],
+) -> Iterator[Callable[[str], Desk]]:
+    """Makes a desk, with the servers that it needs."""
+    monkeypatch.chdir(tmp_path)
+    with ExitStack() as stack:
+
+        def make(launcher: str) -> Desk:
+            desk = DESKS[launcher](tmp_path, monkeypatch, capsys)
+            if isinstance(desk, KubernetesDesk):
+                pytest.importorskip("kubernetes", reason="needs shardyard[kubernetes]")
+                desk.connect(*stack.enter_context(running_server(tmp_path)))
+            if isinstance(desk, BatchDesk):
+                pytest.importorskip("boto3", reason="needs shardyard[aws]")
+                desk.connect(stack.enter_context(batch_endpoint()), ask_moto)
+            return desk
+
+        yield make
+
+
+@pytest.mark.parametrize(
+    ("launcher", "row"), ROWS, ids=[f"{launcher}: {row.what}" for launcher, row in ROWS]
+)
+def test_it_is_told_what_and_what_to_do_and_nothing_is_left(
+    launcher: str, row: Situation, desks: Callable[[str], Desk]
+) -> None:
+    desk = desks(launcher)
+    code = row.happen(desk)
+    said = " ".join(desk.said.split())
+    assert row.says in said
+    assert row.do in said
+    assert code == row.exit_code, said
+    assert "This is a bug of shardyard" not in said and "Traceback" not in said
+    assert desk.outside() - desk.in_ledgers() == set()
+
+
+def test_every_situation_is_there_once() -> None:
+    assert len(ROWS) >= 40
+    names = Counter((launcher, row.what) for launcher, row in ROWS)
+    assert max(names.values()) == 1
+
+
+def test_every_exit_code_is_designed_and_met() -> None:
+    assert {row.exit_code for _, row in ROWS} == {0, 1, 2, 3, 4, 130, 143}
+
+
+def test_the_page_is_the_table() -> None:
+    """Made with: python -m tests.launch.wrong_situations > docs/errors.md"""
+    assert PAGE.read_text() == page()

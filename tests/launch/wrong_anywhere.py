@@ -1,0 +1,164 @@
+"""Wrong situations that no launcher is special to; most on this machine."""
+
+from pathlib import Path
+
+from tests.launch.wrong_situations import Desk, Situations
+
+SITUATIONS = Situations("any launcher")
+row = SITUATIONS.row
+
+_RENTED = (
+    "cluster.device=auto", "cluster.devices=auto", "cluster.instance=p5.48xlarge",
+)  # fmt: skip
+
+
+class AnyDesk(Desk):
+    """Launching on this machine, of which nothing is started but what a test needs."""
+
+    recipe = (
+        "model.preset=llama-tiny", "run.steps=10", "optim.global_batch=8", "cluster.device=cpu",
+        "cluster.devices=2", "cluster.nodes=2",
+    )  # fmt: skip
+
+    def ledger(self) -> Path:
+        """Of a run that stands as launched elsewhere and is not asked about."""
+        path = self.runs / "first" / "ledger.jsonl"
+        path.parent.mkdir(parents=True)
+        (path.parent / "recipe.yaml").write_text("model: {preset: llama-tiny}\n")
+        return path
+
+
+@row("unknown launcher", 2, says="there is no launcher 'moon'", do="Use one of local, slurm")
+def _(desk: AnyDesk) -> int:
+    return desk.shardyard("launch", *desk.recipe, "--on", "moon")
+
+
+@row("setting that does not exist", 2, says="launch.kubernetes.nampespace", do="namespace")
+def _(desk: AnyDesk) -> int:
+    return desk.launch("launch.kubernetes.nampespace=team")
+
+
+@row(
+    "unknown instance",
+    2,
+    says="cluster.instance='p9.48xlarge'",
+    do="p5.48xlarge",
+)
+def _(desk: AnyDesk) -> int:
+    return desk.launch("cluster.instance=p9.48xlarge")
+
+
+@row("bad time limit", 2, says="launch.time_limit", do="such as")
+def _(desk: AnyDesk) -> int:
+    return desk.launch("launch.time_limit=soon")
+
+
+@row("nobody to ask, and no --yes", 2, says="nothing was done", do="do it with --yes")
+def _(desk: AnyDesk) -> int:
+    return desk.shardyard("launch", *desk._recipe([]), "--on", "local")
+
+
+@row("run folder cannot be made", 1, says="cannot be written: Not a directory", do="run.dir")
+def _(desk: AnyDesk) -> int:
+    (desk.folder / "file").write_text("")
+    return desk.launch(f"run.dir={desk.folder / 'file' / 'runs'}")
+
+
+@row("plan does not fit", 2, says="the plan does not fit", do="`shardyard plan` shows layouts")
+def _(desk: AnyDesk) -> int:
+    desk.on = "slurm"
+    return desk.launch(*_RENTED, "model.preset=llama3.1-405b", "cluster.nodes=1")
+
+
+@row("price above --max-usd", 2, says="above --max-usd=1", do="Make the run shorter")
+def _(desk: AnyDesk) -> int:
+    desk.on = "slurm"
+    long = ("run.steps=100000000", "optim.global_batch=16")
+    return desk.shardyard(
+        "launch", *desk._recipe([*_RENTED, *long]), "--on", "slurm", "--yes", "--max-usd", "1"
+    )
+
+
+@row(
+    "price limit without a known price",
+    2,
+    says="launch.max_usd=5, but the price is not known",
+    do="Name what is missing",
+)
+def _(desk: AnyDesk) -> int:
+    desk.on = "slurm"
+    return desk.launch("launch.max_usd=5")
+
+
+@row("number of devices not known", 2, says="cluster.devices=auto, and how many", do="cluster.file")
+def _(desk: AnyDesk) -> int:
+    desk.on = "slurm"
+    return desk.launch("cluster.device=auto", "cluster.devices=auto")
+
+
+@row("run that does not exist", 2, says="RUN 'first' is neither a run folder", do="--runs-dir")
+def _(desk: AnyDesk) -> int:
+    return desk.steer("status")
+
+
+@row("run that was never launched", 2, says="run first has no job", do="`shardyard report`")
+def _(desk: AnyDesk) -> int:
+    desk.ledger()
+    return desk.steer("status")
+
+
+@row(
+    "run.id in use",
+    2,
+    says="run.id='first' exists already",
+    do="continue it with `shardyard resume",
+)
+def _(desk: AnyDesk) -> int:
+    desk.ledger()
+    return desk.launch()
+
+
+@row(
+    "submission died between intent and confirmation",
+    2,
+    says="was interrupted before it became a job",
+    do="Remove it with `shardyard teardown",
+)
+def _(desk: AnyDesk) -> int:
+    desk.ledger().write_text(
+        '{"t": 1, "action": "intended", "kind": "slurm job", "name": "first", "launcher": "slurm",'
+        ' "id": null, "details": {}}\n'
+    )
+    return desk.steer("status")
+
+
+@row(
+    "line of the ledger is of another kind",
+    1,
+    says="the file was changed by something else",
+    do="Mend",
+)
+def _(desk: AnyDesk) -> int:
+    desk.ledger().write_text('{"nothing": "of a ledger"}\n')
+    return desk.steer("teardown", "--yes")
+
+
+@row("ledger overwritten with bytes", 1, says="line 1 is no line of a ledger", do="Mend or remove")
+def _(desk: AnyDesk) -> int:
+    desk.ledger().write_bytes(bytes(range(128, 256)))
+    return desk.steer("status")
+
+
+@row(
+    "literal secret in launch.env",
+    2,
+    says="launch.env",
+    do="secrets",
+)
+def _(desk: AnyDesk) -> int:
+    return desk.launch("launch.env={HF_TOKEN: hf_abcdefghijklmnopqrstuvwxyz0123456789}")
+
+
+@row("literal value as a secret", 2, says="secrets.HF_TOKEN", do="env")
+def _(desk: AnyDesk) -> int:
+    return desk.launch("secrets.HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz0123456789")
