@@ -1,4 +1,4 @@
-"""Wrong situations that no launcher is special to; most on this machine."""
+"""Wrong situations that no launcher is special to."""
 
 from pathlib import Path
 
@@ -13,8 +13,9 @@ _RENTED = (
 
 
 class AnyDesk(Desk):
-    """Launching on this machine, of which nothing is started but what a test needs."""
+    """Launching where nothing is asked before it is refused: Slurm without a Slurm."""
 
+    on = "slurm"
     recipe = (
         "model.preset=llama-tiny", "run.steps=10", "optim.global_batch=8", "cluster.device=cpu",
         "cluster.devices=2", "cluster.nodes=2",
@@ -48,14 +49,19 @@ def _(desk: AnyDesk) -> int:
     return desk.launch("cluster.instance=p9.48xlarge")
 
 
-@row("bad time limit", 2, says="launch.time_limit", do="such as")
+@row(
+    "bad time limit",
+    2,
+    says="launch.time_limit='soon' is not a time with its unit",
+    do="such as 90min",
+)
 def _(desk: AnyDesk) -> int:
     return desk.launch("launch.time_limit=soon")
 
 
 @row("nobody to ask, and no --yes", 2, says="nothing was done", do="do it with --yes")
 def _(desk: AnyDesk) -> int:
-    return desk.shardyard("launch", *desk._recipe([]), "--on", "local")
+    return desk.shardyard("launch", *desk._recipe([]), "--on", desk.on)
 
 
 @row("run folder cannot be made", 1, says="cannot be written: Not a directory", do="run.dir")
@@ -66,13 +72,11 @@ def _(desk: AnyDesk) -> int:
 
 @row("plan does not fit", 2, says="the plan does not fit", do="`shardyard plan` shows layouts")
 def _(desk: AnyDesk) -> int:
-    desk.on = "slurm"
     return desk.launch(*_RENTED, "model.preset=llama3.1-405b", "cluster.nodes=1")
 
 
 @row("price above --max-usd", 2, says="above --max-usd=1", do="Make the run shorter")
 def _(desk: AnyDesk) -> int:
-    desk.on = "slurm"
     long = ("run.steps=100000000", "optim.global_batch=16")
     return desk.shardyard(
         "launch", *desk._recipe([*_RENTED, *long]), "--on", "slurm", "--yes", "--max-usd", "1"
@@ -86,13 +90,11 @@ def _(desk: AnyDesk) -> int:
     do="Name what is missing",
 )
 def _(desk: AnyDesk) -> int:
-    desk.on = "slurm"
     return desk.launch("launch.max_usd=5")
 
 
 @row("number of devices not known", 2, says="cluster.devices=auto, and how many", do="cluster.file")
 def _(desk: AnyDesk) -> int:
-    desk.on = "slurm"
     return desk.launch("cluster.device=auto", "cluster.devices=auto")
 
 

@@ -109,7 +109,7 @@ def _(desk: BatchDesk) -> int:
     return desk.fails("describejobqueues", (403, "ExpiredTokenException"))
 
 
-@row("unknown profile", 2, says="nobody", do="Check your AWS configuration")
+@row("unknown profile", 2, says="nobody", do="aws configure list-profiles")
 def _(desk: BatchDesk) -> int:
     desk.environ.setenv("AWS_PROFILE", "nobody")
     return desk.launch()

@@ -102,7 +102,7 @@ def _(desk: KubernetesDesk) -> int:
     return desk.launch("launch.kubernetes.context=tset")
 
 
-@row("no kubeconfig", 2, says="cannot be used", do="aws eks update-kubeconfig")
+@row("no kubeconfig", 2, says="there is no kubeconfig", do="aws eks update-kubeconfig")
 def _(desk: KubernetesDesk) -> int:
     desk.environ.setenv("KUBECONFIG", str(desk.folder / "none"))
     return desk.launch()
@@ -169,7 +169,12 @@ def _(desk: KubernetesDesk) -> int:
     return desk.steer("teardown", "--yes")
 
 
-@row("job of that name is somebody's", 2, says="JobSet first exists already", do="shardyard status")
+@row(
+    "job of that name is somebody's",
+    2,
+    says="JobSet first exists already",
+    do="give another run.id",
+)
 def _(desk: KubernetesDesk) -> int:
     desk.server.add("/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets/first")
     return desk.launch()
@@ -181,7 +186,12 @@ def _(desk: KubernetesDesk) -> int:
     return desk.launch()
 
 
-@row("controller of another version", 2, says="serves JobSet as jobset.x-k8s.io/v1", do="Have it")
+@row(
+    "controller of another version",
+    2,
+    says="serves JobSet as jobset.x-k8s.io/v1",
+    do="Have whoever keeps it replace it",
+)
 def _(desk: KubernetesDesk) -> int:
     desk.server.other_versions["jobset.x-k8s.io"] = "v1"
     return desk.launch()
@@ -191,7 +201,7 @@ def _(desk: KubernetesDesk) -> int:
     "TrainJob with fields of another version",
     2,
     says="has neither runtimePatches",
-    do="Install Kubeflow Trainer 2.3.0",
+    do="Have whoever keeps it replace it: helm upgrade",
 )
 def _(desk: KubernetesDesk) -> int:
     desk.server.trainjob_fields = ["runtimeRef", "trainer", "podSpecOverrides"]
@@ -289,14 +299,14 @@ def _(desk: KubernetesDesk) -> int:
     return desk.launch()
 
 
-@row("cancelled twice", 0, says="is over already: cancelled", do="job")
+@row("cancelled twice", 0, says="is over already: cancelled", do="")
 def _(desk: KubernetesDesk) -> int:
     desk.launched()
     assert desk.steer("cancel") == 0
     return desk.steer("cancel")
 
 
-@row("cancelled after the end", 0, says="is over already: failed", do="job")
+@row("cancelled after the end", 0, says="is over already: failed", do="")
 def _(desk: KubernetesDesk) -> int:
     desk.launched()
     desk.end_job(2)

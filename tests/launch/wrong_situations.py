@@ -86,7 +86,7 @@ class Situation:
     says: str
     """Literal words: where and what."""
     do: str
-    """Literal words: the next step."""
+    """Literal words: the next step; empty: nothing is to be done."""
     happen: Callable[[Any], int]
 
 
@@ -142,7 +142,7 @@ def page() -> str:
         for name, row in rows:
             if name == launcher:
                 says, do = (text.replace("|", "\\|") for text in (row.says, row.do))
-                lines.append(f"| {row.what} | {row.exit_code} | {says} | {do} |")
+                lines.append(f"| {row.what} | {row.exit_code} | {says} | {do or 'nothing'} |")
         lines.append("")
     return "\n".join(lines)
 

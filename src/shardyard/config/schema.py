@@ -349,7 +349,10 @@ class Launch(Section):
     """Container image; by digest (name@sha256:...) where it must not change under a run."""
     run_dir: str | None = None
     """The run's parent folder as the nodes see it; null: run.dir."""
-    time_limit: Annotated[str, Field(pattern=r"^\d+(\.\d+)?(min|h|d)$")] | None = None
+    time_limit: (
+        Annotated[str, Field(pattern=r"^\d+(\.\d+)?(min|h|d)$", description="a time with its unit")]
+        | None
+    ) = None
     """Longest time, such as 90min, 24h or 2d; null: the scheduler's own limit."""
     env: dict[str, str] = {}
     """Environment of every process; no secrets, they have a section of their own."""

@@ -136,6 +136,10 @@ def _of_own_error(error: Exception, where: str) -> ShardyardError:
         )
     if names & _ANSWER_LOST:
         return UncertainError(f"{where} {_LOOK}")
+    if "ProfileNotFound" in names:
+        return RequestError(
+            f"{where} AWS_PROFILE names it. Use one that `aws configure list-profiles` shows."
+        )
     return RequestError(f"{where} Check your AWS configuration and these settings.")
 
 

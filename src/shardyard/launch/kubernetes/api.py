@@ -353,10 +353,16 @@ def _client(context: str | None, kubeconfig: Path | None) -> Any:
             config_file=file, context=context, persist_config=False, client_configuration=settings
         )
     except (ConfigException, OSError, ValueError, KeyError, TypeError) as error:
+        where = file or "~/.kube/config"
+        if not Path(where).expanduser().exists():
+            why = f"there is no kubeconfig {where}"
+        elif known := _known_contexts(file):
+            why = f"kubeconfig {where} has no such context, or not all of it{known}"
+        else:
+            why = f"kubeconfig {where} cannot be read ({_first_line(error)})"
         raise RequestError(
-            f"launch.kubernetes.context={context!r} cannot be used: {_first_line(error)}. The "
-            f"kubeconfig is {file or '~/.kube/config'}{_known_contexts(file)}. Correct the name, "
-            "or add the cluster (EKS: aws eks update-kubeconfig)."
+            f"launch.kubernetes.context={context!r} cannot be used: {why}. Correct the name, set "
+            "KUBECONFIG, or add the cluster (EKS: aws eks update-kubeconfig)."
         ) from error
 
 

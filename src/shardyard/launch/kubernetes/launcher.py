@@ -241,8 +241,9 @@ def _create(api: Api, item: Object, ledger: Ledger, place: dict[str, str]) -> st
         ledger.fail(entry, str(error))
         raise ExistsError(
             f"{kind} {name} exists already in context {api.context!r}, namespace "
-            f"{api.namespace!r}. The run was submitted before. Follow it with shardyard status, "
-            "or end it with shardyard cancel and resume the run."
+            f"{api.namespace!r}. The run was submitted before, or somebody else has that name. If "
+            "it is yours, follow it with shardyard status, or end it with shardyard cancel and "
+            "resume the run; else give another run.id."
         ) from error
     except ShardyardError as error:
         ledger.fail(entry, str(error))

@@ -220,20 +220,26 @@ def how_to_install(part: Prerequisite, context: str | None) -> str:
     return f"Install it: {shlex.join(part.release.install(context or 'CONTEXT'))}"
 
 
+def install_command(kind: str, context: str | None) -> str:
+    """The command that installs what serves a kind of job.
+
+    Args:
+        kind: Of ``launch.kubernetes.target``.
+    """
+    (part,) = (part for part in _CONTROLLERS.values() if part.provides == kind)
+    assert part.release is not None, f"{part.name} is a controller"
+    return shlex.join(part.release.install(context or "CONTEXT"))
+
+
 def install_hint(kind: str, context: str | None = None) -> str:
     """A sentence: what serves a kind, and how it is installed."""
     for part in _CONTROLLERS.values():
         if part.provides == kind or (kind == "ClusterTrainingRuntime" and part is TRAINER):
             return (
                 f"Install {part.label}: `shardyard doctor RECIPE --on kubernetes --install`, or "
-                f"{shlex.join(_release(part).install(context or 'CONTEXT'))}"
+                f"{install_command(part.provides, context)}"
             )
     return "Check that the context names a Kubernetes cluster."
-
-
-def _release(part: Prerequisite) -> Release:
-    assert part.release is not None, f"{part.name} is a controller"
-    return part.release
 
 
 def table() -> str:

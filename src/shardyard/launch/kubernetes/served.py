@@ -2,7 +2,7 @@
 
 from shardyard.errors import RequestError
 from shardyard.launch.kubernetes.api import PLURALS, Api
-from shardyard.launch.kubernetes.prerequisites import install_hint
+from shardyard.launch.kubernetes.prerequisites import install_command, install_hint
 from shardyard.launch.kubernetes.trainjob import Schema
 
 OLDEST = {"jobset": (1, 28), "trainjob": (1, 31), "pytorchjob": (1, 28)}
@@ -24,7 +24,7 @@ def require_served(api: Api, kind: str) -> None:
         raise RequestError(
             f"context {api.context!r}: the cluster serves {kind} as {', '.join(others)}, not as "
             f"{version}. Its controller is of another version, and is shared with whoever uses it. "
-            f"Have it brought to ours. {install_hint(kind, api.context)}"
+            f"Have whoever keeps it replace it: {install_command(kind, api.context)}"
         )
     raise RequestError(
         f"context {api.context!r}: the cluster does not serve {kind} ({version}). "
@@ -46,5 +46,6 @@ def trainjob_schema(api: Api) -> Schema:
     raise RequestError(
         f"context {api.context!r}: the cluster's TrainJob has neither runtimePatches (Kubeflow "
         "Trainer 2.2, 2.3) nor podTemplateOverrides (2.1). Another version's fields would be "
-        f"dropped or refused. {install_hint('TrainJob', api.context)}"
+        "dropped or refused. Have whoever keeps it replace it: "
+        f"{install_command('TrainJob', api.context)}"
     )
