@@ -1,7 +1,6 @@
 """A job's life on AWS Batch, against a moto server over HTTP, and the ledger after each step."""
 
 import json
-import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.errors import AccessError, CapacityError, RequestError
+from shardyard.errors import RequestError
 from shardyard.launch.aws_batch import BatchLauncher
 from shardyard.launch.aws_batch_objects import job_name
 from shardyard.launch.base import Job, JobState, Rendered
@@ -211,80 +210,6 @@ def test_logs_of_a_node_that_does_not_exist_are_refused(batch: BatchServer, ledg
     job = launcher.submit(rendered(), ledger)
     with pytest.raises(RequestError, match=r"node 2 does not exist.* 2 nodes"):
         list(launcher.logs(job, node=2, follow=False))
-
-
-def test_a_missing_queue_is_refused_before_anything_is_created(
-    batch: BatchServer, ledger: Ledger
-) -> None:
-    batch.make_queue("others")
-    with pytest.raises(RequestError, match="'trainers' does not exist in us-east-1") as raised:
-        BatchLauncher().submit(rendered(), ledger)
-    assert "There is others." in str(raised.value)
-    assert not ledger.path.exists()
-
-
-def test_a_disabled_queue_is_refused(batch: BatchServer, ledger: Ledger) -> None:
-    batch.make_queue("trainers", state="DISABLED")
-    with pytest.raises(RequestError, match=r"is disabled.*Enable it"):
-        BatchLauncher().submit(rendered(), ledger)
-    assert not ledger.path.exists()
-
-
-def test_a_queue_that_is_too_small_is_no_capacity(batch: BatchServer, ledger: Ledger) -> None:
-    batch.make_queue("trainers", max_vcpus=96)
-    with pytest.raises(CapacityError, match=r"at most 96 vCPUs.*needs 192") as raised:
-        BatchLauncher().submit(rendered(), ledger)
-    assert raised.value.exit_code == 3
-    assert not ledger.path.exists()
-
-
-def test_a_queue_with_other_instances_is_refused(batch: BatchServer, ledger: Ledger) -> None:
-    batch.make_queue("trainers")
-    with pytest.raises(RequestError, match=r"has p4d.24xlarge, not p5.48xlarge"):
-        BatchLauncher().submit(rendered("cluster.instance=p5.48xlarge"), ledger)
-
-
-@pytest.mark.usefixtures("batch")
-def test_no_region_at_all_is_refused(ledger: Ledger) -> None:
-    with pytest.raises(RequestError, match=r"launch\.aws_batch\.region is not given"):
-        BatchLauncher().submit(rendered("launch.aws_batch.region=null"), ledger)
-
-
-@pytest.mark.usefixtures("batch")
-def test_missing_credentials_are_an_access_error(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    with pytest.raises(AccessError, match="Unable to locate credentials") as raised:
-        BatchLauncher().submit(rendered(), ledger)
-    assert raised.value.exit_code == 4
-    assert "aws sso login" in str(raised.value)
-    assert not ledger.path.exists()
-
-
-@pytest.mark.usefixtures("batch")
-def test_an_unknown_profile_is_a_wrong_request(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AWS_PROFILE", "nobody")
-    with pytest.raises(RequestError, match="nobody"):
-        BatchLauncher().submit(rendered(), ledger)
-
-
-@pytest.mark.usefixtures("batch")
-def test_an_endpoint_that_nobody_serves_is_said_to_be_unreachable(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    with pytest.raises(CapacityError, match="Nothing was sent") as raised:
-        BatchLauncher().submit(rendered(), ledger)
-    assert "AWS_ENDPOINT_URL" in str(raised.value)
-    assert not ledger.path.exists()
 
 
 def test_the_number_of_nodes_cannot_change() -> None:

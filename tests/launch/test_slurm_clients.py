@@ -1,7 +1,7 @@
 """What a refusal of Slurm means: which error, which exit code, which next step.
 
 The words are those of Slurm's slurm_errno.c and its clients; test_slurm.py and
-test_slurm_accounting.py see most of them from a real one.
+test_slurm_accounting.py see most of them from a real one. The usual ones are in wrong_slurm.py.
 """
 
 import subprocess
@@ -23,41 +23,18 @@ def _shell(said: str) -> Done:
 @pytest.mark.parametrize(
     ("said", "exit_code", "step"),
     [
-        (FAILED + "Invalid partition name specified", 2, "`sinfo -s`"),
-        (FAILED + "Invalid account or account/partition combination specified", 2, "sacctmgr"),
         (FAILED + "Invalid qos specification", 2, "launch.slurm.qos"),
-        (
-            FAILED + "Requested time limit is invalid (missing or exceeds some limit)",
-            2,
-            "launch.time_limit",
-        ),
         ("sbatch: error: Invalid --time specification", 2, "launch.time_limit"),
-        (FAILED + "Node count specification invalid", 2, "fewer nodes"),
-        (FAILED + "Requested node configuration is not available", 2, "cluster.devices"),
         ("sbatch: error: Memory specification can not be satisfied", 2, "sinfo"),
         (FAILED + "Invalid feature specification", 2, "launch.slurm.constraint"),
-        (
-            FAILED + "Job violates accounting/QOS policy (job submit limit, user's size and/or "
-            "time limits)",
-            3,
-            "squeue --me",
-        ),
         ("sbatch: error: QOSMaxSubmitJobPerUserLimit", 3, "squeue --me"),
         ("sbatch: error: AssocMaxJobsLimit", 3, "squeue --me"),
         (FAILED + "Requested nodes are busy", 3, "Try again later"),
         (FAILED + "Slurm temporarily unable to accept job", 3, "Try again later"),
-        (
-            FAILED + "Unable to contact slurm controller (connect failure)",
-            3,
-            "`scontrol ping`",
-        ),
         ("squeue: error: Zero Bytes were transmitted or received", 3, "`scontrol ping`"),
         ("slurm_load_jobs error: Socket timed out on send/recv operation", 3, "`scontrol ping`"),
-        (FAILED + "User's group not permitted to use this partition", 4, "administrators"),
         ("scancel: error: Kill job error on job id 7: Access/permission denied", 4, "permission"),
         ("sbatch: error: If munged is up, restart with --num-threads=10", 4, "administrators"),
-        ("sbatch: fatal: Could not establish a configuration source", 2, "SLURM_CONF"),
-        ("sbatch: error: the moon is full", 1, "--dry-run"),
     ],
 )
 def test_a_refusal_says_what_to_do_and_has_the_exit_code_for_it(

@@ -10,7 +10,7 @@ import pytest
 
 from tests.launch.batch_endpoint import batch_endpoint
 from tests.launch.batch_server import BatchServer, batch_server
-from tests.launch.kubernetes.api_server import running_server
+from tests.launch.kubernetes.api_server import TOKEN, running_server
 from tests.launch.wrong_anywhere import AnyDesk
 from tests.launch.wrong_aws_batch import BatchDesk
 from tests.launch.wrong_kubernetes import KubernetesDesk
@@ -71,6 +71,7 @@ def test_it_is_told_what_and_what_to_do_and_nothing_is_left(
     assert row.do in said
     assert code == row.exit_code, said
     assert "This is a bug of shardyard" not in said and "Traceback" not in said
+    assert TOKEN not in said  # of the kubeconfig
     assert desk.outside() - desk.in_ledgers() == set()
 
 

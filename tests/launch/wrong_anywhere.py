@@ -75,12 +75,10 @@ def _(desk: AnyDesk) -> int:
     return desk.launch(*_RENTED, "model.preset=llama3.1-405b", "cluster.nodes=1")
 
 
-@row("price above --max-usd", 2, says="above --max-usd=1", do="Make the run shorter")
+@row("price above the limit", 2, says="above launch.max_usd=1", do="Make the run shorter")
 def _(desk: AnyDesk) -> int:
     long = ("run.steps=100000000", "optim.global_batch=16")
-    return desk.shardyard(
-        "launch", *desk._recipe([*_RENTED, *long]), "--on", "slurm", "--yes", "--max-usd", "1"
-    )
+    return desk.launch(*_RENTED, *long, "launch.max_usd=1")
 
 
 @row(

@@ -181,9 +181,3 @@ def _(desk: BatchDesk) -> int:
 @row("range of nodes", 2, says="elastic", do="cluster.nodes")
 def _(desk: BatchDesk) -> int:
     return desk.launch("elastic.min_nodes=1", "elastic.max_nodes=4")
-
-
-@row("job scaled", 2, says="aws-batch cannot change the number of nodes", do="shardyard resume")
-def _(desk: BatchDesk) -> int:
-    desk.launched()
-    return desk.steer("scale", "3")

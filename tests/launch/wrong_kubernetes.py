@@ -84,12 +84,12 @@ class KubernetesDesk(Desk):
         text = self.kubeconfig.read_text()
         self.kubeconfig.write_text(text.replace(f":{self.server.port}", ":9"))
 
-    def end_job(self, exit_code: int) -> None:
+    def end_job(self, exit_code: int, *, plural: str = "jobsets") -> None:
         """The job's pods end, and with them the job."""
         self.server.add_pod("p-0", job="first", rank=0, status=exited(exit_code), lines=["the end"])
         self.server.outputs["p-0"].ended.set()
         condition = {"type": "Failed", "status": "True", "message": "jobset failed"}
-        self.server.only("jobsets")["status"] = {"conditions": [condition]}
+        self.server.only(plural)["status"] = {"conditions": [condition]}
 
 
 @row("context not given", 2, says="launch.kubernetes.context is not given", do="it has test, produ")
@@ -319,9 +319,10 @@ def _(desk: KubernetesDesk) -> int:
     return desk.steer("scale", "9")
 
 
-@row("JobSet scaled", 2, says="launched for 2 nodes", do="shardyard resume")
+@row("scaled after the end", 2, says="is over (failed), so there is nothing to", do="goes on with")
 def _(desk: KubernetesDesk) -> int:
-    desk.launched()
+    desk.launched(*_PYTORCHJOB)
+    desk.end_job(2, plural="pytorchjobs")
     return desk.steer("scale", "3")
 
 

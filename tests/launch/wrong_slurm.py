@@ -143,18 +143,6 @@ def _(desk: SlurmDesk) -> int:
     return desk.launch("secrets.HF_TOKEN=k8s:hf/token")
 
 
-@row(
-    "job that cannot change its size",
-    2,
-    says="slurm cannot change the number of nodes",
-    do="cluster.nodes=3",
-)
-def _(desk: SlurmDesk) -> int:
-    desk.log_in()
-    desk.launched()
-    return desk.steer("scale", "3")
-
-
 @row("teardown of a running job", 2, says="is running. Removing it now", do="`shardyard cancel")
 def _(desk: SlurmDesk) -> int:
     desk.log_in()

@@ -1,8 +1,10 @@
 """What `shardyard doctor` finds: one sentence each, with how to mend it; and who can be asked."""
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
+from shardyard.errors import AccessError, CapacityError, ShardyardError
 from shardyard.launch.base import LaunchRequest
 
 Verdict = Literal["ok", "warning", "problem"]
@@ -28,6 +30,31 @@ class HasChecks(Protocol):
 
     def checks(self, request: LaunchRequest) -> list[Finding]:
         """Look, and change nothing. What cannot be asked is a finding, not an error."""
+
+
+Check = Callable[[], Iterable[Finding]]
+"""One look at a target; may raise ShardyardError where it cannot be asked."""
+
+
+def gather(checks: Mapping[str, Check], *, essential: str) -> list[Finding]:
+    """What several checks found; those that may not be asked are warnings.
+
+    Args:
+        checks: In their order, by the name of the finding that an error becomes.
+        essential: The check without which a launch could not be right either.
+    """
+    found: list[Finding] = []
+    for name, check in checks.items():
+        try:
+            found += check()
+        except CapacityError as error:  # nothing else will be answered either
+            return [*found, Finding(name=name, verdict="problem", what=str(error))]
+        except AccessError as error:
+            verdict: Verdict = "problem" if name == essential else "warning"
+            found.append(Finding(name=name, verdict=verdict, what=f"cannot be asked: {error}"))
+        except ShardyardError as error:
+            found.append(Finding(name=name, verdict="problem", what=str(error)))
+    return found
 
 
 def count(findings: list[Finding], verdict: Verdict) -> int:

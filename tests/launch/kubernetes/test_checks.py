@@ -104,43 +104,14 @@ def test_too_few_nodes_are_a_warning_as_an_autoscaler_may_add_some(cluster: Clus
     assert found.what == "the cluster has 2 nodes of p5.48xlarge, and the run wants 5"
 
 
-def test_nodes_that_offer_less_than_the_catalogue_says_lack_a_plugin(cluster: Cluster) -> None:
-    for name in ("n0", "n1"):
-        cluster.add_node(name, efa=4)
-    found = cluster.only_trouble()
-    assert (found.name, found.verdict) == ("vpc.amazonaws.com/efa", "problem")
-    assert "offers 4, and a pod asks for 32" in found.what
-    assert "EFA device plugin 0.5.30" in found.mend
-
-
-def test_a_claim_that_is_not_there(cluster: Cluster) -> None:
-    del cluster.server.objects[f"{IN_DEFAULT}/persistentvolumeclaims/runs"]
-    found = cluster.only_trouble()
-    assert found.name == "claim runs" and "no such claim" in found.what
-
-
 def test_a_claim_that_one_node_alone_can_mount(cluster: Cluster) -> None:
     cluster.add_claim("runs", accessModes=["ReadWriteOnce"])
     assert "one node alone can mount it" in cluster.only_trouble().what
 
 
-def test_a_claim_in_another_zone_than_the_nodes(cluster: Cluster) -> None:
-    for name in ("n0", "n1"):
-        cluster.add_node(name, zone="b")
-    troubles = [one for one in cluster.findings() if one.verdict != "ok"]
-    assert {one.name for one in troubles} == {"claim runs", "claim data"}
-    assert "its volume is in a, and the nodes are in b" in troubles[0].what
-
-
 def test_a_claim_that_is_not_bound_yet(cluster: Cluster) -> None:
     cluster.add_claim("runs", volumeName=None)
     assert cluster.only_trouble().what == "it is not bound yet"
-
-
-def test_a_missing_secret_comes_with_the_command_that_makes_it(cluster: Cluster) -> None:
-    found = cluster.only_trouble("secrets.HF_TOKEN=k8s:hf/token")
-    assert "no Secret hf" in found.what
-    assert found.mend.endswith("create secret generic hf --from-file=token=/dev/stdin")
 
 
 def test_nodes_that_may_not_be_listed_are_a_warning(cluster: Cluster) -> None:

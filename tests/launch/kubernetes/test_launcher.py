@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
+from shardyard.errors import CapacityError, RequestError
 from shardyard.launch.base import Job, JobState
 from shardyard.launch.kubernetes.launcher import KubernetesLauncher
 from shardyard.launch.ledger import Ledger
@@ -17,7 +17,6 @@ from tests.launch.kubernetes.api_server import (
     ApiServer,
     exited,
     running_server,
-    write_kubeconfig,
 )
 from tests.launch.kubernetes.requests import RUN_ID, request_for
 
@@ -91,57 +90,11 @@ def test_the_other_targets_are_submitted_and_removed_too(world: World, target: s
     assert world.server.objects == {}
 
 
-def test_a_second_submission_is_refused_and_leaves_the_first_alone(world: World) -> None:
-    world.submit()
-    with pytest.raises(RequestError, match=r"exists already.*shardyard status"):
-        world.submit()
-    assert len(world.server.objects) == 2
-
-
 def test_a_later_submission_of_a_run_has_a_name_of_its_own(world: World) -> None:
     world.submit()
     job = world.submit(submission=2)
     assert job.name == f"{RUN_ID}-s2"
     assert len(world.server.names("jobsets")) == 2
-
-
-def test_an_absent_controller_is_named_with_the_command_that_installs_it(world: World) -> None:
-    world.server.served = set()
-    with pytest.raises(RequestError, match=r"does not serve JobSet.*JobSet 0\.12\.0: kubectl app"):
-        world.submit()
-    assert world.server.objects == {} and world.live() == []
-
-
-def test_a_namespace_that_is_not_there_comes_with_the_command_that_makes_it(world: World) -> None:
-    with pytest.raises(RequestError, match=r"namespace='lost'.*create namespace lost"):
-        world.submit("launch.kubernetes.namespace=lost")
-    assert world.live() == []
-
-
-@pytest.mark.parametrize(
-    ("code", "message", "error", "words"),
-    [
-        (401, "Unauthorized", AccessError, "does not accept your credentials.*aws sso login"),
-        (403, 'jobsets is forbidden: User "u" cannot create', AccessError, "lacks this right"),
-        (403, "forbidden: exceeded quota: gpus", CapacityError, "quota is used up"),
-        (400, "unknown field spec.metrics", RequestError, "unknown field.*--dry-run"),
-        (500, "etcdserver: request timed out", CapacityError, "Try again in a minute"),
-    ],
-)
-def test_a_refusal_says_what_to_do(
-    world: World, code: int, message: str, error: type[ShardyardError], words: str
-) -> None:
-    world.server.refusals["POST", "/jobsets"] = (code, message)
-    with pytest.raises(error, match=words) as caught:
-        world.submit()
-    assert TOKEN not in str(caught.value)
-
-
-def test_what_was_made_before_a_refusal_is_removed_again(world: World) -> None:
-    world.server.refusals["POST", "/jobsets"] = (403, "forbidden")
-    with pytest.raises(AccessError):
-        world.submit()
-    assert world.server.objects == {} and world.live() == []
 
 
 def test_an_uncertain_creation_stays_in_the_ledger_to_be_looked_for(world: World) -> None:
@@ -150,26 +103,6 @@ def test_an_uncertain_creation_stays_in_the_ledger_to_be_looked_for(world: World
         world.submit()
     states = {entry.kind: entry.is_confirmed for entry in world.ledger.live()}
     assert states == {"ConfigMap": True, "JobSet": False}
-
-
-def test_a_cluster_that_does_not_answer(tmp_path: Path) -> None:
-    with running_server(tmp_path) as (server, _):
-        port = server.port
-    launcher = KubernetesLauncher(kubeconfig=write_kubeconfig(tmp_path, port))
-    rendered = launcher.render(request_for())
-    with pytest.raises(CapacityError, match=r"does not answer.*refused.*VPN"):
-        launcher.submit(rendered, Ledger(tmp_path / "ledger.jsonl"))
-
-
-def test_the_current_context_is_never_assumed(world: World) -> None:
-    with pytest.raises(RequestError, match=r"context is not given.*it has test, production"):
-        world.submit("launch.kubernetes.context=null")
-    assert world.server.requests == []
-
-
-def test_an_unknown_context_is_told_the_known_ones(world: World) -> None:
-    with pytest.raises(RequestError, match=r"'tset' cannot be used.*it has test, production"):
-        world.submit("launch.kubernetes.context=tset")
 
 
 def test_a_job_waits_runs_and_succeeds(world: World) -> None:
@@ -256,33 +189,12 @@ def test_a_cluster_with_trainer_2_1_gets_its_fields(world: World) -> None:
     assert "podTemplateOverrides" in world.server.only("trainjobs")["spec"]
 
 
-def test_a_cluster_with_another_trainer_is_refused(world: World) -> None:
-    world.server.trainjob_fields = ["runtimeRef", "trainer", "podSpecOverrides"]
-    with pytest.raises(RequestError, match=r"neither runtimePatches.*Install Kubeflow Trainer"):
-        world.submit("launch.kubernetes.target=trainjob")
-
-
 def test_a_runtime_stays_while_another_run_uses_it(world: World) -> None:
     first = world.submit("launch.kubernetes.target=trainjob")
     world.submit("launch.kubernetes.target=trainjob", run_id="other-run")
     world.launcher.remove(first, world.ledger)
     assert world.server.names("clustertrainingruntimes") == ["shardyard-efa"]
     assert world.server.names("trainjobs") == ["other-run"]
-
-
-def test_a_runtime_with_other_content_is_not_overwritten(world: World) -> None:
-    world.submit("launch.kubernetes.target=trainjob")
-    with pytest.raises(RequestError, match=r"other content.*runtime another name"):
-        world.submit(
-            "launch.kubernetes.target=trainjob", "launch.kubernetes.max_restarts=9", run_id="b"
-        )
-
-
-def test_a_runtime_that_one_may_not_create_is_the_administrators(world: World) -> None:
-    world.server.refusals["POST", "/clustertrainingruntimes"] = (403, "forbidden")
-    with pytest.raises(AccessError, match=r"administrator apply it once.*--dry-run prints it"):
-        world.submit("launch.kubernetes.target=trainjob")
-    assert world.live() == []
 
 
 def add_two_pods(world: World, job: Job, status: dict[str, Any]) -> None:

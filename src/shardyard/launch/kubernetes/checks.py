@@ -3,12 +3,13 @@
 Nodes, claims and quotas are looked at in files of their own.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 
 from shardyard.config.secret_reference import parse_references
-from shardyard.errors import AccessError, CapacityError, ShardyardError
+from shardyard.errors import ShardyardError
 from shardyard.launch.base import LaunchRequest
-from shardyard.launch.doctor import Finding, Verdict
+from shardyard.launch.doctor import Finding, gather
 from shardyard.launch.kubernetes.api import PLURALS, Api
 from shardyard.launch.kubernetes.claim_checks import check_claims
 from shardyard.launch.kubernetes.etcd import service_name
@@ -18,34 +19,23 @@ from shardyard.launch.kubernetes.prerequisites import ETCD, how_to_install, need
 from shardyard.launch.kubernetes.quota_checks import check_quota
 from shardyard.launch.kubernetes.served import OLDEST, trainjob_schema
 
-Check = Callable[[LaunchRequest, Api], Iterator[Finding]]
-
 
 def kubernetes_checks(request: LaunchRequest, api: Api) -> list[Finding]:
     """All that a cluster can be asked before a job is submitted."""
-    checks: dict[str, Check] = {
-        "credentials": _credentials, "namespace": _namespace, "controllers": _controllers,
-        "rights": _rights, "queue": _queue, "quota": check_quota, "nodes": check_nodes,
-        "image": check_image, "claims": check_claims, "secrets": _secrets,
+    try:
+        found = list(_credentials(request, api))
+    except ShardyardError as error:  # nothing else will be answered either
+        return [Finding(name="credentials", verdict="problem", what=str(error))]
+    checks = {
+        "namespace": _namespace, "controllers": _controllers, "rights": _rights, "queue": _queue,
+        "quota": check_quota, "nodes": check_nodes, "image": check_image, "claims": check_claims,
+        "secrets": _secrets,
     }  # fmt: skip
-    found: list[Finding] = []
-    for name, check in checks.items():
-        try:
-            found += check(request, api)
-        except CapacityError as error:  # nothing else will be answered either
-            return [*found, Finding(name=name, verdict="problem", what=str(error))]
-        except AccessError as error:
-            if name == "credentials":
-                return [Finding(name=name, verdict="problem", what=str(error))]
-            verdict: Verdict = "problem" if name == "controllers" else "warning"
-            found.append(Finding(name=name, verdict=verdict, what=f"cannot be asked: {error}"))
-        except ShardyardError as error:
-            found.append(Finding(name=name, verdict="problem", what=str(error)))
-    return found
+    asked = {name: partial(check, request, api) for name, check in checks.items()}
+    return [*found, *gather(asked, essential="controllers")]
 
 
 def _credentials(request: LaunchRequest, api: Api) -> Iterator[Finding]:
-    """First of all: without them nothing else is answered."""
     major, minor = api.kubernetes_version()
     user = api.user()
     who = f"context {api.context}" + ("" if user is None else f" is {user}")
