@@ -34,8 +34,9 @@ bench: .venv/installed
 	$(BIN)/python -m benchmarks.source_systems
 	$(BIN)/python -m benchmarks.dry_run_memory
 
-docs: .venv/installed
+docs: .venv/installed-dev
 	$(BIN)/python -m shardyard.config.document > docs/settings.md
+	$(BIN)/python -m tests.launch.wrong_situations > docs/errors.md
 
 # The stamps make the second call quick; a changed dependency list makes it install again.
 .venv/installed: pyproject.toml constraints.txt

@@ -420,7 +420,7 @@ _finding(
 _finding(
     "device plugin missing",
     says="a node offers 0, and a pod asks for 8",
-    do="helm upgrade --install nvidia-device-plugin",
+    do="static/nvidia-device-plugin.yml",
     change=_nodes(gpus=0),
 )
 _finding(

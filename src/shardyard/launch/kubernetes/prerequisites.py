@@ -149,13 +149,12 @@ DEVICE_PLUGINS = {
         version="0.20.0",
         provides="nvidia.com/gpu",
         why="offers a node's GPUs to pods",
+        # Not the chart: its pods wait for labels that only Node Feature Discovery gives.
         release=Release(
-            how="chart",
-            url="https://nvidia.github.io/k8s-device-plugin",
+            how="manifest",
+            url="https://raw.githubusercontent.com/NVIDIA/k8s-device-plugin/v0.20.0/deployments/"
+            "static/nvidia-device-plugin.yml",
             read_on="2026-08-21",
-            chart="nvidia-device-plugin",
-            namespace="nvidia-device-plugin",
-            version="0.20.0",
         ),
         image="nvidia/k8s-device-plugin",
     ),
