@@ -30,6 +30,9 @@ EVENT_KINDS = (
     "worker_hung",
     "resized",
     "draining",
+    "spent",
+    "stalled",
+    "stopping",
     "attempt_ended",
     "run_finished",
 )

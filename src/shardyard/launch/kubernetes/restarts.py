@@ -3,12 +3,12 @@
 from typing import Any
 
 from shardyard.config.schema import Recipe
-from shardyard.errors import RequestError
+from shardyard.errors import EXIT_INTERRUPTED, RequestError
 from shardyard.launch.base import LaunchRequest
 from shardyard.units import parse_seconds
 
-HOPELESS_EXIT_CODES = (2, 4)
-"""A wrong request and a missing permission: a restart would end the same way."""
+FINAL_EXIT_CODES = (2, 4, EXIT_INTERRUPTED)
+"""A wrong request and a missing permission would end the same way again; 130 stopped itself."""
 
 
 def pod_failure_policy(container: str) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def pod_failure_policy(container: str) -> dict[str, Any]:
     stand a lost peer) fails the Job for BackoffLimitExceeded, and that restarts the JobSet.
     """
     codes = {
-        "containerName": container, "operator": "In", "values": list(HOPELESS_EXIT_CODES)
+        "containerName": container, "operator": "In", "values": list(FINAL_EXIT_CODES)
     }  # fmt: skip
     return {"rules": [{"action": "FailJob", "onExitCodes": codes}]}
 
