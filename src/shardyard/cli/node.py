@@ -128,10 +128,10 @@ def _join(run: RunDir, place: Place, talk: Session, *, kind: str) -> int:
         print(f"node 0: {word.words}", file=sys.stderr)
         return word.exit_code
     exit_code, _ = _train(run, word, place)
-    return _told(exit_code, run, word, kind)
+    return told_exit_code(exit_code, run, word, kind)
 
 
-def _told(exit_code: int, run: RunDir, attempt: int, kind: str) -> int:
+def told_exit_code(exit_code: int, run: RunDir, attempt: int, kind: str) -> int:
     """The exit code for the scheduler: it is not to start a run again that has stopped itself."""
     is_own_wish = exit_code != 0 and kind in _PODS and has_stopped_itself(run, attempt)
     return EXIT_INTERRUPTED if is_own_wish else exit_code
@@ -211,7 +211,7 @@ def _lead(lead: _Lead, talk: Session, *, began_s: float) -> int:
     terms = _terms(attempt, lead.place, began_s=began_s)
     with talk.announced(attempt.number), held_to_limits(run, attempt.number, terms):
         exit_code, words = _train(run, attempt.number, lead.place)
-    exit_code = _told(exit_code, run, attempt.number, lead.kind)
+    exit_code = told_exit_code(exit_code, run, attempt.number, lead.kind)
     talk.end(words, exit_code)
     try:
         write_report(run)

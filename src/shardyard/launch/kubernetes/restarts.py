@@ -7,8 +7,8 @@ from shardyard.errors import EXIT_INTERRUPTED, RequestError
 from shardyard.launch.base import LaunchRequest
 from shardyard.units import parse_seconds
 
-FINAL_EXIT_CODES = (2, 4, EXIT_INTERRUPTED)
-"""A wrong request and a missing permission would end the same way again; 130 stopped itself."""
+HOPELESS_EXIT_CODES = (2, 4, EXIT_INTERRUPTED)
+"""A wrong request and a missing permission would end the same way; 130 has stopped itself."""
 
 
 def pod_failure_policy(container: str) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def pod_failure_policy(container: str) -> dict[str, Any]:
     stand a lost peer) fails the Job for BackoffLimitExceeded, and that restarts the JobSet.
     """
     codes = {
-        "containerName": container, "operator": "In", "values": list(FINAL_EXIT_CODES)
+        "containerName": container, "operator": "In", "values": list(HOPELESS_EXIT_CODES)
     }  # fmt: skip
     return {"rules": [{"action": "FailJob", "onExitCodes": codes}]}
 
