@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from shardyard.cli.request import Request, refuse_illegal
-from shardyard.cli.sent_code import refuse_unsendable, send_code
+from shardyard.cli.sent_code import packed_code, send_code
 from shardyard.config.load import dump_recipe
 from shardyard.config.resolve import Preview, check_resume
 from shardyard.config.resolved import Resolved
@@ -118,10 +118,12 @@ def propose(
         run_dir,
         devices=devices,
     )
+    recipe_text = dump_recipe(asked)
     content = LaunchRequest(
         run_id=run_dir.run_id,
         recipe=asked,
-        recipe_text=dump_recipe(asked),
+        recipe_text=recipe_text,
+        code=packed_code(asked, recipe_text, run_dir, is_resume=is_resume),
         nodes=recipe.cluster.nodes,
         devices_per_node=devices,
         cluster=planned_cluster(preview.recipe, machine, devices_per_node=devices),
@@ -294,7 +296,6 @@ def _refuse_unlaunchable(recipe: Recipe, launcher: Launcher) -> None:
     """What a launcher cannot do for any request."""
     name, can = launcher.name, launcher.capabilities
     refuse_unsupported(recipe.secrets, can.secrets, launcher=name)
-    refuse_unsendable(recipe, launcher)
     if can.needs_image and recipe.launch.image is None:
         raise RequestError(
             f"launch.image is not set, and {name} runs containers. Build one with `shardyard image "

@@ -57,6 +57,9 @@ _PODS = ("jobset", "trainjob", "pytorchjob", "aws-batch")
 @click.option("--node-rank", type=click.IntRange(min=0), help="With --place given: this node.")
 @click.option("--nodes", type=click.IntRange(min=1), help="With --place given: how many.")
 @click.option("--rendezvous", metavar="HOST:PORT", help="With --place given: a port of node 0.")
+@click.option(
+    "--code", type=click.Path(path_type=Path), help="launch.code, where not in the run's folder."
+)
 @click.option("--session", help="With --place given: new at each start, the same on all nodes.")
 def command(
     recipe: Path,
@@ -67,6 +70,7 @@ def command(
     nodes: int | None,
     rendezvous: str | None,
     session: str | None,
+    code: Path | None,
 ) -> int:
     """Train this node's share of RECIPE."""
     began_s = time.monotonic()
@@ -79,7 +83,7 @@ def command(
     talk = Session(run, place.session)
     asked = load_checked_recipe([recipe], [])
     os.environ.update(resolve_local(asked.secrets, os.environ))
-    take_code(asked, run)
+    take_code(asked, run, code)
     if place.node_rank > 0:
         return _join(run, place, talk, kind=kind)
     with marked_on_stdout(run):

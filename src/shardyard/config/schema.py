@@ -354,7 +354,7 @@ class Launch(Section):
     env: dict[str, str] = {}
     """Environment of every process; no secrets, they have a section of their own."""
     code: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Folders, files or globs of your own code, importable on nodes; .gitignore is respected."""
+    """Folders, files or globs of your own code, importable on nodes; not on AWS Batch."""
     volumes: Annotated[tuple[Volume, ...], Field(strict=False)] = ()
     """What is mounted into containers."""
     max_usd: Annotated[float, Field(gt=0)] | None = None
