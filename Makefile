@@ -33,6 +33,7 @@ bench: .venv/installed
 	$(BIN)/python -m benchmarks.all_reduce_fit
 	$(BIN)/python -m benchmarks.source_systems
 	$(BIN)/python -m benchmarks.dry_run_memory
+	$(BIN)/python -m benchmarks.launching
 
 docs: .venv/installed-dev
 	$(BIN)/python -m shardyard.config.document > docs/settings.md

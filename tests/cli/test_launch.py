@@ -130,10 +130,27 @@ def test_a_price_above_the_limit_is_refused(
 ) -> None:
     long = (*RENTED, "optim.global_batch=16", "run.steps=100000000")
     assert launch(tmp_path, fake, "--yes", "--max-usd", "1", *long) == 2
-    assert "above --max-usd=1" in capsys.readouterr().err
+    assert "above launch.max_usd=1" in capsys.readouterr().err
     assert launch(tmp_path, fake, "--yes", "launch.max_usd=2", *long) == 2
     assert "above launch.max_usd=2" in capsys.readouterr().err
     assert launch(tmp_path, fake, "--yes", "launch.max_usd=2", "--max-usd", "1e9", *long) == 0
+    asked = load_recipe([tmp_path / "runs" / "first" / "recipe.yaml"])
+    assert asked.launch.max_usd == 1e9  # reaches the nodes, which hold the run to it
+
+
+def test_a_price_that_the_nodes_would_not_know_is_no_limit(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    machine = tmp_path / "ours.yaml"
+    machine.write_text(
+        "accelerator: H100 SXM\ndevices_per_node: 8\nnetwork_gbps: 3200\nusd_per_node_hour: 40\n"
+    )
+    far = fake_that_can(shares_folder=False)
+    ours = ("cluster.device=auto", "cluster.devices=auto", f"cluster.file={machine}")
+    words = (*ours, "optim.global_batch=16", "launch.run_dir=/runs", "launch.max_usd=1e9")
+    assert launch(tmp_path, far, "--yes", *words) == 2
+    assert "the price stands in cluster.file, which the nodes of fake" in capsys.readouterr().err
+    assert launch(tmp_path, FakeLauncher(), "--yes", *words) == 0
 
 
 def test_a_time_limit_bounds_the_price_of_a_run_without_a_known_length(

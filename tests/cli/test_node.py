@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.cli.node import refuse_shared_accelerators, with_nodes
+from shardyard.cli.limits import Limits, Terms
+from shardyard.cli.node import refuse_shared_accelerators, told_exit_code, with_nodes
 from shardyard.config.presets import PRESETS
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
 from shardyard.errors import RequestError
 from shardyard.launch.place import Place
+from shardyard.rundir.layout import RunDir
 
 GIVEN = ["--place", "given", "--node-rank", "0", "--nodes", "2", "--rendezvous", "127.0.0.1:29400"]
 
@@ -119,3 +121,19 @@ def test_nodes_that_are_one_machine_do_not_share_its_accelerators(
         refuse_shared_accelerators(resolved, place)
     assert "every node would take the same accelerators" in str(caught.value)
     assert "cluster.device=cpu" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["jobset", "trainjob", "pytorchjob", "aws-batch"])
+def test_where_a_drained_job_is_started_again_one_that_stopped_itself_is_final(
+    kind: str, tmp_path: Path
+) -> None:
+    run = RunDir(tmp_path)
+    terms = Terms(
+        began_s=0.0, session="s", usd_per_hour=1.0, max_usd=1e-9, stop_idle_after_s=None
+    )  # fmt: skip
+    assert told_exit_code(143, run, 0, kind) == 143
+    assert Limits(run, 0, terms, now_s=0.0).look(1.0)
+    assert told_exit_code(143, run, 0, kind) == 130
+    assert told_exit_code(0, run, 0, kind) == 0  # it came to its end all the same
+    assert told_exit_code(143, run, 1, kind) == 143  # another attempt, asked by its scheduler
+    assert told_exit_code(143, run, 0, "slurm") == 143

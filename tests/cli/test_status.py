@@ -1,6 +1,7 @@
 """`shardyard status`: the job's state, its nodes, and how far the run has come."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,33 @@ def test_an_unknown_run_names_the_newest(
 ) -> None:
     assert shardyard(fake, "status", "zzz", *runs_dir(tmp_path)) == 2
     assert "The newest there is first." in capsys.readouterr().err
+
+
+def test_what_it_has_cost_and_that_no_step_comes_is_shown(tmp_path: Path, capsys: Captured) -> None:
+    far = fake_that_can(shares_folder=False)
+    assert launch(tmp_path, far, "--yes", "launch.run_dir=/runs", "launch.max_usd=100") == 2
+    assert launch(tmp_path, far, "--yes", "--force", "launch.run_dir=/runs", "--max-usd=100") == 0
+    capsys.readouterr()
+    place = {"attempt": 0, "generation": 0}
+    told = [
+        {"t": time.time(), "kind": "attempt_started", **place},
+        {"t": time.time(), "kind": "spent", "usd": 12.5, "usd_per_hour": 98.32, **place},
+        {"t": time.time() - 60, "kind": "stalled", "step": 3, "seconds": 660.0, "usual_s": 3.0}
+        | place,
+    ]
+    far.lines = [LogLine(source="node 0", text=mark("event", event)) for event in told]
+    assert shardyard(far, "status", "first", *runs_dir(tmp_path)) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["run", "first", "running"] in lines  # its job runs, though no lease is in sight here
+    assert ["stalled", "no", "step", "for", "12", "min", "(usual", "3", "s)"] in lines
+    assert ["spent", "$12.50", "of", "launch.max_usd=100,", "$98.32", "an", "hour"] in lines
+
+    stopping = {"t": 1.0, "kind": "stopping", "reason": "it has cost too much", "session": "s"}
+    far.lines.append(LogLine(source="node 0", text=mark("event", stopping | place)))
+    far.statuses = [status(JobState.DRAINED, exit_code=143)]
+    assert shardyard(far, "status", "first", "--json", *runs_dir(tmp_path)) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["spent"] == {"usd": 12.5, "usd_per_hour": 98.32}
+    assert content["max_usd"] == 100
+    assert content["run"]["stop_reason"] == "it has cost too much"
+    assert content["run"]["no_step_s"] is None

@@ -85,20 +85,6 @@ def test_a_running_job_is_to_be_cancelled_first(
     assert teardown(fake, tmp_path, "--yes", "--force") == 0
 
 
-def test_an_object_that_holds_data_is_kept_until_told(
-    tmp_path: Path, fake: FakeLauncher, capsys: Captured
-) -> None:
-    ledger = Ledger(tmp_path / "runs" / "first" / "ledger.jsonl")
-    ledger.intend("volume", "sy-data", launcher="fake", holds="data")
-    assert teardown(fake, tmp_path, "--yes") == 2
-    err = capsys.readouterr().err
-    assert "volume sy-data (perhaps) holds data" in err
-    assert "shardyard export" in err and "--delete-data" in err
-    assert len(fake.created) == 2
-    assert teardown(fake, tmp_path, "--yes", "--delete-data") == 0
-    assert ledger.live() == []
-
-
 def test_an_interrupted_submission_is_removed_too(tmp_path: Path, capsys: Captured) -> None:
     folder = tmp_path / "runs" / "first"
     folder.mkdir(parents=True)

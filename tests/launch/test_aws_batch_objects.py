@@ -274,6 +274,7 @@ REFUSED = [
     (["launch.image=null"], "launch.image is not given", "Name an image"),
     (["launch.aws_batch.queue=null"], "queue is not given", "Name one"),
     (["cluster.instance=null"], "is not given, nor is cluster.instance", "memory_gib"),
+    (["launch.code=[mine]"], "a Batch job carries no files", "into the image"),
     (["cluster.file=c.yaml"], "cluster.file='c.yaml'", "cluster.instance"),
     (["cluster.instance=trn1.32xlarge"], "planned but not trained", "NVIDIA or Gaudi"),
     (["launch.volumes=[{path: /runs, claim: c}]"], "names claim", "Give efs"),

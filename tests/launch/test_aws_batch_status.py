@@ -53,6 +53,7 @@ def test_an_unknown_state_is_an_error() -> None:
          "attempt 2 of 3 runs"),
         (described("SUCCEEDED", attempts=[attempt(0)]), JobState.SUCCEEDED, 0, "exit code 0"),
         (described("FAILED", attempts=[attempt(143)]), JobState.DRAINED, 143, "can be resumed"),
+        (described("FAILED", attempts=[attempt(130)]), JobState.DRAINED, 143, "exit code 130"),
         (described("FAILED", attempts=[attempt(2)]), JobState.FAILED, 2, "exit code 2"),
         (described("FAILED", attempts=[attempt(143)], isTerminated=True), JobState.DRAINED, 143,
          "can be resumed"),

@@ -6,22 +6,29 @@ import io
 import os
 import subprocess
 import tarfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from shardyard.config.load import load_recipe
 from shardyard.errors import DataError, RequestError
-from shardyard.launch.base import LaunchRequest
-from shardyard.launch.bundle import bundle, unpack
+from shardyard.launch.bundle import bundle, unpack, write_bundle
+
+RECIPE = "model: {preset: llama-tiny}\n"
 
 
-def request(*code: str, text: str = "model: {preset: llama-tiny}\n") -> LaunchRequest:
-    recipe = load_recipe([], ["model.preset=llama-tiny", f"launch.code={list(code)}"])
-    return LaunchRequest(
-        run_id="r", recipe=recipe, recipe_text=text, nodes=1, devices_per_node=1, cluster=None,
-        run_dir="/runs/r",
-    )  # fmt: skip
+@dataclass(frozen=True)
+class Packed:
+    """A bundle, written."""
+
+    digest: str
+    path: Path
+    files: int
+
+
+def pack(*code: str, into: Path, start: Path, text: str = RECIPE, **limit: int) -> Packed:
+    made = bundle(code, text, start=start, **limit)
+    return Packed(made.digest, write_bundle(made, into), made.files)
 
 
 @pytest.fixture
@@ -37,7 +44,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def test_a_bundle_comes_out_as_it_went_in(project: Path, tmp_path: Path) -> None:
-    made = bundle(request("mine"), tmp_path / "out", start=project)
+    made = pack("mine", into=tmp_path / "out", start=project)
     unpack(made.path, tmp_path / "node", digest=made.digest)
     files = {str(p.relative_to(tmp_path / "node")) for p in (tmp_path / "node").rglob("*.*")}
     assert files == {"recipe.yaml", "code/mine/model.py", "code/mine/run.sh"}
@@ -49,10 +56,10 @@ def test_a_bundle_comes_out_as_it_went_in(project: Path, tmp_path: Path) -> None
 def test_equal_content_is_an_equal_file_wherever_and_whenever(
     project: Path, tmp_path: Path
 ) -> None:
-    first = bundle(request("mine"), tmp_path / "a", start=project)
+    first = pack("mine", into=tmp_path / "a", start=project)
     project.rename(tmp_path / "moved")
     os.utime(tmp_path / "moved" / "mine" / "model.py", (1, 1))
-    second = bundle(request("mine"), tmp_path / "b", start=tmp_path / "moved")
+    second = pack("mine", into=tmp_path / "b", start=tmp_path / "moved")
     assert first.digest == second.digest and first.path.name == second.path.name
     assert first.path.read_bytes() == second.path.read_bytes()
     with tarfile.open(first.path) as tar:
@@ -61,10 +68,10 @@ def test_equal_content_is_an_equal_file_wherever_and_whenever(
 
 
 def test_other_content_is_another_bundle(project: Path, tmp_path: Path) -> None:
-    digests = {bundle(request("mine"), tmp_path, start=project).digest}
-    digests.add(bundle(request("mine", text="x: 1\n"), tmp_path, start=project).digest)
+    digests = {pack("mine", into=tmp_path, start=project).digest}
+    digests.add(pack("mine", text="x: 1\n", into=tmp_path, start=project).digest)
     (project / "mine" / "model.py").write_text("print(2)\n")
-    digests.add(bundle(request("mine"), tmp_path, start=project).digest)
+    digests.add(pack("mine", into=tmp_path, start=project).digest)
     assert len(digests) == 3
 
 
@@ -75,7 +82,7 @@ def test_what_git_ignores_is_left_out(project: Path, tmp_path: Path) -> None:
     (project / "top.key").write_text("private")
     (project / ".venv").mkdir()
     (project / ".venv" / "python.txt").write_text("not code")
-    made = bundle(request("*", ".venv"), tmp_path, start=project)
+    made = pack("*", ".venv", into=tmp_path, start=project)
     with tarfile.open(made.path) as tar:
         assert tar.getnames() == [
             "code/mine/model.py", "code/mine/run.sh", "code/notes.txt", "recipe.yaml",
@@ -84,20 +91,20 @@ def test_what_git_ignores_is_left_out(project: Path, tmp_path: Path) -> None:
 
 def test_a_path_that_matches_nothing_is_refused(project: Path, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"launch\.code: 'src/\*' matches nothing in .*project"):
-        bundle(request("src/*"), tmp_path, start=project)
+        pack("src/*", into=tmp_path, start=project)
 
 
 def test_a_link_that_leads_outside_is_refused(project: Path, tmp_path: Path) -> None:
     for target in ("/etc/passwd", "/etc", "/nowhere"):
         (project / "mine" / "keys").symlink_to(target)
         with pytest.raises(RequestError, match=rf"leads to {target}, no file in .*remove the link"):
-            bundle(request("mine"), tmp_path, start=project)
+            pack("mine", into=tmp_path, start=project)
         (project / "mine" / "keys").unlink()
 
 
 def test_a_link_inside_is_sent_as_the_file_it_leads_to(project: Path, tmp_path: Path) -> None:
     (project / "mine" / "same.py").symlink_to("model.py")
-    made = bundle(request("mine"), tmp_path, start=project)
+    made = pack("mine", into=tmp_path, start=project)
     unpack(made.path, tmp_path / "node", digest=made.digest)
     assert (tmp_path / "node/code/mine/same.py").read_text() == "print(1)\n"
     assert not (tmp_path / "node/code/mine/same.py").is_symlink()
@@ -106,7 +113,7 @@ def test_a_link_inside_is_sent_as_the_file_it_leads_to(project: Path, tmp_path: 
 def test_too_much_is_refused_with_the_largest_files(project: Path, tmp_path: Path) -> None:
     (project / "mine" / "weights.bin").write_bytes(bytes(3000))
     with pytest.raises(RequestError, match=r"3 files of .* largest are mine/weights\.bin \(") as no:
-        bundle(request("mine"), tmp_path, start=project, limit_bytes=2000)
+        pack("mine", into=tmp_path, start=project, limit_bytes=2000)
     assert "Leave them out, by .gitignore or a narrower list" in str(no.value)
     assert list(tmp_path.glob("*.tar.gz")) == []
 
@@ -147,7 +154,7 @@ def test_nothing_is_unpacked_that_is_no_file_inside(bad: tarfile.TarInfo, tmp_pa
 
 
 def test_a_bundle_that_was_changed_on_its_way_is_refused(project: Path, tmp_path: Path) -> None:
-    made = bundle(request("mine"), tmp_path, start=project)
+    made = pack("mine", into=tmp_path, start=project)
     other = gzip.compress(gzip.decompress(made.path.read_bytes()).replace(b"(1)", b"(2)"))
     made.path.write_bytes(other)
     with pytest.raises(DataError, match=r"changed or damaged on its way. Launch again"):

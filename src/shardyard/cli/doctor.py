@@ -106,8 +106,7 @@ def _findings_there(request: Request, on: str, launchers: Launchers | None) -> l
     except ShardyardError as error:
         return [Finding(name="request", verdict="problem", what=str(error))]
     wrong = [
-        Finding(name="request", verdict="problem", what=reason)
-        for reason in refusals(proposal, max_usd=None)
+        Finding(name="request", verdict="problem", what=reason) for reason in refusals(proposal)
     ]
     right = Finding(name="request", verdict="ok", what=f"{on} can be asked for it")
     findings = wrong or [right]

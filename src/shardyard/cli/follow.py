@@ -201,6 +201,12 @@ def describe_event(event: dict[str, Any]) -> str | None:
             return f"restarted with {event['world_size']} processes"
         case "resized":
             return f"resized from {event['world_size_before']} to {event['world_size']} processes"
+        case "stalled":
+            if not event["seconds"]:
+                return "steps come again"
+            return describe_stall(event["seconds"], event["usual_s"])
+        case "stopping":
+            return f"stopping: {event['reason']}"
         case "draining":
             return f"draining after {event['signal']}"
         case "checkpoint_loaded":
@@ -213,6 +219,12 @@ def describe_event(event: dict[str, Any]) -> str | None:
         case "checkpoint_durable":
             return f"checkpoint of step {event['step']} is durable"
     return None
+
+
+def describe_stall(seconds: float, usual_s: float | None) -> str:
+    """How long no step has come, and what one takes else."""
+    usual = "" if usual_s is None else f" (usual {format_seconds(usual_s)})"
+    return f"no step for {format_seconds(seconds)}{usual}"
 
 
 class Log:

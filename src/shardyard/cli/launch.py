@@ -19,7 +19,7 @@ from shardyard.cli.launching import (
     refuse_existing,
     submit,
 )
-from shardyard.cli.options import json_option, launch_options
+from shardyard.cli.options import as_override, json_option, launch_options
 from shardyard.cli.request import Request
 from shardyard.cli.watch import watch
 from shardyard.errors import RequestError
@@ -35,7 +35,6 @@ class Terms:
     is_yes: bool
     is_forced: bool
     dry_run: bool
-    max_usd: float | None
     is_followed: bool
     as_json: bool
 
@@ -47,7 +46,15 @@ class Terms:
 @click.option("--dry-run", is_flag=True, help="Print exactly what would be sent; create nothing.")
 @json_option
 @click.pass_context
-def command(context: click.Context, /, recipe: tuple[str, ...], *, on: str, **terms: Any) -> int:
+def command(
+    context: click.Context,
+    /,
+    recipe: tuple[str, ...],
+    *,
+    on: str,
+    max_usd: float | None,
+    **terms: Any,
+) -> int:
     """Submit RECIPE (files and section.key=value overrides) to a scheduler.
 
     The plan, the memory's verdict and the price are shown before; what is submitted is what
@@ -55,7 +62,7 @@ def command(context: click.Context, /, recipe: tuple[str, ...], *, on: str, **te
     """
     asked = Terms(**terms)
     launcher = launcher_named(on, launchers_in(context))
-    request = Request.read(recipe, needs_weights=False)
+    request = Request.read((*recipe, *as_override(max_usd)), needs_weights=False)
     run = request.recipe.run
     run_id = run.id or new_run_id(str(request.preview().recipe.run.name))
     run_dir = RunDir(Path(run.dir).expanduser().resolve() / run_id)
@@ -70,7 +77,7 @@ def submit_proposal(proposal: Proposal, terms: Terms) -> int:
         raise click.UsageError("--follow prints the output; it and --json exclude each other.")
     for line in describe(proposal):
         print(line, file=sys.stderr)
-    against = refusals(proposal, max_usd=terms.max_usd)
+    against = refusals(proposal)
     if terms.dry_run:
         for reason in against:
             print(f"warning: it would be refused: {reason}", file=sys.stderr)

@@ -1,5 +1,6 @@
 """A run that was launched: its job and launcher, found from the run's folder."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import click
 from shardyard.cli.launching import Launchers, launcher_named
 from shardyard.config.load import load_recipe
 from shardyard.config.schema import Recipe
-from shardyard.errors import EXIT_DRAINED, RequestError
+from shardyard.errors import EXIT_DRAINED, RequestError, ShardyardError
 from shardyard.launch.base import Job, JobState, JobStatus, Launcher
 from shardyard.launch.ledger import Entry, Ledger
 from shardyard.launch.marked import rebuild
@@ -56,7 +57,11 @@ def find_launched(run: str, runs_dir: Path, launchers: Launchers | None = None) 
     Raises:
         RequestError: There is no such run, or it has no job.
     """
-    run_dir = find_run(run, runs_dir)
+    return launched_of(find_run(run, runs_dir), launchers)
+
+
+def launched_of(run_dir: RunDir, launchers: Launchers | None = None) -> Launched:
+    """As ``find_launched``, of a run that is found."""
     ledger = Ledger(run_dir.ledger)
     jobs = ledger.jobs()
     if not jobs:
@@ -64,6 +69,14 @@ def find_launched(run: str, runs_dir: Path, launchers: Launchers | None = None) 
     job = job_of(run_dir, jobs[-1])
     launcher = launcher_named(job.launcher, launchers)
     return Launched(run_dir=run_dir, job=job, launcher=launcher, ledger=ledger)
+
+
+def fetch_progress(launched: Launched) -> None:
+    """Fetch; how far it has come is worth less than what is asked beside: failing is told alone."""
+    try:
+        launched.fetch()
+    except ShardyardError as error:
+        print(f"warning: no progress can be read: {error}", file=sys.stderr)
 
 
 def job_of(run_dir: RunDir, entry: Entry) -> Job:

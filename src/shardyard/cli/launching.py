@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from shardyard.cli.request import Request, refuse_illegal
-from shardyard.cli.sent_code import refuse_unsendable, send_code
+from shardyard.cli.sent_code import packed_code, send_code
 from shardyard.config.load import dump_recipe
 from shardyard.config.resolve import Preview, check_resume
 from shardyard.config.resolved import Resolved
@@ -34,7 +34,7 @@ Launchers = Mapping[str, str | Launcher]
 """Name -> module:class, or a launcher itself."""
 
 HERE = "local"
-"""The launcher whose nodes are this machine: it is probed, and costs nothing."""
+"""The launcher whose nodes are this machine: it is probed, and costs nothing unless rented."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,14 +52,21 @@ class Proposal:
     @property
     def most_usd(self) -> float | None:
         """Predicted price of the run; without a length, that of its time limit; None: not known."""
-        if self.launcher.name == HERE:
+        rate = None if self.plan is None else self.plan.price.usd_per_hour
+        if self.launcher.name == HERE and rate is None:
             return 0.0
         if self.plan is None or self.plan.usd is not None:
             return None if self.plan is None else self.plan.usd
-        limit, rate = self.request.recipe.launch.time_limit, self.plan.price.usd_per_hour
+        limit = self.request.recipe.launch.time_limit
         if limit is None or rate is None:
             return None
         return parse_seconds(limit) / 3600 * rate
+
+    @property
+    def loses_price(self) -> bool:
+        """Whether the price that is known here is not known where the run could be held to it."""
+        cluster = self.request.recipe.cluster
+        return bool(self.most_usd) and cluster.instance is None and cluster.file is None
 
 
 def launcher_named(name: str, launchers: Launchers | None = None) -> Launcher:
@@ -111,10 +118,12 @@ def propose(
         run_dir,
         devices=devices,
     )
+    recipe_text = dump_recipe(asked)
     content = LaunchRequest(
         run_id=run_dir.run_id,
         recipe=asked,
-        recipe_text=dump_recipe(asked),
+        recipe_text=recipe_text,
+        code=packed_code(asked, recipe_text, run_dir, is_resume=is_resume),
         nodes=recipe.cluster.nodes,
         devices_per_node=devices,
         cluster=planned_cluster(preview.recipe, machine, devices_per_node=devices),
@@ -132,33 +141,34 @@ def propose(
     )
 
 
-def refusals(proposal: Proposal, *, max_usd: float | None) -> list[str]:
-    """Why it should not be submitted as it is, each with what to do.
-
-    Args:
-        max_usd: Given on the command line; it stands before launch.max_usd.
-    """
+def refusals(proposal: Proposal) -> list[str]:
+    """Why it should not be submitted as it is, each with what to do."""
     found = []
-    plan, launch = proposal.plan, proposal.request.recipe.launch
+    plan, limit = proposal.plan, proposal.request.recipe.launch.max_usd
     if plan is not None and plan.fits == "does not fit":
         found.append(
             f"the plan does not fit: {plan.fits_reason}. It would end out of memory. "
             "`shardyard plan` shows layouts that fit; --force submits it all the same."
         )
-    name = "launch.max_usd" if max_usd is None else "--max-usd"
-    limit, usd = launch.max_usd if max_usd is None else max_usd, proposal.most_usd
     if limit is None:
         return found
+    usd = proposal.most_usd
     if usd is None:
         found.append(
-            f"{name}={limit:g}, but the price is not known: {_why_no_price(proposal)}, so that "
-            "nothing could hold the run to it. Name what is missing, or leave the limit out."
+            f"launch.max_usd={limit:g}, but the price is not known: {_why_no_price(proposal)}, so "
+            "that nothing could hold the run to it. Name what is missing, or leave the limit out."
         )
     elif usd > limit:
         found.append(
-            f"the price is predicted to be {format_usd(usd)}, above {name}={limit:g}. Nothing was "
-            "submitted. Make the run shorter, compare machines with `shardyard plan --offers`, or "
-            "raise the limit."
+            f"the price is predicted to be {format_usd(usd)}, above launch.max_usd={limit:g}. "
+            "Nothing was submitted. Make the run shorter, compare machines with `shardyard plan "
+            "--offers`, or raise the limit."
+        )
+    elif proposal.loses_price:
+        found.append(
+            f"launch.max_usd={limit:g}, but the price stands in cluster.file, which the nodes of "
+            f"{proposal.launcher.name} do not see: the run would not stop there. Name an instance "
+            "with cluster.instance, or leave the limit out."
         )
     return found
 
@@ -174,9 +184,9 @@ def describe(proposal: Proposal) -> list[str]:
     if plan is None:
         return [*lines, f"plan: nothing is predicted: {proposal.why_no_plan}"]
     lines += [plan.line(), f"memory: {plan.fits}: {plan.fits_reason}"]
-    if proposal.launcher.name == HERE:
-        return lines
     usd, rate = proposal.most_usd, plan.price.usd_per_hour
+    if proposal.launcher.name == HERE and rate is None:
+        return lines
     hour = "" if rate is None else f"{format_usd(rate)} an hour, "
     if usd is None:
         return [*lines, f"price: {hour}of the run not known: {_why_no_price(proposal)}"]
@@ -286,7 +296,6 @@ def _refuse_unlaunchable(recipe: Recipe, launcher: Launcher) -> None:
     """What a launcher cannot do for any request."""
     name, can = launcher.name, launcher.capabilities
     refuse_unsupported(recipe.secrets, can.secrets, launcher=name)
-    refuse_unsendable(recipe, launcher)
     if can.needs_image and recipe.launch.image is None:
         raise RequestError(
             f"launch.image is not set, and {name} runs containers. Build one with `shardyard image "

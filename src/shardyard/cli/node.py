@@ -9,6 +9,7 @@ import ipaddress
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -18,6 +19,13 @@ import click
 from shardyard.cli import main
 from shardyard.cli.agent_process import run_node_process
 from shardyard.cli.attempt import Attempt, resolve_here, write_down
+from shardyard.cli.limits import (
+    Terms,
+    has_stopped_itself,
+    held_to_limits,
+    refuse_spent,
+    refuse_stopped,
+)
 from shardyard.cli.mark_lines import marked_on_stdout
 from shardyard.cli.network_check import network_checked
 from shardyard.cli.request import Request
@@ -39,7 +47,7 @@ from shardyard.rundir.lease import Lease
 from shardyard.rundir.lines import EventWriter, read_lines
 
 _PODS = ("jobset", "trainjob", "pytorchjob", "aws-batch")
-"""Places where a node's own folders are no other node's."""
+"""Places where a node's own folders are no other node's, and 143 has the job started again."""
 
 
 @click.command()
@@ -49,6 +57,9 @@ _PODS = ("jobset", "trainjob", "pytorchjob", "aws-batch")
 @click.option("--node-rank", type=click.IntRange(min=0), help="With --place given: this node.")
 @click.option("--nodes", type=click.IntRange(min=1), help="With --place given: how many.")
 @click.option("--rendezvous", metavar="HOST:PORT", help="With --place given: a port of node 0.")
+@click.option(
+    "--code", type=click.Path(path_type=Path), help="launch.code, where not in the run's folder."
+)
 @click.option("--session", help="With --place given: new at each start, the same on all nodes.")
 def command(
     recipe: Path,
@@ -59,8 +70,10 @@ def command(
     nodes: int | None,
     rendezvous: str | None,
     session: str | None,
+    code: Path | None,
 ) -> int:
     """Train this node's share of RECIPE."""
+    began_s = time.monotonic()
     _listen()
     if kind == "given":
         place = _given(node_rank, nodes, rendezvous, session)
@@ -70,11 +83,11 @@ def command(
     talk = Session(run, place.session)
     asked = load_checked_recipe([recipe], [])
     os.environ.update(resolve_local(asked.secrets, os.environ))
-    take_code(asked, run)
+    take_code(asked, run, code)
     if place.node_rank > 0:
-        return _join(run, place, talk)
+        return _join(run, place, talk, kind=kind)
     with marked_on_stdout(run):
-        return _lead(_Lead(recipe, kind, run, place), talk)
+        return _lead(_Lead(recipe, kind, run, place), talk, began_s=began_s)
 
 
 def _listen() -> None:
@@ -112,13 +125,20 @@ def _given(
     )
 
 
-def _join(run: RunDir, place: Place, talk: Session) -> int:
+def _join(run: RunDir, place: Place, talk: Session, *, kind: str) -> int:
     """A node other than node 0."""
     word = talk.wait(say=lambda words: print(words, file=sys.stderr, flush=True))
     if isinstance(word, Ended):
         print(f"node 0: {word.words}", file=sys.stderr)
         return word.exit_code
-    return _train(run, word, place)[0]
+    exit_code, _ = _train(run, word, place)
+    return told_exit_code(exit_code, run, word, kind)
+
+
+def told_exit_code(exit_code: int, run: RunDir, attempt: int, kind: str) -> int:
+    """The exit code for the scheduler: it is not to start a run again that has stopped itself."""
+    is_own_wish = exit_code != 0 and kind in _PODS and has_stopped_itself(run, attempt)
+    return EXIT_INTERRUPTED if is_own_wish else exit_code
 
 
 class _Lead:
@@ -126,7 +146,7 @@ class _Lead:
 
     def __init__(self, recipe: Path, kind: str, run: RunDir, place: Place) -> None:
         self._file = recipe
-        self._kind = kind
+        self.kind = kind
         self.run = run
         self.place = place
 
@@ -137,6 +157,8 @@ class _Lead:
             print(f"warning: {warning}", file=sys.stderr)
         number, previous, asked_before = newest_attempt(self.run)
         recipe = self._recipe()
+        refuse_spent(self.run, recipe.launch)
+        refuse_stopped(self.run, self.place.session)
         request = Request.of(recipe, name=self.run.run_id)
         is_same_data = (
             previous is not None
@@ -162,7 +184,7 @@ class _Lead:
 
     def _recipe(self) -> Recipe:
         recipe = anchor_paths(load_checked_recipe([self._file], []))
-        if self._kind in _PODS and "dir" not in recipe.data.model_fields_set:
+        if self.kind in _PODS and "dir" not in recipe.data.model_fields_set:
             # The folder that a command starts in is a pod's own; the runs' folder is shared.
             home = {"dir": str(self.run.path.parent / "prepared")}
             data = recipe.data.model_copy(update=home)
@@ -170,7 +192,7 @@ class _Lead:
         return with_nodes(recipe, self.place.nodes)
 
 
-def _lead(lead: _Lead, talk: Session) -> int:
+def _lead(lead: _Lead, talk: Session, *, began_s: float) -> int:
     """Node 0."""
     run = lead.run
     talk.withdraw()
@@ -190,14 +212,27 @@ def _lead(lead: _Lead, talk: Session) -> int:
         talk.end(words, 0)
         print(words, file=sys.stderr)
         return 0
-    with talk.announced(attempt.number):
+    terms = _terms(attempt, lead.place, began_s=began_s)
+    with talk.announced(attempt.number), held_to_limits(run, attempt.number, terms):
         exit_code, words = _train(run, attempt.number, lead.place)
+    exit_code = told_exit_code(exit_code, run, attempt.number, lead.kind)
     talk.end(words, exit_code)
     try:
         write_report(run)
     except ShardyardError as error:  # the scheduler acts on how the training ended
         print(f"warning: there is no report: {error}", file=sys.stderr)
     return exit_code
+
+
+def _terms(attempt: Attempt, place: Place, *, began_s: float) -> Terms:
+    price, launch = attempt.plan().price, attempt.asked.launch
+    if price.usd_per_hour is None and launch.max_usd is not None:
+        print(
+            f"warning: launch.max_usd={launch.max_usd:g} cannot be held to: what an hour costs is "
+            f"not known ({price.source})",
+            file=sys.stderr,
+        )
+    return Terms.of(launch, began_s=began_s, session=place.session, usd_per_hour=price.usd_per_hour)
 
 
 def _train(run: RunDir, attempt: int, place: Place) -> tuple[int, str]:

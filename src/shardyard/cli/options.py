@@ -16,6 +16,11 @@ runs_dir_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
 
 
+def as_override(max_usd: float | None) -> tuple[str, ...]:
+    """``--max-usd`` as the setting that it stands for, so that it reaches the nodes."""
+    return () if max_usd is None else (f"launch.max_usd={max_usd!r}",)
+
+
 def launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options of the verbs that submit."""
     options = (
@@ -29,7 +34,7 @@ def launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--max-usd",
             type=click.FloatRange(min=0, min_open=True),
-            help="Refuse a higher predicted price; stands before launch.max_usd.",
+            help="The most it may cost: launch.max_usd.",
         ),
         click.option(
             "--follow/--detach",

@@ -9,9 +9,16 @@ import click
 
 from shardyard.cli.attempt import Attempt, resolve_here, run_attempt
 from shardyard.cli.launch import Terms, submit_proposal
-from shardyard.cli.launched import job_of, launchers_in, newest_asked
+from shardyard.cli.launched import (
+    fetch_progress,
+    job_of,
+    launched_of,
+    launchers_in,
+    newest_asked,
+)
 from shardyard.cli.launching import Launchers, launcher_named, propose
-from shardyard.cli.options import json_option, launch_options, runs_dir_option
+from shardyard.cli.limits import refuse_spent
+from shardyard.cli.options import as_override, json_option, launch_options, runs_dir_option
 from shardyard.cli.request import Request, take_secrets
 from shardyard.cli.train import refuse_other_nodes
 from shardyard.config.anchor import anchor_paths
@@ -43,6 +50,7 @@ def command(
     *,
     runs_dir: Path,
     on: str | None,
+    max_usd: float | None,
     **terms: Any,
 ) -> int:
     """Continue RUN (a path, an id, or the beginning of one): a launched one by a new job.
@@ -53,7 +61,11 @@ def command(
     run_dir = find_run(run, runs_dir)
     if on is not None or Ledger(run_dir.ledger).jobs():
         return _submit_again(
-            run_dir, overrides, on=on, terms=Terms(**terms), launchers=launchers_in(context)
+            run_dir,
+            (*overrides, *as_override(max_usd)),
+            on=on,
+            terms=Terms(**terms),
+            launchers=launchers_in(context),
         )
     return _train_on(run_dir, overrides, dry_run=terms["dry_run"], as_json=terms["as_json"])
 
@@ -95,10 +107,12 @@ def _submit_again(
     jobs = Ledger(run_dir.ledger).jobs()
     if jobs:
         _refuse_live(run_dir, jobs[-1], launchers)
+        fetch_progress(launched_of(run_dir, launchers))
     launcher = launcher_named(on or jobs[-1].launcher, launchers)
     Lease(run_dir.lease).close()  # no process of this machine trains it either
     _, previous, asked = newest_attempt(run_dir)
     recipe = load_checked_recipe([newest_asked(run_dir) if jobs else asked], overrides)
+    refuse_spent(run_dir, recipe.launch)
     request = Request.of(recipe, name=run_dir.run_id, needs_weights=False)
     proposal = propose(
         request,

@@ -1,18 +1,25 @@
 """`shardyard status`: what the scheduler says of a launched run, and how far it has come."""
 
 import json
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from shardyard.cli.launched import Launched, describe_job, find_launched, launchers_in
+from shardyard.cli.follow import describe_stall
+from shardyard.cli.launched import (
+    Launched,
+    describe_job,
+    fetch_progress,
+    find_launched,
+    launchers_in,
+)
 from shardyard.cli.options import json_option, runs_dir_option
 from shardyard.cli.tables import print_table
-from shardyard.errors import ShardyardError
 from shardyard.launch.base import JobState, JobStatus
+from shardyard.rundir.spending import Spending, read_spending
 from shardyard.rundir.state import RunState, read_state
+from shardyard.units import format_usd
 
 
 @click.command()
@@ -25,24 +32,27 @@ def command(context: click.Context, run: str, *, runs_dir: Path, as_json: bool) 
     launched = find_launched(run, runs_dir, launchers_in(context))
     status = launched.status()
     if status.state not in (JobState.WAITING, JobState.GONE):
-        _fetch(launched)
-    state = read_state(launched.run_dir)
+        fetch_progress(launched)
+    is_far = not launched.launcher.capabilities.shares_folder
+    state = read_state(
+        launched.run_dir, is_training_elsewhere=is_far and status.state == JobState.RUNNING
+    )
+    spending = read_spending(launched.run_dir)
     if as_json:
-        content = {**describe_job(launched.job, status), "run": asdict(state)}
+        content = {
+            **describe_job(launched.job, status),
+            "run": asdict(state),
+            "spent": None if spending is None else asdict(spending),
+            "max_usd": launched.recipe().launch.max_usd,
+        }
         click.echo(json.dumps(content, indent=1))
         return
-    print_table(("", "", ""), _rows(launched, status, state))
+    print_table(("", "", ""), _rows(launched, status, state, spending))
 
 
-def _fetch(launched: Launched) -> None:
-    """How far it has come is worth less than the job's state: without it, that is said alone."""
-    try:
-        launched.fetch()
-    except ShardyardError as error:
-        print(f"warning: no progress can be read: {error}", file=sys.stderr)
-
-
-def _rows(launched: Launched, status: JobStatus, state: RunState) -> list[tuple[str, str, str]]:
+def _rows(
+    launched: Launched, status: JobStatus, state: RunState, spending: Spending | None
+) -> list[tuple[str, str, str]]:
     job = launched.job
     code = "" if status.exit_code is None else f" (exit code {status.exit_code})"
     rows = [
@@ -53,8 +63,22 @@ def _rows(launched: Launched, status: JobStatus, state: RunState) -> list[tuple[
     if state.step is not None:
         loss = "not finite" if state.loss is None else f"loss {state.loss:.4f}"
         rows.append(("step", f"{state.step:,}", loss))
+    if state.no_step_s is not None:
+        rows.append(("stalled", "", describe_stall(state.no_step_s, state.usual_step_s)))
+    if spending is not None:
+        rows.append(("spent", format_usd(spending.usd), _price_words(launched, spending)))
     return rows + [("node", name, words) for name, words in status.nodes]
 
 
 def _run_words(state: RunState) -> str:
-    return "nothing was heard of it yet" if state.state == "new" else state.state
+    if state.state == "new":
+        return "nothing was heard of it yet"
+    if state.stop_reason is None or state.state == "running":
+        return state.state
+    return f"{state.state}: {state.stop_reason}"
+
+
+def _price_words(launched: Launched, spending: Spending) -> str:
+    limit = launched.recipe().launch.max_usd
+    most = "" if limit is None else f"of launch.max_usd={limit:g}, "
+    return f"{most}{format_usd(spending.usd_per_hour)} an hour"

@@ -1,6 +1,7 @@
 """`shardyard teardown`: removes what launching created elsewhere, and says what is left.
 
-The ledger names it, so nothing is searched for by guess. The run's own folder stays.
+The ledger names it, so nothing is searched for by guess. No launcher creates what holds data, so
+none is removed: the run's own folder, volumes and file systems stay.
 """
 
 import json
@@ -37,7 +38,6 @@ class Remains:
 @click.option("--dry-run", is_flag=True, help="List what would be removed; remove nothing.")
 @click.option("--yes", "is_yes", is_flag=True, help="Do not ask.")
 @click.option("--force", "is_forced", is_flag=True, help="Also while the job is not over.")
-@click.option("--delete-data", is_flag=True, help="Also objects that hold checkpoints or data.")
 @json_option
 @click.pass_context
 def command(
@@ -48,7 +48,6 @@ def command(
     dry_run: bool,
     is_yes: bool,
     is_forced: bool,
-    delete_data: bool,
     as_json: bool,
 ) -> int:
     """Remove what RUN (a path, an id, or the beginning of one) has elsewhere. Safe to repeat."""
@@ -58,7 +57,6 @@ def command(
     if dry_run or not live:
         _show(run_dir, Remains(removed=[], left=_names(live), untouched=untouched), as_json=as_json)
         return 0
-    _refuse_data(run_dir, live, delete_data=delete_data)
     launchers = launchers_in(context)
     if not is_forced:
         _refuse_running(run_dir, ledger, launchers)
@@ -79,16 +77,6 @@ def _remove(run_dir: RunDir, ledger: Ledger, launchers: Launchers | None) -> lis
             launcher = launcher_named(entry.launcher, launchers)
             removed += launcher.remove(job_of(run_dir, entry), ledger)
     return removed
-
-
-def _refuse_data(run_dir: RunDir, live: Sequence[Entry], *, delete_data: bool) -> None:
-    data = [entry for entry in live if entry.details.get("holds") == "data"]
-    if data and not delete_data:
-        raise RequestError(
-            f"{', '.join(_names(data))} hold{'s' * (len(data) == 1)} data of run "
-            f"{run_dir.run_id}, which would be lost. Take it out first (`shardyard export "
-            f"{run_dir.handle} --to FOLDER`), or give --delete-data."
-        )
 
 
 def _refuse_running(run_dir: RunDir, ledger: Ledger, launchers: Launchers | None) -> None:

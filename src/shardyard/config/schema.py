@@ -357,11 +357,13 @@ class Launch(Section):
     env: dict[str, str] = {}
     """Environment of every process; no secrets, they have a section of their own."""
     code: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Folders, files or globs of your own code, importable on nodes; .gitignore is respected."""
+    """Folders, files or globs of your own code, importable on nodes; not on AWS Batch."""
     volumes: Annotated[tuple[Volume, ...], Field(strict=False)] = ()
     """What is mounted into containers."""
     max_usd: Annotated[float, Field(gt=0)] | None = None
-    """Highest predicted price; a plan above it is refused."""
+    """Most that the run may cost: a plan above it is refused, and a run that reaches it drains."""
+    stop_idle_after: Annotated[str, Field(pattern=r"^\d+(\.\d+)?(min|h|d)$")] | None = None
+    """Drain a run that makes no step for so long, such as 30min; its start counts. null: never."""
     require_efa: bool = False
     """Fail where the network turns out to be sockets although the instance has EFA."""
     slurm: Slurm = Slurm()

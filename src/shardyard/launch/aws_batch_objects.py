@@ -328,6 +328,12 @@ def _check(request: LaunchRequest) -> None:
             "launch.image is not given. Batch runs containers. Name an image that holds Shardyard "
             "and your requirements, best by digest (name@sha256:...)."
         )
+    if recipe.launch.code:
+        raise RequestError(
+            f"launch.code={list(recipe.launch.code)}: a Batch job carries no files. Put the code "
+            "into the image (FROM the one that `shardyard image build` makes, COPY it, set "
+            "PYTHONPATH)."
+        )
     if recipe.cluster.file is not None:
         raise RequestError(
             f"cluster.file={recipe.cluster.file!r} describes machines of your own, and Batch rents "

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shardyard.errors import EXIT_DRAINED, ShardyardError
+from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED, ShardyardError
 from shardyard.launch.base import JobState, JobStatus
 from shardyard.units import format_seconds
 
@@ -72,7 +72,7 @@ def job_status(
     return JobStatus(
         state=state,
         reason=_reason(job, state, exit_code, now_s=now_s),
-        exit_code=exit_code if state.is_over else None,
+        exit_code=_told_exit_code(state, exit_code),
         nodes=tuple((f"node {_index(node)}", _node_state(node)) for node in nodes),
     )
 
@@ -88,9 +88,15 @@ def _state(job: Mapping[str, Any], exit_code: int | None) -> JobState:
         )
     if state is not JobState.FAILED:
         return state
-    if exit_code == EXIT_DRAINED:
+    if exit_code in (EXIT_DRAINED, EXIT_INTERRUPTED):  # the latter by its own wish: no retry
         return JobState.DRAINED
     return JobState.CANCELLED if _was_cancelled(job) else JobState.FAILED
+
+
+def _told_exit_code(state: JobState, exit_code: int | None) -> int | None:
+    if not state.is_over:
+        return None
+    return EXIT_DRAINED if state is JobState.DRAINED else exit_code
 
 
 def _was_cancelled(job: Mapping[str, Any]) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from shardyard.config.schema import Recipe
 from shardyard.hardware.cluster import Cluster
+from shardyard.launch.bundle import Bundle
 from shardyard.launch.ledger import Ledger
 
 LAUNCHERS: dict[str, str] = {
@@ -72,6 +73,8 @@ class LaunchRequest:
     """None: the machines are not in the catalogue; nothing about their devices is rendered."""
     run_dir: str
     """The run's folder as the nodes see it."""
+    code: Bundle | None = None
+    """launch.code, packed. Launchers that share the run's folder find it there, too."""
     is_resume: bool = False
     submission: int = 1
     """Which one of the run; names of jobs carry it from the second on, where they must differ."""

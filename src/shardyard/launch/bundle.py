@@ -12,12 +12,11 @@ import os
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from shardyard.errors import DataError, RequestError, StorageError
-from shardyard.launch.base import LaunchRequest
 from shardyard.units import format_bytes
 
 LIMIT_BYTES = 64 * 2**20
@@ -28,47 +27,60 @@ _NEVER = {".git", "__pycache__", ".venv", ".mypy_cache", ".ruff_cache", ".pytest
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """One archive."""
+    """One archive, gzipped."""
 
     digest: str
     """SHA-256 of its uncompressed content, in hexadecimal."""
-    path: Path
+    archive: bytes = field(repr=False)
     files: int
-    content_bytes: int
+
+    @property
+    def name(self) -> str:
+        """Of a file that holds it."""
+        return f"bundle-{self.digest[:16]}.tar.gz"
 
 
 def bundle(
-    request: LaunchRequest,
-    folder: Path,
+    code: Sequence[str],
+    recipe_text: str,
     *,
     start: Path | None = None,
     limit_bytes: int = LIMIT_BYTES,
 ) -> Bundle:
-    """Write ``bundle-<digest>.tar.gz``: `recipe.yaml`, and `code/` with what launch.code lists.
+    """Pack `recipe.yaml`, and `code/` with what launch.code lists. Reads files, writes none.
 
     Args:
-        request: Its recipe names the code.
-        folder: Where the archive is written; one that is there already is kept.
-        start: Where relative paths of launch.code begin; None: the current folder.
+        code: launch.code.
+        start: Where its relative paths begin; None: the current folder.
         limit_bytes: Most that the files may have together.
 
     Raises:
         RequestError: A path matches nothing or leads outside, or all together are too large.
-        StorageError: The archive cannot be written.
     """
     start = (start or Path.cwd()).resolve()
-    code = _code_files(request.recipe.launch.code, start)
-    _refuse_large(code, limit_bytes)
-    content = {"recipe.yaml": (request.recipe_text.encode(), False)}
-    for name, file in code.items():
+    listed = _code_files(code, start)
+    _refuse_large(listed, limit_bytes)
+    content = {"recipe.yaml": (recipe_text.encode(), False)}
+    for name, file in listed.items():
         content[f"code/{name}"] = (file.read_bytes(), os.access(file, os.X_OK))
     archive = _tar(content)
-    digest = hashlib.sha256(archive).hexdigest()
-    path = folder / f"bundle-{digest[:16]}.tar.gz"
+    return Bundle(
+        digest=hashlib.sha256(archive).hexdigest(),
+        archive=gzip.compress(archive, mtime=0),
+        files=len(content),
+    )
+
+
+def write_bundle(made: Bundle, folder: Path) -> Path:
+    """Write it as ``bundle-<digest>.tar.gz``; one that is there already is kept.
+
+    Raises:
+        StorageError: The folder cannot be written.
+    """
+    path = folder / made.name
     if not path.is_file():
-        _write(path, gzip.compress(archive, mtime=0))
-    size = sum(len(data) for data, _ in content.values())
-    return Bundle(digest=digest, path=path, files=len(content), content_bytes=size)
+        _write(path, made.archive)
+    return path
 
 
 def unpack(path: Path, into: Path, *, digest: str, limit_bytes: int = 2 * LIMIT_BYTES) -> None:

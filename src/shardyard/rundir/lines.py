@@ -30,6 +30,9 @@ EVENT_KINDS = (
     "worker_hung",
     "resized",
     "draining",
+    "spent",
+    "stalled",
+    "stopping",
     "attempt_ended",
     "run_finished",
 )
@@ -119,16 +122,13 @@ class EventWriter:
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the objects of a line file; a missing file has none, a torn line is passed over."""
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        file = path.open("rb")
     except FileNotFoundError:
         return
-    for line in text.splitlines():
-        try:
-            content = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        if isinstance(content, dict):
-            yield content
+    with file:
+        for line in file:  # one at a time: a long run has a gigabyte of them
+            if content := _object(line):
+                yield content
 
 
 def read_lines_backwards(path: Path, *, with_any: Sequence[str] = ()) -> Iterator[dict[str, Any]]:

@@ -13,6 +13,7 @@ lost     the last attempt ended without a word (killed, machine gone); can be re
 ======== =========================================================================
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,25 +35,56 @@ class RunState:
     loss: float | None
     updated_at: float | None
     """Unix seconds of the last change in events.jsonl or metrics.jsonl."""
+    stop_reason: str | None = None
+    """Why the newest attempt stopped itself."""
+    no_step_s: float | None = None
+    """Seconds without a new step, where the run has noticed that none comes."""
+    usual_step_s: float | None = None
+    """What a step took before that."""
 
 
-_TELLING = ("attempt_started", "draining", "run_finished", "attempt_ended")
+_TELLING = (
+    "attempt_started", "draining", "run_finished", "attempt_ended", '"stalled"', '"stopping"'
+)  # fmt: skip
 
 
-def read_state(run_dir: RunDir) -> RunState:
-    """State of one run, from its events, metrics and lease."""
+def read_state(run_dir: RunDir, *, is_training_elsewhere: bool = False) -> RunState:
+    """State of one run, from its events, metrics and lease.
+
+    Args:
+        is_training_elsewhere: Known from its scheduler, where the lease is out of reach.
+    """
     # read from their ends, so that a long list of long runs is quick; the last line of a file is
     # of the newest step, also after lost work
     lines = read_lines_backwards(run_dir.metrics)
     step = next((line for line in lines if "eval" not in line), None)
+    events = _newest_events(run_dir)
+    is_leased = is_training_elsewhere or is_held(run_dir.lease)
+    no_step_s, usual_step_s = _stall(events) if is_leased else (None, None)
     files = [path for path in (run_dir.events, run_dir.metrics) if path.is_file()]
     return RunState(
         id=run_dir.run_id,
-        state=state_of(_newest_events(run_dir), is_leased=is_held(run_dir.lease)),
+        state=state_of(events, is_leased=is_leased),
         step=step["step"] if step else None,
         loss=step["loss"] if step else None,
         updated_at=max((path.stat().st_mtime for path in files), default=None),
+        stop_reason=_stop_reason(events),
+        no_step_s=no_step_s,
+        usual_step_s=usual_step_s,
     )
+
+
+def _stop_reason(events: Sequence[dict[str, Any]]) -> str | None:
+    reasons = (str(event["reason"]) for event in reversed(events) if event["kind"] == "stopping")
+    return next(reasons, None)
+
+
+def _stall(events: Sequence[dict[str, Any]]) -> tuple[float | None, float | None]:
+    """How long no step has come, and what one takes else; None where they come."""
+    said = next((event for event in reversed(events) if event["kind"] == "stalled"), None)
+    if said is None or not said["seconds"]:
+        return None, None
+    return time.time() - said["t"] + said["seconds"], said["usual_s"]
 
 
 def _newest_events(run_dir: RunDir) -> list[dict[str, Any]]:

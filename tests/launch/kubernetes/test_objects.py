@@ -1,11 +1,13 @@
 """Every kind of request as a file to read, and against the schema of its API version."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from shardyard.launch.bundle import Bundle
 from shardyard.launch.kubernetes.objects import render_objects, to_yaml
 from shardyard.launch.kubernetes.trainjob import Schema, for_schema
 from tests.launch.kubernetes.requests import request_for
@@ -105,8 +107,16 @@ def test_a_special_wish(name: str) -> None:
     check_all(objects)
 
 
+def test_code_travels_in_the_config_map_under_its_digest() -> None:
+    code = Bundle(digest="0123456789abcdef" * 4, archive=b"an archive", files=2)
+    objects = render_objects(replace(request_for("launch.code=[mine]"), code=code))
+    compare("jobset-code", to_yaml(objects))
+    check_all(objects)
+
+
 def test_there_is_no_golden_file_that_nothing_renders() -> None:
     known = {f"{target}-{row[1]}" for target in TARGETS for row in MACHINES} | set(SPECIAL)
+    known.add("jobset-code")
     assert {path.stem for path in GOLDEN.glob("*.yaml")} == known
     assert len(known) >= 30
 

@@ -117,8 +117,9 @@ def test_a_job_with_some_pods_running_runs() -> None:
     assert found.nodes == (("node 0", "running"), ("node 1", "pending"))
 
 
-def test_a_job_that_was_asked_to_stop_is_drained() -> None:
-    found = status(job_with(("Failed", "deadline")), pod_with(exited(143)))
+@pytest.mark.parametrize("code", [143, 130])  # 130: it stopped itself, no restart is wanted
+def test_a_job_that_was_asked_to_stop_is_drained(code: int) -> None:
+    found = status(job_with(("Failed", "deadline")), pod_with(exited(code)))
     assert (found.state, found.exit_code) == (JobState.DRAINED, 143)
 
 

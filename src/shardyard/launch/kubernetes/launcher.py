@@ -35,6 +35,9 @@ from shardyard.launch.ledger import Entry, Ledger
 CANCELLED = "shardyard/cancelled"
 """Annotation of the recipe's ConfigMap, which outlives the job."""
 
+_CONTENT = ("data", "binaryData")
+"""Of a ConfigMap."""
+
 _POD_LABELS = {
     "JobSet": "jobset.sigs.k8s.io/jobset-name",
     "TrainJob": "jobset.sigs.k8s.io/jobset-name",
@@ -256,7 +259,7 @@ def _create_config(api: Api, item: Object, ledger: Ledger, place: dict[str, str]
     """Create the ConfigMap; None: an equal one was there, as its name says what it holds."""
     name = item["metadata"]["name"]
     found = api.get("ConfigMap", name)
-    if found is not None and found.get("data") == item["data"]:
+    if found is not None and all(found.get(key) == item.get(key) for key in _CONTENT):
         _mark_cancelled(api, name, None)
         return None
     uid = _create(api, item, ledger, place)

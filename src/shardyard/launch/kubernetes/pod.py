@@ -1,5 +1,6 @@
 """The pod that every target runs: one a node, with least rights, and nothing typed twice."""
 
+import base64
 import hashlib
 import math
 from pathlib import PurePosixPath
@@ -9,6 +10,7 @@ from shardyard.config.schema import Recipe, Volume
 from shardyard.config.secret_reference import parse_references
 from shardyard.errors import RequestError
 from shardyard.launch.base import LaunchRequest
+from shardyard.launch.bundle import Bundle
 from shardyard.launch.kubernetes.names import TARGETS
 from shardyard.launch.kubernetes.resources import Demand, chosen_instance, demand_of
 
@@ -19,31 +21,50 @@ USER = 1000
 """Pods never run as root; claims are made writable for this group."""
 
 # A ConfigMap's data may have 1 MiB (kubernetes.io, ConfigMaps); its other fields need little.
-_MAX_RECIPE_BYTES = 1_000_000
+_MAX_CONFIG_BYTES = 1_000_000
 
 EnvVar = dict[str, Any]
 
 
 def config_map(request: LaunchRequest, name: str) -> dict[str, Any]:
-    """The recipe, under a name that changes with its content, so that no pod reads another's.
+    """Recipe and code, under a name that changes with them, so that no pod reads another's.
 
     Raises:
-        RequestError: The recipe is too large.
+        RequestError: They are too large.
     """
-    text = request.recipe_text
-    if len(text.encode()) > _MAX_RECIPE_BYTES:
-        raise RequestError(
-            f"the recipe has {len(text.encode()):,} bytes, and a ConfigMap takes "
-            f"{_MAX_RECIPE_BYTES:,}. Pods read it from there. Move long lists into files on a "
-            "volume."
-        )
-    return {
+    text, code = request.recipe_text, request.code
+    _refuse_large(len(text.encode()), 0 if code is None else len(code.archive))
+    digest = _digest(text if code is None else text + code.digest)
+    found: dict[str, Any] = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": metadata(request, f"{name}-{_digest(text)}", job=name),
+        "metadata": metadata(request, f"{name}-{digest}", job=name),
         "immutable": True,
         "data": {"recipe.yaml": text},
     }
+    if code is not None:
+        found["binaryData"] = {_code_file(code): base64.b64encode(code.archive).decode()}
+    return found
+
+
+def _code_file(code: Bundle) -> str:
+    """Its name is its digest, which the node holds it to."""
+    return f"{code.digest}.tar.gz"
+
+
+def _refuse_large(recipe_bytes: int, code_bytes: int) -> None:
+    if recipe_bytes + code_bytes <= _MAX_CONFIG_BYTES:
+        return
+    if code_bytes == 0:
+        raise RequestError(
+            f"the recipe has {recipe_bytes:,} bytes, and a ConfigMap takes {_MAX_CONFIG_BYTES:,}. "
+            "Pods read it from there. Move long lists into files on a volume."
+        )
+    raise RequestError(
+        f"launch.code has {code_bytes:,} bytes when packed, and with the recipe a ConfigMap takes "
+        f"{_MAX_CONFIG_BYTES:,}. Pods read it from there. List less, or put the code into the "
+        "image (FROM the one that `shardyard image build` makes, COPY it, set PYTHONPATH)."
+    )
 
 
 def metadata(request: LaunchRequest, name: str, *, job: str) -> dict[str, Any]:
@@ -141,6 +162,7 @@ def command(request: LaunchRequest) -> list[str]:
         "python", "-m", "shardyard.cli.node", f"{RECIPE_FOLDER}/recipe.yaml",
         "--run-dir", request.run_dir,
         "--place", request.recipe.launch.kubernetes.target,
+        *(["--code", f"{RECIPE_FOLDER}/{_code_file(request.code)}"] if request.code else []),
     ]  # fmt: skip
 
 

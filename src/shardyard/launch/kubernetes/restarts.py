@@ -3,12 +3,12 @@
 from typing import Any
 
 from shardyard.config.schema import Recipe
-from shardyard.errors import RequestError
+from shardyard.errors import EXIT_INTERRUPTED, RequestError
 from shardyard.launch.base import LaunchRequest
 from shardyard.units import parse_seconds
 
-HOPELESS_EXIT_CODES = (2, 4)
-"""A wrong request and a missing permission: a restart would end the same way."""
+HOPELESS_EXIT_CODES = (2, 4, EXIT_INTERRUPTED)
+"""A wrong request and a missing permission would end the same way; 130 has stopped itself."""
 
 
 def pod_failure_policy(container: str) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from shardyard.errors import EXIT_DRAINED, ShardyardError
+from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED, ShardyardError
 from shardyard.launch.base import JobState, JobStatus
 
 Object = dict[str, Any]
@@ -78,7 +78,8 @@ def status_of(kind: str, job: Object | None, pods: list[Object], *, cancelled: b
     state, words = _by_condition(kind, job)
     if state is JobState.FAILED:
         code = _failing_exit_code(pods)
-        if code == EXIT_DRAINED:
+        if code in (EXIT_DRAINED, EXIT_INTERRUPTED):  # the latter by its own wish: no restart
+            code = EXIT_DRAINED
             state, words = JobState.DRAINED, f"asked to stop, saved, can be resumed ({words})"
         return JobStatus(state=state, reason=words, exit_code=code, nodes=nodes)
     if state is JobState.SUCCEEDED:
