@@ -17,7 +17,7 @@ from shardyard.data.loader import MicroBatch
 from shardyard.parallel.mesh import build_mesh
 from shardyard.plan.dry_run import dry_run as ask_in_a_process
 from shardyard.train.dry_run import dry_run
-from shardyard.train.setup import build_sharded, build_task
+from shardyard.train.setup import build_optimizer, build_sharded
 from shardyard.train.step import Stepper
 from tests.plan.recipes import resolved_recipe
 
@@ -72,11 +72,12 @@ def allocated_peak(recipe: Recipe, layout: Layout, shape: ModelShape = SHAPE) ->
 
 def _step_on_real_tensors(recipe: Recipe, layout: Layout, shape: ModelShape) -> None:
     device = torch.device("cpu")
-    model, keys = build_sharded(recipe, shape, layout, mesh=build_mesh(layout, "cpu"))
-    task, optimizer = build_task(recipe, model, keys, device=device)
+    mesh = build_mesh(layout, "cpu")
+    task = build_sharded(recipe, shape, mesh)
+    optimizer = build_optimizer(recipe, task, device=device)
     ids = torch.zeros(2, SEQ_LEN, dtype=torch.int64)
     batch = MicroBatch(ids, ids, ids, torch.zeros(2, dtype=torch.int64))
-    stepper = Stepper(task, optimizer, layout, device=device, grad_clip=1.0)
+    stepper = Stepper(task, optimizer, mesh, device=device, grad_clip=1.0)
     stepper.run([batch, batch], lr=1e-3, drain=False)
 
 

@@ -235,6 +235,13 @@ def axis_problems(
             f"attention evenly. Use data.seq_len={-(-seq_len // (2 * cp)) * 2 * cp}, or less cp."
         )
         found.append(Problem("parallel.cp", text))
+    elif seq_len is not None and seq_len % (cp * tp):
+        text = (
+            f"={tp} needs samples of a multiple of {cp * tp} tokens (cp x tp), and data.seq_len is "
+            f"{seq_len}. Between the matrices each rank holds its share of the tokens. Use "
+            f"data.seq_len={-(-seq_len // (cp * tp)) * cp * tp}, or another tp."
+        )
+        found.append(Problem("parallel.tp", text))
     if shape is not None:
         found += _split_problems(shape, tp=tp, pp=pp, ep=ep)
     ranks = world_size // (tp * pp)

@@ -15,7 +15,6 @@ TRAINED_MODEL_TYPES = ("llama", "mistral")
 
 _AXES = {
     "cp": "context parallelism",
-    "tp": "tensor parallelism",
     "pp": "pipeline parallelism",
     "ep": "expert parallelism",
 }

@@ -17,8 +17,16 @@ class Family:
     norm: str
     """The norm after the last block."""
     head: str
+    rotary: str
+    """What turns positions into the angles that every block uses."""
     dropped: tuple[str, ...]
     """Modules of a block whose output passes through dropout."""
+    gathered: tuple[str, ...]
+    """Modules of a block that need all tokens of a sample at their input."""
+    colwise: tuple[str, ...]
+    """Matrices of a block whose outputs (heads, inner width) tensor parallelism splits."""
+    rowwise: tuple[str, ...]
+    """Matrices of a block whose inputs it splits; their outputs are sums over ranks."""
 
 
 _LLAMA = Family(
@@ -26,7 +34,17 @@ _LLAMA = Family(
     embedding="model.embed_tokens",
     norm="model.norm",
     head="lm_head",
+    rotary="model.rotary_emb",
     dropped=("self_attn", "mlp"),
+    gathered=("self_attn", "mlp"),
+    colwise=(
+        "self_attn.q_proj",
+        "self_attn.k_proj",
+        "self_attn.v_proj",
+        "mlp.gate_proj",
+        "mlp.up_proj",
+    ),
+    rowwise=("self_attn.o_proj", "mlp.down_proj"),
 )
 
 FAMILIES: dict[str, Family] = {"llama": _LLAMA, "mistral": _LLAMA}
@@ -52,9 +70,17 @@ def blocks_of(model: nn.Module, family: Family) -> dict[str, nn.Module]:
     return {f"{family.blocks}.{name}": block for name, block in blocks.named_children()}
 
 
+def part_of(model: nn.Module, name: str) -> nn.Module | None:
+    """A module by its full name; None where a pipeline stage does not have it."""
+    parent_name, _, child = name.rpartition(".")
+    part: nn.Module | None = getattr(model.get_submodule(parent_name), child)
+    return part
+
+
 def dropout_places(model: nn.Module, family: Family) -> dict[str, nn.Module]:
     """Modules whose output passes through dropout, by full name."""
-    places = {family.embedding: model.get_submodule(family.embedding)}
+    embedding = part_of(model, family.embedding)
+    places = {} if embedding is None else {family.embedding: embedding}
     for block_name, block in blocks_of(model, family).items():
         for name in family.dropped:
             places[f"{block_name}.{name}"] = block.get_submodule(name)
