@@ -75,16 +75,18 @@ def documents(positions_BL: Tensor) -> Tensor:
 
 
 def _attend(
-    module: nn.Module,  # noqa: ARG001 - transformers passes it
+    module: nn.Module,
     q_BHLE: Tensor,
     k_BKLE: Tensor,
     v_BKLE: Tensor,
-    attention: Attention,
+    attention: Attention | None,
     *,
     scaling: float,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls; returns (B, L, H, E)."""
+    if attention is None:  # transformers' own forward pass, as after an export
+        attention = SampleAttention(None, bool(module.is_causal))
     out_BHLE = attention(q_BHLE, k_BKLE, v_BKLE, scale=scaling)
     return out_BHLE.transpose(1, 2).contiguous(), None
 
