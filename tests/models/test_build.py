@@ -141,8 +141,8 @@ def test_a_damaged_weight_file_is_named(tmp_path: Path) -> None:
 
 
 def test_an_unknown_family_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(RequestError, match=r"'bert' is not supported.*llama, mistral"):
-        family_of("bert")
+    with pytest.raises(RequestError, match=r"'gpt2' is not supported.*llama, mistral"):
+        family_of("gpt2")
 
 
 def test_tokens_of_other_documents_do_not_matter_when_masked() -> None:

@@ -71,8 +71,8 @@ class Model(Section):
 class Task(Section):
     """What is learnt and how it is judged."""
 
-    name: Literal["causal_lm"] = "causal_lm"
-    """The task: batch to loss."""
+    name: Literal["causal_lm", "masked_lm"] = "causal_lm"
+    """What is predicted: the next token, or hidden ones (BERT)."""
     eval_every_steps: Annotated[int, Field(ge=1)] | None = None
     """Evaluate on the held-out split every so many steps; always evaluated at the end."""
     eval_every_epochs: Annotated[float, Field(gt=0)] | None = None

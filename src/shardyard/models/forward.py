@@ -9,6 +9,7 @@ Shape suffixes: B = samples, L = tokens of a sample, l = those that this rank co
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from shardyard.models.attention import Attention
@@ -35,6 +36,9 @@ class ForwardPass:
             tokens_l: Indices in a sample of the tokens of this rank; None: all.
         """
         self._embedding = part_of(model, family.embedding)
+        self._positions = part_of(model, family.positions)
+        self._token_types = part_of(model, family.token_types)
+        self._embedding_norm = part_of(model, family.embedding_norm)
         self._rotary = part_of(model, family.rotary)
         self._blocks = list(blocks_of(model, family).values())
         self._norm = part_of(model, family.norm)
@@ -50,13 +54,26 @@ class ForwardPass:
         """
         self._keys.samples_B = samples_B
         attention = self._attention(positions_BL)
-        positions_Bl = positions_BL if self._tokens_l is None else positions_BL[:, self._tokens_l]
         if self._embedding is not None:
-            x = self._embedding(x)
-        assert self._rotary is not None
-        rotary = self._rotary(x, positions_Bl)
+            x = self._embed(x, positions_BL)
+        given = {}
+        if self._rotary is not None:
+            given["position_embeddings"] = self._rotary(x, _at(positions_BL, self._tokens_l))
         for block in self._blocks:
-            x = block(x, attention_mask=attention, position_embeddings=rotary)
+            x = block(x, attention_mask=attention, **given)
         if self._norm is not None:
             x = self._norm(x)
         return x if self._head is None else self._head(x)
+
+    def _embed(self, tokens_Bl: Tensor, positions_BL: Tensor) -> Tensor:
+        assert self._embedding is not None
+        x: Tensor = self._embedding(tokens_Bl)
+        if self._token_types is not None:
+            x = x + self._token_types(torch.zeros_like(tokens_Bl[:1, :1]))
+        if self._positions is not None:
+            x = x + self._positions(_at(positions_BL, self._keys.tokens_l))
+        return x if self._embedding_norm is None else self._embedding_norm(x)
+
+
+def _at(positions_BL: Tensor, tokens: Tensor | None) -> Tensor:
+    return positions_BL if tokens is None else positions_BL[:, tokens]

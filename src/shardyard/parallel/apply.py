@@ -35,7 +35,9 @@ def parallelize(model: nn.Module, mesh: Mesh, *, recipe: Recipe, family: Family)
         family,
         keys=keys,
         attention=partial(
-            sample_attention, is_causal=True, attend_across=recipe.data.attend_across_documents
+            sample_attention,
+            is_causal=family.is_causal,
+            attend_across=recipe.data.attend_across_documents,
         ),
     )
     # 2. tensors before all that wraps modules: it changes what the modules themselves compute

@@ -6,6 +6,7 @@ optimizer after sharding (it must see the shards), the checkpoint last (it overw
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -21,7 +22,7 @@ from shardyard.config.legality import Layout, resolve_layout
 from shardyard.config.presets import ModelShape
 from shardyard.config.resolved import Resolved, digest, fingerprint
 from shardyard.config.schema import Parallel, Recipe
-from shardyard.data.loader import EvalSource, Loader, TrainSource
+from shardyard.data.loader import EvalSource, Loader, MicroBatch, TrainSource
 from shardyard.data.shards import TokenShards
 from shardyard.errors import CheckpointError
 from shardyard.models.build import build_on_meta, fill_weights, give_storage
@@ -34,6 +35,7 @@ from shardyard.parallel.mesh import Mesh, build_mesh
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import read_resolved
 from shardyard.tasks.causal_lm import CausalLM
+from shardyard.tasks.masked_lm import Masking, mask_token_id
 from shardyard.train.hooks import Hooks
 from shardyard.train.optim import ShardOptimizer
 from shardyard.train.state import Progress, memory_by_kind
@@ -197,6 +199,7 @@ def _open_data(resolved: Resolved) -> tuple[TrainSource, EvalSource | None]:
         seed=recipe.run.seed,
         vocab_size=resolved.shape.vocab_size,
         attend_across_documents=across,
+        prepare=_preparation(resolved, "train"),
     )
     if not resolved.data.num_samples("eval", seq_len):
         return train, None
@@ -205,8 +208,24 @@ def _open_data(resolved: Resolved) -> tuple[TrainSource, EvalSource | None]:
         seq_len=seq_len,
         vocab_size=resolved.shape.vocab_size,
         attend_across_documents=across,
+        prepare=_preparation(resolved, "eval"),
     )
     return train, held_out
+
+
+def _preparation(resolved: Resolved, split: str) -> Callable[[MicroBatch], MicroBatch]:
+    """What the task makes of a micro-batch of text, where it is read."""
+    if resolved.recipe.task.name == "causal_lm":
+        return lambda batch: batch
+    tokenizer_size = resolved.data.vocab_size
+    mask_id = mask_token_id(
+        Path(resolved.data.dir) / "tokenizer.json",
+        vocab_size=resolved.shape.vocab_size,
+        tokenizer_size=tokenizer_size,
+    )
+    return Masking(
+        seed=resolved.recipe.run.seed, split=split, mask_id=mask_id, vocab_size=tokenizer_size
+    )
 
 
 def build_sharded(recipe: Recipe, shape: ModelShape, mesh: Mesh) -> CausalLM:
