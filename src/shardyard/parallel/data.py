@@ -14,6 +14,7 @@ Between optimizer steps all three keep parameters sharded; a mesh with dp_shard 
 Gradients are summed, not averaged: the loss is a sum, and the step divides it once.
 """
 
+import warnings
 from collections.abc import Sequence
 
 from torch import nn
@@ -33,6 +34,8 @@ def shard_data_parallel(
     prefetch: int,
 ) -> None:
     """Shard a model in place: one group a block, so that one block at a time is whole."""
+    # logits are a view of a matrix product; nothing here changes them in place
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     sharding = mesh.sharding()
     # on one rank resharding still frees the copies in the compute format
     reshard = mesh.layout.zero == 3

@@ -1,7 +1,8 @@
 """Tensor parallelism: each matrix of a block is split over ranks, and so are the tokens between.
 
 In a block the ranks of a group meet four times: tokens are gathered before attention and before the
-MLP, and the partial sums of each are added up and split by token again after it. Between, each rank
+MLP, and the partial sums of each are added up and split by token again after it; the backward pass
+does the transpose of each, and gathers twice more for the gradients of matrices. Between, each rank
 holds the residual stream, norms and dropout of its share of the tokens only (sequence parallelism,
 Korthikanti et al. 2022, arXiv:2205.05198, section 4.2).
 
@@ -36,17 +37,18 @@ def shard_tensors(model: nn.Module, mesh: DeviceMesh, family: Family) -> None:
     split = _Split(mesh)
     for block in blocks_of(model, family).values():
         for name in family.gathered:
-            _gather_tokens_before(block.get_submodule(name), group)
-        for name in family.colwise:
-            split(block.get_submodule(name), Shard(0))
+            module = block.get_submodule(name)
+            inputs = _GatheredTokens(module, group)
+            for path in family.colwise:
+                if path == name or path.startswith(f"{name}."):
+                    inputs.feed(split(block.get_submodule(path), Shard(0)))
         for name in family.rowwise:
             _sum_after(split(block.get_submodule(name), Shard(1)), group)
     embedding, head = part_of(model, family.embedding), part_of(model, family.head)
     if embedding is not None:
         _look_up_share(split(embedding, Shard(0)), mesh)
     if head is not None:
-        _gather_tokens_before(head, group)
-        split(head, Shard(0))
+        _GatheredTokens(head, group).feed(split(head, Shard(0)))
     for module in model.modules():
         split(module, Replicate())
 
@@ -120,15 +122,79 @@ def _local(param: DTensor) -> Tensor:
     return local
 
 
-def _gather_tokens_before(module: nn.Module, group: dist.ProcessGroup) -> None:
-    def hook(
-        _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if args:
-            return (gather(args[0], _TOKENS, group), *args[1:]), kwargs
-        return args, {**kwargs, "hidden_states": gather(kwargs["hidden_states"], _TOKENS, group)}
+class _GatheredTokens:
+    """Gathers all tokens before a module, and once more for the gradients of its matrices.
 
-    module.register_forward_pre_hook(hook, with_kwargs=True)
+    In between only this rank's share is kept (Korthikanti et al. 2022, section 4.2.2).
+    """
+
+    def __init__(self, module: nn.Module, group: dist.ProcessGroup) -> None:
+        module.register_forward_pre_hook(self._before, with_kwargs=True)
+        module.register_forward_hook(self._after)
+        self._group = group
+        self._share: Tensor | None = None
+        self._readers = 0
+        self._again: tuple[Tensor, Tensor, int] | None = None
+        """A share, all tokens, and how many matrices have used them."""
+
+    def _before(
+        self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        share: Tensor = args[0] if args else kwargs["hidden_states"]
+        self._share = share.detach()
+        x_BLD = gather(share, _TOKENS, self._group)
+        if args:
+            return (x_BLD, *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": x_BLD}
+
+    def _after(self, _module: nn.Module, _args: tuple[Any, ...], _output: Any) -> None:
+        self._share = None  # those who need it have it: held here it would outlive a recompute
+
+    def feed(self, module: nn.Module) -> None:
+        """Let a matrix that multiplies the gathered tokens keep the share instead of them."""
+        assert isinstance(module, nn.Linear)
+        self._readers += 1
+
+        def forward(x_BLD: Tensor) -> Tensor:
+            product: Tensor = _Product.apply(  # type: ignore[no-untyped-call]
+                x_BLD, module.weight, self._share, self
+            )
+            return product if module.bias is None else product + module.bias
+
+        compute_on_shares(module, forward)
+
+    def again(self, share: Tensor) -> Tensor:
+        """All tokens, gathered when the first of the matrices asks and freed after the last."""
+        if self._again is None or not _is_same(self._again[0], share):
+            pieces = gather(share, _TOKENS, self._group)
+            self._again = (share, pieces, 0)
+        _, x_BLD, used = self._again
+        self._again = (share, x_BLD, used + 1) if used + 1 < self._readers else None
+        return x_BLD
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    """Autograd hands out other objects for the same memory; both are alive here."""
+    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
+
+
+class _Product(torch.autograd.Function):
+    """x W^T that keeps this rank's share of x."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_BLD: Tensor, weight: Tensor, share_BlD: Tensor, tokens: _GatheredTokens
+    ) -> Tensor:
+        ctx.save_for_backward(share_BlD, weight)
+        ctx.tokens = tokens
+        return F.linear(x_BLD, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        share_BlD, weight = ctx.saved_tensors
+        x_BLD = ctx.tokens.again(share_BlD)
+        grad_weight = grads[0].flatten(0, -2).T @ x_BLD.flatten(0, -2)
+        return grads[0] @ weight, grad_weight, None, None
 
 
 def _sum_after(module: nn.Module, group: dist.ProcessGroup) -> None:

@@ -49,7 +49,9 @@ def dry_run(
     started = time.monotonic()
     passes = min(most_passes, _passes(recipe, layout))
     log = AllocationLog(
-        vocab_size=shape.vocab_size, tokens=_micro_batch_tokens(recipe), micro_batches=passes
+        vocab_size=-(-shape.vocab_size // layout.tp),
+        tokens=_micro_batch_tokens(recipe),
+        micro_batches=passes,
     )
     with _rank_0_of(layout.world_size):
         _take_a_step(recipe, shape, layout, log=log, passes=passes)
