@@ -55,18 +55,25 @@ def sample_attention(
     return SampleAttention(document_mask(positions_BL, is_causal=is_causal), is_causal)
 
 
-def document_mask(positions_BL: Tensor, *, is_causal: bool = True) -> Tensor:
-    """(B, 1, L, L), True where a token may attend: in its document, and earlier if causal.
+def document_mask(
+    positions_BL: Tensor, *, is_causal: bool = True, queries: slice = slice(None)
+) -> Tensor:
+    """True where a token may attend: in its document, and earlier if causal.
 
     Works without asking the device anything.
+
+    Args:
+        queries: Tokens whose rows are wanted; all by default.
+
+    Returns:
+        (B, 1, queries, L).
     """
     document_BL = documents(positions_BL)
-    same_BLL = document_BL[:, :, None] == document_BL[:, None, :]
+    same_BqL = document_BL[:, queries, None] == document_BL[:, None, :]
     if not is_causal:
-        return same_BLL[:, None]
-    length = positions_BL.shape[1]
-    causal_LL = torch.ones(length, length, dtype=torch.bool, device=positions_BL.device).tril()
-    return (same_BLL & causal_LL)[:, None]
+        return same_BqL[:, None]
+    token_L = torch.arange(positions_BL.shape[1], device=positions_BL.device)
+    return (same_BqL & (token_L[queries, None] >= token_L))[:, None]
 
 
 def documents(positions_BL: Tensor) -> Tensor:

@@ -1,17 +1,19 @@
 """The one order in which a model is changed into its parallel form."""
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shardyard.config.schema import Recipe
-from shardyard.models.attention import sample_attention
+from shardyard.models.attention import Attention, sample_attention
 from shardyard.models.dropout import SampleKeys, add_dropout
 from shardyard.models.families import Family, blocks_of, dropout_places, part_of
 from shardyard.models.forward import ForwardPass
 from shardyard.models.local_shard import local_shard
+from shardyard.parallel.context import context_attention, context_share
 from shardyard.parallel.data import shard_data_parallel
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.precision import mixed_precision
@@ -29,23 +31,14 @@ def parallelize(model: nn.Module, mesh: Mesh, *, recipe: Recipe, family: Family)
         The model with the task that feeds it and makes a loss of what it returns.
     """
     keys = SampleKeys()
+    computed_l, keys.tokens_l = _own_tokens(recipe, mesh)
     # 1. the way through the modules that are there: nothing below changes what it calls
-    model.forward = ForwardPass(
-        model,
-        family,
-        keys=keys,
-        attention=partial(
-            sample_attention,
-            is_causal=family.is_causal,
-            attend_across=recipe.data.attend_across_documents,
-        ),
-    )
+    attention = _attention(recipe, mesh, family)
+    model.forward = ForwardPass(model, family, keys=keys, attention=attention, tokens_l=computed_l)
     # 2. tensors before all that wraps modules: it changes what the modules themselves compute
     if mesh.layout.tp > 1:
         shard_tensors(model, mesh.dense["tp"], family)
-        assert isinstance(recipe.data.seq_len, int)
-        keys.tokens_l = token_share(torch.arange(recipe.data.seq_len), mesh.dense["tp"])
-    task = _task(model, mesh, recipe=recipe, family=family)
+    task = _task(model, mesh, recipe=recipe, family=family, tokens_l=computed_l)
     # 3. dropout: its hooks must see a module's output before FSDP's hooks let go of it
     if recipe.model.dropout:
         places = dropout_places(model, family)
@@ -68,9 +61,45 @@ def parallelize(model: nn.Module, mesh: Mesh, *, recipe: Recipe, family: Family)
     return task
 
 
-def _task(model: nn.Module, mesh: Mesh, *, recipe: Recipe, family: Family) -> CausalLM:
+def _own_tokens(recipe: Recipe, mesh: Mesh) -> tuple[Tensor | None, Tensor | None]:
+    """Indices in a sample of this rank's tokens; None: all.
+
+    Returns:
+        Of those that it computes, and of those whose residual stream it holds between matrices.
+    """
+    computed: Tensor | None = None
+    held: Tensor | None = None
+    assert isinstance(recipe.data.seq_len, int)
+    tokens_L = torch.arange(recipe.data.seq_len, device=mesh.dense.device_type)
+    if mesh.layout.cp > 1:
+        exchanged = recipe.parallel.cp_exchange
+        computed = held = context_share(tokens_L, exchanged=exchanged, group=mesh.group("cp"))
+    if mesh.layout.tp > 1:
+        held = token_share(tokens_L if computed is None else computed, mesh.dense["tp"])
+    return computed, held
+
+
+def _attention(recipe: Recipe, mesh: Mesh, family: Family) -> Callable[[Tensor], Attention]:
+    """From the positions of whole samples to how their tokens attend."""
+    attend_across = recipe.data.attend_across_documents
+    if mesh.layout.cp == 1:
+        return partial(sample_attention, is_causal=family.is_causal, attend_across=attend_across)
+    assert isinstance(recipe.data.seq_len, int)
+    return context_attention(
+        recipe.data.seq_len,
+        exchanged=recipe.parallel.cp_exchange,
+        group=mesh.group("cp"),
+        is_causal=family.is_causal,
+        attend_across=attend_across,
+        gathers_again=recipe.memory.recompute not in ("full", "selective"),
+    )
+
+
+def _task(
+    model: nn.Module, mesh: Mesh, *, recipe: Recipe, family: Family, tokens_l: Tensor | None
+) -> CausalLM:
     head = part_of(model, family.head)
     losses = VocabLoss()
     if head is not None and isinstance(head.weight, DTensor):
         losses = VocabLoss(group=mesh.group("tp"), first=local_shard(head.weight).offsets[0])
-    return TASKS[recipe.task.name](model, token_losses=losses)
+    return TASKS[recipe.task.name](model, token_losses=losses, tokens_l=tokens_l)

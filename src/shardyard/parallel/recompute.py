@@ -25,6 +25,7 @@ _SAVED_OPERATORS = {
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.aten._efficient_attention_forward.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
 }
 """What ``selective`` keeps: the costly results. Norms, activations and casts are made again."""
@@ -47,7 +48,7 @@ def apply_recompute(
         RequestError: No block has a module of a given name.
     """
     chosen = _chosen(blocks, recompute)
-    contexts = _selective_contexts if recompute == "selective" else None
+    contexts = selective_contexts if recompute == "selective" else None
     for module in chosen.values():
         _recompute_in_backward(module, contexts, keys)
     return list(chosen)
@@ -112,7 +113,8 @@ def _recompute_in_backward(
     module.forward = checkpointed
 
 
-def _selective_contexts() -> Any:
+def selective_contexts() -> Any:
+    """For torch's ``checkpoint``: costly results are kept, the others made again."""
     return create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
 
 
