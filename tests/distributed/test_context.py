@@ -46,13 +46,14 @@ _HOOKS = Hooks(generation=0, drain_requested=lambda: False, events=None)
 
 
 def _naive_attention(
-    q_BHLE: Tensor, k_BKLE: Tensor, v_BKLE: Tensor, may_attend_BLL: Tensor, *, scale: float
+    q_BHLE: Tensor, k_BKLE: Tensor, v_BKLE: Tensor, *, may_attend_BLL: Tensor, scale: float
 ) -> Tensor:
     times = q_BHLE.shape[1] // k_BKLE.shape[1]
     k_BHLE, v_BHLE = (x.repeat_interleave(times, dim=1) for x in (k_BKLE, v_BKLE))
     scores_BHLL = scale * q_BHLE @ k_BHLE.mT
     scores_BHLL = scores_BHLL.masked_fill(~may_attend_BLL[:, None], -torch.inf)
-    return scores_BHLL.softmax(dim=-1) @ v_BHLE
+    out_BHLE: Tensor = scores_BHLL.softmax(dim=-1) @ v_BHLE
+    return out_BHLE
 
 
 def _may_attend(positions_BL: Tensor, *, is_causal: bool, attend_across: bool) -> Tensor:
@@ -68,7 +69,7 @@ def _may_attend(positions_BL: Tensor, *, is_causal: bool, attend_across: bool) -
     return may_BLL
 
 
-def _worst_differences(exchanged: Any) -> dict[str, float]:
+def _worst_differences(exchanged: Any, gathers_again: bool) -> dict[str, float]:
     """Case -> largest difference from naive attention in values and gradients of this rank."""
     group = dist.group.WORLD
     assert group is not None
@@ -85,14 +86,15 @@ def _worst_differences(exchanged: Any) -> dict[str, float]:
         weight = torch.randn_like(q)
         whole = [x.clone().requires_grad_() for x in (q, k, v)]
         may_BLL = _may_attend(positions_BL, is_causal=is_causal, attend_across=across)
-        expected = _naive_attention(*whole, may_BLL, scale=scale)
+        expected = _naive_attention(*whole, may_attend_BLL=may_BLL, scale=scale)
         expected_grads = torch.autograd.grad((expected * weight).sum(), whole)
 
         own_l = context_share(index_L, exchanged=exchanged, group=group)
         mine = [x[:, :, own_l].requires_grad_() for x in (q, k, v)]
         attend = context_attention(
-            length, exchanged=exchanged, group=group, is_causal=is_causal, attend_across=across
-        )
+            length, exchanged=exchanged, group=group, is_causal=is_causal, attend_across=across,
+            gathers_again=gathers_again,
+        )  # fmt: skip
         out = attend(positions_BL)(*mine, scale=scale)
         grads = torch.autograd.grad((out * weight[:, :, own_l]).sum(), mine)
         pairs = zip([out, *grads], [expected, *expected_grads], strict=True)
@@ -105,7 +107,7 @@ def _worst_differences(exchanged: Any) -> dict[str, float]:
 @pytest.mark.parametrize("cp", [2, 4])
 @pytest.mark.parametrize("exchanged", EXCHANGES)
 def test_attention_of_split_samples_is_that_of_whole_ones(cp: int, exchanged: str) -> None:
-    for found in run_on_ranks(_worst_differences, cp, exchanged):
+    for found in run_on_ranks(_worst_differences, cp, exchanged, cp == 2):
         wrong = {case: worst for case, worst in found.items() if not worst < TOLERANCE}
         assert len(found) == len(HEADS) * 4
         assert not wrong
@@ -195,18 +197,22 @@ def test_first_gradients_are_those_of_one_process(
 
 
 def _expected_traffic(
-    exchanged: str, *, cp: int, heads: int, kv_heads: int, times: int, per_head: int
+    exchanged: str, *, cp: int, times: int, per_head: int, gathers: int = 1
 ) -> dict[str, tuple[int, int]]:
-    """Kind -> calls and bytes, forward and backward; of each tensor (cp - 1) / cp is sent.
+    """Kind -> calls and bytes of attention with 4 heads and 2 KV heads, forward and backward.
+
+    Of each tensor (cp - 1) / cp is sent.
 
     Args:
         times: Passes through an attention layer.
         per_head: Bytes of one head of all tokens of a micro-batch.
+        gathers: How often keys and values are gathered in each pass through a layer.
     """
+    heads, kv_heads = 4, 2
     if exchanged == "keys_values":
-        # gathered; on the way back their gradients are summed and scattered
+        # gathered whole; on the way back their gradients are summed and scattered
         sent = times * 2 * kv_heads * per_head * (cp - 1) // cp
-        return {"all_gather": (times, sent), "reduce_scatter": (times, sent)}
+        return {"all_gather": (gathers * times, gathers * sent), "reduce_scatter": (times, sent)}
     # a rank has 1 / cp of the tokens of q, k and v, and afterwards of the heads of the output;
     # where there are fewer KV heads than ranks, they are sent more than once
     sent = times * (2 * heads + 2 * max(kv_heads, cp)) * per_head // cp * (cp - 1) // cp
@@ -219,19 +225,19 @@ def _exchanged_by_attention(exchanged: Any) -> dict[str, tuple[int, int]]:
     length, cp = 32, dist.get_world_size()
     q, k, v = (torch.randn(3, h, length // cp, 16, requires_grad=True) for h in (4, 2, 2))
     attend = context_attention(
-        length, exchanged=exchanged, group=group, is_causal=True, attend_across=True
-    )
+        length, exchanged=exchanged, group=group, is_causal=True, attend_across=True,
+        gathers_again=False,
+    )  # fmt: skip
     with Traffic() as traffic:
-        attend(torch.arange(length).expand(3, -1))(q, k, v, scale=1.0).sum().backward()
+        out = attend(torch.arange(length).expand(3, -1))(q, k, v, scale=1.0)
+        torch.autograd.backward(out.sum())
     return traffic.over(group)
 
 
 @pytest.mark.parametrize("cp", [2, 4])
 @pytest.mark.parametrize("exchanged", EXCHANGES)
 def test_attention_sends_what_the_formula_says(cp: int, exchanged: str) -> None:
-    expected = _expected_traffic(
-        exchanged, cp=cp, heads=4, kv_heads=2, times=1, per_head=3 * 32 * 16 * 4
-    )
+    expected = _expected_traffic(exchanged, cp=cp, times=1, per_head=3 * 32 * 16 * 4)
     assert run_on_ranks(_exchanged_by_attention, cp, exchanged) == [expected] * cp
 
 
@@ -257,7 +263,7 @@ def test_a_step_sends_what_the_formula_says(corpus: Corpus, tmp_path: Path) -> N
         run_dirs.append(make_run(tmp_path / exchanged, corpus, sections))
         passes, blocks = 3, 2
         traffic = _expected_traffic(
-            exchanged, cp=2, heads=4, kv_heads=2, times=passes * blocks, per_head=SEQ_LEN * 16 * 4
+            exchanged, cp=2, times=passes * blocks, per_head=SEQ_LEN * 16 * 4, gathers=2
         )
         expected.append(traffic)
     assert run_on_ranks(_exchanged_in_a_step, 4, run_dirs) == [expected] * 4

@@ -21,7 +21,7 @@ _SILENT = {"recv_", "barrier"}
 """Operators that send no data."""
 
 
-class Traffic(TorchDispatchMode):
+class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While it is entered, adds up bytes sent to other ranks as if every collective were a ring.
 
     Of n ranks each sends (n - 1) / n of a whole tensor to gather it, to reduce and scatter it or to
@@ -29,25 +29,31 @@ class Traffic(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.bytes: Counter[tuple[str, str]] = Counter()
         """(name of the group, kind) -> bytes."""
         self.calls: Counter[tuple[str, str]] = Counter()
         """(name of the group, kind) -> how often."""
 
     def over(self, group: dist.ProcessGroup) -> dict[str, tuple[int, int]]:
-        """Kind -> calls and bytes over one group."""
-        name = group.group_name
-        return {kind: (self.calls[key], self.bytes[key]) for key in self.calls
-                if key[0] == name for kind in [key[1]]}  # fmt: skip
+        """Kind -> calls and bytes over one group.
+
+        Mesh axes that have the same ranks share a group.
+        """
+        return {
+            kind: (calls, self.bytes[name, kind])
+            for (name, kind), calls in self.calls.items()
+            if name == group.group_name
+        }
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         if func.namespace == "c10d":
-            names = [argument.name for argument in func._schema.arguments]
-            self._count(func._schema.name.removeprefix("c10d::"), dict(zip(names, args)) | kwargs)  # noqa: B905 - defaults are left out
+            names = [argument.name for argument in func._schema.arguments[: len(args)]]
+            operator = func._schema.name.removeprefix("c10d::")
+            self._count(operator, {**dict(zip(names, args, strict=True)), **kwargs})
         return func(*args, **kwargs)
 
     def _count(self, operator: str, given: dict[str, Any]) -> None:
@@ -72,14 +78,11 @@ def _sent(kind: str, given: dict[str, Any], group: dist.ProcessGroup) -> int:
         return (size - 1) * _nbytes(given["input_tensor"])
     if kind == "reduce_scatter":
         return (size - 1) * _nbytes(given["output_tensor"])
-    rows = given["input_split_sizes"]
-    whole = _nbytes(given["input"])
-    if not rows:
+    whole, rows = _nbytes(given["input"]), given["input_split_sizes"]
+    if not rows:  # equal parts
         return (size - 1) * whole // size
-    return whole - whole * rows[group.rank()] // max(1, sum(rows))
+    return int(whole - whole * rows[group.rank()] // max(1, sum(rows)))
 
 
 def _nbytes(tensors: Any) -> int:
     return sum(leaf.nbytes for leaf in tree_leaves(tensors) if isinstance(leaf, Tensor))
-
-

@@ -301,10 +301,10 @@ def _exchange_problems(heads: int, *, cp: int, tp: int) -> list[Problem]:
     """Too few heads for the ranks that exchange them; those of tp have split them before."""
     if heads % tp or heads // tp % cp == 0:
         return []
+    where = f"that a rank has with tp={tp}" if tp > 1 else "of the model"
     text = (
-        f"=heads but cp={cp} does not divide the {heads // tp} heads that a rank has"
-        f"{f' with tp={tp}' if tp > 1 else ''}. A head stays whole on one rank. Use keys_values, or "
-        f"a cp of {_divisors(heads // tp)}"
+        f"=heads but cp={cp} does not divide the {heads // tp} heads {where}. A head stays whole "
+        f"on one rank. Use keys_values, or a cp of {_divisors(heads // tp)}"
     )
     return [Problem("parallel.cp_exchange", text)]
 

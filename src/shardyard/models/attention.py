@@ -22,7 +22,9 @@ NAME = "shardyard"
 class Attention(Protocol):
     """How the tokens of one micro-batch attend to each other."""
 
-    def __call__(self, q_BHLE: Tensor, k_BKLE: Tensor, v_BKLE: Tensor, *, scale: float) -> Tensor:
+    def __call__(
+        self, q_BHLE: Tensor, k_BKLE: Tensor, v_BKLE: Tensor, /, *, scale: float
+    ) -> Tensor:
         """Attention output (B, H, L, E)."""
 
 

@@ -100,16 +100,21 @@ class Seen:
     """Of (c, end): True where a query may attend, or torch's causal bias; None: everywhere."""
 
 
-@dataclass(frozen=True)
 class GatheredKeys:
-    """Attention from this rank's two chunks to the keys and values of all ranks."""
+    """Attention from this rank's two chunks to the keys and values of all ranks.
 
-    chunks: tuple[Seen, ...]
-    group: dist.ProcessGroup
-    gathers_again: bool
+    No dataclass: FSDP would look into it and cast torch's causal bias, which is then none any more.
+    """
+
+    def __init__(
+        self, chunks: tuple[Seen, ...], group: dist.ProcessGroup, gathers_again: bool
+    ) -> None:
+        self._chunks = chunks
+        self._group = group
+        self._gathers_again = gathers_again
 
     def __call__(self, q_BHlE: Tensor, k_BKlE: Tensor, v_BKlE: Tensor, *, scale: float) -> Tensor:
-        if not self.gathers_again:
+        if not self._gathers_again:
             return self._attend(q_BHlE, k_BKlE, v_BKlE, scale)
         # attention itself is kept: only what was gathered is let go and made again
         out_BHlE: Tensor = checkpoint(
@@ -129,21 +134,21 @@ class GatheredKeys:
                 scale=scale,
                 enable_gqa=q_BHlE.shape[_HEADS] != k_BKLE.shape[_HEADS],
             )
-            for q_BHcE, seen in zip(q_BHlE.chunk(2, _TOKENS), self.chunks, strict=True)
+            for q_BHcE, seen in zip(q_BHlE.chunk(2, _TOKENS), self._chunks, strict=True)
         ]
         return torch.cat(outs_BHcE, _TOKENS)
 
     def _gather(self, k_BKlE: Tensor, v_BKlE: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of all tokens, in order; their gradients are summed over the ranks."""
         # chunks first: what is gathered along the first dimension need not be copied again
-        mine = torch.stack([k_BKlE, v_BKlE]).unflatten(1 + _TOKENS, (2, -1)).movedim(1 + _TOKENS, 0)
-        arrived = gather(mine, 0, self.group).unbind()
+        halves = torch.unflatten(torch.stack([k_BKlE, v_BKlE]), 1 + _TOKENS, (2, -1))
+        arrived = gather(halves.movedim(1 + _TOKENS, 0), 0, self._group).unbind()
         k_BKLE, v_BKLE = torch.cat([arrived[place] for place in self._places()], 1 + _TOKENS)
         return k_BKLE, v_BKLE
 
     def _places(self) -> list[int]:
         """Where each chunk of a sample lies among those that arrive, which come rank by rank."""
-        size = dist.get_world_size(self.group)
+        size = dist.get_world_size(self._group)
         arriving = [index for rank in range(size) for index in _chunks_of(rank, size)]
         return [arriving.index(index) for index in range(2 * size)]
 
@@ -159,12 +164,13 @@ class ExchangedHeads:
         size = dist.get_world_size(self.group)
         # fewer KV heads than ranks, or a remainder: each is sent to all ranks that need it
         times = size // math.gcd(size, k_BKlE.shape[_HEADS])
-        k_BKlE, v_BKlE = (x.repeat_interleave(times, _HEADS) for x in (k_BKlE, v_BKlE))
+        if times > 1:
+            k_BKlE, v_BKlE = (x.repeat_interleave(times, _HEADS) for x in (k_BKlE, v_BKlE))
         # one exchange for the three of them: to each rank its heads of q, then of k, then of v
-        shares = [x.unflatten(_HEADS, (size, -1)) for x in (q_BHlE, k_BKlE, v_BKlE)]
+        shares = [torch.unflatten(x, _HEADS, (size, -1)) for x in (q_BHlE, k_BKlE, v_BKlE)]
         heads = [share.shape[_HEADS + 1] for share in shares]
         sent = torch.cat(shares, _HEADS + 1).flatten(_HEADS, _HEADS + 1)
-        q, k, v = exchange(sent, _HEADS, _TOKENS, self.group).split(heads, _HEADS)
+        q, k, v = torch.split(exchange(sent, _HEADS, _TOKENS, self.group), heads, _HEADS)
         return exchange(self.whole(q, k, v, scale=scale), _TOKENS, _HEADS, self.group)
 
 

@@ -48,9 +48,7 @@ def traffic_terms(workload: Workload) -> tuple[Term, ...]:
         ),
         Term(
             name="keys and values",
-            bytes=round(
-                (layout.cp - 1) / layout.cp * times * keys_values * formats.compute_bytes
-            ),
+            bytes=round((layout.cp - 1) / layout.cp * times * keys_values * formats.compute_bytes),
             reason=f"gathered over {layout.cp} cp ranks in both passes, and their gradients",
         ),
     )

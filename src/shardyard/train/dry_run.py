@@ -50,7 +50,7 @@ def dry_run(
     passes = min(most_passes, _passes(recipe, layout))
     log = AllocationLog(
         vocab_size=-(-shape.vocab_size // layout.tp),
-        tokens=_micro_batch_tokens(recipe),
+        tokens=_micro_batch_tokens(recipe) // layout.cp,
         micro_batches=passes,
     )
     with _rank_0_of(layout.world_size):
