@@ -20,6 +20,8 @@ from tests.distributed.runs import Corpus, make_run, prepare_corpus, train_here
 from tests.distributed.traffic import Traffic
 
 TOLERANCE = 1e-5
+BF16 = 3e-2
+"""Rounding of bf16, as in test_memory_and_precision.py."""
 STEPS = 5
 SEQ_LEN = 32
 
@@ -166,6 +168,22 @@ def test_split_samples_make_the_same_steps_evaluation_and_text(
         assert run_dir.sample.read_text() == text
 
 
+def test_half_precision_changes_the_steps_by_its_rounding_alone(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    """FSDP casts the inputs of blocks: it must leave alone what attention carries."""
+    one = _sections(1, {}, 6, "none", 0.0)
+    runs = [make_run(tmp_path / "one", corpus, one)]
+    for index, exchanged in enumerate(EXCHANGES):
+        two = _sections(2, {"cp": 2, "cp_exchange": exchanged}, 3, "none", 0.0)
+        two["precision"] = {"compute": "bf16"}
+        runs.append(make_run(tmp_path / f"two-{index}", corpus, two))
+    run_on_ranks(_train_all, 1, runs[:1])
+    run_on_ranks(_train_all, 2, runs[1:])
+    for run_dir in runs[1:]:
+        assert _numbers(run_dir) == pytest.approx(_numbers(runs[0]), rel=BF16), run_dir.path.name
+
+
 def _first_gradients(run_dir: RunDir) -> dict[str, Any]:
     """Gradients of the first step, whole, divided by the tokens of the step."""
     training = set_up(run_dir, 0, _HOOKS, local_rank=0)
@@ -231,7 +249,8 @@ def _exchanged_by_attention(exchanged: Any) -> dict[str, tuple[int, int]]:
     with Traffic() as traffic:
         out = attend(torch.arange(length).expand(3, -1))(q, k, v, scale=1.0)
         torch.autograd.backward(out.sum())
-    return traffic.over(group)
+    found: dict[str, tuple[int, int]] = traffic.over(group)
+    return found
 
 
 @pytest.mark.parametrize("cp", [2, 4])
