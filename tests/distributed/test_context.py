@@ -101,7 +101,7 @@ def _worst_differences(exchanged: Any, gathers_again: bool) -> dict[str, float]:
         grads = torch.autograd.grad((out * weight[:, :, own_l]).sum(), mine)
         pairs = zip([out, *grads], [expected, *expected_grads], strict=True)
         found[f"{heads}/{kv_heads} causal={is_causal} across={across}"] = max(
-            float((got - want[:, :, own_l]).abs().max()) for got, want in pairs
+            float((got - want[:, :, own_l]).detach().abs().max()) for got, want in pairs
         )
     return found
 
