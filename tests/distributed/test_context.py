@@ -20,8 +20,8 @@ from tests.distributed.runs import Corpus, make_run, prepare_corpus, train_here
 from tests.distributed.traffic import Traffic
 
 TOLERANCE = 1e-5
-BF16 = 3e-2
-"""Rounding of bf16, as in test_memory_and_precision.py."""
+BF16 = {"loss": 1e-3, "grad_norm": 1e-2}
+"""Relative; measured 2e-4 and 3e-3."""
 STEPS = 5
 SEQ_LEN = 32
 
@@ -180,8 +180,11 @@ def test_half_precision_changes_the_steps_by_its_rounding_alone(
         runs.append(make_run(tmp_path / f"two-{index}", corpus, two))
     run_on_ranks(_train_all, 1, runs[:1])
     run_on_ranks(_train_all, 2, runs[1:])
-    for run_dir in runs[1:]:
-        assert _numbers(run_dir) == pytest.approx(_numbers(runs[0]), rel=BF16), run_dir.path.name
+    expected, *found = [read_steps(run_dir.metrics) for run_dir in runs]
+    for steps in found:
+        for name, first in (("loss", STEPS), ("grad_norm", 3)):  # AdamW magnifies later ones
+            pair = [[line[name] for line in lines[:first]] for lines in (steps, expected)]
+            assert pair[0] == pytest.approx(pair[1], rel=BF16[name])
 
 
 def _first_gradients(run_dir: RunDir) -> dict[str, Any]:
