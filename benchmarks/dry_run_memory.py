@@ -35,6 +35,7 @@ class Case:
     dp_shard: int = 1
     dp_replicate: int = 1
     zero: int = 3
+    tp: int = 1
     seq_len: int = 4096
     micro_batch: int = 1
     passes: int = 2
@@ -48,7 +49,9 @@ class Case:
     @property
     def layout(self) -> Layout:
         """How the ranks split the model."""
-        return Layout(dp_replicate=self.dp_replicate, dp_shard=self.dp_shard, zero=self.zero)
+        return Layout(
+            dp_replicate=self.dp_replicate, dp_shard=self.dp_shard, zero=self.zero, tp=self.tp
+        )
 
     def recipe(self) -> Recipe:
         """The recipe, without any ``auto`` that memory depends on."""
@@ -112,6 +115,15 @@ CASES = {
         preset="llama-1b", dp_shard=8, seq_len=2048, attend_across_documents=False
     ),
     "3.2-1b tied": Case(preset="llama3.2-1b", dp_shard=8, recompute="full"),
+    "7b tp 2": Case(preset="llama2-7b", dp_shard=8, tp=2),
+    "7b tp 8, zero 1": Case(preset="llama2-7b", dp_shard=2, tp=8, zero=1, micro_batch=4),
+    "8b tp 4 full recompute": Case(
+        preset="llama3-8b", dp_shard=4, tp=4, micro_batch=4, recompute="full"
+    ),
+    "70b tp 8": Case(preset="llama2-70b", dp_shard=16, tp=8),
+    "70b tp 8 full recompute": Case(
+        preset="llama2-70b", dp_shard=16, tp=8, micro_batch=4, recompute="full"
+    ),
     "70b full recompute": Case(preset="llama2-70b", dp_shard=128, recompute="full"),
 }
 

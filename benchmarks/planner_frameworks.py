@@ -261,7 +261,7 @@ def techniques_of(row: Row, *, tp: int, pp: int) -> Techniques:
         fp8_rows=has(row.text("precision", "notes"), r"row-?wise"),
         selective_products=0.5 if has(row.text("framework"), "torchtitan|automodel") else 1.0,
         bucket_bytes=_bucket_bytes(row),
-        fused_loss=has(row.text("framework"), "llm-foundry"),  # its fused_crossentropy
+        loss="fused" if has(row.text("framework"), "llm-foundry") else "torch",
         chunked_loss=has(words, r"chunked|lc-ce|(linear|cut).{0,6}cross|liger"),
     )
 

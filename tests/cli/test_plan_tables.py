@@ -110,6 +110,14 @@ def test_settings_override_what_the_recipe_says_of_the_axes(asked: Parallel, set
     assert text.endswith("optim.micro_batch=4 memory.recompute=selective")
 
 
+def test_settings_name_the_exchange_that_the_search_looked_at() -> None:
+    candidate = replace(best(), layout=layout(cp=2))
+    asked = Parallel(cp=4, cp_exchange="heads")
+    assert "parallel.cp=2 parallel.cp_exchange=keys_values optim" in settings_of(candidate, asked)
+    assert "cp_exchange" not in settings_of(candidate, Parallel(cp=4))
+    assert "cp_exchange" not in settings_of(best(), asked)
+
+
 @pytest.mark.slow
 def test_the_real_model_stands_beside_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["model.preset=llama-tiny", "cluster.instance=p5.48xlarge", "optim.micro_batch=2"]

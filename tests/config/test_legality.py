@@ -33,6 +33,7 @@ MEANINGS = [
     ({"zero": 2, "dp_shard": 2}, 8, 4, (2, 2, 4)),
     ({"dp_replicate": 2}, 8, 4, (3, 4, 2)),
     ({"dp_shard": 1}, 4, 4, (1, 1, 4)),
+    ({"dp_shard": 1, "cp": 4}, 4, 4, (3, 1, 1)),  # cp ranks split the parameters too
 ]
 
 
@@ -130,10 +131,26 @@ SPLITS = [
     ("mixtral-8x7b", {"ep": 8, "tp": 8, "pp": 4}, r"ep=8 does not divide the 2 ranks beside tp"),
     ("llama2-7b", {"cp": 4, "seq_len": 4100}, r"multiple of 8 tokens.* Use data\.seq_len=4104, or"),
     ("llama2-7b", {"cp": 2, "seq_len": 4098}, r"cp=2 needs .* multiple of 4 tokens.* is 4098"),
+    (
+        "llama2-7b",
+        {"cp": 4, "seq_len": 4098, "cp_exchange": "heads"},
+        r"cp=4 needs .* multiple of 4 tokens.* Each rank takes an equal part.*seq_len=4100, or",
+    ),
+    (
+        "llama2-7b",
+        {"cp": 16, "tp": 4, "cp_exchange": "heads"},
+        r"parallel\.cp_exchange=heads but cp=16 does not divide the 8 heads that a rank has with "
+        r"tp=4\. A head .* Use keys_values, or a cp of 1, 2, 4 or 8\.",
+    ),
+    (
+        "llama3.2-1b",
+        {"cp": 3, "seq_len": 4104, "cp_exchange": "heads"},
+        r"cp=3 does not divide the 32 heads of the model\.",
+    ),
 ]
 
 
-def axes(preset: str, degrees: dict[str, int]) -> dict[str, Any]:
+def axes(preset: str, degrees: dict[str, Any]) -> dict[str, Any]:
     ordinary = {"cp": 1, "tp": 1, "pp": 1, "ep": 1, "world_size": 64, "devices_per_node": 8}
     return {**ordinary, "seq_len": 4096, "shape": PRESETS[preset].shape, **degrees}
 
@@ -153,11 +170,14 @@ LEGAL_SPLITS = [
     ("mixtral-8x7b", {"ep": 8, "pp": 2, "tp": 4}),
     ("llama2-7b", {"cp": 4, "seq_len": 4104}),
     ("llama2-7b", {"cp": 1, "seq_len": 4097}),
+    ("llama2-7b", {"cp": 1, "seq_len": 4097, "cp_exchange": "heads"}),
+    ("llama2-7b", {"cp": 2, "seq_len": 4098, "cp_exchange": "heads"}),
+    ("llama3.2-1b", {"cp": 16, "tp": 2, "cp_exchange": "heads"}),  # more ranks than KV heads
 ]
 
 
 @pytest.mark.parametrize(("preset", "degrees"), LEGAL_SPLITS)
-def test_what_a_model_can_be_split_by_is_let_through(preset: str, degrees: dict[str, int]) -> None:
+def test_what_a_model_can_be_split_by_is_let_through(preset: str, degrees: dict[str, Any]) -> None:
     assert axis_problems(**axes(preset, degrees)) == []
 
 

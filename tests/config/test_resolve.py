@@ -167,6 +167,16 @@ MISFITS = [
     (["cluster.devices=65", "optim.global_batch=64"], DATA, "fewer samples than the 65"),
     (["task.eval_every_steps=1"], replace(DATA, eval_tokens=0), "eval_fraction=0.05 held out no"),
     (["cluster.device=cuda"], DATA, "cluster.device=cuda but laptop has only 1 x a CPU (cpu)"),
+    (
+        ["parallel.cp=2", "cluster.devices=2", "data.seq_len=254"],
+        DATA,
+        "parallel.cp=2 needs samples of a multiple of 4 tokens, and data.seq_len is 254.",
+    ),
+    (
+        ["parallel.tp=4", "cluster.devices=4"],
+        DATA,
+        "parallel.tp=4 does not divide the model's 4 heads and 2 key-value heads.",
+    ),
     (["parallel.dp_shard=2"], DATA, "parallel.dp_shard=2 does not divide the 1 data-parallel"),
 ]
 

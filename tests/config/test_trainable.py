@@ -10,9 +10,7 @@ from shardyard.errors import RecipeError
 from shardyard.models.families import FAMILIES
 
 REFUSED = [
-    ("parallel.cp=2", "parallel.cp=2: context parallelism can be planned, not trained yet. Use 1"),
-    ("parallel.tp=2", "parallel.tp=2: tensor parallelism can be planned, not trained yet."),
-    ("parallel.pp=2", "parallel.pp=2: pipeline parallelism can be planned, not trained yet."),
+    ("parallel.pp=2", "parallel.pp=2: pipeline parallelism can be planned, not trained yet. Use 1"),
     ("parallel.ep=2", "parallel.ep=2: expert parallelism can be planned, not trained yet."),
     ("precision.compute=fp8", "a run in fp8 can be planned, not trained yet. Use bf16 or fp32."),
     ("precision.compute=fp16", "a run in fp16 can be planned, not trained yet."),

@@ -1,6 +1,7 @@
 """Models from a shape: the same function as transformers' own, the same weights in any slice."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,12 @@ from shardyard.config.model_source import read_shape
 from shardyard.config.presets import PRESETS, ModelShape
 from shardyard.config.schema import Model
 from shardyard.errors import DataError, RequestError
-from shardyard.models.attention import document_mask
+from shardyard.models.attention import sample_attention
 from shardyard.models.build import build_on_meta, fill_weights, give_storage, hf_config
 from shardyard.models.counter_random import key_of, normal
+from shardyard.models.dropout import SampleKeys
 from shardyard.models.families import family_of
+from shardyard.models.forward import ForwardPass
 from shardyard.models.local_shard import LocalShard
 
 TINY = replace(PRESETS["llama-tiny"].shape, vocab_size=300)
@@ -138,16 +141,25 @@ def test_a_damaged_weight_file_is_named(tmp_path: Path) -> None:
 
 
 def test_an_unknown_family_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(RequestError, match=r"'bert' is not supported.*llama, mistral"):
-        family_of("bert")
+    with pytest.raises(RequestError, match=r"'gpt2' is not supported.*llama, mistral"):
+        family_of("gpt2")
 
 
 def test_tokens_of_other_documents_do_not_matter_when_masked() -> None:
     model = _model(TINY)
+    run = ForwardPass(
+        model,
+        family_of("llama"),
+        keys=SampleKeys(),
+        attention=partial(sample_attention, is_causal=True, attend_across=False),
+    )
     tokens, _ = _tokens()
     positions = torch.cat([torch.arange(10), torch.arange(14)]).expand(2, -1)
-    mask = document_mask(positions)
+    samples = torch.arange(2)
     with torch.no_grad():
-        whole = model(input_ids=tokens, position_ids=positions, attention_mask=mask).logits
-        second = model(input_ids=tokens[:, 10:], position_ids=positions[:, 10:]).logits
+        whole = run(tokens, positions, samples)
+        second = run(tokens[:, 10:], positions[:, 10:], samples)
+        across = model(input_ids=tokens, position_ids=positions).logits
     torch.testing.assert_close(whole[:, 10:], second)
+    torch.testing.assert_close(whole[:, :10], across[:, :10])
+    assert not torch.allclose(whole[:, 10:], across[:, 10:])

@@ -50,3 +50,11 @@ def test_hybrid_adds_an_all_reduce_of_shards() -> None:
 def test_tensor_and_pipeline_ranks_send_their_parts_alone() -> None:
     whole, part = sent(dp_shard=4), sent(dp_shard=4, tp=2, pp=2)
     assert part == {name: round(nbytes / 4) for name, nbytes in whole.items()}
+
+
+def test_context_ranks_split_the_model_too_and_send_keys_and_values() -> None:
+    found = sent(cp=4)
+    assert {name: found[name] for name in ("all-gather", "reduce-scatter")} == sent(dp_shard=4)
+    # of 4,096 tokens, 32 heads of 128 in bf16: gathered in both passes, and gradients; 32 blocks
+    assert found["keys and values"] == round(0.75 * 3 * 2 * 32 * 2 * 4096 * 4096 * 2)
+    assert sent(cp=4, tp=2)["keys and values"] == found["keys and values"] // 2

@@ -166,6 +166,8 @@ def settings_of(candidate: Candidate, asked: Parallel | None = None) -> str:
         degree = getattr(layout, axis)
         if degree > 1 or getattr(asked, axis) > 1:
             settings.append(f"parallel.{axis}={degree}")
+    if layout.cp > 1 and asked.cp_exchange != "keys_values":
+        settings.append("parallel.cp_exchange=keys_values")  # what the search looks at
     settings.append(f"optim.micro_batch={candidate.micro_batch}")
     settings.append(f"memory.recompute={candidate.recompute}")
     return " ".join(settings)

@@ -98,7 +98,7 @@ def resolve_layout(
     data_ranks = world_size // (parallel.cp * parallel.tp * parallel.pp)
     dp_shard, why_shard = _shard_degree(parallel, data_ranks, devices_per_node=devices_per_node)
     dp_replicate = data_ranks // dp_shard
-    zero, why_zero = _zero(parallel, dp_shard)
+    zero, why_zero = _zero(parallel, dp_shard * parallel.cp)
     layout = Layout(
         dp_replicate=dp_replicate,
         dp_shard=dp_shard,
@@ -144,6 +144,7 @@ def problems(
     found += axis_problems(
         cp=parallel.cp, tp=parallel.tp, pp=parallel.pp, ep=parallel.ep, world_size=world_size,
         devices_per_node=devices_per_node, shape=shape, seq_len=seq_len,
+        cp_exchange=parallel.cp_exchange,
     )  # fmt: skip
     if world_size % model_ranks:
         given = " x ".join(f"{a}={getattr(parallel, a)}" for a in ("cp", "tp", "pp"))
@@ -213,6 +214,7 @@ def axis_problems(
     devices_per_node: int,
     shape: ModelShape | None = None,
     seq_len: int | None = None,
+    cp_exchange: str = "keys_values",
 ) -> list[Problem]:
     """What keeps the model axes from splitting this model on these nodes.
 
@@ -220,6 +222,7 @@ def axis_problems(
         devices_per_node: Tensor parallelism stays inside a node.
         shape: Its heads, blocks and experts are what tp, pp and ep split.
         seq_len: What cp splits.
+        cp_exchange: As ``parallel.cp_exchange``; ``heads`` are split over cp too.
     """
     found = []
     if devices_per_node % tp:
@@ -228,15 +231,30 @@ def axis_problems(
             f"across nodes would be limited by the network. Use {_divisors(devices_per_node)}"
         )
         found.append(Problem("parallel.tp", text))
-    if seq_len is not None and cp > 1 and seq_len % (2 * cp):
+    pieces = cp if cp_exchange == "heads" else 2 * cp
+    if seq_len is not None and cp > 1 and seq_len % pieces:
+        why = "Each rank takes an equal part of every sample."
+        if pieces > cp:
+            why = (
+                "Each rank takes two pieces, one early and one late, to share the work of causal "
+                "attention evenly."
+            )
         text = (
-            f"={cp} needs samples of a multiple of {2 * cp} tokens, and data.seq_len is {seq_len}. "
-            "Each rank takes two pieces, one early and one late, to share the work of causal "
-            f"attention evenly. Use data.seq_len={-(-seq_len // (2 * cp)) * 2 * cp}, or less cp."
+            f"={cp} needs samples of a multiple of {pieces} tokens, and data.seq_len is {seq_len}. "
+            f"{why} Use data.seq_len={-(-seq_len // pieces) * pieces}, or less cp."
         )
         found.append(Problem("parallel.cp", text))
+    elif seq_len is not None and seq_len % (cp * tp):
+        text = (
+            f"={tp} needs samples of a multiple of {cp * tp} tokens (cp x tp), and data.seq_len is "
+            f"{seq_len}. Between the matrices each rank holds its share of the tokens. Use "
+            f"data.seq_len={-(-seq_len // (cp * tp)) * cp * tp}, or another tp."
+        )
+        found.append(Problem("parallel.tp", text))
     if shape is not None:
         found += _split_problems(shape, tp=tp, pp=pp, ep=ep)
+    if shape is not None and cp > 1 and cp_exchange == "heads":
+        found += _exchange_problems(shape.num_attention_heads, cp=cp, tp=tp)
     ranks = world_size // (tp * pp)
     if ep > 1 and ranks % ep:
         text = (
@@ -277,6 +295,18 @@ def _split_problems(shape: ModelShape, *, tp: int, pp: int, ep: int) -> list[Pro
         text = f"={ep} does not divide {shape.num_experts} experts. "
         found.append(Problem("parallel.ep", f"{text}Use {_divisors(shape.num_experts)}"))
     return found
+
+
+def _exchange_problems(heads: int, *, cp: int, tp: int) -> list[Problem]:
+    """Too few heads for the ranks that exchange them; those of tp have split them before."""
+    if heads % tp or heads // tp % cp == 0:
+        return []
+    where = f"that a rank has with tp={tp}" if tp > 1 else "of the model"
+    text = (
+        f"=heads but cp={cp} does not divide the {heads // tp} heads {where}. A head stays whole "
+        f"on one rank. Use keys_values, or a cp of {_divisors(heads // tp)}"
+    )
+    return [Problem("parallel.cp_exchange", text)]
 
 
 def stage_problems(*, pp: int, micro_batches: int) -> list[Problem]:
@@ -336,12 +366,12 @@ def _shard_degree(parallel: Parallel, data_ranks: int, *, devices_per_node: int)
     return data_ranks, f"all {data_ranks} data-parallel ranks split one copy"
 
 
-def _zero(parallel: Parallel, dp_shard: int) -> tuple[int, str]:
+def _zero(parallel: Parallel, shards: int) -> tuple[int, str]:
     if parallel.zero != "auto":
         return parallel.zero, "given"
     if parallel.strategy is not None:
         return _STRATEGIES[parallel.strategy].zero, f"strategy {parallel.strategy}"
-    if dp_shard == 1:
+    if shards == 1:
         return 1, "nothing is split: dp_shard is 1"
     return 3, "splits parameters too: least memory"
 

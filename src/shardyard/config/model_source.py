@@ -82,7 +82,10 @@ def read_shape(model: Model, folder: Path | None, vocab_size: int) -> ModelShape
     """
     if model.preset is not None:
         shape = PRESETS[model.preset].shape
-        return shape if shape.vocab_size else replace(shape, vocab_size=vocab_size)
+        if shape.vocab_size:
+            return shape
+        mask_rows = 0 if shape.is_causal else 1  # the tokenizer that we train has no mask token
+        return replace(shape, vocab_size=vocab_size + mask_rows)
     assert folder is not None, "check() saw to it that a model is named"
     path = folder / "config.json"
     config = _read_config(path)

@@ -21,6 +21,7 @@ class ModelShape:
     num_key_value_heads: int
     max_position_embeddings: int
     rms_norm_eps: float = 1e-5
+    """Added to the variance by norms, also by those of BERT, which subtract the mean."""
     rope_theta: float = 10000.0
     tie_word_embeddings: bool = False
     attention_bias: bool = False
@@ -140,12 +141,12 @@ def _llama(
     )  # fmt: skip
 
 
-def _bert(hidden: int, layers: int, heads: int) -> ModelShape:
-    """BERT with its uncased English vocabulary; the head is the table of tokens."""
+def _bert(hidden: int, layers: int, heads: int, *, vocab: int = 30522) -> ModelShape:
+    """BERT, as a rule with its uncased English vocabulary; the head is the table of tokens."""
     return ModelShape(
-        model_type="bert", vocab_size=30522, hidden_size=hidden, intermediate_size=4 * hidden,
+        model_type="bert", vocab_size=vocab, hidden_size=hidden, intermediate_size=4 * hidden,
         num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=heads,
-        max_position_embeddings=512, tie_word_embeddings=True,
+        max_position_embeddings=512, tie_word_embeddings=True, rms_norm_eps=1e-12,
     )  # fmt: skip
 
 
@@ -244,6 +245,9 @@ PRESETS: dict[str, Preset] = {
             max_position_embeddings=2048, tie_word_embeddings=True,
         ),
         source="Brown et al. 2020, arXiv:2005.14165, table 2.1",
+    ),
+    "bert-tiny": Preset(
+        shape=_bert(64, 2, 4, vocab=0), source="ours: the smallest shape; for tests"
     ),
     "bert-large": Preset(
         shape=_bert(1024, 24, 16),

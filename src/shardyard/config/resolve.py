@@ -17,7 +17,7 @@ from shardyard.config.auto import (
     Rule,
     steps_of,
 )
-from shardyard.config.legality import batch_problems, resolve_layout
+from shardyard.config.legality import batch_problems, problems, resolve_layout
 from shardyard.config.presets import ModelShape
 from shardyard.config.resolved import FINGERPRINTED, DataFacts, Resolved, fingerprint
 from shardyard.config.schema import Recipe
@@ -182,6 +182,7 @@ def _misfits(resolved: Resolved, machine: Machine) -> list[Problem]:
     """What only shows when recipe, machine, model and data are known together."""
     return [
         *_device_problems(resolved.recipe, machine),
+        *_layout_problems(resolved),
         *_sample_problems(resolved),
         *_model_problems(resolved),
     ]
@@ -207,6 +208,19 @@ def _device_problems(recipe: Recipe, machine: Machine) -> list[Problem]:
         )
         return [Problem("cluster.devices", text)]
     return []
+
+
+def _layout_problems(resolved: Resolved) -> list[Problem]:
+    """Degrees against the model and the length of samples."""
+    recipe, devices = resolved.recipe, resolved.recipe.cluster.devices
+    assert isinstance(devices, int) and isinstance(recipe.data.seq_len, int)
+    return problems(
+        recipe.parallel,
+        world_size=recipe.cluster.nodes * devices,
+        devices_per_node=devices,
+        shape=resolved.shape,
+        seq_len=recipe.data.seq_len,
+    )
 
 
 def _sample_problems(resolved: Resolved) -> list[Problem]:

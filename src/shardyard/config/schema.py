@@ -71,8 +71,8 @@ class Model(Section):
 class Task(Section):
     """What is learnt and how it is judged."""
 
-    name: Literal["causal_lm"] = "causal_lm"
-    """The task: batch to loss."""
+    name: Literal["causal_lm", "masked_lm"] = "causal_lm"
+    """What is predicted: the next token, or hidden ones (BERT)."""
     eval_every_steps: Annotated[int, Field(ge=1)] | None = None
     """Evaluate on the held-out split every so many steps; always evaluated at the end."""
     eval_every_epochs: Annotated[float, Field(gt=0)] | None = None
@@ -164,7 +164,9 @@ class Parallel(Section):
     dp_shard: Degree | Auto = "auto"
     """Ranks that split one copy; auto: all ranks, or the devices of a node for HYBRID_SHARD."""
     cp: Degree = 1
-    """Ranks that split one sequence. Above 1: can be planned, not trained yet."""
+    """Ranks that split each sample by its tokens (context parallelism)."""
+    cp_exchange: Literal["keys_values", "heads"] = "keys_values"
+    """What cp ranks exchange for attention: all keys and values, or tokens against heads."""
     tp: Degree = 1
     """Ranks that split each matrix. Above 1: can be planned, not trained yet."""
     pp: Degree = 1

@@ -10,12 +10,10 @@ from shardyard.config.presets import PRESETS
 from shardyard.config.schema import Recipe
 from shardyard.errors import Problem
 
-TRAINED_MODEL_TYPES = ("llama", "mistral")
+TRAINED_MODEL_TYPES = ("llama", "mistral", "bert")
 """Model types that ``models/families.py`` knows the blocks of; it needs torch, this does not."""
 
 _AXES = {
-    "cp": "context parallelism",
-    "tp": "tensor parallelism",
     "pp": "pipeline parallelism",
     "ep": "expert parallelism",
 }
@@ -68,12 +66,25 @@ def _family(recipe: Recipe) -> Iterable[Problem]:
     yield _planned_only("model.preset", recipe.model.preset, what, remedy)
 
 
+def _task(recipe: Recipe) -> Iterable[Problem]:
+    preset, task = PRESETS.get(recipe.model.preset or ""), recipe.task
+    if preset is not None and preset.shape.is_causal != (task.name == "causal_lm"):
+        fits = "causal_lm" if preset.shape.is_causal else "masked_lm"
+        sees = "earlier tokens alone" if preset.shape.is_causal else "tokens on both sides"
+        text = f"={task.name}: in {recipe.model.preset} a token sees {sees}. Use task.name={fits}."
+        yield Problem("task.name", text)
+    if task.name == "masked_lm" and task.generate_tokens:
+        text = f"={task.generate_tokens}: a model that fills gaps does not continue text. Use 0."
+        yield Problem("task.generate_tokens", text)
+
+
 _LOOKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
     _axes,
     _precision,
     _offload,
     _device,
     _family,
+    _task,
 )
 
 

@@ -7,7 +7,7 @@ Shape suffixes in this file:
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
@@ -30,7 +30,7 @@ class MicroBatch:
 
     tokens_BL: Tensor
     targets_BL: Tensor
-    """The next token of each token, or ``IGNORED``."""
+    """What each token predicts, as a rule the next one; or ``IGNORED``."""
     positions_BL: Tensor
     samples_B: Tensor
     """Position of each sample in the stream of samples; -1 for a row of padding."""
@@ -55,9 +55,11 @@ class _Source:
         seq_len: int,
         vocab_size: int,
         attend_across_documents: bool,
+        prepare: Callable[[MicroBatch], MicroBatch] = lambda batch: batch,
     ) -> None:
         """Args:
             vocab_size: Entries of the model's embedding; larger token ids are refused.
+            prepare: What a task makes of a micro-batch of text.
 
         Raises:
             RequestError: The split is too small for one sample.
@@ -68,6 +70,7 @@ class _Source:
         self._shards = shards
         self._vocab_size = vocab_size
         self._attend_across_documents = attend_across_documents
+        self._prepare = prepare
         if self.num_samples < 1:
             raise RequestError(
                 f"the {shards.split} split in {shards.folder} has {shards.num_tokens} tokens; one "
@@ -99,12 +102,13 @@ class _Source:
             if not self._attend_across_documents:
                 starts = self._shards.document_starts_in(start, stop)
                 _separate_documents(targets_BL[row], positions_BL[row], starts)
-        return MicroBatch(
+        batch = MicroBatch(
             torch.from_numpy(tokens_BL),
             torch.from_numpy(targets_BL),
             torch.from_numpy(positions_BL),
             torch.from_numpy(samples_B),
         )
+        return self._prepare(batch)
 
     def _read(self, start: int, stop: int) -> Tokens:
         # A step that indexed an embedding out of bounds would stop a GPU without saying why.
@@ -139,12 +143,14 @@ class TrainSource(_Source):
         vocab_size: int,
         attend_across_documents: bool,
         seed: int,
+        prepare: Callable[[MicroBatch], MicroBatch] = lambda batch: batch,
     ) -> None:
         super().__init__(
             shards,
             seq_len=seq_len,
             vocab_size=vocab_size,
             attend_across_documents=attend_across_documents,
+            prepare=prepare,
         )
         self._seed = seed
 

@@ -5,7 +5,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    BertConfig,
+    PreTrainedModel,
+)
 
 from shardyard.config.presets import ModelShape
 from shardyard.models.attention import NAME
@@ -15,6 +21,19 @@ from shardyard.models.init import fill_random
 
 def hf_config(shape: ModelShape) -> Any:
     """The transformers config of a shape."""
+    if shape.model_type == "bert":
+        return BertConfig(
+            vocab_size=shape.vocab_size,
+            hidden_size=shape.hidden_size,
+            intermediate_size=shape.intermediate_size,
+            num_hidden_layers=shape.num_hidden_layers,
+            num_attention_heads=shape.num_attention_heads,
+            max_position_embeddings=shape.max_position_embeddings,
+            layer_norm_eps=shape.rms_norm_eps,
+            pad_token_id=None,  # transformers would keep the row of token 0 from learning
+            hidden_dropout_prob=0.0,  # ours is model.dropout
+            attention_probs_dropout_prob=0.0,
+        )
     fields = shape.to_dict()
     scaling = fields.pop("rope_scaling") or {"rope_type": "default"}
     rope = {**scaling, "rope_theta": fields.pop("rope_theta")}
@@ -24,11 +43,12 @@ def hf_config(shape: ModelShape) -> Any:
 
 
 def build_on_meta(shape: ModelShape) -> PreTrainedModel:
-    """The fp32 causal language model of a shape; its parameters have sizes but no storage."""
+    """The fp32 language model of a shape; its parameters have sizes but no storage."""
     config = hf_config(shape)
     config.use_cache = False
+    model_class = AutoModelForCausalLM if shape.is_causal else AutoModelForMaskedLM
     with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        model: PreTrainedModel = model_class.from_config(
             config, dtype=torch.float32, attn_implementation=NAME
         )
     return model

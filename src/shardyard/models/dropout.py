@@ -14,10 +14,12 @@ from shardyard.models.counter_random import keep_mask, key_of, random_bits
 
 
 class SampleKeys:
-    """Tells the dropout places of one model which samples are passing through."""
+    """Tells the dropout places of one model what is passing through."""
 
-    samples_B: Tensor
-    """Stream position of each sample, int64; set before each forward pass."""
+    samples_B: Tensor | None = None
+    """Stream position of each sample, int64; set at the beginning of each forward pass."""
+    tokens_l: Tensor | None = None
+    """Indices in a sample of the tokens that pass through on this rank; None: all."""
 
 
 class Dropout:
@@ -36,9 +38,13 @@ class Dropout:
         return self._mask(output)
 
     def _mask(self, x_BLD: Tensor) -> Tensor:
+        assert self._keys.samples_B is not None
         length, width = x_BLD.shape[1:]
         key_B11 = random_bits(self._place_key, self._keys.samples_B)[:, None, None]
-        element_LD = torch.arange(length * width, device=x_BLD.device).view(length, width)
+        tokens_L = self._keys.tokens_l
+        if tokens_L is None:
+            tokens_L = torch.arange(length, device=x_BLD.device)
+        element_LD = tokens_L[:, None] * width + torch.arange(width, device=x_BLD.device)
         keep_BLD = keep_mask(key_B11, element_LD, drop=self._drop)
         return x_BLD * keep_BLD * (1.0 / (1.0 - self._drop))
 

@@ -14,11 +14,28 @@ class Family:
     blocks: str
     """The list of transformer blocks."""
     embedding: str
+    """The table of tokens."""
     norm: str
-    """The norm after the last block."""
+    """What comes between the last block and the head."""
     head: str
+    rotary: str | None = None
+    """What turns positions into the angles that every block uses."""
+    positions: str | None = None
+    """A table of learned positions, added to the embedding of a token."""
+    token_types: str | None = None
+    """A table whose first row is added to the embedding of every token."""
+    embedding_norm: str | None = None
+    """The norm before the first block."""
+    is_causal: bool = True
+    """Tokens attend to earlier ones alone."""
     dropped: tuple[str, ...]
     """Modules of a block whose output passes through dropout."""
+    gathered: tuple[str, ...]
+    """Modules of a block that need all tokens of a sample at their input."""
+    colwise: tuple[str, ...]
+    """Matrices of a block whose outputs (heads, inner width) tensor parallelism splits."""
+    rowwise: tuple[str, ...]
+    """Matrices of a block whose inputs it splits; their outputs are sums over ranks."""
 
 
 _LLAMA = Family(
@@ -26,10 +43,40 @@ _LLAMA = Family(
     embedding="model.embed_tokens",
     norm="model.norm",
     head="lm_head",
+    rotary="model.rotary_emb",
     dropped=("self_attn", "mlp"),
+    gathered=("self_attn", "mlp"),
+    colwise=(
+        "self_attn.q_proj",
+        "self_attn.k_proj",
+        "self_attn.v_proj",
+        "mlp.gate_proj",
+        "mlp.up_proj",
+    ),
+    rowwise=("self_attn.o_proj", "mlp.down_proj"),
 )
 
-FAMILIES: dict[str, Family] = {"llama": _LLAMA, "mistral": _LLAMA}
+_BERT = Family(
+    blocks="bert.encoder.layer",
+    embedding="bert.embeddings.word_embeddings",
+    positions="bert.embeddings.position_embeddings",
+    token_types="bert.embeddings.token_type_embeddings",
+    embedding_norm="bert.embeddings.LayerNorm",
+    norm="cls.predictions.transform",
+    head="cls.predictions.decoder",
+    is_causal=False,
+    dropped=("attention.output.dense", "output.dense"),
+    gathered=("attention.self", "intermediate"),
+    colwise=(
+        "attention.self.query",
+        "attention.self.key",
+        "attention.self.value",
+        "intermediate.dense",
+    ),
+    rowwise=("attention.output.dense", "output.dense"),
+)
+
+FAMILIES: dict[str, Family] = {"llama": _LLAMA, "mistral": _LLAMA, "bert": _BERT}
 
 
 def family_of(model_type: str) -> Family:
@@ -52,9 +99,20 @@ def blocks_of(model: nn.Module, family: Family) -> dict[str, nn.Module]:
     return {f"{family.blocks}.{name}": block for name, block in blocks.named_children()}
 
 
+def part_of(model: nn.Module, name: str | None) -> nn.Module | None:
+    """A module by its full name; None where a family or a pipeline stage does not have it."""
+    if name is None:
+        return None
+    parent_name, _, child = name.rpartition(".")
+    part: nn.Module | None = getattr(model.get_submodule(parent_name), child)
+    return part
+
+
 def dropout_places(model: nn.Module, family: Family) -> dict[str, nn.Module]:
     """Modules whose output passes through dropout, by full name."""
-    places = {family.embedding: model.get_submodule(family.embedding)}
+    first = family.embedding_norm or family.embedding
+    embedded = part_of(model, first)
+    places = {} if embedded is None else {first: embedded}
     for block_name, block in blocks_of(model, family).items():
         for name in family.dropped:
             places[f"{block_name}.{name}"] = block.get_submodule(name)

@@ -17,7 +17,7 @@ _PIECE = 2**22
 def fill_random(model: nn.Module, *, seed: int, std: float) -> None:
     """Fill all parameters in place: matrices normal(0, std), norms one, biases zero.
 
-    The rule is that of Hugging Face's ``PreTrainedModel._init_weights`` for the Llama family.
+    The rule is that of Hugging Face's ``PreTrainedModel._init_weights`` for these families.
 
     Raises:
         RequestError: A parameter belongs to a kind of module without a rule.
@@ -31,7 +31,7 @@ def fill_random(model: nn.Module, *, seed: int, std: float) -> None:
 def _fill(shard: LocalShard, module: nn.Module, name: str, *, seed: int, std: float) -> None:
     if name.endswith(".bias"):
         shard.tensor.zero_()
-    elif type(module).__name__.endswith("RMSNorm"):
+    elif type(module).__name__.endswith(("RMSNorm", "LayerNorm")):
         shard.tensor.fill_(1.0)
     elif isinstance(module, nn.Linear | nn.Embedding):
         _fill_normal(shard, key_of(seed, "init", name), std=std)

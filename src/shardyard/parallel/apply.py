@@ -1,44 +1,105 @@
 """The one order in which a model is changed into its parallel form."""
 
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from collections.abc import Callable
+from functools import partial
 
-from shardyard.config.legality import Layout
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
 from shardyard.config.schema import Recipe
+from shardyard.models.attention import Attention, sample_attention
 from shardyard.models.dropout import SampleKeys, add_dropout
-from shardyard.models.families import Family, blocks_of, dropout_places
+from shardyard.models.families import Family, blocks_of, dropout_places, part_of
+from shardyard.models.forward import ForwardPass
+from shardyard.models.local_shard import local_shard
+from shardyard.parallel.context import context_attention, context_share
 from shardyard.parallel.data import shard_data_parallel
+from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.precision import mixed_precision
 from shardyard.parallel.recompute import apply_recompute
+from shardyard.parallel.tensor import shard_tensors, token_share
+from shardyard.parallel.vocab_loss import VocabLoss
+from shardyard.tasks import TASKS
+from shardyard.tasks.causal_lm import CausalLM
 
 
-def parallelize(
-    model: nn.Module,
-    mesh: DeviceMesh,
-    *,
-    recipe: Recipe,
-    family: Family,
-    layout: Layout,
-    keys: SampleKeys,
-) -> None:
-    """Change a model on the meta device, in place, as a resolved recipe says."""
-    blocks = blocks_of(model, family)
-    # 1. dropout first: its hooks must see a module's output before FSDP's hooks let go of it
+def parallelize(model: nn.Module, mesh: Mesh, *, recipe: Recipe, family: Family) -> CausalLM:
+    """Change a model on the meta device, in place, as a resolved recipe says.
+
+    Returns:
+        The model with the task that feeds it and makes a loss of what it returns.
+    """
+    keys = SampleKeys()
+    computed_l, keys.tokens_l = _own_tokens(recipe, mesh)
+    # 1. the way through the modules that are there: nothing below changes what it calls
+    attention = _attention(recipe, mesh, family)
+    model.forward = ForwardPass(model, family, keys=keys, attention=attention, tokens_l=computed_l)
+    # 2. tensors before all that wraps modules: it changes what the modules themselves compute
+    if mesh.layout.tp > 1:
+        shard_tensors(model, mesh.dense["tp"], family)
+    task = _task(model, mesh, recipe=recipe, family=family, tokens_l=computed_l)
+    # 3. dropout: its hooks must see a module's output before FSDP's hooks let go of it
     if recipe.model.dropout:
         places = dropout_places(model, family)
         add_dropout(places, drop=recipe.model.dropout, seed=recipe.run.seed, keys=keys)
-    # 2. recompute inside compile: the compiler then sees, and may fuse, what is made again
-    apply_recompute(blocks, recipe.memory.recompute)
-    # 3. compile inside sharding: one small graph a block; gathers stay outside of it
+    blocks = blocks_of(model, family)
+    # 4. recompute inside compile: the compiler then sees, and may fuse, what is made again
+    apply_recompute(blocks, recipe.memory.recompute, keys=keys)
+    # 5. compile inside sharding: one small graph a block; gathers stay outside of it
     if recipe.model.compile:
         for block in blocks.values():
             block.compile()
-    # 4. shard last: groups are formed from the parameters as they now are
+    # 6. shard last: groups are formed from the parameters as they now are
     shard_data_parallel(
         model,
         mesh,
         family=family,
-        layout=layout,
         precision=mixed_precision(recipe.precision),
         prefetch=recipe.parallel.prefetch,
     )
+    return task
+
+
+def _own_tokens(recipe: Recipe, mesh: Mesh) -> tuple[Tensor | None, Tensor | None]:
+    """Indices in a sample of this rank's tokens; None: all.
+
+    Returns:
+        Of those that it computes, and of those whose residual stream it holds between matrices.
+    """
+    computed: Tensor | None = None
+    held: Tensor | None = None
+    assert isinstance(recipe.data.seq_len, int)
+    tokens_L = torch.arange(recipe.data.seq_len, device=mesh.dense.device_type)
+    if mesh.layout.cp > 1:
+        exchanged = recipe.parallel.cp_exchange
+        computed = held = context_share(tokens_L, exchanged=exchanged, group=mesh.group("cp"))
+    if mesh.layout.tp > 1:
+        held = token_share(tokens_L if computed is None else computed, mesh.dense["tp"])
+    return computed, held
+
+
+def _attention(recipe: Recipe, mesh: Mesh, family: Family) -> Callable[[Tensor], Attention]:
+    """From the positions of whole samples to how their tokens attend."""
+    attend_across = recipe.data.attend_across_documents
+    if mesh.layout.cp == 1:
+        return partial(sample_attention, is_causal=family.is_causal, attend_across=attend_across)
+    assert isinstance(recipe.data.seq_len, int)
+    return context_attention(
+        recipe.data.seq_len,
+        exchanged=recipe.parallel.cp_exchange,
+        group=mesh.group("cp"),
+        is_causal=family.is_causal,
+        attend_across=attend_across,
+        gathers_again=recipe.memory.recompute not in ("full", "selective"),
+    )
+
+
+def _task(
+    model: nn.Module, mesh: Mesh, *, recipe: Recipe, family: Family, tokens_l: Tensor | None
+) -> CausalLM:
+    head = part_of(model, family.head)
+    losses = VocabLoss()
+    if head is not None and isinstance(head.weight, DTensor):
+        losses = VocabLoss(group=mesh.group("tp"), first=local_shard(head.weight).offsets[0])
+    return TASKS[recipe.task.name](model, token_losses=losses, tokens_l=tokens_l)

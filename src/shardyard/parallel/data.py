@@ -14,52 +14,56 @@ Between optimizer steps all three keep parameters sharded; a mesh with dp_shard 
 Gradients are summed, not averaged: the loss is a sum, and the step divides it once.
 """
 
+import warnings
 from collections.abc import Sequence
 
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from shardyard.config.legality import Layout
-from shardyard.models.families import Family, blocks_of
+from shardyard.models.families import Family, blocks_of, part_of
+from shardyard.parallel.mesh import Mesh
 
 
 def shard_data_parallel(
     model: nn.Module,
-    mesh: DeviceMesh,
+    mesh: Mesh,
     *,
     family: Family,
-    layout: Layout,
     precision: MixedPrecisionPolicy,
     prefetch: int,
 ) -> None:
     """Shard a model in place: one group a block, so that one block at a time is whole."""
-    if layout.dp_replicate == 1:
-        mesh = mesh["dp_shard"]  # a second axis would cost an all-reduce over one rank
-    reshard = layout.zero == 3  # on one rank it still frees the copies in the compute format
+    # logits are a view of a matrix product; nothing here changes them in place
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    sharding = mesh.sharding()
+    # on one rank resharding still frees the copies in the compute format
+    reshard = mesh.layout.zero == 3
 
     def shard(modules: nn.Module | list[nn.Module], *, reshard_after_forward: bool) -> None:
         fully_shard(
             modules,
-            mesh=mesh,
+            mesh=sharding,
             mp_policy=precision,
             reshard_after_forward=reshard_after_forward,
         )
 
     blocks = list(blocks_of(model, family).values())
-    embedding = model.get_submodule(family.embedding)
-    norm, head = model.get_submodule(family.norm), model.get_submodule(family.head)
-    if embedding.weight is not head.weight:
-        # tied ones stay in the root's group: two groups would untie them silently
+    embedding, norm, head = (
+        part_of(model, name) for name in (family.embedding, family.norm, family.head)
+    )
+    # tied ones stay in the root's group: two groups would untie them silently
+    is_tied = embedding is not None and head is not None and embedding.weight is head.weight
+    if embedding is not None and not is_tied:
         shard(embedding, reshard_after_forward=reshard)
     for block in blocks:
         shard(block, reshard_after_forward=reshard)
-    if embedding.weight is not head.weight:
+    if norm is not None and head is not None and not is_tied:
         # backward begins here: freeing them after forward would gather twice for nothing
         shard([norm, head], reshard_after_forward=False)
     shard(model, reshard_after_forward=False)
 
-    if layout.data_ranks > 1:  # over one rank torch averages nothing, but would divide a copy
+    if sharding.size() > 1:  # over one rank torch averages nothing, but would divide a copy
         for module in _groups(model):
             module.set_gradient_divide_factor(1.0)
             # without it gloo refuses the factor (it would need a pre-multiplied sum)

@@ -1,18 +1,94 @@
-"""The device mesh: which rank is where on each axis."""
+"""The device mesh: which rank is where on each axis.
 
+Ranks count like digits, the last axis fastest: ``pp, dp_replicate, dp_shard, cp, tp``. So the ranks
+of a tensor group are neighbours (they talk most), those of a shard group are near (gathers stay
+inside a node as far as the degree allows), and only gradients of replicas and activations between
+stages cross nodes. Parameters are split over dp_shard and cp together: ranks of a context group
+hold the same weights, like ranks that read other samples. ``ep`` takes its ranks from those two.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardyard.config.legality import Layout
 
 
-def build_mesh(layout: Layout, device_type: str) -> DeviceMesh:
-    """A mesh with the axes dp_replicate and dp_shard; neighbours in rank share dp_shard.
+@dataclass(frozen=True, kw_only=True)
+class Mesh:
+    """The meshes of one layout, seen from this rank."""
 
-    Ranks of a node are neighbours, so gathers stay inside a node as far as the degree allows and
-    only gradients cross nodes.
-    """
-    return init_device_mesh(
+    layout: Layout
+    dense: DeviceMesh
+    """Axes pp, dp_replicate, fsdp (= dp_shard x cp) and tp: where most parameters live."""
+    experts: DeviceMesh | None
+    """Axes pp, dp_replicate, expert_shard, ep and tp (expert_shard x ep = fsdp); for ep above 1."""
+    context: DeviceMesh | None
+    """Axes others, cp and tp; for cp above 1."""
+
+    @property
+    def data_rank(self) -> int:
+        """Which of ``layout.data_ranks`` shares of the samples this rank reads."""
+        replica = self.dense.get_local_rank("dp_replicate")
+        return replica * self.layout.dp_shard + self._fsdp_rank // self.layout.cp
+
+    @property
+    def stage_rank(self) -> int:
+        """Place along pp; rank 0 has the embedding."""
+        return self.dense.get_local_rank("pp")
+
+    @property
+    def context_rank(self) -> int:
+        """Place along cp."""
+        return self._fsdp_rank % self.layout.cp
+
+    @property
+    def tensor_rank(self) -> int:
+        """Place along tp."""
+        return self.dense.get_local_rank("tp")
+
+    @property
+    def speaks_for_samples(self) -> bool:
+        """Whether this is the one of all ranks that read the same samples that counts them."""
+        return self.stage_rank == self.context_rank == self.tensor_rank == 0
+
+    @property
+    def _fsdp_rank(self) -> int:
+        return self.dense.get_local_rank("fsdp")
+
+    def group(self, axis: str) -> dist.ProcessGroup:
+        """This rank's process group along an axis; cp and ep have one where they are above 1."""
+        mesh = {"cp": self.context, "ep": self.experts}.get(axis, self.dense)
+        assert mesh is not None, f"{axis} is not split"
+        return mesh.get_group(axis)
+
+    def sharding(self, *, of_experts: bool = False) -> DeviceMesh:
+        """What ``fully_shard`` splits over: one axis, or replicas x shards."""
+        mesh, shards = self.dense, "fsdp"
+        if of_experts and self.experts is not None:
+            mesh, shards = self.experts, "expert_shard"
+        # a second axis would cost an all-reduce over one rank
+        return mesh[shards] if self.layout.dp_replicate == 1 else mesh["dp_replicate", shards]
+
+
+def build_mesh(layout: Layout, device_type: str) -> Mesh:
+    """The meshes of a layout. All ranks call it together."""
+    fsdp = layout.dp_shard * layout.cp
+    dense = init_device_mesh(
         device_type,
-        (layout.dp_replicate, layout.dp_shard),
-        mesh_dim_names=("dp_replicate", "dp_shard"),
+        (layout.pp, layout.dp_replicate, fsdp, layout.tp),
+        mesh_dim_names=("pp", "dp_replicate", "fsdp", "tp"),
     )
+    experts = context = None
+    if layout.ep > 1:
+        experts = init_device_mesh(
+            device_type,
+            (layout.pp, layout.dp_replicate, fsdp // layout.ep, layout.ep, layout.tp),
+            mesh_dim_names=("pp", "dp_replicate", "expert_shard", "ep", "tp"),
+        )
+    if layout.cp > 1:
+        ranks = torch.arange(layout.world_size).view(-1, layout.cp, layout.tp)
+        context = DeviceMesh(device_type, ranks, mesh_dim_names=("others", "cp", "tp"))
+    return Mesh(layout=layout, dense=dense, experts=experts, context=context)

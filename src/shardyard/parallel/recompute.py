@@ -5,11 +5,10 @@ its parameters, and with them checkpoints.
 """
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -17,6 +16,7 @@ from torch.utils.checkpoint import (
 )
 
 from shardyard.errors import RequestError
+from shardyard.models.dropout import SampleKeys
 
 _SAVED_OPERATORS = {
     torch.ops.aten.mm.default,
@@ -25,19 +25,21 @@ _SAVED_OPERATORS = {
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.aten._efficient_attention_forward.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
 }
 """What ``selective`` keeps: the costly results. Norms, activations and casts are made again."""
 
 
 def apply_recompute(
-    blocks: dict[str, nn.Module], recompute: str | int | tuple[str, ...]
+    blocks: dict[str, nn.Module], recompute: str | int | tuple[str, ...], *, keys: SampleKeys
 ) -> list[str]:
     """Turn recompute on for the blocks, or the parts of them, that the setting names.
 
     Args:
         blocks: The transformer blocks by full name, in order.
         recompute: none, full, selective, n for every n-th block, or names of modules in a block.
+        keys: What dropout asks; in a pipeline later samples have passed when a block is redone.
 
     Returns:
         Full names of the modules whose activations are recomputed.
@@ -46,9 +48,9 @@ def apply_recompute(
         RequestError: No block has a module of a given name.
     """
     chosen = _chosen(blocks, recompute)
-    contexts = _selective_contexts if recompute == "selective" else None
+    contexts = selective_contexts if recompute == "selective" else None
     for module in chosen.values():
-        _recompute_in_backward(module, contexts)
+        _recompute_in_backward(module, contexts, keys)
     return list(chosen)
 
 
@@ -89,15 +91,30 @@ def _part_names(block: nn.Module) -> Iterable[str]:
     return [name for name, _ in block.named_modules() if name]
 
 
-def _recompute_in_backward(module: nn.Module, contexts: Callable[[], Any] | None) -> None:
+def _recompute_in_backward(
+    module: nn.Module, contexts: Callable[[], Any] | None, keys: SampleKeys
+) -> None:
     # dropout is counter-based, so there is no generator state to keep and restore
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
     if contexts is not None:
         options["context_fn"] = contexts
-    module.forward = partial(checkpoint, module.forward, **options)
+    forward = module.forward
+
+    def with_samples(samples_B: Tensor | None, *args: Any, **kwargs: Any) -> Any:
+        later, keys.samples_B = keys.samples_B, samples_B
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            keys.samples_B = later
+
+    def checkpointed(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(with_samples, keys.samples_B, *args, **options, **kwargs)
+
+    module.forward = checkpointed
 
 
-def _selective_contexts() -> Any:
+def selective_contexts() -> Any:
+    """For torch's ``checkpoint``: costly results are kept, the others made again."""
     return create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
 
 

@@ -285,7 +285,7 @@ class BlockTimes:
         forward_s = self.rates.matmul_s(tokens, columns, hidden)
         backward_s = self.rates.matmul_s(tokens, hidden, columns)
         backward_s += self.rates.matmul_s(hidden, columns, tokens)
-        is_fused = self.techniques.fused_loss or self.techniques.kernels == "compiled"
+        is_fused = self.techniques.loss == "fused" or self.techniques.kernels == "compiled"
         per_logit = 8 if is_fused else 14
         moved = tokens * columns * per_logit
         host_s = 20 * HOST_S[self.techniques.kernels]

@@ -328,7 +328,9 @@ def _logits_bytes(w: Workload, tokens: float) -> float:
     """
     size, tech = w.formats.compute_bytes, w.techniques
     per_logit = 3 * size if tech.kernels == "fused" and not w.shape.is_gated else 12
-    if tech.fused_loss:
+    if tech.loss == "in place":
+        per_logit = size + 4
+    if tech.loss == "fused":
         per_logit = 2 * size
     if not w.shape.is_causal:
         tokens *= 0.15  # masked language models score masked tokens alone

@@ -73,8 +73,9 @@ class Techniques:
     """Buffers in which gradients wait to be sent, where a framework sets them aside."""
     mask: bool = False
     """Attention is given a mask of its own, such as one that keeps documents apart."""
-    fused_loss: bool = False
-    """The loss is one kernel that keeps 16-bit logits alone and writes their gradient over them."""
+    loss: Literal["torch", "in place", "fused"] = "torch"
+    """``in place`` is ours: probabilities become the gradient; ``fused`` is one kernel that keeps
+    16-bit logits alone and writes their gradient over them."""
     chunked_loss: bool = False
     """The loss is computed in chunks, so that the full logits are never held."""
 
@@ -149,6 +150,7 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
         recompute="none" if isinstance(recompute, tuple) else recompute,
         techniques=Techniques(
             kernels="compiled" if recipe.model.compile else "eager",
+            loss="in place",
             dropout=recipe.model.dropout > 0,
             mask=not recipe.data.attend_across_documents,
             prefetch=recipe.parallel.prefetch,

@@ -1,41 +1,45 @@
 """Predict the next token: from a micro-batch to the sum of its token losses.
 
-Shape suffixes: B = samples, L = tokens of a sample, V = vocabulary.
+Shape suffixes: B = samples, L = tokens of a sample, l = those that this rank computes,
+V = vocabulary, or this rank's part of it.
 """
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shardyard.data.loader import IGNORED, MicroBatch
-from shardyard.models.attention import document_mask
-from shardyard.models.dropout import SampleKeys
+from shardyard.data.loader import MicroBatch
+from shardyard.parallel.vocab_loss import VocabLoss
 
 
 class CausalLM:
     """Forward pass and loss of a causal language model."""
 
-    def __init__(self, model: nn.Module, keys: SampleKeys, *, attend_across: bool) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        token_losses: VocabLoss,
+        tokens_l: Tensor | None = None,
+    ) -> None:
+        """Args:
+        token_losses: Sum of the losses of logits (B, l, V) against targets (B, l).
+        tokens_l: Indices in a sample of the tokens of this rank; None: all.
+        """
         self.model = model
-        self._keys = keys
-        self._attend_across = attend_across
+        self.token_losses = token_losses
+        self.tokens_l = tokens_l
 
-    def logits(self, batch: MicroBatch) -> Tensor:
-        """Logits (B, L, V) in the model's output format."""
-        self._keys.samples_B = batch.samples_B
-        # positions are always given: transformers would infer them, with a device sync
-        mask = None if self._attend_across else document_mask(batch.positions_BL)
-        output = self.model(
-            input_ids=batch.tokens_BL, position_ids=batch.positions_BL, attention_mask=mask
-        )
-        logits_BLV: Tensor = output.logits
-        return logits_BLV
+    def inputs(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Arguments of the model: token ids (B, l), and of whole samples positions and keys."""
+        return self._mine(batch.tokens_BL), batch.positions_BL, batch.samples_B
+
+    def targets(self, batch: MicroBatch) -> Tensor:
+        """What the tokens of this rank predict (B, l)."""
+        return self._mine(batch.targets_BL)
 
     def loss_sum(self, batch: MicroBatch) -> Tensor:
-        """Sum over predicted tokens of the cross-entropy in nats, fp32; 0 if none counts."""
-        logits_BLV = self.logits(batch)
-        return F.cross_entropy(
-            logits_BLV.flatten(0, 1).float(),
-            batch.targets_BL.flatten(),
-            ignore_index=IGNORED,
-            reduction="sum",
-        )
+        """Sum of cross-entropies in nats over the predicted tokens of this rank, fp32."""
+        logits_BlV: Tensor = self.model(*self.inputs(batch))
+        return self.token_losses(logits_BlV, self.targets(batch))
+
+    def _mine(self, x_BL: Tensor) -> Tensor:
+        return x_BL if self.tokens_l is None else x_BL[:, self.tokens_l]

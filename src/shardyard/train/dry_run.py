@@ -28,7 +28,7 @@ from shardyard.data.loader import MicroBatch
 from shardyard.errors import ShardyardError
 from shardyard.parallel.mesh import build_mesh
 from shardyard.train.allocations import OPTIMIZER, PARAMETERS, SET_UP, AllocationLog
-from shardyard.train.setup import build_sharded, build_task
+from shardyard.train.setup import build_optimizer, build_sharded
 from shardyard.train.step import Stepper
 
 
@@ -49,7 +49,9 @@ def dry_run(
     started = time.monotonic()
     passes = min(most_passes, _passes(recipe, layout))
     log = AllocationLog(
-        vocab_size=shape.vocab_size, tokens=_micro_batch_tokens(recipe), micro_batches=passes
+        vocab_size=-(-shape.vocab_size // layout.tp),
+        tokens=_micro_batch_tokens(recipe) // layout.cp,
+        micro_batches=passes,
     )
     with _rank_0_of(layout.world_size):
         _take_a_step(recipe, shape, layout, log=log, passes=passes)
@@ -82,14 +84,14 @@ def _take_a_step(
     device = torch.device("cpu")
     mesh = build_mesh(layout, device.type)  # reads ranks back from tensors, so none may be fake
     # sharding cuts each parameter into as many pieces as there are ranks: slow on fake tensors
-    model, keys = build_sharded(recipe, shape, layout, mesh=mesh)
+    task = build_sharded(recipe, shape, mesh)
     with FakeTensorMode(allow_non_fake_inputs=True), log:
-        task, optimizer = build_task(recipe, model, keys, device=device)
+        optimizer = build_optimizer(recipe, task, device=device)
         tensors = optimizer.tensors()
         log.mark(task.model.buffers(), PARAMETERS)
         for kind, category in (("model.", PARAMETERS), ("optim.", OPTIMIZER)):
             log.mark((held for name, held in tensors.items() if name.startswith(kind)), category)
-        stepper = Stepper(task, optimizer, layout, device=device, grad_clip=recipe.optim.grad_clip)
+        stepper = Stepper(task, optimizer, mesh, device=device, grad_clip=recipe.optim.grad_clip)
         batch = _micro_batch(recipe)  # one for all: a device holds one at a time
         log.begin_step()
         stepper.run([batch] * passes, lr=1.0, drain=False)

@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from shardyard.data.loader import IGNORED, EvalSource, step_batches
 from shardyard.parallel.data import reshard
+from shardyard.parallel.mesh import Mesh
 from shardyard.tasks.causal_lm import CausalLM
 
 
@@ -31,23 +32,30 @@ def evaluate(
     source: EvalSource,
     *,
     micro_batch: int,
-    rank: int,
-    world_size: int,
+    mesh: Mesh,
     device: torch.device,
 ) -> Evaluation:
     """Loss over all samples of a source. All ranks call it together and get the same result."""
     task.model.eval()
     sums = torch.zeros(2, dtype=torch.float64, device=device)
-    at_once = micro_batch * world_size
+    data_ranks = mesh.layout.data_ranks
+    at_once = micro_batch * data_ranks
     for start in range(0, source.num_samples, at_once):
         positions = range(start, min(start + at_once, source.num_samples))
         for batch in step_batches(
-            source, positions=positions, micro_batch=micro_batch, rank=rank, world_size=world_size
+            source,
+            positions=positions,
+            micro_batch=micro_batch,
+            rank=mesh.data_rank,
+            world_size=data_ranks,
         ):
-            sums[0] += task.loss_sum(batch.to(device))
-            sums[1] += int((batch.targets_BL != IGNORED).sum())
+            loss_sum = task.loss_sum(batch.to(device))
+            if mesh.tensor_rank == 0:  # the others have computed the same
+                sums[0] += loss_sum
+            if mesh.speaks_for_samples:
+                sums[1] += int((batch.targets_BL != IGNORED).sum())
     task.model.train()
     reshard(task.model)
     dist.all_reduce(sums)
-    loss_sum, tokens = sums.tolist()
-    return Evaluation(loss=loss_sum / tokens, tokens=round(tokens))
+    total, tokens = sums.tolist()
+    return Evaluation(loss=total / tokens, tokens=round(tokens))

@@ -49,7 +49,9 @@ def _sample(training: Training) -> str | None:
         prompt,
         num_tokens=recipe.task.generate_tokens,
         seq_len=recipe.data.seq_len,
+        vocab_size=training.resolved.shape.vocab_size,
         seed=recipe.run.seed,
+        mesh=training.mesh,
         device=training.device,
     )
     return str(tokenizer.decode([*prompt, *continuation]))

@@ -2,10 +2,12 @@
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from shardyard.data.loader import MicroBatch
 from shardyard.models.counter_random import key_of
 from shardyard.parallel.data import reshard
+from shardyard.parallel.mesh import Mesh
 from shardyard.tasks.causal_lm import CausalLM
 
 _TEMPERATURE = 0.8
@@ -13,34 +15,58 @@ _TEMPERATURE = 0.8
 
 @torch.no_grad()
 def generate(
-    task: CausalLM, prompt: list[int], *, num_tokens: int, seq_len: int, seed: int,
-    device: torch.device,
+    task: CausalLM, prompt: list[int], *, num_tokens: int, seq_len: int, vocab_size: int,
+    seed: int, mesh: Mesh, device: torch.device,
 ) -> list[int]:  # fmt: skip
     """Continue ``prompt`` by ``num_tokens`` tokens drawn at temperature 0.8.
 
-    All ranks call it together: with sharded parameters each forward pass is a collective. There
-    is no KV cache: a short text is quicker than the code for one would be long.
+    All ranks call it together: each forward pass is a collective. There is no KV cache: a short
+    text is quicker than the code for one would be long.
     """
     task.model.eval()
     draw = torch.Generator().manual_seed(key_of(seed, "generate") % 2**63)
     tokens = list(prompt)
+    # where ranks share a sample, its length is that of training; what follows is not attended to
+    length = None if mesh.layout.world_size == mesh.layout.data_ranks else seq_len
     for _ in range(num_tokens):
         window = tokens[-seq_len:]
-        logits_V = task.logits(_batch(window, device))[0, -1].float().cpu()
-        probabilities = torch.softmax(logits_V / _TEMPERATURE, dim=-1)
-        drawn = torch.multinomial(probabilities, 1, generator=draw).to(device)
-        dist.broadcast(drawn, src=0)  # the last bit of a logit may differ between ranks
-        tokens.append(int(drawn))
+        batch = _batch(window, length or len(window), device)
+        logits_V = _logits(task, batch, len(window) - 1, mesh=mesh, vocab_size=vocab_size)
+        probabilities = torch.softmax(logits_V.cpu() / _TEMPERATURE, dim=-1)
+        tokens.append(int(torch.multinomial(probabilities, 1, generator=draw)))
     task.model.train()
     reshard(task.model)
     return tokens[len(prompt) :]
 
 
-def _batch(window: list[int], device: torch.device) -> MicroBatch:
-    tokens_BL = torch.tensor([window], device=device)
+def _logits(
+    task: CausalLM, batch: MicroBatch, index: int, *, mesh: Mesh, vocab_size: int
+) -> Tensor:
+    """Logits (V) of the one token at ``index``, the same to the last bit on every rank."""
+    logits_BlV: Tensor = task.model(*task.inputs(batch))
+    row = _row(task, index)
+    whole_V = torch.zeros(vocab_size, device=batch.tokens_BL.device)
+    if mesh.data_rank == 0 and row is not None:
+        first = task.token_losses.first
+        whole_V[first : first + logits_BlV.shape[-1]] = logits_BlV[0, row].float()
+    dist.all_reduce(whole_V)
+    return whole_V
+
+
+def _row(task: CausalLM, index: int) -> int | None:
+    """Where this rank holds a token of a sample, if it does."""
+    if task.tokens_l is None:
+        return index
+    held: list[int] = task.tokens_l.tolist()
+    return held.index(index) if index in held else None
+
+
+def _batch(window: list[int], length: int, device: torch.device) -> MicroBatch:
+    tokens_BL = torch.zeros(1, length, dtype=torch.int64, device=device)
+    tokens_BL[0, : len(window)] = torch.tensor(window, device=device)
     return MicroBatch(
         tokens_BL=tokens_BL,
         targets_BL=tokens_BL,
-        positions_BL=torch.arange(len(window), device=device)[None],
+        positions_BL=torch.arange(length, device=device)[None],
         samples_B=torch.zeros(1, dtype=torch.int64, device=device),
     )

@@ -179,8 +179,7 @@ class Loop:
             training.task,
             training.eval_source,
             micro_batch=self.recipe.optim.micro_batch,
-            rank=training.rank,
-            world_size=training.world_size,
+            mesh=training.mesh,
             device=training.device,
         )
         seconds = time.monotonic() - started

@@ -35,9 +35,18 @@ class ShardOptimizer:
     def _of_dim(self, least: int, most: int) -> list[nn.Parameter]:
         return [shard for shard in self._shards.values() if least <= shard.dim() <= most]
 
-    def gradients(self) -> list[Tensor]:
-        """This rank's shards of the gradients there are."""
-        return [_local(param.grad) for param in self._params.values() if param.grad is not None]
+    def square_sum(self) -> Tensor:
+        """This rank's share of the squared global norm of the gradients, fp64.
+
+        Each element counts once over all ranks: one that several hold counts in parts.
+        """
+        by_holders: dict[int, list[Tensor]] = {}
+        for param in self._params.values():
+            if param.grad is not None:
+                by_holders.setdefault(_holders(param), []).append(_local(param.grad))
+        norms = {n: torch.nn.utils.get_total_norm(found) for n, found in by_holders.items()}
+        shares = [norm.double() ** 2 / holders for holders, norm in norms.items()]
+        return torch.stack(shares).sum()
 
     def step(self, *, lr: float, divisor: Tensor, skip: Tensor) -> None:
         """Divide the gradients and apply them, or leave everything as it is where ``skip`` is 1.
@@ -84,6 +93,14 @@ def _zero_state(shard: Tensor, optim: Optim) -> dict[str, Tensor]:
 
 def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _holders(param: Tensor) -> int:
+    """How many ranks hold the same part of a parameter."""
+    if not isinstance(param, DTensor):
+        return 1
+    sizes = zip(param.placements, param.device_mesh.shape, strict=True)
+    return math.prod(size for placement, size in sizes if placement.is_replicate())
 
 
 def _placed_like(param: Tensor, value: Tensor) -> Tensor:

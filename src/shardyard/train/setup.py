@@ -6,6 +6,7 @@ optimizer after sharding (it must see the shards), the checkpoint last (it overw
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -14,8 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
-from transformers import PreTrainedModel
 
 from shardyard.checkpoint.load import Chosen, choose, load_tensors, read_values
 from shardyard.checkpoint.save import Saver
@@ -23,21 +22,20 @@ from shardyard.config.legality import Layout, resolve_layout
 from shardyard.config.presets import ModelShape
 from shardyard.config.resolved import Resolved, digest, fingerprint
 from shardyard.config.schema import Parallel, Recipe
-from shardyard.data.loader import EvalSource, Loader, TrainSource
+from shardyard.data.loader import EvalSource, Loader, MicroBatch, TrainSource
 from shardyard.data.shards import TokenShards
 from shardyard.errors import CheckpointError
 from shardyard.models.build import build_on_meta, fill_weights, give_storage
-from shardyard.models.dropout import SampleKeys
 from shardyard.models.families import family_of
 from shardyard.observe.metrics import MetricLines, read_flop_budget
 from shardyard.observe.sinks import Sink, open_sinks
 from shardyard.parallel.apply import parallelize
 from shardyard.parallel.device import peak_memory_bytes, select_device
-from shardyard.parallel.mesh import build_mesh
+from shardyard.parallel.mesh import Mesh, build_mesh
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import read_resolved
-from shardyard.tasks import TASKS
 from shardyard.tasks.causal_lm import CausalLM
+from shardyard.tasks.masked_lm import Masking, mask_token_id
 from shardyard.train.hooks import Hooks
 from shardyard.train.optim import ShardOptimizer
 from shardyard.train.state import Progress, memory_by_kind
@@ -54,6 +52,7 @@ class Training:
     rank: int
     world_size: int
     device: torch.device
+    mesh: Mesh
     task: CausalLM
     stepper: Stepper
     train_source: TrainSource
@@ -105,9 +104,9 @@ def set_up(run_dir: RunDir, attempt: int, hooks: Hooks, *, local_rank: int) -> T
     train_source, eval_source = _open_data(resolved)
     data_s = time.monotonic() - started
     mesh = build_mesh(layout, device.type)
-    model, keys = build_sharded(recipe, resolved.shape, layout, mesh=mesh)
-    task, optimizer = build_task(recipe, model, keys, device=device)
-    stepper = Stepper(task, optimizer, layout, device=device, grad_clip=recipe.optim.grad_clip)
+    task = build_sharded(recipe, resolved.shape, mesh)
+    optimizer = build_optimizer(recipe, task, device=device)
+    stepper = Stepper(task, optimizer, mesh, device=device, grad_clip=recipe.optim.grad_clip)
     started_load = time.monotonic()
     chosen = choose(
         run_dir.checkpoints,
@@ -126,11 +125,12 @@ def set_up(run_dir: RunDir, attempt: int, hooks: Hooks, *, local_rank: int) -> T
         rank=rank,
         world_size=world_size,
         device=device,
+        mesh=mesh,
         task=task,
         stepper=stepper,
         train_source=train_source,
         eval_source=eval_source,
-        loader=_open_loader(resolved, train_source, progress, rank=rank, world_size=world_size),
+        loader=_open_loader(resolved, train_source, progress, mesh),
         saver=Saver(
             run_dir.checkpoints,
             group=saving,
@@ -199,6 +199,7 @@ def _open_data(resolved: Resolved) -> tuple[TrainSource, EvalSource | None]:
         seed=recipe.run.seed,
         vocab_size=resolved.shape.vocab_size,
         attend_across_documents=across,
+        prepare=_preparation(resolved, "train"),
     )
     if not resolved.data.num_samples("eval", seq_len):
         return train, None
@@ -207,29 +208,37 @@ def _open_data(resolved: Resolved) -> tuple[TrainSource, EvalSource | None]:
         seq_len=seq_len,
         vocab_size=resolved.shape.vocab_size,
         attend_across_documents=across,
+        prepare=_preparation(resolved, "eval"),
     )
     return train, held_out
 
 
-def build_sharded(
-    recipe: Recipe, shape: ModelShape, layout: Layout, *, mesh: DeviceMesh
-) -> tuple[PreTrainedModel, SampleKeys]:
-    """The model in its parallel form, on the meta device: sizes without storage."""
-    model, keys = build_on_meta(shape), SampleKeys()
-    family = family_of(shape.model_type)
-    parallelize(model, mesh, recipe=recipe, family=family, layout=layout, keys=keys)
-    return model, keys
+def _preparation(resolved: Resolved, split: str) -> Callable[[MicroBatch], MicroBatch]:
+    """What the task makes of a micro-batch of text, where it is read."""
+    if resolved.recipe.task.name == "causal_lm":
+        return lambda batch: batch
+    tokenizer_size = resolved.data.vocab_size
+    mask_id = mask_token_id(
+        Path(resolved.data.dir) / "tokenizer.json",
+        vocab_size=resolved.shape.vocab_size,
+        tokenizer_size=tokenizer_size,
+    )
+    return Masking(
+        seed=resolved.recipe.run.seed, split=split, mask_id=mask_id, vocab_size=tokenizer_size
+    )
 
 
-def build_task(
-    recipe: Recipe, model: PreTrainedModel, keys: SampleKeys, *, device: torch.device
-) -> tuple[CausalLM, ShardOptimizer]:
-    """Give a sharded model its storage, a task and an optimizer; its weights have no values yet."""
-    give_storage(model, device)
-    model.train()
-    task_of = TASKS[recipe.task.name]
-    task = task_of(model, keys, attend_across=recipe.data.attend_across_documents)
-    return task, ShardOptimizer(model, recipe.optim)
+def build_sharded(recipe: Recipe, shape: ModelShape, mesh: Mesh) -> CausalLM:
+    """The task with its model in parallel form, on the meta device: sizes without storage."""
+    model = build_on_meta(shape)
+    return parallelize(model, mesh, recipe=recipe, family=family_of(shape.model_type))
+
+
+def build_optimizer(recipe: Recipe, task: CausalLM, *, device: torch.device) -> ShardOptimizer:
+    """Give a task's sharded model its storage, without values yet, and an optimizer."""
+    give_storage(task.model, device)
+    task.model.train()
+    return ShardOptimizer(task.model, recipe.optim)
 
 
 def _fill(
@@ -255,9 +264,7 @@ def _fill(
     return Progress(**values["progress"])
 
 
-def _open_loader(
-    resolved: Resolved, source: TrainSource, progress: Progress, *, rank: int, world_size: int
-) -> Loader:
+def _open_loader(resolved: Resolved, source: TrainSource, progress: Progress, mesh: Mesh) -> Loader:
     optim = resolved.recipe.optim
     assert isinstance(optim.global_batch, int) and isinstance(optim.micro_batch, int)
     return Loader(
@@ -266,7 +273,7 @@ def _open_loader(
         end_step=resolved.steps,
         global_batch=optim.global_batch,
         micro_batch=optim.micro_batch,
-        rank=rank,
-        world_size=world_size,
+        rank=mesh.data_rank,
+        world_size=mesh.layout.data_ranks,
         prefetch_steps=resolved.recipe.data.prefetch_steps,
     )

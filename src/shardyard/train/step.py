@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardyard.config.legality import Layout
 from shardyard.data.loader import IGNORED, MicroBatch
 from shardyard.parallel.data import GradientSync
+from shardyard.parallel.mesh import Mesh
 from shardyard.tasks.causal_lm import CausalLM
 from shardyard.train.optim import ShardOptimizer
 
@@ -74,17 +74,17 @@ class Stepper:
         self,
         task: CausalLM,
         optimizer: ShardOptimizer,
-        layout: Layout,
+        mesh: Mesh,
         *,
         device: torch.device,
         grad_clip: float | None,
     ) -> None:
         self._task = task
         self._optimizer = optimizer
-        self._layout = layout
+        self._mesh = mesh
         self._device = device
         self._grad_clip = grad_clip
-        self._sync = GradientSync(task.model, layout)
+        self._sync = GradientSync(task.model, mesh.layout)
         self.skipped_in_row = torch.zeros((), dtype=torch.float64, device=device)
 
     def run(self, batches: Sequence[MicroBatch], *, lr: float, drain: bool) -> PendingResult:
@@ -92,19 +92,23 @@ class Stepper:
         loss_sum, tokens = self.accumulate(batches)
         # fp64: a sum of squares over many ranks, and a token count that fp32 would round
         stats = torch.zeros(4, dtype=torch.float64, device=self._device)
-        stats[0] = loss_sum
-        stats[1] = self._local_square_sum()
-        stats[2] = tokens
+        if self._mesh.tensor_rank == 0:  # the others have computed the same loss
+            stats[0] = loss_sum
+        stats[1] = self._optimizer.square_sum()
+        if self._mesh.speaks_for_samples:
+            stats[2] = tokens
         stats[3] = float(drain)
         dist.all_reduce(stats)
-        # replicas hold the same reduced gradients, and each has added them
-        square_sum = stats[1] / self._layout.dp_replicate
-        loss, norm = stats[0] / stats[2], square_sum.sqrt() / stats[2]
+        loss, norm = stats[0] / stats[2], stats[1].sqrt() / stats[2]
         self._apply(loss, norm, tokens=stats[2], lr=lr)
         return PendingResult(torch.stack([loss, norm, stats[2], self.skipped_in_row, stats[3]]))
 
     def accumulate(self, batches: Sequence[MicroBatch]) -> tuple[Tensor, int]:
-        """Add up undivided gradients; return this rank's loss sum (fp64) and predicted tokens."""
+        """Add up undivided gradients.
+
+        Returns:
+            This rank's loss sum (fp64), and the predicted tokens of its samples.
+        """
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         tokens = 0
         for index, batch in enumerate(batches):
@@ -114,9 +118,6 @@ class Stepper:
             loss.backward()  # type: ignore[no-untyped-call]
             loss_sum += loss.detach()
         return loss_sum, tokens
-
-    def _local_square_sum(self) -> Tensor:
-        return torch.nn.utils.get_total_norm(self._optimizer.gradients()).double() ** 2
 
     def _apply(self, loss: Tensor, norm: Tensor, *, tokens: Tensor, lr: float) -> None:
         """Divide, clip and apply the gradients, or skip the step if it is not finite."""

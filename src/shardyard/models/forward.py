@@ -1,0 +1,79 @@
+"""The way of a micro-batch through a model's modules, or through those of one pipeline stage.
+
+transformers' modules compute; the order in which they are called is ours. So one code serves a
+whole model and a stage of it, nothing asks the device a question, and what the modules need to know
+of the samples comes from outside.
+
+Shape suffixes: B = samples, L = tokens of a sample, l = those that this rank computes, D = width.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from shardyard.models.attention import Attention
+from shardyard.models.dropout import SampleKeys
+from shardyard.models.families import Family, blocks_of, part_of
+
+
+class ForwardPass:
+    """A model's forward method: token ids or a hidden state in, logits or a hidden state out."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        family: Family,
+        *,
+        keys: SampleKeys,
+        attention: Callable[[Tensor], Attention],
+        tokens_l: Tensor | None = None,
+    ) -> None:
+        """Take a model whose parts are in place (a stage lacks some of them).
+
+        Args:
+            attention: From the positions of whole samples to how their tokens attend.
+            tokens_l: Indices in a sample of the tokens of this rank; None: all.
+        """
+        self._embedding = part_of(model, family.embedding)
+        self._positions = part_of(model, family.positions)
+        self._token_types = part_of(model, family.token_types)
+        self._embedding_norm = part_of(model, family.embedding_norm)
+        self._rotary = part_of(model, family.rotary)
+        self._blocks = list(blocks_of(model, family).values())
+        self._norm = part_of(model, family.norm)
+        self._head = part_of(model, family.head)
+        self._keys = keys
+        self._attention = attention
+        self._tokens_l = tokens_l
+
+    def __call__(self, x: Tensor, positions_BL: Tensor, samples_B: Tensor) -> Tensor:
+        """Args:
+        x: Token ids (B, l) for a model with an embedding, else a hidden state.
+        positions_BL: Of the whole samples, also where this rank computes a part of them.
+        """
+        self._keys.samples_B = samples_B
+        attention = self._attention(positions_BL)
+        if self._embedding is not None:
+            x = self._embed(x, positions_BL)
+        given = {}
+        if self._rotary is not None:
+            given["position_embeddings"] = self._rotary(x, _at(positions_BL, self._tokens_l))
+        for block in self._blocks:
+            x = block(x, attention_mask=attention, **given)
+        if self._norm is not None:
+            x = self._norm(x)
+        return x if self._head is None else self._head(x)
+
+    def _embed(self, tokens_Bl: Tensor, positions_BL: Tensor) -> Tensor:
+        assert self._embedding is not None
+        x: Tensor = self._embedding(tokens_Bl)
+        if self._token_types is not None:
+            x = x + self._token_types(torch.zeros_like(tokens_Bl[:1, :1]))
+        if self._positions is not None:
+            x = x + self._positions(_at(positions_BL, self._keys.tokens_l))
+        return x if self._embedding_norm is None else self._embedding_norm(x)
+
+
+def _at(positions_BL: Tensor, tokens: Tensor | None) -> Tensor:
+    return positions_BL if tokens is None else positions_BL[:, tokens]

@@ -1,0 +1,109 @@
+"""Collectives that a gradient passes through, for activations split over ranks.
+
+Each is the transpose of its partner, so that a sum over ranks of local losses has the gradient that
+one process would compute: an activation that every rank of a group uses has its gradients summed.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# torch 2.13 has renamed them and warns at every use of the older name
+_all_gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter_into: Any = getattr(dist, "reduce_scatter_single", None) or (
+    dist.reduce_scatter_tensor
+)
+
+
+def gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+    """Pieces of all ranks joined along ``dim``; the gradient is summed and split again."""
+    if dist.get_world_size(group) == 1:
+        return x
+    gathered: Tensor = _Gather.apply(x, dim, group)  # type: ignore[no-untyped-call]
+    return gathered
+
+
+def sum_and_split(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+    """Sum over ranks, of which each keeps its piece along ``dim``; the gradient is gathered."""
+    if dist.get_world_size(group) == 1:
+        return x
+    piece: Tensor = _SumAndSplit.apply(x, dim, group)  # type: ignore[no-untyped-call]
+    return piece
+
+
+def exchange(x: Tensor, split_dim: int, join_dim: int, group: dist.ProcessGroup) -> Tensor:
+    """All-to-all: split along one dimension, join what comes back along another."""
+    if dist.get_world_size(group) == 1:
+        return x
+    exchanged: Tensor = _Exchange.apply(x, split_dim, join_dim, group)  # type: ignore[no-untyped-call]
+    return exchanged
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+        ctx.dim, ctx.group = dim, group
+        return _all_gather(x, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return _reduce_scatter(grads[0], ctx.dim, ctx.group), None, None
+
+
+class _SumAndSplit(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+        ctx.dim, ctx.group = dim, group
+        return _reduce_scatter(x, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return _all_gather(grads[0], ctx.dim, ctx.group), None, None
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, split_dim: int, join_dim: int, group: dist.ProcessGroup
+    ) -> Tensor:
+        ctx.dims, ctx.group = (split_dim, join_dim), group
+        return _all_to_all(x, split_dim, join_dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        split_dim, join_dim = ctx.dims
+        return _all_to_all(grads[0], join_dim, split_dim, ctx.group), None, None, None
+
+
+def _all_gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+    size = dist.get_world_size(group)
+    pieces = x.new_empty((size, *x.shape))
+    _all_gather_into(pieces.view(-1), x.contiguous().view(-1), group=group)
+    return _join(pieces, dim)
+
+
+def _reduce_scatter(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+    pieces = _split(x, dim, dist.get_world_size(group))
+    mine = torch.empty_like(pieces[0])
+    _reduce_scatter_into(mine.view(-1), pieces.view(-1), group=group)
+    return mine
+
+
+def _all_to_all(x: Tensor, split_dim: int, join_dim: int, group: dist.ProcessGroup) -> Tensor:
+    pieces = _split(x, split_dim, dist.get_world_size(group))
+    received = torch.empty_like(pieces)
+    dist.all_to_all_single(received.view(-1), pieces.view(-1), group=group)
+    return _join(received, join_dim)
+
+
+def _split(x: Tensor, dim: int, pieces: int) -> Tensor:
+    """(..., P * n, ...) -> contiguous (P, ..., n, ...)."""
+    shape = (*x.shape[:dim], pieces, -1, *x.shape[dim + 1 :])
+    return x.reshape(shape).movedim(dim, 0).contiguous()
+
+
+def _join(pieces: Tensor, dim: int) -> Tensor:
+    """(P, ..., n, ...) -> (..., P * n, ...)."""
+    return pieces.movedim(0, dim).flatten(dim, dim + 1)

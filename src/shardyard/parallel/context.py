@@ -1,0 +1,179 @@
+"""Context parallelism: each rank of a group computes a part of the tokens of every sample.
+
+Only attention looks beyond them, so only there do the ranks meet. What they exchange is a choice:
+
+- ``keys_values``: each rank gathers the keys and values of all tokens and attends with all heads
+  from its own. A sample is cut into 2 x cp chunks, and rank r has chunks r and 2 x cp - 1 - r:
+  an early one, whose queries see little, and the late one that makes up for it. So causal
+  attention is equally much work on all ranks (Llama 3, arXiv:2407.21783, section 3.3.2).
+- ``heads``: an all-to-all gives each rank all tokens of its share of the heads, another one gives
+  the outputs back (DeepSpeed-Ulysses, arXiv:2309.14509). Heads are equally much work whatever the
+  tokens, so a rank has one run of tokens and nothing is out of order.
+
+Shape suffixes: B = samples, H = heads, K = KV heads, L = tokens of a sample, l = those of this
+rank, c = tokens of a chunk, E = head width.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right
+from torch.utils.checkpoint import checkpoint
+
+from shardyard.models.attention import Attention, SampleAttention, document_mask, sample_attention
+from shardyard.parallel.collectives import exchange, gather
+from shardyard.parallel.recompute import selective_contexts
+
+Exchanged = Literal["keys_values", "heads"]
+
+_HEADS, _TOKENS = 1, 2
+"""Dimensions of (B, H, L, E)."""
+
+
+def context_share(tokens_L: Tensor, *, exchanged: Exchanged, group: dist.ProcessGroup) -> Tensor:
+    """Of the tokens of a sample, those that this rank computes, in the order in which it does."""
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    if exchanged == "heads":
+        return tokens_L.chunk(size)[rank]
+    chunks = tokens_L.chunk(2 * size)
+    return torch.cat([chunks[index] for index in _chunks_of(rank, size)])
+
+
+def context_attention(
+    length: int,
+    *,
+    exchanged: Exchanged,
+    group: dist.ProcessGroup,
+    is_causal: bool,
+    attend_across: bool,
+    gathers_again: bool,
+) -> Callable[[Tensor], Attention]:
+    """How tokens attend in samples of ``length`` tokens that a group splits.
+
+    Args:
+        gathers_again: Gather keys and values once more in the backward pass instead of keeping
+            those of all tokens in every block; for blocks that are not recomputed anyway.
+
+    Returns:
+        From the positions (B, L) of whole samples to their attention; a document begins wherever
+        the position is 0.
+    """
+    if exchanged == "heads":
+        of_whole = partial(sample_attention, is_causal=is_causal, attend_across=attend_across)
+        return lambda positions_BL: ExchangedHeads(of_whole(positions_BL), group)
+    size = dist.get_world_size(group)
+    width = length // (2 * size)
+    starts = [index * width for index in _chunks_of(dist.get_rank(group), size)]
+    ends = [start + width if is_causal else length for start in starts]
+    if attend_across:
+        # no matrix of what may attend, where the device has a kernel that needs none
+        seen = [Seen(end, causal_lower_right(width, end) if is_causal else None) for end in ends]
+        same_for_all = GatheredKeys(tuple(seen), group, gathers_again)
+        return lambda _positions_BL: same_for_all
+
+    def of_documents(positions_BL: Tensor) -> Attention:
+        masks = [
+            document_mask(
+                positions_BL[:, :end], is_causal=is_causal, queries=slice(start, start + width)
+            )
+            for start, end in zip(starts, ends, strict=True)
+        ]
+        return GatheredKeys(tuple(map(Seen, ends, masks)), group, gathers_again)
+
+    return of_documents
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the queries of one chunk attend to."""
+
+    end: int
+    """They see no key from this token on."""
+    mask: Tensor | None
+    """Of (c, end): True where a query may attend, or torch's causal bias; None: everywhere."""
+
+
+class GatheredKeys:
+    """Attention from this rank's two chunks to the keys and values of all ranks.
+
+    No dataclass: FSDP would look into it and cast torch's causal bias, which is then none any more.
+    """
+
+    def __init__(
+        self, chunks: tuple[Seen, ...], group: dist.ProcessGroup, gathers_again: bool
+    ) -> None:
+        self._chunks = chunks
+        self._group = group
+        self._gathers_again = gathers_again
+
+    def __call__(self, q_BHlE: Tensor, k_BKlE: Tensor, v_BKlE: Tensor, *, scale: float) -> Tensor:
+        if not self._gathers_again:
+            return self._attend(q_BHlE, k_BKlE, v_BKlE, scale)
+        # attention itself is kept: only what was gathered is let go and made again
+        out_BHlE: Tensor = checkpoint(
+            self._attend, q_BHlE, k_BKlE, v_BKlE, scale,
+            use_reentrant=False, preserve_rng_state=False, context_fn=selective_contexts,
+        )  # fmt: skip
+        return out_BHlE
+
+    def _attend(self, q_BHlE: Tensor, k_BKlE: Tensor, v_BKlE: Tensor, scale: float) -> Tensor:
+        k_BKLE, v_BKLE = self._gather(k_BKlE, v_BKlE)
+        outs_BHcE = [
+            F.scaled_dot_product_attention(
+                q_BHcE,
+                k_BKLE[:, :, : seen.end],
+                v_BKLE[:, :, : seen.end],
+                attn_mask=seen.mask,
+                scale=scale,
+                enable_gqa=q_BHlE.shape[_HEADS] != k_BKLE.shape[_HEADS],
+            )
+            for q_BHcE, seen in zip(q_BHlE.chunk(2, _TOKENS), self._chunks, strict=True)
+        ]
+        return torch.cat(outs_BHcE, _TOKENS)
+
+    def _gather(self, k_BKlE: Tensor, v_BKlE: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of all tokens, in order; their gradients are summed over the ranks."""
+        # chunks first: what is gathered along the first dimension need not be copied again
+        halves = torch.unflatten(torch.stack([k_BKlE, v_BKlE]), 1 + _TOKENS, (2, -1))
+        arrived = gather(halves.movedim(1 + _TOKENS, 0), 0, self._group).unbind()
+        k_BKLE, v_BKLE = torch.cat([arrived[place] for place in self._places()], 1 + _TOKENS)
+        return k_BKLE, v_BKLE
+
+    def _places(self) -> list[int]:
+        """Where each chunk of a sample lies among those that arrive, which come rank by rank."""
+        size = dist.get_world_size(self._group)
+        arriving = [index for rank in range(size) for index in _chunks_of(rank, size)]
+        return [arriving.index(index) for index in range(2 * size)]
+
+
+@dataclass(frozen=True)
+class ExchangedHeads:
+    """Attention in whole samples with this rank's share of the heads."""
+
+    whole: SampleAttention
+    group: dist.ProcessGroup
+
+    def __call__(self, q_BHlE: Tensor, k_BKlE: Tensor, v_BKlE: Tensor, *, scale: float) -> Tensor:
+        size = dist.get_world_size(self.group)
+        # fewer KV heads than ranks, or a remainder: each is sent to all ranks that need it
+        times = size // math.gcd(size, k_BKlE.shape[_HEADS])
+        if times > 1:
+            k_BKlE, v_BKlE = (x.repeat_interleave(times, _HEADS) for x in (k_BKlE, v_BKlE))
+        # one exchange for the three of them: to each rank its heads of q, then of k, then of v
+        shares = [torch.unflatten(x, _HEADS, (size, -1)) for x in (q_BHlE, k_BKlE, v_BKlE)]
+        heads = [share.shape[_HEADS + 1] for share in shares]
+        sent = torch.cat(shares, _HEADS + 1).flatten(_HEADS, _HEADS + 1)
+        q, k, v = torch.split(exchange(sent, _HEADS, _TOKENS, self.group), heads, _HEADS)
+        return exchange(self.whole(q, k, v, scale=scale), _TOKENS, _HEADS, self.group)
+
+
+def _chunks_of(rank: int, size: int) -> tuple[int, int]:
+    """Of the 2 x size chunks of a sample, those of a rank."""
+    return rank, 2 * size - 1 - rank

@@ -1,0 +1,225 @@
+"""Tensor parallelism: each matrix of a block is split over ranks, and so are the tokens between.
+
+In a block the ranks of a group meet four times: tokens are gathered before attention and before the
+MLP, and the partial sums of each are added up and split by token again after it; the backward pass
+does the transpose of each, and gathers twice more for the gradients of matrices. Between, each rank
+holds the residual stream, norms and dropout of its share of the tokens only (sequence parallelism,
+Korthikanti et al. 2022, arXiv:2205.05198, section 4.2).
+
+Parameters are DTensors, so that sharding, checkpoints and initial weights know what a rank holds;
+modules compute on their local parts, so that no operator pays for DTensor's dispatch. A parameter
+that every rank holds whole has seen only a share of the tokens: its gradient is a partial sum.
+
+Shape suffixes: B = samples, L = all tokens, l = this rank's share, D = width, V = vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from shardyard.models.families import Family, blocks_of, part_of
+from shardyard.parallel.collectives import gather, sum_and_split
+
+_TOKENS = 1
+"""The dimension of tokens in (B, L, D)."""
+
+
+def shard_tensors(model: nn.Module, mesh: DeviceMesh, family: Family) -> None:
+    """Split a model on the meta device over the one axis of ``mesh``, in place."""
+    group = mesh.get_group()
+    split = _Split(mesh)
+    for block in blocks_of(model, family).values():
+        for name in family.gathered:
+            module = block.get_submodule(name)
+            inputs = _GatheredTokens(module, group)
+            for path in family.colwise:
+                if path == name or path.startswith(f"{name}."):
+                    inputs.feed(split(block.get_submodule(path), Shard(0)))
+        for name in family.rowwise:
+            _sum_after(split(block.get_submodule(name), Shard(1)), group)
+    embedding, head = part_of(model, family.embedding), part_of(model, family.head)
+    if embedding is not None:
+        _look_up_share(split(embedding, Shard(0)), mesh)
+    if head is not None:
+        _GatheredTokens(head, group).feed(split(head, Shard(0)))
+    for module in model.modules():
+        split(module, Replicate())
+
+
+def token_share(tokens_L: Tensor, mesh: DeviceMesh) -> Tensor:
+    """Of the tokens of a group, those whose residual stream this rank holds."""
+    return tokens_L.chunk(mesh.size())[mesh.get_local_rank()]
+
+
+class _Split:
+    """Replaces parameters by their share of them; each parameter once, also where it is tied."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self._mesh = mesh
+        self._shares: dict[nn.Parameter, nn.Parameter] = {}
+
+    def __call__(self, module: nn.Module, placement: Placement) -> nn.Module:
+        """Split the module's own parameters; a bias along rows stays whole. Returns the module."""
+        own = dict(module.named_parameters(recurse=False))
+        if not own or any(isinstance(param, DTensor) for param in own.values()):
+            return module
+        for name, param in own.items():
+            is_split = isinstance(placement, Shard) and placement.dim < param.dim()
+            where = placement if is_split else Replicate()
+            if param not in self._shares:
+                self._shares[param] = _share_of(param, self._mesh, where)
+            setattr(module, name, self._shares[param])
+        compute_on_shares(module, module.forward)
+        return module
+
+
+def _share_of(param: nn.Parameter, mesh: DeviceMesh, placement: Placement) -> nn.Parameter:
+    shape, _ = compute_local_shape_and_global_offset(param.shape, mesh, [placement])
+    local = torch.empty(shape, dtype=param.dtype, device=param.device)
+    share = DTensor.from_local(
+        local, mesh, [placement], run_check=False, shape=param.shape, stride=param.stride()
+    )
+    return nn.Parameter(share)
+
+
+def compute_on_shares(module: nn.Module, forward: Callable[..., Any]) -> None:
+    """Give a module a forward method that sees the local parts of the module's own parameters."""
+    module.forward = _OnShares(module, forward)
+
+
+class _OnShares:
+    """A forward method during which the module's parameters are plain tensors."""
+
+    def __init__(self, module: nn.Module, forward: Callable[..., Any]) -> None:
+        self._module = module
+        self._forward = forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # attributes of the instance are found before parameters; FSDP replaces those as it gathers
+        seen = self._module.__dict__
+        names = []
+        for name, param in self._module.named_parameters(recurse=False):
+            if isinstance(param, DTensor):
+                seen[name] = _local(param)
+                names.append(name)
+        try:
+            return self._forward(*args, **kwargs)
+        finally:
+            for name in names:
+                del seen[name]
+
+
+def _local(param: DTensor) -> Tensor:
+    placements = [Partial() if p.is_replicate() else p for p in param.placements]
+    local: Tensor = param.to_local(grad_placements=placements)
+    return local
+
+
+class _GatheredTokens:
+    """Gathers all tokens before a module, and once more for the gradients of its matrices.
+
+    In between only this rank's share is kept (Korthikanti et al. 2022, section 4.2.2).
+    """
+
+    def __init__(self, module: nn.Module, group: dist.ProcessGroup) -> None:
+        module.register_forward_pre_hook(self._before, with_kwargs=True)
+        module.register_forward_hook(self._after)
+        self._group = group
+        self._share: Tensor | None = None
+        self._readers = 0
+        self._again: tuple[Tensor, Tensor, int] | None = None
+        """A share, all tokens, and how many matrices have used them."""
+
+    def _before(
+        self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        share: Tensor = args[0] if args else kwargs["hidden_states"]
+        self._share = share.detach()
+        x_BLD = gather(share, _TOKENS, self._group)
+        if args:
+            return (x_BLD, *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": x_BLD}
+
+    def _after(self, _module: nn.Module, _args: tuple[Any, ...], _output: Any) -> None:
+        self._share = None  # those who need it have it: held here it would outlive a recompute
+
+    def feed(self, module: nn.Module) -> None:
+        """Let a matrix that multiplies the gathered tokens keep the share instead of them."""
+        assert isinstance(module, nn.Linear)
+        self._readers += 1
+
+        def forward(x_BLD: Tensor) -> Tensor:
+            product: Tensor = _Product.apply(  # type: ignore[no-untyped-call]
+                x_BLD, module.weight, self._share, self
+            )
+            return product if module.bias is None else product + module.bias
+
+        compute_on_shares(module, forward)
+
+    def again(self, share: Tensor) -> Tensor:
+        """All tokens, gathered when the first of the matrices asks and freed after the last."""
+        if self._again is None or not _is_same(self._again[0], share):
+            pieces = gather(share, _TOKENS, self._group)
+            self._again = (share, pieces, 0)
+        _, x_BLD, used = self._again
+        self._again = (share, x_BLD, used + 1) if used + 1 < self._readers else None
+        return x_BLD
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    """Autograd hands out other objects for the same memory; both are alive here."""
+    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
+
+
+class _Product(torch.autograd.Function):
+    """x W^T that keeps this rank's share of x."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_BLD: Tensor, weight: Tensor, share_BlD: Tensor, tokens: _GatheredTokens
+    ) -> Tensor:
+        ctx.save_for_backward(share_BlD, weight)
+        ctx.tokens = tokens
+        return F.linear(x_BLD, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        share_BlD, weight = ctx.saved_tensors
+        x_BLD = ctx.tokens.again(share_BlD)
+        grad_weight = grads[0].flatten(0, -2).T @ x_BLD.flatten(0, -2)
+        return grads[0] @ weight, grad_weight, None, None
+
+
+def _sum_after(module: nn.Module, group: dist.ProcessGroup) -> None:
+    """Add up what the ranks' shares of a matrix contribute; each keeps its share of the tokens."""
+    assert isinstance(module, nn.Linear)
+
+    def forward(x_BLD: Tensor) -> Tensor:
+        summed_BlD = sum_and_split(F.linear(x_BLD, module.weight), _TOKENS, group)
+        return summed_BlD if module.bias is None else summed_BlD + module.bias
+
+    compute_on_shares(module, forward)
+
+
+def _look_up_share(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Each rank looks up the tokens whose rows it holds; the others' are zero in its sum."""
+    assert isinstance(module, nn.Embedding) and isinstance(module.weight, DTensor)
+    _, (first, _) = compute_local_shape_and_global_offset(
+        module.weight.shape, mesh, module.weight.placements
+    )
+
+    def forward(tokens_BL: Tensor) -> Tensor:
+        row_BL = tokens_BL - first
+        outside_BL = (row_BL < 0) | (row_BL >= module.weight.shape[0])
+        x_BLD = F.embedding(row_BL.masked_fill(outside_BL, 0), module.weight)
+        x_BLD = x_BLD.masked_fill(outside_BL[..., None], 0.0)
+        return sum_and_split(x_BLD, _TOKENS, mesh.get_group())
+
+    compute_on_shares(module, forward)

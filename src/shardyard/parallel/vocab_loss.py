@@ -1,0 +1,81 @@
+"""Cross-entropy that holds little: one fp32 number a logit, also where ranks split the vocabulary.
+
+torch's own keeps fp32 copies of the logits, of their log-probabilities and of their gradients, 12
+bytes a logit beside the logits; here the probabilities become the gradient in place. Where the
+vocabulary is split no rank ever holds all logits: three numbers a token pass between the ranks, the
+largest logit, the sum of exponentials, and the logit of the target.
+
+Shape suffixes: N = tokens, v = this rank's part of the vocabulary.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardyard.data.loader import IGNORED
+
+
+@dataclass(frozen=True, kw_only=True)
+class VocabLoss:
+    """Cross-entropy of this rank's logits."""
+
+    group: dist.ProcessGroup | None = None
+    """Ranks that split the vocabulary; None: it is whole."""
+    first: int = 0
+    """Token id of this rank's first logit."""
+
+    def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Sum over predicted tokens in nats, fp32; 0 if none counts.
+
+        Args:
+            logits: (..., V), or this rank's (..., v).
+            targets: Token ids (...) or ``IGNORED``.
+        """
+        loss: Tensor = _CrossEntropySum.apply(  # type: ignore[no-untyped-call]
+            logits.flatten(0, -2), targets.flatten(), self.group, self.first
+        )
+        return loss
+
+
+class _CrossEntropySum(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        logits_Nv: Tensor,
+        targets_N: Tensor,
+        group: dist.ProcessGroup | None,
+        first: int,
+    ) -> Tensor:
+        size = logits_Nv.shape[1]
+        lowest_N = logits_Nv.new_full((len(logits_Nv),), -torch.inf, dtype=torch.float32)
+        largest_N = logits_Nv.amax(dim=1).float() if size else lowest_N
+        if group is not None:
+            dist.all_reduce(largest_N, dist.ReduceOp.MAX, group=group)
+        column_N = targets_N - first
+        is_here_N = (column_N >= 0) & (column_N < size)
+        column_N = column_N.masked_fill(~is_here_N, 0)
+        exp_Nv = (logits_Nv - largest_N[:, None]).exp_()  # promotes to fp32 without a copy
+        # one all-reduce for both: sum of exponentials, and the target's logit where it is held
+        sums_2N = torch.stack([exp_Nv.sum(dim=1), torch.zeros_like(largest_N)])
+        if size:
+            target_N = logits_Nv.gather(1, column_N[:, None])[:, 0].float() - largest_N
+            sums_2N[1] = target_N.masked_fill(~is_here_N, 0.0)
+        if group is not None:
+            dist.all_reduce(sums_2N, group=group)
+        counts_N = targets_N != IGNORED
+        probability_Nv = exp_Nv.div_(sums_2N[0][:, None])
+        ctx.save_for_backward(probability_Nv, column_N, is_here_N, counts_N)
+        ctx.dtype = logits_Nv.dtype
+        return ((sums_2N[0].log() - sums_2N[1]) * counts_N).sum()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        probability_Nv, column_N, is_here_N, counts_N = ctx.saved_tensors
+        weight_N = counts_N * grads[0]
+        grad_Nv = probability_Nv.mul_(weight_N[:, None])  # used once: there is one backward pass
+        if grad_Nv.shape[1]:
+            grad_Nv.scatter_add_(1, column_N[:, None], -(weight_N * is_here_N)[:, None])
+        return grad_Nv.to(ctx.dtype), None, None, None

@@ -1,0 +1,80 @@
+"""Predict hidden tokens from both sides: which tokens of a sample are hidden, and behind what.
+
+Of the tokens 15 % are chosen; of those 80 % become the mask token, 10 % another token at random and
+10 % stay, and the model is to say what they were (Devlin et al. 2019, arXiv:1810.04805, section
+3.1). The choice is a function of (seed, sample, place in the sample): the same in every layout, new
+in every epoch. Shape suffixes: B = samples, L = tokens of a sample.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from shardyard.data.loader import IGNORED, MicroBatch
+from shardyard.errors import RequestError
+from shardyard.models.counter_random import keep_mask, key_of, random_bits
+from shardyard.tasks.causal_lm import CausalLM
+
+_CHOSEN = 0.15
+_MASKED, _RANDOM = 0.8, 0.1
+_MASK_TOKENS = ("[MASK]", "<mask>")
+
+
+class MaskedLM(CausalLM):
+    """Forward pass and loss are those of next tokens: what is predicted stands in the targets."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masking:
+    """Turns a micro-batch of text into one to learn from; runs where samples are read."""
+
+    seed: int
+    split: str
+    mask_id: int
+    vocab_size: int
+    """Of the tokenizer: random tokens are drawn from it."""
+
+    def __call__(self, batch: MicroBatch) -> MicroBatch:
+        """The micro-batch with hidden tokens, and targets where they are hidden."""
+        # what follows the last target of a sample is padding
+        is_text_BL = (batch.targets_BL != IGNORED).flip(1).cumsum(1).flip(1) > 0
+        key_B1 = random_bits(key_of(self.seed, "masking", self.split), batch.samples_B)[:, None]
+        draws_L = 3 * torch.arange(batch.tokens_BL.shape[1])
+        is_chosen_BL = is_text_BL & ~keep_mask(key_B1, draws_L, drop=_CHOSEN)
+        share_BL = _uniform(key_B1, draws_L + 1)
+        random_BL = random_bits(key_B1, draws_L + 2).remainder(self.vocab_size)
+        hidden_BL = torch.where(share_BL < _MASKED, self.mask_id, random_BL)
+        hidden_BL = torch.where(share_BL < _MASKED + _RANDOM, hidden_BL, batch.tokens_BL)
+        return replace(
+            batch,
+            tokens_BL=torch.where(is_chosen_BL, hidden_BL, batch.tokens_BL),
+            targets_BL=torch.where(is_chosen_BL, batch.tokens_BL, IGNORED),
+        )
+
+
+def mask_token_id(tokenizer_file: Path, *, vocab_size: int, tokenizer_size: int) -> int:
+    """Id of the mask token: the tokenizer's own, or the last row of the model's embedding.
+
+    Raises:
+        RequestError: The tokenizer has none, and uses every row.
+    """
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    for token in _MASK_TOKENS:
+        found = tokenizer.token_to_id(token)
+        if found is not None:
+            return int(found)
+    if tokenizer_size < vocab_size:
+        return vocab_size - 1
+    raise RequestError(
+        f"task.name=masked_lm: the tokenizer has none of {', '.join(_MASK_TOKENS)}, and its "
+        f"{tokenizer_size:,} tokens use every row of the model's embedding. Use a tokenizer that "
+        "has one, or a smaller data.vocab_size."
+    )
+
+
+def _uniform(key: Tensor, counter: Tensor) -> Tensor:
+    """In [0, 1), fp64."""
+    return (random_bits(key, counter) & (2**53 - 1)).double() * 2.0**-53

@@ -1,0 +1,42 @@
+"""BERT in our pass: transformers' own function, and dropout and masks at the right places."""
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+from transformers import BertForMaskedLM
+
+from shardyard.config.presets import PRESETS
+from shardyard.models.attention import sample_attention
+from shardyard.models.build import build_on_meta, fill_weights, give_storage, hf_config
+from shardyard.models.dropout import SampleKeys
+from shardyard.models.families import family_of
+from shardyard.models.forward import ForwardPass
+
+TINY = replace(PRESETS["bert-tiny"].shape, vocab_size=300)
+
+
+def test_logits_and_gradients_are_those_of_transformers_own_bert() -> None:
+    model = build_on_meta(TINY)
+    give_storage(model, torch.device("cpu"))
+    fill_weights(model, folder=None, seed=0)
+    theirs = BertForMaskedLM._from_config(hf_config(TINY), attn_implementation="eager")
+    theirs.load_state_dict(model.state_dict())
+    run = ForwardPass(
+        model,
+        family_of("bert"),
+        keys=SampleKeys(),
+        attention=partial(sample_attention, is_causal=False, attend_across=True),
+    )
+    tokens = torch.randint(0, 300, (2, 24), generator=torch.Generator().manual_seed(0))
+    positions = torch.arange(24).expand(2, -1)
+    ours = run(tokens, positions, torch.arange(2))
+    expected = theirs(input_ids=tokens).logits
+    torch.testing.assert_close(ours, expected)
+    ours.square().sum().backward()  # type: ignore[no-untyped-call]
+    expected.square().sum().backward()
+    wanted = {name: param.grad for name, param in theirs.named_parameters()}
+    for name, param in model.named_parameters():
+        torch.testing.assert_close(param.grad, wanted[name], rtol=1e-4, atol=1e-5, msg=name)
+    assert model.cls.predictions.decoder.weight is model.bert.embeddings.word_embeddings.weight
+    assert model.cls.predictions.decoder.bias is model.cls.predictions.bias

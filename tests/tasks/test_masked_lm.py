@@ -1,0 +1,62 @@
+"""Which tokens are hidden: the published shares, the same in every micro-batch, never padding."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models
+
+from shardyard.data.loader import IGNORED, MicroBatch
+from shardyard.errors import RequestError
+from shardyard.tasks.masked_lm import Masking, mask_token_id
+
+MASK_ID = 1000
+MASKING = Masking(seed=3, split="train", mask_id=MASK_ID, vocab_size=1000)
+LENGTH = 512
+
+
+def _text(samples: range, *, valid: int = LENGTH) -> MicroBatch:
+    tokens = torch.stack([(torch.arange(LENGTH) * 7 + sample * 131) % 1000 for sample in samples])
+    targets = tokens.roll(-1, dims=1)
+    targets[:, valid:] = IGNORED
+    positions = torch.arange(LENGTH).expand_as(tokens)
+    return MicroBatch(tokens, targets, positions, torch.tensor(list(samples)))
+
+
+def test_hidden_tokens_have_the_published_shares() -> None:
+    before = _text(range(200))
+    after = MASKING(before)
+    chosen = after.targets_BL != IGNORED
+    assert torch.equal(after.targets_BL[chosen], before.tokens_BL[chosen])
+    assert torch.equal(after.tokens_BL[~chosen], before.tokens_BL[~chosen])
+    count = int(chosen.sum())
+    assert count / chosen.numel() == pytest.approx(0.15, abs=0.005)
+    seen, original = after.tokens_BL[chosen], before.tokens_BL[chosen]
+    assert float((seen == MASK_ID).float().mean()) == pytest.approx(0.8, abs=0.01)
+    assert float((seen == original).float().mean()) == pytest.approx(0.1, abs=0.01)
+    others = seen[(seen != MASK_ID) & (seen != original)]
+    assert others.min() >= 0 and others.max() < 1000
+    assert len(set(others.tolist())) > 700  # drawn from all of the vocabulary
+
+
+def test_a_sample_is_masked_alike_in_every_micro_batch_and_anew_in_each_epoch() -> None:
+    together, alone = MASKING(_text(range(4))), MASKING(_text(range(2, 3)))
+    assert torch.equal(together.tokens_BL[2:3], alone.tokens_BL)
+    assert torch.equal(together.targets_BL[2:3], alone.targets_BL)
+    assert not torch.equal(together.targets_BL[0] != IGNORED, together.targets_BL[1] != IGNORED)
+
+
+def test_padding_is_never_hidden() -> None:
+    after = MASKING(_text(range(8), valid=100))
+    assert (after.targets_BL[:, :100] != IGNORED).any()
+    assert (after.targets_BL[:, 100:] == IGNORED).all()
+
+
+def test_the_mask_token_is_the_tokenizers_own_or_the_last_row(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    Tokenizer(models.WordLevel({"a": 0, "[MASK]": 1}, unk_token="a")).save(str(path))
+    assert mask_token_id(path, vocab_size=10, tokenizer_size=2) == 1
+    Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")).save(str(path))
+    assert mask_token_id(path, vocab_size=10, tokenizer_size=2) == 9
+    with pytest.raises(RequestError, match=r"none of \[MASK\], <mask>.*smaller data.vocab_size"):
+        mask_token_id(path, vocab_size=2, tokenizer_size=2)
