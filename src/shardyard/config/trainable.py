@@ -15,7 +15,6 @@ TRAINED_MODEL_TYPES = ("llama", "mistral", "bert")
 
 _AXES = {
     "cp": "context parallelism",
-    "pp": "pipeline parallelism",
     "ep": "expert parallelism",
 }
 
