@@ -11,7 +11,6 @@ from shardyard.models.families import FAMILIES
 
 REFUSED = [
     ("parallel.cp=2", "parallel.cp=2: context parallelism can be planned, not trained yet. Use 1"),
-    ("parallel.pp=2", "parallel.pp=2: pipeline parallelism can be planned, not trained yet."),
     ("parallel.ep=2", "parallel.ep=2: expert parallelism can be planned, not trained yet."),
     ("precision.compute=fp8", "a run in fp8 can be planned, not trained yet. Use bf16 or fp32."),
     ("precision.compute=fp16", "a run in fp16 can be planned, not trained yet."),

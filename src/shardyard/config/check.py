@@ -11,7 +11,13 @@ from typing import Any
 
 from shardyard.config.credentials import HIDDEN, find_credential
 from shardyard.config.launch_problems import launch_problems
-from shardyard.config.legality import SPLIT_BACKWARD, batch_problems, strategy_problems
+from shardyard.config.legality import (
+    SPLIT_BACKWARD,
+    batch_problems,
+    split_backward_problems,
+    stage_problems,
+    strategy_problems,
+)
 from shardyard.config.legality import problems as layout_problems
 from shardyard.config.load import read_settings, source_of
 from shardyard.config.presets import PRESETS
@@ -160,7 +166,11 @@ def _layout(recipe: Recipe) -> Iterable[Problem]:
     global_batch = None if optim.global_batch == "auto" else optim.global_batch
     micro_batch = None if optim.micro_batch == "auto" else optim.micro_batch
     if devices == "auto":
-        yield from strategy_problems(recipe.parallel)
+        yield from strategy_problems(parallel)
+        yield from stage_problems(
+            pp=parallel.pp, schedule=parallel.schedule, virtual_stages=parallel.virtual_stages
+        )
+        yield from split_backward_problems(parallel)
         yield from batch_problems(1, global_batch=global_batch, micro_batch=micro_batch)
         return
     yield from layout_problems(

@@ -159,7 +159,7 @@ def problems(
         pp=parallel.pp, micro_batches=micro_batches, schedule=parallel.schedule,
         virtual_stages=parallel.virtual_stages, shape=shape,
     )  # fmt: skip
-    return found + _split_backward_problems(parallel)
+    return found + split_backward_problems(parallel)
 
 
 def strategy_problems(parallel: Parallel) -> list[Problem]:
@@ -345,7 +345,8 @@ SPLIT_BACKWARD = ("zero-bubble", "zb-v")
 """Schedules that compute the gradients of weights later than those of activations."""
 
 
-def _split_backward_problems(parallel: Parallel) -> list[Problem]:
+def split_backward_problems(parallel: Parallel) -> list[Problem]:
+    """Zero 3 with a schedule that would silently lose gradients there."""
     if parallel.pp == 1 or parallel.schedule not in SPLIT_BACKWARD:
         return []
     preset = _STRATEGIES.get(parallel.strategy or "")

@@ -165,13 +165,13 @@ PRESETS: dict[str, Preset] = {
         shape=_llama(0, 64, 172, 2, 4, 2, 256),
         source="ours: the smallest shape with grouped KV heads; for tests",
     ),
-    "llama-tiny-deep": Preset(
-        shape=_llama(0, 32, 88, 8, 4, 2, 256),
-        source="ours: enough blocks for a pipeline of up to eight stages; for tests",
-    ),
     "llama-laptop": Preset(
         shape=_llama(0, 192, 512, 4, 6, 2, 512, tied=True),
         source="ours: learns Python text on two CPU cores in about two minutes",
+    ),
+    "llama-tiny-deep": Preset(
+        shape=_llama(0, 32, 88, 8, 4, 2, 256),
+        source="ours: enough blocks for a pipeline of up to eight stages; for tests",
     ),
     "llama-1b": Preset(
         shape=_llama(32000, 2048, 5504, 24, 16, 16, 4096),
