@@ -57,7 +57,7 @@ def _sections(
         "run": {"steps": STEPS},
         "model": {"preset": "llama-tiny-deep", "dropout": dropout},
         "data": {"attend_across_documents": dropout == 0},  # both masks are covered
-        "optim": {"micro_batch": micro_batch, "lr": 3e-3},
+        "optim": {"micro_batch": micro_batch, "lr": 1e-3},
         "parallel": parallel,
         "cluster": {"devices": processes},
     }

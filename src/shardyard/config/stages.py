@@ -41,10 +41,14 @@ def _cut_by_cost(blocks: int, stages: int, head: float) -> Cut:
     if stages == 1:
         return Cut(blocks, blocks)
     cuts = (
-        Cut(first, max(1, blocks - (stages - 1) * first))
+        (first, max(1, blocks - (stages - 1) * first))
         for first in range(blocks // stages, -(-blocks // (stages - 1)) + 1)
     )
-    return min(cuts, key=lambda c: (max(c.first, c.last + head), c.first))
+    costs = ((max(first, last + head), last) for first, last in cuts)
+    cost, last = min(costs)
+    # what the last can take beside the head at that cost, earlier ones need not hold
+    last = min(max(last, int(cost - head)), blocks - (stages - 1))
+    return Cut(-(-(blocks - last) // (stages - 1)), last)
 
 
 def _head_in_blocks(shape: ModelShape) -> float:
