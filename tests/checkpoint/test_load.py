@@ -171,6 +171,15 @@ def test_more_than_asked_for_is_refused_unless_allowed(steps: Path) -> None:
     load_tensors(steps / "step-00000001", {}, allow_extra=True)
 
 
+def test_a_stage_reads_its_part_of_what_all_stages_hold(steps: Path) -> None:
+    folder, names = steps / "step-00000001", {"model.w", "model.elsewhere"}
+    with pytest.raises(CheckpointError, match=r"it lacks model\.elsewhere"):
+        load_tensors(folder, {}, of_others=names)
+    load_tensors(folder, {}, of_others={"model.w"})
+    with pytest.raises(CheckpointError, match=r"it also holds model\.w"):
+        load_tensors(folder, {}, of_others=set())
+
+
 def test_a_missing_part_of_a_tensor_is_noticed_without_the_manifest(
     trained: Path, tmp_path: Path
 ) -> None:

@@ -22,6 +22,15 @@ PROBLEMS = [
     (["cluster.devices=4", "parallel.dp_shard=3"], "dp_shard=3 does not divide the 4"),
     (["optim.global_batch=2", "optim.micro_batch=4"], "optim.micro_batch=4 is more than the 2"),
     (["cluster.devices=4", "optim.global_batch=2"], "fewer samples than the 4 data-parallel"),
+    (["parallel.pp=2", "parallel.schedule=zb-v"], "zb-v: that one gives each rank 2 stages."),
+    (
+        ["parallel.pp=2", "parallel.schedule=zero-bubble", "parallel.zero=3"],
+        "parallel.zero=3 with parallel.schedule=zero-bubble would lose gradients",
+    ),
+    (
+        ["parallel.pp=2", "parallel.schedule=zero-bubble", "model.compile=true"],
+        "model.compile=true with parallel.schedule=zero-bubble: a compiled block has one backward",
+    ),
     (["optim.name=sgd"], "optim.lr=auto is known for adamw only. Give one"),
     (["optim.momentum=0.9"], "optim.momentum=0.9 is a setting of sgd; optim.name is adamw."),
     (["optim.warmup_steps=9", "optim.decay_steps=5"], "is not before optim.decay_steps=5."),

@@ -206,3 +206,55 @@ def test_the_batch_of_a_rank_is_what_fills_the_pipeline() -> None:
     assert problems(Parallel(pp=2), micro_batch=4, **asked) == []
     (found,) = problems(Parallel(pp=2), micro_batch=8, **asked)
     assert "2 stages but 1 micro-batches" in str(found)
+
+
+# --- schedules ----------------------------------------------------------------------------------
+
+WRONG_SCHEDULES = [
+    ({"schedule": "interleaved"}, r"virtual_stages=1 does not go .* gives each rank 2 or more st"),
+    (
+        {"virtual_stages": 2},
+        r"virtual_stages=2 does not go with parallel\.schedule=1f1b.* Use 1, or",
+    ),
+    ({"schedule": "gpipe", "virtual_stages": 3}, r"schedule=gpipe: that one gives each rank 1 st"),
+    (
+        {"schedule": "zb-v"},
+        r"virtual_stages=1 does not go with .*zb-v: that one gives each rank 2 ",
+    ),
+    (
+        {"schedule": "interleaved", "virtual_stages": 5},
+        r"=5 on each of 2 ranks makes 10 stages, and the model has 8 blocks.* Use at most 4\.",
+    ),
+    (
+        {"schedule": "zero-bubble", "zero": 3},
+        r"parallel\.zero=3 with parallel\.schedule=zero-bubble would lose gradients.* Use "
+        r"parallel\.zero=1 or 2, or parallel\.schedule=1f1b or interleaved",
+    ),
+    (
+        {"schedule": "zb-v", "virtual_stages": 2, "strategy": "FULL_SHARD"},
+        r"parallel\.strategy=FULL_SHARD with parallel\.schedule=zb-v would lose gradients",
+    ),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), WRONG_SCHEDULES)
+def test_a_schedule_that_cannot_be_carried_out_is_refused(
+    settings: dict[str, object], message: str
+) -> None:
+    parallel = Parallel.model_validate({"pp": 2, **settings})
+    shape = PRESETS["llama-tiny-deep"].shape
+    (found,) = problems(parallel, world_size=8, devices_per_node=8, shape=shape)
+    assert re.search(message, str(found)), str(found)
+
+
+@pytest.mark.parametrize(("schedule", "virtual_stages"), [("zero-bubble", 1), ("zb-v", 2)])
+def test_a_split_backward_pass_resolves_to_the_highest_level_that_is_right(
+    schedule: str, virtual_stages: int
+) -> None:
+    settings = {"pp": 2, "schedule": schedule, "virtual_stages": virtual_stages}
+    parallel = Parallel.model_validate(settings)
+    layout, reasons = resolve_layout(parallel, world_size=8, devices_per_node=8)
+    assert layout.zero == 2
+    assert reasons["parallel.zero"] == f"{schedule} would lose gradients at 3"
+    layout, _ = resolve_layout(parallel, world_size=2, devices_per_node=2)
+    assert layout.zero == 1

@@ -10,7 +10,6 @@ from shardyard.errors import RecipeError
 from shardyard.models.families import FAMILIES
 
 REFUSED = [
-    ("parallel.pp=2", "parallel.pp=2: pipeline parallelism can be planned, not trained yet. Use 1"),
     ("parallel.ep=2", "parallel.ep=2: expert parallelism can be planned, not trained yet."),
     ("precision.compute=fp8", "a run in fp8 can be planned, not trained yet. Use bf16 or fp32."),
     ("precision.compute=fp16", "a run in fp16 can be planned, not trained yet."),

@@ -90,6 +90,12 @@ def test_a_layout_that_cannot_be_trained_yet_is_refused_before_anything_starts()
         ask("raise SystemExit(9)", layout=layout)
 
 
+def test_a_pipeline_is_refused_because_fake_ranks_send_nothing() -> None:
+    layout = Layout(dp_replicate=1, dp_shard=8, pp=2, zero=3)
+    with pytest.raises(RecipeError, match=r"parallel\.pp=2: a stage waits .* there are none"):
+        ask("raise SystemExit(9)", layout=layout)
+
+
 def test_a_compiled_model_is_refused_because_fused_memory_is_not_seen() -> None:
     recipe = resolved_recipe(model={"compile": True})
     with pytest.raises(RecipeError, match=r"model\.compile=true: .* Use false for a dry run"):

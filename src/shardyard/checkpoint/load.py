@@ -7,7 +7,7 @@ reader opens only ``*.safetensors`` and the planner here refuses every item that
 import io
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -130,7 +130,13 @@ def find_sound(
     )
 
 
-def load_tensors(path: Path, tensors: dict[str, Tensor], *, allow_extra: bool = False) -> None:
+def load_tensors(
+    path: Path,
+    tensors: dict[str, Tensor],
+    *,
+    of_others: Collection[str] = (),
+    allow_extra: bool = False,
+) -> None:
     """Fill tensors in place from a checkpoint; each rank reads only what it holds.
 
     Works for any layout: another world size, other axes, plain tensors. Values are converted to
@@ -138,6 +144,7 @@ def load_tensors(path: Path, tensors: dict[str, Tensor], *, allow_extra: bool = 
 
     Args:
         tensors: Tensors and DTensors by the names they were saved under.
+        of_others: Names that other ranks read: those of other pipeline stages.
         allow_extra: Whether the checkpoint may hold more than is asked for.
 
     Raises:
@@ -146,7 +153,7 @@ def load_tensors(path: Path, tensors: dict[str, Tensor], *, allow_extra: bool = 
     _check_format(path)
     reader = HuggingFaceStorageReader(str(path))
     saved = _read_metadata(path, reader)
-    _compare(path, saved, tensors, allow_extra=allow_extra)
+    _compare(path, saved, tensors, of_others=of_others, allow_extra=allow_extra)
     planner = TensorsOnlyPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(dict(tensors), Metadata(dict(saved), storage_data=None))
     plan = planner.create_local_plan()
@@ -308,11 +315,13 @@ def _compare(
     saved: Mapping[str, TensorStorageMetadata],
     tensors: Mapping[str, Tensor],
     *,
+    of_others: Collection[str],
     allow_extra: bool,
 ) -> None:
     """Refuse a checkpoint of something else before a single tensor is changed."""
-    missing = sorted(tensors.keys() - saved.keys())
-    extra = [] if allow_extra else sorted(saved.keys() - tensors.keys())
+    wanted = tensors.keys() | set(of_others)
+    missing = sorted(wanted - saved.keys())
+    extra = [] if allow_extra else sorted(saved.keys() - wanted)
     reshaped = [
         f"{name} has shape {list(saved[name].size)} there and {list(tensor.shape)} here"
         for name, tensor in sorted(tensors.items())

@@ -213,10 +213,14 @@ def _micro_batch(draft: Draft) -> tuple[int, str]:
     size, least = 1, _samples_per_rank(batch, micro_batch=1, ranks=ranks)
     while (
         2 * size * draft.seq_len <= _MICRO_BATCH_TOKENS
-        and _samples_per_rank(batch, micro_batch=2 * size, ranks=ranks) == least
+        and (samples := _samples_per_rank(batch, micro_batch=2 * size, ranks=ranks)) == least
+        and samples >= 2 * size * draft.recipe.parallel.pp
     ):
         size *= 2
-    return size, f"power of two within {_MICRO_BATCH_TOKENS:,} tokens that leaves no rank idle"
+    return (
+        size,
+        f"power of two within {_MICRO_BATCH_TOKENS:,} tokens that leaves no rank or stage idle",
+    )
 
 
 def _samples_per_rank(global_batch: int, *, micro_batch: int, ranks: int) -> int:

@@ -11,7 +11,13 @@ from typing import Any
 
 from shardyard.config.credentials import HIDDEN, find_credential
 from shardyard.config.launch_problems import launch_problems
-from shardyard.config.legality import batch_problems, strategy_problems
+from shardyard.config.legality import (
+    SPLIT_BACKWARD,
+    batch_problems,
+    split_backward_problems,
+    stage_problems,
+    strategy_problems,
+)
 from shardyard.config.legality import problems as layout_problems
 from shardyard.config.load import read_settings, source_of
 from shardyard.config.presets import PRESETS
@@ -150,11 +156,21 @@ def _environment(recipe: Recipe) -> Iterable[Problem]:
 
 def _layout(recipe: Recipe) -> Iterable[Problem]:
     """Legality, as far as it can be decided without a machine."""
-    devices, optim = recipe.cluster.devices, recipe.optim
+    devices, optim, parallel = recipe.cluster.devices, recipe.optim, recipe.parallel
+    if recipe.model.compile and parallel.pp > 1 and parallel.schedule in SPLIT_BACKWARD:
+        text = (
+            f"=true with parallel.schedule={parallel.schedule}: a compiled block has one backward "
+            "pass, which cannot be split. Use false, or parallel.schedule=1f1b or interleaved."
+        )
+        yield Problem("model.compile", text)
     global_batch = None if optim.global_batch == "auto" else optim.global_batch
     micro_batch = None if optim.micro_batch == "auto" else optim.micro_batch
     if devices == "auto":
-        yield from strategy_problems(recipe.parallel)
+        yield from strategy_problems(parallel)
+        yield from stage_problems(
+            pp=parallel.pp, schedule=parallel.schedule, virtual_stages=parallel.virtual_stages
+        )
+        yield from split_backward_problems(parallel)
         yield from batch_problems(1, global_batch=global_batch, micro_batch=micro_batch)
         return
     yield from layout_problems(

@@ -134,7 +134,7 @@ def problems(
     Args:
         world_size: All ranks of the run.
         devices_per_node: Ranks of one node; tensor parallelism stays inside it.
-        shape: Checked against tp, pp and ep where given.
+        shape: Checked against tp, pp, ep and the stages of a pipeline where given.
         seq_len: Tokens of a sample; checked against cp where given.
         global_batch: Samples in one step; there must be one for each data-parallel rank.
         micro_batch: Samples in one forward pass; at most the global batch.
@@ -153,11 +153,14 @@ def problems(
     data_ranks = world_size // model_ranks
     found += _data_axis_problems(parallel, data_ranks)
     found += batch_problems(data_ranks, global_batch=global_batch, micro_batch=micro_batch)
+    micro_batches = None
     if global_batch is not None and micro_batch is not None:
-        per_rank = -(-global_batch // data_ranks)
-        micro_batches = -(-per_rank // micro_batch)
-        found += stage_problems(pp=parallel.pp, micro_batches=micro_batches)
-    return found
+        micro_batches = math.ceil(math.ceil(global_batch / micro_batch) / data_ranks)
+    found += stage_problems(
+        pp=parallel.pp, micro_batches=micro_batches, schedule=parallel.schedule,
+        virtual_stages=parallel.virtual_stages, shape=shape,
+    )  # fmt: skip
+    return found + split_backward_problems(parallel)
 
 
 def strategy_problems(parallel: Parallel) -> list[Problem]:
@@ -309,16 +312,78 @@ def _exchange_problems(heads: int, *, cp: int, tp: int) -> list[Problem]:
     return [Problem("parallel.cp_exchange", text)]
 
 
-def stage_problems(*, pp: int, micro_batches: int) -> list[Problem]:
-    """Too few micro-batches to fill a pipeline."""
-    if pp == 1 or micro_batches >= pp:
+def stage_problems(
+    *,
+    pp: int,
+    micro_batches: int | None = None,
+    schedule: str = "1f1b",
+    virtual_stages: int = 1,
+    shape: ModelShape | None = None,
+) -> list[Problem]:
+    """What keeps a pipeline from running: its schedule, too few micro-batches, too few blocks.
+
+    Args:
+        micro_batches: Of one data-parallel rank in one step, where known.
+        virtual_stages: Stages of one rank.
+        shape: Its blocks are what stages share.
+    """
+    if pp == 1:
         return []
+    found = []
+    if virtual_stages not in _VIRTUAL_STAGES[schedule]:
+        legal = _VIRTUAL_STAGES[schedule]
+        text = (
+            f"={virtual_stages} does not go with parallel.schedule={schedule}: that one gives each "
+            f"rank {legal[0]}{'' if len(legal) == 1 else ' or more'} stages. Use {legal[0]}, or "
+            "another schedule: 1f1b has one stage a rank, interleaved two or more."
+        )
+        found.append(Problem("parallel.virtual_stages", text))
+    if shape is not None and pp <= shape.num_hidden_layers < pp * virtual_stages:
+        text = (
+            f"={virtual_stages} on each of {pp} ranks makes {pp * virtual_stages} stages, and the "
+            f"model has {shape.num_hidden_layers} blocks. A stage holds at least one. Use at most "
+            f"{shape.num_hidden_layers // pp}."
+        )
+        found.append(Problem("parallel.virtual_stages", text))
+    if micro_batches is not None and micro_batches < pp:
+        text = (
+            f"={pp} stages but {micro_batches} micro-batches a step on each data-parallel rank. "
+            "Stages would never all have work. Use a larger optim.global_batch, a smaller "
+            f"optim.micro_batch, or at most {micro_batches} stages."
+        )
+        found.append(Problem("parallel.pp", text))
+    return found
+
+
+_VIRTUAL_STAGES = {
+    "gpipe": range(1, 2),
+    "1f1b": range(1, 2),
+    "interleaved": range(2, 2**16),
+    "zero-bubble": range(1, 2**16),
+    "zb-v": range(2, 3),
+}
+"""Stages of one rank that each schedule can have."""
+
+SPLIT_BACKWARD = ("zero-bubble", "zb-v")
+"""Schedules that compute the gradients of weights later than those of activations."""
+
+
+def split_backward_problems(parallel: Parallel) -> list[Problem]:
+    """Zero 3 with a schedule that would silently lose gradients there."""
+    if parallel.pp == 1 or parallel.schedule not in SPLIT_BACKWARD:
+        return []
+    preset = _STRATEGIES.get(parallel.strategy or "")
+    by_preset = parallel.zero == "auto" and preset is not None and preset.zero == 3
+    if parallel.zero != 3 and not by_preset:
+        return []
+    name = f"strategy={parallel.strategy}" if by_preset else "zero=3"
+    path, _, value = name.partition("=")
     text = (
-        f"={pp} stages but {micro_batches} micro-batches a step on each data-parallel rank. Stages "
-        "would never all have work. Use a larger optim.global_batch, a smaller "
-        f"optim.micro_batch, or at most {micro_batches} stages."
+        f"={value} with parallel.schedule={parallel.schedule} would lose gradients: the gradients "
+        "of weights are computed in a pass of their own, when zero 3 has let go of the weights. "
+        "Use parallel.zero=1 or 2, or parallel.schedule=1f1b or interleaved."
     )
-    return [Problem("parallel.pp", text)]
+    return [Problem(f"parallel.{path}", text)]
 
 
 def _data_axis_problems(parallel: Parallel, data_ranks: int) -> list[Problem]:
@@ -373,6 +438,8 @@ def _zero(parallel: Parallel, shards: int) -> tuple[int, str]:
         return _STRATEGIES[parallel.strategy].zero, f"strategy {parallel.strategy}"
     if shards == 1:
         return 1, "nothing is split: dp_shard is 1"
+    if parallel.pp > 1 and parallel.schedule in SPLIT_BACKWARD:
+        return 2, f"{parallel.schedule} would lose gradients at 3"
     return 3, "splits parameters too: least memory"
 
 

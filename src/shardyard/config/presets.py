@@ -169,6 +169,10 @@ PRESETS: dict[str, Preset] = {
         shape=_llama(0, 192, 512, 4, 6, 2, 512, tied=True),
         source="ours: learns Python text on two CPU cores in about two minutes",
     ),
+    "llama-tiny-deep": Preset(
+        shape=_llama(0, 32, 88, 8, 4, 2, 256),
+        source="ours: enough blocks for a pipeline of up to eight stages; for tests",
+    ),
     "llama-1b": Preset(
         shape=_llama(32000, 2048, 5504, 24, 16, 16, 4096),
         source="ours: the 1.3 B shape of GPT-3 XL (Brown et al. 2020, arXiv:2005.14165, table 2.1) "

@@ -17,7 +17,7 @@ from shardyard.config.auto import (
     Rule,
     steps_of,
 )
-from shardyard.config.legality import batch_problems, problems, resolve_layout
+from shardyard.config.legality import problems, resolve_layout
 from shardyard.config.presets import ModelShape
 from shardyard.config.resolved import FINGERPRINTED, DataFacts, Resolved, fingerprint
 from shardyard.config.schema import Recipe
@@ -182,7 +182,6 @@ def _misfits(resolved: Resolved, machine: Machine) -> list[Problem]:
     """What only shows when recipe, machine, model and data are known together."""
     return [
         *_device_problems(resolved.recipe, machine),
-        *_layout_problems(resolved),
         *_sample_problems(resolved),
         *_model_problems(resolved),
     ]
@@ -210,27 +209,20 @@ def _device_problems(recipe: Recipe, machine: Machine) -> list[Problem]:
     return []
 
 
-def _layout_problems(resolved: Resolved) -> list[Problem]:
-    """Degrees against the model and the length of samples."""
-    recipe, devices = resolved.recipe, resolved.recipe.cluster.devices
-    assert isinstance(devices, int) and isinstance(recipe.data.seq_len, int)
-    return problems(
-        recipe.parallel,
-        world_size=recipe.cluster.nodes * devices,
-        devices_per_node=devices,
-        shape=resolved.shape,
-        seq_len=recipe.data.seq_len,
-    )
-
-
 def _sample_problems(resolved: Resolved) -> list[Problem]:
-    """Fewer samples than ranks, in a step or in the data set; or none to evaluate on."""
+    """A model or a batch that cannot be split so; fewer samples than ranks; none to evaluate."""
     recipe, data = resolved.recipe, resolved.data
     draft = Draft(recipe=recipe, facts=Facts(data=data))
     ranks, samples = draft.data_ranks, draft.train_samples
     micro_batch = recipe.optim.micro_batch
     assert isinstance(micro_batch, int)
-    found = batch_problems(ranks, global_batch=draft.global_batch, micro_batch=micro_batch)
+    devices = recipe.cluster.devices
+    assert isinstance(devices, int)
+    found = problems(
+        recipe.parallel, world_size=recipe.cluster.nodes * devices, devices_per_node=devices,
+        shape=resolved.shape, seq_len=draft.seq_len, global_batch=draft.global_batch,
+        micro_batch=micro_batch,
+    )  # fmt: skip
     if samples < ranks:
         text = (
             f"{data.train_tokens:,} training tokens make {samples} samples of {draft.seq_len} "

@@ -170,7 +170,11 @@ class Parallel(Section):
     tp: Degree = 1
     """Ranks that split each matrix. Above 1: can be planned, not trained yet."""
     pp: Degree = 1
-    """Pipeline stages. Above 1: can be planned, not trained yet."""
+    """Ranks that each hold some of the blocks and hand micro-batches on (pipeline parallelism)."""
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "zb-v"] = "1f1b"
+    """Order in which a pipeline takes forward and backward passes of its micro-batches."""
+    virtual_stages: Degree = 1
+    """Stages of one pipeline rank: 2 or more for interleaved, 2 for zb-v, any for zero-bubble."""
     ep: Degree = 1
     """Ranks that split the experts. Above 1: can be planned, not trained yet."""
     prefetch: Annotated[int, Field(ge=0)] = 1

@@ -14,7 +14,6 @@ TRAINED_MODEL_TYPES = ("llama", "mistral", "bert")
 """Model types that ``models/families.py`` knows the blocks of; it needs torch, this does not."""
 
 _AXES = {
-    "pp": "pipeline parallelism",
     "ep": "expert parallelism",
 }
 

@@ -7,16 +7,20 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from shardyard.config.presets import ModelShape
 from shardyard.config.schema import Recipe
+from shardyard.config.stages import blocks_by_stage
 from shardyard.models.attention import Attention, sample_attention
 from shardyard.models.dropout import SampleKeys, add_dropout
 from shardyard.models.families import Family, blocks_of, dropout_places, part_of
 from shardyard.models.forward import ForwardPass
 from shardyard.models.local_shard import local_shard
+from shardyard.models.stage import keep_blocks, stage_of
 from shardyard.parallel.context import context_attention, context_share
 from shardyard.parallel.data import shard_data_parallel
 from shardyard.parallel.mesh import Mesh
-from shardyard.parallel.precision import mixed_precision
+from shardyard.parallel.pipeline import Pipeline, StagePlan
+from shardyard.parallel.precision import DTYPES, mixed_precision
 from shardyard.parallel.recompute import apply_recompute
 from shardyard.parallel.tensor import shard_tensors, token_share
 from shardyard.parallel.vocab_loss import VocabLoss
@@ -24,17 +28,28 @@ from shardyard.tasks import TASKS
 from shardyard.tasks.causal_lm import CausalLM
 
 
-def parallelize(model: nn.Module, mesh: Mesh, *, recipe: Recipe, family: Family) -> CausalLM:
+def parallelize(
+    model: nn.Module, mesh: Mesh, *, recipe: Recipe, shape: ModelShape, family: Family
+) -> CausalLM:
     """Change a model on the meta device, in place, as a resolved recipe says.
+
+    Of a pipeline only this rank's stages stay of the model.
 
     Returns:
         The model with the task that feeds it and makes a loss of what it returns.
     """
     keys = SampleKeys()
     computed_l, keys.tokens_l = _own_tokens(recipe, mesh)
-    # 1. the way through the modules that are there: nothing below changes what it calls
+    # 1. the modules of this rank, and the way through them: nothing below changes what it calls
+    plan = StagePlan.of(recipe.parallel, mesh.layout.pp)
+    stages = {0: model}
+    if mesh.layout.pp > 1:
+        stages = _cut(model, plan, mesh.stage_rank, shape=shape, family=family)
     attention = _attention(recipe, mesh, family)
-    model.forward = ForwardPass(model, family, keys=keys, attention=attention, tokens_l=computed_l)
+    for stage in stages.values():
+        stage.forward = ForwardPass(
+            stage, family, keys=keys, attention=attention, tokens_l=computed_l
+        )
     # 2. tensors before all that wraps modules: it changes what the modules themselves compute
     if mesh.layout.tp > 1:
         shard_tensors(model, mesh.dense["tp"], family)
@@ -51,13 +66,17 @@ def parallelize(model: nn.Module, mesh: Mesh, *, recipe: Recipe, family: Family)
         for block in blocks.values():
             block.compile()
     # 6. shard last: groups are formed from the parameters as they now are
-    shard_data_parallel(
-        model,
-        mesh,
-        family=family,
-        precision=mixed_precision(recipe.precision),
-        prefetch=recipe.parallel.prefetch,
-    )
+    for stage in stages.values():
+        shard_data_parallel(
+            stage,
+            mesh,
+            family=family,
+            precision=mixed_precision(recipe.precision),
+            prefetch=recipe.parallel.prefetch,
+        )
+    if mesh.layout.pp > 1:
+        dtype = DTYPES[recipe.precision.compute]
+        task.pipeline = Pipeline(stages, mesh, plan, width=shape.hidden_size, dtype=dtype)
     return task
 
 
@@ -93,6 +112,20 @@ def _attention(recipe: Recipe, mesh: Mesh, family: Family) -> Callable[[Tensor],
         attend_across=attend_across,
         gathers_again=recipe.memory.recompute not in ("full", "selective"),
     )
+
+
+def _cut(
+    model: nn.Module, plan: StagePlan, rank: int, *, shape: ModelShape, family: Family
+) -> dict[int, nn.Module]:
+    """Leave of a model the stages of one rank; returns each by its number."""
+    blocks, last = blocks_by_stage(shape, plan.num_stages), plan.num_stages - 1
+    mine = plan.stages_of(rank)
+    kept = [number for stage in mine for number in blocks[stage]]
+    keep_blocks(model, family, kept, is_first=0 in mine, is_last=last in mine)
+    return {
+        stage: stage_of(model, family, blocks[stage], is_first=stage == 0, is_last=stage == last)
+        for stage in mine
+    }
 
 
 def _task(

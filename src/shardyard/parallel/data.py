@@ -16,6 +16,7 @@ Gradients are summed, not averaged: the loss is a sum, and the step divides it o
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -33,14 +34,19 @@ def shard_data_parallel(
     precision: MixedPrecisionPolicy,
     prefetch: int,
 ) -> None:
-    """Shard a model in place: one group a block, so that one block at a time is whole."""
+    """Shard a model or a stage in place: a group for each block, so that one at a time is whole."""
     # logits are a view of a matrix product; nothing here changes them in place
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     sharding = mesh.sharding()
     # on one rank resharding still frees the copies in the compute format
     reshard = mesh.layout.zero == 3
 
-    def shard(modules: nn.Module | list[nn.Module], *, reshard_after_forward: bool) -> None:
+    def shard(
+        modules: nn.Module | list[nn.Module],
+        *,
+        reshard_after_forward: bool,
+        precision: MixedPrecisionPolicy = precision,
+    ) -> None:
         fully_shard(
             modules,
             mesh=sharding,
@@ -61,7 +67,9 @@ def shard_data_parallel(
     if norm is not None and head is not None and not is_tied:
         # backward begins here: freeing them after forward would gather twice for nothing
         shard([norm, head], reshard_after_forward=False)
-    shard(model, reshard_after_forward=False)
+    if head is None:  # what a pipeline stage returns goes into blocks
+        precision = replace(precision, output_dtype=precision.param_dtype)
+    shard(model, reshard_after_forward=False, precision=precision)
 
     if sharding.size() > 1:  # over one rank torch averages nothing, but would divide a copy
         for module in _groups(model):
@@ -79,8 +87,8 @@ class GradientSync:
         self._model = model
         self._zero = layout.zero
 
-    def before_micro_batch(self, *, is_last: bool) -> None:
-        """Call before the forward pass of each micro-batch."""
+    def before_backward(self, *, is_last: bool) -> None:
+        """Call before the backward pass of each micro-batch."""
         if self._zero == 1:
             self._model.set_requires_gradient_sync(is_last)
         else:
@@ -89,6 +97,15 @@ class GradientSync:
         if self._zero < 3:
             self._model.set_reshard_after_backward(is_last)
         self._model.set_is_last_backward(is_last)
+
+    def sum_gradients(self) -> None:
+        """Do what FSDP does after a backward pass; for one in which its hooks are not called."""
+        # torch 2.13 has no public function for this; its pipeline stages do the same
+        state = fully_shard.state(self._model)  # type: ignore[attr-defined]
+        for group_state in state._state_ctx.all_states:
+            for group in group_state._fsdp_param_groups:
+                group.post_backward()
+        state._root_post_backward_final_callback()
 
 
 def reshard(model: nn.Module) -> None:

@@ -120,6 +120,12 @@ def _refuse_untrainable(recipe: Recipe, shape: ModelShape, layout: Layout) -> No
         known = ", ".join(TRAINED_MODEL_TYPES)
         text = f"of type {shape.model_type} can be planned, not trained yet. Use one of: {known}."
         found.append(Problem("model", text))
+    if layout.pp > 1:
+        text = (
+            f"={layout.pp}: a stage waits for what other ranks send, and on fake devices there are "
+            "none. Use 1 for a dry run, with as many blocks as a stage has."
+        )
+        found.append(Problem("parallel.pp", text))
     if recipe.model.compile:
         text = "=true: what a compiler fuses is not seen on fake devices. Use false for a dry run."
         found.append(Problem("model.compile", text))

@@ -9,7 +9,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from shardyard.config.legality import Layout, axis_problems, batch_problems, stage_problems
+from shardyard.config.legality import (
+    SPLIT_BACKWARD,
+    Layout,
+    axis_problems,
+    batch_problems,
+    stage_problems,
+)
 from shardyard.errors import RequestError
 from shardyard.hardware.cluster import Cluster
 from shardyard.plan.calibration import Calibration
@@ -223,6 +229,8 @@ def _legal(
     workload: Workload, cluster: Cluster, *, is_broad: bool
 ) -> Iterator[tuple[Layout, list[int]]]:
     """Every legal layout, with the micro-batches that it allows, smallest first."""
+    techniques = workload.techniques
+    splits_backward = techniques.schedule in SPLIT_BACKWARD
     for cp, tp, pp, ep in _axes(workload, cluster, is_broad=is_broad):
         data_ranks = cluster.devices // (cp * tp * pp)
         if batch_problems(data_ranks, global_batch=workload.global_batch, micro_batch=1):
@@ -232,13 +240,20 @@ def _legal(
         sizes = [
             size
             for size in _powers(min(per_rank, MOST_MICRO_BATCH if is_broad else USUAL_MICRO_BATCH))
-            if not stage_problems(pp=pp, micro_batches=-(-per_rank // size))
+            if not stage_problems(
+                pp=pp,
+                micro_batches=-(-per_rank // size),
+                schedule=techniques.schedule,
+                virtual_stages=techniques.virtual_stages,
+                shape=workload.shape,
+            )
         ]
         for dp_shard in _shard_degrees(data_ranks, per_node, is_broad=is_broad):
             if ep > 1 and (dp_shard * cp) % ep:
                 continue
             # one shard at zero 3 has nothing to split, but drops its copy in the computing format
-            for zero in (1, 2, 3) if dp_shard * cp > 1 else (1, 3):
+            levels = (1, 2, 3) if dp_shard * cp > 1 else (1, 3)
+            for zero in levels[:-1] if pp > 1 and splits_backward else levels:
                 yield (
                     Layout(
                         dp_replicate=data_ranks // dp_shard, dp_shard=dp_shard, cp=cp, tp=tp,

@@ -3,47 +3,18 @@
 Without pipeline parallelism the whole model is one stage, first and last.
 """
 
-from functools import cache
-from typing import NamedTuple
-
 from shardyard.config.legality import Layout
 from shardyard.config.presets import ModelShape
+from shardyard.config.stages import Cut, cut_by_cost
 from shardyard.plan.workload import Techniques, Workload
-
-
-class Cut(NamedTuple):
-    """Blocks of the stages: whole ones, so that a stage may have to wait for a longer one."""
-
-    first: int
-    """Of every stage but the last; some have one less where the blocks do not divide."""
-    last: int
-    """Of the stage that also has the head."""
 
 
 def cut(shape: ModelShape, stages: int, techniques: Techniques) -> Cut:
     """Stages of equal numbers of blocks; cut by cost, the head takes the place of some blocks."""
-    blocks = shape.num_hidden_layers
-    if not techniques.balanced_stages:
-        even = -(-blocks // stages)
-        return Cut(even, even)
-    return _cut_by_cost(blocks, stages, _head_in_blocks(shape))
-
-
-@cache
-def _cut_by_cost(blocks: int, stages: int, head: float) -> Cut:
-    if stages == 1:
-        return Cut(blocks, blocks)
-    cuts = (
-        Cut(first, max(0, blocks - (stages - 1) * first))
-        for first in range(blocks // stages, -(-blocks // (stages - 1)) + 1)
-    )
-    return min(cuts, key=lambda c: (max(c.first, c.last + head), c.first))
-
-
-def _head_in_blocks(shape: ModelShape) -> float:
-    """Work of the head, in that of a block: their parameters in products of a token."""
-    head = shape.vocab_size * shape.hidden_size
-    return head * shape.num_hidden_layers / (shape.matmul_parameters - head)
+    if techniques.balanced_stages:
+        return cut_by_cost(shape, stages)
+    even = -(-shape.num_hidden_layers // stages)
+    return Cut(even, even)
 
 
 def block_elements(shape: ModelShape, layout: Layout) -> float:
@@ -80,6 +51,8 @@ def in_flight(w: Workload, stage: int) -> float:
         return 1
     if tech.schedule == "gpipe":
         return passes
+    if tech.schedule == "zb-v":  # the first stage of a rank holds many when its second holds few
+        return min(passes, pp)
     if tech.schedule == "interleaved" and passes >= pp:
         chunks = tech.virtual_stages
         return min(passes, ((pp - stage - 1) * 2 + (chunks - 1) * pp + 1) / chunks)

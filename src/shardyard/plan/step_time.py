@@ -309,7 +309,7 @@ def _bubble_share(techniques: Techniques) -> float:
     """The bubble against 1F1B's, which is one stage's work for each other stage."""
     if techniques.schedule == "interleaved":
         return 1 / techniques.virtual_stages
-    return ZERO_BUBBLE if techniques.schedule == "zero-bubble" else 1.0
+    return ZERO_BUBBLE if techniques.schedule in ("zero-bubble", "zb-v") else 1.0
 
 
 def _beside(compute_s: float, exchange_s: float) -> float:

@@ -54,7 +54,7 @@ class Techniques:
     """Collectives of the data axes run beside compute."""
     overlap_tensor: bool = False
     """Collectives of tp run beside matrix products (asynchronous TP)."""
-    schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble"] = "1f1b"
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "zb-v"] = "1f1b"
     virtual_stages: int = 1
     """Model chunks of one pipeline rank."""
     balanced_stages: bool = True
@@ -151,6 +151,8 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
         techniques=Techniques(
             kernels="compiled" if recipe.model.compile else "eager",
             loss="in place",
+            schedule=recipe.parallel.schedule,
+            virtual_stages=recipe.parallel.virtual_stages,
             dropout=recipe.model.dropout > 0,
             mask=not recipe.data.attend_across_documents,
             prefetch=recipe.parallel.prefetch,

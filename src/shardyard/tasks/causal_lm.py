@@ -4,9 +4,11 @@ Shape suffixes: B = samples, L = tokens of a sample, l = those that this rank co
 V = vocabulary, or this rank's part of it.
 """
 
+import torch
 from torch import Tensor, nn
 
 from shardyard.data.loader import MicroBatch
+from shardyard.parallel.pipeline import Pipeline
 from shardyard.parallel.vocab_loss import VocabLoss
 
 
@@ -19,12 +21,16 @@ class CausalLM:
         *,
         token_losses: VocabLoss,
         tokens_l: Tensor | None = None,
+        pipeline: Pipeline | None = None,
     ) -> None:
         """Args:
+        model: With a pipeline, the modules of all stages of this rank.
         token_losses: Sum of the losses of logits (B, l, V) against targets (B, l).
         tokens_l: Indices in a sample of the tokens of this rank; None: all.
+        pipeline: The way through the stages of the model; None: the model is whole.
         """
         self.model = model
+        self.pipeline = pipeline
         self.token_losses = token_losses
         self.tokens_l = tokens_l
 
@@ -36,9 +42,20 @@ class CausalLM:
         """What the tokens of this rank predict (B, l)."""
         return self._mine(batch.targets_BL)
 
+    def output(self, batch: MicroBatch) -> Tensor | None:
+        """Logits (B, l, V) of a forward pass; None on ranks without the end of the model."""
+        through = self.model if self.pipeline is None else self.pipeline.output
+        logits_BlV: Tensor | None = through(*self.inputs(batch))
+        return logits_BlV
+
     def loss_sum(self, batch: MicroBatch) -> Tensor:
-        """Sum of cross-entropies in nats over the predicted tokens of this rank, fp32."""
-        logits_BlV: Tensor = self.model(*self.inputs(batch))
+        """Sum of cross-entropies in nats over the predicted tokens of this rank, fp32.
+
+        0 on ranks without the end of the model.
+        """
+        logits_BlV = self.output(batch)
+        if logits_BlV is None:
+            return torch.zeros((), device=batch.tokens_BL.device)
         return self.token_losses(logits_BlV, self.targets(batch))
 
     def _mine(self, x_BL: Tensor) -> Tensor:

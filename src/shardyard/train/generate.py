@@ -43,10 +43,10 @@ def _logits(
     task: CausalLM, batch: MicroBatch, index: int, *, mesh: Mesh, vocab_size: int
 ) -> Tensor:
     """Logits (V) of the one token at ``index``, the same to the last bit on every rank."""
-    logits_BlV: Tensor = task.model(*task.inputs(batch))
+    logits_BlV = task.output(batch)
     row = _row(task, index)
     whole_V = torch.zeros(vocab_size, device=batch.tokens_BL.device)
-    if mesh.data_rank == 0 and row is not None:
+    if mesh.data_rank == 0 and row is not None and logits_BlV is not None:
         first = task.token_losses.first
         whole_V[first : first + logits_BlV.shape[-1]] = logits_BlV[0, row].float()
     dist.all_reduce(whole_V)

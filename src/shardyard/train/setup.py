@@ -116,7 +116,7 @@ def set_up(run_dir: RunDir, attempt: int, hooks: Hooks, *, local_rank: int) -> T
         timeout_s=recipe.elastic.collective_timeout_s,
     )
     tensors = optimizer.tensors()
-    progress = _fill(resolved, task, tensors, stepper, chosen)
+    progress = _fill(resolved, task, tensors, stepper, chosen, of_others=_names(tensors, mesh))
     load_s = time.monotonic() - started_load
     training = Training(
         run_dir=run_dir,
@@ -231,7 +231,8 @@ def _preparation(resolved: Resolved, split: str) -> Callable[[MicroBatch], Micro
 def build_sharded(recipe: Recipe, shape: ModelShape, mesh: Mesh) -> CausalLM:
     """The task with its model in parallel form, on the meta device: sizes without storage."""
     model = build_on_meta(shape)
-    return parallelize(model, mesh, recipe=recipe, family=family_of(shape.model_type))
+    family = family_of(shape.model_type)
+    return parallelize(model, mesh, recipe=recipe, shape=shape, family=family)
 
 
 def build_optimizer(recipe: Recipe, task: CausalLM, *, device: torch.device) -> ShardOptimizer:
@@ -241,19 +242,30 @@ def build_optimizer(recipe: Recipe, task: CausalLM, *, device: torch.device) -> 
     return ShardOptimizer(task.model, recipe.optim)
 
 
+def _names(tensors: dict[str, Tensor], mesh: Mesh) -> set[str]:
+    """Names of the tensors of all pipeline stages: a checkpoint holds them together."""
+    if mesh.layout.pp == 1:
+        return set(tensors)
+    by_stage: list[list[str]] = [[] for _ in range(mesh.layout.pp)]
+    dist.all_gather_object(by_stage, list(tensors), group=mesh.group("pp"))
+    return {name for names in by_stage for name in names}
+
+
 def _fill(
     resolved: Resolved,
     task: CausalLM,
     tensors: dict[str, Tensor],
     stepper: Stepper,
     chosen: Chosen | None,
+    *,
+    of_others: set[str],
 ) -> Progress:
     """Give the weights their values: from a checkpoint if there is one, else the initial ones."""
     if chosen is None:
         folder = None if resolved.model_dir is None else Path(resolved.model_dir)
         fill_weights(task.model, folder=folder, seed=resolved.recipe.run.seed)
         return Progress()
-    load_tensors(chosen.path, tensors)
+    load_tensors(chosen.path, tensors, of_others=of_others)
     values = read_values(chosen.path)
     if values["fingerprint"] != digest(fingerprint(resolved)):
         raise CheckpointError(

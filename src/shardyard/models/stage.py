@@ -1,0 +1,57 @@
+"""A part of a model: the modules of one pipeline stage, under the names they have in the whole.
+
+Names decide initial weights, dropout and checkpoints, so a block keeps its number wherever it is.
+"""
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from shardyard.models.families import Family, blocks_of, part_of
+
+
+def keep_blocks(
+    model: nn.Module, family: Family, numbers: Sequence[int], *, is_first: bool, is_last: bool
+) -> None:
+    """Remove from a whole model all blocks but these; what is before the blocks unless first, and
+    what is after them unless last."""
+    blocks = list(blocks_of(model, family).values())
+    _place(model, family.blocks, nn.ModuleDict({str(n): blocks[n] for n in numbers}))
+    for name in _ends(family, is_first=not is_first, is_last=not is_last):
+        _place(model, name, None)
+
+
+def stage_of(
+    model: nn.Module, family: Family, numbers: Sequence[int], *, is_first: bool, is_last: bool
+) -> nn.Module:
+    """A module of one stage whose modules are those of ``model``, shared and equally named."""
+    blocks, stage = blocks_of(model, family), nn.Module()
+    own = {str(number): blocks[f"{family.blocks}.{number}"] for number in numbers}
+    _place(stage, family.blocks, nn.ModuleDict(own))
+    if family.rotary is not None:
+        _place(stage, family.rotary, part_of(model, family.rotary))
+    here = _ends(family, is_first=is_first, is_last=is_last)
+    for name in _ends(family, is_first=True, is_last=True):
+        _place(stage, name, part_of(model, name) if name in here else None)
+    return stage
+
+
+def _ends(family: Family, *, is_first: bool, is_last: bool) -> list[str]:
+    """Names of what comes before the first block and after the last."""
+    before = (family.embedding, family.positions, family.token_types, family.embedding_norm)
+    after = (family.norm, family.head)
+    names = [*(before if is_first else ()), *(after if is_last else ())]
+    return [name for name in names if name is not None]
+
+
+def _place(root: nn.Module, name: str, module: nn.Module | None) -> None:
+    """Set a module by its full name, which may pass through modules that are not there yet."""
+    *parents, child = name.split(".")
+    at = root
+    for parent in parents:
+        if getattr(at, parent, None) is None:
+            at.add_module(parent, nn.Module())
+        at = at.get_submodule(parent)
+    if hasattr(at, child):
+        delattr(at, child)
+    at.add_module(child, module)

@@ -1,0 +1,222 @@
+"""Pipeline parallelism: ranks hold successive stages of the model and hand micro-batches on.
+
+torch.distributed.pipelining carries out the schedules. Between stages passes a hidden state
+(B, l, D) in the compute format, from a rank to the one with the same place on all other axes.
+
+Each stage is sharded data-parallel like a whole model, and FSDP's own hooks gather and sum as they
+do without a pipeline, so that the zero levels mean the same. torch's stages would take that over
+for an FSDP module: they gather a stage as a whole and hold whole gradients until a step's end.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import (
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+)
+
+from shardyard.config.schema import Parallel
+from shardyard.data.loader import IGNORED
+from shardyard.parallel.data import GradientSync
+from shardyard.parallel.mesh import Mesh
+
+_OF_ONE_STAGE: dict[str, Any] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+_OF_STAGES: dict[str, Any] = {
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero-bubble": ScheduleInterleavedZeroBubble,
+    "zb-v": ScheduleZBVZeroBubble,
+}
+
+Inputs = tuple[Tensor, Tensor, Tensor]
+"""Of one micro-batch: token ids (B, l), and of whole samples positions (B, L) and keys (B)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagePlan:
+    """Which rank of the pp axis has which stages."""
+
+    pp: int
+    schedule: str
+    virtual_stages: int
+
+    @staticmethod
+    def of(parallel: Parallel, pp: int) -> "StagePlan":
+        """The plan of a recipe; without a pipeline one stage."""
+        virtual_stages = parallel.virtual_stages if pp > 1 else 1
+        return StagePlan(pp=pp, schedule=parallel.schedule, virtual_stages=virtual_stages)
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of all ranks."""
+        return self.pp * self.virtual_stages
+
+    def rank_of(self, stage: int) -> int:
+        """The rank that has a stage: in rounds; for zb-v there and back, the first has the last."""
+        lap, place = divmod(stage, self.pp)
+        return self.pp - 1 - place if self.schedule == "zb-v" and lap % 2 else place
+
+    def stages_of(self, rank: int) -> list[int]:
+        """Stages of a rank, in order."""
+        return [stage for stage in range(self.num_stages) if self.rank_of(stage) == rank]
+
+    def passes(self, micro_batches: int) -> int:
+        """Micro-batches that the schedule can take: at least as many as given."""
+        passes = max(micro_batches, self.pp)
+        if self.schedule in ("interleaved", "zero-bubble"):  # whole rounds of equal length
+            while passes % (passes // self.pp):
+                passes += 1
+        return passes
+
+
+class Pipeline:
+    """This rank's stages, and the ways of micro-batches through them."""
+
+    def __init__(
+        self,
+        stages: dict[int, nn.Module],
+        mesh: Mesh,
+        plan: StagePlan,
+        *,
+        width: int,
+        dtype: torch.dtype,
+    ) -> None:
+        """Args:
+        stages: Modules of this rank by number of the stage, sharded.
+        width: Of a hidden state.
+        dtype: Of a hidden state.
+        """
+        self._stages = stages
+        self._plan = plan
+        self._group = mesh.group("pp")
+        self._tp = mesh.layout.tp
+        self._syncs = {index: GradientSync(m, mesh.layout) for index, m in stages.items()}
+        self._width = width
+        self._dtype = dtype
+        self._is_first = 0 in stages
+        self._is_last = plan.num_stages - 1 in stages
+        self._schedule: Any = None
+        self._passes = 0
+
+    def accumulate(
+        self,
+        inputs: Sequence[Inputs],
+        targets: Sequence[Tensor],
+        loss_sum: Callable[[Tensor, Tensor], Tensor],
+    ) -> Tensor:
+        """Forward and backward passes of all micro-batches of a step; adds up gradients.
+
+        Returns:
+            Sum of the losses (fp64); 0 on ranks without the last stage.
+        """
+        passes = self._plan.passes(len(inputs))
+        missing = passes - len(inputs)
+        inputs = [*inputs, *[inputs[-1]] * missing]
+        targets = [*targets, *[torch.full_like(targets[-1], IGNORED)] * missing]
+        if self._schedule is None:
+            self._schedule = self._new_schedule(inputs[0][0], passes, loss_sum)
+            self._passes = passes
+        assert passes == self._passes, "a run's steps have equally many micro-batches"
+        tokens, positions, samples = (torch.cat(parts) for parts in zip(*inputs, strict=True))
+        losses: list[Tensor] | None = [] if self._is_last else None
+        self._schedule.step(
+            *([tokens] if self._is_first else []),
+            target=torch.cat(list(targets)) if self._is_last else None,
+            losses=losses,
+            return_outputs=False,
+            positions_BL=positions,
+            samples_B=samples,
+        )
+        if losses is None:
+            return torch.zeros((), dtype=torch.float64, device=tokens.device)
+        return torch.stack(losses).detach().double().sum()
+
+    def output(self, tokens_Bl: Tensor, positions_BL: Tensor, samples_B: Tensor) -> Tensor | None:
+        """Forward pass of one micro-batch: what the model returns, where the last stage is.
+
+        Ranks go on to their next micro-batch at once, so that several are under way.
+        """
+        x = tokens_Bl
+        for index, stage in self._stages.items():
+            if index > 0 and index - 1 not in self._stages:
+                x = torch.empty(self._hidden_shape(tokens_Bl), dtype=self._dtype, device=x.device)
+                dist.recv(x, group=self._group, group_src=self._plan.rank_of(index - 1))
+            x = stage(x, positions_BL, samples_B)
+            if index + 1 < self._plan.num_stages and index + 1 not in self._stages:
+                dist.send(x, group=self._group, group_dst=self._plan.rank_of(index + 1))
+        return x if self._is_last else None
+
+    def _hidden_shape(self, tokens_Bl: Tensor) -> tuple[int, int, int]:
+        samples, tokens = tokens_Bl.shape
+        return samples, tokens // self._tp, self._width
+
+    def _new_schedule(
+        self, tokens_Bl: Tensor, passes: int, loss_sum: Callable[[Tensor, Tensor], Tensor]
+    ) -> Any:
+        # shapes are given, as torch would find them out by a forward and backward pass
+        hidden_BlD = torch.empty(
+            self._hidden_shape(tokens_Bl), dtype=self._dtype, device="meta", requires_grad=True
+        )
+        stages = [
+            _Stage(
+                _NotFsdp(module),
+                index,
+                self._plan.num_stages,
+                tokens_Bl.device,
+                sync=self._syncs[index],
+                group=self._group,
+                input_args=hidden_BlD if index else tokens_Bl.to("meta"),
+                output_args=hidden_BlD,  # of the last stage nothing is read
+            )
+            for index, module in self._stages.items()
+        ]
+        options: dict[str, Any] = {"loss_fn": loss_sum, "scale_grads": False}
+        if self._plan.schedule in _OF_ONE_STAGE:
+            return _OF_ONE_STAGE[self._plan.schedule](stages[0], passes, **options)
+        return _OF_STAGES[self._plan.schedule](stages, passes, **options)
+
+
+class _NotFsdp(nn.Module):
+    """Keeps torch's stage from seeing that a module is sharded, and from interfering."""
+
+    def __init__(self, stage: nn.Module) -> None:
+        super().__init__()
+        self.stage = stage
+
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> Any:
+        return self.stage(*args, **kwargs)
+
+
+class _Stage(PipelineStage):
+    """torch's stage, which tells FSDP in time which backward pass is the last."""
+
+    def __init__(self, *args: Any, sync: GradientSync, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._sync = sync
+
+    def backward_one_chunk(
+        self,
+        bwd_chunk_id: int,
+        loss: Any = None,
+        full_backward: bool = True,
+        last_backward: bool = False,
+    ) -> None:
+        """A whole backward pass, or the part of one that the stage before waits for."""
+        self._sync.before_backward(is_last=last_backward)
+        super().backward_one_chunk(
+            bwd_chunk_id, loss=loss, full_backward=full_backward, last_backward=last_backward
+        )
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        """The rest of a backward pass: gradients of weights, which no hook of FSDP sees."""
+        self._sync.before_backward(is_last=last_backward)
+        super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)
+        self._sync.sum_gradients()
