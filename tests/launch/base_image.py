@@ -96,8 +96,8 @@ def _make_tarball(to: Path) -> None:
     packages = "--include=python3,python3-venv,python3-pip"
     _run("debootstrap", "--variant=minbase", packages, "bookworm", str(root), _DEBIAN)
     shutil.rmtree(root / "var/cache/apt/archives")
-    # As in images of a registry: what is in /dev is the runtime's, and a /dev/shm here would hand its
-    # mode, root's alone, to what is mounted there.
+    # As in a registry's images: what is in /dev is the runtime's, and a /dev/shm here would hand
+    # its mode, root's alone, to what is mounted there.
     _run("tar", "-C", str(root), "--exclude=./dev/*", "-cf", str(to), ".")
 
 
