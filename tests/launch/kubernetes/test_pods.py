@@ -8,8 +8,14 @@ import pytest
 
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_steps
-from tests.launch.kubernetes.pod_runs import PodRun, loss_difference, repeated_steps, train
-from tests.launch.kubernetes.pods import IMAGE, Podman, running_podman
+from tests.launch.kubernetes.pod_runs import (
+    PodRun,
+    loss_difference,
+    rendered,
+    repeated_steps,
+    train,
+)
+from tests.launch.kubernetes.pods import IMAGE, Podman, pod_of_jobset, running_podman
 
 pytestmark = pytest.mark.slow
 
@@ -45,6 +51,19 @@ def test_the_image_holds_nothing_of_where_its_packages_came_from(pods: Pods) -> 
     assert "127.0.0.1" not in said and "INDEX_URL" not in said
 
 
+def test_a_pod_has_no_rights(pods: Pods) -> None:
+    config, job = rendered("rights", "cluster.nodes=2")
+    pod = pod_of_jobset(job, 0, start=1)
+    pod["spec"]["containers"][0]["command"] = ["cat", "/proc/self/status"]
+    pods.podman.play(config, pod, domain="rights")
+    assert pods.podman.wait("rights-node-0-0-node", timeout_s=60) == 0
+    status = pods.podman.run("logs", "rights-node-0-0-node")
+    rights = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    assert rights["Uid"].split() == ["1000"] * 4
+    assert (rights["CapEff"], rights["CapBnd"]) == ("0" * 16, "0" * 16)
+    assert rights["NoNewPrivs"] == "1"
+
+
 def test_pods_of_a_jobset_compute_what_one_machine_computes_also_after_a_loss(pods: Pods) -> None:
     run = pods.run("jobset")
     run.jobset(lose_a_pod_after=130)
@@ -53,6 +72,7 @@ def test_pods_of_a_jobset_compute_what_one_machine_computes_also_after_a_loss(po
     assert repeated_steps(run.run) == change.last_step - 120
     assert loss_difference(run.run, pods.reference) == 0.0
     assert {line["world_size"] for line in read_steps(run.run.metrics)} == {2}
+    assert "@shardyard " in pods.podman.run("logs", "jobset-node-0-0-node")  # events and metrics
 
 
 def test_workers_of_an_elastic_pytorchjob_come_and_go(pods: Pods) -> None:
@@ -63,4 +83,5 @@ def test_workers_of_an_elastic_pytorchjob_come_and_go(pods: Pods) -> None:
     for drained in (back, added, removed):
         assert drained.first_step == drained.last_step + 1, drained
     assert {line["world_size"] for line in read_steps(run.run.metrics)} == {1, 2, 3}
+    assert run.run.attempts() == [0, 1]  # a deleted pod drains all, and the others start again
     assert loss_difference(run.run, pods.reference) <= 1e-5
