@@ -7,6 +7,7 @@ name, index, and the variables of the training operator.
 
 import copy
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -26,7 +27,6 @@ from tests.launch.base_image import build_options, import_arguments, package_ind
 IMAGE = "localhost/shardyard:test"
 VOLUME = "runs"
 """Name of the claim, and of podman's volume."""
-NETWORK = "shardyard-test"
 
 # Limits and cgroups as an unprivileged machine has them; netavark gives containers names.
 _CONTAINERS = """
@@ -62,6 +62,10 @@ class Podman:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
+        # Podmen do not know of each other, and share the names of networks and the ranges of
+        # addresses: each needs its own.
+        self._network = folder.name
+        self._subnet = f"10.{random.randrange(64, 192)}.{random.randrange(256)}.0/24"
         files = {"containers.conf": _CONTAINERS, "storage.conf": _STORAGE}
         for name, text in files.items():
             (folder / name).write_text(text.format(folder=folder))
@@ -99,6 +103,10 @@ class Podman:
         size = self.run("image", "inspect", "--format={{.Size}}", IMAGE)
         return Built(seconds=round(seconds, 1), bytes=int(size))
 
+    def make_network(self) -> None:
+        """Where pods find each other by name."""
+        self.run("network", "create", f"--subnet={self._subnet}", self._network)
+
     def make_volume(self) -> Path:
         """The claim that pods write runs to, as a folder of this machine."""
         self.run("volume", "create", VOLUME)
@@ -110,7 +118,7 @@ class Podman:
         """Start a pod; its name is its host's, in the domain that a headless service would make."""
         text = to_yaml((config, pod)).encode()
         alias = ".".join(filter(None, (pod["metadata"]["name"], domain)))
-        self.run("play", "kube", f"--network={NETWORK}:alias={alias}", "-", data=text)
+        self.run("play", "kube", f"--network={self._network}:alias={alias}", "-", data=text)
 
     def kill(self, pod: str) -> None:
         """As if its node were lost: SIGKILL to all of it."""
@@ -135,13 +143,13 @@ def running_podman() -> Iterator[Podman]:
     folder = Path(tempfile.mkdtemp(prefix="pods-"))  # podman takes no path over 50 characters
     podman = Podman(folder)
     try:
-        podman.run("network", "create", NETWORK)
+        podman.make_network()
         yield podman
     finally:
         podman.run("pod", "rm", "--all", "--force", "--time=0")
         podman.run("rm", "--all", "--force", "--time=0")
         podman.run("volume", "rm", "--all", "--force")
-        podman.run("network", "rm", "--force", NETWORK)
+        podman.run("network", "prune", "--force")
         podman.run("rmi", "--all", "--force")
         _remove(folder)
 
