@@ -94,7 +94,8 @@ def _cached(name: str, make: Callable[[Path], None]) -> Path:
 def _make_tarball(to: Path) -> None:
     root = to.with_name("root")
     packages = "--include=python3,python3-venv,python3-pip"
-    _run("debootstrap", "--variant=minbase", packages, "bookworm", str(root), _DEBIAN)
+    made = ("debootstrap", "--variant=minbase", packages, "bookworm", str(root), _DEBIAN)
+    _run("unshare", "--mount", *made)  # if it is killed, its /proc in there ends with it
     shutil.rmtree(root / "var/cache/apt/archives")
     # As in a registry's images: what is in /dev is the runtime's, and a /dev/shm here would hand
     # its mode, root's alone, to what is mounted there.
