@@ -53,7 +53,8 @@ runroot="{folder}/run"
 class Built:
     """What a build took."""
 
-    seconds: float
+    seconds: float | None
+    """None: it was there."""
     bytes: int
 
 
@@ -90,6 +91,8 @@ class Podman:
 
     def build(self) -> Built:
         """The project's image, by its own command line and Dockerfile."""
+        if self.run("images", "--quiet", IMAGE):
+            return Built(seconds=None, bytes=self._image_bytes())
         self.run("import", *import_arguments())
         command = [sys.executable, "-m", "shardyard.cli", "image", "build", "--base=cpu"]
         command += ["--tool=podman", f"--tag={IMAGE}", "--", "--pull=never"]
@@ -100,8 +103,10 @@ class Podman:
             )
         assert done.returncode == 0, done.stderr[-3000:]
         seconds = time.monotonic() - started
-        size = self.run("image", "inspect", "--format={{.Size}}", IMAGE)
-        return Built(seconds=round(seconds, 1), bytes=int(size))
+        return Built(seconds=round(seconds, 1), bytes=self._image_bytes())
+
+    def _image_bytes(self) -> int:
+        return int(self.run("image", "inspect", "--format={{.Size}}", IMAGE))
 
     def make_network(self) -> None:
         """Where pods find each other by name."""
@@ -126,7 +131,9 @@ class Podman:
 
     def delete(self, pod: str) -> None:
         """As a controller does: SIGTERM, the time that our pods have to drain, and it is gone."""
-        self.run("pod", "stop", "--time=150", pod)
+        names = self.run("ps", "--filter", f"pod={pod}", "--format={{.Names}}").split()
+        # Not `pod stop`: it takes the network away while the container still drains.
+        self.run("stop", "--time=150", *(name for name in names if not name.endswith("-infra")))
         self.run("pod", "rm", "--force", pod)
 
     def wait(self, container: str, *, timeout_s: float) -> int:
@@ -136,11 +143,16 @@ class Podman:
 
 @contextmanager
 def running_podman() -> Iterator[Podman]:
-    """A podman with a network; all is removed at the end."""
+    """A podman with a network; all is removed at the end.
+
+    SHARDYARD_TEST_PODMAN names a folder whose image is kept, and used again as it is.
+    """
     missing = [name for name in ("podman", "runc") if shutil.which(name) is None]
     if missing or os.geteuid() != 0 or not Path("/usr/lib/podman/aardvark-dns").exists():
         pytest.skip("needs root and Debian's podman, runc, netavark, aardvark-dns, catatonit")
-    folder = Path(tempfile.mkdtemp(prefix="pods-"))  # podman takes no path over 50 characters
+    kept = os.environ.get("SHARDYARD_TEST_PODMAN")
+    # podman takes no path over 50 characters
+    folder = Path(kept or tempfile.mkdtemp(prefix="pods-"))
     podman = Podman(folder)
     try:
         podman.make_network()
@@ -150,8 +162,9 @@ def running_podman() -> Iterator[Podman]:
         podman.run("rm", "--all", "--force", "--time=0")
         podman.run("volume", "rm", "--all", "--force")
         podman.run("network", "prune", "--force")
-        podman.run("rmi", "--all", "--force")
-        _remove(folder)
+        if not kept:
+            podman.run("rmi", "--all", "--force")
+            _remove(folder)
 
 
 def _remove(folder: Path) -> None:
