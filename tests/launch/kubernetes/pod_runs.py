@@ -38,7 +38,7 @@ ELASTIC = (
     "checkpoint.every=20",
 )  # fmt: skip
 
-_PATIENCE_S = 400.0
+_PATIENCE_S = 900.0
 _RUN_PATIENCE_S = 2400.0
 
 
