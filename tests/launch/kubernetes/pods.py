@@ -127,14 +127,31 @@ class Podman:
 
     def kill(self, pod: str) -> None:
         """As if its node were lost: SIGKILL to all of it."""
-        self.run("pod", "rm", "--force", "--time=0", pod)
+        self._remove_pods(pod)
 
     def delete(self, pod: str) -> None:
         """As a controller does: SIGTERM, the time that our pods have to drain, and it is gone."""
         names = self.run("ps", "--filter", f"pod={pod}", "--format={{.Names}}").split()
         # Not `pod stop`: it takes the network away while the container still drains.
         self.run("stop", "--time=150", *(name for name in names if not name.endswith("-infra")))
-        self.run("pod", "rm", "--force", pod)
+        self._remove_pods(pod)
+
+    def remove_all(self) -> None:
+        """All but images."""
+        self._remove_pods("--all")
+        self.run("rm", "--all", "--force", "--time=0")
+        self.run("volume", "rm", "--all", "--force")
+        self.run("network", "prune", "--force")
+
+    def _remove_pods(self, *which: str) -> None:
+        """Podman gives up on a process that a busy machine has not ended within some seconds."""
+        for tries_left in range(9, -1, -1):
+            try:
+                self.run("pod", "rm", "--force", "--time=0", *which)
+                return
+            except AssertionError as error:
+                if not tries_left or "did not die" not in str(error):
+                    raise
 
     def wait(self, container: str, *, timeout_s: float) -> int:
         """Exit code of a container."""
@@ -158,10 +175,7 @@ def running_podman() -> Iterator[Podman]:
         podman.make_network()
         yield podman
     finally:
-        podman.run("pod", "rm", "--all", "--force", "--time=0")
-        podman.run("rm", "--all", "--force", "--time=0")
-        podman.run("volume", "rm", "--all", "--force")
-        podman.run("network", "prune", "--force")
+        podman.remove_all()
         if not kept:
             podman.run("rmi", "--all", "--force")
             _remove(folder)
