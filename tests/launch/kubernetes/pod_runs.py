@@ -5,6 +5,8 @@ their documentation and source say. Podman does the kubelet's part, restarts of 
 included, but at once: a kubelet waits 10 s before the first.
 """
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -12,9 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from click.testing import CliRunner
 
-from shardyard.cli.launch import command as launch
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_lines, read_steps
 from tests.launch.kubernetes.pods import (
@@ -173,9 +173,10 @@ def train(podman: Podman, run: RunDir) -> None:
 
 def rendered(run_id: str, *overrides: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """ConfigMap and job, as `shardyard launch --dry-run` prints them."""
-    words = ["--on", "kubernetes", "--dry-run", f"run.id={run_id}", *OVERRIDES, *overrides]
-    answer = CliRunner().invoke(launch, [str(QUICKSTART), *words], catch_exceptions=False)
-    config, job = yaml.safe_load_all(answer.stdout)
+    command = [sys.executable, "-m", "shardyard.cli", "launch", str(QUICKSTART)]
+    words = ["--on=kubernetes", "--dry-run", f"run.id={run_id}", *OVERRIDES, *overrides]
+    text = subprocess.check_output([*command, *words], stderr=subprocess.DEVNULL, text=True)
+    config, job = yaml.safe_load_all(text)
     return config, job
 
 
