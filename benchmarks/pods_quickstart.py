@@ -76,6 +76,9 @@ def _row(pods: PodRun, reference: RunDir) -> dict[str, Any]:
         "bar": bar,
         "is_met": difference <= bar,
         "greatest_relative_loss_difference": difference,
+        "greatest_until_step": {
+            last: loss_difference(pods.run, reference, last_step=last) for last in (30, 60, 120)
+        },
         "repeated_steps": repeated_steps(pods.run),
         "changes": [asdict(change) for change in pods.changes],
         "losses": [line["loss"] for line in steps],

@@ -180,10 +180,11 @@ def rendered(run_id: str, *overrides: str) -> tuple[dict[str, Any], dict[str, An
     return config, job
 
 
-def loss_difference(one: RunDir, other: RunDir) -> float:
+def loss_difference(one: RunDir, other: RunDir, *, last_step: int | None = None) -> float:
     """Greatest relative difference of the losses of a step; both have the same steps."""
     pairs = zip(read_steps(one.metrics), read_steps(other.metrics), strict=True)
-    return max(abs(float(a["loss"]) / float(b["loss"]) - 1) for a, b in pairs)
+    found = [abs(float(a["loss"]) / float(b["loss"]) - 1) for a, b in pairs]
+    return max(found[:last_step])
 
 
 def repeated_steps(run: RunDir) -> int:

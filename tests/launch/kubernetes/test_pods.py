@@ -84,4 +84,7 @@ def test_workers_of_an_elastic_pytorchjob_come_and_go(pods: Pods) -> None:
         assert drained.first_step == drained.last_step + 1, drained
     assert {line["world_size"] for line in read_steps(run.run.metrics)} == {1, 2, 3}
     assert run.run.attempts() == [0, 1]  # a deleted pod drains all, and the others start again
-    assert loss_difference(run.run, pods.reference) <= 1e-5
+    # Sums in another order differ in the last bit, and training makes more of it with each step;
+    # a sample that is missing or read twice would show at once, in the second digit.
+    assert loss_difference(run.run, pods.reference, last_step=killed.first_step + 10) <= 1e-5
+    assert loss_difference(run.run, pods.reference) <= 1e-3
