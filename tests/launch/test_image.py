@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from shardyard.cli.image import build
 from shardyard.config.compatibility import ENGINES
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.launch.ecr import ecr_registry
@@ -139,6 +141,29 @@ def test_a_build_is_one_call_with_the_context_last(name: str, tmp_path: Path) ->
     context = str(tmp_path / "context")
     assert arguments[0] == "build" and arguments[-1] == context
     assert arguments[-5:-1] == ["--tag", "shardyard:1", "--file", f"{context}/Dockerfile"]
+
+
+def test_options_of_the_tool_come_before_ours(tmp_path: Path) -> None:
+    tool, log = made_tool(tmp_path)
+    tool.build(tmp_path / "context", "shardyard:1", ("--network=host", "--build-arg", "A=b"))
+    ((arguments, _),) = calls(log)
+    assert arguments[3:8] == ["--network=host", "--build-arg", "A=b", "--tag", "shardyard:1"]
+
+
+def test_a_word_that_is_no_option_of_a_tool_is_refused() -> None:
+    answer = CliRunner().invoke(build, ["--base", "cpu", "registry.example/mine:1"])
+    assert isinstance(answer.exception, RequestError)
+    said = str(answer.exception)
+    assert "'registry.example/mine:1' is no option of a tool" in said
+    assert "Behind -- stand the tool's own options, such as -- --network=host" in said
+
+
+def test_a_mirror_is_read_where_pip_runs() -> None:
+    for base in BASES:
+        stages = render_dockerfile(parse_base(base)).split("\nFROM ")[1:]
+        for stage in stages:
+            installs = "pip install" in stage or "pip wheel" in stage
+            assert ("ARG PIP_INDEX_URL\n" in stage) == installs, (base, stage)
 
 
 def test_a_build_that_fails_says_where_to_look(tmp_path: Path) -> None:

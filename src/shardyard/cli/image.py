@@ -41,8 +41,26 @@ def command() -> None:
 @click.option("--tag", help="Name of the image; by default shardyard:VERSION-BASE.")
 @click.option("--dry-run", is_flag=True, help="Print the Dockerfile; build nothing.")
 @json_option
-def build(*, base: str, tool: str | None, tag: str | None, dry_run: bool, as_json: bool) -> None:
-    """Build an image with this version of shardyard and the versions of this environment."""
+@click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[-- TOOL_OPTION...]")
+def build(
+    *,
+    base: str,
+    tool: str | None,
+    tag: str | None,
+    dry_run: bool,
+    as_json: bool,
+    options: tuple[str, ...],
+) -> None:
+    """Build an image with this version of shardyard and the versions of this environment.
+
+    What stands behind -- goes to the tool: -- --build-arg PIP_INDEX_URL=https://mirror.example/simple
+    """
+    if options and not options[0].startswith("-"):
+        raise RequestError(
+            f"{options[0]!r} is no option of a tool that builds. What it is built on is --base, "
+            "and the image's name is --tag. Behind -- stand the tool's own options, such as "
+            "-- --network=host."
+        )
     chosen = parse_base(base)
     name = _image_name(tag or _default_tag(base), "--tag")
     text = render_dockerfile(chosen)
@@ -55,7 +73,7 @@ def build(*, base: str, tool: str | None, tag: str | None, dry_run: bool, as_jso
     with tempfile.TemporaryDirectory(prefix="shardyard-image-") as folder:
         write_context(Path(folder), chosen)
         with program.logged_in_to_read(chosen.image):
-            program.build(Path(folder), name)
+            program.build(Path(folder), name, options)
     answer = {"image": name, "base": chosen.image, "tool": program.name}
     click.echo(json.dumps(answer, indent=1) if as_json else name)
 

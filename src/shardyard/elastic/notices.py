@@ -1,6 +1,7 @@
 """What the agents of one generation tell each other, through the rendezvous store.
 
-    shardyard/generation    number of this generation, from the node of rank 0
+    shardyard/proposal/<g>  what the node with group rank g holds for the number of this generation
+    shardyard/generation    that number, from the node of rank 0
     shardyard/workers/<g>   [{rank, node, pid}] of the node with group rank g
     shardyard/losses/<g>    what that node lost
 
@@ -24,9 +25,11 @@ class Notices:
         self._others = [rank for rank in range(num_nodes) if rank != group_rank]
 
     def agree_on_generation(self, proposal: int) -> int:
-        """The proposal of the node of rank 0, on every node."""
+        """The largest proposal, on every node: one that has just come knows of no earlier ones."""
+        self._store.set(f"shardyard/proposal/{self._group_rank}", str(proposal))
         if self._group_rank == 0:
-            self._store.set("shardyard/generation", str(proposal))
+            theirs = [int(self._store.get(key)) for key in self._keys("proposal")]
+            self._store.set("shardyard/generation", str(max([proposal, *theirs])))
         return int(self._store.get("shardyard/generation"))
 
     def publish(self, kind: str, entries: list[dict[str, Any]]) -> None:

@@ -169,6 +169,10 @@ def _constraints() -> str:
     return "".join(f"{name}=={text}\n" for name, text in sorted(kept.items()))
 
 
+# pip reads it. On a base with its own torch the image's history keeps it: never with a password.
+_MIRROR = "ARG PIP_INDEX_URL\n"
+
+
 def _head(base: Base) -> str:
     word = base.kind if base.kind != "dlc" else f"dlc:{base.image}"
     return f"""\
@@ -185,9 +189,10 @@ def _torch_stage(base: Base) -> str:
 FROM ${{BASE_IMAGE}} AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PATH=/opt/shardyard/bin:$PATH
 {python}RUN python3 -m venv /opt/shardyard
+{_MIRROR}ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/{stack.wheel}
 COPY constraints.txt /src/
 # torch by itself: its layer is the largest and changes least
-RUN pip install --extra-index-url https://download.pytorch.org/whl/{stack.wheel} \\
+RUN pip install --extra-index-url "$TORCH_INDEX_URL" \\
         -c /src/constraints.txt torch=={stack.torch}+{stack.wheel}
 COPY pyproject.toml /src/
 COPY src /src/src
@@ -202,9 +207,9 @@ RUN apt-get update \\
  && rm -rf /var/lib/apt/lists/*
 """
 
-_WHEEL = """\
-FROM ${BASE_IMAGE} AS build
-COPY pyproject.toml /src/
+_WHEEL = f"""\
+FROM ${{BASE_IMAGE}} AS build
+{_MIRROR}COPY pyproject.toml /src/
 COPY src /src/src
 RUN python3 -m pip wheel --no-cache-dir --no-deps -w /wheels /src
 """
@@ -214,7 +219,7 @@ _ON_ITS_TORCH = f"""\
 FROM ${{BASE_IMAGE}}
 USER root
 ENV PIP_NO_CACHE_DIR=1 PIP_BREAK_SYSTEM_PACKAGES=1
-COPY --from=build /wheels /wheels
+{_MIRROR}COPY --from=build /wheels /wheels
 RUN python3 -c 'import importlib.metadata as m; print("torch==" + m.version("torch"))' \\
         > /tmp/torch.txt \\
  && python3 -m pip install -c /tmp/torch.txt /wheels/*.whl \\

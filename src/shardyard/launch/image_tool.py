@@ -24,20 +24,24 @@ class Tool:
     path: str
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
-    def build_command(self, context: Path | str, tag: str) -> list[str]:
+    def build_command(self, context: Path, tag: str, options: Sequence[str] = ()) -> list[str]:
         """What builds an image; podman and buildah leave labels and USER alone in docker format."""
         formatted = [] if self.name == "docker" else ["--format", "docker"]
-        file = str(Path(context) / "Dockerfile")
-        return [self.path, "build", *formatted, "--tag", tag, "--file", file, str(context)]
+        file = str(context / "Dockerfile")
+        named = ["--tag", tag, "--file", file]
+        return [self.path, "build", *formatted, *options, *named, str(context)]
 
-    def build(self, context: Path, tag: str) -> None:
+    def build(self, context: Path, tag: str, options: Sequence[str] = ()) -> None:
         """Build; the tool's talk goes to stderr.
+
+        Args:
+            options: The tool's own, such as ``--network=host`` or ``--build-arg``.
 
         Raises:
             ShardyardError: The tool failed.
         """
         hint = "Its own last lines say at which step. Mend that and build again."
-        self._run(self.build_command(context, tag), hint=hint)
+        self._run(self.build_command(context, tag, options), hint=hint)
 
     def push(self, local: str, remote: str) -> str | None:
         """Push an image under another name; returns its digest where the registry told it.

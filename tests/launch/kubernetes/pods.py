@@ -1,83 +1,157 @@
-"""Rendered pods run by podman, which reads Kubernetes' YAML: an isolated podman, two pods, names.
+"""Rendered pods of the project's own image, run by podman, which reads Kubernetes' YAML.
 
-The image is empty: this machine's own interpreter and packages are mounted into it, so that nothing
-is downloaded or built. Jobs are not known to podman, so each pod is made from the job's template
-with what its controller would add: name, host name, index and the Job's uid.
+Podman knows pods, volumes and restarts of containers: it plays the kubelet. Jobs it does not know,
+so each pod is made here from the job's template with what its controller would add: name, host
+name, index, and the variables of the training operator.
 """
 
 import copy
-import io
 import os
+import random
 import shutil
 import subprocess
 import sys
-import sysconfig
-import tarfile
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shardyard.launch.kubernetes.objects import to_yaml
+from tests.launch.base_image import build_options, import_arguments, package_index
 
-IMAGE = "localhost/this-machine:1"
-SOURCES = {
-    "/usr": Path("/usr"),
-    "/opt/python": Path(sys.base_prefix),
-    "/opt/site": Path(sysconfig.get_paths()["purelib"]),
-    "/opt/src": Path(__file__).parents[3] / "src",
-}
-"""Path in the pod -> what is mounted there."""
-_ENVIRONMENT = {
-    "PATH": "/opt/python/bin:/usr/bin",
-    "PYTHONPATH": "/opt/src:/opt/site",
-    "LD_LIBRARY_PATH": "/opt/python/lib",
-}
+IMAGE = "localhost/shardyard:test"
+VOLUME = "runs"
+"""Name of the claim, and of podman's volume."""
+
 # Limits and cgroups as an unprivileged machine has them; netavark gives containers names.
-_CONFIG = """
+_CONTAINERS = """
 [containers]
 default_ulimits=["nofile=16384:16384", "nproc=16384:16384"]
 [engine]
 cgroup_manager="cgroupfs"
 events_logger="file"
 runtime="runc"
+tmp_dir="{folder}/tmp"
 [network]
 network_backend="netavark"
 network_config_dir="{folder}/networks"
 """
+_STORAGE = """
+[storage]
+driver="overlay"
+graphroot="{folder}/root"
+runroot="{folder}/run"
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """What a build took."""
+
+    seconds: float | None
+    """None: it was there."""
+    bytes: int
 
 
 class Podman:
-    """A podman whose images, containers and networks are in one folder."""
-
-    network = "shardyard-test"
+    """A podman whose images, containers, volumes and networks are in one folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        (folder / "containers.conf").write_text(_CONFIG.format(folder=folder))
+        folder.mkdir(exist_ok=True)
+        # Podmen do not know of each other, and share the names of networks and the ranges of
+        # addresses: each needs its own.
+        self._network = folder.name
+        self._subnet = f"10.{random.randrange(64, 192)}.{random.randrange(256)}.0/24"
+        files = {"containers.conf": _CONTAINERS, "storage.conf": _STORAGE}
+        for name, text in files.items():
+            (folder / name).write_text(text.format(folder=folder))
+        self.environ = {
+            **os.environ,
+            "CONTAINERS_CONF": str(folder / "containers.conf"),
+            "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf"),
+        }
 
-    def run(self, *arguments: str, data: bytes | None = None, timeout_s: float = 120) -> str:
+    def run(self, *arguments: str, data: bytes | None = None, timeout_s: float = 300) -> str:
         """Output of one podman command; its words if it fails."""
-        folders = [f"--root={self._folder}/root", f"--runroot={self._folder}/run"]
         done = subprocess.run(
-            ["podman", *folders, f"--tmpdir={self._folder}/tmp", *arguments],
+            ["podman", *arguments],
             input=data,
             capture_output=True,
             timeout=timeout_s,
-            env={**os.environ, "CONTAINERS_CONF": str(self._folder / "containers.conf")},
+            env=self.environ,
         )
         if done.returncode:
             raise AssertionError(f"podman {arguments}: {done.stderr.decode()}")
         return done.stdout.decode()
 
+    def build(self) -> Built:
+        """The project's image, by its own command line and Dockerfile."""
+        if self.run("images", "--quiet", IMAGE):
+            return Built(seconds=None, bytes=self._image_bytes())
+        self.run("import", *import_arguments())
+        command = [sys.executable, "-m", "shardyard.cli", "image", "build", "--base=cpu"]
+        command += ["--tool=podman", f"--tag={IMAGE}", "--", "--pull=never"]
+        started = time.monotonic()
+        with package_index() as url:
+            done = subprocess.run(
+                [*command, *build_options(url)], env=self.environ, capture_output=True, text=True
+            )
+        assert done.returncode == 0, done.stderr[-3000:]
+        seconds = time.monotonic() - started
+        return Built(seconds=round(seconds, 1), bytes=self._image_bytes())
+
+    def _image_bytes(self) -> int:
+        return int(self.run("image", "inspect", "--format={{.Size}}", IMAGE))
+
+    def make_network(self) -> None:
+        """Where pods find each other by name."""
+        self.run("network", "create", f"--subnet={self._subnet}", self._network)
+
+    def make_volume(self) -> Path:
+        """The claim that pods write runs to, as a folder of this machine."""
+        self.run("volume", "create", VOLUME)
+        path = Path(self.run("volume", "inspect", "--format={{.Mountpoint}}", VOLUME).strip())
+        os.chown(path, 1000, 1000)  # what the kubelet does for fsGroup
+        return path
+
     def play(self, config: dict[str, Any], pod: dict[str, Any], *, domain: str = "") -> None:
         """Start a pod; its name is its host's, in the domain that a headless service would make."""
         text = to_yaml((config, pod)).encode()
         alias = ".".join(filter(None, (pod["metadata"]["name"], domain)))
-        self.run("play", "kube", f"--network={self.network}:alias={alias}", "-", data=text)
+        self.run("play", "kube", f"--network={self._network}:alias={alias}", "-", data=text)
+
+    def kill(self, pod: str) -> None:
+        """As if its node were lost: SIGKILL to all of it."""
+        self._remove_pods(pod)
+
+    def delete(self, pod: str) -> None:
+        """As a controller does: SIGTERM, the time that our pods have to drain, and it is gone."""
+        names = self.run("ps", "--filter", f"pod={pod}", "--format={{.Names}}").split()
+        # Not `pod stop`: it takes the network away while the container still drains.
+        self.run("stop", "--time=150", *(name for name in names if not name.endswith("-infra")))
+        self._remove_pods(pod)
+
+    def remove_all(self) -> None:
+        """All but images."""
+        self._remove_pods("--all")
+        self.run("rm", "--all", "--force", "--time=0")
+        self.run("volume", "rm", "--all", "--force")
+        self.run("network", "prune", "--force")
+
+    def _remove_pods(self, *which: str) -> None:
+        """Podman gives up on a process that a busy machine has not ended within some seconds."""
+        for tries_left in range(9, -1, -1):
+            try:
+                self.run("pod", "rm", "--force", "--time=0", *which)
+                return
+            except AssertionError as error:
+                if not tries_left or "did not die" not in str(error):
+                    raise
 
     def wait(self, container: str, *, timeout_s: float) -> int:
         """Exit code of a container."""
@@ -86,22 +160,25 @@ class Podman:
 
 @contextmanager
 def running_podman() -> Iterator[Podman]:
-    """A podman with the image and a network; all is removed at the end."""
+    """A podman with a network; all is removed at the end.
+
+    SHARDYARD_TEST_PODMAN names a folder whose image is kept, and used again as it is.
+    """
     missing = [name for name in ("podman", "runc") if shutil.which(name) is None]
     if missing or os.geteuid() != 0 or not Path("/usr/lib/podman/aardvark-dns").exists():
         pytest.skip("needs root and Debian's podman, runc, netavark, aardvark-dns, catatonit")
-    folder = Path(tempfile.mkdtemp(prefix="pods-"))  # podman takes no path over 50 characters
+    kept = os.environ.get("SHARDYARD_TEST_PODMAN")
+    # podman takes no path over 50 characters
+    folder = Path(kept or tempfile.mkdtemp(prefix="pods-"))
     podman = Podman(folder)
     try:
-        changes = [f"--change=ENV {name}={value}" for name, value in _ENVIRONMENT.items()]
-        podman.run("import", *changes, "-", IMAGE, data=_empty_image())
-        podman.run("network", "create", podman.network)
+        podman.make_network()
         yield podman
     finally:
-        podman.run("pod", "rm", "--all", "--force", "--time=0")
-        podman.run("network", "rm", "--force", podman.network)
-        podman.run("rmi", "--all", "--force")
-        _remove(folder)
+        podman.remove_all()
+        if not kept:
+            podman.run("rmi", "--all", "--force")
+            _remove(folder)
 
 
 def _remove(folder: Path) -> None:
@@ -111,30 +188,15 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def _empty_image() -> bytes:
-    """Folders to mount into, and the links of a merged /usr."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name in ("proc", "sys", "dev", "etc", "tmp", "runs", "data", *SOURCES):
-            entry = tarfile.TarInfo(name.lstrip("/"))
-            entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if name == "tmp" else 0o755
-            archive.addfile(entry)
-        for name in ("bin", "lib", "lib64"):
-            link = tarfile.TarInfo(name)
-            link.type, link.linkname = tarfile.SYMTYPE, f"usr/{name}"
-            archive.addfile(link)
-    return buffer.getvalue()
-
-
-def pod_of_jobset(job: dict[str, Any], rank: int) -> dict[str, Any]:
-    """The pod of one index, as JobSet and the Job controller make it."""
+def pod_of_jobset(job: dict[str, Any], rank: int, *, start: int) -> dict[str, Any]:
+    """The pod of one index, as JobSet and the Job controller make it; each start is a new Job."""
     name = job["metadata"]["name"]
     inner = job["spec"]["replicatedJobs"][0]
     pod = copy.deepcopy(inner["template"]["spec"]["template"])
     host = f"{name}-{inner['name']}-0-{rank}"
     pod["metadata"]["name"] = host
     pod["metadata"]["labels"] |= {
-        "batch.kubernetes.io/controller-uid": "uid-of-the-first-start",
+        "batch.kubernetes.io/controller-uid": f"uid-of-start-{start}",
         "batch.kubernetes.io/job-completion-index": str(rank),
         "jobset.sigs.k8s.io/jobset-name": name,
     }
@@ -147,13 +209,15 @@ def pod_of_jobset(job: dict[str, Any], rank: int) -> dict[str, Any]:
 def worker_of_pytorchjob(job: dict[str, Any], rank: int) -> dict[str, Any]:
     """The pod of one worker, as the training operator makes it."""
     name, policy = job["metadata"]["name"], job["spec"]["elasticPolicy"]
-    pod = copy.deepcopy(job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"])
+    replica = job["spec"]["pytorchReplicaSpecs"]["Worker"]
+    pod = copy.deepcopy(replica["template"])
     pod["metadata"]["name"] = f"{name}-worker-{rank}"
     pod["metadata"]["labels"] |= {
         "training.kubeflow.org/job-name": name,
         "training.kubeflow.org/replica-index": str(rank),
     }
-    pod["spec"] |= {"restartPolicy": "Never", "hostname": f"{name}-worker-{rank}"}
+    host = f"{name}-worker-{rank}"
+    pod["spec"] |= {"restartPolicy": replica["restartPolicy"], "hostname": host}
     added = {
         "PET_RDZV_ENDPOINT": f"{policy['rdzvHost']}:{policy['rdzvPort']}",
         "PET_RDZV_BACKEND": policy["rdzvBackend"],

@@ -215,3 +215,17 @@ def test_a_node_reads_its_place_from_what_its_pod_is_given(target: str) -> None:
     place = place_in(target, environ)
     assert (place.node_rank, place.nodes, place.host) == (1, 2, HOSTS[target])
     assert place.session == (RUN_ID if target == "pytorchjob" else "uid-of-this-start")
+
+
+def test_a_session_is_new_at_each_submission_or_each_start() -> None:
+    """A PyTorchJob's is its name, which counts submissions; a JobSet's is told by Kubernetes."""
+
+    def session(*overrides: str, submission: int = 1) -> Any:
+        request = request_for(*overrides, run_id="demo", submission=submission)
+        (container,) = pod_of(render_objects(request))["spec"]["containers"]
+        return variables(container)["SHARDYARD_SESSION"]
+
+    elastic = "launch.kubernetes.target=pytorchjob"
+    assert [session(elastic, submission=number) for number in (1, 2)] == ["demo", "demo-s2"]
+    uid = "metadata.labels['batch.kubernetes.io/controller-uid']"
+    assert session() == {"fieldRef": {"fieldPath": uid}}
