@@ -90,7 +90,7 @@ class Cell:
         }  # fmt: skip
 
 
-MODELS: dict[str, str] = {"dense": "llama-tiny", "bert": "bert-tiny"}
+MODELS: dict[str, str] = {"dense": "llama-tiny-deep", "bert": "bert-tiny"}
 """Model of the grid -> preset."""
 
 
@@ -102,26 +102,69 @@ def _cells(model: str, layouts: dict[int, Sequence[dict[str, Any]]], **others: A
     ]
 
 
-LAYOUTS: dict[int, Sequence[dict[str, Any]]] = {
-    2: [{"dp_shard": 2}, {"tp": 2}],
-    4: [
-        {"tp": 2, "dp_shard": 2, "zero": 1},
-        {"tp": 2, "dp_shard": 2, "zero": 2},
-        {"tp": 2, "dp_shard": 2, "zero": 3},
-        {"tp": 2, "dp_replicate": 2},
-    ],
-    8: [{"tp": 2, "dp_replicate": 2, "dp_shard": 2}],
-}
-"""Processes -> degrees."""
+def _layouts(model: str) -> dict[int, list[dict[str, Any]]]:
+    """Processes -> degrees: every axis, every pair of them, and the triples that are used."""
+    ulysses = {"cp": 2, "cp_exchange": "heads"}
+    layouts: dict[int, list[dict[str, Any]]] = {
+        2: [{"dp_shard": 2}, {"tp": 2}, {"cp": 2}, ulysses],
+        4: [
+            {"tp": 2, "dp_shard": 2, "zero": 1},
+            {"tp": 2, "dp_shard": 2, "zero": 2},
+            {"tp": 2, "dp_shard": 2, "zero": 3},
+            {"tp": 2, "dp_replicate": 2},
+            {"cp": 2, "dp_shard": 2},
+            {"cp": 2, "dp_replicate": 2, "zero": 2},
+            {"tp": 2, "cp": 2},
+            {"tp": 2, **ulysses},
+        ],
+        8: [
+            {"tp": 2, "dp_replicate": 2, "dp_shard": 2},
+            {"tp": 2, "cp": 2, "dp_shard": 2},
+        ],
+    }
+    if model != "bert":  # its head is its table of tokens, which no two stages can share
+        layouts[2] += [{"pp": 2}, {"pp": 2, "schedule": "gpipe"}]
+        layouts[4] += [
+            {"pp": 2, "dp_shard": 2, "zero": 1},
+            {"pp": 2, "dp_shard": 2, "zero": 3},
+            {"pp": 2, "dp_replicate": 2},
+            {"pp": 2, "tp": 2},
+            {"pp": 2, "cp": 2},
+            {"pp": 2, "schedule": "interleaved", "virtual_stages": 2, "dp_shard": 2},
+            {"pp": 2, "schedule": "zero-bubble", "dp_shard": 2, "zero": 2},
+            {"pp": 2, "schedule": "zb-v", "virtual_stages": 2, "tp": 2},
+            {"pp": 4},
+        ]
+        layouts[8] += [
+            {"pp": 2, "tp": 2, "dp_shard": 2},
+            {"pp": 2, "tp": 2, "cp": 2},
+            {"pp": 2, "cp": 2, "dp_shard": 2},
+        ]
+    if model == "moe":
+        layouts[2] += [{"ep": 2, "dp_shard": 2}]
+        layouts[4] += [
+            {"ep": 4, "dp_shard": 4},
+            {"ep": 2, "dp_shard": 4, "zero": 2},
+            {"ep": 2, "dp_shard": 2, "dp_replicate": 2},
+            {"ep": 2, "dp_shard": 2, "tp": 2},
+            {"ep": 2, "dp_shard": 2, "pp": 2},
+            {"ep": 2, "cp": 2, "dp_shard": 2},
+        ]
+        layouts[8] += [
+            {"ep": 2, "dp_shard": 2, "tp": 2, "pp": 2},
+            {"ep": 2, "cp": 2, "tp": 2, "dp_shard": 2},
+        ]
+    return layouts
 
 
 def grid() -> list[Cell]:
     """All cells, those of one process count together."""
-    dense = _cells("dense", LAYOUTS)
+    dense = _cells("dense", _layouts("dense"))
     dropped = [replace(cell, dropout=0.1, micro_batch=2) for cell in dense]
     redone = [replace(dropped[1], recompute=how) for how in ("full", "selective")]
-    bert = _cells("bert", LAYOUTS, dropout=0.1, micro_batch=2)
-    return sorted([*dense, *dropped, *redone, *bert], key=lambda cell: cell.processes)
+    bert = _cells("bert", _layouts("bert"), dropout=0.1, micro_batch=2)
+    moe = _cells("moe", _layouts("moe"), dropout=0.1) if "moe" in MODELS else []
+    return sorted([*dense, *dropped, *redone, *bert, *moe], key=lambda cell: cell.processes)
 
 
 def main() -> int:
