@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -160,14 +161,20 @@ class SlurmCluster:
     def start_now(self, job_id: str) -> None:
         """Let a requeued job begin without the two minutes that Slurm makes it wait.
 
-        Slurm sets them once more as the old start ends, so this says it until it holds.
+        Slurm sets them once more as the old start ends, so this is said until it holds. Not within
+        the second in which the old start ended: nodes refuse credentials as old as that.
         """
 
         def has_begun() -> bool:
-            if self.state(job_id) == "RUNNING":
-                return True
-            self.client("scontrol", "update", f"JobId={job_id}", "StartTime=now", check=False)
-            return False
+            text = self.client("scontrol", "show", "job", job_id, "-o")
+            state, starts = (
+                text.partition(f"{name}=")[2].split()[0] for name in ("JobState", "StartTime")
+            )
+            assert state in ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING"), text
+            soon = datetime.now() + timedelta(seconds=5)
+            if state == "PENDING" and starts != "Unknown" and datetime.fromisoformat(starts) > soon:
+                self.client("scontrol", "update", f"JobId={job_id}", "StartTime=now+3", check=False)
+            return state == "RUNNING"
 
         self.wait_until(has_begun, "running again")
 

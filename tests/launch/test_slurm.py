@@ -324,14 +324,6 @@ def test_how_a_forgotten_job_ended_is_known_from_its_own_words(
     assert status.reason == "Slurm knows it no more; its nodes ended with exit code 0"
 
 
-def test_a_running_job_keeps_its_size(launcher: SlurmLauncher) -> None:
-    job = Job(launcher="slurm", run_id="r", id="1", name="r")
-    with pytest.raises(
-        RequestError, match=r"`shardyard cancel r`.*`shardyard resume r cluster\.nodes=3`"
-    ):
-        launcher.scale(job, 3)
-
-
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [

@@ -146,6 +146,13 @@ def test_sacct_prints_exit_code_143_as_15() -> None:
     assert status_of(record, job_id="1").state is JobState.DRAINED
 
 
+def test_a_job_that_cancel_ended_before_it_listened_is_drained() -> None:
+    status = status_of(_record("FAILED", exit_code="0:12"), job_id="1")
+    assert (status.state, status.exit_code) == (JobState.DRAINED, 140)
+    assert status.reason == "asked to stop before it had begun"
+    assert status_of(_record("FAILED", exit_code="0:9"), job_id="1").state is JobState.FAILED
+
+
 def test_the_page_has_every_state_under_what_it_means() -> None:
     page = (Path(__file__).parents[2] / "docs" / "launch-slurm.md").read_text()
     table = page.partition("## States")[2].partition("\n## ")[0]

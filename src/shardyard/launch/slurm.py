@@ -66,7 +66,7 @@ class SlurmLauncher:
 
     name: ClassVar[str] = "slurm"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        scales=False, requeues=True, needs_image=False, shares_folder=True, secrets=("env", "file")
+        resizes=(), requeues=True, needs_image=False, shares_folder=True, secrets=("env", "file")
     )
     shell: Shell = run_client
     program: tuple[str, ...] = NODE_PROGRAM
@@ -171,18 +171,6 @@ class SlurmLauncher:
             return not follow or self._state(job).is_over
 
         return read_logs(files, is_over=_asked_every(_ASK_EVERY_S, is_over))
-
-    def scale(self, job: Job, nodes: int) -> None:
-        """Refuse: a Slurm job keeps its nodes.
-
-        Raises:
-            RequestError: Always.
-        """
-        raise RequestError(
-            f"job {job.id} of run {job.run_id} cannot be given {nodes} nodes while it runs: a "
-            f"Slurm job keeps its size. Use `shardyard cancel {job.run_id}`, which saves, and then "
-            f"`shardyard resume {job.run_id} cluster.nodes={nodes}`."
-        )
 
     def cancel(self, job: Job) -> None:
         """Ask a running job to drain, however long that takes; remove a waiting one."""
