@@ -121,8 +121,10 @@ def test_a_killed_command_line_lets_the_run_drain(run: RunDir, scratch: str) -> 
     }
     agents = Agents(run, Path(scratch))
     with subprocess.Popen([sys.executable, "-c", code], env=environment) as command_line:
-        agents.wait_for_training()
-        command_line.kill()
+        try:
+            agents.wait_for_training()
+        finally:
+            command_line.kill()
     wait_until(lambda: bool(agents.events("attempt_ended")))
     assert agents.events("draining")[0]["signal"] == "SIGHUP"
     assert agents.events("attempt_ended")[0]["exit_code"] == 143

@@ -49,8 +49,8 @@ SelectTypeParameters=CR_Core
 SlurmctldParameters=allow_user_triggers
 SlurmdParameters=config_overrides
 SlurmctldTimeout=10
-SlurmdTimeout=10
-MessageTimeout=10
+SlurmdTimeout=30
+MessageTimeout=30
 ReturnToService=2
 GresTypes=gpu
 EnforcePartLimits=ALL
@@ -158,7 +158,7 @@ class SlurmCluster:
         text = self.client("scontrol", "show", "job", job_id, "-o")
         return text.partition("JobState=")[2].split()[0]
 
-    def start_now(self, job_id: str) -> None:
+    def start_now(self, job_id: str, *, patience_s: float = 90.0) -> None:
         """Let a requeued job begin without the two minutes that Slurm makes it wait.
 
         Slurm sets them once more as the old start ends, so this is said until it holds. Not within
@@ -176,7 +176,7 @@ class SlurmCluster:
                 self.client("scontrol", "update", f"JobId={job_id}", "StartTime=now+3", check=False)
             return state == "RUNNING"
 
-        self.wait_until(has_begun, "running again")
+        self.wait_until(has_begun, "running again", patience_s)
 
     def stop(self) -> None:
         """End everything: jobs first, then daemons, then what they left."""
