@@ -125,6 +125,12 @@ class SlurmCluster:
                 os.kill(pid, signal.SIGKILL)
         daemon.wait()
 
+    def stop_daemon(self, name: str) -> None:
+        """End a node's daemon alone, as a package update does; its tasks live on."""
+        daemon = self.daemons.pop(name)
+        daemon.terminate()
+        daemon.wait()
+
     def processes_of(self, node: str) -> list[int]:
         """Processes of jobs on a node, and what manages them.
 
@@ -146,7 +152,7 @@ class SlurmCluster:
                     found.append(int(entry.name))
         return found
 
-    def wait_until(self, is_so: Callable[[], bool], what: str, patience_s: float = 90.0) -> None:
+    def wait_until(self, is_so: Callable[[], bool], what: str, patience_s: float = 300.0) -> None:
         """Look again and again until something is so."""
         deadline = time.monotonic() + patience_s
         while not is_so():
@@ -158,7 +164,7 @@ class SlurmCluster:
         text = self.client("scontrol", "show", "job", job_id, "-o")
         return text.partition("JobState=")[2].split()[0]
 
-    def start_now(self, job_id: str, *, patience_s: float = 90.0) -> None:
+    def start_now(self, job_id: str, *, patience_s: float = 600.0) -> None:
         """Let a requeued job begin without the two minutes that Slurm makes it wait.
 
         Slurm sets them once more as the old start ends, so this is said until it holds. Not within

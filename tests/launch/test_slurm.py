@@ -316,7 +316,9 @@ def test_how_a_forgotten_job_ended_is_known_from_its_own_words(
 ) -> None:
     (run_dir / "logs").mkdir(parents=True)
     text = "shardyard: the nodes ended with exit code "
-    (run_dir / "logs" / "slurm-4000000.log").write_text(f"{text}143\n{text}0\n")
+    (run_dir / "logs" / "slurm-4000000.log").write_text(
+        f"shardyard: start 0\n{text}143\nshardyard: start 1\n{text}0\n"
+    )
     details = {"folder": str(run_dir), "nodes": "2"}
     job = Job(launcher="slurm", run_id="old", id="4000000", name="old", details=details)
     status = launcher.status(job)

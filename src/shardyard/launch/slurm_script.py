@@ -52,6 +52,7 @@ trap 'drain "time limit"' USR1
 trap 'drain cancel' USR2
 trap 'woken=yes forwarding=yes reason=${reason:-signal}' TERM  # Slurm sends it to the tasks as well
 
+echo "shardyard: start ${SLURM_RESTART_COUNT:-0}"  # a requeued job goes on in the same log
 "${srun[@]}" "${node[@]}" &
 step=$!
 if [[ -e $stop_file ]]; then drain cancel; fi
@@ -113,9 +114,10 @@ def render_script(request: LaunchRequest, program: tuple[str, ...] = NODE_PROGRA
 
 
 def ended_with(output: str) -> int | None:
-    """The exit code that the script printed at its end; None: it did not come to its end."""
-    last = re.findall(r"^shardyard: the nodes ended with exit code (\d+)$", output, re.MULTILINE)
-    return int(last[-1]) if last else None
+    """The exit code that the newest start of the script printed; None: it did not come to that."""
+    newest = re.split(r"^shardyard: start \d+$", output, flags=re.MULTILINE)[-1]
+    found = re.search(r"^shardyard: the nodes ended with exit code (\d+)$", newest, re.MULTILINE)
+    return int(found[1]) if found else None
 
 
 def exported_names(recipe: Recipe) -> tuple[str, ...]:

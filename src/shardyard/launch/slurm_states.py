@@ -110,9 +110,7 @@ def read_sacct(text: str) -> JobRecord | None:
     return JobRecord(state=state, reason=reason, exit_code=exit_code, node_list=node_list)
 
 
-def status_of(
-    record: JobRecord, *, job_id: str, nodes: tuple[tuple[str, str], ...] = ()
-) -> JobStatus:
+def status_of(record: JobRecord, *, job_id: str) -> JobStatus:
     """Translate.
 
     Raises:
@@ -132,7 +130,6 @@ def status_of(
         state=state,
         reason=_reason(record, word, state, exit_code),
         exit_code=exit_code,
-        nodes=nodes,
     )
 
 
