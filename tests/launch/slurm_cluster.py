@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.launch.slurm_clients import Done
+from shardyard.launch.slurm.clients import Done
 
 NODES = tuple(f"127.0.0.{number}" for number in range(1, 5))
 GPUS_PER_NODE = 8

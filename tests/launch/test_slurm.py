@@ -14,8 +14,8 @@ import pytest
 from shardyard.errors import CapacityError, RequestError, ShardyardError
 from shardyard.launch.base import Job, JobState, Rendered
 from shardyard.launch.ledger import Ledger
-from shardyard.launch.slurm import SlurmLauncher
-from shardyard.launch.slurm_clients import Done
+from shardyard.launch.slurm.clients import Done
+from shardyard.launch.slurm.launcher import SlurmLauncher
 from tests.launch import slurm_node
 from tests.launch.planted import planted_secrets
 from tests.launch.slurm_cluster import SlurmCluster, slurm_cluster

@@ -7,9 +7,9 @@ import pytest
 
 from shardyard.errors import ShardyardError
 from shardyard.launch.base import Job, JobState
-from shardyard.launch.slurm import SlurmLauncher
-from shardyard.launch.slurm_clients import Done
-from shardyard.launch.slurm_states import (
+from shardyard.launch.slurm.clients import Done
+from shardyard.launch.slurm.launcher import SlurmLauncher
+from shardyard.launch.slurm.states import (
     STATES,
     JobRecord,
     read_sacct,

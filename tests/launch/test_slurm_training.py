@@ -11,7 +11,7 @@ from shardyard.config.check import load_checked_recipe
 from shardyard.config.load import dump_recipe
 from shardyard.launch.base import Job, JobState, LaunchRequest
 from shardyard.launch.ledger import Ledger
-from shardyard.launch.slurm import SlurmLauncher
+from shardyard.launch.slurm.launcher import SlurmLauncher
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_lines
 from tests.e2e.shardyard import Place, events, make_place, wait_for, wait_for_step

@@ -17,7 +17,7 @@ from shardyard.launch.ledger import Ledger
 
 LAUNCHERS: dict[str, str] = {
     "local": "shardyard.launch.local:LocalLauncher",
-    "slurm": "shardyard.launch.slurm:SlurmLauncher",
+    "slurm": "shardyard.launch.slurm.launcher:SlurmLauncher",
     "kubernetes": "shardyard.launch.kubernetes.launcher:KubernetesLauncher",
     "aws-batch": "shardyard.launch.aws_batch:BatchLauncher",
 }

@@ -29,8 +29,8 @@ from shardyard.launch.doctor import Finding
 from shardyard.launch.ledger import Entry, Ledger
 from shardyard.launch.log_files import read_logs
 from shardyard.launch.secrets import refuse_unsupported
-from shardyard.launch.slurm_checks import slurm_checks
-from shardyard.launch.slurm_clients import (
+from shardyard.launch.slurm.checks import slurm_checks
+from shardyard.launch.slurm.clients import (
     NoAccountingError,
     NoAnswerError,
     Shell,
@@ -38,14 +38,14 @@ from shardyard.launch.slurm_clients import (
     ask,
     run_client,
 )
-from shardyard.launch.slurm_script import (
+from shardyard.launch.slurm.script import (
     NODE_PROGRAM,
     RECIPE_FILE,
     SCRIPT_FILE,
     ended_with,
     render_script,
 )
-from shardyard.launch.slurm_states import (
+from shardyard.launch.slurm.states import (
     SACCT_FIELDS,
     JobRecord,
     read_sacct,
