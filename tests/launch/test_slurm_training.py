@@ -154,17 +154,13 @@ def test_a_run_on_four_nodes_has_the_losses_of_four_processes_here(
     assert len(expected_of_four) == STEPS
 
 
-@pytest.mark.parametrize("what", ["killed", "daemon-stopped"])
-def test_a_lost_node_costs_no_more_than_the_steps_since_the_last_checkpoint(
-    place: Place, cluster: SlurmCluster, expected: dict[int, float], what: str
+def test_a_node_that_dies_costs_no_more_than_the_steps_since_the_last_checkpoint(
+    place: Place, cluster: SlurmCluster, expected: dict[int, float]
 ) -> None:
-    run = SlurmRun(place, cluster, f"node-{what}")
+    run = SlurmRun(place, cluster, "lost-node")
     wait_for_step(run.run_dir, 60)
     lost = sorted(name for name, _ in run.launcher.status(run.job).nodes)[1]
-    if what == "killed":
-        cluster.kill_node(lost)
-    else:
-        cluster.stop_daemon(lost)  # its tasks live on, and Slurm cannot reach them
+    cluster.kill_node(lost)
     try:
         run.start_again_now()
         run.wait_for(JobState.SUCCEEDED)
@@ -174,6 +170,23 @@ def test_a_lost_node_costs_no_more_than_the_steps_since_the_last_checkpoint(
     assert begins[0] == 0
     assert begins[1] >= 40
     assert begins[1] % 40 == 0
+    assert _losses(run.run_dir) == expected
+
+
+def test_a_daemon_that_stops_for_good_costs_no_step(
+    place: Place, cluster: SlurmCluster, expected: dict[int, float]
+) -> None:
+    run = SlurmRun(place, cluster, "daemon-stopped")
+    wait_for_step(run.run_dir, 60)
+    lost = sorted(name for name, _ in run.launcher.status(run.job).nodes)[1]
+    cluster.stop_daemon(lost)  # its tasks live on, until Slurm gives the node up
+    try:
+        run.start_again_now()
+        run.wait_for(JobState.SUCCEEDED)
+    finally:
+        cluster.start_node(lost)
+    steps = [line["step"] for line in read_lines(run.run_dir.metrics) if "loss" in line]
+    assert steps == list(range(1, STEPS + 1)), "none lost, none twice"
     assert _losses(run.run_dir) == expected
 
 
