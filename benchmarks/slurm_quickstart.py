@@ -95,7 +95,10 @@ class Study:
         )
 
     def wait_for_end(self, job_id: str) -> None:
-        self.wait(lambda: self.cluster.state(job_id) == "COMPLETED", f"the end of job {job_id}")
+        over = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
+        self.wait(lambda: self.cluster.state(job_id) in over, f"the end of job {job_id}")
+        if self.cluster.state(job_id) != "COMPLETED":
+            raise SystemExit(f"job {job_id} is {self.cluster.state(job_id)}")
 
 
 def main() -> int:
