@@ -8,16 +8,22 @@ does; all that could be refused is looked at before.
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from shardyard.cli.launch import Terms, agree, say_next
-from shardyard.cli.launched import Launched, describe_job, find_launched, launchers_in
+from shardyard.cli.launched import (
+    Launched,
+    describe_job,
+    fetch_progress,
+    find_launched,
+    launchers_in,
+)
 from shardyard.cli.launching import submit
-from shardyard.cli.options import json_option, launch_options, runs_dir_option
+from shardyard.cli.options import as_override, json_option, launch_options, runs_dir_option
 from shardyard.cli.resume import propose_again
 from shardyard.cli.watch import wait_until, watch
 from shardyard.errors import RequestError, ShardyardError
@@ -41,7 +47,14 @@ _CAN_GO_ON = (JobState.DRAINED, JobState.CANCELLED, JobState.GONE)
 @json_option
 @click.pass_context
 def command(
-    context: click.Context, /, run: str, *, nodes: int, runs_dir: Path, **terms: Any
+    context: click.Context,
+    /,
+    run: str,
+    *,
+    nodes: int,
+    runs_dir: Path,
+    max_usd: float | None,
+    **terms: Any,
 ) -> int:
     """Let RUN (a path, an id, or the beginning of one) go on with NODES nodes.
 
@@ -53,7 +66,8 @@ def command(
     launcher = launched.launcher
     if isinstance(launcher, Resizer) and launcher.resizes(launched.job):
         return _resize(launched, launcher, nodes, status, Terms(**terms))
-    return _submit_again(launched, nodes, Terms(**terms))
+    overrides = (f"cluster.nodes={nodes}", *as_override(max_usd))
+    return _submit_again(launched, nodes, overrides, Terms(**terms))
 
 
 def _resize(
@@ -74,7 +88,7 @@ def _resize(
     return watch(launched, node=0) if terms.is_followed and not terms.dry_run else 0
 
 
-def _submit_again(launched: Launched, nodes: int, terms: Terms) -> int:
+def _submit_again(launched: Launched, nodes: int, overrides: Sequence[str], terms: Terms) -> int:
     """Drain the job, and submit the run again."""
     run_dir, job = launched.run_dir, _name(launched)
     has = launched.recipe().cluster.nodes
@@ -83,9 +97,8 @@ def _submit_again(launched: Launched, nodes: int, terms: Terms) -> int:
             f"NODES={nodes}, and {job} was submitted with that many. A new job would only cost the "
             "time between the two. Give another number."
         )
-    proposal = propose_again(
-        run_dir, [f"cluster.nodes={nodes}"], launched.launcher, is_dry_run=terms.dry_run
-    )
+    fetch_progress(launched)
+    proposal = propose_again(run_dir, overrides, launched.launcher, is_dry_run=terms.dry_run)
     would = "would be" if terms.dry_run else "will be"
     _say(f"{job} keeps its {has} nodes: it {would} drained, and the run submitted again")
     if not agree(proposal, terms, question="drain it and submit the run again?"):
