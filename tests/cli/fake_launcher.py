@@ -18,7 +18,7 @@ from shardyard.launch.base import (
 from shardyard.launch.ledger import Ledger
 
 CAPABILITIES = Capabilities(
-    scales=True, requeues=False, needs_image=False, shares_folder=True, secrets=("env",)
+    resizes=("fake",), requeues=False, needs_image=False, shares_folder=True, secrets=("env",)
 )
 
 
@@ -35,6 +35,7 @@ class FakeLauncher:
     unanswered: list[ShardyardError] = field(default_factory=list)
     """Raised one by one before ``statuses`` are answered."""
     at_end_of_logs: Callable[[], None] = lambda: None
+    at_cancel: Callable[[], None] = lambda: None
     refuses: ShardyardError | None = None
     refuses_after: int = 0
     """Objects that are created before ``refuses`` is raised."""
@@ -83,13 +84,18 @@ class FakeLauncher:
         if follow:
             self.at_end_of_logs()
 
-    def scale(self, job: Job, nodes: int) -> None:
+    def resizes(self, job: Job) -> bool:
+        assert job.id == "8"
+        return bool(self.capabilities.resizes)
+
+    def resize(self, job: Job, nodes: int) -> None:
         assert job.id == "8"
         self.scaled.append(nodes)
 
     def cancel(self, job: Job) -> None:
         assert job.id == "8"
         self.cancelled += 1
+        self.at_cancel()
 
     def remove(self, job: Job, ledger: Ledger) -> list[str]:
         assert job.launcher == self.name

@@ -21,7 +21,7 @@ from shardyard.rundir.lease import is_held
 from shardyard.rundir.lines import read_lines
 from tests.elastic.agents import wait_until
 
-PATIENCE_S = 180.0
+PATIENCE_S = 600.0
 """For the longest thing a test waits for, on a machine that others use too."""
 
 _MARK = f"SHARDYARD_E2E={os.getpid()}"

@@ -48,6 +48,14 @@ def never_drain(run: RunDir, _attempt: int, _generation: int, _drained: Drained)
         _step(lambda: False)
 
 
+def drain_slowly(run: RunDir, _attempt: int, _generation: int, drained: Drained) -> str:
+    (run.path / f"started-{dist.get_rank()}").touch()
+    while not _step(drained):
+        pass
+    time.sleep(3.0)
+    return "drained"
+
+
 def train_two_generations(run: RunDir, attempt: int, generation: int, drained: Drained) -> str:
     if generation == 0:
         return never_drain(run, attempt, generation, drained)

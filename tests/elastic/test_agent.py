@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -134,6 +135,18 @@ def test_a_second_signal_does_not_wait(agents: Agents) -> None:
     wait_until(lambda: process.send_signal(signal.SIGINT) or process.poll() is not None)  # type: ignore[func-returns-value]
     end = answer(process)
     assert end["exit_code"] == 130 and "a second signal came" in end["message"]
+
+
+def test_of_several_signals_of_a_scheduler_only_the_first_counts(agents: Agents) -> None:
+    agents.prepare()
+    process = agents.start("drain_slowly", "--asked-once")
+    agents.wait_for_training()
+    process.terminate()
+    wait_until(lambda: bool(agents.events("draining")))
+    time.sleep(1.0)  # later than what counts as one wish
+    process.terminate()
+    end = answer(process)
+    assert (end["outcome"], end["exit_code"]) == ("drained", 143)
 
 
 def test_a_killed_agent_takes_everything_with_it(agents: Agents) -> None:

@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from shardyard.launch.slurm_clients import Done
+from shardyard.launch.slurm.clients import Done
 
 NODES = tuple(f"127.0.0.{number}" for number in range(1, 5))
 GPUS_PER_NODE = 8
@@ -48,8 +49,8 @@ SelectTypeParameters=CR_Core
 SlurmctldParameters=allow_user_triggers
 SlurmdParameters=config_overrides
 SlurmctldTimeout=10
-SlurmdTimeout=10
-MessageTimeout=10
+SlurmdTimeout=30
+MessageTimeout=30
 ReturnToService=2
 GresTypes=gpu
 EnforcePartLimits=ALL
@@ -124,6 +125,12 @@ class SlurmCluster:
                 os.kill(pid, signal.SIGKILL)
         daemon.wait()
 
+    def stop_daemon(self, name: str) -> None:
+        """End a node's daemon alone, as a package update does; its tasks live on."""
+        daemon = self.daemons.pop(name)
+        daemon.terminate()
+        daemon.wait()
+
     def processes_of(self, node: str) -> list[int]:
         """Processes of jobs on a node, and what manages them.
 
@@ -145,7 +152,7 @@ class SlurmCluster:
                     found.append(int(entry.name))
         return found
 
-    def wait_until(self, is_so: Callable[[], bool], what: str, patience_s: float = 90.0) -> None:
+    def wait_until(self, is_so: Callable[[], bool], what: str, patience_s: float = 300.0) -> None:
         """Look again and again until something is so."""
         deadline = time.monotonic() + patience_s
         while not is_so():
@@ -157,19 +164,25 @@ class SlurmCluster:
         text = self.client("scontrol", "show", "job", job_id, "-o")
         return text.partition("JobState=")[2].split()[0]
 
-    def start_now(self, job_id: str) -> None:
+    def start_now(self, job_id: str, *, patience_s: float = 600.0) -> None:
         """Let a requeued job begin without the two minutes that Slurm makes it wait.
 
-        Slurm sets them once more as the old start ends, so this says it until it holds.
+        Slurm sets them once more as the old start ends, so this is said until it holds. Not within
+        the second in which the old start ended: nodes refuse credentials as old as that.
         """
 
         def has_begun() -> bool:
-            if self.state(job_id) == "RUNNING":
-                return True
-            self.client("scontrol", "update", f"JobId={job_id}", "StartTime=now", check=False)
-            return False
+            text = self.client("scontrol", "show", "job", job_id, "-o")
+            state, starts = (
+                text.partition(f"{name}=")[2].split()[0] for name in ("JobState", "StartTime")
+            )
+            assert state in ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING"), text
+            soon = datetime.now() + timedelta(seconds=5)
+            if state == "PENDING" and starts != "Unknown" and datetime.fromisoformat(starts) > soon:
+                self.client("scontrol", "update", f"JobId={job_id}", "StartTime=now+3", check=False)
+            return state == "RUNNING"
 
-        self.wait_until(has_begun, "running again")
+        self.wait_until(has_begun, "running again", patience_s)
 
     def stop(self) -> None:
         """End everything: jobs first, then daemons, then what they left."""

@@ -210,9 +210,3 @@ def test_logs_of_a_node_that_does_not_exist_are_refused(batch: BatchServer, ledg
     job = launcher.submit(rendered(), ledger)
     with pytest.raises(RequestError, match=r"node 2 does not exist.* 2 nodes"):
         list(launcher.logs(job, node=2, follow=False))
-
-
-def test_the_number_of_nodes_cannot_change() -> None:
-    job = Job(launcher="aws-batch", run_id="llama-1", id="a", name=NAME)
-    with pytest.raises(RequestError, match=r"cluster\.nodes=4"):
-        BatchLauncher().scale(job, 4)

@@ -207,11 +207,6 @@ def test_logs_of_one_node_or_of_all(run: RunDir, job: Job) -> None:
         LOCAL.logs(job, node=2, follow=False)
 
 
-def test_a_local_job_is_not_scaled(job: Job) -> None:
-    with pytest.raises(RequestError, match=r"cannot be scaled to 3 nodes.*cluster\.nodes=3"):
-        LOCAL.scale(job, 3)
-
-
 def test_removing_is_repeatable_and_leaves_nothing_in_the_ledger(run: RunDir, job: Job) -> None:
     ledger = Ledger(run.path / "ledger.jsonl")
     ledger.confirm(ledger.intend("local job", job.name, launcher="local"), job.id)

@@ -14,8 +14,8 @@ import pytest
 from shardyard.errors import CapacityError, RequestError, ShardyardError
 from shardyard.launch.base import Job, JobState, Rendered
 from shardyard.launch.ledger import Ledger
-from shardyard.launch.slurm import SlurmLauncher
-from shardyard.launch.slurm_clients import Done
+from shardyard.launch.slurm.clients import Done
+from shardyard.launch.slurm.launcher import SlurmLauncher
 from tests.launch import slurm_node
 from tests.launch.planted import planted_secrets
 from tests.launch.slurm_cluster import SlurmCluster, slurm_cluster
@@ -316,20 +316,14 @@ def test_how_a_forgotten_job_ended_is_known_from_its_own_words(
 ) -> None:
     (run_dir / "logs").mkdir(parents=True)
     text = "shardyard: the nodes ended with exit code "
-    (run_dir / "logs" / "slurm-4000000.log").write_text(f"{text}143\n{text}0\n")
+    (run_dir / "logs" / "slurm-4000000.log").write_text(
+        f"shardyard: start 0\n{text}143\nshardyard: start 1\n{text}0\n"
+    )
     details = {"folder": str(run_dir), "nodes": "2"}
     job = Job(launcher="slurm", run_id="old", id="4000000", name="old", details=details)
     status = launcher.status(job)
     assert (status.state, status.exit_code) == (JobState.GONE, 0)
     assert status.reason == "Slurm knows it no more; its nodes ended with exit code 0"
-
-
-def test_a_running_job_keeps_its_size(launcher: SlurmLauncher) -> None:
-    job = Job(launcher="slurm", run_id="r", id="1", name="r")
-    with pytest.raises(
-        RequestError, match=r"`shardyard cancel r`.*`shardyard resume r cluster\.nodes=3`"
-    ):
-        launcher.scale(job, 3)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 from shardyard.errors import AccessError, CapacityError, RequestError
 from shardyard.launch.base import Job, JobState, Rendered
 from shardyard.launch.ledger import Ledger
-from shardyard.launch.slurm import SlurmLauncher
-from shardyard.launch.slurm_clients import Done
+from shardyard.launch.slurm.clients import Done
+from shardyard.launch.slurm.launcher import SlurmLauncher
 from tests.launch import slurm_node
 from tests.launch.slurm_cluster import SlurmCluster, slurm_cluster
 from tests.launch.slurm_request import slurm_request

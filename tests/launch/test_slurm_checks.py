@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.launch.doctor import Finding, HasChecks
-from shardyard.launch.slurm import SlurmLauncher
-from shardyard.launch.slurm_checks import (
+from shardyard.launch.slurm.checks import (
     choose,
     file_system_of,
     gpus_of,
@@ -15,7 +14,8 @@ from shardyard.launch.slurm_checks import (
     judge_gres,
     read_partitions,
 )
-from shardyard.launch.slurm_clients import Done
+from shardyard.launch.slurm.clients import Done
+from shardyard.launch.slurm.launcher import SlurmLauncher
 from tests.launch.slurm_cluster import SlurmCluster, slurm_cluster
 from tests.launch.slurm_request import slurm_request
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.errors import RequestError, ShardyardError
-from shardyard.launch.slurm_clients import Done, NoAnswerError, UnknownJobError, ask, run_client
+from shardyard.launch.slurm.clients import Done, NoAnswerError, UnknownJobError, ask, run_client
 
 FAILED = "sbatch: error: Batch job submission failed: "
 

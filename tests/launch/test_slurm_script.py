@@ -9,7 +9,7 @@ import pytest
 
 from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import instance, instance_names
-from shardyard.launch.slurm_script import exported_names, render_script
+from shardyard.launch.slurm.script import exported_names, render_script
 from tests.launch.slurm_request import CASES, golden_request, slurm_request
 
 GOLDEN = Path(__file__).parent / "golden" / "slurm"

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from shardyard.errors import ShardyardError
-from shardyard.launch.base import JobState
-from shardyard.launch.slurm_states import (
+from shardyard.launch.base import Job, JobState
+from shardyard.launch.slurm.clients import Done
+from shardyard.launch.slurm.launcher import SlurmLauncher
+from shardyard.launch.slurm.states import (
     STATES,
     JobRecord,
     read_sacct,
@@ -144,6 +146,28 @@ def test_sacct_prints_exit_code_143_as_15() -> None:
     record = read_sacct("FAILED|None|15:0|node1\n")  # as seen from 22.05.8
     assert record is not None
     assert status_of(record, job_id="1").state is JobState.DRAINED
+
+
+def test_a_job_that_cancel_ended_before_it_listened_is_drained() -> None:
+    status = status_of(_record("FAILED", exit_code="0:12"), job_id="1")
+    assert (status.state, status.exit_code) == (JobState.DRAINED, 140)
+    assert status.reason == "asked to stop before it had begun"
+    assert status_of(_record("FAILED", exit_code="0:9"), job_id="1").state is JobState.FAILED
+
+
+def test_a_job_whose_time_passed_just_as_it_had_drained_is_drained(tmp_path: Path) -> None:
+    answer = Done(exit_code=0, out=SCONTROL.replace("PENDING", "TIMEOUT"), err="")
+    launcher = SlurmLauncher(shell=lambda _: answer)
+    job = Job(launcher="slurm", run_id="r", id="7", name="r", details={"folder": str(tmp_path)})
+    log = tmp_path / "logs" / "slurm-7.log"
+    log.parent.mkdir()
+    log.write_text("shardyard: start 0\nshardyard: the nodes ended with exit code 143\n")
+    status = launcher.status(job)
+    assert (status.state, status.exit_code) == (JobState.DRAINED, 143)
+    assert status.reason.startswith("saved as its time limit passed; was not requeued")
+    with log.open("a") as file:
+        file.write("shardyard: start 1\n")  # which was killed before it had saved
+    assert launcher.status(job).state is JobState.FAILED
 
 
 def test_the_page_has_every_state_under_what_it_means() -> None:

@@ -11,7 +11,7 @@ from shardyard.config.check import load_checked_recipe
 from shardyard.config.load import dump_recipe
 from shardyard.launch.base import Job, JobState, LaunchRequest
 from shardyard.launch.ledger import Ledger
-from shardyard.launch.slurm import SlurmLauncher
+from shardyard.launch.slurm.launcher import SlurmLauncher
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_lines
 from tests.e2e.shardyard import Place, events, make_place, wait_for, wait_for_step
@@ -56,6 +56,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
     with slurm_cluster(tmp_path_factory.mktemp("slurm")) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def expected_of_four(place: Place) -> dict[int, float]:
+    """Loss of each step of the same run by `train` with four processes."""
+    answer = place.run("train", "tiny.yaml", "run.id=base-4", "cluster.devices=4")
+    assert answer.code == 0, answer.err
+    return _losses(place.run_dir("base-4"))
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +145,15 @@ def test_a_run_on_two_nodes_has_the_losses_of_one_here(
     assert len(list((run.run_dir.path / "logs").glob("slurm-*-node-?.log"))) == 2
 
 
+def test_a_run_on_four_nodes_has_the_losses_of_four_processes_here(
+    place: Place, cluster: SlurmCluster, expected_of_four: dict[int, float]
+) -> None:
+    run = SlurmRun(place, cluster, "four-nodes", nodes=4)
+    run.wait_for(JobState.SUCCEEDED)
+    assert _losses(run.run_dir) == expected_of_four
+    assert len(expected_of_four) == STEPS
+
+
 def test_a_node_that_dies_costs_no_more_than_the_steps_since_the_last_checkpoint(
     place: Place, cluster: SlurmCluster, expected: dict[int, float]
 ) -> None:
@@ -153,6 +170,49 @@ def test_a_node_that_dies_costs_no_more_than_the_steps_since_the_last_checkpoint
     assert begins[0] == 0
     assert begins[1] >= 40
     assert begins[1] % 40 == 0
+    assert _losses(run.run_dir) == expected
+
+
+def test_a_daemon_that_stops_for_good_costs_no_step(
+    place: Place, cluster: SlurmCluster, expected: dict[int, float]
+) -> None:
+    run = SlurmRun(place, cluster, "daemon-stopped")
+    wait_for_step(run.run_dir, 60)
+    lost = sorted(name for name, _ in run.launcher.status(run.job).nodes)[1]
+    cluster.stop_daemon(lost)  # its tasks live on, until Slurm gives the node up
+    try:
+        run.start_again_now()
+        run.wait_for(JobState.SUCCEEDED)
+    finally:
+        cluster.start_node(lost)
+    steps = [line["step"] for line in read_lines(run.run_dir.metrics) if "loss" in line]
+    assert steps == list(range(1, STEPS + 1)), "none lost, none twice"
+    assert _losses(run.run_dir) == expected
+
+
+def test_a_daemon_that_is_started_again_in_time_costs_nothing(
+    place: Place, cluster: SlurmCluster, expected: dict[int, float]
+) -> None:
+    run = SlurmRun(place, cluster, "daemon-restarted")
+    wait_for_step(run.run_dir, 10)
+    name = sorted(name for name, _ in run.launcher.status(run.job).nodes)[1]
+    cluster.stop_daemon(name)
+    cluster.start_node(name)
+    run.wait_for(JobState.SUCCEEDED)
+    assert run.begins() == [0]
+    assert _losses(run.run_dir) == expected
+
+
+def test_a_run_that_is_requeued_by_hand_goes_on_exactly(
+    place: Place, cluster: SlurmCluster, expected: dict[int, float]
+) -> None:
+    run = SlurmRun(place, cluster, "requeued")
+    wait_for_step(run.run_dir, 60)
+    cluster.client("scontrol", "requeue", run.job.id)
+    run.start_again_now()
+    run.wait_for(JobState.SUCCEEDED)
+    first, again = run.begins()
+    assert (first, again >= 40) == (0, True)
     assert _losses(run.run_dir) == expected
 
 
@@ -189,20 +249,33 @@ def test_a_cancelled_run_is_saved_and_another_job_goes_on_exactly(
     assert _losses(run.run_dir) == expected
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
-def test_a_run_goes_on_with_another_number_of_nodes(
-    place: Place, cluster: SlurmCluster, expected: dict[int, float], before: int, after: int
+def test_scale_adds_and_removes_a_node(
+    place: Place, cluster: SlurmCluster, expected: dict[int, float]
 ) -> None:
-    run = SlurmRun(place, cluster, f"from-{before}-to-{after}", nodes=before)
-    wait_for_step(run.run_dir, 10)
-    run.launcher.cancel(run.job)
-    run.wait_for(JobState.DRAINED)
-    saved = run.run_dir.checkpoint_steps()[-1]
-    run.job = run.submit(after)
-    run.wait_for(JobState.SUCCEEDED)
-    assert run.begins() == [0, saved]
-    # Sums are made in another order: equal up to rounding (1e-7, measured).
-    assert _losses(run.run_dir) == pytest.approx(expected, rel=1e-5)
+    conf = cluster.env["SLURM_CONF"]
+    words = ("run.id=scaled", *TWO_NODES)
+    launched = place.run("launch", "tiny.yaml", "--on", "slurm", "--yes", *words, SLURM_CONF=conf)
+    assert launched.code == 0, launched.err
+    run_dir = place.run_dir("scaled")
+    for nodes, at in ((3, 20), (2, 120)):
+        wait_for_step(run_dir, at)
+        answer = place.run("scale", "scaled", str(nodes), "--yes", SLURM_CONF=conf)
+        assert answer.code == 0, answer.err
+        assert f"is over (drained): submitting the run with {nodes} nodes" in answer.err
+    watched = place.run("watch", "scaled", SLURM_CONF=conf)
+    assert watched.code == 0, watched.err
+    lines = [line for line in read_lines(run_dir.metrics) if "loss" in line]
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1)), "none lost, none twice"
+    worlds = [line["world_size"] for line in lines]
+    assert [size for at, size in enumerate(worlds) if at == 0 or worlds[at - 1] != size] == [
+        2,
+        3,
+        2,
+    ]
+    losses, before = _losses(run_dir), worlds.index(3)
+    assert list(losses.values())[:before] == list(expected.values())[:before]
+    # Sums are made in another order: equal up to rounding.
+    assert losses == pytest.approx(expected, rel=1e-5)
 
 
 def test_scancel_by_hand_saves_within_the_seconds_that_slurm_gives(

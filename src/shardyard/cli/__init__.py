@@ -30,7 +30,7 @@ _VERBS = {
     "logs": "prints the output of a launched run",
     "watch": "follows a launched run until its end",
     "cancel": "asks a launched run to save and end",
-    "scale": "changes the number of nodes of an elastic run",
+    "scale": "goes on with another number of nodes",
     "teardown": "removes what launching created elsewhere",
     "runs": "lists the runs and how they stand",
     "export": "writes a checkpoint as a Hugging Face folder",

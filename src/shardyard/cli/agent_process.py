@@ -51,7 +51,7 @@ def run_node_process(
     """Train one node's share of an attempt; node 0 shows its progress as plain lines.
 
     However many signals come, the agent is asked once: schedulers and people repeat themselves, and
-    a second one would cut the drain short.
+    a second one would cut the drain short. After it this process, which ends, ignores them too.
     """
     return run_agent_command(
         [sys.executable, "-m", "shardyard.elastic"],
@@ -81,11 +81,12 @@ def run_agent_command(
     Args:
         console: Where progress is shown; None: nowhere.
         endpoint: HOST:PORT where the agents of several nodes meet.
-        is_asked_once: Whether only the first signal is passed on.
+        is_asked_once: Whether of several signals only the first counts.
     """
     command = [*program, str(run_dir.path), "--attempt", str(attempt)]
     command += ["--with-parent", str(os.getpid()), "--node-rank", str(node_rank)]
     command += [] if endpoint is None else ["--rendezvous", endpoint]
+    command += ["--asked-once"] if is_asked_once else []
     # A file and not a pipe: whatever still holds the other end of a pipe would keep us waiting.
     with tempfile.TemporaryFile("w+", encoding="utf-8") as stdout:
         notes: deque[str] = deque()
@@ -104,7 +105,7 @@ def run_agent_command(
         finally:
             _end(process)
             for number, handler in previous.items():
-                signal.signal(number, handler)
+                signal.signal(number, signal.SIG_IGN if is_asked_once else handler)
         log = run_dir.attempt(attempt) / f"agent-{node_rank}.log"
         return _read_answer(stdout, run_dir, log, exit_code=process.returncode)
 
@@ -127,13 +128,8 @@ def _pass_signals_to(
     process: subprocess.Popen[bytes], notes: deque[str], *, is_once: bool
 ) -> dict[int, Any]:
     words = [_FIRST_WORDS]
-    is_asked = False
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
-        nonlocal is_asked
-        if is_once and is_asked:
-            return
-        is_asked = True
         if words and number == signal.SIGINT and not is_once:
             notes.append(words.pop())
         process.send_signal(number)

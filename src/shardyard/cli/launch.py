@@ -73,6 +73,17 @@ def command(
 
 def submit_proposal(proposal: Proposal, terms: Terms) -> int:
     """Show, refuse or ask, submit, and say what to do next; or print the request alone."""
+    if not agree(proposal, terms, question="submit it?"):
+        return 0
+    return say_next(proposal, submit(proposal), terms)
+
+
+def agree(proposal: Proposal, terms: Terms, *, question: str) -> bool:
+    """Show, refuse or ask; with --dry-run print the request alone.
+
+    Returns:
+        Whether it is to be submitted.
+    """
     if terms.is_followed and terms.as_json:
         raise click.UsageError("--follow prints the output; it and --json exclude each other.")
     for line in describe(proposal):
@@ -82,12 +93,16 @@ def submit_proposal(proposal: Proposal, terms: Terms) -> int:
         for reason in against:
             print(f"warning: it would be refused: {reason}", file=sys.stderr)
         _print_request(proposal, as_json=terms.as_json)
-        return 0
+        return False
     if against and not terms.is_forced:
         raise RequestError("\n".join(against))
-    confirm("submit it?", is_yes=terms.is_yes)
-    job = submit(proposal)
-    _say_next(proposal, job, as_json=terms.as_json)
+    confirm(question, is_yes=terms.is_yes)
+    return True
+
+
+def say_next(proposal: Proposal, job: Job, terms: Terms) -> int:
+    """Say what was submitted and how it is steered; follow it if that was asked."""
+    _describe_submitted(proposal, job, as_json=terms.as_json)
     if not terms.is_followed:
         return 0
     run_dir = proposal.run_dir
@@ -116,7 +131,7 @@ def _print_request(proposal: Proposal, *, as_json: bool) -> None:
     click.echo(json.dumps(content, indent=1))
 
 
-def _say_next(proposal: Proposal, job: Job, *, as_json: bool) -> None:
+def _describe_submitted(proposal: Proposal, job: Job, *, as_json: bool) -> None:
     handle, plan = proposal.run_dir.handle, proposal.plan
     if as_json:
         content = {

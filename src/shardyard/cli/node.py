@@ -244,8 +244,6 @@ def _train(run: RunDir, attempt: int, place: Place) -> tuple[int, str]:
             node_rank=place.node_rank,
             endpoint=place.endpoint,
         )
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # the answer is known and this process ends
     exit_code, words = int(answer["exit_code"]), str(answer["message"])
     if "killed_by" in answer:  # as a shell says it: the node was lost, the run did not fail
         exit_code = 128 + int(answer["killed_by"])

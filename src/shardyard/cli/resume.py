@@ -16,7 +16,7 @@ from shardyard.cli.launched import (
     launchers_in,
     newest_asked,
 )
-from shardyard.cli.launching import Launchers, launcher_named, propose
+from shardyard.cli.launching import Launchers, Proposal, launcher_named, propose
 from shardyard.cli.limits import refuse_spent
 from shardyard.cli.options import as_override, json_option, launch_options, runs_dir_option
 from shardyard.cli.request import Request, take_secrets
@@ -26,6 +26,7 @@ from shardyard.config.check import load_checked_recipe
 from shardyard.config.compatibility import check_packages
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.errors import RequestError
+from shardyard.launch.base import Launcher
 from shardyard.launch.ledger import Entry, Ledger
 from shardyard.rundir.layout import RunDir, find_run
 from shardyard.rundir.lease import Lease
@@ -110,19 +111,27 @@ def _submit_again(
         fetch_progress(launched_of(run_dir, launchers))
     launcher = launcher_named(on or jobs[-1].launcher, launchers)
     Lease(run_dir.lease).close()  # no process of this machine trains it either
+    proposal = propose_again(run_dir, overrides, launcher, is_dry_run=terms.dry_run)
+    return submit_proposal(proposal, terms)
+
+
+def propose_again(
+    run_dir: RunDir, overrides: Sequence[str], launcher: Launcher, *, is_dry_run: bool
+) -> Proposal:
+    """The next job of a run: what its newest one was asked, with overrides. Creates nothing."""
     _, previous, asked = newest_attempt(run_dir)
-    recipe = load_checked_recipe([newest_asked(run_dir) if jobs else asked], overrides)
+    if Ledger(run_dir.ledger).jobs():
+        asked = newest_asked(run_dir)
+    recipe = load_checked_recipe([asked], overrides)
     refuse_spent(run_dir, recipe.launch)
-    request = Request.of(recipe, name=run_dir.run_id, needs_weights=False)
-    proposal = propose(
-        request,
+    return propose(
+        Request.of(recipe, name=run_dir.run_id, needs_weights=False),
         launcher,
         run_dir=run_dir,
         previous=previous,
         is_resume=True,
-        is_dry_run=terms.dry_run,
+        is_dry_run=is_dry_run,
     )
-    return submit_proposal(proposal, terms)
 
 
 def _refuse_live(run_dir: RunDir, entry: Entry, launchers: Launchers | None) -> None:

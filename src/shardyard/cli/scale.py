@@ -1,40 +1,163 @@
-"""`shardyard scale`: changes the number of nodes of an elastic run while it goes on."""
+"""`shardyard scale`: lets a launched run go on with another number of nodes.
+
+A job that can be resized goes on with them at once. Any other is asked to save and end, as
+`shardyard cancel` asks it, and when it is over the run is submitted again, as `shardyard resume`
+does; all that could be refused is looked at before.
+"""
 
 import json
+import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
-from shardyard.cli.launched import Launched, describe_job, find_launched, launchers_in
-from shardyard.cli.options import json_option, runs_dir_option
-from shardyard.errors import RequestError
-from shardyard.launch.base import JobStatus
+from shardyard.cli.launch import Terms, agree, say_next
+from shardyard.cli.launched import (
+    Launched,
+    describe_job,
+    fetch_progress,
+    find_launched,
+    launchers_in,
+)
+from shardyard.cli.launching import submit
+from shardyard.cli.options import as_override, json_option, launch_options, runs_dir_option
+from shardyard.cli.resume import propose_again
+from shardyard.cli.watch import wait_until, watch
+from shardyard.errors import RequestError, ShardyardError
+from shardyard.launch.base import JobState, JobStatus, Resizer
+from shardyard.rundir.lease import Lease
+from shardyard.units import format_seconds
+
+_END_SLACK_S = 180.0
+"""Beyond elastic.drain_timeout_s: for the scheduler to pass the wish on and to clean up."""
+
+_CAN_GO_ON = (JobState.DRAINED, JobState.CANCELLED, JobState.GONE)
+"""How a job ends that was asked to; one that had waited is cancelled."""
 
 
 @click.command()
 @click.argument("run")
 @click.argument("nodes", type=click.IntRange(min=1))
 @runs_dir_option
-@click.option("--dry-run", is_flag=True, help="Say what would be changed; change nothing.")
+@launch_options
+@click.option("--dry-run", is_flag=True, help="Say or print what would be done; change nothing.")
 @json_option
 @click.pass_context
 def command(
-    context: click.Context, run: str, *, nodes: int, runs_dir: Path, dry_run: bool, as_json: bool
-) -> None:
-    """Let RUN (a path, an id, or the beginning of one) go on with NODES nodes."""
+    context: click.Context,
+    /,
+    run: str,
+    *,
+    nodes: int,
+    runs_dir: Path,
+    max_usd: float | None,
+    **terms: Any,
+) -> int:
+    """Let RUN (a path, an id, or the beginning of one) go on with NODES nodes.
+
+    Where the job keeps its number of nodes it is drained, and a new one is submitted.
+    """
     launched = find_launched(run, runs_dir, launchers_in(context))
-    _refuse_fixed(launched, nodes)
     status = launched.status()
     _refuse_ended(launched, nodes, status)
-    job = f"job {launched.job.id} on {launched.job.launcher}"
-    if dry_run:
+    launcher = launched.launcher
+    if isinstance(launcher, Resizer) and launcher.resizes(launched.job):
+        return _resize(launched, launcher, nodes, status, Terms(**terms))
+    overrides = (f"cluster.nodes={nodes}", *as_override(max_usd))
+    return _submit_again(launched, nodes, overrides, Terms(**terms))
+
+
+def _resize(
+    launched: Launched, launcher: Resizer, nodes: int, status: JobStatus, terms: Terms
+) -> int:
+    """Change the number of nodes of a job that goes on."""
+    _refuse_out_of_range(launched, nodes)
+    job = _name(launched)
+    if terms.dry_run:
         words = f"{job} would be given {nodes} nodes"
     else:
-        launched.launcher.scale(launched.job, nodes)
+        launcher.resize(launched.job, nodes)
         words = (
             f"{job} was given {nodes} nodes; the run goes on from its newest durable checkpoint "
             f"once they have met. `shardyard status {launched.run_dir.handle}` shows them"
         )
+    _answer(launched, nodes, status, words, as_json=terms.as_json)
+    return watch(launched, node=0) if terms.is_followed and not terms.dry_run else 0
+
+
+def _submit_again(launched: Launched, nodes: int, overrides: Sequence[str], terms: Terms) -> int:
+    """Drain the job, and submit the run again."""
+    run_dir, job = launched.run_dir, _name(launched)
+    has = launched.recipe().cluster.nodes
+    if nodes == has:
+        raise RequestError(
+            f"NODES={nodes}, and {job} was submitted with that many. A new job would only cost the "
+            "time between the two. Give another number."
+        )
+    fetch_progress(launched)
+    proposal = propose_again(run_dir, overrides, launched.launcher, is_dry_run=terms.dry_run)
+    would = "would be" if terms.dry_run else "will be"
+    _say(f"{job} keeps its {has} nodes: it {would} drained, and the run submitted again")
+    if not agree(proposal, terms, question="drain it and submit the run again?"):
+        return 0
+    try:
+        ended = drain(launched)
+        if ended.state is JobState.SUCCEEDED:
+            words = f"{job} came to the end of the run before it drained: nothing was submitted"
+            _answer(launched, nodes, ended, words, as_json=terms.as_json)
+            return 0
+        Lease(run_dir.lease).close()  # no process of this machine trains it either
+        _say(f"{job} is over ({ended.state.value}): submitting the run with {nodes} nodes")
+        submitted = submit(proposal)
+    except (ShardyardError, KeyboardInterrupt):
+        _say(
+            f"note: {job} was asked to end, and no other was submitted. Once `shardyard status "
+            f"{run_dir.handle}` says that it is over, `shardyard resume {run_dir.handle} "
+            f"cluster.nodes={nodes}` goes on with {nodes} nodes."
+        )
+        raise
+    return say_next(proposal, submitted, terms)
+
+
+def drain(launched: Launched, *, sleep: Callable[[float], None] = time.sleep) -> JobStatus:
+    """Ask the job to save and end, and wait until it is over.
+
+    Raises:
+        ShardyardError: It did not end in time, or it failed.
+    """
+    job, handle = _name(launched), launched.run_dir.handle
+    limit_s = launched.recipe().elastic.drain_timeout_s + _END_SLACK_S
+    launched.launcher.cancel(launched.job)
+    _say(f"{job} was asked to save and end; waiting up to {format_seconds(limit_s)} for it")
+    status = wait_until(
+        launched,
+        lambda status: status.state.is_over,
+        give_up_after_s=limit_s,
+        shown=(JobState.RUNNING,),
+        sleep=sleep,
+    )
+    if not status.state.is_over:
+        raise ShardyardError(
+            f"{job} was asked to save and end {format_seconds(limit_s)} ago "
+            f"(elastic.drain_timeout_s, and {format_seconds(_END_SLACK_S)} for the scheduler), and "
+            f"is still {status.state.value}: {status.reason}. Two jobs at once would train one "
+            f"run. `shardyard logs {handle}` says what it does, `shardyard watch {handle}` waits "
+            f"for its end; `shardyard teardown {handle}` ends it without saving."
+        )
+    if status.state is JobState.FAILED:
+        raise ShardyardError(
+            f"{job} failed while it drained: {status.reason}. A new job might fail the same way. "
+            f"`shardyard logs {handle}` says why; the run's newest durable checkpoint stays."
+        )
+    return status
+
+
+def _answer(
+    launched: Launched, nodes: int, status: JobStatus, words: str, *, as_json: bool
+) -> None:
     if as_json:
         content = {**describe_job(launched.job, status), "asked_nodes": nodes, "message": words}
         click.echo(json.dumps(content, indent=1))
@@ -42,15 +165,17 @@ def command(
         click.echo(words)
 
 
-def _refuse_fixed(launched: Launched, nodes: int) -> None:
-    """Raise if this launcher, or this recipe, has a fixed number of nodes."""
+def _name(launched: Launched) -> str:
+    return f"job {launched.job.id} on {launched.job.launcher}"
+
+
+def _say(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)
+
+
+def _refuse_out_of_range(launched: Launched, nodes: int) -> None:
+    """Raise if this job was not launched for so many or so few."""
     handle, recipe = launched.run_dir.handle, launched.recipe()
-    again = f"`shardyard cancel {handle}`, then `shardyard resume {handle} cluster.nodes={nodes}`"
-    if not launched.launcher.capabilities.scales:
-        raise RequestError(
-            f"{launched.job.launcher} cannot change the number of nodes of a running job. Use "
-            f"{again}."
-        )
     fixed, elastic = recipe.cluster.nodes, recipe.elastic
     least = fixed if elastic.min_nodes == "auto" else elastic.min_nodes
     most = fixed if elastic.max_nodes == "auto" else elastic.max_nodes
@@ -59,7 +184,8 @@ def _refuse_fixed(launched: Launched, nodes: int) -> None:
     bounds = f"{least} nodes" if least == most else f"{least} to {most} nodes"
     raise RequestError(
         f"NODES={nodes} but the run was launched for {bounds} (elastic.min_nodes, "
-        f"elastic.max_nodes; cluster.nodes where they are not given). Use {again} with "
+        "elastic.max_nodes; cluster.nodes where they are not given). Use `shardyard cancel "
+        f"{handle}`, then `shardyard resume {handle} cluster.nodes={nodes}` with "
         f"elastic.max_nodes={max(nodes, most)}."
     )
 

@@ -1,8 +1,9 @@
 """`shardyard watch`: a job's output until its end; returns the job's exit code."""
 
+import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 
 import click
@@ -38,11 +39,11 @@ def watch(
     """Print the job's output until it is over; returns its exit code."""
     handle = launched.run_dir.handle
     try:
-        status = _wait(launched, lambda status: status.state != JobState.WAITING, sleep=sleep)
+        status = wait_until(launched, lambda status: status.state != JobState.WAITING, sleep=sleep)
         if status.state != JobState.GONE:
             print_lines(launched, node=node, follow=True)
         # the output ends a little before the scheduler says how the job did
-        status = _wait(launched, lambda status: status.state.is_over, sleep=sleep)
+        status = wait_until(launched, lambda status: status.state.is_over, sleep=sleep)
     except KeyboardInterrupt:
         print(
             f"\nwatching ended, the job goes on. `shardyard watch {handle}` follows it again, "
@@ -55,21 +56,32 @@ def watch(
     return code
 
 
-def _wait(
+def wait_until(
     launched: Launched,
     is_enough: Callable[[JobStatus], bool],
     *,
-    sleep: Callable[[float], None],
+    give_up_after_s: float = math.inf,
+    shown: Container[JobState] = (JobState.WAITING,),
+    sleep: Callable[[float], None] = time.sleep,
 ) -> JobStatus:
-    said, poll_s = "", _FIRST_POLL_S
+    """Ask for the job's status until it is enough, or too much time has passed.
+
+    Args:
+        shown: States in which each new reason is told.
+
+    Returns:
+        The last one, which is not enough if it was given up.
+    """
+    said, poll_s, waited_s = "", _FIRST_POLL_S, 0.0
     while True:
         status = _ask(launched, sleep=sleep)
-        if is_enough(status):
+        if is_enough(status) or waited_s >= give_up_after_s:
             return status
-        if status.state == JobState.WAITING and status.reason != said:
+        if status.state in shown and status.reason != said:
             said = status.reason
-            print(f"waiting: {said}", file=sys.stderr)
+            print(f"{status.state.value}: {said}", file=sys.stderr)
         sleep(poll_s)
+        waited_s += poll_s
         poll_s = min(_LONGEST_POLL_S, poll_s * 1.5)
 
 

@@ -68,7 +68,7 @@ def _conduct(args: argparse.Namespace, worker: "Worker | None", preload: Sequenc
     lease = Lease(run.lease) if args.node_rank == 0 else None
     log = _log(args)
     _send_talk_to(log)
-    drain = DrainRequest(resolved.recipe.elastic.drain_timeout_s)
+    drain = DrainRequest(resolved.recipe.elastic.drain_timeout_s, is_asked_once=args.asked_once)
     drain.listen()
     if args.with_parent is not None:
         drain.listen_for_end_of(args.with_parent)
@@ -104,6 +104,9 @@ def _parse(argv: Sequence[str] | None) -> Any:
     parser.add_argument("--node-rank", type=int, default=0, help="0 serves the meeting place")
     parser.add_argument(
         "--with-parent", type=int, metavar="PID", help="drain when this process, the parent, ends"
+    )
+    parser.add_argument(
+        "--asked-once", action="store_true", help="of several signals only the first counts"
     )
     return parser.parse_args(argv)
 

@@ -1,6 +1,7 @@
 """A drain: the wish to stop soon with the last step saved, expressed by a signal to the agent.
 
-SIGTERM and SIGINT ask; a second one no longer wants to wait. SIGHUP only ever asks: the kernel
+SIGTERM and SIGINT ask; a second one no longer wants to wait, unless a scheduler started this agent:
+it may send several, directly and through the node's program. SIGHUP only ever asks: the kernel
 sends it when the command line that started this agent is killed.
 """
 
@@ -15,14 +16,15 @@ from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED
 
 _ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _SECOND_SIGNAL_AFTER_S = 0.5
-"""Signals closer than this are one wish: a scheduler and the command line may both pass it on."""
+"""Signals closer than this are one wish: a terminal and the command line may both pass it on."""
 
 
 class DrainRequest:
     """What this process was asked by signals; written by the main thread, read by any."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, *, is_asked_once: bool = False) -> None:
         self.timeout_s = timeout_s
+        self._is_asked_once = is_asked_once
         self.signal: signal.Signals | None = None
         self._since_s = 0.0
         self._insisted = False
@@ -70,8 +72,8 @@ class DrainRequest:
         if self.signal is None:
             self._since_s = now_s
             self.signal = signal.Signals(number)
-        elif number != signal.SIGHUP and now_s - self._since_s > _SECOND_SIGNAL_AFTER_S:
-            self._insisted = True
+        elif not self._is_asked_once and number != signal.SIGHUP:
+            self._insisted |= now_s - self._since_s > _SECOND_SIGNAL_AFTER_S
 
 
 def signal_at_parent_death(number: int) -> None:

@@ -42,7 +42,7 @@ class BatchLauncher:
 
     name: ClassVar[str] = "aws-batch"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        scales=False,
+        resizes=(),
         requeues=True,
         needs_image=True,
         shares_folder=False,
@@ -140,14 +140,6 @@ class BatchLauncher:
         if node in (None, 0):  # the job's own entry is that of its main node
             streams[0] = list(dict.fromkeys(streams.get(0, []) + stream_names(found[0])))
         return _is_over(found[0]), streams
-
-    def scale(self, job: Job, nodes: int) -> None:
-        """Refused: the number of nodes of a multi-node job is fixed."""
-        raise RequestError(
-            f"run {job.run_id} cannot change to {nodes} nodes: a Batch job keeps the nodes that it "
-            f"starts with. `shardyard cancel {job.run_id}` saves and ends it; `shardyard resume "
-            f"{job.run_id} cluster.nodes={nodes}` goes on with {nodes}."
-        )
 
     def cancel(self, job: Job) -> None:
         """TerminateJob, which asks a running job to end and takes a waiting one from the queue.

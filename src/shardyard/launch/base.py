@@ -8,7 +8,7 @@ launcher can do beyond that stands in its ``Capabilities``, from which docs/laun
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from shardyard.config.schema import Recipe
 from shardyard.hardware.cluster import Cluster
@@ -17,7 +17,7 @@ from shardyard.launch.ledger import Ledger
 
 LAUNCHERS: dict[str, str] = {
     "local": "shardyard.launch.local:LocalLauncher",
-    "slurm": "shardyard.launch.slurm:SlurmLauncher",
+    "slurm": "shardyard.launch.slurm.launcher:SlurmLauncher",
     "kubernetes": "shardyard.launch.kubernetes.launcher:KubernetesLauncher",
     "aws-batch": "shardyard.launch.aws_batch:BatchLauncher",
 }
@@ -48,8 +48,8 @@ class JobState(StrEnum):
 class Capabilities:
     """What differs between launchers."""
 
-    scales: bool
-    """The number of nodes can be changed while it runs."""
+    resizes: tuple[str, ...]
+    """Kinds of its jobs whose number of nodes can be changed while they run (`Resizer`)."""
     requeues: bool
     """The scheduler starts it again after a lost node or at its time limit."""
     needs_image: bool
@@ -152,11 +152,19 @@ class Launcher(Protocol):
     def logs(self, job: Job, *, node: int | None, follow: bool) -> Iterator[LogLine]:
         """Output of one node, or of all merged; until the job is over if ``follow``."""
 
-    def scale(self, job: Job, nodes: int) -> None:
-        """Change the number of nodes of an elastic run."""
-
     def cancel(self, job: Job) -> None:
         """Ask it to drain and end; safe to repeat."""
 
     def remove(self, job: Job, ledger: Ledger) -> list[str]:
         """Remove what submit created, dependants first; returns what was removed. Repeatable."""
+
+
+@runtime_checkable
+class Resizer(Protocol):
+    """A launcher some of whose jobs can be given another number of nodes while they run."""
+
+    def resizes(self, job: Job) -> bool:
+        """Whether this job can; any other keeps the nodes that it was submitted with."""
+
+    def resize(self, job: Job, nodes: int) -> None:
+        """Change the number of nodes."""

@@ -9,7 +9,8 @@ from importlib import import_module
 from shardyard.launch.base import LAUNCHERS, Capabilities
 
 _WORDS = {
-    "scales": "the number of nodes can be changed while it runs (`shardyard scale`)",
+    "resizes": "jobs that [`shardyard scale`](verbs/scale.md) changes while they run; any other is "
+    "drained and submitted again",
     "requeues": "the scheduler starts it again after a lost node or at its time limit",
     "needs_image": "runs in containers of `launch.image`",
     "shares_folder": "the run's folder is on a file system that this machine sees too",
@@ -37,7 +38,7 @@ def _capabilities(place: str) -> Capabilities:
 
 def _cell(value: bool | tuple[str, ...]) -> str:
     if isinstance(value, tuple):
-        return ", ".join(f"`{kind}`" for kind in value) or "nowhere"
+        return ", ".join(f"`{kind}`" for kind in value) or "none"
     return "yes" if value else "no"
 
 

@@ -54,7 +54,7 @@ class LocalLauncher:
 
     name: ClassVar[str] = "local"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        scales=False, requeues=True, needs_image=False, shares_folder=True, secrets=("env", "file")
+        resizes=(), requeues=True, needs_image=False, shares_folder=True, secrets=("env", "file")
     )
 
     def render(self, request: LaunchRequest) -> Rendered:
@@ -161,14 +161,6 @@ class LocalLauncher:
         ranks = range(count) if node is None else [node]
         files = {f"node {rank}": folder / f"node-{rank}.log" for rank in ranks}
         return read_logs(files, is_over=lambda: not (follow and _is_alive(job)))
-
-    def scale(self, job: Job, nodes: int) -> None:
-        """Refused: the nodes of a local job are this machine, and their number was planned."""
-        raise RequestError(
-            f"job {job.name} cannot be scaled to {nodes} nodes: the nodes of a local job are "
-            "processes of this one machine. Cancel it, and resume the run with "
-            f"cluster.nodes={nodes}."
-        )
 
     def cancel(self, job: Job) -> None:
         """Ask the supervisor to drain the nodes; it asks them once."""

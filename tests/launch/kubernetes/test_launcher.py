@@ -162,25 +162,23 @@ def test_an_object_of_an_interrupted_submission_is_removed_too(world: World) -> 
 def test_a_pytorchjob_is_scaled_within_its_range(world: World) -> None:
     elastic = ["launch.kubernetes.target=pytorchjob", "elastic.min_nodes=1", "elastic.max_nodes=8"]
     job = world.submit(*elastic)
-    world.launcher.scale(job, 5)
+    assert world.launcher.resizes(job)
+    world.launcher.resize(job, 5)
     worker = world.server.only("pytorchjobs")["spec"]["pytorchReplicaSpecs"]["Worker"]
     assert worker["replicas"] == 5 and worker["restartPolicy"] == "OnFailure"
     with pytest.raises(RequestError, match=r"9 nodes are not between .*=1 and .*=8"):
-        world.launcher.scale(job, 9)
+        world.launcher.resize(job, 9)
 
 
 def test_a_job_that_is_gone_cannot_be_scaled(world: World) -> None:
     job = world.submit("launch.kubernetes.target=pytorchjob")
     world.server.objects.clear()
     with pytest.raises(RequestError, match=r"is not in context.*Resume the run"):
-        world.launcher.scale(job, 2)
+        world.launcher.resize(job, 2)
 
 
-def test_a_jobset_is_not_scaled_and_says_what_to_do_instead(world: World) -> None:
-    with pytest.raises(
-        RequestError, match=r"keeps the number.*resume the run with cluster.nodes=4"
-    ):
-        world.launcher.scale(world.submit(), 4)
+def test_a_jobset_keeps_its_nodes(world: World) -> None:
+    assert not world.launcher.resizes(world.submit())
 
 
 def test_a_cluster_with_trainer_2_1_gets_its_fields(world: World) -> None:

@@ -50,7 +50,7 @@ class KubernetesLauncher:
 
     name: ClassVar[str] = "kubernetes"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        scales=True,
+        resizes=("pytorchjob",),
         requeues=True,
         needs_image=True,
         shares_folder=False,
@@ -154,20 +154,17 @@ class KubernetesLauncher:
             )
         return logs_so_far(_pods(api, job), read, node=node)
 
-    def scale(self, job: Job, nodes: int) -> None:
-        """Change the number of workers of a PyTorchJob; others keep theirs.
+    def resizes(self, job: Job) -> bool:
+        """A PyTorchJob; a JobSet and a TrainJob keep the nodes they started with."""
+        return job.details["kind"].lower() in self.capabilities.resizes
+
+    def resize(self, job: Job, nodes: int) -> None:
+        """Change the number of workers of a PyTorchJob.
 
         Raises:
-            RequestError: The job keeps its number, is gone, or may not have so many.
+            RequestError: The job is gone, or may not have so many.
         """
-        kind = job.details["kind"]
-        if kind != "PyTorchJob":
-            raise RequestError(
-                f"{kind} {job.name} keeps the number of nodes it started with. Cancel it (it "
-                f"saves first) and resume the run with cluster.nodes={nodes}, or use "
-                "launch.kubernetes.target=pytorchjob for runs that grow and shrink."
-            )
-        api = self._api(job)
+        kind, api = job.details["kind"], self._api(job)
         found = api.get(kind, job.name)
         if found is None:
             raise RequestError(

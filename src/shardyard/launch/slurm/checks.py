@@ -8,7 +8,7 @@ from pathlib import Path
 from shardyard.errors import ShardyardError
 from shardyard.launch.base import LaunchRequest
 from shardyard.launch.doctor import Finding
-from shardyard.launch.slurm_clients import Shell, ask
+from shardyard.launch.slurm.clients import Shell, ask
 
 _SHARED = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "cifs", "fuse", "9p",
            "virtiofs", "glusterfs", "pvfs2", "orangefs", "afs")  # fmt: skip

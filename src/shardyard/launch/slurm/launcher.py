@@ -11,11 +11,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
-from shardyard.errors import RequestError, ShardyardError
+from shardyard.errors import EXIT_DRAINED, RequestError, ShardyardError
 from shardyard.launch.base import (
     Capabilities,
     Job,
@@ -29,8 +29,8 @@ from shardyard.launch.doctor import Finding
 from shardyard.launch.ledger import Entry, Ledger
 from shardyard.launch.log_files import read_logs
 from shardyard.launch.secrets import refuse_unsupported
-from shardyard.launch.slurm_checks import slurm_checks
-from shardyard.launch.slurm_clients import (
+from shardyard.launch.slurm.checks import slurm_checks
+from shardyard.launch.slurm.clients import (
     NoAccountingError,
     NoAnswerError,
     Shell,
@@ -38,14 +38,14 @@ from shardyard.launch.slurm_clients import (
     ask,
     run_client,
 )
-from shardyard.launch.slurm_script import (
+from shardyard.launch.slurm.script import (
     NODE_PROGRAM,
     RECIPE_FILE,
     SCRIPT_FILE,
     ended_with,
     render_script,
 )
-from shardyard.launch.slurm_states import (
+from shardyard.launch.slurm.states import (
     SACCT_FIELDS,
     JobRecord,
     read_sacct,
@@ -66,7 +66,7 @@ class SlurmLauncher:
 
     name: ClassVar[str] = "slurm"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        scales=False, requeues=True, needs_image=False, shares_folder=True, secrets=("env", "file")
+        resizes=(), requeues=True, needs_image=False, shares_folder=True, secrets=("env", "file")
     )
     shell: Shell = run_client
     program: tuple[str, ...] = NODE_PROGRAM
@@ -154,10 +154,10 @@ class SlurmLauncher:
         record = self._record(job)
         if record is None:
             return _gone(job)
-        status = status_of(record, job_id=job.id)
+        status = _status(record, job)
         if status.state is not JobState.RUNNING or not record.node_list:
             return status
-        return status_of(record, job_id=job.id, nodes=self._nodes(record.node_list, job))
+        return replace(status, nodes=self._nodes(record.node_list, job))
 
     def logs(self, job: Job, *, node: int | None, follow: bool) -> Iterator[LogLine]:
         """Read the files that nodes and script write into the run folder."""
@@ -171,18 +171,6 @@ class SlurmLauncher:
             return not follow or self._state(job).is_over
 
         return read_logs(files, is_over=_asked_every(_ASK_EVERY_S, is_over))
-
-    def scale(self, job: Job, nodes: int) -> None:
-        """Refuse: a Slurm job keeps its nodes.
-
-        Raises:
-            RequestError: Always.
-        """
-        raise RequestError(
-            f"job {job.id} of run {job.run_id} cannot be given {nodes} nodes while it runs: a "
-            f"Slurm job keeps its size. Use `shardyard cancel {job.run_id}`, which saves, and then "
-            f"`shardyard resume {job.run_id} cluster.nodes={nodes}`."
-        )
 
     def cancel(self, job: Job) -> None:
         """Ask a running job to drain, however long that takes; remove a waiting one."""
@@ -210,7 +198,7 @@ class SlurmLauncher:
     def _state(self, job: Job) -> JobState:
         """`status` without the states of its nodes, which cost another question."""
         record = self._record(job)
-        return JobState.GONE if record is None else status_of(record, job_id=job.id).state
+        return JobState.GONE if record is None else _status(record, job).state
 
     def _record(self, job: Job) -> JobRecord | None:
         try:
@@ -276,10 +264,23 @@ def _job(run_id: str, entry: Entry) -> Job:
     )  # fmt: skip
 
 
+def _status(record: JobRecord, job: Job) -> JobStatus:
+    """Translate; a job whose time was over just as its nodes had drained is no failed one."""
+    status = status_of(record, job_id=job.id)
+    if record.state != "TIMEOUT" or _ended_with(job) != EXIT_DRAINED:
+        return status
+    reason = "saved as its time limit passed; was not requeued, and can be resumed"
+    return replace(status, state=JobState.DRAINED, reason=reason, exit_code=EXIT_DRAINED)
+
+
+def _ended_with(job: Job) -> int | None:
+    log = Path(job.details["folder"]) / "logs" / f"slurm-{job.id}.log"
+    return ended_with(log.read_text(errors="replace")) if log.is_file() else None
+
+
 def _gone(job: Job) -> JobStatus:
     """Without accounts Slurm soon forgets a job; what its script said last is still there."""
-    log = Path(job.details["folder"]) / "logs" / f"slurm-{job.id}.log"
-    exit_code = ended_with(log.read_text(errors="replace")) if log.is_file() else None
+    exit_code = _ended_with(job)
     ending = "" if exit_code is None else f"; its nodes ended with exit code {exit_code}"
     return JobStatus(
         state=JobState.GONE, reason=f"Slurm knows it no more{ending}", exit_code=exit_code

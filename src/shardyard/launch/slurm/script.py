@@ -30,26 +30,29 @@ _BODY = r"""
 newest() { cat "$run_dir/checkpoints/latest" 2>/dev/null || true; }
 before=$(newest)
 stop_file="$run_dir/launch/stop-$SLURM_JOB_ID"  # written by `shardyard cancel`
-step='' reason='' forwarded='' woken=''
+step='' reason='' forwarding='' woken=''
 
 # SIGTERM makes a node finish its step, save and end with 143. It goes to the tasks past srun, which
-# would kill them, and only once: a second one means not to save. A signal to a step that is still
-# being launched gets lost, hence the seconds.
+# would kill them. Slurm loses a signal to a step that it is still launching, so it is sent until
+# the nodes have ended; they heed the first that they get and no other.
 forward() {
-  [[ -n $step && -z $forwarded ]] || return 0
-  forwarded=yes
-  (( SECONDS >= 5 )) || sleep $(( 5 - SECONDS ))
-  until scancel --signal=TERM "$SLURM_JOB_ID"; do
-    kill -0 "$step" 2>/dev/null || return 0
-    sleep 2
+  [[ -n $step && -z $forwarding ]] || return 0
+  forwarding=yes
+  local sent=''
+  while kill -0 "$step" 2>/dev/null; do
+    if [[ -z $sent ]] || (( SECONDS - sent >= 10 )); then
+      scancel --signal=TERM "$SLURM_JOB_ID" || true
+      sent=$SECONDS
+    fi
+    sleep 1
   done
 }
 drain() { woken=yes reason=${reason:-$1}; echo "shardyard: draining: $1"; forward; }
 trap 'drain "time limit"' USR1
 trap 'drain cancel' USR2
-trap 'woken=yes forwarded=yes reason=${reason:-signal}' TERM  # Slurm sends it to the tasks as well
+trap 'woken=yes forwarding=yes reason=${reason:-signal}' TERM  # Slurm sends it to the tasks as well
 
-SECONDS=0
+echo "shardyard: start ${SLURM_RESTART_COUNT:-0}"  # a requeued job goes on in the same log
 "${srun[@]}" "${node[@]}" &
 step=$!
 if [[ -e $stop_file ]]; then drain cancel; fi
@@ -111,9 +114,10 @@ def render_script(request: LaunchRequest, program: tuple[str, ...] = NODE_PROGRA
 
 
 def ended_with(output: str) -> int | None:
-    """The exit code that the script printed at its end; None: it did not come to its end."""
-    last = re.findall(r"^shardyard: the nodes ended with exit code (\d+)$", output, re.MULTILINE)
-    return int(last[-1]) if last else None
+    """The exit code that the newest start of the script printed; None: it did not come to that."""
+    newest = re.split(r"^shardyard: start \d+$", output, flags=re.MULTILINE)[-1]
+    found = re.search(r"^shardyard: the nodes ended with exit code (\d+)$", newest, re.MULTILINE)
+    return int(found[1]) if found else None
 
 
 def exported_names(recipe: Recipe) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """What Slurm's words for the state of a job mean, and how they are read."""
 
 import re
+import signal
 from dataclasses import dataclass
 
 from shardyard.errors import EXIT_DRAINED, ShardyardError
@@ -39,6 +40,9 @@ STATES = {
     "TIMEOUT": JobState.FAILED,
     "REVOKED": JobState.GONE,
 }
+
+_CANCELLED_EARLY = f"0:{signal.SIGUSR2.value}"
+"""The signal of `cancel` ended the script itself, which had not come to listen to it yet."""
 
 _ENDINGS = {
     "BOOT_FAIL": "a node did not boot",
@@ -106,9 +110,7 @@ def read_sacct(text: str) -> JobRecord | None:
     return JobRecord(state=state, reason=reason, exit_code=exit_code, node_list=node_list)
 
 
-def status_of(
-    record: JobRecord, *, job_id: str, nodes: tuple[tuple[str, str], ...] = ()
-) -> JobStatus:
+def status_of(record: JobRecord, *, job_id: str) -> JobStatus:
     """Translate.
 
     Raises:
@@ -122,13 +124,12 @@ def status_of(
         )
     state = STATES[word]
     exit_code = _exit_code(record.exit_code) if state.is_over else None
-    if word == "FAILED" and exit_code == EXIT_DRAINED:
+    if word == "FAILED" and (exit_code == EXIT_DRAINED or record.exit_code == _CANCELLED_EARLY):
         state = JobState.DRAINED
     return JobStatus(
         state=state,
         reason=_reason(record, word, state, exit_code),
         exit_code=exit_code,
-        nodes=nodes,
     )
 
 
@@ -139,6 +140,8 @@ def _reason(record: JobRecord, word: str, state: JobState, exit_code: int | None
             if re.fullmatch(pattern, record.reason.partition(",")[0] or "None"):
                 return words + said
         return f"waits{said}"
+    if record.exit_code == _CANCELLED_EARLY:
+        return "asked to stop before it had begun"
     if state is JobState.DRAINED:
         return "asked to stop; saved, and can be resumed"
     if word in _ENDINGS:

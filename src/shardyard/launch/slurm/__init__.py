@@ -1,0 +1,1 @@
+"""Slurm: one batch script; the launcher, what its clients say, what is looked at before."""
