@@ -64,6 +64,10 @@ class Model(Section):
     """Where weights come from; auto: random for a preset, loaded for path and hub."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout probability after the embedding and after each block's attention and MLP."""
+    router_aux_loss: Annotated[float, Field(ge=0)] = 0.01
+    """Weight of a mixture's load-balance loss, for each block and sample (arXiv:2101.03961)."""
+    router_z_loss: Annotated[float, Field(ge=0)] = 0.001
+    """Weight of a mixture's squared router log-sum-exp, for each block (arXiv:2202.08906)."""
     compile: bool = False
     """Compile each block with torch.compile (slower first step, faster ones on an accelerator)."""
 
@@ -170,7 +174,7 @@ class Parallel(Section):
     pp: Degree = 1
     """Pipeline stages. Above 1: can be planned, not trained yet."""
     ep: Degree = 1
-    """Ranks that split the experts. Above 1: can be planned, not trained yet."""
+    """Ranks over which the experts are dealt, taken from dp_shard x cp."""
     prefetch: Annotated[int, Field(ge=0)] = 1
     """Blocks whose parameters are gathered ahead of the one that computes."""
 

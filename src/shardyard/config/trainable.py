@@ -10,13 +10,12 @@ from shardyard.config.presets import PRESETS
 from shardyard.config.schema import Recipe
 from shardyard.errors import Problem
 
-TRAINED_MODEL_TYPES = ("llama", "mistral", "bert")
+TRAINED_MODEL_TYPES = ("llama", "mistral", "mixtral", "qwen3", "qwen3_moe", "bert")
 """Model types that ``models/families.py`` knows the blocks of; it needs torch, this does not."""
 
 _AXES = {
     "cp": "context parallelism",
     "pp": "pipeline parallelism",
-    "ep": "expert parallelism",
 }
 
 

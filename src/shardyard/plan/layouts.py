@@ -9,7 +9,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from shardyard.config.legality import Layout, axis_problems, batch_problems, stage_problems
+from shardyard.config.legality import (
+    Layout,
+    axis_problems,
+    batch_problems,
+    expert_problems,
+    stage_problems,
+)
 from shardyard.errors import RequestError
 from shardyard.hardware.cluster import Cluster
 from shardyard.plan.calibration import Calibration
@@ -55,7 +61,7 @@ class Candidate:
     def is_trainable(self) -> bool:
         """Whether the training half carries out its axes yet."""
         layout = self.layout
-        return layout.cp == layout.tp == layout.pp == layout.ep == 1
+        return layout.cp == layout.pp == 1
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -235,7 +241,7 @@ def _legal(
             if not stage_problems(pp=pp, micro_batches=-(-per_rank // size))
         ]
         for dp_shard in _shard_degrees(data_ranks, per_node, is_broad=is_broad):
-            if ep > 1 and (dp_shard * cp) % ep:
+            if expert_problems(dp_shard=dp_shard, cp=cp, ep=ep):
                 continue
             # one shard at zero 3 has nothing to split, but drops its copy in the computing format
             for zero in (1, 2, 3) if dp_shard * cp > 1 else (1, 3):

@@ -7,6 +7,7 @@ V = vocabulary, or this rank's part of it.
 from torch import Tensor, nn
 
 from shardyard.data.loader import MicroBatch
+from shardyard.models.router_loss import RouterTotals
 from shardyard.parallel.vocab_loss import VocabLoss
 
 
@@ -18,14 +19,17 @@ class CausalLM:
         model: nn.Module,
         *,
         token_losses: VocabLoss,
+        router: RouterTotals | None = None,
         tokens_l: Tensor | None = None,
     ) -> None:
         """Args:
         token_losses: Sum of the losses of logits (B, l, V) against targets (B, l).
+        router: Where the model's routers count; None: it has none.
         tokens_l: Indices in a sample of the tokens of this rank; None: all.
         """
         self.model = model
         self.token_losses = token_losses
+        self.router = router
         self.tokens_l = tokens_l
 
     def inputs(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
