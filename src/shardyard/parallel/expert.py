@@ -66,8 +66,8 @@ def _gather_and_sum(mlp: SparseMLP, group: dist.ProcessGroup) -> None:
     """Let the block see all tokens; of the sum of what the ranks get, each keeps its share."""
     forward = mlp.forward
 
-    def summed(x_BlD: Tensor) -> Tensor:
-        return sum_and_split(forward(gather(x_BlD, TOKENS, group)), TOKENS, group)
+    def summed(x_BLD: Tensor) -> Tensor:
+        return sum_and_split(forward(gather(x_BLD, TOKENS, group)), TOKENS, group)
 
     mlp.forward = summed  # type: ignore[method-assign]
 
