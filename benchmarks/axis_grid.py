@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ class Cell:
             "task": {"name": "masked_lm" if self.model == "bert" else "causal_lm"},
             "data": {"attend_across_documents": self.dropout == 0},  # so both masks are covered
             "optim": {
-                "name": "sgd", "lr": 0.05, "momentum": 0.9, "schedule": "constant",
+                "name": "sgd", "lr": 0.02, "momentum": 0.9, "schedule": "constant",
                 "global_batch": GLOBAL_BATCH, "micro_batch": self.micro_batch,
             },
             "parallel": dict(self.parallel),
@@ -90,11 +90,13 @@ class Cell:
         }  # fmt: skip
 
 
-MODELS: dict[str, str] = {"dense": "llama-tiny-deep", "bert": "bert-tiny"}
+MODELS: dict[str, str] = {"dense": "llama-tiny-deep", "bert": "bert-tiny", "moe": "mixtral-tiny"}
 """Model of the grid -> preset."""
 
 
-def _cells(model: str, layouts: dict[int, Sequence[dict[str, Any]]], **others: Any) -> list[Cell]:
+def _cells(
+    model: str, layouts: Mapping[int, Sequence[dict[str, Any]]], **others: Any
+) -> list[Cell]:
     return [
         Cell(model=model, processes=processes, parallel=tuple(layout.items()), **others)
         for processes, same in layouts.items()
@@ -141,6 +143,7 @@ def _layouts(model: str) -> dict[int, list[dict[str, Any]]]:
             {"pp": 2, "cp": 2, "dp_shard": 2},
         ]
     if model == "moe":
+        layouts[4] = [each for each in layouts[4] if _stages(each) <= 2]  # as many as it has blocks
         layouts[2] += [{"ep": 2, "dp_shard": 2}]
         layouts[4] += [
             {"ep": 4, "dp_shard": 4},
@@ -157,13 +160,17 @@ def _layouts(model: str) -> dict[int, list[dict[str, Any]]]:
     return layouts
 
 
+def _stages(parallel: dict[str, Any]) -> int:
+    return int(parallel.get("pp", 1) * parallel.get("virtual_stages", 1))
+
+
 def grid() -> list[Cell]:
     """All cells, those of one process count together."""
     dense = _cells("dense", _layouts("dense"))
     dropped = [replace(cell, dropout=0.1, micro_batch=2) for cell in dense]
     redone = [replace(dropped[1], recompute=how) for how in ("full", "selective")]
     bert = _cells("bert", _layouts("bert"), dropout=0.1, micro_batch=2)
-    moe = _cells("moe", _layouts("moe"), dropout=0.1) if "moe" in MODELS else []
+    moe = _cells("moe", _layouts("moe"), dropout=0.1)
     return sorted([*dense, *dropped, *redone, *bert, *moe], key=lambda cell: cell.processes)
 
 

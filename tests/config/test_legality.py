@@ -8,6 +8,7 @@ import pytest
 from shardyard.config.legality import (
     Layout,
     axis_problems,
+    expert_problems,
     problems,
     resolve_layout,
     stage_problems,
@@ -179,6 +180,18 @@ LEGAL_SPLITS = [
 @pytest.mark.parametrize(("preset", "degrees"), LEGAL_SPLITS)
 def test_what_a_model_can_be_split_by_is_let_through(preset: str, degrees: dict[str, Any]) -> None:
     assert axis_problems(**axes(preset, degrees)) == []
+
+
+def test_experts_are_dealt_over_the_ranks_of_one_copy_only() -> None:
+    (found,) = problems(
+        Parallel(ep=4, dp_shard=2, dp_replicate=4),
+        world_size=8, devices_per_node=8, shape=PRESETS["mixtral-8x7b"].shape,
+    )  # fmt: skip
+    assert str(found) == (
+        "parallel.ep=4 does not divide the 2 ranks (dp_shard x cp) that split one copy of the "
+        "model; experts are dealt over these. Use 1 or 2."
+    )
+    assert expert_problems(dp_shard=2, cp=2, ep=4) == []
 
 
 def test_everything_wrong_with_the_axes_is_told_at_once() -> None:

@@ -23,6 +23,9 @@ LLAMA = {
 }
 
 
+QWEN3_MOE = {"model_type": "qwen3_moe", "norm_topk_prob": True}
+
+
 def folder_with(folder: Path, **changes: Any) -> Path:
     (folder / "config.json").write_text(json.dumps({**LLAMA, **changes}))
     return folder
@@ -77,6 +80,21 @@ def test_a_mistral_without_a_window_is_read(tmp_path: Path) -> None:
     assert read_shape(Model(path="x"), folder, vocab_size=0).model_type == "mistral"
 
 
+def test_a_mixture_of_experts_is_read_and_its_defaults_are_those_of_transformers(
+    tmp_path: Path,
+) -> None:
+    from transformers import AutoConfig
+
+    for given in ({"model_type": "mixtral"}, {**QWEN3_MOE, "sliding_window": 64}):
+        folder = folder_with(tmp_path, **given)
+        shape = read_shape(Model(path="x"), folder, vocab_size=0)
+        theirs = AutoConfig.from_pretrained(folder)
+        assert shape.num_experts == theirs.num_experts
+        assert shape.num_experts_per_tok == theirs.num_experts_per_tok
+        assert shape.rope_theta == theirs.rope_parameters["rope_theta"]
+        assert shape.expert_width == getattr(theirs, "moe_intermediate_size", 128)
+
+
 def test_scaled_rotary_positions_keep_their_parameters(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, rope_scaling={"type": "linear", "factor": 2.0})
     shape = read_shape(Model(path=str(folder)), folder, 0)
@@ -84,7 +102,14 @@ def test_scaled_rotary_positions_keep_their_parameters(tmp_path: Path) -> None:
 
 
 REFUSED = [
-    ({"model_type": "gpt2"}, "model_type='gpt2' is not built yet. Blocks are known for llama and"),
+    ({"model_type": "gpt2"}, "model_type='gpt2' is not built yet. Blocks are known for llama, mis"),
+    ({"model_type": "mixtral", "sliding_window": 4096}, "sliding_window=4096: attention sees the"),
+    ({"model_type": "mixtral", "router_jitter_noise": 0.1}, "router_jitter_noise=0.1: not built"),
+    ({"model_type": "mixtral", "num_local_experts": 1}, "num_experts=1 and num_experts_per_tok=2"),
+    ({"model_type": "qwen3_moe"}, "norm_topk_prob=false: the weights of the visited experts are"),
+    ({**QWEN3_MOE, "mlp_only_layers": [0]}, "mlp_only_layers=[0]: blocks without experts among"),
+    ({**QWEN3_MOE, "decoder_sparse_step": 2}, "decoder_sparse_step=2: only 1 is built"),
+    ({**QWEN3_MOE, "use_sliding_window": True, "sliding_window": 64}, "sliding_window=64"),
     ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "rope_type='dynamic': only default, lin"),
     ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_type='longrope'"),
     ({"model_type": "mistral", "sliding_window": 4096}, "sliding_window=4096: attention sees the"),

@@ -27,6 +27,8 @@ from shardyard.checkpoint.verify import verify_manifest
 from shardyard.config.resolved import Resolved
 from shardyard.errors import CheckpointError, RequestError, ShardyardError, StorageError
 from shardyard.models.build import build_on_meta, hf_config
+from shardyard.models.families import Family, family_of
+from shardyard.models.hf import file_names
 from shardyard.rundir.layout import RunDir, flush_folder
 from shardyard.rundir.resolved import read_resolved
 from shardyard.units import format_bytes
@@ -50,7 +52,7 @@ class ExportPlan:
     to: Path
     dtype: torch.dtype
     files: dict[str, dict[str, torch.Size]]
-    """Name of each weights file -> its tensors and their shapes."""
+    """Name of each weights file -> its parameters, by our names, and their shapes."""
     tokenizer_dir: Path | None
     """Where the tokenizer's files are; None if they are gone."""
 
@@ -207,16 +209,31 @@ def _deal(shapes: dict[str, torch.Size], max_elements: int) -> dict[str, dict[st
     }
 
 
+def _as_in_files(tensors: dict[str, Tensor], family: Family) -> dict[str, Tensor]:
+    """By the names of Hugging Face's files, which have a tensor for each expert."""
+    return {
+        file_name: tensor if expert is None else tensor[expert]
+        for name, tensor in tensors.items()
+        for file_name, expert in file_names(name, tensor.shape, family).items()
+    }
+
+
 def _write(plan: ExportPlan, resolved: Resolved, folder: Path) -> None:
+    family = family_of(resolved.shape.model_type)
     for file, shapes in plan.files.items():
         tensors = {name: torch.empty(shape, dtype=plan.dtype) for name, shape in shapes.items()}
         named: dict[str, Tensor] = {f"{_PREFIX}{name}": each for name, each in tensors.items()}
         load_tensors(plan.checkpoint, named, allow_extra=True)
-        save_file(tensors, folder / file, metadata={"format": "pt"})
+        save_file(_as_in_files(tensors, family), folder / file, metadata={"format": "pt"})
     if len(plan.files) > 1:
         index = {
             "metadata": {"total_size": plan.bytes, "total_parameters": plan.parameters},
-            "weight_map": {name: file for file, shapes in plan.files.items() for name in shapes},
+            "weight_map": {
+                file_name: file
+                for file, shapes in plan.files.items()
+                for name, shape in shapes.items()
+                for file_name in file_names(name, shape, family)
+            },
         }
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
     config = hf_config(resolved.shape)

@@ -17,7 +17,7 @@ FSDP _HYBRID_SHARD_ZERO2                   no preset: zero: 2, dp_shard: G
 ========================================  ====  ========  ============
 
 The axes multiply to the world size: dp_replicate x dp_shard x cp x tp x pp. ``ep`` takes its ranks
-from dp_shard and does not multiply.
+from dp_shard x cp and does not multiply.
 """
 
 import math
@@ -151,7 +151,11 @@ def problems(
         text = f"{given} makes {model_ranks}, which does not divide the {world_size} ranks."
         return [*found, Problem("parallel", f"{text} Their product may be {_divisors(world_size)}")]
     data_ranks = world_size // model_ranks
-    found += _data_axis_problems(parallel, data_ranks)
+    data_problems = _data_axis_problems(parallel, data_ranks)
+    found += data_problems
+    if not data_problems and not any(problem.path == "parallel.ep" for problem in found):
+        dp_shard, _ = _shard_degree(parallel, data_ranks, devices_per_node=devices_per_node)
+        found += expert_problems(dp_shard=dp_shard, cp=parallel.cp, ep=parallel.ep)
     found += batch_problems(data_ranks, global_batch=global_batch, micro_batch=micro_batch)
     micro_batches = None
     if global_batch is not None and micro_batch is not None:
@@ -266,6 +270,17 @@ def axis_problems(
         )
         found.append(Problem("parallel.ep", text))
     return found
+
+
+def expert_problems(*, dp_shard: int, cp: int, ep: int) -> list[Problem]:
+    """Experts are dealt over the ranks that split one copy of the model, and over no others."""
+    if dp_shard * cp % ep == 0:
+        return []
+    text = (
+        f"={ep} does not divide the {dp_shard * cp} ranks (dp_shard x cp) that split one copy of "
+        f"the model; experts are dealt over these. Use {_divisors(dp_shard * cp)}"
+    )
+    return [Problem("parallel.ep", text)]
 
 
 def _split_problems(shape: ModelShape, *, tp: int, pp: int, ep: int) -> list[Problem]:

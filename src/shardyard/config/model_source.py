@@ -19,9 +19,32 @@ _HUB_FILES = ("*.json", "*.safetensors", "*.jinja")
 _CONFIG_DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "sliding_window": None},
     "mistral": {"max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "sliding_window": 4096},
+    "mixtral": {
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": None,
+        "rope_theta": 1e6,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    "qwen3": {
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "sliding_window": None,
+        "head_dim": 128,
+    },
+    "qwen3_moe": {
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
+        "sliding_window": None,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": False,
+    },
 }
-"""Model type -> what a config.json that leaves a key out means by it. Source: LlamaConfig and
-MistralConfig of transformers 5.23."""
+"""Model type -> what a config.json that leaves a key out means by it. Source: the config classes of
+transformers 5.23."""
 
 _SIZES = (
     "vocab_size",
@@ -93,9 +116,11 @@ def read_shape(model: Model, folder: Path | None, vocab_size: int) -> ModelShape
     if model_type not in _CONFIG_DEFAULTS:
         raise RequestError(
             f"{path}: model_type={model_type!r} is not built yet. Blocks are known for "
-            f"{' and '.join(_CONFIG_DEFAULTS)} so far; use a model of one of these types."
+            f"{', '.join(_CONFIG_DEFAULTS)} so far; use a model of one of these types."
         )
     config = {**_CONFIG_DEFAULTS[model_type], **config}
+    if model_type in ("qwen3", "qwen3_moe") and not config.get("use_sliding_window"):
+        config["sliding_window"] = None  # they name one and a switch
     unknown = _not_representable(config, is_random=model.weights == "random")
     if unknown:
         lines = "\n".join(f"  {line}" for line in unknown)
@@ -125,7 +150,23 @@ def _shape(config: dict[str, Any], path: Path) -> ModelShape:
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
         attention_bias=bool(config.get("attention_bias", False)),
         head_dim=config.get("head_dim"),
+        **_experts(config, path),
     )
+
+
+def _experts(config: dict[str, Any], path: Path) -> dict[str, int]:
+    """Sizes of a mixture of experts; none for a dense model."""
+    if config["model_type"] not in ("mixtral", "qwen3_moe"):
+        return {}
+    experts = config.get("num_local_experts") or config.get("num_experts")
+    visits, width = config["num_experts_per_tok"], config.get("moe_intermediate_size")
+    if not (_is_size(experts) and _is_size(visits) and experts >= visits):
+        raise RequestError(
+            f"{path}: num_experts={experts!r} and num_experts_per_tok={visits!r} are no numbers "
+            "of experts and of those that a token visits. Fetch or save config.json again."
+        )
+    sizes = {"num_experts": experts, "num_experts_per_tok": visits}
+    return sizes if width is None else {**sizes, "moe_intermediate_size": width}
 
 
 def _rope(config: dict[str, Any]) -> dict[str, Any]:
@@ -162,11 +203,20 @@ def _not_representable(config: dict[str, Any], *, is_random: bool) -> list[str]:
             config.get("hidden_act", "silu") != "silu"
         ),
         "mlp_bias=true: an MLP with biases is not built": bool(config.get("mlp_bias")),
-        "attention_bias=true: mistral has no such biases": (
-            config["model_type"] == "mistral" and bool(config.get("attention_bias"))
+        f"attention_bias=true: {config['model_type']} has no such biases": (
+            config["model_type"] in ("mistral", "mixtral") and bool(config.get("attention_bias"))
         ),
         f"attention_dropout={config.get('attention_dropout')}: not built, as it would depend on "
         "the layout; set it to 0 and use model.dropout": bool(config.get("attention_dropout")),
+        "norm_topk_prob=false: the weights of the visited experts are made to add up to 1 here": (
+            config.get("norm_topk_prob") is False
+        ),
+        f"router_jitter_noise={config.get('router_jitter_noise')}: not built, as it would depend "
+        "on the layout; set it to 0": bool(config.get("router_jitter_noise")),
+        f"mlp_only_layers={config.get('mlp_only_layers')}: blocks without experts among others "
+        "are not built": bool(config.get("mlp_only_layers")),
+        f"decoder_sparse_step={config.get('decoder_sparse_step')}: only 1 is built, experts in "
+        "every block": config.get("decoder_sparse_step", 1) != 1,
         "quantization_config: its weights are quantised; training needs the full ones": (
             bool(config.get("quantization_config"))
         ),

@@ -52,12 +52,16 @@ class ModelShape:
         return self.model_type != "bert"
 
     @property
+    def expert_width(self) -> int:
+        """Inner width of one expert."""
+        return self.moe_intermediate_size or self.intermediate_size
+
+    @property
     def expert_parameters(self) -> int:
         """Parameters of one expert; 0 for a dense model."""
         if not self.num_experts:
             return 0
-        width = self.moe_intermediate_size or self.intermediate_size
-        return (3 if self.is_gated else 2) * self.hidden_size * width
+        return (3 if self.is_gated else 2) * self.hidden_size * self.expert_width
 
     @property
     def block_parameters(self) -> int:
@@ -73,6 +77,8 @@ class ModelShape:
         attention = 2 * hidden * heads + 2 * hidden * kv_heads
         if self.attention_bias or not self.is_gated:
             attention += heads + 2 * kv_heads + hidden
+        if self.model_type in ("qwen3", "qwen3_moe"):
+            attention += 2 * self.head_width  # norms of queries and keys, head by head
         if not self.is_gated:  # GPT and BERT: biases everywhere, norms with bias
             return attention + 2 * hidden * inner + inner + hidden + 4 * hidden
         if self.num_experts:
@@ -207,6 +213,24 @@ PRESETS: dict[str, Preset] = {
             theta=500000.0, tied=True, positions_stretched=32.0,
         ),
         source=_CARD.format("meta-llama/Llama-3.2-1B"),
+    ),
+    "mixtral-tiny": Preset(
+        shape=ModelShape(
+            model_type="mixtral", vocab_size=0, hidden_size=64, intermediate_size=96,
+            num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            max_position_embeddings=256, num_experts=8, num_experts_per_tok=2,
+        ),
+        source="ours: llama-tiny with eight experts, of which a token visits two; for tests",
+    ),
+    "qwen3-moe-tiny": Preset(
+        shape=ModelShape(
+            model_type="qwen3_moe", vocab_size=0, hidden_size=64, intermediate_size=96,
+            num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=32,
+            max_position_embeddings=256, rms_norm_eps=1e-6, num_experts=4, num_experts_per_tok=2,
+            moe_intermediate_size=48,
+        ),
+        source="ours: the smallest shape of its kind, with heads wider than hidden / heads; for "
+        "tests",
     ),
     "mixtral-8x7b": Preset(
         shape=ModelShape(

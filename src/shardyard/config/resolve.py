@@ -241,7 +241,7 @@ def _sample_problems(resolved: Resolved) -> list[Problem]:
 
 
 def _model_problems(resolved: Resolved) -> list[Problem]:
-    """Samples or a vocabulary that the model has no room for."""
+    """Samples or a vocabulary that the model has no room for, or what it cannot be asked."""
     shape, seq_len, found = resolved.shape, resolved.recipe.data.seq_len, []
     if isinstance(seq_len, int) and seq_len > shape.max_position_embeddings:
         text = (
@@ -256,6 +256,12 @@ def _model_problems(resolved: Resolved) -> list[Problem]:
             "a smaller data.vocab_size."
         )
         found.append(Problem("data.tokenizer", text))
+    if shape.num_experts and resolved.recipe.model.compile:
+        text = (
+            "=true but the model is a mixture of experts, whose dispatch is not shown to compile "
+            "yet. Use false."
+        )
+        found.append(Problem("model.compile", text))
     return found
 
 

@@ -64,6 +64,10 @@ class Model(Section):
     """Where weights come from; auto: random for a preset, loaded for path and hub."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout probability after the embedding and after each block's attention and MLP."""
+    router_aux_loss: Annotated[float, Field(ge=0)] = 0.01
+    """Weight of a mixture's load-balance loss, for each block and sample (arXiv:2101.03961)."""
+    router_z_loss: Annotated[float, Field(ge=0)] = 0.001
+    """Weight of a mixture's squared router log-sum-exp, for each block (arXiv:2202.08906)."""
     compile: bool = False
     """Compile each block with torch.compile (slower first step, faster ones on an accelerator)."""
 
@@ -168,7 +172,7 @@ class Parallel(Section):
     cp_exchange: Literal["keys_values", "heads"] = "keys_values"
     """What cp ranks exchange for attention: all keys and values, or tokens against heads."""
     tp: Degree = 1
-    """Ranks that split each matrix. Above 1: can be planned, not trained yet."""
+    """Ranks that split each matrix, and between them the tokens (tensor parallelism)."""
     pp: Degree = 1
     """Ranks that each hold some of the blocks and hand micro-batches on (pipeline parallelism)."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "zb-v"] = "1f1b"
@@ -176,7 +180,7 @@ class Parallel(Section):
     virtual_stages: Degree = 1
     """Stages of one pipeline rank: 2 or more for interleaved, 2 for zb-v, any for zero-bubble."""
     ep: Degree = 1
-    """Ranks that split the experts. Above 1: can be planned, not trained yet."""
+    """Ranks over which the experts are dealt, taken from dp_shard x cp."""
     prefetch: Annotated[int, Field(ge=0)] = 1
     """Blocks whose parameters are gathered ahead of the one that computes."""
 

@@ -10,13 +10,8 @@ from shardyard.config.presets import PRESETS
 from shardyard.config.schema import Recipe
 from shardyard.errors import Problem
 
-TRAINED_MODEL_TYPES = ("llama", "mistral", "bert")
+TRAINED_MODEL_TYPES = ("llama", "mistral", "mixtral", "qwen3", "qwen3_moe", "bert")
 """Model types that ``models/families.py`` knows the blocks of; it needs torch, this does not."""
-
-_AXES = {
-    "ep": "expert parallelism",
-}
-
 
 def trainable_problems(recipe: Recipe) -> list[Problem]:
     """Every setting of a recipe that `plan` can predict and `train` cannot carry out yet.
@@ -25,13 +20,6 @@ def trainable_problems(recipe: Recipe) -> list[Problem]:
     config.json.
     """
     return [problem for look in _LOOKS for problem in look(recipe)]
-
-
-def _axes(recipe: Recipe) -> Iterable[Problem]:
-    for axis, what in _AXES.items():
-        degree = getattr(recipe.parallel, axis)
-        if degree > 1:
-            yield _planned_only(f"parallel.{axis}", degree, what, "1, and split with dp_shard")
 
 
 def _precision(recipe: Recipe) -> Iterable[Problem]:
@@ -78,7 +66,6 @@ def _task(recipe: Recipe) -> Iterable[Problem]:
 
 
 _LOOKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
-    _axes,
     _precision,
     _offload,
     _device,

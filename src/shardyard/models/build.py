@@ -15,8 +15,10 @@ from transformers import (
 
 from shardyard.config.presets import ModelShape
 from shardyard.models.attention import NAME
+from shardyard.models.families import blocks_of, family_of
 from shardyard.models.hf import load_weights
 from shardyard.models.init import fill_random
+from shardyard.models.moe import SparseMLP
 
 
 def hf_config(shape: ModelShape) -> Any:
@@ -35,10 +37,21 @@ def hf_config(shape: ModelShape) -> Any:
             attention_probs_dropout_prob=0.0,
         )
     fields = shape.to_dict()
+    del fields["shared_expert_intermediate_size"]
+    if not shape.num_experts:  # would be kept as settings of a model that knows no such thing
+        for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size"):
+            del fields[name]
     scaling = fields.pop("rope_scaling") or {"rope_type": "default"}
     rope = {**scaling, "rope_theta": fields.pop("rope_theta")}
     if shape.model_type == "mistral":
         fields["sliding_window"] = None  # transformers' default is a window that no shape has
+    if shape.model_type in ("qwen3", "qwen3_moe"):
+        fields["head_dim"] = shape.head_width  # theirs would be a constant
+    if shape.model_type == "mixtral":
+        del fields["moe_intermediate_size"]
+        fields["intermediate_size"] = shape.expert_width
+    if shape.model_type == "qwen3_moe":
+        fields |= {"moe_intermediate_size": shape.expert_width, "norm_topk_prob": True}
     return AutoConfig.for_model(fields.pop("model_type"), **fields, rope_parameters=rope)
 
 
@@ -51,6 +64,10 @@ def build_on_meta(shape: ModelShape) -> PreTrainedModel:
         model: PreTrainedModel = model_class.from_config(
             config, dtype=torch.float32, attn_implementation=NAME
         )
+        family = family_of(shape.model_type)
+        if family.sparse is not None:
+            for block in blocks_of(model, family).values():
+                setattr(block, family.sparse.block, SparseMLP(shape))
     return model
 
 
@@ -82,4 +99,4 @@ def fill_weights(model: PreTrainedModel, *, folder: Path | None, seed: int) -> N
         if folder is None:
             fill_random(model, seed=seed, std=float(model.config.initializer_range))
         else:
-            load_weights(model, folder)
+            load_weights(model, folder, family_of(model.config.model_type))

@@ -1,10 +1,23 @@
 """Where the parts of each model family are, by ``model_type`` of its Hugging Face config."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
 from shardyard.errors import RequestError
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseNames:
+    """What a mixture of experts is called: here in a block, and in Hugging Face's files."""
+
+    block: str
+    """The module of a block that has a router and experts."""
+    file_block: str
+    file_router: str
+    """Its router's matrix, from ``file_block``."""
+    file_matrices: dict[str, str]
+    """Our parameter of all experts -> the matrix of expert ``{}``, from ``file_block``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +49,8 @@ class Family:
     """Matrices of a block whose outputs (heads, inner width) tensor parallelism splits."""
     rowwise: tuple[str, ...]
     """Matrices of a block whose inputs it splits; their outputs are sums over ranks."""
+    sparse: SparseNames | None = None
+    """None: a block has one MLP, and no experts."""
 
 
 _LLAMA = Family(
@@ -76,7 +91,36 @@ _BERT = Family(
     rowwise=("attention.output.dense", "output.dense"),
 )
 
-FAMILIES: dict[str, Family] = {"llama": _LLAMA, "mistral": _LLAMA, "bert": _BERT}
+# parallel/expert.py splits the experts, and gathers tokens before them
+_SPARSE = replace(
+    _LLAMA, gathered=("self_attn",), colwise=_LLAMA.colwise[:3], rowwise=_LLAMA.rowwise[:1]
+)
+
+_MIXTRAL = SparseNames(
+    block="mlp",
+    file_block="block_sparse_moe",
+    file_router="gate.weight",
+    file_matrices={
+        "gate": "experts.{}.w1.weight",
+        "up": "experts.{}.w3.weight",
+        "down": "experts.{}.w2.weight",
+    },
+)
+_QWEN3_MOE = SparseNames(
+    block="mlp",
+    file_block="mlp",
+    file_router="gate.weight",
+    file_matrices={name: f"experts.{{}}.{name}_proj.weight" for name in ("gate", "up", "down")},
+)
+
+FAMILIES: dict[str, Family] = {
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "qwen3": _LLAMA,
+    "mixtral": replace(_SPARSE, sparse=_MIXTRAL),
+    "qwen3_moe": replace(_SPARSE, sparse=_QWEN3_MOE),
+    "bert": _BERT,
+}
 
 
 def family_of(model_type: str) -> Family:

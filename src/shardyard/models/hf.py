@@ -8,21 +8,39 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from shardyard.errors import DataError
+from shardyard.models.families import Family
 from shardyard.models.local_shard import LocalShard, local_shard
 
 
-def load_weights(model: nn.Module, folder: Path) -> None:
+def file_names(name: str, shape: torch.Size, family: Family) -> dict[str, int | None]:
+    """What a parameter is called in Hugging Face's files.
+
+    Returns:
+        The name; or, for a parameter of all experts, one name for each of them, and its index.
+    """
+    sparse = family.sparse
+    block, marker, inner = name.partition(f".{sparse.block}.") if sparse else (name, "", "")
+    if sparse is None or not marker:
+        return {name: None}
+    begin = f"{block}.{sparse.file_block}."
+    if inner == "router.weight":
+        return {begin + sparse.file_router: None}
+    matrix = sparse.file_matrices[inner.removeprefix("experts.")]
+    return {begin + matrix.format(expert): expert for expert in range(shape[0])}
+
+
+def load_weights(model: nn.Module, folder: Path, family: Family) -> None:
     """Fill all parameters in place from the folder's safetensors files.
 
     Raises:
         DataError: A file or a tensor is missing, damaged, or of another shape.
     """
     file_of = _tensor_files(folder)
-    wanted = {name: local_shard(param) for name, param in model.named_parameters()}
-    missing = sorted(name for name in wanted if name not in file_of)
+    names, wanted = _in_files(model, family)
+    missing = sorted(name for name in names if name not in file_of)
     if missing:
         raise DataError(
-            f"{folder} lacks {len(missing)} of the model's {len(wanted)} tensors, the first is "
+            f"{folder} lacks {len(missing)} of the model's {len(names)} tensors, the first is "
             f"{missing[0]}. It holds weights of another model, or only a part of them; check "
             "config.json against the safetensors files."
         )
@@ -31,6 +49,23 @@ def load_weights(model: nn.Module, folder: Path) -> None:
         by_file.setdefault(file_of[name], []).append(name)
     for file, names in by_file.items():
         _read_file(file, {name: wanted[name] for name in names})
+
+
+def _in_files(model: nn.Module, family: Family) -> tuple[list[str], dict[str, LocalShard]]:
+    """Names of all tensors in the files, and of those of them that this rank holds its part."""
+    names: list[str] = []
+    held: dict[str, LocalShard] = {}
+    for name, param in model.named_parameters():
+        shard = local_shard(param)
+        for file_name, expert in file_names(name, param.shape, family).items():
+            names.append(file_name)
+            if expert is None:
+                held[file_name] = shard
+            elif 0 <= (here := expert - shard.offsets[0]) < shard.tensor.shape[0]:
+                held[file_name] = LocalShard(
+                    shard.tensor[here], shard.offsets[1:], shard.whole_shape[1:]
+                )
+    return names, held
 
 
 def _tensor_files(folder: Path) -> dict[str, Path]:

@@ -4,11 +4,14 @@ Every layout therefore starts from the same weights, each rank computes only the
 and no rank ever holds more than a slice of a whole parameter.
 """
 
+from collections.abc import Iterator
+
 from torch import Tensor, nn
 
 from shardyard.errors import RequestError
 from shardyard.models.counter_random import key_of, normal
 from shardyard.models.local_shard import LocalShard, local_shard
+from shardyard.models.moe import Experts
 
 _PIECE = 2**22
 """Elements made at a time: bounds the int64 and fp64 scratch at about 200 MiB."""
@@ -33,25 +36,32 @@ def _fill(shard: LocalShard, module: nn.Module, name: str, *, seed: int, std: fl
         shard.tensor.zero_()
     elif type(module).__name__.endswith(("RMSNorm", "LayerNorm")):
         shard.tensor.fill_(1.0)
-    elif isinstance(module, nn.Linear | nn.Embedding):
+    elif isinstance(module, nn.Linear | nn.Embedding | Experts):
         _fill_normal(shard, key_of(seed, "init", name), std=std)
     else:
         raise RequestError(
             f"parameter {name} belongs to a {type(module).__name__}, for which there is no rule of "
-            "initialisation. Load weights (model.weights=load) or use a Llama-family model."
+            "initialisation. Load weights (model.weights=load) or use a model of another family."
         )
 
 
 def _fill_normal(shard: LocalShard, key: int, *, std: float) -> None:
-    rows = shard.tensor
-    if not rows.numel():
-        return
-    rows_at_once = max(1, _PIECE // max(1, rows[0].numel()))
-    for start in range(0, rows.shape[0], rows_at_once):
-        piece = rows[start : start + rows_at_once]
-        offsets = (shard.offsets[0] + start, *shard.offsets[1:])
-        index = LocalShard(piece, offsets, shard.whole_shape).linear_index()
-        piece.copy_(_scaled_normal(key, index, std))
+    if shard.tensor.numel() > _PIECE:
+        for half in _halves(shard):
+            _fill_normal(half, key, std=std)
+    elif shard.tensor.numel():
+        shard.tensor.copy_(_scaled_normal(key, shard.linear_index(), std))
+
+
+def _halves(shard: LocalShard) -> Iterator[LocalShard]:
+    sizes = list(shard.tensor.shape)
+    longest = sizes.index(max(sizes))
+    half = sizes[longest] // 2
+    for start, size in ((0, half), (half, sizes[longest] - half)):
+        offsets = list(shard.offsets)
+        offsets[longest] += start
+        piece = shard.tensor.narrow(longest, start, size)
+        yield LocalShard(piece, tuple(offsets), shard.whole_shape)
 
 
 def _scaled_normal(key: int, index: Tensor, std: float) -> Tensor:

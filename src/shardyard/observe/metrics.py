@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.errors import RequestError
+from shardyard.rundir.lines import ROUTER_KEYS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +79,13 @@ class MetricLines:
         step_samples: int,
         times: StepTimes,
         peak_memory_bytes: int,
+        router: tuple[float, float, float] | None,
     ) -> dict[str, Any]:
-        """The line of one step; ``tokens`` and ``samples`` count from the beginning of the run."""
+        """The line of one step; ``tokens`` and ``samples`` count from the beginning of the run.
+
+        Args:
+            router: Of a mixture of experts: largest load, load-balance loss and z-loss.
+        """
         tokens_per_s = step_tokens / times.step_time_s
         per_device = tokens_per_s / self._place["world_size"]
         return {
@@ -98,5 +104,6 @@ class MetricLines:
             "tokens_per_s_per_device": per_device,
             "mfu": self._budget.mfu(per_device),
             "peak_memory_bytes": peak_memory_bytes,
+            **dict(zip(ROUTER_KEYS, router or (None,) * 3, strict=True)),
             **self._place,
         }

@@ -6,6 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
 
 from shardyard.config.presets import ModelShape
 from shardyard.config.schema import Recipe
@@ -15,9 +16,11 @@ from shardyard.models.dropout import SampleKeys, add_dropout
 from shardyard.models.families import Family, blocks_of, dropout_places, part_of
 from shardyard.models.forward import ForwardPass
 from shardyard.models.local_shard import local_shard
+from shardyard.models.router_loss import RouterLoss, RouterTotals
 from shardyard.models.stage import keep_blocks, stage_of
 from shardyard.parallel.context import context_attention, context_share
 from shardyard.parallel.data import shard_data_parallel
+from shardyard.parallel.expert import shard_experts, sparse_blocks
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.pipeline import Pipeline, StagePlan
 from shardyard.parallel.precision import DTYPES, mixed_precision
@@ -29,7 +32,7 @@ from shardyard.tasks.causal_lm import CausalLM
 
 
 def parallelize(
-    model: nn.Module, mesh: Mesh, *, recipe: Recipe, shape: ModelShape, family: Family
+    model: PreTrainedModel, mesh: Mesh, *, recipe: Recipe, shape: ModelShape, family: Family
 ) -> CausalLM:
     """Change a model on the meta device, in place, as a resolved recipe says.
 
@@ -50,10 +53,12 @@ def parallelize(
         stage.forward = ForwardPass(
             stage, family, keys=keys, attention=attention, tokens_l=computed_l
         )
-    # 2. tensors before all that wraps modules: it changes what the modules themselves compute
+    # 2. experts and tensors before all that wraps modules: they change what modules compute
+    router = _add_router_losses(model, mesh, recipe=recipe, family=family, keys=keys)
+    shard_experts(model, mesh, family)
     if mesh.layout.tp > 1:
         shard_tensors(model, mesh.dense["tp"], family)
-    task = _task(model, mesh, recipe=recipe, family=family, tokens_l=computed_l)
+    task = _task(model, mesh, recipe=recipe, family=family, router=router, tokens_l=computed_l)
     # 3. dropout: its hooks must see a module's output before FSDP's hooks let go of it
     if recipe.model.dropout:
         places = dropout_places(model, family)
@@ -128,11 +133,38 @@ def _cut(
     }
 
 
+def _add_router_losses(
+    model: PreTrainedModel, mesh: Mesh, *, recipe: Recipe, family: Family, keys: SampleKeys
+) -> RouterTotals | None:
+    """Balance the routers. Returns where they count, or None for a dense model."""
+    if family.sparse is None:
+        return None
+    config = model.config
+    totals = RouterTotals(blocks=config.num_hidden_layers, experts=config.num_experts)
+    for name, mlp in sparse_blocks(model, family).items():
+        mlp.router_loss = RouterLoss(
+            block=int(name.rpartition(".")[2]),
+            balance=recipe.model.router_aux_loss,
+            z=recipe.model.router_z_loss,
+            keys=keys,
+            totals=totals,
+            copies=mesh.layout.tp,
+            tokens_group=mesh.group("cp") if mesh.layout.cp > 1 else None,
+        )
+    return totals
+
+
 def _task(
-    model: nn.Module, mesh: Mesh, *, recipe: Recipe, family: Family, tokens_l: Tensor | None
+    model: nn.Module,
+    mesh: Mesh,
+    *,
+    recipe: Recipe,
+    family: Family,
+    router: RouterTotals | None,
+    tokens_l: Tensor | None,
 ) -> CausalLM:
     head = part_of(model, family.head)
     losses = VocabLoss()
     if head is not None and isinstance(head.weight, DTensor):
         losses = VocabLoss(group=mesh.group("tp"), first=local_shard(head.weight).offsets[0])
-    return TASKS[recipe.task.name](model, token_losses=losses, tokens_l=tokens_l)
+    return TASKS[recipe.task.name](model, token_losses=losses, router=router, tokens_l=tokens_l)

@@ -4,6 +4,7 @@ Each is the transpose of its partner, so that a sum over ranks of local losses h
 one process would compute: an activation that every rank of a group uses has its gradients summed.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -41,6 +42,18 @@ def exchange(x: Tensor, split_dim: int, join_dim: int, group: dist.ProcessGroup)
     return exchanged
 
 
+def exchange_rows(
+    x_ND: Tensor, send: Sequence[int], receive: Sequence[int], group: dist.ProcessGroup
+) -> Tensor:
+    """All-to-all of unequally many rows: the first ``send[0]`` go to rank 0 of the group, ...
+
+    Args:
+        receive: Rows that come from each rank; it sends as many.
+    """
+    received: Tensor = _ExchangeRows.apply(x_ND, send, receive, group)  # type: ignore[no-untyped-call]
+    return received
+
+
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
@@ -75,6 +88,31 @@ class _Exchange(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         split_dim, join_dim = ctx.dims
         return _all_to_all(grads[0], join_dim, split_dim, ctx.group), None, None, None
+
+
+class _ExchangeRows(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_ND: Tensor,
+        send: Sequence[int],
+        receive: Sequence[int],
+        group: dist.ProcessGroup,
+    ) -> Tensor:
+        ctx.send, ctx.receive, ctx.group = send, receive, group
+        return _all_to_all_rows(x_ND, send, receive, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        return _all_to_all_rows(grads[0], ctx.receive, ctx.send, ctx.group), None, None, None
+
+
+def _all_to_all_rows(
+    x_ND: Tensor, send: Sequence[int], receive: Sequence[int], group: dist.ProcessGroup
+) -> Tensor:
+    received = x_ND.new_empty(sum(receive), x_ND.shape[1])
+    dist.all_to_all_single(received, x_ND.contiguous(), list(receive), list(send), group=group)
+    return received
 
 
 def _all_gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:

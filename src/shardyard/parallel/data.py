@@ -15,14 +15,23 @@ Gradients are summed, not averaged: the loss is a sum, and the step divides it o
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_common import (  # named in fully_shard's own docs
+    FSDPMeshInfo,
+    HSDPMeshInfo,
+    ShardPlacementResult,
+)
+from torch.distributed.tensor import DTensor, Shard
 
 from shardyard.config.legality import Layout
 from shardyard.models.families import Family, blocks_of, part_of
+from shardyard.parallel.expert import sparse_blocks
 from shardyard.parallel.mesh import Mesh
 
 
@@ -40,6 +49,7 @@ def shard_data_parallel(
     sharding = mesh.sharding()
     # on one rank resharding still frees the copies in the compute format
     reshard = mesh.layout.zero == 3
+    placement = _expert_placement(model, mesh, family)
 
     def shard(
         modules: nn.Module | list[nn.Module],
@@ -52,6 +62,7 @@ def shard_data_parallel(
             mesh=sharding,
             mp_policy=precision,
             reshard_after_forward=reshard_after_forward,
+            shard_placement_fn=placement,
         )
 
     blocks = list(blocks_of(model, family).values())
@@ -77,6 +88,48 @@ def shard_data_parallel(
             # without it gloo refuses the factor (it would need a pre-multiplied sum)
             module.set_force_sum_reduction_for_comms(True)
     _set_prefetch([block for block in blocks if isinstance(block, FSDPModule)], prefetch)
+
+
+def _expert_placement(
+    model: nn.Module, mesh: Mesh, family: Family
+) -> Callable[[nn.Parameter], Any] | None:
+    """How parameters are split that are not split along their first dimension over all shards."""
+    experts = {
+        param for mlp in sparse_blocks(model, family).values() for param in mlp.experts.parameters()
+    }
+    if not experts:
+        return None
+    sharding = mesh.sharding(of_experts=True)
+    # with ep, fewer ranks hold the same expert than the same block: a mesh of its own, yet in the
+    # block's group: FSDP hooks inside a block would run again, and differ, under recompute
+    other_mesh = None if mesh.experts is None else _mesh_info(sharding)
+
+    def placement(param: nn.Parameter) -> Any:
+        if param not in experts:
+            return None
+        where = _even_dimension(param, ranks=sharding.shape[-1])
+        return where if other_mesh is None else ShardPlacementResult(where, other_mesh)
+
+    return placement
+
+
+def _mesh_info(mesh: DeviceMesh) -> FSDPMeshInfo:
+    if mesh.ndim == 1:
+        return FSDPMeshInfo(mesh, shard_mesh_dim=0)
+    return HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0)
+
+
+def _even_dimension(param: nn.Parameter, *, ranks: int) -> Shard | None:
+    """Which dimension of experts is split: the first (None) if it divides, else another.
+
+    Eight experts over 64 ranks would leave 56 of them without any.
+    """
+    sizes = param.to_local().shape if isinstance(param, DTensor) else param.shape
+    if sizes[0] % ranks == 0:
+        return None
+    taken = [place.dim for place in getattr(param, "placements", ()) if isinstance(place, Shard)]
+    free = [dim for dim in (1, 2) if dim not in taken and sizes[dim] % ranks == 0]
+    return Shard(free[0]) if free else None
 
 
 class GradientSync:

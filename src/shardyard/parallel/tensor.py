@@ -13,7 +13,7 @@ that every rank holds whole has seen only a share of the tokens: its gradient is
 Shape suffixes: B = samples, L = all tokens, l = this rank's share, D = width, V = vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from shardyard.models.families import Family, blocks_of, part_of
 from shardyard.parallel.collectives import gather, sum_and_split
 
-_TOKENS = 1
+TOKENS = 1
 """The dimension of tokens in (B, L, D)."""
 
 
@@ -74,17 +74,20 @@ class _Split:
             is_split = isinstance(placement, Shard) and placement.dim < param.dim()
             where = placement if is_split else Replicate()
             if param not in self._shares:
-                self._shares[param] = _share_of(param, self._mesh, where)
+                self._shares[param] = share_of(param, self._mesh, [where])
             setattr(module, name, self._shares[param])
         compute_on_shares(module, module.forward)
         return module
 
 
-def _share_of(param: nn.Parameter, mesh: DeviceMesh, placement: Placement) -> nn.Parameter:
-    shape, _ = compute_local_shape_and_global_offset(param.shape, mesh, [placement])
+def share_of(
+    param: nn.Parameter, mesh: DeviceMesh, placements: Sequence[Placement]
+) -> nn.Parameter:
+    """This rank's share of a parameter on the meta device, one placement for each mesh axis."""
+    shape, _ = compute_local_shape_and_global_offset(param.shape, mesh, placements)
     local = torch.empty(shape, dtype=param.dtype, device=param.device)
     share = DTensor.from_local(
-        local, mesh, [placement], run_check=False, shape=param.shape, stride=param.stride()
+        local, mesh, placements, run_check=False, shape=param.shape, stride=param.stride()
     )
     return nn.Parameter(share)
 
@@ -142,7 +145,7 @@ class _GatheredTokens:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         share: Tensor = args[0] if args else kwargs["hidden_states"]
         self._share = share.detach()
-        x_BLD = gather(share, _TOKENS, self._group)
+        x_BLD = gather(share, TOKENS, self._group)
         if args:
             return (x_BLD, *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": x_BLD}
@@ -166,7 +169,7 @@ class _GatheredTokens:
     def again(self, share: Tensor) -> Tensor:
         """All tokens, gathered when the first of the matrices asks and freed after the last."""
         if self._again is None or not _is_same(self._again[0], share):
-            pieces = gather(share, _TOKENS, self._group)
+            pieces = gather(share, TOKENS, self._group)
             self._again = (share, pieces, 0)
         _, x_BLD, used = self._again
         self._again = (share, x_BLD, used + 1) if used + 1 < self._readers else None
@@ -202,7 +205,7 @@ def _sum_after(module: nn.Module, group: dist.ProcessGroup) -> None:
     assert isinstance(module, nn.Linear)
 
     def forward(x_BLD: Tensor) -> Tensor:
-        summed_BlD = sum_and_split(F.linear(x_BLD, module.weight), _TOKENS, group)
+        summed_BlD = sum_and_split(F.linear(x_BLD, module.weight), TOKENS, group)
         return summed_BlD if module.bias is None else summed_BlD + module.bias
 
     compute_on_shares(module, forward)
@@ -220,6 +223,6 @@ def _look_up_share(module: nn.Module, mesh: DeviceMesh) -> None:
         outside_BL = (row_BL < 0) | (row_BL >= module.weight.shape[0])
         x_BLD = F.embedding(row_BL.masked_fill(outside_BL, 0), module.weight)
         x_BLD = x_BLD.masked_fill(outside_BL[..., None], 0.0)
-        return sum_and_split(x_BLD, _TOKENS, mesh.get_group())
+        return sum_and_split(x_BLD, TOKENS, mesh.get_group())
 
     compute_on_shares(module, forward)

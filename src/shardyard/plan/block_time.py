@@ -152,7 +152,7 @@ class BlockTimes:
         shape = self.shape
         if not shape.num_experts:
             return []
-        width = shape.moe_intermediate_size or shape.intermediate_size
+        width = shape.expert_width
         visits = tokens * shape.num_experts_per_tok * EXPERT_IMBALANCE
         if ep > 1:
             rows, count = visits * ep / shape.num_experts / tp, shape.num_experts // ep
@@ -228,7 +228,7 @@ class BlockTimes:
         rotated = tokens * sum(self._widths) / tp
         inner = shape.intermediate_size
         if shape.num_experts:
-            width = shape.moe_intermediate_size or shape.intermediate_size
+            width = shape.expert_width
             inner = shape.num_experts_per_tok * width + shape.shared_expert_intermediate_size
         activated = tokens * inner / tp
         gated = 3 if shape.is_gated else 2

@@ -14,6 +14,7 @@ from shardyard.config.legality import (
     Layout,
     axis_problems,
     batch_problems,
+    expert_problems,
     stage_problems,
 )
 from shardyard.errors import RequestError
@@ -61,7 +62,7 @@ class Candidate:
     def is_trainable(self) -> bool:
         """Whether the training half carries out its axes yet."""
         layout = self.layout
-        return layout.cp == layout.tp == layout.pp == layout.ep == 1
+        return layout.cp == layout.pp == 1
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -249,7 +250,7 @@ def _legal(
             )
         ]
         for dp_shard in _shard_degrees(data_ranks, per_node, is_broad=is_broad):
-            if ep > 1 and (dp_shard * cp) % ep:
+            if expert_problems(dp_shard=dp_shard, cp=cp, ep=ep):
                 continue
             # one shard at zero 3 has nothing to split, but drops its copy in the computing format
             levels = (1, 2, 3) if dp_shard * cp > 1 else (1, 3)

@@ -39,6 +39,10 @@ EVENT_KINDS = (
 
 _BLOCK_BYTES = 16 * 2**10
 
+ROUTER_KEYS = ("expert_load", "router_aux_loss", "router_z_loss")
+"""Visits of the busiest expert of any block as a multiple of the mean, and the two losses before
+their weights; null for a model without experts."""
+
 METRIC_KEYS = (
     "step",
     "epoch",
@@ -55,6 +59,7 @@ METRIC_KEYS = (
     "tokens_per_s_per_device",
     "mfu",
     "peak_memory_bytes",
+    *ROUTER_KEYS,
     "attempt",
     "generation",
     "world_size",

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from shardyard.data.loader import MicroBatch
+from shardyard.models.router_loss import RouterTotals
 from shardyard.parallel.pipeline import Pipeline
 from shardyard.parallel.vocab_loss import VocabLoss
 
@@ -20,18 +21,21 @@ class CausalLM:
         model: nn.Module,
         *,
         token_losses: VocabLoss,
+        router: RouterTotals | None = None,
         tokens_l: Tensor | None = None,
         pipeline: Pipeline | None = None,
     ) -> None:
         """Args:
         model: With a pipeline, the modules of all stages of this rank.
         token_losses: Sum of the losses of logits (B, l, V) against targets (B, l).
+        router: Where the model's routers count; None: it has none.
         tokens_l: Indices in a sample of the tokens of this rank; None: all.
         pipeline: The way through the stages of the model; None: the model is whole.
         """
         self.model = model
         self.pipeline = pipeline
         self.token_losses = token_losses
+        self.router = router
         self.tokens_l = tokens_l
 
     def inputs(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:

@@ -152,6 +152,7 @@ class Loop:
                 checkpoint_blocked_s=self.blocked_s,
             ),
             peak_memory_bytes=peak_memory_bytes(self.training.device),
+            router=result.router,
         )
         self.blocked_s = 0.0
         for sink in self.training.sinks:

@@ -33,6 +33,8 @@ class StepResult:
     """Steps in a row, this one included, that were not applied because they were not finite."""
     drain_requested: bool
     """Whether any rank was asked to drain before this step."""
+    router: tuple[float, float, float] | None = None
+    """Of a mixture of experts: largest load, load-balance loss, z-loss (``RouterStatistics``)."""
 
 
 class PendingResult:
@@ -57,13 +59,14 @@ class PendingResult:
         """Wait for the step and return its result."""
         if self._event is not None:
             self._event.synchronize()
-        loss, norm, tokens, skipped, drain = self._values.tolist()
+        loss, norm, tokens, skipped, drain, *router = self._values.tolist()
         return StepResult(
             loss=loss,
             grad_norm=norm,
             predicted_tokens=round(tokens),
             skipped_in_row=round(skipped),
             drain_requested=drain > 0,
+            router=(router[0], router[1], router[2]) if router else None,
         )
 
 
@@ -98,10 +101,16 @@ class Stepper:
         if self._mesh.speaks_for_samples:
             stats[2] = tokens
         stats[3] = float(drain)
+        router = self._task.router
+        if router is not None:
+            stats = torch.cat([stats, router.take(self._device)])
         dist.all_reduce(stats)
         loss, norm = stats[0] / stats[2], stats[1].sqrt() / stats[2]
         self._apply(loss, norm, tokens=stats[2], lr=lr)
-        return PendingResult(torch.stack([loss, norm, stats[2], self.skipped_in_row, stats[3]]))
+        values = [loss, norm, stats[2], self.skipped_in_row, stats[3]]
+        if router is not None:
+            values += router.statistics(stats[4:])
+        return PendingResult(torch.stack(values))
 
     def accumulate(self, batches: Sequence[MicroBatch]) -> tuple[Tensor, int]:
         """Add up undivided gradients.

@@ -1,0 +1,137 @@
+"""Losses that keep a router balanced and its logits small, and how balanced it is.
+
+Load balance, for each block and sample: E x sum over experts of (its share of the visits) x (its
+mean probability); 1 when all are visited alike (Fedus et al. 2021, arXiv:2101.03961, section 2.2;
+sample by sample as in DeepSeek-V3, arXiv:2412.19437, section 2.1.2). Over one sample it depends on
+nothing but the sample; over a micro-batch it would depend on who else is in it. Router z-loss, for
+each block and token: the squared log-sum-exp of the logits (Zoph et al. 2022, arXiv:2202.08906,
+section 3.1).
+
+Their gradients enter where they arise. The training loss stays what it is: a sum over tokens; a
+sample's balance loss counts as often as it has tokens.
+
+Shape suffixes: B = samples, L = tokens of a sample on this rank, D = width, E = experts,
+K = experts that a token visits.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardyard.models.dropout import SampleKeys
+
+
+class RouterStatistics(NamedTuple):
+    """What the routers of a step did, on the device; all fp64 scalars."""
+
+    largest_load: Tensor
+    """Visits of the busiest expert of any block, as a multiple of the block's mean."""
+    balance_loss: Tensor
+    """Mean over samples and blocks; 1 is even."""
+    z_loss: Tensor
+    """Mean over tokens and blocks."""
+
+
+class RouterTotals:
+    """What passed through the routers since the last step, block by block."""
+
+    def __init__(self, *, blocks: int, experts: int) -> None:
+        self._shape = (blocks, experts + 3)
+        self._totals: Tensor | None = None
+
+    def add(self, block: int, row: Tensor) -> None:
+        """Add the visits of each expert, the two loss sums and the tokens of a micro-batch."""
+        if self._totals is None:
+            self._totals = torch.zeros(self._shape, dtype=torch.float64, device=row.device)
+        self._totals[block] += row
+
+    def take(self, device: torch.device) -> Tensor:
+        """All totals of this rank in one row of numbers, which then begin anew."""
+        totals, self._totals = self._totals, None
+        if totals is None:
+            totals = torch.zeros(self._shape, dtype=torch.float64, device=device)
+        return totals.flatten()
+
+    def statistics(self, summed: Tensor) -> RouterStatistics:
+        """From the sum over ranks of what they took."""
+        totals = summed.view(self._shape)
+        visits, (balance, z, tokens) = totals[:, :-3], totals[:, -3:].sum(dim=0)
+        return RouterStatistics(
+            largest_load=(visits / visits.mean(dim=1, keepdim=True)).max(),
+            balance_loss=balance / tokens,
+            z_loss=z / tokens,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterLoss:
+    """The losses of one block's router. Adds nothing to its output but a gradient."""
+
+    block: int
+    balance: float
+    """Weight of the load-balance loss."""
+    z: float
+    """Weight of the z-loss."""
+    keys: SampleKeys
+    """Says which rows are padding: they count for nothing."""
+    totals: RouterTotals
+    copies: int = 1
+    """Ranks that compute the same tokens: each stands for its part of the sums."""
+    tokens_group: dist.ProcessGroup | None = field(default=None, repr=False)
+    """Ranks that share the tokens of a sample; None: they are whole."""
+
+    def __call__(
+        self, y_BLD: Tensor, logits_BLE: Tensor, probability_BLE: Tensor, expert_BLK: Tensor
+    ) -> Tensor:
+        """The block's output, behind which the gradients of the losses enter."""
+        assert self.keys.samples_B is not None
+        counts_B = (self.keys.samples_B >= 0).float()
+        visits_BE = _visits(expert_BLK, logits_BLE.shape[-1])
+        share_BE = self._share_of_visits(visits_BE, expert_BLK)
+        # the sample's loss x its tokens: linear in probabilities, so ranks add their tokens' parts
+        balance_B = logits_BLE.shape[-1] * (share_BE * probability_BLE.sum(dim=1)).sum(dim=1)
+        z_B = logits_BLE.float().logsumexp(dim=-1).square().sum(dim=1)
+        balance, z = (counts_B * balance_B).sum(), (counts_B * z_B).sum()
+        tokens = counts_B.sum() * logits_BLE.shape[1]
+        row = torch.cat(
+            [(counts_B[:, None] * visits_BE).sum(dim=0), torch.stack([balance, z, tokens]).detach()]
+        )
+        loss = (self.balance * balance + self.z * z) / self.copies
+        y: Tensor = _Enter.apply(y_BLD, loss, row / self.copies, self)  # type: ignore[no-untyped-call]
+        return y
+
+    def _share_of_visits(self, visits_BE: Tensor, expert_BLK: Tensor) -> Tensor:
+        """Each expert's share of the visits of a whole sample."""
+        if self.tokens_group is None:
+            return visits_BE / expert_BLK[0].numel()
+        whole_BE = visits_BE.clone()
+        dist.all_reduce(whole_BE, group=self.tokens_group)
+        return whole_BE / (expert_BLK[0].numel() * dist.get_world_size(self.tokens_group))
+
+
+def _visits(expert_BLK: Tensor, experts: int) -> Tensor:
+    """How many of a sample's visits each expert gets, (B, E)."""
+    visit_BN = expert_BLK.flatten(1)
+    zeros_BE = torch.zeros(visit_BN.shape[0], experts, device=visit_BN.device)
+    return zeros_BE.scatter_add_(1, visit_BN, torch.ones_like(visit_BN, dtype=zeros_BE.dtype))
+
+
+class _Enter(torch.autograd.Function):
+    """Lets a hidden state pass; on the way back a loss joins, with weight 1.
+
+    Statistics are added on the way back too: a forward pass may be computed again.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, loss: Tensor, row: Tensor, router_loss: RouterLoss) -> Tensor:
+        ctx.row, ctx.router_loss = row, router_loss
+        ctx.loss_like = loss.new_ones(())
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        ctx.router_loss.totals.add(ctx.router_loss.block, ctx.row)
+        return grads[0], ctx.loss_like, None, None
