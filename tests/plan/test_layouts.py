@@ -154,18 +154,6 @@ def test_the_narrow_search_finds_nothing_that_the_broad_one_misses() -> None:
         assert narrow.best[0].step_s >= broad.best[0].step_s * 0.999
 
 
-def test_what_can_be_trained_today_is_named_even_where_it_is_not_among_the_best() -> None:
-    cluster = rented("p4d.24xlarge")
-    asked = step_of("llama3-8b", cluster)
-    found = search(asked, cluster, best=1)
-    assert not found.best[0].is_trainable
-    today = found.trainable
-    assert today is not None
-    assert today.layout.cp == today.layout.tp == today.layout.pp == today.layout.ep == 1
-    others = [c for c in search(asked, cluster, best=ALL).best if c.is_trainable]
-    assert today == others[0]
-
-
 # --- memory -------------------------------------------------------------------------------------
 
 
@@ -191,7 +179,7 @@ def test_where_nothing_fits_the_nearest_is_what_needs_least() -> None:
     cluster = p5(1)
     asked = step_of("llama3.1-405b", cluster, global_batch=8)
     found = search(asked, cluster)
-    assert (found.fitting, found.best, found.trainable) == (0, (), None)
+    assert (found.fitting, found.best) == (0, ())
     assert found.nearest is not None
     least = min(memory(way).device_bytes for way in every_way(asked, cluster))
     assert found.nearest.device_bytes == pytest.approx(least, abs=2)

@@ -323,7 +323,6 @@ def _as_json(answer: Answer, critical_batch: float | None) -> dict[str, Any]:
             "enough": enough[1].to_json() if enough else None,
             "legal": answer.found.legal,
             "fitting": answer.found.fitting,
-            "trainable": answer.found.trainable.to_json() if answer.found.trainable else None,
             "best": [candidate.to_json() for candidate in answer.found.best],
             "rejected": [asdict(row) for row in answer.found.rejected],
             "nearest": answer.found.nearest.to_json() if answer.found.nearest else None,

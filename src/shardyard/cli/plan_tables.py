@@ -78,7 +78,6 @@ def show_layouts(
     _say(f"\n{found.fitting:,} of {found.legal:,} legal layouts fit. The fastest:\n")
     rows = [_layout_row(candidate) for candidate in found.best]
     print_table(("tokens/s", "full", "layout", "why"), rows)
-    _explain_mark(found.best)
     _show_advice(plan, found, asked)
 
 
@@ -102,7 +101,6 @@ def show_offers(
     )
     rows = [_offer_row(offer) for offer in found.offers]
     print_table(("cluster", "devices", "time", "price", "layout"), rows)
-    _explain_mark(offer.candidate for offer in found.offers)
     asked = []
     if deadline_s is not None:
         asked.append(f"within {format_seconds(deadline_s)}")
@@ -235,16 +233,12 @@ def _layout_row(candidate: Candidate) -> tuple[str, str, str, str]:
     full = f"{candidate.device_bytes / candidate.limit_bytes:.0%}"
     if candidate.fit.verdict != "fits":
         full += f" {candidate.fit.verdict}"
-    return (format_count(candidate.tokens_per_s), full, _marked(candidate), strength(candidate))
-
-
-def _marked(candidate: Candidate) -> str:
-    return _candidate_name(candidate) + ("" if candidate.is_trainable else " *")
-
-
-def _explain_mark(candidates: Iterable[Candidate]) -> None:
-    if not all(candidate.is_trainable for candidate in candidates):
-        _say("\n* can be planned, not trained yet: tp, pp, cp or ep above 1")
+    return (
+        format_count(candidate.tokens_per_s),
+        full,
+        _candidate_name(candidate),
+        strength(candidate),
+    )
 
 
 def _candidate_name(candidate: Candidate) -> str:
@@ -254,17 +248,14 @@ def _candidate_name(candidate: Candidate) -> str:
 
 def _show_advice(plan: Plan, found: Search, asked: Parallel) -> None:
     """The settings to take, where they are better than what was asked for."""
-    better = found.trainable
-    if better is None:
+    if not found.best:
         return
-    words = f"The first that can be trained today, {_candidate_name(better)},"
-    if better == found.best[0]:
-        words = "The first"
+    better = found.best[0]
     if plan.fits == "does not fit":
-        _say(f"\nThis recipe does not fit. {words} does:")
+        _say("\nThis recipe does not fit. The first does:")
     elif plan.step_s and (times := plan.step_s / better.step_s) > 1 + NOTABLE_GAIN:
         faster = f"{times - 1:.0%} faster than" if times < 2 else f"{times:.1f} times as fast as"
-        _say(f"\n{words} is {faster} this recipe:")
+        _say(f"\nThe first is {faster} this recipe:")
     else:
         return
     click.echo(f"  {settings_of(better, asked)}")

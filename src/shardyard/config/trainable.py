@@ -13,6 +13,7 @@ from shardyard.errors import Problem
 TRAINED_MODEL_TYPES = ("llama", "mistral", "mixtral", "qwen3", "qwen3_moe", "bert")
 """Model types that ``models/families.py`` knows the blocks of; it needs torch, this does not."""
 
+
 def trainable_problems(recipe: Recipe) -> list[Problem]:
     """Every setting of a recipe that `plan` can predict and `train` cannot carry out yet.
 

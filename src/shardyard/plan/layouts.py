@@ -58,19 +58,12 @@ class Candidate:
         """How near it comes to the memory of a device."""
         return fit(self.device_bytes, self.limit_bytes)
 
-    @property
-    def is_trainable(self) -> bool:
-        """Whether the training half carries out its axes yet."""
-        layout = self.layout
-        return layout.cp == layout.pp == 1
-
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         return {
             **asdict(self),
             "parts": self.parts._asdict(),
             "fits": self.fit.verdict,
-            "is_trainable": self.is_trainable,
             "reason": strength(self),
         }
 
@@ -97,8 +90,6 @@ class Search:
     fitting: int
     best: tuple[Candidate, ...]
     """The fastest that fit, each of another layout; where none fits, the tight ones."""
-    trainable: Candidate | None
-    """The fastest that the training half can carry out today; it may not be among the best."""
     rejected: tuple[Rejected, ...]
     nearest: Candidate | None
     """Where nothing fits: what needs least memory."""
@@ -176,7 +167,6 @@ def search(
         legal=legal,
         fitting=fitting,
         best=tuple(ranked[:best]),
-        trainable=next((candidate for candidate in ranked if candidate.is_trainable), None),
         rejected=tuple(_rejected(families, ranked[0] if ranked else None, limit)),
         nearest=least,
     )

@@ -153,8 +153,6 @@ def _layouts(plan: Plan, search: Search | None) -> str:
         rows = [_layout(plan, place, best) for place, best in enumerate(search.best, start=1)]
         heads = ["", "layout", "#tokens/s", "#step", "#MFU", "#device", "#fits", ""]
         body = f'<p class="note">{found} The fastest:</p>{render_table(heads, rows)}'
-        if not all(candidate.is_trainable for candidate in search.best):
-            body += '<p class="note">* can be planned, not trained yet.</p>'
     else:
         body = f'<p class="bad">{found}</p>{_nearest(search.nearest)}'
     rejected = render_table(
@@ -170,7 +168,6 @@ def _layouts(plan: Plan, search: Search | None) -> str:
 
 
 def _layout(plan: Plan, place: int, candidate: Candidate) -> Cells:
-    star = "" if candidate.is_trainable else " *"
     this = " (this plan)" if is_planned(candidate, plan) else ""
     mfu = ABSENT
     if plan.peak.flops_per_s is not None:
@@ -178,7 +175,7 @@ def _layout(plan: Plan, place: int, candidate: Candidate) -> Cells:
         mfu = format_percent(candidate.tokens_per_s * plan.flops_per_token["full"] / peak)
     return _row(
         f"{place}.",
-        f"{_how(candidate)}{star}{this}",
+        f"{_how(candidate)}{this}",
         format_count(candidate.tokens_per_s),
         format_seconds(candidate.step_s),
         mfu,
