@@ -125,10 +125,10 @@ def test_states_are_twelve_bytes_a_parameter_and_four_more_with_gradients() -> N
     assert sum(terms.values()) == pytest.approx(16 * quarter, rel=0.05)
 
 
-def test_the_loss_holds_three_fp32_copies_of_the_logits_when_its_backward_begins() -> None:
+def test_the_loss_holds_one_fp32_number_a_logit_beside_the_logits() -> None:
     answer = dry_run(tiny(passes=1), SHAPE, ONE_RANK)
-    # log-probabilities, their gradient, and the gradient of the logits
-    assert terms_of(answer, "backward")["logits and loss"] == 3 * 4 * 2 * SEQ_LEN * 2000
+    # probabilities, which become their gradient; and that in the format of the logits
+    assert terms_of(answer, "backward")["logits and loss"] == (4 + 2) * 2 * SEQ_LEN * 2000
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])

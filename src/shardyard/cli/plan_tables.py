@@ -2,7 +2,6 @@
 
 import shutil
 import sys
-from collections.abc import Iterable
 from textwrap import fill
 
 import click
@@ -287,7 +286,7 @@ def _offer_row(offer: Offer) -> tuple[str, str, str, str, str]:
         f"{offer.devices} x {offer.device}",
         format_seconds(offer.wall_s),
         format_usd(offer.usd),
-        _marked(offer.candidate),
+        _candidate_name(offer.candidate),
     )
 
 

@@ -57,7 +57,7 @@ class _CrossEntropySum(torch.autograd.Function):
         column_N = targets_N - first
         is_here_N = (column_N >= 0) & (column_N < size)
         column_N = column_N.masked_fill(~is_here_N, 0)
-        exp_Nv = (logits_Nv - largest_N[:, None]).exp_()  # promotes to fp32 without a copy
+        exp_Nv = logits_Nv.to(torch.float32, copy=True).sub_(largest_N[:, None]).exp_()
         # one all-reduce for both: sum of exponentials, and the target's logit where it is held
         sums_2N = torch.stack([exp_Nv.sum(dim=1), torch.zeros_like(largest_N)])
         if size:
