@@ -243,9 +243,7 @@ def test_an_error_on_one_node_ends_the_other_with_its_message(agents: Agents) ->
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_node_that_is_gone_is_another_exit_code_than_a_failure(
-    agents: Agents, lost: int
-) -> None:
+def test_a_node_that_is_gone_is_another_exit_code_than_a_failure(agents: Agents, lost: int) -> None:
     agents.prepare(devices=1, nodes=2, max_restarts=0)
     with socket.create_server(("127.0.0.1", 0)) as free:
         endpoint = f"127.0.0.1:{free.getsockname()[1]}"

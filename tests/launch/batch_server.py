@@ -1,6 +1,6 @@
 """A moto server as a process: AWS Batch, EC2, IAM and CloudWatch Logs over HTTP on a free port.
 
-It runs no containers: jobs succeed at once, or are held and then fail.
+Without a Docker engine it runs no containers: jobs succeed at once, or are held and then fail.
 """
 
 import copy
@@ -21,8 +21,10 @@ from typing import Any
 from shardyard.config.schema import Recipe
 from shardyard.launch.aws_batch_objects import LOG_GROUP
 from shardyard.launch.aws_batch_setup import prerequisites
+from tests.launch.docker_engine import DockerEngine
 
 REGION = "us-east-1"
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
 _START_LIMIT_S = 60.0
 
 
@@ -40,9 +42,17 @@ class BatchServer:
         import boto3.session
 
         if service not in self._clients:
-            session = boto3.session.Session(region_name=REGION)
+            session = boto3.session.Session(
+                region_name=REGION,
+                aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],
+                aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
+            )
             self._clients[service] = session.client(service, endpoint_url=self.url)
         return self._clients[service]
+
+    def run_containers(self) -> None:
+        """From now on jobs run in containers of the Docker engine that the server was given."""
+        self._post("/moto-api/config", {"batch": {"use_docker": True}})
 
     def hold_jobs(self, seconds: int) -> None:
         """Let jobs stay so long in each state; then they fail, as the server has no Docker."""
@@ -177,27 +187,32 @@ class BatchServer:
 
 
 @contextmanager
-def batch_server(folder: Path) -> Iterator[BatchServer]:
-    """Start the server, and end it whatever happens."""
+def batch_server(folder: Path, *, docker: DockerEngine | None = None) -> Iterator[BatchServer]:
+    """Start the server, and end it whatever happens.
+
+    Args:
+        docker: Where it runs containers; then it is tests/launch/batch_moto.py.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     environ = {
         "AWS_ENDPOINT_URL": url,
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "testing",
+        **CREDENTIALS,
         "AWS_CONFIG_FILE": str(folder / "no-config"),
         "AWS_SHARED_CREDENTIALS_FILE": str(folder / "no-credentials"),
         "AWS_EC2_METADATA_DISABLED": "true",
     }
+    multinode = str(Path(__file__).with_name("batch_moto.py"))
+    program = ["-m", "moto.server"] if docker is None else [multinode]
     with (folder / "moto.log").open("wb") as log:
         server = subprocess.Popen(
-            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+            [sys.executable, *program, "-H", "127.0.0.1", "-p", str(port)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env={**os.environ, **environ},
+            env={**os.environ, **environ, **(docker.environ if docker else {})},
         )
     try:
         _wait_for(url, server)

@@ -113,9 +113,8 @@ def test_an_account_made_by_the_prerequisites_is_fit(aws: BatchServer) -> None:
     assert "instances of trainers-environment get 4 EFA interfaces" in only(found, "EFA").what
 
 
-def test_without_credentials_nothing_else_is_asked(
-    aws: BatchServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("aws")
+def test_without_credentials_nothing_else_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     found = findings()
     assert list(found) == ["credentials"]
