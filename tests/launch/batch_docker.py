@@ -38,6 +38,7 @@ class DockerBatch:
             f"launch.aws_batch.queue={QUEUE}", "launch.aws_batch.vcpus=1",
             "launch.aws_batch.memory_gib=2", "launch.aws_batch.shared_memory_gib=1",
             f"launch.volumes={json.dumps(mounts)}", "launch.run_dir=/runs",
+            "launch.env={OMP_NUM_THREADS: '1'}",  # as for all runs of tests: cores are few
         )  # fmt: skip
 
     def containers(self) -> list[dict[str, Any]]:
