@@ -85,12 +85,12 @@ def losses(run_dir: RunDir) -> list[float]:
     return [line["loss"] for line in read_steps(run_dir.metrics)]
 
 
-def told_by_aws(aws: DockerBatch, run_id: str) -> str:
+def told_by_aws(aws: DockerBatch, run_id: str, job_id: str) -> str:
     """All that Batch and CloudWatch keep of a run."""
     batch, logs = aws.server.client("batch"), aws.server.client("logs")
     name = job_name(run_id)
     definitions = batch.describe_job_definitions(jobDefinitionName=name)["jobDefinitions"]
-    listed = batch.list_jobs(jobQueue="trainers", jobStatus="SUCCEEDED")["jobSummaryList"]
+    jobs = batch.describe_jobs(jobs=[job_id])["jobs"]
     streams = logs.describe_log_streams(logGroupName=LOG_GROUP, logStreamNamePrefix=name)
     said = [
         logs.get_log_events(
@@ -98,7 +98,7 @@ def told_by_aws(aws: DockerBatch, run_id: str) -> str:
         )["events"]
         for stream in streams["logStreams"]
     ]
-    return json.dumps([definitions, listed, said], default=str)
+    return json.dumps([definitions, jobs, said], default=str)
 
 
 def test_a_job_trains_in_two_containers_and_is_followed_and_removed(
@@ -121,13 +121,13 @@ def test_a_job_trains_in_two_containers_and_is_followed_and_removed(
     assert losses(place.run_dir("batched")) == losses(inside), "as the log has them"
     (started,) = [line for line in inside.events.read_text().splitlines() if "workers" in line][:1]
     assert len({worker["node"] for worker in json.loads(started)["workers"]}) == 2
-    kept = told_by_aws(aws, "batched")
+    kept = told_by_aws(aws, "batched", launched.json["job_id"])
     removed = place.run("teardown", "batched", "--yes", "--json").json
     assert removed["left"] == [] and aws.server.definitions(job_name("batched")) == []
     things = (shown.out, launched.out, launched.err, followed.out, followed.err, ended, kept,
               place.run_dir("batched").path, inside.path)  # fmt: skip
     assert base.code == 0 and planted.leaks(*things) == []
-    assert planted.secrets["PLANTED_0"].removeprefix("aws-sm:") in kept  # the references are there
+    assert planted.secrets["PLANTED_0"].removeprefix("aws-sm:") in kept  # the reference is there
 
 
 def test_a_running_job_is_cancelled_saves_and_is_torn_down(
@@ -156,4 +156,4 @@ def test_a_running_job_is_cancelled_saves_and_is_torn_down(
     assert aws.containers() == []
     assert place.run("teardown", "endless", "--yes", "--json").json["left"] == []
     things = (launched.out, launched.err, ended, inside.path, place.run_dir("endless").path)
-    assert planted.leaks(*things, told_by_aws(aws, "endless")) == []
+    assert planted.leaks(*things, told_by_aws(aws, "endless", launched.json["job_id"])) == []
