@@ -140,9 +140,9 @@ def test_a_running_job_is_cancelled_saves_and_is_torn_down(
         f"launch.aws_batch.execution_role={EXECUTION_ROLE}", "--yes",
     )  # fmt: skip
     assert launched.code == 0, launched.err
-    until(lambda: (status(place, "endless")["run"] or {}).get("step", 0) > 2, "the first steps")
+    until(lambda: (status(place, "endless")["run"]["step"] or 0) > 2, "the first steps")
     running = status(place, "endless")
-    assert running["state"] == "running" and "attempt 1 of 3 runs" in running["reason"]
+    assert running["state"] == "running" and "attempt 1 of" in running["reason"]
     for container in aws.containers():  # a secret is in a process's environment, nowhere else
         for number, value in enumerate(planted.values):
             assert f"PLANTED_{number}={value}" in container["Config"]["Env"]
