@@ -7,6 +7,7 @@ ShardyardError                exit code 1: the run failed
 ├── CheckpointError           1: a checkpoint cannot be written, read or trusted
 │   └── StorageError          1: the file system refused (full, read-only, gone)
 ├── TrainingError             1: the training itself cannot go on (loss not finite, ...)
+├── LostNodeError             75: another node of the job is gone; all of them can start again
 ├── CapacityError             3: what was asked for is not available now
 └── AccessError               4: permission is missing
 
@@ -78,6 +79,12 @@ class StorageError(CheckpointError):
 
 class TrainingError(ShardyardError):
     """The training cannot go on; restarting it unchanged would end the same way."""
+
+
+class LostNodeError(ShardyardError):
+    """Another node of the job is gone, or never came; a new start of all nodes may go on."""
+
+    exit_code = 75  # EX_TEMPFAIL of sysexits.h
 
 
 class CapacityError(ShardyardError):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from shardyard.errors import LostNodeError
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
 from tests.elastic.agents import Agents, answer, session_pids, wait_until
@@ -239,6 +240,23 @@ def test_an_error_on_one_node_ends_the_other_with_its_message(agents: Agents) ->
         end = answer(node)
         assert end["exit_code"] == 1 and "shard-3.bin is damaged" in end["message"]
     assert len(agents.events("worker_lost")) == 1
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_node_that_is_gone_is_another_exit_code_than_a_failure(agents: Agents, lost: int) -> None:
+    agents.prepare(devices=1, nodes=2, max_restarts=0)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    nodes = [
+        agents.start("never_drain", "--rendezvous", endpoint, "--node-rank", str(rank))
+        for rank in range(2)
+    ]
+    agents.wait_for_training()
+    for pid in session_pids(nodes[lost].pid):
+        os.kill(pid, signal.SIGKILL)
+    end = answer(nodes[1 - lost])
+    assert (end["outcome"], end["exit_code"]) == ("failed", LostNodeError.exit_code)
+    assert "shardyard resume" in end["message"]
 
 
 def test_nodes_without_a_meeting_place_are_refused(agents: Agents) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.errors import RequestError
+from shardyard.errors import LostNodeError, RequestError
 from shardyard.hardware.catalogue import instance, instance_names
 from shardyard.launch.aws_batch import BatchLauncher
 from shardyard.launch.aws_batch_objects import (
@@ -188,8 +188,9 @@ def outcome(*, exit_code: int | None, status_reason: str, reason: str = "") -> s
     ("exit_code", "status_reason", "expected"),
     [
         (143, "Essential container in task exited", "RETRY"),
-        (1, "Essential container in task exited", "RETRY"),
+        (LostNodeError.exit_code, "Essential container in task exited", "RETRY"),
         (None, "Host EC2 (instance i-0123456789abcdef0) terminated.", "RETRY"),
+        (1, "Essential container in task exited", "EXIT"),
         (2, "Essential container in task exited", "EXIT"),
         (3, "Essential container in task exited", "EXIT"),
         (4, "Essential container in task exited", "EXIT"),

@@ -100,8 +100,8 @@ def test_a_long_wait_without_a_reason_names_the_usual_causes() -> None:
 
 
 def test_a_job_between_attempts_says_how_the_last_one_ended() -> None:
-    said = status_of(described("RUNNABLE", attempts=[attempt(1)], createdAt=1)).reason
-    assert "attempt 1 of 3 ended with exit code 1" in said
+    said = status_of(described("RUNNABLE", attempts=[attempt(75)], createdAt=1)).reason
+    assert "attempt 1 of 3 ended with exit code 75" in said
 
 
 def test_nodes_have_states_of_their_own() -> None:

@@ -6,6 +6,7 @@ from shardyard.errors import AccessError, CapacityError, RequestError, Shardyard
 from shardyard.launch.aws_errors import UncertainError, aws_errors
 
 exceptions = pytest.importorskip("botocore.exceptions", reason="needs shardyard[aws]")
+ResponseParserError = pytest.importorskip("botocore.parsers").ResponseParserError
 
 
 def client_error(code: str, message: str = "said so", status: int = 400) -> Exception:
@@ -52,6 +53,7 @@ def raised_for(error: Exception) -> ShardyardError:
             exceptions.ReadTimeoutError(endpoint_url="http://x"),
             UncertainError, 3, "may have done it all the same",
         ),
+        (ResponseParserError("<html>"), UncertainError, 3, "look at your proxy"),
         (exceptions.ParamValidationError(report="odd"), RequestError, 2, "odd"),
         (exceptions.ProfileNotFound(profile="me"), RequestError, 2, "me"),
     ],

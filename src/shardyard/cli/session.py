@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardyard.errors import RequestError, ShardyardError
+from shardyard.errors import LostNodeError, RequestError, ShardyardError
 from shardyard.rundir.layout import RunDir, write_json
 from shardyard.units import format_seconds
 
@@ -95,7 +95,7 @@ class Session:
                 over from a node 0 that is being started again.
 
         Raises:
-            ShardyardError: Node 0 said nothing for too long.
+            LostNodeError: Node 0 said nothing for too long.
         """
         first, started_s, told_s = self._read(), time.monotonic(), time.monotonic()
         while True:
@@ -108,7 +108,7 @@ class Session:
             if content is not None and "attempt" in content and content != first:
                 return int(content["attempt"])
             if now_s - started_s > give_up_after_s:
-                raise ShardyardError(
+                raise LostNodeError(
                     f"node 0 wrote no {self._path} for {format_seconds(give_up_after_s)}. It "
                     "prepares the data and says when to start. Look at the output of node 0; if it "
                     "did write that file, this node does not see the same run folder: put it on "

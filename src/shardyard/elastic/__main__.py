@@ -40,7 +40,7 @@ def main(
         preload: Modules that the parent of all workers imports once.
 
     Returns:
-        The exit code: 0, 1, 2, 130 or 143.
+        The exit code: 0, 1, 2, 75, 130 or 143.
     """
     args = _parse(argv)
     sys.stdout.flush()

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch.distributed import DistError
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
@@ -24,7 +25,7 @@ from shardyard.elastic.group import DRAINED, GroupAgent, StoppedBeforeStart
 from shardyard.elastic.losses import Loss, first_cause
 from shardyard.elastic.rendezvous import Meeting, build_rendezvous
 from shardyard.elastic.worker import failure_path
-from shardyard.errors import ShardyardError
+from shardyard.errors import LostNodeError, ShardyardError
 from shardyard.rundir.layout import RunDir
 
 Worker = Callable[[str, int, int], str]
@@ -83,13 +84,13 @@ class Attempt:
             self._answer = Answer("drained", self.drain.exit_code, self._resume_hint("stopped"))
         except ShardyardError as error:
             self._answer = Answer("failed", error.exit_code, str(error))
-        except RendezvousError as error:
+        except (RendezvousError, DistError) as error:
             text = (
                 f"node {self.node_rank} lost the others, or fewer than elastic.min_nodes came "
-                f"({error}). Without the store of node 0 no node can go on. Look at the agents' "
-                "logs of the other nodes."
+                f"({str(error).splitlines()[0]}). Without the store of node 0 no node can go on. "
+                "Look at the agents' logs of the other nodes."
             )
-            self._answer = Answer("failed", 1, self._resume_hint(text))
+            self._answer = Answer("failed", LostNodeError.exit_code, self._resume_hint(text))
         except BaseException as error:  # noqa: BLE001  the outermost line of a thread
             traceback.print_exc()
             kind = type(error).__name__
@@ -163,7 +164,8 @@ class Attempt:
             f"rank {loss.rank} on {loss.node} was lost ({loss.cause}) {stop} "
             f"({used} of {limit} used{progress}). Read {self.run.log(self.number, loss.rank)}."
         )
-        code = self.drain.exit_code if self.drain.is_requested else 1
+        code = LostNodeError.exit_code if agent.has_lost_node else 1
+        code = self.drain.exit_code if self.drain.is_requested else code
         return Answer("failed", code, self._resume_hint(text))
 
     def _given_up(self) -> Answer:

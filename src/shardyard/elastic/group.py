@@ -93,6 +93,8 @@ class GroupAgent(LocalElasticAgent):
         self.restarts_used = 0
         self.losses: list[Loss] = []
         """What ended the newest generation, on all nodes; empty while it is well."""
+        self.has_lost_node = False
+        """Whether, at the newest loss, another node did not say in time how its workers are."""
 
     @property
     def writes_events(self) -> bool:
@@ -211,7 +213,9 @@ class GroupAgent(LocalElasticAgent):
         """Tell the other nodes; where the cause is not clear here, wait to hear theirs."""
         self._notices.publish("losses", [asdict(loss) for loss in mine])
         wait_s = 0.0 if _is_clear(mine) else _PEER_REPORT_S
-        return mine + [Loss(**loss) for loss in self._notices.from_others("losses", wait_s=wait_s)]
+        theirs = self._notices.from_others("losses", wait_s=wait_s)
+        self.has_lost_node = wait_s > 0 and not self._notices.all_published("losses")
+        return mine + [Loss(**loss) for loss in theirs]
 
     def _report_losses(self) -> None:
         if not self.losses or self._drain.is_overdue:  # nothing, or killed by this agent

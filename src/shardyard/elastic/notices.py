@@ -49,5 +49,9 @@ class Notices:
         found = [json.loads(self._store.get(key)) for key in keys if self._store.check([key])]
         return [entry for entries in found for entry in entries]
 
+    def all_published(self, kind: str) -> bool:
+        """Whether every other node has published this kind of notice."""
+        return all(self._store.check([key]) for key in self._keys(kind))
+
     def _keys(self, kind: str) -> list[str]:
         return [f"shardyard/{kind}/{rank}" for rank in self._others]

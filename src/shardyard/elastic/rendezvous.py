@@ -22,7 +22,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     RendezvousTimeout,
 )
 
-from shardyard.errors import RequestError, ShardyardError
+from shardyard.errors import LostNodeError, RequestError
 
 _LOOPBACK = "127.0.0.1"
 _JOIN_TIMEOUT = timedelta(minutes=10)
@@ -54,7 +54,7 @@ def build_rendezvous(meeting: Meeting) -> tuple[DynamicRendezvousHandler, TCPSto
 
     Raises:
         RequestError: The endpoint is no HOST:PORT, is missing, or its port is in use.
-        ShardyardError: Node 0 does not answer.
+        LostNodeError: Node 0 does not answer.
     """
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     host, port = _endpoint(meeting)
@@ -103,7 +103,7 @@ def connect_store(host: str, port: int) -> TCPStore:
     try:
         return TCPStore(host, port, is_master=False, wait_for_workers=False)
     except DistError as error:
-        raise ShardyardError(
+        raise LostNodeError(
             f"node 0 does not answer at {host}:{port} ({str(error).splitlines()[0]}). All agents "
             "meet there. Check that node 0's agent runs and that the port is open to this node."
         ) from error

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from shardyard.errors import RequestError, ShardyardError
+from shardyard.launch.aws_batch_checks import batch_checks
 from shardyard.launch.aws_batch_logs import read_logs, stream_names
 from shardyard.launch.aws_batch_objects import LOG_GROUP, job_definition, job_submission, warnings
 from shardyard.launch.aws_batch_queue import check_queue
@@ -26,6 +27,7 @@ from shardyard.launch.aws_errors import (
 )
 from shardyard.launch.base import Capabilities, Job, JobState, JobStatus, LogLine, Rendered
 from shardyard.launch.base import LaunchRequest as Request
+from shardyard.launch.doctor import Finding
 from shardyard.launch.ledger import Entry, Ledger
 
 JOB = "batch job"
@@ -95,6 +97,10 @@ class BatchLauncher:
             name=job["jobName"],
             details={**place, "definition": str(registered.id)},
         )
+
+    def checks(self, request: Request) -> list[Finding]:
+        """What `doctor` asks of AWS; nothing is changed."""
+        return batch_checks(request)
 
     def status(self, job: Job) -> JobStatus:
         """Ask Batch; ``gone`` some days after the end, when Batch has forgotten the job."""

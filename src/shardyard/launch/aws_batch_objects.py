@@ -12,7 +12,7 @@ from typing import Any
 
 from shardyard.config.schema import Recipe
 from shardyard.config.secret_reference import parse_references
-from shardyard.errors import RequestError
+from shardyard.errors import LostNodeError, RequestError
 from shardyard.hardware import nvidia
 from shardyard.hardware.catalogue import Instance, instance
 from shardyard.launch.base import LaunchRequest
@@ -41,8 +41,8 @@ MIN_TIME_LIMIT_S = 60
 RETRY_RULES: tuple[dict[str, str], ...] = (
     {"onStatusReason": "Host EC2*", "action": "RETRY"},  # the instance is gone
     {"onExitCode": "143", "action": "RETRY"},  # drained by the host's shutdown
-    # Batch starts a job again only when its main node fails; there a lost child is exit code 1.
-    {"onExitCode": "1", "action": "RETRY"},
+    # Batch starts a job again only when its main node fails; that is how it says: a child is lost.
+    {"onExitCode": str(LostNodeError.exit_code), "action": "RETRY"},
     {"onStatusReason": "*", "action": "EXIT"},
     {"onReason": "*", "action": "EXIT"},
 )

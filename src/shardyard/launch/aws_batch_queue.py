@@ -18,7 +18,7 @@ def check_queue(batch: Any, name: str, definition: Mapping[str, Any]) -> None:
         RequestError: The queue is missing, disabled, or of a kind without multi-node jobs.
         CapacityError: Its compute environments are too small.
     """
-    queue = _find(batch, name)
+    queue = queue_named(batch, name)
     if queue.get("state") == "DISABLED":
         raise RequestError(
             f"launch.aws_batch.queue={name!r} is disabled and takes no jobs. Enable it (`aws batch "
@@ -29,7 +29,7 @@ def check_queue(batch: Any, name: str, definition: Mapping[str, Any]) -> None:
             f"launch.aws_batch.queue={name!r} is {queue['status']}: "
             f"{queue.get('statusReason', 'Batch gives no reason')}. Mend it, or name another."
         )
-    environments = _environments(batch, queue)
+    environments = environments_of(batch, queue)
     reasons = [reason for one in environments if (reason := _why_not(one, definition))]
     if environments and len(reasons) == len(environments):
         raise RequestError(
@@ -39,7 +39,12 @@ def check_queue(batch: Any, name: str, definition: Mapping[str, Any]) -> None:
     _check_size(name, environments, definition)
 
 
-def _find(batch: Any, name: str) -> dict[str, Any]:
+def queue_named(batch: Any, name: str) -> dict[str, Any]:
+    """What DescribeJobQueues says of a queue.
+
+    Raises:
+        RequestError: There is none of that name.
+    """
     region = batch.meta.region_name
     with aws_errors("look for the job queue", region):
         found: list[dict[str, Any]] = batch.describe_job_queues(jobQueues=[name])["jobQueues"]
@@ -53,7 +58,8 @@ def _find(batch: Any, name: str) -> dict[str, Any]:
     )
 
 
-def _environments(batch: Any, queue: Mapping[str, Any]) -> list[dict[str, Any]]:
+def environments_of(batch: Any, queue: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What DescribeComputeEnvironments says of a queue's own."""
     names = [row["computeEnvironment"] for row in queue.get("computeEnvironmentOrder", [])]
     if not names:
         return []

@@ -92,6 +92,7 @@ def aws_errors(doing: str, region: str) -> Iterator[None]:
         RequestError: AWS does not accept the request.
     """
     import botocore.exceptions as aws
+    from botocore.parsers import ResponseParserError
 
     where = f"cannot {doing} in {region}"
     try:
@@ -100,6 +101,11 @@ def aws_errors(doing: str, region: str) -> Iterator[None]:
         raise _of_client_error(error, where) from error
     except aws.BotoCoreError as error:
         raise _of_own_error(error, where) from error
+    except ResponseParserError as error:  # a proxy's page
+        raise UncertainError(
+            f"{where}: the answer is none of AWS's. Something between you and AWS gave it: look at "
+            f"your proxy and AWS_ENDPOINT_URL. {_LOOK}"
+        ) from error
 
 
 _LOOK = (

@@ -12,6 +12,8 @@ _HOST = re.compile(
     r"(?:\.cn)?)/(?P<repository>[a-z0-9][a-z0-9._/-]*)"
 )
 
+_NO_IMAGE = "ImageNotFoundException"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Registry:
@@ -34,6 +36,36 @@ class Registry:
         token = base64.b64decode(answer["authorizationData"][0]["authorizationToken"]).decode()
         user, _, password = token.partition(":")
         return user, password
+
+    def size_bytes(self, image: str) -> int | None:
+        """Compressed size of an image of this repository; None: it is not there.
+
+        Args:
+            image: Its whole name, with tag or digest.
+
+        Raises:
+            AccessError: AWS does not let this user look.
+        """
+        import botocore.exceptions as aws
+
+        client = aws_client(aws_session(self.region), "ecr")
+        with aws_errors(f"look for {image}", self.region):
+            try:
+                answer = client.describe_images(
+                    registryId=self.account,
+                    repositoryName=self.repository,
+                    imageIds=[self._image_id(image)],
+                )
+            except aws.ClientError as error:
+                if error_code(error) not in ("RepositoryNotFoundException", _NO_IMAGE):
+                    raise
+                return None
+        return int(answer["imageDetails"][0].get("imageSizeInBytes", 0))
+
+    def _image_id(self, image: str) -> dict[str, str]:
+        version = image.removeprefix(f"{self.host}/{self.repository}")
+        tag, _, digest = version.partition("@")
+        return {"imageDigest": digest} if digest else {"imageTag": tag.lstrip(":") or "latest"}
 
     def create(self) -> bool:
         """Create the repository where it is missing; says whether it was.

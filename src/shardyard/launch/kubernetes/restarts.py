@@ -7,15 +7,16 @@ from shardyard.errors import EXIT_INTERRUPTED, RequestError
 from shardyard.launch.base import LaunchRequest
 from shardyard.units import parse_seconds
 
-HOPELESS_EXIT_CODES = (2, 4, EXIT_INTERRUPTED)
-"""A wrong request and a missing permission would end the same way; 130 has stopped itself."""
+HOPELESS_EXIT_CODES = (1, 2, 4, EXIT_INTERRUPTED)
+"""A failed training, a wrong request and a missing permission would end the same way; 130 has
+stopped itself."""
 
 
 def pod_failure_policy(container: str) -> dict[str, Any]:
     """Of a Job with backoffLimit 0: any lost pod fails it, and these codes say so by name.
 
-    Everything else (143 of a drained node, a killed or evicted pod, exit code 1, behind which may
-    stand a lost peer) fails the Job for BackoffLimitExceeded, and that restarts the JobSet.
+    Everything else (75 of a node that lost another, 143 of a drained one, a killed or evicted pod)
+    fails the Job for BackoffLimitExceeded, and that restarts the JobSet.
     """
     codes = {
         "containerName": container, "operator": "In", "values": list(HOPELESS_EXIT_CODES)
