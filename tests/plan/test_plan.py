@@ -285,7 +285,7 @@ def test_the_line_of_an_unprepared_recipe_says_that_its_length_is_open() -> None
         ({"strategy": "ZERO_1"}, "ZeRO-1"),
         ({"strategy": "HYBRID_SHARD"}, "HYBRID_SHARD (2 copies of 8 ranks)"),
         ({"tp": 4, "pp": 2}, "FULL_SHARD x tp 4 x pp 2"),
-        ({"tp": 8, "cp": 2}, "ZeRO-1 x cp 2 x tp 8"),
+        ({"tp": 8, "cp": 2}, "FULL_SHARD x cp 2 x tp 8"),
     ],
 )
 def test_layouts_go_by_the_names_of_their_users(parallel: dict[str, Any], words: str) -> None:

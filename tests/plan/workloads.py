@@ -20,7 +20,7 @@ ZERO_PAPER = Formats(
 )
 """Mixed-precision Adam of Rajbhandari et al. 2020, arXiv:1910.02054, and of Megatron-LM in fp16."""
 
-EAGER = Techniques(kernels="eager")
+EAGER = Techniques(kernels="eager", loss="in place")
 """As the training half computes without a compiler."""
 
 MEGATRON_2022 = Techniques(
