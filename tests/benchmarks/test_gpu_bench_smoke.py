@@ -124,7 +124,7 @@ def test_the_first_try_is_the_largest_micro_batch_whose_tensors_fit(tmp_path: Pa
         )
     }  # fmt: skip
     # 151 GB of memory less 16 + 2 bytes x 6.74 B of states leave 30; a sequence keeps 25, 11 and 1
-    assert found == {"none": 1, "selective": 1, "full": 4}
+    assert found == {"none": 1, "selective": 2, "full": 4}
 
 
 def test_who_is_first_changes_and_selective_is_ours_alone(tmp_path: Path) -> None:

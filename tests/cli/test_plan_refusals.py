@@ -55,7 +55,7 @@ WRONG = [
         r"cluster\.instance names accelerators, .* Use cluster\.device=auto for them, or "
         r"cluster\.instance=null for the processes of this machine",
     ),
-    (["--dry-run-model", "parallel.tp=2"], r"parallel\.tp=2: tensor .* can be planned"),
+    (["--dry-run-model", "parallel.pp=2"], r"parallel\.pp=2: a stage waits for what other"),
 ]
 
 

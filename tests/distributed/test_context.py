@@ -149,7 +149,7 @@ def _numbers(run_dir: RunDir) -> list[float]:
     return found + [line["eval"]["loss"] for line in evaluations]
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.2])
 def test_split_samples_make_the_same_steps_evaluation_and_text(
     corpus: Corpus, tmp_path: Path, dropout: float
 ) -> None:

@@ -95,7 +95,7 @@ def _same_steps(
         assert found == pytest.approx(scores, rel=TOLERANCE), run_dir.path.name
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.2])
 def test_every_layout_takes_the_same_steps(corpus: Corpus, tmp_path: Path, dropout: float) -> None:
     _same_steps(corpus, tmp_path, LAYOUTS, dropout=dropout)
 

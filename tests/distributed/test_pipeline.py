@@ -77,7 +77,7 @@ def _eval_loss(run_dir: RunDir) -> float:
     return loss
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.2])
 def test_every_pipeline_takes_the_same_steps(
     corpus: Corpus, tmp_path: Path, dropout: float
 ) -> None:
