@@ -70,7 +70,6 @@ class Case:
         return Recipe.model_validate(sections)
 
 
-# MoE and BERT models can be planned but not trained yet, so they cannot be dry-run either.
 CASES = {
     "7b zero 3": Case(preset="llama2-7b", dp_shard=16),
     "7b zero 2": Case(preset="llama2-7b", dp_shard=16, zero=2),

@@ -28,6 +28,8 @@ LAYOUTS: list[tuple[int, dict[str, Any], int]] = [
     (3, {"strategy": "ZERO_1"}, 5),  # two micro-batches for three ranks
     (4, {"strategy": "HYBRID_SHARD", "dp_shard": 2}, 1),
     (4, {"zero": 2, "dp_shard": 2, "dp_replicate": 2}, 1),
+    (2, {"tp": 2}, 2),
+    (4, {"tp": 2, "dp_shard": 2}, 1),
 ]
 
 
@@ -68,6 +70,24 @@ def test_every_layout_takes_the_same_steps(corpus: Corpus, tmp_path: Path, dropo
     expected = [(line["loss"], line["grad_norm"]) for line in read_steps(reference.metrics)]
     assert len(expected) == STEPS
     for run_dir in [run_dir for run_dirs in runs.values() for run_dir in run_dirs]:
+        found = [(line["loss"], line["grad_norm"]) for line in read_steps(run_dir.metrics)]
+        for pair, expected_pair in zip(found, expected, strict=True):
+            assert pair == pytest.approx(expected_pair, rel=TOLERANCE), run_dir.path.name
+
+
+def test_bert_guesses_the_same_tokens_in_every_layout(corpus: Corpus, tmp_path: Path) -> None:
+    def run(name: str, processes: int, parallel: dict[str, Any], micro_batch: int) -> RunDir:
+        sections = _sections(processes, parallel, micro_batch, 0.1)
+        sections["model"]["preset"] = "bert-tiny"
+        sections["task"] = {"name": "masked_lm"}
+        return make_run(tmp_path / name, corpus, sections)
+
+    reference = run("one", 1, {}, 6)
+    others = [run("dp", 2, {"dp_shard": 2}, 2), run("tp", 2, {"tp": 2}, 3)]
+    run_on_ranks(_train_all, 1, [reference])
+    run_on_ranks(_train_all, 2, others)
+    expected = [(line["loss"], line["grad_norm"]) for line in read_steps(reference.metrics)]
+    for run_dir in others:
         found = [(line["loss"], line["grad_norm"]) for line in read_steps(run_dir.metrics)]
         for pair, expected_pair in zip(found, expected, strict=True):
             assert pair == pytest.approx(expected_pair, rel=TOLERANCE), run_dir.path.name
