@@ -6,6 +6,7 @@ four of them costs a second instead of sixteen.
 
 import gc
 import os
+import pickle
 import socket
 import traceback
 from collections.abc import Callable
@@ -57,7 +58,7 @@ def _collect(receivers: list[Connection], timeout_s: float) -> list[Any]:
         for receiver in ready:
             assert isinstance(receiver, Connection)
             try:
-                is_error, answer = receiver.recv()
+                is_error, answer = pickle.loads(receiver.recv_bytes())
             except EOFError:
                 is_error, answer = True, "ended without an answer"
             if is_error:
@@ -91,13 +92,19 @@ def _run_rank(
             timeout=timedelta(seconds=120),
         )
         answer = function(*args)
-        sender.send((False, answer))
+        _send(sender, (False, answer))
     except BaseException:  # noqa: BLE001 - whatever it is, the test shall see it
-        sender.send((True, traceback.format_exc()))
+        _send(sender, (True, traceback.format_exc()))
         sender.close()
         os._exit(1)  # the others may be waiting in a collective: do not wait for them
     gc.collect()
     dist.destroy_process_group()
+
+
+def _send(sender: Connection, answer: tuple[bool, Any]) -> None:
+    # Connection.send would hand over a tensor as a descriptor, to be fetched from this process
+    # while it lives; a slow receiver comes too late
+    sender.send_bytes(pickle.dumps(answer))
 
 
 def _free_port() -> int:
