@@ -28,6 +28,7 @@ bench: .venv/installed
 	$(BIN)/python -m benchmarks.step_overhead
 	$(BIN)/python -m benchmarks.layout_equality
 	$(BIN)/python -m benchmarks.axis_grid
+	$(BIN)/python -m benchmarks.axis_traffic
 	$(BIN)/python -m benchmarks.kill_and_resume
 	$(BIN)/python -m benchmarks.planner_accuracy --table benchmarks/groundtruth/measured_runs.csv
 	$(BIN)/python -m benchmarks.planner_speed

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -17,7 +18,12 @@ _KINDS = {
 }
 """Operator of the namespace c10d -> name here."""
 
-_SILENT = {"recv_", "barrier"}
+_FUNCTIONAL_KINDS = {"all_reduce": "all_reduce"}
+"""Operator of the namespace _c10d_functional, which DTensor calls -> name here."""
+
+_group_of: Any = distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
+
+_SILENT = {"recv_", "barrier", "wait_tensor", "_wrap_tensor_autograd"}
 """Operators that send no data."""
 
 
@@ -30,42 +36,44 @@ class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.bytes: Counter[tuple[str, str]] = Counter()
-        """(name of the group, kind) -> bytes."""
-        self.calls: Counter[tuple[str, str]] = Counter()
-        """(name of the group, kind) -> how often."""
+        self.bytes: Counter[tuple[tuple[int, ...], str]] = Counter()
+        """(ranks of the group, kind) -> bytes."""
+        self.calls: Counter[tuple[tuple[int, ...], str]] = Counter()
+        """(ranks of the group, kind) -> how often."""
 
     def over(self, group: dist.ProcessGroup) -> dict[str, tuple[int, int]]:
-        """Kind -> calls and bytes over one group.
-
-        Mesh axes that have the same ranks share a group.
-        """
+        """Kind -> calls and bytes over one group, and over others that have the same ranks."""
+        same = tuple(dist.get_process_group_ranks(group))
         return {
-            kind: (calls, self.bytes[name, kind])
-            for (name, kind), calls in self.calls.items()
-            if name == group.group_name
+            kind: (calls, self.bytes[ranks, kind])
+            for (ranks, kind), calls in self.calls.items()
+            if ranks == same
         }
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func.namespace == "c10d":
+        if func.namespace in ("c10d", "_c10d_functional"):
             names = [argument.name for argument in func._schema.arguments[: len(args)]]
-            operator = func._schema.name.removeprefix("c10d::")
-            self._count(operator, {**dict(zip(names, args, strict=True)), **kwargs})
+            namespace, operator = func._schema.name.split("::")
+            self._count(namespace, operator, {**dict(zip(names, args, strict=True)), **kwargs})
         return func(*args, **kwargs)
 
-    def _count(self, operator: str, given: dict[str, Any]) -> None:
+    def _count(self, namespace: str, operator: str, given: dict[str, Any]) -> None:
         if operator in _SILENT:
             return
-        if operator not in _KINDS:
-            raise NotImplementedError(f"it is not known what c10d::{operator} sends")
-        group = dist.ProcessGroup.unbox(given["process_group"])
-        kind = _KINDS[operator]
-        key = (group.group_name, kind)
+        kinds = _KINDS if namespace == "c10d" else _FUNCTIONAL_KINDS
+        if operator not in kinds:
+            raise NotImplementedError(f"it is not known what {namespace}::{operator} sends")
+        if namespace == "c10d":
+            group = dist.ProcessGroup.unbox(given["process_group"])
+        else:
+            group = _group_of(given["group_name"])
+            given = {"tensors": given["input"]}
+        key = (tuple(dist.get_process_group_ranks(group)), kinds[operator])
         self.calls[key] += 1
-        self.bytes[key] += _sent(kind, given, group)
+        self.bytes[key] += _sent(kinds[operator], given, group)
 
 
 def _sent(kind: str, given: dict[str, Any], group: dist.ProcessGroup) -> int:

@@ -19,8 +19,14 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import ReadItem
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.tensor import DTensor
 
 from shardyard.checkpoint.retention import (
     SET_ASIDE,
@@ -38,6 +44,7 @@ from shardyard.checkpoint.verify import (
     verify_manifest,
 )
 from shardyard.errors import CheckpointError, StorageError
+from shardyard.models.local_shard import place_of
 
 UPGRADES: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
 """Format version -> rule that turns its values into those of the next version."""
@@ -196,7 +203,25 @@ def read_values(
 
 
 class TensorsOnlyPlanner(DefaultLoadPlanner):
-    """torch's planner, without its way to unpickle what is no tensor."""
+    """torch's planner, without its way to unpickle what is no tensor.
+
+    Where a rank's part lies is our own arithmetic (``place_of``).
+    """
+
+    def create_local_plan(self) -> LoadPlan:
+        """What this rank reads."""
+        assert self.metadata is not None
+        items: list[ReadItem] = []
+        for name, tensor in self.state_dict.items():
+            if isinstance(tensor, DTensor):
+                offsets, sizes = (torch.Size(each) for each in place_of(tensor))
+            else:
+                offsets, sizes = torch.Size([0] * tensor.dim()), tensor.shape
+            saved = self.metadata.state_dict_metadata[name]
+            assert isinstance(saved, TensorStorageMetadata), name
+            chunk = ChunkStorageMetadata(offsets, sizes)
+            items += create_read_items_for_chunk_list(name, saved, [chunk])
+        return LoadPlan(items)
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:  # noqa: ARG002
         raise CheckpointError(

@@ -36,6 +36,12 @@ def blocks_by_stage(shape: ModelShape, stages: int) -> list[range]:
     return [*found, range(begin, begin + last)]
 
 
+def rank_of_stage(stage: int, *, pp: int, schedule: str) -> int:
+    """The rank that has a stage: in rounds; for zb-v there and back, the first has the last."""
+    lap, place = divmod(stage, pp)
+    return pp - 1 - place if schedule == "zb-v" and lap % 2 else place
+
+
 @cache
 def _cut_by_cost(blocks: int, stages: int, head: float) -> Cut:
     if stages == 1:

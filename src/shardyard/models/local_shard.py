@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,26 @@ def local_shard(param: Tensor) -> LocalShard:
     data = param.detach()
     if not isinstance(data, DTensor):
         return LocalShard(data, (0,) * data.dim(), tuple(data.shape))
-    # torch 2.13 has no public function for this; DCP uses the same one to plan its writes
-    _, offsets = compute_local_shape_and_global_offset(
-        data.shape, data.device_mesh, data.placements
-    )
-    return LocalShard(data.to_local(), tuple(offsets), tuple(data.shape))
+    local, (offsets, sizes) = data.to_local(), place_of(data)
+    assert tuple(local.shape) == sizes, (local.shape, sizes, data.placements)
+    return LocalShard(local, offsets, tuple(data.shape))
+
+
+def place_of(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Offsets and sizes of this rank's part in the whole.
+
+    torch 2.13 has it wrong where two axes split one dimension and neither divides it: of 513 rows
+    over 2 x 4 ranks its parts overlap.
+    """
+    offsets, sizes = [0] * tensor.dim(), list(tensor.shape)
+    axes = enumerate(tensor.placements)
+    # a strided axis (FSDP's) splits what the axes after it (tp, ep) have left
+    for axis, placement in sorted(axes, key=lambda each: isinstance(each[1], _StridedShard)):
+        if not isinstance(placement, Shard | _StridedShard):
+            continue
+        dim = placement.dim
+        part = -(-sizes[dim] // tensor.device_mesh.size(axis))
+        begin = min(part * tensor.device_mesh.get_local_rank(axis), sizes[dim])
+        offsets[dim] += begin
+        sizes[dim] = min(part, sizes[dim] - begin)
+    return tuple(offsets), tuple(sizes)

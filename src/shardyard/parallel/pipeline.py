@@ -25,6 +25,7 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from shardyard.config.schema import Parallel
+from shardyard.config.stages import rank_of_stage
 from shardyard.data.loader import IGNORED
 from shardyard.parallel.data import GradientSync
 from shardyard.parallel.mesh import Mesh
@@ -60,9 +61,8 @@ class StagePlan:
         return self.pp * self.virtual_stages
 
     def rank_of(self, stage: int) -> int:
-        """The rank that has a stage: in rounds; for zb-v there and back, the first has the last."""
-        lap, place = divmod(stage, self.pp)
-        return self.pp - 1 - place if self.schedule == "zb-v" and lap % 2 else place
+        """The rank that has a stage."""
+        return rank_of_stage(stage, pp=self.pp, schedule=self.schedule)
 
     def stages_of(self, rank: int) -> list[int]:
         """Stages of a rank, in order."""

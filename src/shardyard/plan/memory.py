@@ -16,7 +16,14 @@ from typing import Literal, NamedTuple
 
 from shardyard.config.legality import Layout
 from shardyard.config.presets import ModelShape
-from shardyard.plan.stages import block_elements, in_flight, stage_blocks, table_parameters
+from shardyard.plan.stages import (
+    block_elements,
+    has_ends,
+    in_flight,
+    small_parameters,
+    stage_blocks,
+    table_parameters,
+)
 from shardyard.plan.workload import Workload
 from shardyard.units import format_bytes
 
@@ -154,13 +161,13 @@ def fit(device_bytes: float, limit_bytes: int | None) -> Fit:
 def _needs(w: Workload, stage: int) -> tuple[Need, ...]:
     layout, formats, tech, shape = w.layout, w.formats, w.techniques, w.shape
     shards, tokens = layout.dp_shard * layout.cp, w.tokens / layout.cp
-    first, last = stage == 0, stage == layout.pp - 1
+    first, last = has_ends(w, stage)
     layers = stage_blocks(w, stage)
     block, table = block_elements(shape, layout), table_parameters(shape, layout)
     tables = (1 if first else 0) + (1 if last else 0)
     if first and last and shape.tie_word_embeddings:
         tables = 1
-    held = layers * block + tables * table + _small_parameters(shape, first=first, last=last)
+    held = layers * block + tables * table + small_parameters(shape, first=first, last=last)
 
     splits_weight = layout.zero >= formats.weight_split_from
     parameters = held * formats.weight_bytes / (shards if splits_weight else 1)
@@ -217,16 +224,6 @@ def _needs(w: Workload, stage: int) -> tuple[Need, ...]:
         tokens * (again or kept), 0.0,
     )  # fmt: skip
     return (at_loss, in_block, at_end) if last else (in_block, in_block, at_end)
-
-
-def _small_parameters(shape: ModelShape, *, first: bool, last: bool) -> int:
-    """Learned positions and token types on the first stage, the norm after all blocks on the last.
-
-    They are on every rank of tp.
-    """
-    learned = shape.embedding_parameters - shape.vocab_size * shape.hidden_size if first else 0
-    norm = shape.hidden_size * (1 if shape.is_gated else 2) if last else 0
-    return learned + norm
 
 
 def _splits_gradients(w: Workload) -> bool:

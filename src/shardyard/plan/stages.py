@@ -5,7 +5,7 @@ Without pipeline parallelism the whole model is one stage, first and last.
 
 from shardyard.config.legality import Layout
 from shardyard.config.presets import ModelShape
-from shardyard.config.stages import Cut, cut_by_cost
+from shardyard.config.stages import Cut, blocks_by_stage, cut_by_cost, rank_of_stage
 from shardyard.plan.workload import Techniques, Workload
 
 
@@ -19,9 +19,34 @@ def cut(shape: ModelShape, stages: int, techniques: Techniques) -> Cut:
 
 def block_elements(shape: ModelShape, layout: Layout) -> float:
     """Parameters of one block on one rank, before the data axes split them."""
-    experts = shape.num_experts * shape.expert_parameters
-    split = layout.ep if layout.ep > 1 else layout.tp
-    return shape.shared_block_parameters / layout.tp + experts / split
+    whole = unsplit_block_parameters(shape)
+    split = (shape.shared_block_parameters - whole) / layout.tp
+    return whole + split + expert_elements(shape, layout)
+
+
+def expert_elements(shape: ModelShape, layout: Layout) -> float:
+    """Of these, the experts: ep deals them out, tp splits their inner width."""
+    return shape.num_experts * shape.expert_parameters / layout.ep / layout.tp
+
+
+def unsplit_block_parameters(shape: ModelShape) -> int:
+    """Parameters of a block that every rank of tp holds: norms, routers, biases of sums."""
+    norms = 2 * shape.hidden_size
+    if shape.model_type in ("qwen3", "qwen3_moe"):
+        norms += 2 * shape.head_width
+    if not shape.is_gated:  # norms have a bias, and so have the two matrices that sum
+        return 2 * norms + 2 * shape.hidden_size
+    return norms + shape.hidden_size * shape.num_experts
+
+
+def small_parameters(shape: ModelShape, *, first: bool, last: bool) -> int:
+    """Learned positions and token types on the first stage, the norm after all blocks on the last.
+
+    They are on every rank of tp.
+    """
+    learned = shape.embedding_parameters - shape.vocab_size * shape.hidden_size if first else 0
+    norm = shape.hidden_size * (1 if shape.is_gated else 2) if last else 0
+    return learned + norm
 
 
 def table_parameters(shape: ModelShape, layout: Layout) -> float:
@@ -35,10 +60,34 @@ def stage_parameters(shape: ModelShape, layout: Layout, blocks: float) -> float:
     return blocks * block_elements(shape, layout) + tables * table_parameters(shape, layout)
 
 
-def stage_blocks(w: Workload, stage: int) -> int:
-    """Blocks of one stage."""
-    first, last = cut(w.shape, w.layout.pp, w.techniques)
-    return last if stage == w.layout.pp - 1 else first
+def stage_blocks(w: Workload, rank: int) -> int:
+    """Blocks of one rank of the pp axis; of the first the most that any but the last has."""
+    pp, tech = w.layout.pp, w.techniques
+    if pp > 1 and tech.virtual_stages > 1 and tech.balanced_stages:
+        return rank_blocks(w, rank)
+    first, last = cut(w.shape, pp, tech)
+    return last if rank == pp - 1 else first
+
+
+def rank_blocks(w: Workload, rank: int) -> int:
+    """Blocks of one rank of the pp axis, in all its stages, as the training half cuts."""
+    blocks = blocks_by_stage(w.shape, w.layout.pp * w.techniques.virtual_stages)
+    return sum(len(blocks[stage]) for stage in _stages_of(w, rank))
+
+
+def has_ends(w: Workload, rank: int) -> tuple[bool, bool]:
+    """Whether a rank of the pp axis has the embedding, and whether it has the head."""
+    stages = _stages_of(w, rank)
+    return 0 in stages, w.layout.pp * w.techniques.virtual_stages - 1 in stages
+
+
+def _stages_of(w: Workload, rank: int) -> list[int]:
+    pp, tech = w.layout.pp, w.techniques
+    return [
+        stage
+        for stage in range(pp * tech.virtual_stages)
+        if rank_of_stage(stage, pp=pp, schedule=tech.schedule) == rank
+    ]
 
 
 def in_flight(w: Workload, stage: int) -> float:

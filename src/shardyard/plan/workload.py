@@ -59,6 +59,8 @@ class Techniques:
     """Model chunks of one pipeline rank."""
     balanced_stages: bool = True
     """Stages are cut by cost, the embedding and the head included; else by number of blocks."""
+    cp_exchange: Literal["keys_values", "heads"] = "keys_values"
+    """What cp ranks exchange for attention."""
     offload: Literal["none", "params", "optimizer", "activations"] = "none"
     dropout: bool = False
     prefetch: int = 1
@@ -153,6 +155,7 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
             loss="in place",
             schedule=recipe.parallel.schedule,
             virtual_stages=recipe.parallel.virtual_stages,
+            cp_exchange=recipe.parallel.cp_exchange,
             dropout=recipe.model.dropout > 0,
             mask=not recipe.data.attend_across_documents,
             prefetch=recipe.parallel.prefetch,
