@@ -113,7 +113,7 @@ def peak(workload: Workload) -> tuple[float, int, int, Need]:
     return max(
         (need.total, stage, moment, need)
         for stage in stages
-        for moment, need in enumerate(_needs(workload, stage))
+        for moment, need in enumerate(needs(workload, stage))
     )
 
 
@@ -158,7 +158,8 @@ def fit(device_bytes: float, limit_bytes: int | None) -> Fit:
 # --- the moments --------------------------------------------------------------------------------
 
 
-def _needs(w: Workload, stage: int) -> tuple[Need, ...]:
+def needs(w: Workload, stage: int) -> tuple[Need, ...]:
+    """What each moment of a step needs, in the order of ``MOMENTS``."""
     layout, formats, tech, shape = w.layout, w.formats, w.techniques, w.shape
     shards, tokens = layout.dp_shard * layout.cp, w.tokens / layout.cp
     first, last = has_ends(w, stage)
@@ -198,7 +199,8 @@ def _needs(w: Workload, stage: int) -> tuple[Need, ...]:
         kept *= 2 / max(layers, 2)  # of two blocks, on their way
     flying = 1 if tech.offload == "activations" else in_flight(w, stage)
     activations = tokens * layers * kept * flying
-    ends = tokens * _norm_bytes(w) * shape.hidden_size if last else 0.0
+    split = layout.tp if tech.sequence_parallel else 1
+    ends = tokens * _norm_bytes(w) * shape.hidden_size / split if last else 0.0
     logits = _logits_bytes(w, tokens) if last else 0.0
     before = 0.0 if is_first_pass else 1.0  # gradients of earlier micro-batches
 
