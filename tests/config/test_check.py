@@ -33,6 +33,15 @@ PROBLEMS = [
     ),
     (["optim.name=sgd"], "optim.lr=auto is known for adamw only. Give one"),
     (["optim.momentum=0.9"], "optim.momentum=0.9 is a setting of sgd; optim.name is adamw."),
+    (
+        ["precision.optimizer_states=bf16", "optim.betas=[0.9, 0.999]"],
+        "precision.optimizer_states=bf16 with optim.betas of 0.999: a step moves such an average "
+        "by 0.001 of a difference",
+    ),
+    (
+        ["precision.optimizer_states=bf16", "optim.name=sgd", "optim.lr=1", "optim.momentum=0.995"],
+        "Use at most 0.99 there, or precision.optimizer_states=fp32.",
+    ),
     (["optim.warmup_steps=9", "optim.decay_steps=5"], "is not before optim.decay_steps=5."),
     (["task.eval_every_steps=1", "task.eval_every_epochs=1"], "say the same in two ways."),
     (["task.eval_every_steps=1", "data.eval_fraction=0"], "task.eval_every_steps needs an eval"),

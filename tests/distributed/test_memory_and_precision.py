@@ -61,6 +61,19 @@ def test_variants_take_the_same_steps(corpus: Corpus, tmp_path: Path) -> None:
     assert _steps(runs["compute in bf16"]) != _steps(plain)  # it does what it says
 
 
+def test_averages_in_bf16_learn_as_those_in_fp32(corpus: Corpus, tmp_path: Path) -> None:
+    def losses(states: str) -> list[float]:
+        sections = {"run": {"steps": 40}, "precision": {"optimizer_states": states}}
+        run_dir = make_run(tmp_path / states, corpus, sections)
+        run_on_ranks(train_here, 1, run_dir)
+        return [line["loss"] for line in read_steps(run_dir.metrics)]
+
+    fp32, bf16 = losses("fp32"), losses("bf16")
+    assert fp32[-1] < fp32[0] - 0.5  # it learns
+    assert bf16 != fp32
+    assert bf16 == pytest.approx(fp32, rel=1e-2)
+
+
 @pytest.mark.slow
 def test_compiled_blocks_take_the_same_steps(corpus: Corpus, tmp_path: Path) -> None:
     plain = make_run(tmp_path / "plain", corpus, _sections({}))

@@ -111,6 +111,14 @@ def test_expert_ranks_split_experts_and_nothing_else() -> None:
     assert saved == 7 * expert
 
 
+def test_averages_in_bf16_take_four_bytes_of_a_parameter() -> None:
+    formats = dataclasses.replace(OURS, optimizer_bytes=4)
+    # 4 weight + 4 gradient + 2 x 2 averages: 12 bytes of a parameter where fp32 has 16
+    found = memory(workload(formats=formats, dp_shard=8))
+    assert found.term("optimizer") == pytest.approx(4 * LLAMA2_7B / 8, rel=1e-4)
+    assert found.term("parameters") == pytest.approx(4 * LLAMA2_7B / 8, rel=1e-4)
+
+
 def test_offload_leaves_the_optimizer_on_the_host() -> None:
     on_host = memory(workload(techniques=Techniques(kernels="eager", offload="optimizer")))
     assert on_host.term("optimizer") == 0

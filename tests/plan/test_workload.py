@@ -55,6 +55,14 @@ def test_the_optimizer_decides_its_bytes_a_parameter(optim: dict[str, Any], nbyt
     assert of(optim=optim).formats.optimizer_bytes == nbytes
 
 
+@pytest.mark.parametrize(
+    ("optim", "nbytes"), [({"name": "adamw"}, 4), ({"name": "sgd", "momentum": 0.9}, 2)]
+)
+def test_averages_held_in_bf16_are_counted_as_such(optim: dict[str, Any], nbytes: int) -> None:
+    precision = {"optimizer_states": "bf16"}
+    assert of(optim=optim, precision=precision).formats.optimizer_bytes == nbytes
+
+
 def test_fp32_computes_and_gathers_in_four_bytes() -> None:
     found = of(precision={"compute": "fp32", "output": "fp32"})
     assert (found.formats.compute, found.formats.compute_bytes) == ("fp32", 4)

@@ -186,7 +186,7 @@ class Parallel(Section):
 
 
 class Precision(Section):
-    """Number formats; master weights and optimizer state are always fp32."""
+    """Number formats; master weights are always fp32, and each update is computed in fp32."""
 
     compute: Literal["fp32", "bf16", "fp16", "fp8", "auto"] = "auto"
     """Format of matrix products; auto: bf16, on a CPU fp32. Only planned yet: fp16, fp8."""
@@ -194,6 +194,8 @@ class Precision(Section):
     """Format in which gradients are summed over ranks."""
     output: Literal["fp32", "bf16"] | Auto = "auto"
     """Format of what the model returns; auto: the compute format."""
+    optimizer_states: Literal["fp32", "bf16"] = "fp32"
+    """Format in which the optimizer's averages are held between steps; bf16 halves them."""
 
 
 class Memory(Section):

@@ -165,7 +165,8 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
 
 
 def optimizer_bytes(recipe: Recipe) -> int:
-    """fp32 state of a parameter: two moments for AdamW, one for SGD with momentum, else none."""
+    """State of a parameter: two moments for AdamW, one for SGD with momentum, else none."""
+    one = FORMAT_BYTES[recipe.precision.optimizer_states]
     if recipe.optim.name == "adamw":
-        return 8
-    return 4 if recipe.optim.momentum > 0 else 0
+        return 2 * one
+    return one if recipe.optim.momentum > 0 else 0
