@@ -12,7 +12,10 @@ from shardyard.models.families import FAMILIES
 REFUSED = [
     ("precision.compute=fp8", "a run in fp8 can be planned, not trained yet. Use bf16 or fp32."),
     ("precision.compute=fp16", "a run in fp16 can be planned, not trained yet."),
-    ("memory.offload=optimizer", "memory.offload=optimizer: offloading can be planned, not tra"),
+    (
+        "memory.offload=optimizer",
+        "memory.offload=optimizer: offloading optimizer can be planned, not trained yet. Use act",
+    ),
     ("cluster.device=xla", "cluster.device=xla: a run on Trainium or TPU can be planned, not trai"),
     ("model.preset=gpt3-175b", "a model of type gpt2 can be planned, not trained yet."),
 ]

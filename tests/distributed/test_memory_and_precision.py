@@ -63,7 +63,10 @@ def test_variants_take_the_same_steps(corpus: Corpus, tmp_path: Path) -> None:
 
 def test_averages_in_bf16_learn_as_those_in_fp32(corpus: Corpus, tmp_path: Path) -> None:
     def losses(states: str) -> list[float]:
-        sections = {"run": {"steps": 40}, "precision": {"optimizer_states": states}}
+        sections: dict[str, dict[str, Any]] = {
+            "run": {"steps": 40},
+            "precision": {"optimizer_states": states},
+        }
         run_dir = make_run(tmp_path / states, corpus, sections)
         run_on_ranks(train_here, 1, run_dir)
         return [line["loss"] for line in read_steps(run_dir.metrics)]

@@ -75,6 +75,7 @@ def test_fp32_computes_and_gathers_in_four_bytes() -> None:
         ({"model": {"dropout": 0.1}}, "dropout", True),
         ({"parallel": {"prefetch": 2}}, "prefetch", 2),
         ({"memory": {"offload": "optimizer"}}, "offload", "optimizer"),
+        ({"memory": {"offload": "activations", "offload_depth": 3}}, "offload_depth", 3),
     ],
 )
 def test_settings_become_techniques(sections: dict[str, Any], field: str, value: object) -> None:

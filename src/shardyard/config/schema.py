@@ -208,7 +208,9 @@ class Memory(Section):
     ) = "none"
     """Activations to recompute: none, full, selective, every n-th block (n), or named modules."""
     offload: Literal["none", "params", "optimizer", "activations"] = "none"
-    """State kept in host memory. Other than none: can be planned, not trained yet."""
+    """What waits in host memory; params and optimizer can be planned, not trained yet."""
+    offload_depth: Annotated[int, Field(ge=0)] = 1
+    """Blocks whose activations come back from the host ahead of the block that needs them."""
 
 
 class Checkpoint(Section):

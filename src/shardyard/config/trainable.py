@@ -31,9 +31,9 @@ def _precision(recipe: Recipe) -> Iterable[Problem]:
 
 def _offload(recipe: Recipe) -> Iterable[Problem]:
     offload = recipe.memory.offload
-    if offload != "none":
-        remedy = "none; memory.recompute and parallel.zero=3 save memory too"
-        yield _planned_only("memory.offload", offload, "offloading", remedy)
+    if offload in ("params", "optimizer"):
+        remedy = "activations or none; memory.recompute and parallel.zero=3 save memory too"
+        yield _planned_only("memory.offload", offload, f"offloading {offload}", remedy)
 
 
 def _device(recipe: Recipe) -> Iterable[Problem]:

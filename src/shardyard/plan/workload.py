@@ -62,6 +62,8 @@ class Techniques:
     cp_exchange: Literal["keys_values", "heads"] = "keys_values"
     """What cp ranks exchange for attention."""
     offload: Literal["none", "params", "optimizer", "activations"] = "none"
+    offload_depth: int = 1
+    """Blocks whose offloaded activations come back ahead of the one that needs them."""
     dropout: bool = False
     prefetch: int = 1
     """Blocks gathered ahead, zero 3."""
@@ -160,6 +162,7 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
             mask=not recipe.data.attend_across_documents,
             prefetch=recipe.parallel.prefetch,
             offload=recipe.memory.offload,
+            offload_depth=recipe.memory.offload_depth,
         ),
     )
 
