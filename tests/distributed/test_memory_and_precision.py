@@ -78,12 +78,26 @@ def test_averages_in_bf16_learn_as_those_in_fp32(corpus: Corpus, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_compiled_blocks_take_the_same_steps(corpus: Corpus, tmp_path: Path) -> None:
-    plain = make_run(tmp_path / "plain", corpus, _sections({}))
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"memory": {"recompute": "full"}},
+        {"memory": {"offload": "activations"}},
+        {"memory": {"offload": "activations", "recompute": "selective"}},
+    ],
+)
+def test_compiled_blocks_take_the_same_steps(
+    corpus: Corpus, tmp_path: Path, extra: dict[str, dict[str, Any]]
+) -> None:
+    length: dict[str, dict[str, Any]] = {
+        "data": {"seq_len": 128},
+        "optim": {"global_batch": 4, "micro_batch": 2},
+    }
+    plain = make_run(tmp_path / "plain", corpus, _sections(length))
     compiled = make_run(
         tmp_path / "compiled",
         corpus,
-        _sections({"model": {"compile": True}, "memory": {"recompute": "full"}}),
+        _sections({**length, "model": {"compile": True}, **extra}),
     )
     run_on_ranks(_train_all, 2, [plain, compiled])
     for found, expected in zip(_steps(compiled), _steps(plain), strict=True):

@@ -186,7 +186,8 @@ def _bytes_on_device(depth: int | None) -> tuple[int, list[int]]:
         def measure() -> int:
             parameters = [*blocks.parameters(), *_gradients(blocks)]
             on_host = [storage for ref in queue.on_host if (storage := ref()) is not None]
-            return live.count([*on_host, *(each.untyped_storage() for each in parameters)])
+            found: int = live.count([*on_host, *(each.untyped_storage() for each in parameters)])
+            return found
 
         out = _forward(blocks, offload, lambda _: in_backward.append(measure()))
         kept = measure()

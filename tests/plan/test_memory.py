@@ -116,7 +116,8 @@ def test_of_offloaded_activations_those_of_a_few_blocks_are_on_the_device(
     depth: int, blocks: int
 ) -> None:
     def activations(**techniques: Any) -> int:
-        return memory(workload(techniques=Techniques(**techniques))).term("activations")
+        eager = Techniques(kernels="eager", loss="in place", **techniques)
+        return memory(workload(techniques=eager)).term("activations")
 
     ends = activations() - 32 * (kept := block_bytes(workload()) * 4096)
     found = activations(offload="activations", offload_depth=depth)

@@ -75,6 +75,7 @@ def test_fp32_computes_and_gathers_in_four_bytes() -> None:
         ({"model": {"dropout": 0.1}}, "dropout", True),
         ({"parallel": {"prefetch": 2}}, "prefetch", 2),
         ({"memory": {"offload": "optimizer"}}, "offload", "optimizer"),
+        ({"precision": {"compute": "fp8", "fp8_scaling": "rowwise"}}, "fp8_rows", True),
         ({"memory": {"offload": "activations", "offload_depth": 3}}, "offload_depth", 3),
     ],
 )

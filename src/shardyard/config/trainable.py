@@ -6,6 +6,7 @@ refused here.
 
 from collections.abc import Callable, Iterable
 
+from shardyard.config.legality import FP8_MULTIPLE
 from shardyard.config.presets import PRESETS
 from shardyard.config.schema import Recipe
 from shardyard.errors import Problem
@@ -24,9 +25,21 @@ def trainable_problems(recipe: Recipe) -> list[Problem]:
 
 
 def _precision(recipe: Recipe) -> Iterable[Problem]:
-    compute = recipe.precision.compute
-    if compute in ("fp16", "fp8"):
-        yield _planned_only("precision.compute", compute, f"a run in {compute}", "bf16 or fp32")
+    if recipe.precision.compute == "fp16":
+        yield _planned_only("precision.compute", "fp16", "a run in fp16", "bf16, fp32 or fp8")
+    if recipe.precision.compute != "fp8":
+        return
+    if recipe.cluster.device not in ("auto", "cuda"):
+        text = f"=fp8: torchao has no fp8 products for {recipe.cluster.device}. Use bf16 or fp32."
+        yield Problem("precision.compute", text)
+    seq_len, pieces = recipe.data.seq_len, FP8_MULTIPLE * recipe.parallel.cp
+    if isinstance(seq_len, int) and seq_len % pieces:
+        text = (
+            f"=fp8 needs samples of a multiple of {pieces} tokens ({FP8_MULTIPLE} x cp): tokens "
+            f"are a side of what is multiplied in the backward pass. data.seq_len is {seq_len}. "
+            f"Use data.seq_len={-(-seq_len // pieces) * pieces}, or bf16."
+        )
+        yield Problem("precision.compute", text)
 
 
 def _offload(recipe: Recipe) -> Iterable[Problem]:

@@ -57,7 +57,9 @@ def parallelize(
             stage, family, keys=keys, attention=attention, tokens_l=computed_l,
             around=None if offload is None else offload.around,
         )  # fmt: skip
-    # 2. experts and tensors before all that wraps modules: they change what modules compute
+    # 2. what modules compute, before all that wraps them; fp8 first: tensors ask how to multiply
+    if recipe.precision.compute == "fp8":
+        _multiply_in_fp8(model, mesh, recipe=recipe, family=family)
     router = _add_router_losses(model, mesh, recipe=recipe, family=family, keys=keys)
     shard_experts(model, mesh, family)
     if mesh.layout.tp > 1:
@@ -115,6 +117,15 @@ def _offload(recipe: Recipe, mesh: Mesh) -> ActivationOffload | None:
         depth=recipe.memory.offload_depth,
         keeps_last=mesh.layout.pp == 1,  # else other micro-batches may come before its backward
     )
+
+
+def _multiply_in_fp8(model: nn.Module, mesh: Mesh, *, recipe: Recipe, family: Family) -> None:
+    from shardyard.parallel.float8 import Float8Product, compute_in_float8  # torchao: an extra
+
+    # a CPU has no such products; the command line refuses it, tests round as a device would
+    emulate = mesh.dense.device_type == "cpu"
+    product = Float8Product(recipe.precision.fp8_scaling, emulate=emulate)
+    compute_in_float8(blocks_of(model, family), family, product, tp=mesh.layout.tp)
 
 
 def _attention(

@@ -93,6 +93,16 @@ class CopyQueue:
             return copy.copy_(source, non_blocking=True)
 
 
+def _has_fp8(device: str) -> bool:
+    """Whether matrix units multiply fp8: NVIDIA's from capability 8.9, AMD's from CDNA 3."""
+    if device != "cuda":
+        return False
+    if torch.version.hip:
+        architecture = str(torch.cuda.get_device_properties(0).gcnArchName)
+        return architecture.startswith(("gfx94", "gfx95"))
+    return torch.cuda.get_device_capability(0) >= (8, 9)
+
+
 def _describe() -> dict[str, str | int]:
     device = available_device()
     if device == "cpu":
@@ -108,6 +118,7 @@ def _describe() -> dict[str, str | int]:
         "memory_bytes": memory,
         "cores": len(os.sched_getaffinity(0)),
         "hostname": socket.gethostname(),
+        "has_fp8": _has_fp8(device),
     }
 
 

@@ -162,6 +162,7 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
             mask=not recipe.data.attend_across_documents,
             prefetch=recipe.parallel.prefetch,
             offload=recipe.memory.offload,
+            fp8_rows=recipe.precision.fp8_scaling == "rowwise",
             offload_depth=recipe.memory.offload_depth,
         ),
     )
