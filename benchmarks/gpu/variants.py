@@ -30,8 +30,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 """Name -> overrides of the recipe; the most telling first, as time may run out."""
 
 LOADS = {
-    "llama3-8b": Load(preset="llama3-8b", blocks=8, seq_len=4096, sequences=4),
-    "mixtral-8x7b": Load(preset="mixtral-8x7b", blocks=2, seq_len=4096, sequences=4),
+    "llama3-8b": Load(preset="llama3-8b", blocks=8, seq_len=4096, sequences=2),
+    "mixtral-8x7b": Load(preset="mixtral-8x7b", blocks=2, seq_len=4096, sequences=2),
 }
 """Real widths at a depth whose states fit one device of 80 GB."""
 

@@ -35,6 +35,8 @@ def test_what_only_the_planner_knows_is_refused_with_a_remedy(override: str, wor
     ("override", "words"),
     [
         ("cluster.device=cpu", "torchao has no fp8 products for cpu. Use bf16 or fp32."),
+        ("cluster.instance=p4d.24xlarge", "torchao has no fp8 products for A100"),
+        ("cluster.instance=dl1.24xlarge", "torchao has no fp8 products for Gaudi"),
         ("data.seq_len=40", "multiple of 16 tokens (16 x cp): tokens are a side of"),
     ],
 )

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 from shardyard.config.legality import FP8_MULTIPLE
 from shardyard.config.presets import PRESETS
 from shardyard.config.schema import Recipe
-from shardyard.errors import Problem
+from shardyard.errors import Problem, RequestError
+from shardyard.hardware.chosen import chosen_cluster
 
 TRAINED_MODEL_TYPES = ("llama", "mistral", "mixtral", "qwen3", "qwen3_moe", "bert")
 """Model types that ``models/families.py`` knows the blocks of; it needs torch, this does not."""
@@ -29,8 +30,9 @@ def _precision(recipe: Recipe) -> Iterable[Problem]:
         yield _planned_only("precision.compute", "fp16", "a run in fp16", "bf16, fp32 or fp8")
     if recipe.precision.compute != "fp8":
         return
-    if recipe.cluster.device not in ("auto", "cuda"):
-        text = f"=fp8: torchao has no fp8 products for {recipe.cluster.device}. Use bf16 or fp32."
+    lacking = _without_fp8(recipe)
+    if lacking is not None:
+        text = f"=fp8: torchao has no fp8 products for {lacking}. Use bf16 or fp32."
         yield Problem("precision.compute", text)
     seq_len, pieces = recipe.data.seq_len, FP8_MULTIPLE * recipe.parallel.cp
     if isinstance(seq_len, int) and seq_len % pieces:
@@ -40,6 +42,21 @@ def _precision(recipe: Recipe) -> Iterable[Problem]:
             f"Use data.seq_len={-(-seq_len // pieces) * pieces}, or bf16."
         )
         yield Problem("precision.compute", text)
+
+
+def _without_fp8(recipe: Recipe) -> str | None:
+    """The device that a recipe names, if fp8 cannot be multiplied there."""
+    if recipe.cluster.device not in ("auto", "cuda"):
+        return recipe.cluster.device
+    try:
+        cluster = chosen_cluster(recipe.cluster)
+    except RequestError:
+        return None  # another check says what is wrong with it
+    if cluster is None:
+        return None  # this machine: asked when it has been looked at
+    accelerator = cluster.accelerator
+    has_fp8 = accelerator.device == "cuda" and "fp8" in accelerator.peak_tflops
+    return None if has_fp8 else accelerator.name
 
 
 def _offload(recipe: Recipe) -> Iterable[Problem]:
