@@ -16,7 +16,7 @@ A100 = Machine(
 
 def test_fp8_is_refused_on_devices_without_it() -> None:
     recipe = Recipe(precision=Precision(compute="fp8"))
-    with pytest.raises(RequestError, match=r"fp8 but NVIDIA A100 does not .* compute=bf16 here"):
+    with pytest.raises(RequestError, match=r"fp8 but NVIDIA A100 does not .*compute=bf16 here"):
         refuse_without_fp8(recipe, A100)
     refuse_without_fp8(recipe, replace(A100, name="NVIDIA H100", has_fp8=True))
     refuse_without_fp8(Recipe(), A100)
