@@ -70,7 +70,7 @@ def test_compiled_blocks_multiply_in_fp8(corpus: Corpus, tmp_path: Path) -> None
         _run(tmp_path / f"{compute}-{is_compiled}", corpus, compute, model={"compile": is_compiled})
         for compute, is_compiled in (("fp8", False), ("fp8", True), ("bf16", False))
     )
-    run_on_ranks(_train_all, 1, [eager, compiled, exact])
+    run_on_ranks(_train_all, 1, [eager, compiled, exact], timeout_s=1200)
     assert _values(compiled, "loss") == pytest.approx(_values(eager, "loss"), rel=5e-3)
     assert _values(compiled, "loss") != _values(exact, "loss")
 

@@ -47,6 +47,18 @@ def test_three_products_are_rounded_by_some_percent(scaling: str) -> None:
         assert torch.equal(found, of_autograd.grad)
 
 
+def test_a_compiler_can_look_into_a_product() -> None:
+    product = Float8Product("tensorwise", emulate=True)
+    x = torch.randn(32, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    weight = torch.eye(64).bfloat16().requires_grad_()
+    compiled = torch.compile(product, backend="aot_eager", fullgraph=True)
+    found, expected = compiled(x, weight), product(x, weight)
+    assert torch.equal(found, expected)
+    for out in (found, expected):
+        out.square().sum().backward()  # type: ignore[no-untyped-call]
+    assert weight.grad is not None
+
+
 def test_a_scale_a_row_is_closer_where_rows_differ() -> None:
     x = torch.randn(32, 64, generator=torch.Generator().manual_seed(0)) ** 3
     x = x * torch.logspace(-9, 0, 32)[:, None]

@@ -127,6 +127,20 @@ def test_gradients_are_those_without(recompute: Any, depth: int, keeps_last: boo
         assert torch.equal(found, expected)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of the compiler's own doing
+def test_compiled_blocks_hand_over_what_they_keep() -> None:
+    plain, moved = _blocks(), _blocks()
+    offload = ActivationOffload(CPU, depth=1, keeps_last=True)
+    for blocks, where in ((plain, None), (moved, offload)):
+        for block in blocks:
+            block.compile(backend="aot_eager")  # what is kept is decided before any backend
+        for _ in range(2):
+            _forward(blocks, where).square().sum().backward()  # type: ignore[no-untyped-call]
+    assert offload.moved_bytes >= 2 * (BLOCKS - 1) * INPUT_BYTES
+    for found, expected in zip(_gradients(moved), _gradients(plain), strict=True):
+        assert torch.equal(found, expected)
+
+
 def test_interleaved_micro_batches_and_a_second_backward_pass() -> None:
     plain, moved = _blocks(), _blocks()
     offload = ActivationOffload(CPU, depth=1, keeps_last=False)

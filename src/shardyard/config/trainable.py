@@ -16,6 +16,10 @@ TRAINED_MODEL_TYPES = ("llama", "mistral", "mixtral", "qwen3", "qwen3_moe", "ber
 """Model types that ``models/families.py`` knows the blocks of; it needs torch, this does not."""
 
 
+_DEVICES_WITHOUT_FP8 = ("cpu", "xpu", "hpu", "xla")
+"""In torchao, whatever they can do by themselves."""
+
+
 def trainable_problems(recipe: Recipe) -> list[Problem]:
     """Every setting of a recipe that `plan` can predict and `train` cannot carry out yet.
 
@@ -46,7 +50,7 @@ def _precision(recipe: Recipe) -> Iterable[Problem]:
 
 def _without_fp8(recipe: Recipe) -> str | None:
     """The device that a recipe names, if fp8 cannot be multiplied there."""
-    if recipe.cluster.device not in ("auto", "cuda"):
+    if recipe.cluster.device in _DEVICES_WITHOUT_FP8:
         return recipe.cluster.device
     try:
         cluster = chosen_cluster(recipe.cluster)
@@ -55,8 +59,8 @@ def _without_fp8(recipe: Recipe) -> str | None:
     if cluster is None:
         return None  # this machine: asked when it has been looked at
     accelerator = cluster.accelerator
-    has_fp8 = accelerator.device == "cuda" and "fp8" in accelerator.peak_tflops
-    return None if has_fp8 else accelerator.name
+    lacks = accelerator.device in _DEVICES_WITHOUT_FP8 or "fp8" not in accelerator.peak_tflops
+    return accelerator.name if lacks else None
 
 
 def _offload(recipe: Recipe) -> Iterable[Problem]:
