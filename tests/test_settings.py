@@ -73,7 +73,7 @@ READ = {
 }
 
 # Refused unless they have their default, as what they ask for is not built yet.
-NOT_BUILT = {"model.module", "memory.offload"}
+NOT_BUILT = {"model.module"}
 
 
 @pytest.mark.parametrize("name", settings())

@@ -5,8 +5,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from shardyard.config.legality import resolve_layout
-from shardyard.config.presets import PRESETS
+from shardyard.config.presets import PRESETS, ModelShape
 from shardyard.config.schema import Recipe
 from shardyard.plan.memory import memory
 from shardyard.plan.workload import workload_of
@@ -25,6 +27,12 @@ class Load:
     seq_len: int
     sequences: int
     """Samples of one optimizer step on each device, in however many micro-batches."""
+    blocks: int | None = None
+    """Fewer blocks than the preset has; None: all."""
+
+    def shape_of(self, shape: ModelShape) -> ModelShape:
+        """The preset's shape with so many blocks."""
+        return shape if self.blocks is None else replace(shape, num_hidden_layers=self.blocks)
 
 
 LOADS = {
@@ -43,6 +51,9 @@ class Cell:
     contender: str
     recompute: str
     micro_batch: int
+    variant: str = ""
+    settings: Sequence[str] = ()
+    """Overrides of the recipe."""
 
     def with_half_micro_batch(self) -> "Cell":
         """The same work in twice as many pieces."""
@@ -96,6 +107,10 @@ def recipe(cell: Cell, place: Place) -> Recipe:
         "checkpoint": {"every": 10**6},
         "cluster": {"device": place.device, "devices": place.devices},
     }  # fmt: skip
+    for setting in cell.settings:
+        path, _, value = setting.partition("=")
+        section, key = path.split(".")
+        sections[section][key] = yaml.safe_load(value)
     return Recipe.model_validate(sections)
 
 
@@ -116,7 +131,7 @@ def _fitted(load: Load, contender: str, recompute: str, place: Place) -> Cell:
 
 
 def _tensor_bytes(cell: Cell, place: Place) -> int:
-    asked, shape = recipe(cell, place), PRESETS[cell.load.preset].shape
+    asked, shape = recipe(cell, place), cell.load.shape_of(PRESETS[cell.load.preset].shape)
     if not shape.vocab_size:
         shape = replace(shape, vocab_size=place.vocab_size)
     layout, _ = resolve_layout(

@@ -91,6 +91,9 @@ class Session:
     def _head(self, cell: Cell) -> dict[str, Any]:
         return {
             "model": cell.load.preset,
+            "blocks": cell.load.blocks,
+            "variant": cell.variant,
+            "settings": list(cell.settings),
             "contender": cell.contender,
             "recompute": cell.recompute,
             "seq_len": cell.load.seq_len,
@@ -117,7 +120,7 @@ class Session:
 
     def _write_run(self, cell: Cell, run_dir: RunDir) -> Resolved:
         asked = recipe(cell, self.place)
-        shape = read_shape(asked.model, None, self.data.vocab_size)
+        shape = cell.load.shape_of(read_shape(asked.model, None, self.data.vocab_size))
         resolved = resolve(asked, shape=shape, machine=self.machine, data=self.data)
         prediction = plan(
             resolved,

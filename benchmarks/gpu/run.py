@@ -25,8 +25,8 @@ _NEEDED = {
 }  # fmt: skip
 """Distribution -> least version. ``accelerate`` is wanted by the Trainer alone."""
 _TABLE = (
-    "model", "recompute", "contender", "micro_batch", "status", "tokens_per_s_per_device",
-    "mfu_full", "mfu_causal", "peak_gib",
+    "model", "variant", "recompute", "contender", "micro_batch", "status",
+    "tokens_per_s_per_device", "mfu_full", "mfu_causal", "peak_gib",
 )  # fmt: skip
 _LEAST_SECONDS = 45.0
 """A cell that has less is not begun: building a large model takes most of it."""
@@ -72,13 +72,19 @@ def _measure_all(
     # here and not above: without the needed packages these imports fail with a traceback
     from benchmarks.gpu.cells import LOADS, REHEARSAL, cells
     from benchmarks.gpu.measure import Session, conventions, prepare_data
+    from benchmarks.gpu.variants import LOADS as VARIED
+    from benchmarks.gpu.variants import VARIANTS, variant_cells
     from benchmarks.record import about, result_file
     from shardyard.hardware.probe import probe
     from shardyard.rundir.layout import write_json
 
     machine, place = _place(args, probe())
-    loads = REHEARSAL if args.rehearse else {name: LOADS[name] for name in args.models}
+    measures_variants = args.variants is not None
+    known = VARIED if measures_variants else LOADS
+    loads = REHEARSAL if args.rehearse else {name: known[name] for name in args.models or known}
     planned = list(cells(list(loads.values()), args.recompute, args.contenders, place))
+    if measures_variants:
+        planned = list(variant_cells(list(loads.values()), args.variants or list(VARIANTS)))
     content: dict[str, Any] = {
         **about(machine),
         "devices": place.devices,
@@ -88,7 +94,8 @@ def _measure_all(
         "warm_up": args.warm_up,
         "cells": [],
     }
-    path = result_file(f"train-{time.strftime('%H%M%S', time.gmtime())}", machine, args.out)
+    name = "variants" if measures_variants else "train"
+    path = result_file(f"{name}-{time.strftime('%H%M%S', time.gmtime())}", machine, args.out)
     path.parent.mkdir(parents=True, exist_ok=True)
     session = Session(
         machine=machine, place=place, data=prepare_data(planned[0], place), scratch=scratch,
@@ -160,7 +167,8 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--minutes", type=float, default=9.0, help="all of it, data preparation included")
-    add("--models", nargs="+", default=["llama-1b", "llama2-7b"], help="presets")
+    add("--models", nargs="+", help="presets; default: all that there are cells for")
+    add("--variants", nargs="*", help="settings of our own against each other; default: all")
     add("--contenders", nargs="+", default=["shardyard", "bare", "trainer"])
     add("--recompute", nargs="+", default=["none", "selective", "full"])
     add("--steps", type=int, default=30, help="measured steps; fewer if time is short")

@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu.cells import LOADS, Place, cells
+from benchmarks.gpu.cells import LOADS, Place, cells, recipe
 from benchmarks.gpu.job import Job
 from benchmarks.gpu.measure import Session
 from benchmarks.gpu.pace import LEAST_STEPS, Pace
 from benchmarks.gpu.run import missing_packages, table
+from benchmarks.gpu.variants import LOADS as VARIED
+from benchmarks.gpu.variants import VARIANTS, variant_cells
 from shardyard.config.resolved import DataFacts
+from shardyard.config.trainable import trainable_problems
 from shardyard.hardware.machine import Machine
 
 H200 = Machine(
@@ -78,6 +81,33 @@ def test_a_rehearsal_measures_every_contender_and_writes_one_file(tmp_path: Path
         assert line["losses"][0] == pytest.approx(6.2, abs=0.2)  # ln 512 = 6.24
     assert by_contender["trainer"]["status"] in ("ok", "not installed")
     assert "| shardyard |" in done.stdout
+
+
+def test_a_rehearsal_of_variants_measures_settings_against_each_other(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.mkdir()
+    for number in range(20):
+        (text / f"{number}.txt").write_text(" ".join(f"word{n * n % 977}" for n in range(400)))
+    command = [
+        sys.executable, "-m", "benchmarks.gpu.run", "--rehearse", "--source", str(text),
+        "--prepared", str(tmp_path / "prepared"), "--out", str(tmp_path / "results"),
+        "--variants", "bf16", "offload", "--steps", "3", "--warm-up", "2", "--minutes", "10",
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, cwd=Path(__file__).parents[2], env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (file,) = (tmp_path / "results").glob("*/variants-*.json")
+    bf16, offload = json.loads(file.read_text())["cells"]
+    assert [bf16["status"], offload["status"]] == ["ok", "ok"]
+    assert offload["settings"] == ["memory.offload=activations"]
+    assert offload["losses"] == bf16["losses"]
+
+
+def test_every_variant_is_a_recipe_that_can_be_trained(tmp_path: Path) -> None:
+    for cell in variant_cells(list(VARIED.values()), list(VARIANTS)):
+        assert trainable_problems(recipe(cell, place_of(H200, tmp_path))) == [], cell.variant
 
 
 def test_what_is_out_of_memory_is_tried_again_in_halves_and_recorded(tmp_path: Path) -> None:
@@ -163,4 +193,6 @@ def test_missing_and_old_packages_are_named() -> None:
 
 def test_the_table_shows_a_dash_for_what_a_line_lacks() -> None:
     line = {"model": "m", "contender": "bare", "status": "out of memory", "micro_batch": 1}
-    assert table([line]).splitlines()[-1] == "| m | - | bare | 1 | out of memory | - | - | - | - |"
+    assert (
+        table([line]).splitlines()[-1] == "| m | - | - | bare | 1 | out of memory | - | - | - | - |"
+    )

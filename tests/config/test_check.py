@@ -33,6 +33,15 @@ PROBLEMS = [
     ),
     (["optim.name=sgd"], "optim.lr=auto is known for adamw only. Give one"),
     (["optim.momentum=0.9"], "optim.momentum=0.9 is a setting of sgd; optim.name is adamw."),
+    (
+        ["precision.optimizer_states=bf16", "optim.betas=[0.9, 0.999]"],
+        "precision.optimizer_states=bf16 with optim.betas of 0.999: a step moves such an average "
+        "by 0.001 of a difference",
+    ),
+    (
+        ["precision.optimizer_states=bf16", "optim.name=sgd", "optim.lr=1", "optim.momentum=0.995"],
+        "Use at most 0.99 there, or precision.optimizer_states=fp32.",
+    ),
     (["optim.warmup_steps=9", "optim.decay_steps=5"], "is not before optim.decay_steps=5."),
     (["task.eval_every_steps=1", "task.eval_every_epochs=1"], "say the same in two ways."),
     (["task.eval_every_steps=1", "data.eval_fraction=0"], "task.eval_every_steps needs an eval"),
@@ -84,7 +93,7 @@ def test_a_sound_recipe_passes(overrides: list[str]) -> None:
 
 def test_all_problems_are_reported_at_once_under_the_name_of_the_recipe() -> None:
     with pytest.raises(RecipeError, match=r"a\.yaml has 3 problems:"):
-        check(load_recipe([], ["precision.compute=fp8", "optim.momentum=0.9"]), "a.yaml")
+        check(load_recipe([], ["precision.compute=fp16", "optim.momentum=0.9"]), "a.yaml")
 
 
 CREDENTIALS = [
@@ -106,7 +115,7 @@ def test_a_credential_is_refused_and_not_repeated(credential: str, kind: str) ->
 
 
 def test_wrong_values_and_contradictions_are_told_together() -> None:
-    wrong = ["model.preset=lama2-7b", "optim.lr=fast", "precision.compute=fp8", "data.sorce=x"]
+    wrong = ["model.preset=lama2-7b", "optim.lr=fast", "precision.compute=fp16", "data.sorce=x"]
     with pytest.raises(RecipeError) as refused:
         load_checked_recipe([], wrong)
     paths = {problem.path for problem in refused.value.problems}

@@ -2,7 +2,8 @@
 
 import pytest
 
-from shardyard.config.compatibility import ENGINES, Engine, check_packages
+from shardyard.config.compatibility import ENGINES, Engine, check_packages, engines_for
+from shardyard.config.schema import Precision, Recipe
 from shardyard.errors import RequestError
 
 TABLE = (
@@ -33,6 +34,16 @@ def test_a_version_out_of_range_is_refused_with_what_to_install(version: str | N
     assert f"torch: {version or 'none'} found, >=2.11,<3 required" in message
     assert "numpy: 1.0 found, >=1.26 required" in message
     assert message.endswith("python -m pip install 'torch>=2.11,<3' 'numpy>=1.26'")
+
+
+def test_torchao_is_wanted_by_fp8_alone() -> None:
+    assert engines_for(Recipe()) == ENGINES
+    engines = engines_for(Recipe(precision=Precision(compute="fp8")))
+    versions = {"torchao": "0.19.0", "torch": "2.13.0"}
+    with pytest.raises(RequestError) as refused:
+        check_packages(engines[-1:], versions.get)
+    assert "torchao: 0.19.0 found, >=0.18,<0.19 required" in str(refused.value)
+    assert str(refused.value).endswith("python -m pip install 'torchao>=0.18,<0.19'")
 
 
 def test_this_environment_is_in_range() -> None:

@@ -10,9 +10,11 @@ from shardyard.errors import RecipeError
 from shardyard.models.families import FAMILIES
 
 REFUSED = [
-    ("precision.compute=fp8", "a run in fp8 can be planned, not trained yet. Use bf16 or fp32."),
-    ("precision.compute=fp16", "a run in fp16 can be planned, not trained yet."),
-    ("memory.offload=optimizer", "memory.offload=optimizer: offloading can be planned, not tra"),
+    ("precision.compute=fp16", "a run in fp16 can be planned, not trained yet. Use bf16, fp32 or"),
+    (
+        "memory.offload=optimizer",
+        "memory.offload=optimizer: offloading optimizer can be planned, not trained yet. Use act",
+    ),
     ("cluster.device=xla", "cluster.device=xla: a run on Trainium or TPU can be planned, not trai"),
     ("model.preset=gpt3-175b", "a model of type gpt2 can be planned, not trained yet."),
 ]
@@ -27,6 +29,21 @@ def test_what_only_the_planner_knows_is_refused_with_a_remedy(override: str, wor
     assert len(refused.value.problems) == 1
     load_checked_recipe([], given, to_train=False)
     check(load_recipe([], given), to_train=False)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("cluster.device=cpu", "torchao has no fp8 products for cpu. Use bf16 or fp32."),
+        ("cluster.instance=p4d.24xlarge", "torchao has no fp8 products for A100"),
+        ("cluster.instance=dl1.24xlarge", "torchao has no fp8 products for Gaudi"),
+        ("data.seq_len=40", "multiple of 16 tokens (16 x cp): tokens are a side of"),
+    ],
+)
+def test_fp8_is_refused_where_its_products_cannot_be(override: str, words: str) -> None:
+    recipe = load_recipe([], ["model.preset=llama-tiny", "precision.compute=fp8", override])
+    (problem,) = trainable_problems(recipe)
+    assert problem.path == "precision.compute" and words in str(problem)
 
 
 def test_what_can_be_trained_has_no_such_problem() -> None:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardyard.parallel.context import context_attention, context_share
+from shardyard.parallel.recompute import selective_contexts
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_evaluations, read_steps
 from shardyard.train.hooks import Hooks
@@ -95,7 +96,7 @@ def _worst_differences(exchanged: Any, gathers_again: bool) -> dict[str, float]:
         mine = [x[:, :, own_l].requires_grad_() for x in (q, k, v)]
         attend = context_attention(
             length, exchanged=exchanged, group=group, is_causal=is_causal, attend_across=across,
-            gathers_again=gathers_again,
+            gathers_again=selective_contexts if gathers_again else None,
         )  # fmt: skip
         out = attend(positions_BL)(*mine, scale=scale)
         grads = torch.autograd.grad((out * weight[:, :, own_l]).sum(), mine)
@@ -247,7 +248,7 @@ def _exchanged_by_attention(exchanged: Any) -> dict[str, tuple[int, int]]:
     q, k, v = (torch.randn(3, h, length // cp, 16, requires_grad=True) for h in (4, 2, 2))
     attend = context_attention(
         length, exchanged=exchanged, group=group, is_causal=True, attend_across=True,
-        gathers_again=False,
+        gathers_again=None,
     )  # fmt: skip
     with Traffic() as traffic:
         out = attend(torch.arange(length).expand(3, -1))(q, k, v, scale=1.0)

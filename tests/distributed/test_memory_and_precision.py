@@ -61,13 +61,43 @@ def test_variants_take_the_same_steps(corpus: Corpus, tmp_path: Path) -> None:
     assert _steps(runs["compute in bf16"]) != _steps(plain)  # it does what it says
 
 
+def test_averages_in_bf16_learn_as_those_in_fp32(corpus: Corpus, tmp_path: Path) -> None:
+    def losses(states: str) -> list[float]:
+        sections: dict[str, dict[str, Any]] = {
+            "run": {"steps": 40},
+            "precision": {"optimizer_states": states},
+        }
+        run_dir = make_run(tmp_path / states, corpus, sections)
+        run_on_ranks(train_here, 1, run_dir)
+        return [line["loss"] for line in read_steps(run_dir.metrics)]
+
+    fp32, bf16 = losses("fp32"), losses("bf16")
+    assert fp32[-1] < fp32[0] - 0.5  # it learns
+    assert bf16 != fp32
+    assert bf16 == pytest.approx(fp32, rel=1e-2)
+
+
 @pytest.mark.slow
-def test_compiled_blocks_take_the_same_steps(corpus: Corpus, tmp_path: Path) -> None:
-    plain = make_run(tmp_path / "plain", corpus, _sections({}))
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"memory": {"recompute": "full"}},
+        {"memory": {"offload": "activations"}},
+        {"memory": {"offload": "activations", "recompute": "selective"}},
+    ],
+)
+def test_compiled_blocks_take_the_same_steps(
+    corpus: Corpus, tmp_path: Path, extra: dict[str, dict[str, Any]]
+) -> None:
+    length: dict[str, dict[str, Any]] = {
+        "data": {"seq_len": 128},
+        "optim": {"global_batch": 4, "micro_batch": 2},
+    }
+    plain = make_run(tmp_path / "plain", corpus, _sections(length))
     compiled = make_run(
         tmp_path / "compiled",
         corpus,
-        _sections({"model": {"compile": True}, "memory": {"recompute": "full"}}),
+        _sections({**length, "model": {"compile": True}, **extra}),
     )
     run_on_ranks(_train_all, 2, [plain, compiled])
     for found, expected in zip(_steps(compiled), _steps(plain), strict=True):

@@ -49,21 +49,31 @@ def _train_draining_at(run_dir: RunDir, attempt: int, step: int, rank_that_knows
     ))  # fmt: skip
 
 
+def _format_of_averages(run_dir: RunDir) -> str:
+    """As the header of a safetensors file names it."""
+    content = (run_dir.checkpoint(STEPS) / "rank-00000.safetensors").read_bytes()
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return str(header["optim.exp_avg_sq.model.norm.weight"]["dtype"])
+
+
 def _digests(run_dir: RunDir) -> dict[str, str]:
     manifest = json.loads((run_dir.checkpoint(STEPS) / "manifest.json").read_text())
     return {name: entry["sha256"] for name, entry in manifest["files"].items()}
 
 
-def test_a_drained_run_goes_on_bit_for_bit(corpus: Corpus, tmp_path: Path) -> None:
-    whole = make_run(tmp_path / "whole", corpus, _sections(2))
-    parts = make_run(tmp_path / "parts", corpus, _sections(2))
+@pytest.mark.parametrize("states", ["fp32", "bf16"])
+def test_a_drained_run_goes_on_bit_for_bit(corpus: Corpus, tmp_path: Path, states: str) -> None:
+    sections = {**_sections(2), "precision": {"optimizer_states": states}}
+    whole = make_run(tmp_path / "whole", corpus, sections)
+    parts = make_run(tmp_path / "parts", corpus, sections)
     assert run_on_ranks(train_here, 2, whole) == [FINISHED] * 2
 
     # rank 1 alone is asked: all ranks must stop after the same step, with that step saved
     assert run_on_ranks(_train_draining_at, 2, parts, 0, 3, 1) == [DRAINED] * 2
     assert parts.latest.read_text().strip() == "step-00000003"
-    make_run(parts.path, corpus, _sections(2), attempt=1)
+    make_run(parts.path, corpus, sections, attempt=1)
     assert run_on_ranks(train_here, 2, parts, 1) == [FINISHED] * 2
+    assert _format_of_averages(parts) == {"fp32": "F32", "bf16": "BF16"}[states]
 
     assert _digests(parts) == _digests(whole)
     losses = [[line["loss"] for line in read_steps(run.metrics)] for run in (whole, parts)]
@@ -81,6 +91,15 @@ def test_a_run_goes_on_with_other_processes_and_strategy(corpus: Corpus, tmp_pat
     expected = [line["loss"] for line in read_steps(whole.metrics)]
     found = [line["loss"] for line in read_steps(parts.metrics)]
     assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_resume_may_change_the_format_of_averages(corpus: Corpus, tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path / "run", corpus, _sections(1))
+    run_on_ranks(_train_draining_at, 1, run_dir, 0, 3, 0)
+    sections = {**_sections(1), "precision": {"optimizer_states": "bf16"}}
+    make_run(run_dir.path, corpus, sections, attempt=1)
+    assert run_on_ranks(train_here, 1, run_dir, 1) == [FINISHED]
+    assert _format_of_averages(run_dir) == "BF16"
 
 
 def test_a_checkpoint_after_an_evaluation_holds_the_optimizer(

@@ -90,6 +90,12 @@ def test_a_pipeline_is_refused_because_fake_ranks_send_nothing() -> None:
         ask("raise SystemExit(9)", layout=layout)
 
 
+def test_offload_is_refused_because_fake_devices_have_one_memory() -> None:
+    recipe = resolved_recipe(memory={"offload": "activations"})
+    with pytest.raises(RecipeError, match=r"memory\.offload=activations: .* Use none for a dry"):
+        ask("raise SystemExit(9)", recipe=recipe)
+
+
 def test_a_compiled_model_is_refused_because_fused_memory_is_not_seen() -> None:
     recipe = resolved_recipe(model={"compile": True})
     with pytest.raises(RecipeError, match=r"model\.compile=true: .* Use false for a dry run"):

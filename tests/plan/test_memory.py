@@ -111,6 +111,27 @@ def test_expert_ranks_split_experts_and_nothing_else() -> None:
     assert saved == 7 * expert
 
 
+@pytest.mark.parametrize(("depth", "blocks"), [(0, 2), (1, 2), (3, 4), (40, 32)])
+def test_of_offloaded_activations_those_of_a_few_blocks_are_on_the_device(
+    depth: int, blocks: int
+) -> None:
+    def activations(**techniques: Any) -> int:
+        eager = Techniques(kernels="eager", loss="in place", **techniques)
+        return memory(workload(techniques=eager)).term("activations")
+
+    ends = activations() - 32 * (kept := block_bytes(workload()) * 4096)
+    found = activations(offload="activations", offload_depth=depth)
+    assert found - ends == pytest.approx(blocks * kept, rel=1e-3)
+
+
+def test_averages_in_bf16_take_four_bytes_of_a_parameter() -> None:
+    formats = dataclasses.replace(OURS, optimizer_bytes=4)
+    # 4 weight + 4 gradient + 2 x 2 averages: 12 bytes of a parameter where fp32 has 16
+    found = memory(workload(formats=formats, dp_shard=8))
+    assert found.term("optimizer") == pytest.approx(4 * LLAMA2_7B / 8, rel=1e-4)
+    assert found.term("parameters") == pytest.approx(4 * LLAMA2_7B / 8, rel=1e-4)
+
+
 def test_offload_leaves_the_optimizer_on_the_host() -> None:
     on_host = memory(workload(techniques=Techniques(kernels="eager", offload="optimizer")))
     assert on_host.term("optimizer") == 0

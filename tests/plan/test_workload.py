@@ -55,6 +55,14 @@ def test_the_optimizer_decides_its_bytes_a_parameter(optim: dict[str, Any], nbyt
     assert of(optim=optim).formats.optimizer_bytes == nbytes
 
 
+@pytest.mark.parametrize(
+    ("optim", "nbytes"), [({"name": "adamw"}, 4), ({"name": "sgd", "momentum": 0.9}, 2)]
+)
+def test_averages_held_in_bf16_are_counted_as_such(optim: dict[str, Any], nbytes: int) -> None:
+    precision = {"optimizer_states": "bf16"}
+    assert of(optim=optim, precision=precision).formats.optimizer_bytes == nbytes
+
+
 def test_fp32_computes_and_gathers_in_four_bytes() -> None:
     found = of(precision={"compute": "fp32", "output": "fp32"})
     assert (found.formats.compute, found.formats.compute_bytes) == ("fp32", 4)
@@ -67,6 +75,8 @@ def test_fp32_computes_and_gathers_in_four_bytes() -> None:
         ({"model": {"dropout": 0.1}}, "dropout", True),
         ({"parallel": {"prefetch": 2}}, "prefetch", 2),
         ({"memory": {"offload": "optimizer"}}, "offload", "optimizer"),
+        ({"precision": {"compute": "fp8", "fp8_scaling": "rowwise"}}, "fp8_rows", True),
+        ({"memory": {"offload": "activations", "offload_depth": 3}}, "offload_depth", 3),
     ],
 )
 def test_settings_become_techniques(sections: dict[str, Any], field: str, value: object) -> None:

@@ -35,6 +35,43 @@ def test_without_warm_up_the_first_step_has_nearly_the_peak() -> None:
     assert lr_at(1, optim) == pytest.approx(0.9)
 
 
+@pytest.mark.parametrize(
+    "optim", [Optim(lr=0.1, weight_decay=0.5), Optim(name="sgd", lr=0.1, momentum=0.9)]
+)
+@pytest.mark.parametrize("widened_elements", [1, 2**20])
+def test_averages_held_in_bf16_are_rounded_between_exact_updates(
+    optim: Optim, widened_elements: int
+) -> None:
+    models = _twins()
+    ours = ShardOptimizer(models[0], optim, states="bf16", widened_elements=widened_elements)
+    naive = ShardOptimizer(models[1], optim)
+    for _ in range(3):
+        _step_of(ours, models[0])
+        _step_of(naive, models[1])
+        for name, tensor in naive.tensors().items():
+            if name.startswith("optim."):
+                tensor.copy_(tensor.bfloat16())
+    found, expected = ours.tensors(), naive.tensors()
+    averages = [name for name in found if name.startswith("optim.") and ".step." not in name]
+    assert {found[name].dtype for name in averages} == {torch.bfloat16}
+    for name, tensor in found.items():
+        assert torch.equal(tensor.float(), expected[name].float()), name
+
+
+def test_bf16_averages_take_half_the_memory() -> None:
+    def state_bytes(states: str) -> int:
+        tensors = ShardOptimizer(nn.Linear(100, 100), Optim(lr=0.1), states=states).tensors()
+        return sum(held.nbytes for name, held in tensors.items() if "exp_avg" in name)
+
+    assert (state_bytes("fp32"), state_bytes("bf16")) == (80_800, 40_400)
+
+
+def _step_of(optimizer: ShardOptimizer, model: nn.Module) -> None:
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    model(x).square().sum().backward()
+    optimizer.step(lr=0.1, divisor=torch.tensor(4.0), skip=torch.tensor(0.0))
+
+
 def _steps_of(
     ours: ShardOptimizer, theirs: torch.optim.Optimizer, models: tuple[nn.Module, nn.Module]
 ) -> None:
@@ -77,9 +114,12 @@ def test_sgd_with_momentum_steps_as_torch_does() -> None:
     torch.testing.assert_close(models[0].state_dict(), models[1].state_dict())
 
 
-def test_a_skipped_step_changes_neither_weights_nor_state() -> None:
+@pytest.mark.parametrize("states", ["fp32", "bf16"])
+def test_a_skipped_step_changes_neither_weights_nor_state(states: str) -> None:
     model, untouched = _twins()
-    optimizer = ShardOptimizer(model, Optim(lr=0.1))
+    optimizer = ShardOptimizer(model, Optim(lr=0.1), states=states)
+    _step_of(optimizer, model)
+    untouched.load_state_dict(model.state_dict())
     before = {name: tensor.clone() for name, tensor in optimizer.tensors().items()}
     assert any(name.startswith("optim.exp_avg_sq.") for name in before)
     model(torch.full((1, 3), torch.inf)).sum().backward()

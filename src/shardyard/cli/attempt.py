@@ -14,6 +14,7 @@ from shardyard.cli.tables import print_table
 from shardyard.config.load import dump_recipe
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
+from shardyard.errors import RequestError
 from shardyard.hardware.machine import Machine
 from shardyard.hardware.probe import probe
 from shardyard.plan.plan import Plan, plan
@@ -61,7 +62,22 @@ def resolve_here(
         looking = thread.submit(probe)
         data = data or prepare_data(request)
         machine = looking.result()
+    refuse_without_fp8(request.recipe, machine)
     return machine, request.resolve(machine, data, previous=previous)
+
+
+def refuse_without_fp8(recipe: Recipe, machine: Machine) -> None:
+    """Raise if a recipe wants fp8 products and this machine's devices have none.
+
+    Raises:
+        RequestError: They have none.
+    """
+    if recipe.precision.compute == "fp8" and not machine.has_fp8:
+        raise RequestError(
+            f"precision.compute=fp8 but {machine.name} does not multiply fp8 numbers: that takes "
+            "an NVIDIA device of capability 8.9 or more (Ada, Hopper, Blackwell) or AMD's CDNA 3. "
+            "Use precision.compute=bf16 here."
+        )
 
 
 def run_attempt(attempt: Attempt, *, as_json: bool) -> int:

@@ -34,7 +34,7 @@ from shardyard.cli.sent_code import take_code
 from shardyard.cli.session import Ended, Session
 from shardyard.config.anchor import anchor_paths
 from shardyard.config.check import load_checked_recipe
-from shardyard.config.compatibility import check_packages
+from shardyard.config.compatibility import check_packages, engines_for
 from shardyard.config.load import dump_recipe
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Recipe
@@ -153,10 +153,10 @@ class _Lead:
     def prepare(self) -> Attempt | None:
         """The next attempt, written down; None if the run is finished."""
         Lease(self.run.lease).close()  # refuse at once, not after an hour of preparation
-        for warning in check_packages():
-            print(f"warning: {warning}", file=sys.stderr)
         number, previous, asked_before = newest_attempt(self.run)
         recipe = self._recipe()
+        for warning in check_packages(engines_for(recipe)):
+            print(f"warning: {warning}", file=sys.stderr)
         refuse_spent(self.run, recipe.launch)
         refuse_stopped(self.run, self.place.session)
         request = Request.of(recipe, name=self.run.run_id)

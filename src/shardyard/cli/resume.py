@@ -23,7 +23,7 @@ from shardyard.cli.request import Request, take_secrets
 from shardyard.cli.train import refuse_other_nodes
 from shardyard.config.anchor import anchor_paths
 from shardyard.config.check import load_checked_recipe
-from shardyard.config.compatibility import check_packages
+from shardyard.config.compatibility import check_packages, engines_for
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.errors import RequestError
 from shardyard.launch.base import Launcher
@@ -74,9 +74,9 @@ def command(
 def _train_on(run_dir: RunDir, overrides: tuple[str, ...], *, dry_run: bool, as_json: bool) -> int:
     """Continue a run here."""
     Lease(run_dir.lease).close()  # refuse at once, not after a minute of preparation
-    check_packages()
     number, previous, asked = newest_attempt(run_dir)
     recipe = anchor_paths(load_checked_recipe([asked], overrides))
+    check_packages(engines_for(recipe))
     refuse_other_nodes(recipe)
     take_secrets(recipe)
     machine, resolved = resolve_here(

@@ -10,7 +10,7 @@ import click
 from shardyard.cli.attempt import Attempt, resolve_here, run_attempt
 from shardyard.cli.options import json_option
 from shardyard.cli.request import Request
-from shardyard.config.compatibility import check_packages
+from shardyard.config.compatibility import check_packages, engines_for
 from shardyard.config.load import dump_recipe
 from shardyard.config.schema import Recipe
 from shardyard.errors import RequestError, StorageError
@@ -28,7 +28,7 @@ def command(recipe: tuple[str, ...], *, dry_run: bool, as_json: bool) -> int:
     _refuse_existing(request)
     _refuse_unwritable(Path(request.recipe.run.dir).expanduser())
     refuse_other_nodes(request.recipe)
-    for warning in check_packages():
+    for warning in check_packages(engines_for(request.recipe)):
         print(f"warning: {warning}", file=sys.stderr)
     machine, resolved = resolve_here(request)
     run = request.recipe.run

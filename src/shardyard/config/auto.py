@@ -168,7 +168,8 @@ def _compute(draft: Draft) -> tuple[str, str]:
 def _output(draft: Draft) -> tuple[str, str]:
     if draft.recipe.precision.compute == "auto":
         raise NotYetKnown("known once precision.compute is")
-    return draft.recipe.precision.compute, "as precision.compute"
+    compute = draft.recipe.precision.compute
+    return ("bf16" if compute == "fp8" else compute), "as precision.compute"
 
 
 def _seq_len(draft: Draft) -> tuple[int, str]:

@@ -203,6 +203,27 @@ def _optim(recipe: Recipe) -> Iterable[Problem]:
         yield Problem("optim.warmup_steps", text)
 
 
+def _optimizer_states(recipe: Recipe) -> Iterable[Problem]:
+    """bf16 keeps 8 bits: averages that move less than the last of them stand still."""
+    if recipe.precision.optimizer_states == "fp32":
+        return
+    optim = recipe.optim
+    averaging = {"betas": max(optim.betas)} if optim.name == "adamw" else {}
+    averaging |= {"momentum": optim.momentum} if optim.name == "sgd" else {}
+    for key, value in averaging.items():
+        if value > MOST_AVERAGING_IN_BF16:
+            text = (
+                f"=bf16 with optim.{key} of {value}: a step moves such an average by "
+                f"{1 - value:.2g} of a difference, and bf16 rounds changes below 1/256 away. Use "
+                f"at most {MOST_AVERAGING_IN_BF16} there, or precision.optimizer_states=fp32."
+            )
+            yield Problem("precision.optimizer_states", text)
+
+
+MOST_AVERAGING_IN_BF16 = 0.99
+"""An average then settles within 40 % of what it averages; within 8 % at 0.95, the default."""
+
+
 def _evaluation(recipe: Recipe) -> Iterable[Problem]:
     task = recipe.task
     if task.eval_every_steps is not None and task.eval_every_epochs is not None:
@@ -255,6 +276,7 @@ _CHECKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
     _environment,
     _layout,
     _optim,
+    _optimizer_states,
     _evaluation,
     _cluster,
     _machines,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
+from shardyard.config.schema import Recipe
 from shardyard.errors import RequestError
 
 
@@ -44,6 +45,19 @@ ENGINES = (
     Engine(package="numpy", at_least="1.26", tested=(), note="data shards"),
     Engine(package="pydantic", at_least="2.10", below="3", tested=(), note="recipes"),
 )
+
+TORCHAO = Engine(
+    package="torchao",
+    at_least="0.18",
+    below="0.19",
+    tested=("0.18.0",),
+    note="precision.compute=fp8 alone; its products are called by name",
+)
+
+
+def engines_for(recipe: Recipe) -> tuple[Engine, ...]:
+    """What a recipe needs: the table, and extras that it asks for."""
+    return (*ENGINES, TORCHAO) if recipe.precision.compute == "fp8" else ENGINES
 
 
 def installed_version(package: str) -> str | None:
@@ -89,7 +103,7 @@ def check_packages(
 
 def package_versions() -> dict[str, str | None]:
     """Package -> installed version, for the manifest."""
-    return {engine.package: installed_version(engine.package) for engine in ENGINES}
+    return {engine.package: installed_version(engine.package) for engine in (*ENGINES, TORCHAO)}
 
 
 def _in_range(found: str, engine: Engine) -> bool:

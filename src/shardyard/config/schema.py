@@ -186,14 +186,18 @@ class Parallel(Section):
 
 
 class Precision(Section):
-    """Number formats; master weights and optimizer state are always fp32."""
+    """Number formats; master weights are always fp32, and each update is computed in fp32."""
 
     compute: Literal["fp32", "bf16", "fp16", "fp8", "auto"] = "auto"
-    """Format of matrix products; auto: bf16, on a CPU fp32. Only planned yet: fp16, fp8."""
+    """Format of matrix products; auto: bf16, on a CPU fp32. Only planned yet: fp16."""
+    fp8_scaling: Literal["tensorwise", "rowwise"] = "tensorwise"
+    """With compute=fp8: one scale for a whole tensor (fastest), or one for each row (closer)."""
     reduce: Literal["fp32", "bf16"] = "fp32"
     """Format in which gradients are summed over ranks."""
     output: Literal["fp32", "bf16"] | Auto = "auto"
     """Format of what the model returns; auto: the compute format."""
+    optimizer_states: Literal["fp32", "bf16"] = "fp32"
+    """Format in which the optimizer's averages are held between steps; bf16 halves them."""
 
 
 class Memory(Section):
@@ -206,7 +210,9 @@ class Memory(Section):
     ) = "none"
     """Activations to recompute: none, full, selective, every n-th block (n), or named modules."""
     offload: Literal["none", "params", "optimizer", "activations"] = "none"
-    """State kept in host memory. Other than none: can be planned, not trained yet."""
+    """What waits in host memory; params and optimizer can be planned, not trained yet."""
+    offload_depth: Annotated[int, Field(ge=0)] = 1
+    """Blocks whose activations come back from the host ahead of the block that needs them."""
 
 
 class Checkpoint(Section):

@@ -6,12 +6,18 @@ refused here.
 
 from collections.abc import Callable, Iterable
 
+from shardyard.config.legality import FP8_MULTIPLE
 from shardyard.config.presets import PRESETS
 from shardyard.config.schema import Recipe
-from shardyard.errors import Problem
+from shardyard.errors import Problem, RequestError
+from shardyard.hardware.chosen import chosen_cluster
 
 TRAINED_MODEL_TYPES = ("llama", "mistral", "mixtral", "qwen3", "qwen3_moe", "bert")
 """Model types that ``models/families.py`` knows the blocks of; it needs torch, this does not."""
+
+
+_DEVICES_WITHOUT_FP8 = ("cpu", "xpu", "hpu", "xla")
+"""In torchao, whatever they can do by themselves."""
 
 
 def trainable_problems(recipe: Recipe) -> list[Problem]:
@@ -24,16 +30,44 @@ def trainable_problems(recipe: Recipe) -> list[Problem]:
 
 
 def _precision(recipe: Recipe) -> Iterable[Problem]:
-    compute = recipe.precision.compute
-    if compute in ("fp16", "fp8"):
-        yield _planned_only("precision.compute", compute, f"a run in {compute}", "bf16 or fp32")
+    if recipe.precision.compute == "fp16":
+        yield _planned_only("precision.compute", "fp16", "a run in fp16", "bf16, fp32 or fp8")
+    if recipe.precision.compute != "fp8":
+        return
+    lacking = _without_fp8(recipe)
+    if lacking is not None:
+        text = f"=fp8: torchao has no fp8 products for {lacking}. Use bf16 or fp32."
+        yield Problem("precision.compute", text)
+    seq_len, pieces = recipe.data.seq_len, FP8_MULTIPLE * recipe.parallel.cp
+    if isinstance(seq_len, int) and seq_len % pieces:
+        text = (
+            f"=fp8 needs samples of a multiple of {pieces} tokens ({FP8_MULTIPLE} x cp): tokens "
+            f"are a side of what is multiplied in the backward pass. data.seq_len is {seq_len}. "
+            f"Use data.seq_len={-(-seq_len // pieces) * pieces}, or bf16."
+        )
+        yield Problem("precision.compute", text)
+
+
+def _without_fp8(recipe: Recipe) -> str | None:
+    """The device that a recipe names, if fp8 cannot be multiplied there."""
+    if recipe.cluster.device in _DEVICES_WITHOUT_FP8:
+        return recipe.cluster.device
+    try:
+        cluster = chosen_cluster(recipe.cluster)
+    except RequestError:
+        return None  # another check says what is wrong with it
+    if cluster is None:
+        return None  # this machine: asked when it has been looked at
+    accelerator = cluster.accelerator
+    lacks = accelerator.device in _DEVICES_WITHOUT_FP8 or "fp8" not in accelerator.peak_tflops
+    return accelerator.name if lacks else None
 
 
 def _offload(recipe: Recipe) -> Iterable[Problem]:
     offload = recipe.memory.offload
-    if offload != "none":
-        remedy = "none; memory.recompute and parallel.zero=3 save memory too"
-        yield _planned_only("memory.offload", offload, "offloading", remedy)
+    if offload in ("params", "optimizer"):
+        remedy = "activations or none; memory.recompute and parallel.zero=3 save memory too"
+        yield _planned_only("memory.offload", offload, f"offloading {offload}", remedy)
 
 
 def _device(recipe: Recipe) -> Iterable[Problem]:

@@ -18,3 +18,5 @@ class Machine:
     cores: int
     """CPU cores of the machine."""
     hostname: str
+    has_fp8: bool = False
+    """Whether torchao's fp8 products run on its devices."""

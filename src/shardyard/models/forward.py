@@ -8,6 +8,7 @@ Shape suffixes: B = samples, L = tokens of a sample, l = those that this rank co
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -28,10 +29,13 @@ class ForwardPass:
         keys: SampleKeys,
         attention: Callable[[Tensor], Attention],
         tokens_l: Tensor | None = None,
+        around: Callable[..., AbstractContextManager[None]] | None = None,
     ) -> None:
         """Take a model whose parts are in place (a stage lacks some of them).
 
         Args:
+            around: From a block, and whether it is first and last, to what is entered outside of
+                all that wraps the block: recompute, compile, sharding.
             attention: From the positions of whole samples to how their tokens attend.
             tokens_l: Indices in a sample of the tokens of this rank; None: all.
         """
@@ -46,6 +50,7 @@ class ForwardPass:
         self._keys = keys
         self._attention = attention
         self._tokens_l = tokens_l
+        self._around = around
 
     def __call__(self, x: Tensor, positions_BL: Tensor, samples_B: Tensor) -> Tensor:
         """Args:
@@ -60,10 +65,17 @@ class ForwardPass:
         if self._rotary is not None:
             given["position_embeddings"] = self._rotary(x, _at(positions_BL, self._tokens_l))
         for block in self._blocks:
-            x = block(x, attention_mask=attention, **given)
+            with self._entered(block):
+                x = block(x, attention_mask=attention, **given)
         if self._norm is not None:
             x = self._norm(x)
         return x if self._head is None else self._head(x)
+
+    def _entered(self, block: nn.Module) -> AbstractContextManager[None]:
+        if self._around is None:
+            return nullcontext()
+        is_first, is_last = block is self._blocks[0], block is self._blocks[-1]
+        return self._around(block, is_first=is_first, is_last=is_last)
 
     def _embed(self, tokens_Bl: Tensor, positions_BL: Tensor) -> Tensor:
         assert self._embedding is not None

@@ -22,9 +22,10 @@ from shardyard.parallel.context import context_attention, context_share
 from shardyard.parallel.data import shard_data_parallel
 from shardyard.parallel.expert import shard_experts, sparse_blocks
 from shardyard.parallel.mesh import Mesh
+from shardyard.parallel.offload import ActivationOffload
 from shardyard.parallel.pipeline import Pipeline, StagePlan
 from shardyard.parallel.precision import DTYPES, mixed_precision
-from shardyard.parallel.recompute import apply_recompute
+from shardyard.parallel.recompute import apply_recompute, selective_contexts
 from shardyard.parallel.tensor import shard_tensors, token_share
 from shardyard.parallel.vocab_loss import VocabLoss
 from shardyard.tasks import TASKS
@@ -48,12 +49,17 @@ def parallelize(
     stages = {0: model}
     if mesh.layout.pp > 1:
         stages = _cut(model, plan, mesh.stage_rank, shape=shape, family=family)
-    attention = _attention(recipe, mesh, family)
+    offload = _offload(recipe, mesh)
+    attention = _attention(recipe, mesh, family, offload)
     for stage in stages.values():
+        # outside of all that wraps a block: of what is recomputed only the input is kept
         stage.forward = ForwardPass(
-            stage, family, keys=keys, attention=attention, tokens_l=computed_l
-        )
-    # 2. experts and tensors before all that wraps modules: they change what modules compute
+            stage, family, keys=keys, attention=attention, tokens_l=computed_l,
+            around=None if offload is None else offload.around,
+        )  # fmt: skip
+    # 2. what modules compute, before all that wraps them; fp8 first: tensors ask how to multiply
+    if recipe.precision.compute == "fp8":
+        _multiply_in_fp8(model, mesh, recipe=recipe, family=family)
     router = _add_router_losses(model, mesh, recipe=recipe, family=family, keys=keys)
     shard_experts(model, mesh, family)
     if mesh.layout.tp > 1:
@@ -65,7 +71,7 @@ def parallelize(
         add_dropout(places, drop=recipe.model.dropout, seed=recipe.run.seed, keys=keys)
     blocks = blocks_of(model, family)
     # 4. recompute inside compile: the compiler then sees, and may fuse, what is made again
-    apply_recompute(blocks, recipe.memory.recompute, keys=keys)
+    apply_recompute(blocks, recipe.memory.recompute, keys=keys, offload=offload)
     # 5. compile inside sharding: one small graph a block; gathers stay outside of it
     if recipe.model.compile:
         for block in blocks.values():
@@ -103,19 +109,41 @@ def _own_tokens(recipe: Recipe, mesh: Mesh) -> tuple[Tensor | None, Tensor | Non
     return computed, held
 
 
-def _attention(recipe: Recipe, mesh: Mesh, family: Family) -> Callable[[Tensor], Attention]:
+def _offload(recipe: Recipe, mesh: Mesh) -> ActivationOffload | None:
+    if recipe.memory.offload != "activations":
+        return None
+    return ActivationOffload(
+        torch.device(mesh.dense.device_type),
+        depth=recipe.memory.offload_depth,
+        keeps_last=mesh.layout.pp == 1,  # else other micro-batches may come before its backward
+    )
+
+
+def _multiply_in_fp8(model: nn.Module, mesh: Mesh, *, recipe: Recipe, family: Family) -> None:
+    from shardyard.parallel.float8 import Float8Product, compute_in_float8  # torchao: an extra
+
+    # a CPU has no such products; the command line refuses it, tests round as a device would
+    emulate = mesh.dense.device_type == "cpu"
+    product = Float8Product(recipe.precision.fp8_scaling, emulate=emulate)
+    compute_in_float8(blocks_of(model, family), family, product, tp=mesh.layout.tp)
+
+
+def _attention(
+    recipe: Recipe, mesh: Mesh, family: Family, offload: ActivationOffload | None
+) -> Callable[[Tensor], Attention]:
     """From the positions of whole samples to how their tokens attend."""
     attend_across = recipe.data.attend_across_documents
     if mesh.layout.cp == 1:
         return partial(sample_attention, is_causal=family.is_causal, attend_across=attend_across)
     assert isinstance(recipe.data.seq_len, int)
+    recomputes = recipe.memory.recompute in ("full", "selective")
     return context_attention(
         recipe.data.seq_len,
         exchanged=recipe.parallel.cp_exchange,
         group=mesh.group("cp"),
         is_causal=family.is_causal,
         attend_across=attend_across,
-        gathers_again=recipe.memory.recompute not in ("full", "selective"),
+        gathers_again=None if recomputes else partial(selective_contexts, offload),
     )
 
 

@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -29,7 +29,6 @@ from torch.utils.checkpoint import checkpoint
 
 from shardyard.models.attention import Attention, SampleAttention, document_mask, sample_attention
 from shardyard.parallel.collectives import exchange, gather
-from shardyard.parallel.recompute import selective_contexts
 
 Exchanged = Literal["keys_values", "heads"]
 
@@ -53,13 +52,14 @@ def context_attention(
     group: dist.ProcessGroup,
     is_causal: bool,
     attend_across: bool,
-    gathers_again: bool,
+    gathers_again: Callable[[], Any] | None,
 ) -> Callable[[Tensor], Attention]:
     """How tokens attend in samples of ``length`` tokens that a group splits.
 
     Args:
-        gathers_again: Gather keys and values once more in the backward pass instead of keeping
-            those of all tokens in every block; for blocks that are not recomputed anyway.
+        gathers_again: Contexts of a checkpoint that keeps attention: keys and values of all tokens
+            are gathered once more in the backward pass instead of kept in every block. None for
+            blocks that are recomputed anyway.
 
     Returns:
         From the positions (B, L) of whole samples to their attention; a document begins wherever
@@ -107,19 +107,22 @@ class GatheredKeys:
     """
 
     def __init__(
-        self, chunks: tuple[Seen, ...], group: dist.ProcessGroup, gathers_again: bool
+        self,
+        chunks: tuple[Seen, ...],
+        group: dist.ProcessGroup,
+        gathers_again: Callable[[], Any] | None,
     ) -> None:
         self._chunks = chunks
         self._group = group
         self._gathers_again = gathers_again
 
     def __call__(self, q_BHlE: Tensor, k_BKlE: Tensor, v_BKlE: Tensor, *, scale: float) -> Tensor:
-        if not self._gathers_again:
+        if self._gathers_again is None:
             return self._attend(q_BHlE, k_BKlE, v_BKlE, scale)
         # attention itself is kept: only what was gathered is let go and made again
         out_BHlE: Tensor = checkpoint(
             self._attend, q_BHlE, k_BKlE, v_BKlE, scale,
-            use_reentrant=False, preserve_rng_state=False, context_fn=selective_contexts,
+            use_reentrant=False, preserve_rng_state=False, context_fn=self._gathers_again,
         )  # fmt: skip
         return out_BHlE
 

@@ -10,6 +10,7 @@ import socket
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 _PROCESS_GROUP_BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl", "hpu": "hccl"}
 
@@ -54,6 +55,54 @@ def reserved_memory_bytes(device: torch.device) -> int | None:
     return None if device.type == "cpu" else int(torch.accelerator.max_memory_reserved(device))
 
 
+class CopyQueue:
+    """Copies between device and host beside compute; on a CPU plain copies, over at once.
+
+    Marks are events: None on a CPU, where there is nothing to wait for.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = None if device.type == "cpu" else torch.Stream(device)
+
+    def to_host(self, source: Tensor) -> Tensor:
+        """Begin to copy what is computed by now; keep the source alive and as it is until then."""
+        pinned = self._stream is not None
+        copy = torch.empty(source.shape, dtype=source.dtype, pin_memory=pinned)
+        return self._begin(copy, source)
+
+    def to_device(self, source: Tensor) -> Tensor:
+        """Begin to copy into new memory of the device; do not free it before the copy is over."""
+        return self._begin(torch.empty_like(source, device=self._device), source)
+
+    def mark(self) -> torch.Event | None:
+        """An event that is over when all copies begun so far are."""
+        return None if self._stream is None else self._stream.record_event()
+
+    def wait(self, mark: torch.Event | None) -> None:
+        """Let compute that is given from now on wait for a mark; the host does not."""
+        if mark is not None:
+            torch.accelerator.current_stream(self._device).wait_event(mark)
+
+    def _begin(self, copy: Tensor, source: Tensor) -> Tensor:
+        if self._stream is None:
+            return copy.copy_(source)
+        # what wrote the source, or used the memory of the copy before, comes first
+        self._stream.wait_stream(torch.accelerator.current_stream(self._device))
+        with self._stream:
+            return copy.copy_(source, non_blocking=True)
+
+
+def _has_fp8(device: str) -> bool:
+    """Whether matrix units multiply fp8: NVIDIA's from capability 8.9, AMD's from CDNA 3."""
+    if device != "cuda":
+        return False
+    if torch.version.hip:
+        architecture = str(torch.cuda.get_device_properties(0).gcnArchName)
+        return architecture.startswith(("gfx94", "gfx95"))
+    return torch.cuda.get_device_capability(0) >= (8, 9)
+
+
 def _describe() -> dict[str, str | int]:
     device = available_device()
     if device == "cpu":
@@ -69,6 +118,7 @@ def _describe() -> dict[str, str | int]:
         "memory_bytes": memory,
         "cores": len(os.sched_getaffinity(0)),
         "hostname": socket.gethostname(),
+        "has_fp8": _has_fp8(device),
     }
 
 

@@ -5,6 +5,7 @@ its parameters, and with them checkpoints.
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,11 +19,13 @@ from torch.utils.checkpoint import (
 from shardyard.errors import RequestError
 from shardyard.models import grouped
 from shardyard.models.dropout import SampleKeys
+from shardyard.parallel.offload import ActivationOffload
 
 _SAVED_OPERATORS = {
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
     torch.ops.aten.bmm.default,
+    torch.ops.aten._scaled_mm.default,  # of fp8, where a compiler looks inside of them
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
@@ -34,7 +37,11 @@ _SAVED_OPERATORS = {
 
 
 def apply_recompute(
-    blocks: dict[str, nn.Module], recompute: str | int | tuple[str, ...], *, keys: SampleKeys
+    blocks: dict[str, nn.Module],
+    recompute: str | int | tuple[str, ...],
+    *,
+    keys: SampleKeys,
+    offload: ActivationOffload | None = None,
 ) -> list[str]:
     """Turn recompute on for the blocks, or the parts of them, that the setting names.
 
@@ -42,6 +49,7 @@ def apply_recompute(
         blocks: The transformer blocks by full name, in order.
         recompute: none, full, selective, n for every n-th block, or names of modules in a block.
         keys: What dropout asks; in a pipeline later samples have passed when a block is redone.
+        offload: Where ``selective`` keeps results; None: on the device.
 
     Returns:
         Full names of the modules whose activations are recomputed.
@@ -50,7 +58,7 @@ def apply_recompute(
         RequestError: No block has a module of a given name.
     """
     chosen = _chosen(blocks, recompute)
-    contexts = selective_contexts if recompute == "selective" else None
+    contexts = partial(selective_contexts, offload) if recompute == "selective" else None
     for module in chosen.values():
         _recompute_in_backward(module, contexts, keys)
     return list(chosen)
@@ -115,9 +123,14 @@ def _recompute_in_backward(
     module.forward = checkpointed
 
 
-def selective_contexts() -> Any:
+def selective_contexts(offload: ActivationOffload | None = None) -> Any:
     """For torch's ``checkpoint``: costly results are kept, the others made again."""
-    return create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
+    contexts = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
+    if offload is not None:  # autograd does not see these results, so its hooks would not
+        kept = offload.kept()
+        for context in contexts:
+            context.storage = kept
+    return contexts
 
 
 def _policy(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:

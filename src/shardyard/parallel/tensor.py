@@ -26,6 +26,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from shardyard.models.families import Family, blocks_of, part_of
 from shardyard.parallel.collectives import gather, sum_and_split
+from shardyard.parallel.product import Product, product_of
 
 TOKENS = 1
 """The dimension of tokens in (B, L, D)."""
@@ -157,10 +158,11 @@ class _GatheredTokens:
         """Let a matrix that multiplies the gathered tokens keep the share instead of them."""
         assert isinstance(module, nn.Linear)
         self._readers += 1
+        multiply = product_of(module)
 
         def forward(x_BLD: Tensor) -> Tensor:
             product: Tensor = _Product.apply(  # type: ignore[no-untyped-call]
-                x_BLD, module.weight, self._share, self
+                x_BLD, module.weight, self._share, self, multiply
             )
             return product if module.bias is None else product + module.bias
 
@@ -186,26 +188,32 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_BLD: Tensor, weight: Tensor, share_BlD: Tensor, tokens: _GatheredTokens
+        ctx: Any,
+        x_BLD: Tensor,
+        weight: Tensor,
+        share_BlD: Tensor,
+        tokens: _GatheredTokens,
+        multiply: Product,
     ) -> Tensor:
         ctx.save_for_backward(share_BlD, weight)
         ctx.tokens = tokens
-        return F.linear(x_BLD, weight)
+        ctx.multiply = multiply
+        return multiply(x_BLD, weight)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         share_BlD, weight = ctx.saved_tensors
         x_BLD = ctx.tokens.again(share_BlD)
-        grad_weight = grads[0].flatten(0, -2).T @ x_BLD.flatten(0, -2)
-        return grads[0] @ weight, grad_weight, None, None
+        return *ctx.multiply.gradients(grads[0], x_BLD, weight), None, None, None
 
 
 def _sum_after(module: nn.Module, group: dist.ProcessGroup) -> None:
     """Add up what the ranks' shares of a matrix contribute; each keeps its share of the tokens."""
     assert isinstance(module, nn.Linear)
+    multiply = product_of(module)
 
     def forward(x_BLD: Tensor) -> Tensor:
-        summed_BlD = sum_and_split(F.linear(x_BLD, module.weight), TOKENS, group)
+        summed_BlD = sum_and_split(multiply(x_BLD, module.weight), TOKENS, group)
         return summed_BlD if module.bias is None else summed_BlD + module.bias
 
     compute_on_shares(module, forward)

@@ -196,7 +196,8 @@ def needs(w: Workload, stage: int) -> tuple[Need, ...]:
 
     kept, again = kept_bytes(w)
     if tech.offload == "activations":
-        kept *= 2 / max(layers, 2)  # of two blocks, on their way
+        # forward the block that computes and one that leaves, backward one and those that come
+        kept *= min(1.0, max(2, 1 + tech.offload_depth) / layers)
     flying = 1 if tech.offload == "activations" else in_flight(w, stage)
     activations = tokens * layers * kept * flying
     split = layout.tp if tech.sequence_parallel else 1

@@ -62,6 +62,8 @@ class Techniques:
     cp_exchange: Literal["keys_values", "heads"] = "keys_values"
     """What cp ranks exchange for attention."""
     offload: Literal["none", "params", "optimizer", "activations"] = "none"
+    offload_depth: int = 1
+    """Blocks whose offloaded activations come back ahead of the one that needs them."""
     dropout: bool = False
     prefetch: int = 1
     """Blocks gathered ahead, zero 3."""
@@ -160,12 +162,15 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
             mask=not recipe.data.attend_across_documents,
             prefetch=recipe.parallel.prefetch,
             offload=recipe.memory.offload,
+            fp8_rows=recipe.precision.fp8_scaling == "rowwise",
+            offload_depth=recipe.memory.offload_depth,
         ),
     )
 
 
 def optimizer_bytes(recipe: Recipe) -> int:
-    """fp32 state of a parameter: two moments for AdamW, one for SGD with momentum, else none."""
+    """State of a parameter: two moments for AdamW, one for SGD with momentum, else none."""
+    one = FORMAT_BYTES[recipe.precision.optimizer_states]
     if recipe.optim.name == "adamw":
-        return 8
-    return 4 if recipe.optim.momentum > 0 else 0
+        return 2 * one
+    return one if recipe.optim.momentum > 0 else 0

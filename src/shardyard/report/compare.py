@@ -88,7 +88,7 @@ def _memory(record: RunRecord, plan: Plan) -> list[Comparison]:
             predicted=plan.memory_term("parameters"), measured=largest("parameters_bytes"),
         ),
         Comparison(
-            name="optimizer, largest rank", unit="bytes", note="fp32 state",
+            name="optimizer, largest rank", unit="bytes", note="averages of gradients",
             predicted=plan.memory_term("optimizer"), measured=largest("optimizer_bytes"),
         ),
         Comparison(

@@ -3,9 +3,13 @@
 torch's fused optimizers run on the local shards as plain tensors. On DTensors there is no fused
 SGD, every call pays for a dispatch in Python, and fused AdamW has been seen to leak host memory
 (pytorch/torchtitan issue 3790).
+
+They want state in the format of the parameter, which is fp32. State that is held in bf16 is made
+fp32 for the update, some parameters at a time, and rounded to the nearest again after it.
 """
 
 import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,13 +17,29 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shardyard.config.schema import Optim
+from shardyard.parallel.precision import DTYPES
+
+_WIDENED_ELEMENTS = 2**26
+"""Parameters whose state is fp32 at a time: 512 MiB of AdamW's, or those of one larger shard."""
 
 
 class ShardOptimizer:
     """Updates a sharded model in place, shard by shard."""
 
-    def __init__(self, model: nn.Module, optim: Optim) -> None:
-        """Take a model that has its storage. Matrices decay, norms and biases do not."""
+    def __init__(
+        self,
+        model: nn.Module,
+        optim: Optim,
+        *,
+        states: str = "fp32",
+        widened_elements: int = _WIDENED_ELEMENTS,
+    ) -> None:
+        """Take a model that has its storage. Matrices decay, norms and biases do not.
+
+        Args:
+            states: Format in which averages are held, as precision.optimizer_states.
+            widened_elements: Most parameters whose bf16 averages are fp32 at the same time.
+        """
         self._params = dict(model.named_parameters())
         self._shards = {
             name: nn.Parameter(_local(param.detach())) for name, param in self._params.items()
@@ -29,8 +49,12 @@ class ShardOptimizer:
             {"params": self._of_dim(0, 1), "weight_decay": 0.0},
         ]
         self._torch = _fused(groups, optim)
-        for shard in self._shards.values():
-            self._torch.state[shard] = _zero_state(shard, optim)
+        dtype = DTYPES[states]
+        self._states = {
+            name: _zero_state(shard, optim, dtype) for name, shard in self._shards.items()
+        }
+        limit = math.inf if dtype == torch.float32 else widened_elements
+        self._parts = list(_parts(self._shards, limit))
 
     def _of_dim(self, least: int, most: int) -> list[nn.Parameter]:
         return [shard for shard in self._shards.values() if least <= shard.dim() <= most]
@@ -53,23 +77,41 @@ class ShardOptimizer:
 
         Both are decided on the device, without waiting for it. The gradients are gone afterwards.
         """
-        for name, param in self._params.items():
-            self._shards[name].grad = None if param.grad is None else _local(param.grad)
-            param.grad = None
         for group in self._torch.param_groups:
             group["lr"] = lr
         fused: Any = self._torch  # fused optimizers read these two attributes
         fused.grad_scale = divisor.float()
         fused.found_inf = skip.float()
+        for names in self._parts:
+            self._step_part(names)
+
+    def _step_part(self, names: list[str]) -> None:
+        """Update some parameters: torch's optimizer skips those that it is given no gradient of."""
+        held, wide = [], []
+        for name in names:
+            shard, param = self._shards[name], self._params[name]
+            shard.grad = None if param.grad is None else _local(param.grad)
+            param.grad = None
+            self._torch.state[shard] = state = dict(self._states[name])
+            for key, value in state.items():
+                if value.dtype != torch.float32:
+                    state[key] = torch.empty_like(value, dtype=torch.float32)
+                    held.append(value)
+                    wide.append(state[key])
+        if held:
+            torch._foreach_copy_(wide, held)
         self._torch.step()
         self._torch.zero_grad(set_to_none=True)
+        if held:
+            torch._foreach_copy_(held, wide)
+        self._torch.state.clear()
 
     def tensors(self) -> dict[str, Tensor]:
         """``model.<parameter>`` and ``optim.<state>.<parameter>``, sharing storage with both."""
         tensors: dict[str, Tensor] = {}
         for name, param in self._params.items():
             tensors[f"model.{name}"] = param.detach()
-            for key, value in self._torch.state[self._shards[name]].items():
+            for key, value in self._states[name].items():
                 tensors[f"optim.{key}.{name}"] = _placed_like(param, value)
         return tensors
 
@@ -81,9 +123,22 @@ def _fused(groups: list[dict[str, Any]], optim: Optim) -> torch.optim.Optimizer:
     return torch.optim.SGD(groups, lr=lr, momentum=optim.momentum, fused=True)
 
 
-def _zero_state(shard: Tensor, optim: Optim) -> dict[str, Tensor]:
+def _parts(shards: Mapping[str, Tensor], limit: float) -> Iterable[list[str]]:
+    """Names in parts of at most ``limit`` elements, or one shard."""
+    part: list[str] = []
+    elements = 0
+    for name, shard in shards.items():
+        if part and elements + shard.numel() > limit:
+            yield part
+            part, elements = [], 0
+        part.append(name)
+        elements += shard.numel()
+    yield part
+
+
+def _zero_state(shard: Tensor, optim: Optim, dtype: torch.dtype) -> dict[str, Tensor]:
     """The state before the first step, so that saving and loading never depend on one."""
-    zeros = torch.zeros_like(shard, requires_grad=False)
+    zeros = torch.zeros_like(shard, requires_grad=False, dtype=dtype)
     if optim.name == "adamw":
         # fused AdamW wants its step count on the device; fp32 counts exactly to 2**24
         step = torch.zeros((), dtype=torch.float32, device=shard.device)

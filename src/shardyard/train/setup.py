@@ -239,7 +239,8 @@ def build_optimizer(recipe: Recipe, task: CausalLM, *, device: torch.device) -> 
     """Give a task's sharded model its storage, without values yet, and an optimizer."""
     give_storage(task.model, device)
     task.model.train()
-    return ShardOptimizer(task.model, recipe.optim)
+    states = recipe.precision.optimizer_states
+    return ShardOptimizer(task.model, recipe.optim, states=states)
 
 
 def _names(tensors: dict[str, Tensor], mesh: Mesh) -> set[str]:

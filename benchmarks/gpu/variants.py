@@ -1,0 +1,46 @@
+"""Cells of our own trainer with settings against each other: precision, memory, compile.
+
+All variants of a model have one micro-batch, so that what differs is the setting.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from benchmarks.gpu.cells import Cell, Load
+
+_FP8 = "precision.compute=fp8"
+_ROWS = "precision.fp8_scaling=rowwise"
+_COMPILE = "model.compile=true"
+_OFFLOAD = "memory.offload=activations"
+
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "bf16": (),
+    "compile": (_COMPILE,),
+    "fp8-compile": (_FP8, _COMPILE),
+    "fp8-rows-compile": (_FP8, _ROWS, _COMPILE),
+    "offload": (_OFFLOAD,),
+    "recompute-full": ("memory.recompute=full",),
+    "recompute-selective": ("memory.recompute=selective",),
+    "offload-selective": (_OFFLOAD, "memory.recompute=selective"),
+    "offload-compile": (_OFFLOAD, _COMPILE),
+    "offload-depth-3": (_OFFLOAD, "memory.offload_depth=3"),
+    "fp8": (_FP8,),
+    "fp8-rows": (_FP8, _ROWS),
+    "bf16-states": ("precision.optimizer_states=bf16",),
+}
+"""Name -> overrides of the recipe; the most telling first, as time may run out."""
+
+LOADS = {
+    "llama3-8b": Load(preset="llama3-8b", blocks=8, seq_len=4096, sequences=2),
+    "mixtral-8x7b": Load(preset="mixtral-8x7b", blocks=2, seq_len=4096, sequences=2),
+}
+"""Real widths at a depth whose states fit one device of 80 GB."""
+
+
+def variant_cells(loads: Sequence[Load], names: Sequence[str]) -> Iterator[Cell]:
+    """Every variant of every model, variant by variant."""
+    for name in names:
+        for load in loads:
+            yield Cell(
+                load=load, contender="shardyard", recompute="none", micro_batch=load.sequences,
+                variant=name, settings=VARIANTS[name],
+            )  # fmt: skip
