@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shardyard.config.schema import Optim
+from shardyard.parallel.gradients import local_part, square_sum
 
 
 class ShardOptimizer:
@@ -22,7 +23,7 @@ class ShardOptimizer:
         """Take a model that has its storage. Matrices decay, norms and biases do not."""
         self._params = dict(model.named_parameters())
         self._shards = {
-            name: nn.Parameter(_local(param.detach())) for name, param in self._params.items()
+            name: nn.Parameter(local_part(param.detach())) for name, param in self._params.items()
         }
         groups = [
             {"params": self._of_dim(2, 9), "weight_decay": optim.weight_decay},
@@ -36,17 +37,8 @@ class ShardOptimizer:
         return [shard for shard in self._shards.values() if least <= shard.dim() <= most]
 
     def square_sum(self) -> Tensor:
-        """This rank's share of the squared global norm of the gradients, fp64.
-
-        Each element counts once over all ranks: one that several hold counts in parts.
-        """
-        by_holders: dict[int, list[Tensor]] = {}
-        for param in self._params.values():
-            if param.grad is not None:
-                by_holders.setdefault(_holders(param), []).append(_local(param.grad))
-        norms = {n: torch.nn.utils.get_total_norm(found) for n, found in by_holders.items()}
-        shares = [norm.double() ** 2 / holders for holders, norm in norms.items()]
-        return torch.stack(shares).sum()
+        """This rank's share of the squared global norm of the gradients, fp64."""
+        return square_sum(self._params.values())
 
     def step(self, *, lr: float, divisor: Tensor, skip: Tensor) -> None:
         """Divide the gradients and apply them, or leave everything as it is where ``skip`` is 1.
@@ -54,7 +46,7 @@ class ShardOptimizer:
         Both are decided on the device, without waiting for it. The gradients are gone afterwards.
         """
         for name, param in self._params.items():
-            self._shards[name].grad = None if param.grad is None else _local(param.grad)
+            self._shards[name].grad = None if param.grad is None else local_part(param.grad)
             param.grad = None
         for group in self._torch.param_groups:
             group["lr"] = lr
@@ -89,18 +81,6 @@ def _zero_state(shard: Tensor, optim: Optim) -> dict[str, Tensor]:
         step = torch.zeros((), dtype=torch.float32, device=shard.device)
         return {"step": step, "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
     return {"momentum_buffer": zeros} if optim.momentum else {}
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _holders(param: Tensor) -> int:
-    """How many ranks hold the same part of a parameter."""
-    if not isinstance(param, DTensor):
-        return 1
-    sizes = zip(param.placements, param.device_mesh.shape, strict=True)
-    return math.prod(size for placement, size in sizes if placement.is_replicate())
 
 
 def _placed_like(param: Tensor, value: Tensor) -> Tensor:
