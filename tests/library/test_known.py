@@ -22,11 +22,12 @@ def _transformers(preset: str, steps: int, *, tied: bool) -> Numbers:
     for step in range(steps):
         loss = model(**samples(step)).loss
         loss.backward()
+        loss = loss.detach()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         found.append((float(loss), float(norm)))
-    found.append((float(model(**samples(0)).loss), 0.0))
+    found.append((float(model(**samples(0)).loss.detach()), 0.0))
     return found
 
 
@@ -92,7 +93,7 @@ def test_a_model_on_the_meta_device_gets_its_weights_from_a_folder(tmp_path: Pat
     theirs.save_pretrained(tmp_path)
     for refusal, loss in run_on_ranks(_from_meta, 2, str(tmp_path), {"tp": 2}):
         assert "has no weights yet" in refusal and "fill_weights" in refusal
-        assert loss == pytest.approx(float(theirs(**samples(0)).loss), rel=1e-5)
+        assert loss == pytest.approx(theirs(**samples(0)).loss.item(), rel=1e-5)
 
 
 def _documents(degrees: dict[str, Any], joined: bool) -> float:
@@ -134,7 +135,8 @@ def _refusals(_: None = None) -> dict[str, str]:
     refused("degrees", lambda: build_mesh(tp=3))
     refused("ep on dense", lambda: parallelize(model, build_mesh(ep=2)))
     refused("no seq_len", lambda: parallelize(model, mesh))
-    refused("values", lambda: parallelize(model, mesh, seq_len=15, recompute="all", compute="fp9"))
+    refused("values", lambda: parallelize(model, mesh, recompute="all", compute="fp9"))
+    refused("length", lambda: parallelize(model, mesh, seq_len=15, compute="fp16"))
     wrong: dict[str, Any] = {"recomput": "full"}
     refused("unknown", lambda: parallelize(model, mesh, seq_len=16, **wrong))
     refused("headless", lambda: parallelize(model.model, mesh))
@@ -170,7 +172,8 @@ def test_wrong_uses_say_what_is_wrong_and_what_to_do() -> None:
             "degrees": ("build_mesh()", "parallel.tp=3 does not divide the 2 devices", "1 or 2"),
             "ep on dense": ("parallel.ep=2 but the model has no experts to split. Use 1.",),
             "no seq_len": ("seq_len: is not given, and tp=2", "Give seq_len"),
-            "values": ("3 problems", 'memory.recompute', "precision.compute", "parallel.tp=2 needs"),
+            "values": ("2 problems", "memory.recompute='all' is", "precision.compute='fp9' is"),
+            "length": ("2 problems", "parallel.tp=2 needs samples of a multiple of 2", "fp16"),
             "unknown": ("no setting recomput", "recompute"),
             "headless": ("LlamaModel", "...ForCausalLM", "blocks="),
             "other kind": ("Linear is of none of the families", "llama", "plan="),
