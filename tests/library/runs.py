@@ -35,8 +35,7 @@ def samples(step: int) -> dict[str, torch.Tensor]:
 def batches(mesh: shardyard.Mesh, step: int, *, number: int = 2) -> list[dict[str, torch.Tensor]]:
     """This rank's micro-batches of a step."""
     mine = {
-        key: value[mesh.data_rank :: mesh.layout.data_ranks]
-        for key, value in samples(step).items()
+        key: value[mesh.data_rank :: mesh.layout.data_ranks] for key, value in samples(step).items()
     }
     pieces = {key: value.chunk(number) for key, value in mine.items()}
     return [{key: pieces[key][i] for key in pieces} for i in range(number)]
