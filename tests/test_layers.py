@@ -16,7 +16,9 @@ PACKAGE = SRC / "shardyard"
 
 BASE = {"errors", "units", "config", "rundir", "hardware"}
 CONTROL = {"plan", "launch", "cluster", "report", "bench", "cli"}
-TRAINING = {"data", "models", "tasks", "parallel", "checkpoint", "observe", "train", "elastic", "library"}
+TRAINING = {"data", "models", "tasks", "parallel", "checkpoint", "observe", "train", "elastic"} | {
+    "library"
+}
 BUILDING_BLOCKS = {"data", "models", "tasks", "parallel", "checkpoint", "observe"}
 
 MAY_IMPORT = {

@@ -183,6 +183,7 @@ def _refusals() -> dict[str, str]:
     model: Any = build()
     model.odd = nn.Linear(2, 9)
     model.drop = nn.Dropout(0.1)
+    model.mha = nn.MultiheadAttention(8, 2)
     refused("plan", lambda: split(model, mesh, blocks="layer", plan=plan))
     refused("no plan", lambda: split(build(), mesh, blocks="layers"))
     refused("cp", lambda: split(build(), shardyard.build_mesh(cp=2), blocks="layers"))
@@ -211,7 +212,7 @@ def _refusals() -> dict[str, str]:
 def test_wrong_plans_and_blocks_say_what_is_wrong_and_what_to_do() -> None:
     expected = {
         "plan": (
-            "parallelize() has 7 problems",
+            "parallelize() has 8 problems",
             "plan['layer.*.up']: names no module. Did you mean one of: layers.",
             "plan['layers.*.down']='diagonals' is no way to split a module. Use columns, rows",
             "plan['layers.0.norm']='rows': layers.0.norm is a LayerNorm. What is split must",
@@ -220,6 +221,7 @@ def test_wrong_plans_and_blocks_say_what_is_wrong_and_what_to_do() -> None:
             "plan['layers.1.up']='rows', but another pattern says 'columns' of layers.1.up",
             "blocks='layer' names no module. The model has layers.",
             "model: drops at drop:",
+            "model: has mha, an nn.MultiheadAttention",
         ),
         "no plan": ("parallel.tp=2 but there is no plan", "plan="),
         "cp": ("parallel.cp=2: in a module of your own attention", "Use dp_replicate"),

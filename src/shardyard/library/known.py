@@ -116,7 +116,9 @@ def request(
     if shape is not None and not shape.is_causal:
         asked["task.name"] = "masked_lm"
     try:
-        recipe = load_recipe((), [f"{name}={json.dumps(value)}" for name, value in asked.items()])
+        recipe = load_recipe(
+            (), [f"{name}={json.dumps(value, default=str)}" for name, value in asked.items()]
+        )
         recipe = resolve_known(recipe, Facts(shape=shape)).recipe
         found = _problems(recipe, shape=shape, seq_len=seq_len, node=node)
     except RecipeError as error:

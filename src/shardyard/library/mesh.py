@@ -1,5 +1,6 @@
 """The device mesh of a script: from degrees and torchrun's environment."""
 
+import math
 import os
 from typing import Any, Literal
 
@@ -67,8 +68,11 @@ def local_device(kind: str) -> torch.device:
 
 
 def devices_per_node(world_size: int) -> int:
-    """Processes of one node, as torchrun says; without it all are on this one."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size)))
+    """Processes of one node, as torchrun says; without it all are on this one.
+
+    Where nodes have unequally many: as many as are on every one.
+    """
+    return math.gcd(world_size, int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size))))
 
 
 def _checked(degrees: dict[str, Any]) -> Parallel:

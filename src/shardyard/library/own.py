@@ -137,6 +137,13 @@ def _module_problems(
             "other masks for them. Set p=0, or use tp=1."
         )
         found.append(Problem("model", text))
+    inward = [n for n, m in model.named_modules() if isinstance(m, nn.MultiheadAttention)]
+    if tp > 1 and inward:
+        text = (
+            f"has {inward[0]}, an nn.MultiheadAttention: it uses the parameters of a module in it, "
+            "which tp holds in parts. Use nn.Linear and scaled_dot_product_attention, or tp=1."
+        )
+        found.append(Problem("model", text))
     return found + _shared_parameters(model, blocks)
 
 
