@@ -81,7 +81,7 @@ def _own(folder: Path, degrees: dict[str, Any], *, loads: bool) -> tuple[float, 
 
 
 def _own_step(model: Any, optimizer: Any) -> float:
-    loss = shardyard.accumulate(model, samples(0).split(2), loss_sum)
+    loss = shardyard.accumulate(model, samples(0).chunk(2), loss_sum)
     optimizer.step()
     optimizer.zero_grad()
     return float(loss)
