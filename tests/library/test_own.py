@@ -163,6 +163,21 @@ def test_a_plan_changes_neither_values_nor_gradients(processes: int) -> None:
             assert np.linalg.norm(first[name] - gradient) <= 1e-5 * norm, (case, name)
 
 
+def _in_bf16() -> tuple[float, str]:
+    model = build()
+    mesh = shardyard.build_mesh()
+    model = shardyard.parallelize(model, mesh, blocks=("layers.*",), compute="bf16")
+    loss = shardyard.accumulate(model, [samples(0)], loss_sum)
+    return float(loss), str(model.start.dtype)
+
+
+def test_compute_sets_the_format_of_products() -> None:
+    loss, master = run_on_ranks(_in_bf16, 1)[0]
+    expected = train_alone(tied=False)[0][0][0]
+    assert loss != expected and loss == pytest.approx(expected, rel=1e-2)
+    assert master == "torch.float32"
+
+
 def _refusals() -> dict[str, str]:
     found = {}
 
