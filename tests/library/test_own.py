@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import shardyard
 from shardyard.errors import RequestError
+from shardyard.parallel.tensor_plan import names_matching
 from tests.distributed.ranks import run_on_ranks
 
 WIDTH, HEADS, WORDS = 24, 4, 40
@@ -161,6 +162,12 @@ def test_a_plan_changes_neither_values_nor_gradients(processes: int) -> None:
         assert first.keys() == expected_first.keys()
         for name, gradient in expected_first.items():
             assert np.linalg.norm(first[name] - gradient) <= 1e-5 * norm, (case, name)
+
+
+def test_a_star_stands_for_one_step_of_a_name() -> None:
+    names = ["layers.0.up", "layers.0.mlp.up", "layers.10.upper", "up"]
+    assert names_matching("layers.*.up", names) == ["layers.0.up"]
+    assert names_matching("layers.1*.up*", names) == ["layers.10.upper"]
 
 
 def _in_bf16() -> tuple[float, str]:

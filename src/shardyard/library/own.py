@@ -1,7 +1,6 @@
 """A module of the user's own: sharded block by block, and split over tp by a plan."""
 
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from shardyard.parallel.data import GradientSync, backward_all, reshard, shard_g
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.precision import mixed_precision
 from shardyard.parallel.recompute import apply_recompute
-from shardyard.parallel.tensor_plan import read_plan, split_by_plan
+from shardyard.parallel.tensor_plan import names_matching, read_plan, split_by_plan
 
 _OF_KNOWN_MODELS = {
     "cp": "attention would have to exchange keys and values, and where that is is not known",
@@ -104,7 +103,7 @@ def _blocks(model: nn.Module, names: Sequence[str]) -> tuple[dict[str, nn.Module
     found = []
     named = {name: module for name, module in model.named_modules() if name}
     for pattern in names:
-        matched = [name for name in named if fnmatchcase(name, pattern)]
+        matched = names_matching(pattern, named)
         if not matched:
             lists = [name for name, module in named.items() if isinstance(module, nn.ModuleList)]
             have = lists or [name for name in named if "." not in name]

@@ -15,7 +15,7 @@ sums wherever they stand, and ``rows`` adds up gradients as it adds up outputs.
 """
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
 import torch.nn.functional as F
@@ -46,7 +46,7 @@ def read_plan(
     found: list[Problem] = []
     for pattern, word in plan.items():
         path = f"plan[{pattern!r}]"
-        matched = [name for name in named if fnmatchcase(name, pattern)]
+        matched = names_matching(pattern, named)
         if word not in WORDS:
             text = f"={word!r} is no way to split a module. Use {', '.join(WORDS)}."
             found.append(Problem(path, text))
@@ -61,6 +61,16 @@ def read_plan(
             found.append(Problem(path, f"{text} Use one."))
         words |= dict.fromkeys(matched, word)
     return words, found
+
+
+def names_matching(pattern: str, names: Iterable[str]) -> list[str]:
+    """Names of modules that a pattern means; its ``*`` stands for (a part of) one step of a path."""
+    parts = pattern.split(".")
+    return [
+        name
+        for name in names
+        if name.count(".") == len(parts) - 1 and all(map(fnmatchcase, name.split("."), parts))
+    ]
 
 
 def split_by_plan(model: nn.Module, mesh: DeviceMesh, words: Mapping[str, str]) -> None:
