@@ -64,7 +64,7 @@ def read_plan(
 
 
 def names_matching(pattern: str, names: Iterable[str]) -> list[str]:
-    """Names of modules that a pattern means; its ``*`` stands for (a part of) one step of a path."""
+    """Names of modules that a pattern means; ``*`` stands for one step of a path."""
     parts = pattern.split(".")
     return [
         name
