@@ -9,7 +9,9 @@ import torch.distributed as dist
 
 import shardyard
 from shardyard.checkpoint.save import Saver
+from shardyard.config.schema import Optim
 from shardyard.errors import CheckpointError, RequestError, ShardyardError
+from shardyard.train.optim import ShardOptimizer
 from tests.distributed.ranks import run_on_ranks
 from tests.library.runs import SEQ_LEN, build, take_steps
 from tests.library.test_own import PLAN, loss_sum, samples
@@ -148,14 +150,19 @@ def test_damage_and_misuse_are_told(tmp_path: Path) -> None:
 
 
 def _read_a_runs(folder: Path) -> dict[str, Any]:
-    _, model, optimizer = _set_up({})
-    tensors = {f"model.{name}": param.detach() for name, param in model.named_parameters()}
+    _, model, _ = _set_up({})
+    of_run = ShardOptimizer(model, Optim(lr=1e-3)).tensors()
+    of_run["optim.exp_avg.model.norm.weight"].fill_(0.25)
     saver = Saver(folder, group=dist.new_group(backend="gloo"), rank=0, world_size=1, keep_last=1)
-    saver.save(7, tensors, {"progress": {"step": 7}})
+    saver.save(7, of_run, {"progress": {"step": 7}})
     saver.wait()
     saver.close()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
     loaded = shardyard.load_checkpoint(folder, model, optimizer)
-    assert loaded is not None and loaded.step == 7 and not optimizer.state
+    assert loaded is not None and loaded.step == 7
+    state = optimizer.state[dict(model.named_parameters())["model.norm.weight"]]
+    assert float(state["step"]) == 0.0 and optimizer.param_groups[0]["lr"] == 0.5
+    assert (state["exp_avg"].full_tensor() == 0.25).all()
     return loaded.values
 
 
