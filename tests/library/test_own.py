@@ -218,6 +218,7 @@ def _refusals() -> dict[str, str]:
     refused("shared", lambda: split(tied, mesh, blocks=("table", "layers")))
     refused("nested", lambda: split(build(), mesh, blocks=("layers", "layers.0.up")))
     refused("setting", lambda: split(build(), mesh, blocks="layers", schedule="gpipe"))
+    refused("length", lambda: split(build(), mesh, blocks="layers", seq_len=8))
     with torch.device("meta"):
         empty = build()
     refused("meta", lambda: split(empty, mesh, blocks="layers"))
@@ -254,6 +255,7 @@ def test_wrong_plans_and_blocks_say_what_is_wrong_and_what_to_do() -> None:
         "shared": ("blocks: keep table.weight and head.weight apart", "Leave their modules out"),
         "nested": ("blocks: name layers.0.up and a module around it. Name one.",),
         "setting": ("schedule is for models of a known family", "It takes blocks, plan, compile"),
+        "length": ("seq_len is for models of a known family",),
         "meta": ("model: is on the meta device", "Build it with its weights"),
         "half": ("parameters are on the meta device", "head.weight"),
         "no loss": ("what the loss of a FSDPModel is, only you know", "Give loss="),

@@ -82,7 +82,8 @@ def parallelize(
         computation = shard_known(model, mesh, device=device, seq_len=seq_len, options={**options})
     else:
         names = (blocks,) if isinstance(blocks, str) else tuple(blocks or ())
-        computation = shard_own(model, mesh, blocks=names, plan=plan or {}, options={**options})
+        given = {**options} if seq_len is None else {**options, "seq_len": seq_len}
+        computation = shard_own(model, mesh, blocks=names, plan=plan or {}, options=given)
     attach(
         model,
         Sharded(
