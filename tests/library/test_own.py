@@ -12,6 +12,7 @@ import shardyard
 from shardyard.errors import RequestError
 from shardyard.parallel.tensor_plan import names_matching
 from tests.distributed.ranks import run_on_ranks
+from tests.library import runs
 
 WIDTH, HEADS, WORDS = 24, 4, 40
 
@@ -162,6 +163,36 @@ def test_a_plan_changes_neither_values_nor_gradients(processes: int) -> None:
         assert first.keys() == expected_first.keys()
         for name, gradient in expected_first.items():
             assert np.linalg.norm(first[name] - gradient) <= 1e-5 * norm, (case, name)
+
+
+OF_TRANSFORMERS = {
+    "model.embed_tokens": "vocabulary",
+    "model.layers.*.self_attn.[qkv]_proj": "columns",
+    "model.layers.*.self_attn.o_proj": "rows",
+    "model.layers.*.mlp.gate_proj": "columns",
+    "model.layers.*.mlp.up_proj": "columns",
+    "model.layers.*.mlp.down_proj": "rows",
+    "lm_head": "vocabulary",
+}
+
+
+def _transformers_loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, int]:
+    count = int((batch["labels"][:, 1:] != -100).sum())
+    return model(**batch).loss * count, count
+
+
+def _planned_transformers(degrees: dict[str, Any]) -> tuple[float, float]:
+    mesh = shardyard.build_mesh(**degrees)
+    model = runs.build("llama-tiny")
+    model = shardyard.parallelize(model, mesh, blocks="model.layers", plan=OF_TRANSFORMERS)
+    loss = shardyard.accumulate(model, runs.batches(mesh, 0), _transformers_loss)
+    return float(loss), float(shardyard.clip_gradients(model, 1.0))
+
+
+def test_a_transformers_model_may_have_a_plan() -> None:
+    alone = run_on_ranks(_planned_transformers, 1, {})[0]
+    assert alone[0] == pytest.approx(runs.build("llama-tiny")(**runs.samples(0)).loss.item())
+    assert run_on_ranks(_planned_transformers, 2, {"tp": 2})[1] == pytest.approx(alone, rel=1e-5)
 
 
 def test_a_star_stands_for_one_step_of_a_name() -> None:
