@@ -157,12 +157,7 @@ def _environment(recipe: Recipe) -> Iterable[Problem]:
 def _layout(recipe: Recipe) -> Iterable[Problem]:
     """Legality, as far as it can be decided without a machine."""
     devices, optim, parallel = recipe.cluster.devices, recipe.optim, recipe.parallel
-    if recipe.model.compile and parallel.pp > 1 and parallel.schedule in SPLIT_BACKWARD:
-        text = (
-            f"=true with parallel.schedule={parallel.schedule}: a compiled block has one backward "
-            "pass, which cannot be split. Use false, or parallel.schedule=1f1b or interleaved."
-        )
-        yield Problem("model.compile", text)
+    yield from compile_problems(recipe)
     global_batch = None if optim.global_batch == "auto" else optim.global_batch
     micro_batch = None if optim.micro_batch == "auto" else optim.micro_batch
     if devices == "auto":
@@ -180,6 +175,17 @@ def _layout(recipe: Recipe) -> Iterable[Problem]:
         global_batch=global_batch,
         micro_batch=micro_batch,
     )
+
+
+def compile_problems(recipe: Recipe) -> Iterable[Problem]:
+    """A schedule that splits backward passes, of blocks whose backward pass is one."""
+    parallel = recipe.parallel
+    if recipe.model.compile and parallel.pp > 1 and parallel.schedule in SPLIT_BACKWARD:
+        text = (
+            f"=true with parallel.schedule={parallel.schedule}: a compiled block has one backward "
+            "pass, which cannot be split. Use false, or parallel.schedule=1f1b or interleaved."
+        )
+        yield Problem("model.compile", text)
 
 
 def _optim(recipe: Recipe) -> Iterable[Problem]:

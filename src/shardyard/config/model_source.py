@@ -118,24 +118,38 @@ def read_shape(model: Model, folder: Path | None, vocab_size: int) -> ModelShape
             f"{path}: model_type={model_type!r} is not built yet. Blocks are known for "
             f"{', '.join(_CONFIG_DEFAULTS)} so far; use a model of one of these types."
         )
+    return shape_of_config(config, str(path), is_random=model.weights == "random")
+
+
+def shape_of_config(config: dict[str, Any], source: str, *, is_random: bool) -> ModelShape:
+    """Sizes from the content of a config.json of a known type.
+
+    Args:
+        source: What messages call it.
+        is_random: Whether weights will be drawn, and not loaded.
+
+    Raises:
+        RequestError: It says something that is not built.
+    """
+    model_type = config["model_type"]
     config = {**_CONFIG_DEFAULTS[model_type], **config}
     if model_type in ("qwen3", "qwen3_moe") and not config.get("use_sliding_window"):
         config["sliding_window"] = None  # they name one and a switch
-    unknown = _not_representable(config, is_random=model.weights == "random")
+    unknown = _not_representable(config, is_random=is_random)
     if unknown:
         lines = "\n".join(f"  {line}" for line in unknown)
         raise RequestError(
-            f"{path} describes a model that cannot be trained faithfully here:\n{lines}\n"
+            f"{source} describes a model that cannot be trained faithfully here:\n{lines}\n"
             "Use another model, or change config.json if you know that it means the same."
         )
-    return _shape(config, path)
+    return _shape(config, source)
 
 
-def _shape(config: dict[str, Any], path: Path) -> ModelShape:
+def _shape(config: dict[str, Any], source: str) -> ModelShape:
     missing = [key for key in _SIZES if not _is_size(config.get(key))]
     if missing:
         raise RequestError(
-            f"{path} gives no whole number for {', '.join(missing)}. Without it the model cannot "
+            f"{source} gives no whole number for {', '.join(missing)}. Without it the model cannot "
             "be built. Fetch or save config.json again."
         )
     sizes = {key: config[key] for key in _SIZES}
@@ -150,11 +164,11 @@ def _shape(config: dict[str, Any], path: Path) -> ModelShape:
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
         attention_bias=bool(config.get("attention_bias", False)),
         head_dim=config.get("head_dim"),
-        **_experts(config, path),
+        **_experts(config, source),
     )
 
 
-def _experts(config: dict[str, Any], path: Path) -> dict[str, int]:
+def _experts(config: dict[str, Any], source: str) -> dict[str, int]:
     """Sizes of a mixture of experts; none for a dense model."""
     if config["model_type"] not in ("mixtral", "qwen3_moe"):
         return {}
@@ -162,7 +176,7 @@ def _experts(config: dict[str, Any], path: Path) -> dict[str, int]:
     visits, width = config["num_experts_per_tok"], config.get("moe_intermediate_size")
     if not (_is_size(experts) and _is_size(visits) and experts >= visits):
         raise RequestError(
-            f"{path}: num_experts={experts!r} and num_experts_per_tok={visits!r} are no numbers "
+            f"{source}: num_experts={experts!r} and num_experts_per_tok={visits!r} are no numbers "
             "of experts and of those that a token visits. Fetch or save config.json again."
         )
     sizes = {"num_experts": experts, "num_experts_per_tok": visits}

@@ -41,7 +41,7 @@ class MicroBatch:
             return self
         tensors = (self.tokens_BL, self.targets_BL, self.positions_BL, self.samples_B)
         # only from pinned memory does a copy not wait for the device's earlier work
-        pinned = (tensor.pin_memory() for tensor in tensors)
+        pinned = (tensor if tensor.device == device else tensor.pin_memory() for tensor in tensors)
         return MicroBatch(*(tensor.to(device, non_blocking=True) for tensor in pinned))
 
 

@@ -64,11 +64,26 @@ def build_on_meta(shape: ModelShape) -> PreTrainedModel:
         model: PreTrainedModel = model_class.from_config(
             config, dtype=torch.float32, attn_implementation=NAME
         )
-        family = family_of(shape.model_type)
-        if family.sparse is not None:
-            for block in blocks_of(model, family).values():
-                setattr(block, family.sparse.block, SparseMLP(shape))
+    replace_experts(model, shape)
     return model
+
+
+def replace_experts(model: PreTrainedModel, shape: ModelShape) -> None:
+    """Put our mixtures of experts in place of transformers' own, with the same weights."""
+    family = family_of(shape.model_type)
+    if family.sparse is None:
+        return
+    for block in blocks_of(model, family).values():
+        theirs: Any = getattr(block, family.sparse.block)
+        with torch.device("meta"):
+            ours = SparseMLP(shape)
+        # they pack the two matrices of an expert into one; clones, so that it can be freed
+        gate, up = theirs.experts.gate_up_proj.detach().chunk(2, dim=1)
+        ours.router.weight = theirs.gate.weight
+        ours.experts.gate = nn.Parameter(gate.clone(memory_format=torch.contiguous_format))
+        ours.experts.up = nn.Parameter(up.clone(memory_format=torch.contiguous_format))
+        ours.experts.down = theirs.experts.down_proj
+        setattr(block, family.sparse.block, ours)
 
 
 def give_storage(model: PreTrainedModel, device: torch.device) -> None:

@@ -35,7 +35,7 @@ from shardyard.tasks.causal_lm import CausalLM
 def parallelize(
     model: PreTrainedModel, mesh: Mesh, *, recipe: Recipe, shape: ModelShape, family: Family
 ) -> CausalLM:
-    """Change a model on the meta device, in place, as a resolved recipe says.
+    """Change a model in place as a resolved recipe says; weights that it has stay.
 
     Of a pipeline only this rank's stages stay of the model.
 
@@ -99,6 +99,8 @@ def _own_tokens(recipe: Recipe, mesh: Mesh) -> tuple[Tensor | None, Tensor | Non
     """
     computed: Tensor | None = None
     held: Tensor | None = None
+    if mesh.layout.cp == mesh.layout.tp == 1:
+        return computed, held  # samples of any length
     assert isinstance(recipe.data.seq_len, int)
     tokens_L = torch.arange(recipe.data.seq_len, device=mesh.dense.device_type)
     if mesh.layout.cp > 1:

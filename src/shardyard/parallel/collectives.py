@@ -34,6 +34,14 @@ def sum_and_split(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     return piece
 
 
+def sum_over(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Sum over ranks, whole on each; so is the gradient, as every rank has used the sum."""
+    if dist.get_world_size(group) == 1:
+        return x
+    summed: Tensor = _SumOver.apply(x, group)  # type: ignore[no-untyped-call]
+    return summed
+
+
 def exchange(x: Tensor, split_dim: int, join_dim: int, group: dist.ProcessGroup) -> Tensor:
     """All-to-all: split along one dimension, join what comes back along another."""
     if dist.get_world_size(group) == 1:
@@ -74,6 +82,17 @@ class _SumAndSplit(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         return _all_gather(grads[0], ctx.dim, ctx.group), None, None
+
+
+class _SumOver(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _all_reduce(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return _all_reduce(grads[0], ctx.group), None
 
 
 class _Exchange(torch.autograd.Function):
@@ -120,6 +139,12 @@ def _all_gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     pieces = x.new_empty((size, *x.shape))
     _all_gather_into(pieces.view(-1), x.contiguous().view(-1), group=group)
     return _join(pieces, dim)
+
+
+def _all_reduce(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    summed = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(summed, group=group)
+    return summed
 
 
 def _reduce_scatter(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:

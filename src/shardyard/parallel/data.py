@@ -15,11 +15,12 @@ Gradients are summed, not averaged: the loss is a sum, and the step divides it o
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_common import (  # named in fully_shard's own docs
@@ -34,6 +35,9 @@ from shardyard.models.families import Family, blocks_of, part_of
 from shardyard.parallel.expert import sparse_blocks
 from shardyard.parallel.mesh import Mesh
 
+Placement = Callable[[nn.Parameter], Any]
+"""How a parameter is split; None: along its first dimension over all shards."""
+
 
 def shard_data_parallel(
     model: nn.Module,
@@ -44,55 +48,68 @@ def shard_data_parallel(
     prefetch: int,
 ) -> None:
     """Shard a model or a stage in place: a group for each block, so that one at a time is whole."""
-    # logits are a view of a matrix product; nothing here changes them in place
-    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-    sharding = mesh.sharding()
-    # on one rank resharding still frees the copies in the compute format
-    reshard = mesh.layout.zero == 3
-    placement = _expert_placement(model, mesh, family)
-
-    def shard(
-        modules: nn.Module | list[nn.Module],
-        *,
-        reshard_after_forward: bool,
-        precision: MixedPrecisionPolicy = precision,
-    ) -> None:
-        fully_shard(
-            modules,
-            mesh=sharding,
-            mp_policy=precision,
-            reshard_after_forward=reshard_after_forward,
-            shard_placement_fn=placement,
-        )
-
     blocks = list(blocks_of(model, family).values())
     embedding, norm, head = (
         part_of(model, name) for name in (family.embedding, family.norm, family.head)
     )
     # tied ones stay in the root's group: two groups would untie them silently
     is_tied = embedding is not None and head is not None and embedding.weight is head.weight
-    if embedding is not None and not is_tied:
-        shard(embedding, reshard_after_forward=reshard)
-    for block in blocks:
-        shard(block, reshard_after_forward=reshard)
-    if norm is not None and head is not None and not is_tied:
+    shard_groups(
+        model,
+        mesh,
+        first=[embedding] if embedding is not None and not is_tied else [],
+        blocks=blocks,
+        last=[norm, head] if norm is not None and head is not None and not is_tied else [],
+        precision=precision,
+        # what a pipeline stage returns goes into blocks
+        output_dtype=precision.param_dtype if head is None else precision.output_dtype,
+        prefetch=prefetch,
+        placement=_expert_placement(model, mesh, family),
+    )
+
+
+def shard_groups(
+    model: nn.Module,
+    mesh: Mesh,
+    *,
+    first: Sequence[nn.Module] = (),
+    blocks: Sequence[nn.Module],
+    last: Sequence[nn.Module] = (),
+    precision: MixedPrecisionPolicy,
+    output_dtype: torch.dtype | None,
+    prefetch: int,
+    placement: Placement | None = None,
+) -> None:
+    """Shard a module in place: each block a group of its own, the rest one.
+
+    Args:
+        first: What computes before the blocks, a group each; they may be left to the rest.
+        last: What computes after them, one group.
+        output_dtype: Of what the module returns.
+    """
+    # logits are a view of a matrix product; nothing here changes them in place
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    sharding = mesh.sharding()
+    options: dict[str, Any] = {"mesh": sharding, "shard_placement_fn": placement}
+    # on one rank resharding still frees the copies in the compute format
+    reshard = mesh.layout.zero == 3
+    for module in [*first, *blocks]:
+        fully_shard(module, mp_policy=precision, reshard_after_forward=reshard, **options)
+    if last:
         # backward begins here: freeing them after forward would gather twice for nothing
-        shard([norm, head], reshard_after_forward=False)
-    if head is None:  # what a pipeline stage returns goes into blocks
-        precision = replace(precision, output_dtype=precision.param_dtype)
-    shard(model, reshard_after_forward=False, precision=precision)
+        fully_shard(list(last), mp_policy=precision, reshard_after_forward=False, **options)
+    of_root = replace(precision, output_dtype=output_dtype)
+    fully_shard(model, mp_policy=of_root, reshard_after_forward=False, **options)
 
     if sharding.size() > 1:  # over one rank torch averages nothing, but would divide a copy
-        for module in _groups(model):
-            module.set_gradient_divide_factor(1.0)
+        for group in _groups(model):
+            group.set_gradient_divide_factor(1.0)
             # without it gloo refuses the factor (it would need a pre-multiplied sum)
-            module.set_force_sum_reduction_for_comms(True)
+            group.set_force_sum_reduction_for_comms(True)
     _set_prefetch([block for block in blocks if isinstance(block, FSDPModule)], prefetch)
 
 
-def _expert_placement(
-    model: nn.Module, mesh: Mesh, family: Family
-) -> Callable[[nn.Parameter], Any] | None:
+def _expert_placement(model: nn.Module, mesh: Mesh, family: Family) -> Placement | None:
     """How parameters are split that are not split along their first dimension over all shards."""
     experts = {
         param for mlp in sparse_blocks(model, family).values() for param in mlp.experts.parameters()
@@ -159,6 +176,21 @@ class GradientSync:
             for group in group_state._fsdp_param_groups:
                 group.post_backward()
         state._root_post_backward_final_callback()
+
+
+def backward_all(losses: Iterable[Tensor], sync: GradientSync, *, number: int) -> Tensor:
+    """Backward pass of each micro-batch's loss; adds up gradients. Returns the sum, fp64.
+
+    Args:
+        losses: Each is computed when it is asked for, so that one forward pass is held at a time.
+        number: How many there are.
+    """
+    sums: list[Tensor] = []
+    for index, loss in enumerate(losses):
+        sync.before_backward(is_last=index == number - 1)
+        loss.backward()  # type: ignore[no-untyped-call]
+        sums.append(loss.detach().double())
+    return torch.stack(sums).sum()
 
 
 def reshard(model: nn.Module) -> None:

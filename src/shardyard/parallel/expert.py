@@ -37,7 +37,7 @@ def sparse_blocks(model: nn.Module, family: Family) -> dict[str, SparseMLP]:
 
 
 def shard_experts(model: nn.Module, mesh: Mesh, family: Family) -> None:
-    """Split the experts of a model on the meta device over ep and tp, in place."""
+    """Split the experts of a model over ep and tp, in place."""
     layout = mesh.layout
     for mlp in sparse_blocks(model, family).values():
         _split(mlp.experts, mesh)

@@ -7,6 +7,7 @@ stages cross nodes. Parameters are split over dp_shard and cp together: ranks of
 hold the same weights, like ranks that read other samples. ``ep`` takes its ranks from those two.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -71,6 +72,15 @@ class Mesh:
             mesh, shards = self.experts, "expert_shard"
         # a second axis would cost an all-reduce over one rank
         return mesh[shards] if self.layout.dp_replicate == 1 else mesh["dp_replicate", shards]
+
+
+def names_on_all_stages(names: Iterable[str], mesh: Mesh) -> set[str]:
+    """Names that the ranks of a pipeline have, together. All ranks call it."""
+    if mesh.layout.pp == 1:
+        return set(names)
+    by_stage: list[list[str]] = [[] for _ in range(mesh.layout.pp)]
+    dist.all_gather_object(by_stage, list(names), group=mesh.group("pp"))
+    return {name for found in by_stage for name in found}
 
 
 def build_mesh(layout: Layout, device_type: str) -> Mesh:

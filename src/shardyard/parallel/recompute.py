@@ -40,7 +40,7 @@ def apply_recompute(
     blocks: dict[str, nn.Module],
     recompute: str | int | tuple[str, ...],
     *,
-    keys: SampleKeys,
+    keys: SampleKeys | None,
     offload: ActivationOffload | None = None,
 ) -> list[str]:
     """Turn recompute on for the blocks, or the parts of them, that the setting names.
@@ -49,6 +49,7 @@ def apply_recompute(
         blocks: The transformer blocks by full name, in order.
         recompute: none, full, selective, n for every n-th block, or names of modules in a block.
         keys: What dropout asks; in a pipeline later samples have passed when a block is redone.
+            None: dropout is torch's own, and its generator is set back.
         offload: Where ``selective`` keeps results; None: on the device.
 
     Returns:
@@ -102,13 +103,16 @@ def _part_names(block: nn.Module) -> Iterable[str]:
 
 
 def _recompute_in_backward(
-    module: nn.Module, contexts: Callable[[], Any] | None, keys: SampleKeys
+    module: nn.Module, contexts: Callable[[], Any] | None, keys: SampleKeys | None
 ) -> None:
-    # dropout is counter-based, so there is no generator state to keep and restore
-    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    # counter-based dropout has no generator state to keep and restore
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": keys is None}
     if contexts is not None:
         options["context_fn"] = contexts
     forward = module.forward
+    if keys is None:
+        module.forward = partial(checkpoint, forward, **options)
+        return
 
     def with_samples(samples_B: Tensor | None, *args: Any, **kwargs: Any) -> Any:
         later, keys.samples_B = keys.samples_B, samples_B

@@ -33,9 +33,13 @@ TOKENS = 1
 
 
 def shard_tensors(model: nn.Module, mesh: DeviceMesh, family: Family) -> None:
-    """Split a model on the meta device over the one axis of ``mesh``, in place."""
+    """Split a model over the one axis of ``mesh``, in place."""
     group = mesh.get_group()
-    split = _Split(mesh)
+    split = Split(mesh)
+
+    def add_up(x_BLD: Tensor) -> Tensor:
+        return sum_and_split(x_BLD, TOKENS, group)
+
     for block in blocks_of(model, family).values():
         for name in family.gathered:
             module = block.get_submodule(name)
@@ -44,10 +48,10 @@ def shard_tensors(model: nn.Module, mesh: DeviceMesh, family: Family) -> None:
                 if path == name or path.startswith(f"{name}."):
                     inputs.feed(split(block.get_submodule(path), Shard(0)))
         for name in family.rowwise:
-            _sum_after(split(block.get_submodule(name), Shard(1)), group)
+            sum_after(split(block.get_submodule(name), Shard(1)), add_up)
     embedding, head = part_of(model, family.embedding), part_of(model, family.head)
     if embedding is not None:
-        _look_up_share(split(embedding, Shard(0)), mesh)
+        look_up_share(split(embedding, Shard(0)), add_up)
     if head is not None:
         _GatheredTokens(head, group).feed(split(head, Shard(0)))
     for module in model.modules():
@@ -59,7 +63,7 @@ def token_share(tokens_L: Tensor, mesh: DeviceMesh) -> Tensor:
     return tokens_L.chunk(mesh.size())[mesh.get_local_rank()]
 
 
-class _Split:
+class Split:
     """Replaces parameters by their share of them; each parameter once, also where it is tied."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
@@ -84,9 +88,14 @@ class _Split:
 def share_of(
     param: nn.Parameter, mesh: DeviceMesh, placements: Sequence[Placement]
 ) -> nn.Parameter:
-    """This rank's share of a parameter on the meta device, one placement for each mesh axis."""
-    shape, _ = compute_local_shape_and_global_offset(param.shape, mesh, placements)
-    local = torch.empty(shape, dtype=param.dtype, device=param.device)
+    """This rank's share of a parameter, with its values; one placement for each mesh axis."""
+    shape, offsets = compute_local_shape_and_global_offset(param.shape, mesh, placements)
+    local = param.detach()
+    for dim, (offset, size) in enumerate(zip(offsets, shape, strict=True)):
+        local = local.narrow(dim, offset, size)
+    local = local.clone(memory_format=torch.contiguous_format)  # the whole can then be freed
+    if not local.is_meta:
+        local = local.to(mesh.device_type)
     share = DTensor.from_local(
         local, mesh, placements, run_check=False, shape=param.shape, stride=param.stride()
     )
@@ -207,30 +216,32 @@ class _Product(torch.autograd.Function):
         return *ctx.multiply.gradients(grads[0], x_BLD, weight), None, None, None
 
 
-def _sum_after(module: nn.Module, group: dist.ProcessGroup) -> None:
-    """Add up what the ranks' shares of a matrix contribute; each keeps its share of the tokens."""
+def sum_after(module: nn.Module, add_up: Callable[[Tensor], Tensor]) -> None:
+    """Add up what the ranks' shares of a matrix contribute."""
     assert isinstance(module, nn.Linear)
     multiply = product_of(module)
 
-    def forward(x_BLD: Tensor) -> Tensor:
-        summed_BlD = sum_and_split(multiply(x_BLD, module.weight), TOKENS, group)
-        return summed_BlD if module.bias is None else summed_BlD + module.bias
+    def forward(x: Tensor) -> Tensor:
+        summed = add_up(multiply(x, module.weight))
+        return summed if module.bias is None else summed + module.bias
 
     compute_on_shares(module, forward)
 
 
-def _look_up_share(module: nn.Module, mesh: DeviceMesh) -> None:
+def look_up_share(module: nn.Module, add_up: Callable[[Tensor], Tensor]) -> None:
     """Each rank looks up the tokens whose rows it holds; the others' are zero in its sum."""
     assert isinstance(module, nn.Embedding) and isinstance(module.weight, DTensor)
     _, (first, _) = compute_local_shape_and_global_offset(
-        module.weight.shape, mesh, module.weight.placements
+        module.weight.shape, module.weight.device_mesh, module.weight.placements
     )
+    padding = None if module.padding_idx is None else module.padding_idx - first
 
-    def forward(tokens_BL: Tensor) -> Tensor:
-        row_BL = tokens_BL - first
-        outside_BL = (row_BL < 0) | (row_BL >= module.weight.shape[0])
-        x_BLD = F.embedding(row_BL.masked_fill(outside_BL, 0), module.weight)
-        x_BLD = x_BLD.masked_fill(outside_BL[..., None], 0.0)
-        return sum_and_split(x_BLD, TOKENS, mesh.get_group())
+    def forward(tokens: Tensor) -> Tensor:
+        rows = module.weight.shape[0]
+        row = tokens - first
+        is_outside = (row < 0) | (row >= rows)
+        own_padding = padding if padding is not None and 0 <= padding < rows else None
+        x = F.embedding(row.masked_fill(is_outside, 0), module.weight, own_padding)
+        return add_up(x.masked_fill(is_outside[..., None], 0.0))
 
     compute_on_shares(module, forward)

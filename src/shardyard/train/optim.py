@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shardyard.config.schema import Optim
+from shardyard.parallel.gradients import local_part, square_sum
 from shardyard.parallel.precision import DTYPES
 
 _WIDENED_ELEMENTS = 2**26
@@ -42,7 +43,7 @@ class ShardOptimizer:
         """
         self._params = dict(model.named_parameters())
         self._shards = {
-            name: nn.Parameter(_local(param.detach())) for name, param in self._params.items()
+            name: nn.Parameter(local_part(param.detach())) for name, param in self._params.items()
         }
         groups = [
             {"params": self._of_dim(2, 9), "weight_decay": optim.weight_decay},
@@ -60,17 +61,8 @@ class ShardOptimizer:
         return [shard for shard in self._shards.values() if least <= shard.dim() <= most]
 
     def square_sum(self) -> Tensor:
-        """This rank's share of the squared global norm of the gradients, fp64.
-
-        Each element counts once over all ranks: one that several hold counts in parts.
-        """
-        by_holders: dict[int, list[Tensor]] = {}
-        for param in self._params.values():
-            if param.grad is not None:
-                by_holders.setdefault(_holders(param), []).append(_local(param.grad))
-        norms = {n: torch.nn.utils.get_total_norm(found) for n, found in by_holders.items()}
-        shares = [norm.double() ** 2 / holders for holders, norm in norms.items()]
-        return torch.stack(shares).sum()
+        """This rank's share of the squared global norm of the gradients, fp64."""
+        return square_sum(self._params.values())
 
     def step(self, *, lr: float, divisor: Tensor, skip: Tensor) -> None:
         """Divide the gradients and apply them, or leave everything as it is where ``skip`` is 1.
@@ -90,7 +82,7 @@ class ShardOptimizer:
         held, wide = [], []
         for name in names:
             shard, param = self._shards[name], self._params[name]
-            shard.grad = None if param.grad is None else _local(param.grad)
+            shard.grad = None if param.grad is None else local_part(param.grad)
             param.grad = None
             self._torch.state[shard] = state = dict(self._states[name])
             for key, value in state.items():
@@ -144,18 +136,6 @@ def _zero_state(shard: Tensor, optim: Optim, dtype: torch.dtype) -> dict[str, Te
         step = torch.zeros((), dtype=torch.float32, device=shard.device)
         return {"step": step, "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
     return {"momentum_buffer": zeros} if optim.momentum else {}
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _holders(param: Tensor) -> int:
-    """How many ranks hold the same part of a parameter."""
-    if not isinstance(param, DTensor):
-        return 1
-    sizes = zip(param.placements, param.device_mesh.shape, strict=True)
-    return math.prod(size for placement, size in sizes if placement.is_replicate())
 
 
 def _placed_like(param: Tensor, value: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from shardyard.observe.metrics import MetricLines, read_flop_budget
 from shardyard.observe.sinks import Sink, open_sinks
 from shardyard.parallel.apply import parallelize
 from shardyard.parallel.device import peak_memory_bytes, select_device
-from shardyard.parallel.mesh import Mesh, build_mesh
+from shardyard.parallel.mesh import Mesh, build_mesh, names_on_all_stages
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import read_resolved
 from shardyard.tasks.causal_lm import CausalLM
@@ -116,7 +116,9 @@ def set_up(run_dir: RunDir, attempt: int, hooks: Hooks, *, local_rank: int) -> T
         timeout_s=recipe.elastic.collective_timeout_s,
     )
     tensors = optimizer.tensors()
-    progress = _fill(resolved, task, tensors, stepper, chosen, of_others=_names(tensors, mesh))
+    progress = _fill(
+        resolved, task, tensors, stepper, chosen, of_others=names_on_all_stages(tensors, mesh)
+    )
     load_s = time.monotonic() - started_load
     training = Training(
         run_dir=run_dir,
@@ -241,15 +243,6 @@ def build_optimizer(recipe: Recipe, task: CausalLM, *, device: torch.device) -> 
     task.model.train()
     states = recipe.precision.optimizer_states
     return ShardOptimizer(task.model, recipe.optim, states=states)
-
-
-def _names(tensors: dict[str, Tensor], mesh: Mesh) -> set[str]:
-    """Names of the tensors of all pipeline stages: a checkpoint holds them together."""
-    if mesh.layout.pp == 1:
-        return set(tensors)
-    by_stage: list[list[str]] = [[] for _ in range(mesh.layout.pp)]
-    dist.all_gather_object(by_stage, list(tensors), group=mesh.group("pp"))
-    return {name for names in by_stage for name in names}
 
 
 def _fill(

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardyard.data.loader import IGNORED, MicroBatch
-from shardyard.parallel.data import GradientSync
 from shardyard.parallel.mesh import Mesh
+from shardyard.tasks.accumulate import Accumulator
 from shardyard.tasks.causal_lm import CausalLM
 from shardyard.train.optim import ShardOptimizer
 
@@ -87,7 +87,7 @@ class Stepper:
         self._mesh = mesh
         self._device = device
         self._grad_clip = grad_clip
-        self._sync = None if task.pipeline else GradientSync(task.model, mesh.layout)
+        self._accumulate = Accumulator(task, mesh.layout, device=device)
         self.skipped_in_row = torch.zeros((), dtype=torch.float64, device=device)
 
     def run(self, batches: Sequence[MicroBatch], *, lr: float, drain: bool) -> PendingResult:
@@ -120,24 +120,7 @@ class Stepper:
         """
         # still in host memory
         tokens = sum(int((batch.targets_BL != IGNORED).sum()) for batch in batches)
-        if self._sync is None:
-            return self._through_pipeline(batches), tokens
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
-        for index, batch in enumerate(batches):
-            loss = self._task.loss_sum(batch.to(self._device))
-            self._sync.before_backward(is_last=index == len(batches) - 1)
-            loss.backward()  # type: ignore[no-untyped-call]
-            loss_sum += loss.detach()
-        return loss_sum, tokens
-
-    def _through_pipeline(self, batches: Sequence[MicroBatch]) -> Tensor:
-        task, on_device = self._task, [batch.to(self._device) for batch in batches]
-        assert task.pipeline is not None
-        return task.pipeline.accumulate(
-            [task.inputs(batch) for batch in on_device],
-            [task.targets(batch) for batch in on_device],
-            task.token_losses,
-        )
+        return self._accumulate(batches), tokens
 
     def _apply(self, loss: Tensor, norm: Tensor, *, tokens: Tensor, lr: float) -> None:
         """Divide, clip and apply the gradients, or skip the step if it is not finite."""

@@ -1,0 +1,20 @@
+"""Shardyard in somebody's own loop: what ``import shardyard`` offers, see docs/library.md."""
+
+from shardyard.library.checkpoint import Loaded, load_checkpoint, save_checkpoint
+from shardyard.library.mesh import build_mesh
+from shardyard.library.model import fill_weights, parallelize
+from shardyard.library.step import accumulate, clip_gradients, evaluate
+from shardyard.parallel.mesh import Mesh
+
+__all__ = [
+    "Loaded",
+    "Mesh",
+    "accumulate",
+    "build_mesh",
+    "clip_gradients",
+    "evaluate",
+    "fill_weights",
+    "load_checkpoint",
+    "parallelize",
+    "save_checkpoint",
+]

@@ -1,0 +1,199 @@
+"""Save and load a model and any torch optimizer in the checkpoint format of runs.
+
+Durable when the call returns, without pickle, and loaded into any layout.
+"""
+
+import json
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from shardyard.checkpoint.load import choose, load_tensors, read_shapes, read_values
+from shardyard.checkpoint.save import Saver
+from shardyard.errors import CheckpointError, RequestError
+from shardyard.library.state import Sharded, sharded
+from shardyard.parallel.mesh import names_on_all_stages
+
+_TIMEOUT_S = 600.0
+"""How long ranks wait for each other before a load, as elastic.collective_timeout_s."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """What a checkpoint held beside tensors."""
+
+    step: int
+    values: dict[str, Any]
+    """As they were given to ``save_checkpoint``."""
+
+
+def save_checkpoint(
+    folder: str | Path,
+    model: nn.Module,
+    optimizer: Optimizer | None = None,
+    *,
+    step: int,
+    values: dict[str, Any] | None = None,
+    keep_last: int = 2,
+) -> None:
+    """Write ``folder/step-<8 digits>``, then let ``folder/latest`` name it. All ranks call it.
+
+    Args:
+        folder: Seen by all ranks.
+        values: Anything else that JSON can hold, for instance a scheduler's ``state_dict()``.
+        keep_last: Newest checkpoints kept.
+
+    Raises:
+        CheckpointError: It could not be written; earlier ones are intact. The same on every rank.
+        RequestError: ``values`` are no JSON, or the optimizer keeps what is no tensor.
+    """
+    parts = sharded(model)
+    groups = [] if optimizer is None else [_plain(group) for group in optimizer.param_groups]
+    content = {"step": step, "values": values or {}, "groups": groups}
+    try:
+        json.dumps(content, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise RequestError(
+            f"save_checkpoint(values=...) cannot be written as JSON: {error}. A checkpoint holds "
+            "tensors and JSON, as anything else could run code when it is read. Give numbers, "
+            "texts, lists and dicts."
+        ) from error
+    saver = Saver(
+        Path(folder),
+        group=parts.control,
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        keep_last=keep_last,
+    )
+    try:
+        saver.save(step, _tensors(parts, optimizer), content)
+        saver.wait()
+    finally:
+        saver.close()
+
+
+def load_checkpoint(
+    folder: str | Path, model: nn.Module, optimizer: Optimizer | None = None
+) -> Loaded | None:
+    """Load the newest sound checkpoint, whatever layout wrote it. All ranks call it.
+
+    Damaged ones are passed over with a warning.
+
+    Args:
+        optimizer: Gets its state and its groups' settings (learning rate, ...) back; None: it
+            begins anew.
+
+    Returns:
+        None if there is no checkpoint; nothing has changed then.
+
+    Raises:
+        CheckpointError: There are checkpoints but none is sound, or it is of something else.
+    """
+    parts = sharded(model)
+    chosen = choose(
+        Path(folder),
+        group=parts.control,
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        timeout_s=_TIMEOUT_S,
+    )
+    if chosen is None:
+        return None
+    for damaged in chosen.damaged:
+        warnings.warn(f"{damaged}. An older one is loaded.", stacklevel=2)
+    values = read_values(chosen.path)
+    if {"step", "values", "groups"} - values.keys():  # written by a run
+        values = {"step": chosen.step, "values": values, "groups": None}
+    has_state = any(name.startswith("optim.") for name in read_shapes(chosen.path))
+    if optimizer is not None and has_state:
+        _make_state(optimizer)
+    tensors = _tensors(parts, optimizer if has_state else None)
+    of_others = names_on_all_stages(tensors, parts.mesh)
+    # without an optimizer only the model is read
+    load_tensors(chosen.path, tensors, of_others=of_others, allow_extra=optimizer is None)
+    if optimizer is not None and values["groups"] is not None:
+        _set_groups(optimizer, values["groups"], chosen.path)
+    parts.has_weights = True
+    return Loaded(step=values["step"], values=values["values"])
+
+
+def _tensors(parts: Sharded, optimizer: Optimizer | None) -> dict[str, Tensor]:
+    """``model.<parameter>`` and ``optim.<state>.<parameter>``, as in the checkpoints of runs."""
+    tensors: dict[str, Tensor] = {
+        f"model.{name}": param.detach() for name, param in parts.params.items()
+    }
+    if optimizer is None:
+        return tensors
+    names: dict[Tensor, str] = {param: name for name, param in parts.params.items()}
+    for param, state in optimizer.state.items():
+        if param not in names:
+            raise RequestError(
+                f"{type(optimizer).__name__} has parameters that are not the model's, as they are "
+                "now. Make the optimizer after parallelize(), of model.parameters()."
+            )
+        for key, value in state.items():
+            tensors[f"optim.{key}.{names[param]}"] = _state(value, key, optimizer, param)
+    return tensors
+
+
+def _state(value: Any, key: str, optimizer: Optimizer, param: Tensor) -> Tensor:
+    if isinstance(value, DTensor) or (isinstance(value, Tensor) and value.dim() == 0):
+        return value
+    if isinstance(value, Tensor) and not isinstance(param, DTensor):
+        return value
+    raise RequestError(
+        f"{type(optimizer).__name__} keeps {key!r} as a {type(value).__name__} without a place in "
+        "the whole, so that no other layout could load it. Use an optimizer whose state has the "
+        "form of its parameters (AdamW, SGD, Adagrad, ...), or save without the optimizer."
+    )
+
+
+def _plain(group: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a group, without its parameters and what is no JSON."""
+    settings = {
+        key: value.item() if isinstance(value, Tensor) else value
+        for key, value in group.items()
+        if key != "params"
+    }
+    plain = (bool, int, float, str, list, tuple, type(None))
+    return {key: value for key, value in settings.items() if isinstance(value, plain)}
+
+
+def _set_groups(optimizer: Optimizer, saved: list[dict[str, Any]], path: Path) -> None:
+    if len(saved) != len(optimizer.param_groups):
+        raise CheckpointError(
+            f"{path} was written with {len(saved)} groups of parameters in the optimizer, this one "
+            f"has {len(optimizer.param_groups)}. Their learning rates cannot be given back. Make "
+            "the optimizer as it was made then."
+        )
+    for group, settings in zip(optimizer.param_groups, saved, strict=True):
+        for key, value in settings.items():
+            was = group.get(key)
+            if isinstance(was, Tensor):
+                was.fill_(value)
+            else:
+                group[key] = tuple(value) if isinstance(was, tuple) else value
+
+
+@torch.no_grad()
+def _make_state(optimizer: Optimizer) -> None:
+    """Let the optimizer make its state, by a step that changes nothing; a load overwrites it."""
+    if optimizer.state:
+        return
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], Tensor) else 0.0
+        for param in group["params"]:
+            if param.requires_grad:
+                param.grad = torch.zeros_like(param)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate

@@ -1,0 +1,308 @@
+"""A transformers model of a family that recipes train, split as a recipe would be.
+
+Shape suffixes: B = samples, L = tokens of a sample.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from shardyard.config.auto import Facts
+from shardyard.config.check import compile_problems
+from shardyard.config.legality import problems
+from shardyard.config.load import load_recipe
+from shardyard.config.model_source import shape_of_config
+from shardyard.config.presets import ModelShape
+from shardyard.config.resolve import resolve_known
+from shardyard.config.schema import Recipe
+from shardyard.config.trainable import trainable_problems
+from shardyard.data.loader import IGNORED, MicroBatch
+from shardyard.errors import Problem, RecipeError, RequestError
+from shardyard.library.mesh import devices_per_node
+from shardyard.library.state import Loss
+from shardyard.models.attention import NAME
+from shardyard.models.build import give_storage, replace_experts
+from shardyard.models.families import FAMILIES, family_of
+from shardyard.parallel import apply
+from shardyard.parallel.data import reshard
+from shardyard.parallel.mesh import Mesh
+from shardyard.tasks.accumulate import Accumulator
+from shardyard.tasks.causal_lm import CausalLM
+
+_SECTIONS = {
+    "attend_across_documents": "data",
+    "compile": "model",
+    "compute": "precision",
+    "cp_exchange": "parallel",
+    "output": "precision",
+    "prefetch": "parallel",
+    "recompute": "memory",
+    "reduce": "precision",
+    "router_aux_loss": "model",
+    "router_z_loss": "model",
+    "schedule": "parallel",
+    "virtual_stages": "parallel",
+}
+"""Setting that ``parallelize`` takes -> its section in a recipe."""
+
+_ELSE = {"router_aux_loss": 0.0, "router_z_loss": 0.0}
+"""What is not a recipe's default: transformers adds no such loss unless it is asked to."""
+
+_BATCH = ("input_ids", "labels", "position_ids")
+
+
+def shard_known(
+    model: nn.Module,
+    mesh: Mesh,
+    *,
+    device: torch.device,
+    seq_len: int | None,
+    options: Mapping[str, Any],
+) -> "KnownModel":
+    """Change a model of a known family in place.
+
+    Raises:
+        RecipeError: Settings that are wrong, or do not fit the model or the mesh.
+        RequestError: The model is of no known family, or has what is not built.
+    """
+    shape = _shape(model)
+    assert isinstance(model, PreTrainedModel)
+    recipe = request(mesh, options, shape=shape, seq_len=seq_len)
+    on_meta = next(model.parameters()).is_meta
+    model.float()  # master weights
+    model.set_attn_implementation(NAME)
+    replace_experts(model, shape)
+    family = family_of(shape.model_type)
+    task = apply.parallelize(model, mesh, recipe=recipe, shape=shape, family=family)
+    if on_meta:
+        give_storage(model, device)
+    return KnownModel(task, mesh, device=device, shape=shape, recipe=recipe, seq_len=seq_len)
+
+
+def request(
+    mesh: Mesh, options: Mapping[str, Any], *, shape: ModelShape | None, seq_len: int | None
+) -> Recipe:
+    """The recipe that asks for this mesh and these settings, resolved.
+
+    Args:
+        shape: Of the model; None: one that is not known.
+
+    Raises:
+        RecipeError: Something in it is wrong; all that is.
+    """
+    unknown = [name for name in options if name not in _SECTIONS]
+    if unknown:
+        raise RequestError(
+            f"parallelize() has no setting {unknown[0]}. It takes seq_len, blocks, plan, and of a "
+            f"recipe's settings: {', '.join(_SECTIONS)}."
+        )
+    layout = mesh.layout
+    node = devices_per_node(layout.world_size)
+    asked: dict[str, Any] = {
+        "cluster.device": mesh.dense.device_type,
+        "cluster.devices": node,
+        "cluster.nodes": layout.world_size // node,
+    }
+    for axis in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "zero"):
+        asked[f"parallel.{axis}"] = getattr(layout, axis)
+    for name, value in {**_ELSE, **options}.items():
+        asked[f"{_SECTIONS[name]}.{name}"] = value
+    if seq_len is not None:
+        asked["data.seq_len"] = seq_len
+    if shape is not None and not shape.is_causal:
+        asked["task.name"] = "masked_lm"
+    try:
+        recipe = load_recipe(
+            (), [f"{name}={json.dumps(value, default=str)}" for name, value in asked.items()]
+        )
+        recipe = resolve_known(recipe, Facts(shape=shape)).recipe
+        found = _problems(recipe, shape=shape, seq_len=seq_len, node=node)
+    except RecipeError as error:
+        found = list(error.problems)
+    if found:
+        raise RecipeError(found, "parallelize()")
+    return recipe
+
+
+def _problems(
+    recipe: Recipe, *, shape: ModelShape | None, seq_len: int | None, node: int
+) -> list[Problem]:
+    parallel = recipe.parallel
+    found = problems(
+        parallel,
+        world_size=recipe.cluster.nodes * node,
+        devices_per_node=node,
+        shape=shape,
+        seq_len=seq_len,
+    )
+    found += [*trainable_problems(recipe), *compile_problems(recipe)]
+    split = [f"{axis}={getattr(parallel, axis)}" for axis in ("cp", "tp", "pp")]
+    split = [axis for axis in split if not axis.endswith("=1")]
+    if shape is not None and seq_len is None and split:
+        text = (
+            f"is not given, and {', '.join(split)} splits samples or hands them on: every rank "
+            "must know their length beforehand. Give seq_len, the tokens of every sample."
+        )
+        found.append(Problem("seq_len", text))
+    return found
+
+
+def _shape(model: nn.Module) -> ModelShape:
+    """Sizes of a model of a known family."""
+    name = type(model).__name__
+    config = getattr(model, "config", None)
+    model_type = getattr(config, "model_type", None)
+    if not isinstance(model, PreTrainedModel) or model_type not in FAMILIES:
+        raise RequestError(
+            f"{name} is of none of the families whose parts are known: "
+            f"{', '.join(sorted(FAMILIES))}. Say what to shard one by one with blocks=, for "
+            'instance blocks="layers", and how tp splits it with plan=.'
+        )
+    wanted = "ForMaskedLM" if model_type == "bert" else "ForCausalLM"
+    if not name.endswith(wanted):
+        raise RequestError(
+            f"{name}: of {model_type} the model with its head is known, ...{wanted}. Load that "
+            "one, or treat this one as a module of your own with blocks= and plan=."
+        )
+    content = model.config.to_dict()
+    if model_type == "bert":
+        return _bert_shape(content, name)
+    return shape_of_config(content, f"the config of {name}", is_random=False)
+
+
+def _bert_shape(config: Mapping[str, Any], name: str) -> ModelShape:
+    wanted = {"hidden_act": "gelu", "hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
+    for key, value in wanted.items():
+        if config[key] != value:
+            raise RequestError(
+                f"the config of {name} has {key}={config[key]!r}; here only {value!r} is built, as "
+                "the other would depend on the layout or is not known. Set it in the config."
+            )
+    return ModelShape(
+        model_type="bert",
+        vocab_size=config["vocab_size"],
+        hidden_size=config["hidden_size"],
+        intermediate_size=config["intermediate_size"],
+        num_hidden_layers=config["num_hidden_layers"],
+        num_attention_heads=config["num_attention_heads"],
+        num_key_value_heads=config["num_attention_heads"],
+        max_position_embeddings=config["max_position_embeddings"],
+        rms_norm_eps=config["layer_norm_eps"],
+        tie_word_embeddings=config["tie_word_embeddings"],
+    )
+
+
+class KnownModel:
+    """Computes batches as transformers' models read them: ``input_ids`` and ``labels``, (B, L)."""
+
+    def __init__(
+        self,
+        task: CausalLM,
+        mesh: Mesh,
+        *,
+        device: torch.device,
+        shape: ModelShape,
+        recipe: Recipe,
+        seq_len: int | None,
+    ) -> None:
+        self._task = task
+        self._mesh = mesh
+        self._device = device
+        self._accumulate = Accumulator(task, mesh.layout, device=device)
+        self._is_causal = shape.is_causal
+        self._attend_across = recipe.data.attend_across_documents
+        self._seq_len = seq_len
+        self._form: tuple[int, ...] | None = None
+        """Micro-batches of the last step, samples in one, tokens of one."""
+
+    def check(self, batches: Sequence[Any], loss: Loss | None) -> None:
+        """Refuse batches of another form."""
+        if loss is not None:
+            raise RequestError(
+                f"loss= is for modules of your own; {type(self._task.model).__name__} has its "
+                "loss, cross-entropy of the labels. Leave it out."
+            )
+        for batch in batches:
+            self._check(batch)
+        if self._task.pipeline is None:
+            return
+        sizes = {tuple(batch["input_ids"].shape) for batch in batches}
+        if len(sizes) > 1:
+            raise RequestError(
+                f"micro-batches of {len(sizes)} sizes in one step: {sorted(sizes)}. The stages of "
+                "a pipeline hand on tensors of one size. Pad with labels of -100."
+            )
+
+    def _check(self, batch: Any) -> None:
+        keys = sorted(batch) if isinstance(batch, Mapping) else None
+        if keys is None or not {"input_ids", "labels"} <= {*keys} <= {*_BATCH}:
+            has = f"the keys {', '.join(keys)}" if keys else f"the type {type(batch).__name__}"
+            raise RequestError(
+                f"a batch has {has}. It must be a dict of input_ids and labels, with position_ids "
+                "where samples hold several documents. There is no attention_mask: pad on the "
+                "right, and give padding the label -100."
+            )
+        shape = tuple(batch["input_ids"].shape)
+        others = [key for key in keys if tuple(batch[key].shape) != shape]
+        if len(shape) != 2 or others:
+            found = ", ".join(f"{key} {tuple(batch[key].shape)}" for key in keys)
+            raise RequestError(f"a batch has {found}. All must be (samples, tokens), alike.")
+        if self._seq_len is not None and shape[1] != self._seq_len:
+            raise RequestError(
+                f"a batch has samples of {shape[1]} tokens; parallelize() was told seq_len="
+                f"{self._seq_len}. Pad or cut to that, or give another seq_len."
+            )
+        if "position_ids" in keys and self._attend_across:
+            raise RequestError(
+                "a batch has position_ids, which say where documents begin, but tokens attend to "
+                "earlier documents too. Call parallelize(..., attend_across_documents=False), or "
+                "leave position_ids out."
+            )
+
+    def backward(self, batches: Sequence[Any], loss: Loss | None) -> tuple[Tensor, int]:  # noqa: ARG002
+        """Forward and backward passes of all micro-batches."""
+        read = self._read(batches)
+        form = (len(read), *read[0].tokens_BL.shape)
+        if self._task.pipeline is not None and self._form not in (None, form):
+            raise RequestError(
+                f"a step of (micro-batches, samples, tokens) {form} follows one of {self._form}. "
+                "The schedule of a pipeline is made once. Give equally many in every step."
+            )
+        self._form = form
+        return self._part(self._accumulate(read)), self._tokens(read)
+
+    def forward(self, batches: Sequence[Any], loss: Loss | None) -> tuple[Tensor, int]:  # noqa: ARG002
+        """Forward passes alone."""
+        read = self._read(batches)
+        losses = [self._task.loss_sum(batch.to(self._device)).double() for batch in read]
+        reshard(self._task.model)
+        return self._part(torch.stack(losses).sum()), self._tokens(read)
+
+    def _part(self, loss_sum: Tensor) -> Tensor:
+        # the other ranks of tp have computed the same loss
+        return loss_sum if self._mesh.tensor_rank == 0 else torch.zeros_like(loss_sum)
+
+    def _tokens(self, batches: Sequence[MicroBatch]) -> int:
+        if not self._mesh.speaks_for_samples:
+            return 0
+        return sum(int((batch.targets_BL != IGNORED).sum()) for batch in batches)
+
+    def _read(self, batches: Sequence[Mapping[str, Tensor]]) -> list[MicroBatch]:
+        return [self._micro_batch(batch) for batch in batches]
+
+    def _micro_batch(self, batch: Mapping[str, Tensor]) -> MicroBatch:
+        tokens_BL, targets_BL = batch["input_ids"].long(), batch["labels"].long()
+        if self._is_causal:  # labels are those of the tokens themselves
+            targets_BL = torch.cat(
+                [targets_BL[:, 1:], torch.full_like(targets_BL[:, :1], IGNORED)], dim=1
+            )
+        samples, length = tokens_BL.shape
+        positions_BL = batch.get("position_ids")
+        if positions_BL is None:
+            positions_BL = torch.arange(length, device=tokens_BL.device).expand(samples, -1)
+        rows_B = torch.arange(samples, device=tokens_BL.device)
+        return MicroBatch(tokens_BL, targets_BL, positions_BL.long(), rows_B)

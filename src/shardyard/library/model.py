@@ -1,0 +1,147 @@
+"""Split a model over a mesh: one of a known family, or a module of the user's own."""
+
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypedDict, TypeVar, Unpack
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shardyard.errors import RequestError
+from shardyard.library.known import shard_known
+from shardyard.library.mesh import local_device
+from shardyard.library.own import shard_own
+from shardyard.library.state import Computation, Sharded, attach, is_sharded, sharded
+from shardyard.models import build
+from shardyard.parallel.mesh import Mesh
+
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+
+
+class Options(TypedDict, total=False):
+    """Settings of a recipe by their last name; docs/settings.md says what each does."""
+
+    attend_across_documents: bool
+    compile: bool
+    compute: str
+    cp_exchange: str
+    output: str
+    prefetch: int
+    recompute: str | int | tuple[str, ...]
+    reduce: str
+    router_aux_loss: float
+    router_z_loss: float
+    schedule: str
+    virtual_stages: int
+
+
+def parallelize(
+    model: AnyModule,
+    mesh: Mesh,
+    *,
+    seq_len: int | None = None,
+    blocks: str | Sequence[str] | None = None,
+    plan: Mapping[str, str] | None = None,
+    **options: Unpack[Options],
+) -> AnyModule:
+    """Split a model over a mesh, in place. All ranks call it with the same model.
+
+    Without ``blocks`` the model is a transformers model of a family that recipes train; its own
+    ``forward`` then gives way to ``accumulate`` and ``evaluate``. With ``blocks`` it is any module,
+    which is called as before.
+
+    Args:
+        seq_len: Tokens of every sample; needed where cp, tp or pp is above 1.
+        blocks: Modules to shard one by one: the name of a list of modules, or of modules.
+        plan: How tp splits modules: name or pattern -> columns, rows or vocabulary.
+
+    Returns:
+        The model. Weights it has stay; on the meta device ``fill_weights`` or ``load_checkpoint``
+        brings them.
+
+    Raises:
+        RecipeError: Settings that are wrong, or do not fit the model; all of them.
+        RequestError: The model cannot be split, or the ranks do not hold the same one.
+    """
+    if is_sharded(model):
+        raise RequestError(
+            f"this {type(model).__name__} has been through parallelize() already; it would be "
+            "split twice. Call it once, on a model as it was built or loaded."
+        )
+    has_weights = _has_weights(model)
+    device = local_device(mesh.dense.device_type)
+    control: dist.ProcessGroup = dist.new_group(backend="gloo")
+    is_known = blocks is None and plan is None
+    if has_weights:
+        _refuse_differing_weights(model, control)
+    computation: Computation
+    if is_known:
+        computation = shard_known(model, mesh, device=device, seq_len=seq_len, options={**options})
+    else:
+        names = (blocks,) if isinstance(blocks, str) else tuple(blocks or ())
+        given = {**options} if seq_len is None else {**options, "seq_len": seq_len}
+        computation = shard_own(model, mesh, blocks=names, plan=plan or {}, options=given)
+    attach(
+        model,
+        Sharded(
+            mesh=mesh,
+            device=device,
+            computation=computation,
+            params=dict(model.named_parameters()),
+            has_weights=has_weights,
+            is_known=is_known,
+            control=control,
+        ),
+    )
+    return model
+
+
+def fill_weights(model: nn.Module, folder: str | Path | None = None, *, seed: int = 0) -> None:
+    """Give a model from the meta device its weights; each rank reads or makes what it holds.
+
+    Args:
+        folder: A Hugging Face folder with safetensors; None: random weights.
+        seed: Of random weights, which are the same in every layout.
+
+    Raises:
+        DataError: The folder holds weights of another model, or damaged ones.
+        RequestError: The model is not one that was split as a known family.
+    """
+    parts = sharded(model)
+    if not parts.is_known:
+        raise RequestError(
+            f"fill_weights() knows the weights of transformers' families, not those of a "
+            f"{type(model).__name__} of your own. Build it with its weights before parallelize(); "
+            "each rank keeps its share."
+        )
+    build.fill_weights(model, folder=None if folder is None else Path(folder), seed=seed)
+    parts.has_weights = True
+
+
+def _has_weights(model: nn.Module) -> bool:
+    on_meta = [name for name, param in model.named_parameters() if param.is_meta]
+    count = sum(1 for _ in model.parameters())
+    if on_meta and len(on_meta) < count:
+        raise RequestError(
+            f"{len(on_meta)} of the model's {count} parameters are on the meta device, the first "
+            f"is {on_meta[0]}; the others have values. Build all of it in one way."
+        )
+    return not on_meta
+
+
+def _refuse_differing_weights(model: nn.Module, control: dist.ProcessGroup) -> None:
+    """A rank keeps its share of what it holds, so all must hold the same."""
+    sums = [float(param.detach().sum(dtype=torch.float64)) for param in model.parameters()]
+    digest = zlib.crc32(struct.pack(f"{len(sums)}d", *sums))
+    digests = [0] * dist.get_world_size(control)
+    dist.all_gather_object(digests, digest, group=control)
+    other = next((rank for rank, found in enumerate(digests) if found != digests[0]), None)
+    if other is not None:
+        raise RequestError(
+            f"rank {other} has built the model with other weights than rank 0. Each rank keeps its "
+            "share of what it has, so the parts would not fit together. Seed all ranks alike "
+            "(torch.manual_seed) before the model is built, or load the same files."
+        )

@@ -1,0 +1,139 @@
+"""One step in somebody's own loop: gradients, their norm, and an evaluation, the same everywhere.
+
+Losses are sums over what is predicted on all ranks and in all micro-batches, divided once by how
+many there are. So no layout, and no split of a step into micro-batches, changes the step.
+"""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from shardyard.errors import RequestError
+from shardyard.library.state import Loss, Sharded, sharded
+from shardyard.parallel.gradients import local_part, square_sum
+
+
+def accumulate(model: nn.Module, batches: Sequence[Any], loss: Loss | None = None) -> Tensor:
+    """Forward and backward passes of a step's micro-batches. All ranks call it together.
+
+    Afterwards ``.grad`` of the parameters is the gradient of the mean that is returned; nothing is
+    left to divide.
+
+    Args:
+        batches: This rank's micro-batches, equally many on all ranks; ranks that split samples or
+            the model (cp, tp, pp) get the same ones. Of a known family each is a dict of
+            ``input_ids`` and ``labels``, (samples, tokens).
+        loss: Of a module of one's own: (model, batch) -> (sum of losses, how many they are).
+
+    Returns:
+        Mean loss over all that was predicted in the step, on every rank; fp64, 0 if nothing was.
+
+    Raises:
+        RequestError: Gradients of an earlier step are still there, or the batches do not fit.
+    """
+    parts = _ready(model, batches, loss)
+    left = next((name for name, param in parts.params.items() if param.grad is not None), None)
+    if left is not None:
+        raise RequestError(
+            f"{left} has a gradient from before: this step's would be added to it and both divided "
+            "by the tokens of this one. Call optimizer.zero_grad() after each step; for several "
+            "micro-batches a step pass all of them in one call."
+        )
+    loss_sum, count = parts.computation.backward(batches, loss)
+    mean, divisor = _mean(loss_sum, count, parts)
+    _divide(parts, divisor)
+    return mean
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, batches: Sequence[Any], loss: Loss | None = None) -> Tensor:
+    """Mean loss over batches of all ranks, without gradients; arguments as for ``accumulate``."""
+    parts = _ready(model, batches, loss)
+    was_training = model.training
+    model.eval()
+    loss_sum, count = parts.computation.forward(batches, loss)
+    model.train(was_training)
+    return _mean(loss_sum, count, parts)[0]
+
+
+@torch.no_grad()
+def clip_gradients(model: nn.Module, max_norm: float) -> Tensor:
+    """Scale gradients down to a global norm of at most ``max_norm``. All ranks call it together.
+
+    Returns:
+        The norm before, over all parameters on all ranks; fp64, not finite if a gradient is not.
+
+    Raises:
+        RequestError: There are no gradients.
+    """
+    parts = sharded(model)
+    if all(param.grad is None for param in parts.params.values()):
+        raise RequestError(
+            "there are no gradients to clip. Call shardyard.accumulate(model, batches) before, and "
+            "optimizer.zero_grad() after the optimizer's step."
+        )
+    total = square_sum(parts.params.values())
+    dist.all_reduce(total)
+    norm = total.sqrt()
+    _divide(parts, (norm / max_norm).clamp(min=1.0))
+    return norm
+
+
+def _ready(model: nn.Module, batches: Sequence[Any], loss: Loss | None) -> Sharded:
+    """Refuse what would hang, or train on garbage."""
+    parts = sharded(model)
+    if not parts.has_weights:
+        raise RequestError(
+            "the model was split on the meta device and has no weights yet. Call "
+            "shardyard.fill_weights(model, folder) or load_checkpoint() first."
+        )
+    if not batches:
+        raise RequestError("there are no batches. A step takes one or more of them on every rank.")
+    parts.computation.check(batches, loss)
+    facts = parts.agree((len(batches), parts.mesh.data_rank, _digest(batches)))
+    numbers = [number for number, _, _ in facts]
+    if len(set(numbers)) > 1:
+        rank = next(rank for rank, number in enumerate(numbers) if number != numbers[0])
+        raise RequestError(
+            f"rank {rank} has {numbers[rank]} micro-batches and rank 0 has {numbers[0]}. Ranks "
+            "meet in every one, so the others would wait for ever. Give equally many; one without "
+            "anything to predict (all labels -100) counts for nothing."
+        )
+    if len({(data_rank, digest) for _, data_rank, digest in facts}) > parts.mesh.layout.data_ranks:
+        raise RequestError(
+            "ranks that split samples or the model have read different samples. Those of one "
+            "mesh.data_rank work on the same ones. Deal samples by mesh.data_rank of "
+            "mesh.layout.data_ranks, not by the process's rank."
+        )
+    return parts
+
+
+def _digest(batches: Sequence[Any]) -> int:
+    """Of what is in host memory: asking a device would make it wait."""
+    digest = 0
+    for leaf in tree_leaves([dict(b) if isinstance(b, Mapping) else b for b in batches]):
+        if isinstance(leaf, Tensor) and leaf.device.type == "cpu":
+            flat = leaf.detach().contiguous().view(-1)
+            digest = zlib.crc32(flat.view(torch.uint8).numpy().data, digest)
+    return digest
+
+
+def _mean(loss_sum: Tensor, count: int | Tensor, parts: Sharded) -> tuple[Tensor, Tensor]:
+    """The mean over all ranks, and what it was divided by."""
+    sums = torch.zeros(2, dtype=torch.float64, device=parts.device)
+    sums[0] = loss_sum.detach()
+    sums[1] = count
+    dist.all_reduce(sums)
+    divisor = sums[1].clamp(min=1.0)
+    return sums[0] / divisor, divisor
+
+
+@torch.no_grad()
+def _divide(parts: Sharded, divisor: Tensor) -> None:
+    grads = [local_part(p.grad) for p in parts.params.values() if p.grad is not None]
+    torch._foreach_div_(grads, divisor.float())
