@@ -200,12 +200,6 @@ def test_what_does_not_fit_together_is_refused(
     assert words in str(refused.value)
 
 
-def test_a_mixture_of_experts_is_not_compiled() -> None:
-    shape = replace(PRESETS["mixtral-tiny"].shape, vocab_size=4096)
-    with pytest.raises(RecipeError, match=r"model.compile=true but the model is a mixture of"):
-        resolved("model.compile=true", shape=shape)
-
-
 def test_more_devices_than_the_machine_has_are_refused() -> None:
     with pytest.raises(RecipeError, match=r"cluster.devices=9 but node has 8 x a GPU.* at most 8"):
         resolved("cluster.devices=9", machine=GPUS)

@@ -41,7 +41,8 @@ import torch, torch.distributed as dist
 import tests.parallel.unseen_accelerator
 from shardyard.parallel.device import available_device, process_group_backend
 store = dist.HashStore()
-dist.init_process_group(process_group_backend(available_device()), store=store, rank=0, world_size=1)
+backend = process_group_backend(available_device())
+dist.init_process_group(backend, store=store, rank=0, world_size=1)
 print(dist.get_backend(), dist.group.WORLD._device_types)
 """
 ALONE = "from shardyard.parallel.device import process_group_backend as f; f('acme')"

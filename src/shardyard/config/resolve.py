@@ -256,12 +256,6 @@ def _model_problems(resolved: Resolved) -> list[Problem]:
             "a smaller data.vocab_size."
         )
         found.append(Problem("data.tokenizer", text))
-    if shape.num_experts and resolved.recipe.model.compile:
-        text = (
-            "=true but the model is a mixture of experts, whose dispatch is not shown to compile "
-            "yet. Use false."
-        )
-        found.append(Problem("model.compile", text))
     return found
 
 

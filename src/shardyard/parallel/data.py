@@ -30,7 +30,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import (  # named in fully
 from torch.distributed.tensor import DTensor, Shard
 
 from shardyard.config.legality import Layout
-from shardyard.models.families import Family, blocks_of, part_of
+from shardyard.models.families import Family, blocks_of, is_tied, part_of
 from shardyard.parallel.expert import sparse_blocks
 from shardyard.parallel.mesh import Mesh
 
@@ -70,12 +70,12 @@ def shard_data_parallel(
         part_of(model, name) for name in (family.embedding, family.norm, family.head)
     )
     # tied ones stay in the root's group: two groups would untie them silently
-    is_tied = embedding is not None and head is not None and embedding.weight is head.weight
-    if embedding is not None and not is_tied:
+    tied = is_tied(model, family)
+    if embedding is not None and not tied:
         shard(embedding, reshard_after_forward=reshard)
     for block in blocks:
         shard(block, reshard_after_forward=reshard)
-    if norm is not None and head is not None and not is_tied:
+    if norm is not None and head is not None and not tied:
         # backward begins here: freeing them after forward would gather twice for nothing
         shard([norm, head], reshard_after_forward=False)
     if head is None:  # what a pipeline stage returns goes into blocks

@@ -9,7 +9,7 @@ fp32 for the update, some parameters at a time, and rounded to the nearest again
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -32,14 +32,17 @@ class ShardOptimizer:
         optim: Optim,
         *,
         states: str = "fp32",
+        held_twice: Collection[str] = (),
         widened_elements: int = _WIDENED_ELEMENTS,
     ) -> None:
         """Take a model that has its storage. Matrices decay, norms and biases do not.
 
         Args:
             states: Format in which averages are held, as precision.optimizer_states.
+            held_twice: Names of parameters that two pipeline stages hold, with equal gradients.
             widened_elements: Most parameters whose bf16 averages are fp32 at the same time.
         """
+        self._held_twice = frozenset(held_twice)
         self._params = dict(model.named_parameters())
         self._shards = {
             name: nn.Parameter(_local(param.detach())) for name, param in self._params.items()
@@ -65,9 +68,10 @@ class ShardOptimizer:
         Each element counts once over all ranks: one that several hold counts in parts.
         """
         by_holders: dict[int, list[Tensor]] = {}
-        for param in self._params.values():
+        for name, param in self._params.items():
             if param.grad is not None:
-                by_holders.setdefault(_holders(param), []).append(_local(param.grad))
+                holders = _holders(param) * (2 if name in self._held_twice else 1)
+                by_holders.setdefault(holders, []).append(_local(param.grad))
         norms = {n: torch.nn.utils.get_total_norm(found) for n, found in by_holders.items()}
         shares = [norm.double() ** 2 / holders for holders, norm in norms.items()]
         return torch.stack(shares).sum()

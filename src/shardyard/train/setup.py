@@ -237,10 +237,11 @@ def build_sharded(recipe: Recipe, shape: ModelShape, mesh: Mesh) -> CausalLM:
 
 def build_optimizer(recipe: Recipe, task: CausalLM, *, device: torch.device) -> ShardOptimizer:
     """Give a task's sharded model its storage, without values yet, and an optimizer."""
-    give_storage(task.model, device)
+    give_storage(task.model, device, stages=task.pipeline.modules if task.pipeline else ())
     task.model.train()
     states = recipe.precision.optimizer_states
-    return ShardOptimizer(task.model, recipe.optim, states=states)
+    held_twice = task.pipeline.held_twice if task.pipeline else ()
+    return ShardOptimizer(task.model, recipe.optim, states=states, held_twice=held_twice)
 
 
 def _names(tensors: dict[str, Tensor], mesh: Mesh) -> set[str]:
