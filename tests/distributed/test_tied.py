@@ -68,8 +68,8 @@ def _train_all(run_dirs: list[RunDir]) -> None:
 
 
 def _measured(run_dir: RunDir) -> list[float]:
-    steps = [value for line in read_steps(run_dir.metrics) for value in (line["loss"],
-                                                                        line["grad_norm"])]  # fmt: skip
+    lines = read_steps(run_dir.metrics)
+    steps = [line[key] for line in lines for key in ("loss", "grad_norm")]
     return [*steps, read_evaluations(run_dir.metrics)[-1]["eval"]["loss"]]
 
 
