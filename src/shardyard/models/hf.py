@@ -104,7 +104,8 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
 def _read_file(path: Path, shards: dict[str, LocalShard]) -> None:
     try:
         with safe_open(path, framework="pt") as file:
-            stored = {_as_now(name): name for name in file.keys()}
+            names = file.keys()
+            stored = {_as_now(name): name for name in names}
             for name, shard in shards.items():
                 source = file.get_slice(stored[name])
                 if tuple(source.get_shape()) != shard.whole_shape:
