@@ -11,6 +11,7 @@ from shardyard.rundir.lines import read_steps
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import Corpus, make_run, prepare_corpus, train_here
 
+
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return prepare_corpus(tmp_path_factory.mktemp("corpus"))
@@ -81,5 +82,3 @@ def test_compiled_blocks_take_the_same_steps(corpus: Corpus, tmp_path: Path) -> 
     for plain, compiled in pairs:
         for found, expected in zip(_steps(compiled), _steps(plain), strict=True):
             assert found == pytest.approx(expected, rel=1e-5), compiled.path.name
-
-
