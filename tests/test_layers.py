@@ -4,6 +4,7 @@ docs: design of the package. Read from the source by ast, lazy imports inside fu
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -137,28 +138,42 @@ def test_there_is_no_import_cycle() -> None:
         pytest.fail(" -> ".join(error.args[1]))
 
 
-# Kinds of devices are words in the recipe's schema and in the catalogue of hardware; asking the
-# device itself is for parallel/device.py alone.
-NAMES_CUDA = {
-    "config/schema.py",
-    "hardware/accelerator.py",
-    "hardware/cluster_file.py",
-    "parallel/device.py",
-}
+# One module asks the device itself. Kinds are words elsewhere only where the control half tells
+# machines apart: in the recipe's check, the catalogue of hardware and the launchers.
+DEVICE_SEAM = "parallel/device.py"
+KINDS = {"cuda", "xpu", "hpu", "xla", "rocm", "hip", "habana", "nccl", "rccl", "hccl", "xccl"}
 
 
-def test_only_one_module_speaks_to_cuda() -> None:
-    guilty = []
-    for path in MODULES:
-        if str(path.relative_to(PACKAGE)) in NAMES_CUDA:
-            continue
-        for node in ast.walk(tree_of(path)):
-            if not isinstance(node, ast.Attribute | ast.Constant):
-                continue
-            name = node.attr if isinstance(node, ast.Attribute) else str(node.value)
-            if name.split(":")[0] == "cuda":
-                guilty.append(f"{shown(path)}:{node.lineno}")
+def words(text: str) -> set[str]:
+    """``torch.is_cuda`` -> torch, is, cuda."""
+    return set(re.findall("[a-z]+", text.lower()))
+
+
+def named(path: Path) -> Iterator[tuple[int, str]]:
+    """Every name and text of a module's code with its line; no docstrings, no comments."""
+    nodes = list(ast.walk(tree_of(path)))
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
+        if isinstance(node, ast.Constant) and id(node) not in docstrings:
+            yield node.lineno, str(node.value)
+        elif isinstance(node, ast.Attribute):
+            yield node.lineno, ast.unparse(node)
+        elif isinstance(node, ast.Name):
+            yield node.lineno, node.id
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            yield from ((node.lineno, name) for name in imports([node]))
+
+
+def test_only_the_device_module_of_the_training_half_names_kinds_of_accelerators() -> None:
+    guilty = [
+        f"{shown(path)}:{line}: {text}"
+        for path in MODULES
+        if package_of(path) in TRAINING and path != PACKAGE / DEVICE_SEAM
+        for line, text in named(path)
+        if words(text) & KINDS or "torch.accelerator" in text
+    ]
     assert guilty == []
+    assert any(words(text) & KINDS for _, text in named(PACKAGE / DEVICE_SEAM))
 
 
 FORBIDDEN_NAMES = {"utils", "helpers", "common", "misc", "manager", "core"}

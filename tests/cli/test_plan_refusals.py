@@ -43,7 +43,16 @@ WRONG = [
     (["parallel.tp=3"], r"tp=3 does not divide the 8 devices .* Use 1, 2, 4 or 8"),
     (["parallel.ep=2"], r"ep=2 but the model has no experts to split\. Use 1"),
     (["parallel.cp=2", "data.seq_len=4098"], r"cp=2 needs samples of a multiple of 4 tokens"),
-    (["parallel.pp=2", "model.preset=llama3.2-1b"], r"pp=2 but the model's head is its embedding"),
+    (
+        [
+            "parallel.pp=2",
+            "parallel.schedule=zb-v",
+            "parallel.virtual_stages=2",
+            "model.preset=llama3.2-1b",
+            "optim.global_batch=64",
+        ],
+        r"schedule=zb-v but the model's head is its embedding",
+    ),
     (["optim.global_batch=4"], r"=4 is fewer samples than the 16 data-parallel .* at most 4 ranks"),
     (
         ["parallel.pp=8", "optim.global_batch=8", "optim.micro_batch=2"],

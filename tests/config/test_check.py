@@ -60,6 +60,12 @@ PROBLEMS = [
     (["launch.kubernetes.etcd=e:2379"], "read for launch.kubernetes.target=pytorchjob alone"),
     (["launch.kubernetes.runtime=mine"], "read for launch.kubernetes.target=trainjob alone"),
     (["launch.kubernetes.topology=required"], "launch.kubernetes.queue is not set"),
+    (["cluster.device=gpu"], "cluster.device=gpu is called cuda by torch. Use cuda."),
+    (["cluster.device=cuda:0"], "cluster.device='cuda:0'"),
+    (
+        ["cluster.device=hpu", "cluster.instance=p5.48xlarge"],
+        "cluster.device=hpu but p5.48xlarge has H100 SXM, which is cuda. Use auto, or other mach",
+    ),
     (["cluster.instance=p5.48xl"], "cluster.instance='p5.48xl' is not in the catalogue"),
 ]
 

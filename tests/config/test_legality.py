@@ -121,7 +121,6 @@ SPLITS = [
         r"parallel\.tp=16 does not divide the 8 devices.*the network\. Use 1",
     ),
     ("llama2-7b", {"pp": 64}, r"parallel\.pp=64 is more stages than the model has.*at most 32"),
-    ("llama3.2-1b", {"pp": 2}, r"pp=2 but the model's head is its embedding.*Use 1, or a model"),
     ("llama2-7b", {"ep": 2}, r"parallel\.ep=2 but the model has no experts to split\. Use 1\."),
     (
         "mixtral-8x7b",
@@ -197,13 +196,34 @@ def test_experts_are_dealt_over_the_ranks_of_one_copy_only() -> None:
 def test_everything_wrong_with_the_axes_is_told_at_once() -> None:
     found = axis_problems(**axes("llama3.2-1b", {"tp": 3, "pp": 32, "ep": 2, "cp": 3}))
     assert [problem.path for problem in found] == [
-        "parallel.tp", "parallel.cp", "parallel.tp", "parallel.pp", "parallel.pp", "parallel.ep",
+        "parallel.tp", "parallel.cp", "parallel.tp", "parallel.pp", "parallel.ep",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("pp", "micro_batches"), [(1, 1), (4, 4), (4, 9)])
 def test_a_pipeline_with_enough_micro_batches_is_let_through(pp: int, micro_batches: int) -> None:
     assert stage_problems(pp=pp, micro_batches=micro_batches) == []
+
+
+@pytest.mark.parametrize(
+    ("preset", "schedule", "words"),
+    [
+        (
+            "llama3.2-1b",
+            "zb-v",
+            r"=zb-v but the model's head is its embedding.* another sch",
+        ),
+        ("bert-large", "zero-bubble", r"zero-bubble with BERT: .* let go before it\. Use .*1f1b"),
+    ],
+)
+def test_schedules_that_a_tied_head_or_bert_cannot_have(
+    preset: str, schedule: str, words: str
+) -> None:
+    how: dict[str, Any] = {"pp": 2, "shape": PRESETS[preset].shape}
+    virtual_stages = 2 if schedule == "zb-v" else 1
+    (found,) = stage_problems(schedule=schedule, virtual_stages=virtual_stages, **how)
+    assert re.search(words, str(found))
+    assert stage_problems(schedule="1f1b", **how) == []
 
 
 def test_a_pipeline_that_never_fills_is_refused() -> None:

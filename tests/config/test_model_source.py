@@ -23,6 +23,7 @@ LLAMA = {
 }
 
 
+BERT = {"model_type": "bert"}
 QWEN3_MOE = {"model_type": "qwen3_moe", "norm_topk_prob": True}
 
 
@@ -102,6 +103,11 @@ def test_scaled_rotary_positions_keep_their_parameters(tmp_path: Path) -> None:
 
 
 REFUSED = [
+    ({**BERT, "hidden_act": "relu"}, "hidden_act='relu': only gelu is built"),
+    ({**BERT, "type_vocab_size": 1}, "type_vocab_size=1: only 2 kinds of tokens are built"),
+    ({**BERT, "is_decoder": True}, "is_decoder=true: a BERT that sees earlier tokens alone"),
+    ({**BERT, "tie_word_embeddings": False}, "BERT's head is its table of tokens here"),
+    ({**BERT, "position_embedding_type": "relative_key"}, "only absolute ones are built"),
     ({"model_type": "gpt2"}, "model_type='gpt2' is not built yet. Blocks are known for llama, mis"),
     ({"model_type": "mixtral", "sliding_window": 4096}, "sliding_window=4096: attention sees the"),
     ({"model_type": "mixtral", "router_jitter_noise": 0.1}, "router_jitter_noise=0.1: not built"),

@@ -64,6 +64,16 @@ def test_a_cpu_gets_one_fp32_process_and_gpus_get_one_bf16_process_each() -> Non
     assert (on_gpus.parallel.zero, on_gpus.parallel.dp_shard) == (3, 8)
 
 
+def test_an_accelerator_nobody_has_seen_is_taken_as_the_machine_names_it() -> None:
+    machine = replace(GPUS, device="acme", name="Acme One")
+    result = resolved(machine=machine)
+    assert (result.recipe.cluster.device, result.recipe.cluster.devices) == ("acme", 8)
+    assert result.recipe.precision.compute == "bf16"
+    assert Resolved.from_json(result.to_json()) == result
+    with pytest.raises(RecipeError, match=r"cluster\.device=other but node has only 8 x Acme One"):
+        resolved("cluster.device=other", machine=machine)
+
+
 def test_an_instance_says_device_and_number_without_any_machine() -> None:
     cluster = preview("llama2-7b", "cluster.instance=p5.48xlarge", "cluster.nodes=2").recipe
     assert (cluster.cluster.device, cluster.cluster.devices) == ("cuda", 8)
@@ -188,12 +198,6 @@ def test_what_does_not_fit_together_is_refused(
     with pytest.raises(RecipeError) as refused:
         resolved(*overrides, data=data)
     assert words in str(refused.value)
-
-
-def test_a_mixture_of_experts_is_not_compiled() -> None:
-    shape = replace(PRESETS["mixtral-tiny"].shape, vocab_size=4096)
-    with pytest.raises(RecipeError, match=r"model.compile=true but the model is a mixture of"):
-        resolved("model.compile=true", shape=shape)
 
 
 def test_more_devices_than_the_machine_has_are_refused() -> None:

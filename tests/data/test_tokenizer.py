@@ -94,6 +94,13 @@ def test_the_declared_end_token_is_used(trained: TokenizerFiles) -> None:
     assert encoder.encode("the") == [encoder.end_of_text_id]
 
 
+def test_the_separator_of_bert_ends_a_document(trained: TokenizerFiles) -> None:
+    content = trained["tokenizer.json"].replace(END_OF_TEXT.encode(), b"[SEP]")
+    files = {"tokenizer.json": content, "tokenizer_config.json": b"{}"}
+    encoder = TextEncoder(files, name="bert")
+    assert encoder.vocab_size > encoder.end_of_text_id >= 0
+
+
 def test_a_tokenizer_without_an_end_token_is_refused(trained: TokenizerFiles) -> None:
     content = trained["tokenizer.json"].replace(END_OF_TEXT.encode(), b"<start>")
     with pytest.raises(RequestError, match=r"odd has no end-of-text token.*eos_token.*train"):

@@ -106,7 +106,7 @@ WRONG = [
     (f"{OWN}, watts: 1}}", "accelerator.watts: there is no such key. There are name, memory_gib"),
     (f"{OWN}, achievable: {{bf16: 80}}}}", "bf16=80 is more than the whole peak. Give a share"),
     (f"{OWN}, achievable: 0.8}}", "accelerator.achievable=0.8 says no format. Write it like {bf16"),
-    (f"{OWN}, device: gpu}}", "accelerator.device=gpu is unknown. Give one of cuda, xpu, hpu, xla"),
+    (f"{OWN}, device: gpu}}", "accelerator.device=gpu is called cuda by torch. Use cuda."),
     ("accelerator: {peak_tflops: {int4: 1}}", "accelerator.peak_tflops.int4: there is no such key"),
 ]
 

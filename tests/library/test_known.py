@@ -52,6 +52,7 @@ CASES: dict[int, list[tuple[str, dict[str, Any], dict[str, Any]]]] = {
         ("llama-tiny", {"dp_shard": 2}, {"recompute": "full"}),
         ("llama-tiny", {"dp_replicate": 2, "dp_shard": 1}, {"tied": True}),
         ("llama-tiny", {"tp": 2}, {"tied": True}),
+        ("llama-tiny", {"pp": 2}, {"tied": True}),
         ("llama-tiny", {"cp": 2, "zero": 2}, {"cp_exchange": "heads"}),
         ("llama-tiny", {"pp": 2}, {"schedule": "gpipe"}),
         ("mixtral-tiny", {"ep": 2}, {}),

@@ -27,6 +27,7 @@ from shardyard.checkpoint.retention import step_name
 from shardyard.checkpoint.staging import HostCopy
 from shardyard.checkpoint.writer import DTYPES, CheckpointWriter, Order, ShardPlanner
 from shardyard.errors import CheckpointError, StorageError
+from shardyard.parallel.device import synchronize_stream
 
 _NICE = 10
 """Priority of the writing thread, on the scale of nice(1): 0 is that of the training, 19 least."""
@@ -103,8 +104,8 @@ class Saver:
         """
         _check_dtypes(tensors)
         values_json = json.dumps(values, indent=1, allow_nan=False) + "\n"
-        if any(tensor.device.type != "cpu" for tensor in tensors.values()):
-            torch.accelerator.current_stream().synchronize()
+        for device in {tensor.device for tensor in tensors.values()}:
+            synchronize_stream(device)
         started = time.monotonic()
         self.wait()
         self._planner.describe(tensors, self._host.take(tensors))

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from shardyard.parallel.device import synchronize_stream
+
 
 class HostCopy:
     """Holds one copy of this rank's shards; the next copy overwrites it."""
@@ -24,8 +26,8 @@ class HostCopy:
         self._buffers = {name: self._buffer(name, shard) for name, shard in shards.items()}
         for name, shard in shards.items():
             self._buffers[name].copy_(shard, non_blocking=True)
-        if any(shard.device.type != "cpu" for shard in shards.values()):
-            torch.accelerator.current_stream().synchronize()
+        for device in {shard.device for shard in shards.values()}:
+            synchronize_stream(device)
         return self._buffers
 
     def _buffer(self, name: str, shard: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from shardyard.config.schema import Optim, Recipe
 from shardyard.config.secret_reference import parse_references
 from shardyard.config.trainable import trainable_problems
 from shardyard.errors import Problem, RecipeError, RequestError
+from shardyard.hardware.accelerator import wrong_kind
 from shardyard.hardware.chosen import chosen_cluster
 
 _NAMES_A_SECRET = re.compile(
@@ -256,6 +257,13 @@ def _cluster(recipe: Recipe) -> Iterable[Problem]:
         yield Problem("elastic.max_nodes", text)
 
 
+def _device(recipe: Recipe) -> Iterable[Problem]:
+    """Words for an accelerator that torch has another name for; any other may be a vendor's."""
+    wrong = wrong_kind(recipe.cluster.device)
+    if wrong is not None:
+        yield Problem("cluster.device", wrong)
+
+
 def _machines(recipe: Recipe) -> Iterable[Problem]:
     """What cluster.instance or cluster.file names."""
     cluster = recipe.cluster
@@ -264,7 +272,13 @@ def _machines(recipe: Recipe) -> Iterable[Problem]:
         yield Problem("cluster.file", f"{text}machines. Keep one of them.")
         return
     try:
-        chosen_cluster(cluster)
+        chosen = chosen_cluster(cluster)
+        if chosen is not None and cluster.device not in ("auto", "cpu", chosen.accelerator.device):
+            text = (
+                f"={cluster.device} but {chosen.name} has {chosen.accelerator.name}, which is "
+                f"{chosen.accelerator.device}. Use auto, or other machines."
+            )
+            yield Problem("cluster.device", text)
     except RecipeError as error:
         for problem in error.problems:
             yield Problem("cluster.file", f"={_show(cluster.file)}: {problem}")
@@ -285,6 +299,7 @@ _CHECKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
     _optimizer_states,
     _evaluation,
     _cluster,
+    _device,
     _machines,
     launch_problems,
 )

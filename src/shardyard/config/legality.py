@@ -300,12 +300,6 @@ def _split_problems(shape: ModelShape, *, tp: int, pp: int, ep: int) -> list[Pro
             f"most {shape.num_hidden_layers}."
         )
         found.append(Problem("parallel.pp", text))
-    if pp > 1 and shape.tie_word_embeddings:
-        text = (
-            f"={pp} but the model's head is its embedding. They would be on different stages, the "
-            "first and the last. Use 1, or a model whose head is its own."
-        )
-        found.append(Problem("parallel.pp", text))
     if ep > 1 and not shape.num_experts:
         text = f"={ep} but the model has no experts to split. Use 1."
         found.append(Problem("parallel.ep", text))
@@ -360,6 +354,19 @@ def stage_problems(
             f"{shape.num_hidden_layers // pp}."
         )
         found.append(Problem("parallel.virtual_stages", text))
+    if shape is not None and shape.tie_word_embeddings and schedule == "zb-v":
+        text = (
+            "=zb-v but the model's head is its embedding. With this schedule one rank has both the "
+            "first stage and the last, whose copies of it would be two parameters of one name. Use "
+            "another schedule, or a model whose head is its own."
+        )
+        found.append(Problem("parallel.schedule", text))
+    if shape is not None and shape.model_type == "bert" and schedule == "zero-bubble":
+        text = (
+            "=zero-bubble with BERT: the pass for the gradients of weights would need weights that "
+            "were let go before it. Use parallel.schedule=1f1b, gpipe or interleaved."
+        )
+        found.append(Problem("parallel.schedule", text))
     if micro_batches is not None and micro_batches < pp:
         text = (
             f"={pp} stages but {micro_batches} micro-batches a step on each data-parallel rank. "

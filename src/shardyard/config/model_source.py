@@ -42,6 +42,14 @@ _CONFIG_DEFAULTS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 768,
         "norm_topk_prob": False,
     },
+    "bert": {
+        "max_position_embeddings": 512,
+        "layer_norm_eps": 1e-12,
+        "sliding_window": None,
+        "hidden_act": "gelu",
+        "type_vocab_size": 2,
+        "tie_word_embeddings": True,
+    },
 }
 """Model type -> what a config.json that leaves a key out means by it. Source: the config classes of
 transformers 5.23."""
@@ -158,7 +166,7 @@ def _shape(config: dict[str, Any], source: str) -> ModelShape:
         **sizes,
         num_key_value_heads=config.get("num_key_value_heads") or config["num_attention_heads"],
         max_position_embeddings=config["max_position_embeddings"],
-        rms_norm_eps=config["rms_norm_eps"],
+        rms_norm_eps=config["layer_norm_eps" if config["model_type"] == "bert" else "rms_norm_eps"],
         rope_theta=float(_rope(config).get("rope_theta", 10000.0)),
         rope_scaling=_rope_scaling(_rope(config)),
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
@@ -205,6 +213,8 @@ def _not_representable(config: dict[str, Any], *, is_random: bool) -> list[str]:
     """What ``ModelShape`` has no word for, each with its reason."""
     rope = _rope(config)
     rope_type = _rope_type(rope)
+    is_bert = config["model_type"] == "bert"
+    act = "gelu" if is_bert else "silu"
     std = config.get("initializer_range", 0.02)
     reasons = {
         f"rope_type={rope_type!r}: only {', '.join(_ROPE_TYPES)} are built; the others change with "
@@ -213,8 +223,19 @@ def _not_representable(config: dict[str, Any], *, is_random: bool) -> list[str]:
         "of a head are not built yet": rope.get("partial_rotary_factor", 1) != 1,
         f"sliding_window={config['sliding_window']}: attention sees the whole sample here; set it "
         "to null": config["sliding_window"] is not None,
-        f"hidden_act={config.get('hidden_act')!r}: only silu is built": (
-            config.get("hidden_act", "silu") != "silu"
+        f"hidden_act={config.get('hidden_act')!r}: only {act} is built": (
+            config.get("hidden_act", act) != act
+        ),
+        f"type_vocab_size={config.get('type_vocab_size')}: only 2 kinds of tokens are built": (
+            is_bert and config["type_vocab_size"] != 2
+        ),
+        f"position_embedding_type={config.get('position_embedding_type')!r}: only absolute ones "
+        "are built": config.get("position_embedding_type", "absolute") != "absolute",
+        "is_decoder=true: a BERT that sees earlier tokens alone is not built": (
+            bool(config.get("is_decoder"))
+        ),
+        "tie_word_embeddings=false: BERT's head is its table of tokens here": (
+            is_bert and not config["tie_word_embeddings"]
         ),
         "mlp_bias=true: an MLP with biases is not built": bool(config.get("mlp_bias")),
         f"attention_bias=true: {config['model_type']} has no such biases": (

@@ -21,6 +21,7 @@ from shardyard.config.legality import problems, resolve_layout
 from shardyard.config.presets import ModelShape
 from shardyard.config.resolved import FINGERPRINTED, DataFacts, Resolved, fingerprint
 from shardyard.config.schema import Recipe
+from shardyard.config.trainable import wrong_task
 from shardyard.errors import Problem, RecipeError
 from shardyard.hardware.machine import Machine
 
@@ -242,7 +243,8 @@ def _sample_problems(resolved: Resolved) -> list[Problem]:
 
 def _model_problems(resolved: Resolved) -> list[Problem]:
     """Samples or a vocabulary that the model has no room for, or what it cannot be asked."""
-    shape, seq_len, found = resolved.shape, resolved.recipe.data.seq_len, []
+    shape, seq_len = resolved.shape, resolved.recipe.data.seq_len
+    found = list(wrong_task(resolved.recipe, shape))
     if isinstance(seq_len, int) and seq_len > shape.max_position_embeddings:
         text = (
             f"={seq_len} is more than the model's context of {shape.max_position_embeddings} "
@@ -256,12 +258,6 @@ def _model_problems(resolved: Resolved) -> list[Problem]:
             "a smaller data.vocab_size."
         )
         found.append(Problem("data.tokenizer", text))
-    if shape.num_experts and resolved.recipe.model.compile:
-        text = (
-            "=true but the model is a mixture of experts, whose dispatch is not shown to compile "
-            "yet. Use false."
-        )
-        found.append(Problem("model.compile", text))
     return found
 
 

@@ -16,6 +16,7 @@ Averaging = Annotated[float, Field(ge=0, lt=1)]
 
 _NAME = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
 _NAME_WORDS = "a name of lower-case letters, digits and inner hyphens, at most 40 characters"
+_DEVICE_WORDS = "cpu, cuda (also ROCm), xpu, hpu, xla, or what torch calls another accelerator"
 _ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 _ID_WORDS = "an id of letters, digits, dots, hyphens and underscores, at most 63 characters"
 
@@ -252,7 +253,7 @@ class Cluster(Section):
     """A YAML file that describes a node of your own cluster, instead of instance."""
     devices: Annotated[int, Field(ge=1)] | Auto = "auto"
     """Accelerators, or CPU processes, per node; auto: all that the machine or cluster has."""
-    device: Literal["auto", "cpu", "cuda", "xpu", "hpu", "xla"] = "auto"
+    device: Annotated[str, Field(pattern=r"^[a-z_]+$", description=_DEVICE_WORDS)] | Auto = "auto"
     """Kind of device; auto: the cluster's, or this machine's accelerator. xla: not trained yet."""
 
 

@@ -7,7 +7,7 @@ refused here.
 from collections.abc import Callable, Iterable
 
 from shardyard.config.legality import FP8_MULTIPLE
-from shardyard.config.presets import PRESETS
+from shardyard.config.presets import PRESETS, ModelShape
 from shardyard.config.schema import Recipe
 from shardyard.errors import Problem, RequestError
 from shardyard.hardware.chosen import chosen_cluster
@@ -90,14 +90,21 @@ def _family(recipe: Recipe) -> Iterable[Problem]:
 
 def _task(recipe: Recipe) -> Iterable[Problem]:
     preset, task = PRESETS.get(recipe.model.preset or ""), recipe.task
-    if preset is not None and preset.shape.is_causal != (task.name == "causal_lm"):
-        fits = "causal_lm" if preset.shape.is_causal else "masked_lm"
-        sees = "earlier tokens alone" if preset.shape.is_causal else "tokens on both sides"
-        text = f"={task.name}: in {recipe.model.preset} a token sees {sees}. Use task.name={fits}."
-        yield Problem("task.name", text)
+    if preset is not None:
+        yield from wrong_task(recipe, preset.shape)
     if task.name == "masked_lm" and task.generate_tokens:
         text = f"={task.generate_tokens}: a model that fills gaps does not continue text. Use 0."
         yield Problem("task.generate_tokens", text)
+
+
+def wrong_task(recipe: Recipe, shape: ModelShape) -> Iterable[Problem]:
+    """A task that the model cannot learn by the way its tokens see each other."""
+    model, task = recipe.model, recipe.task.name
+    if shape.is_causal != (task == "causal_lm"):
+        fits = "causal_lm" if shape.is_causal else "masked_lm"
+        sees = "earlier tokens alone" if shape.is_causal else "tokens on both sides"
+        name = model.preset or model.path or model.hub
+        yield Problem("task.name", f"={task}: in {name} a token sees {sees}. Use task.name={fits}.")
 
 
 _LOOKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (

@@ -23,7 +23,7 @@ _MAIN_FILE = "tokenizer.json"
 _CONFIG_FILE = "tokenizer_config.json"
 _SIDE_FILES = (_CONFIG_FILE, "special_tokens_map.json", "chat_template.jinja")
 _SLOW_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-_USUAL_END_TOKENS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
+_USUAL_END_TOKENS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 
 

@@ -7,6 +7,14 @@ from shardyard.hardware.links import Link
 GIB = 2**30
 MIB = 2**20
 
+_OTHER_WORDS = {
+    "cuda": ("gpu", "nvidia", "rocm", "hip", "amd"),
+    "xpu": ("intel",),
+    "hpu": ("gaudi", "habana"),
+    "xla": ("tpu", "neuron", "trainium"),
+}
+"""What torch calls a kind of device, and what others do."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Accelerator:
@@ -52,6 +60,12 @@ class Accelerator:
         peak = self.peak_flops_per_s(number_format)
         share = self.achievable.get(number_format)
         return None if peak is None or share is None else peak * share
+
+
+def wrong_kind(device: str) -> str | None:
+    """Why a word is no kind of device; None if it may be one: a vendor may have added it."""
+    meant = next((kind for kind, words in _OTHER_WORDS.items() if device in words), None)
+    return None if meant is None else f"={device} is called {meant} by torch. Use {meant}."
 
 
 def reached(

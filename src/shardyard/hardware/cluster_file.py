@@ -20,7 +20,7 @@ from typing import Any
 
 from shardyard.config.yaml_text import read_yaml
 from shardyard.errors import Problem, RecipeError, RequestError
-from shardyard.hardware.accelerator import GIB, Accelerator
+from shardyard.hardware.accelerator import GIB, Accelerator, wrong_kind
 from shardyard.hardware.catalogue import accelerator_by_name
 from shardyard.hardware.cluster import Cluster
 from shardyard.hardware.links import ALONE, Link, direct, network
@@ -38,7 +38,6 @@ _ACCELERATOR_KEYS = (
     "host_link_gb_per_s", "device",
 )  # fmt: skip
 _FORMATS = ("fp32", "fp16", "bf16", "fp8")
-_DEVICES = ("cuda", "xpu", "hpu", "xla")
 
 
 def read_cluster_file(path: Path, nodes: int) -> Cluster:
@@ -129,12 +128,6 @@ class _Form:
             return None
         return int(value)
 
-    def one_of(self, key: str, words: tuple[str, ...]) -> str | None:
-        value = self.tree.get(key)
-        if value is not None and value not in words:
-            self.problem(key, f"={value} is unknown. Give one of {', '.join(words)}.")
-        return value if value in words else None
-
 
 def _content(path: Path) -> dict[str, Any]:
     try:
@@ -187,7 +180,10 @@ def _own_accelerator(form: _Form) -> Accelerator | None:
             text = f"={share} is more than the whole peak. Give a share, such as 0.8."
             form.problem(f"achievable.{number_format}", text)
     processors = form.whole("processors")
-    device = form.one_of("device", _DEVICES) or "cuda"
+    device = form.text("device") or "cuda"
+    wrong = wrong_kind(device)
+    if wrong is not None:
+        form.problem("device", wrong)
     if memory_gib is None or form.problems:
         return None
     return Accelerator(

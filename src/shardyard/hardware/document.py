@@ -32,8 +32,9 @@ _OWN = """\
 _OWN_REST = f"""\
 A device that gives its own numbers and no `achievable` (a share by format) is taken to reach
 {cluster_file.UNMEASURED_SHARE:.0%} of its peak, the median of what was measured. Other keys of an
-accelerator: `processors`, `host_link_gb_per_s`, `device` (cuda, xpu, hpu, xla). All that is wrong
-with a file is told at once."""
+accelerator: `processors`, `host_link_gb_per_s`, `device` (what torch calls its kind: cuda, also
+of ROCm, xpu, hpu, xla, or a name of its vendor's). All that is wrong with a file is told at
+once."""
 
 
 def markdown() -> str:

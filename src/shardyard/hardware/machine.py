@@ -8,7 +8,7 @@ class Machine:
     """What `python -m shardyard.parallel.device` printed about a machine."""
 
     device: str
-    """cpu, cuda, xpu or hpu."""
+    """What torch calls its kind: cpu, cuda (also ROCm), xpu, hpu, or a name of its vendor's."""
     name: str
     """The vendor's name of one device, or the CPU's."""
     count: int

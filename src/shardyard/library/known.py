@@ -4,7 +4,7 @@ Shape suffixes: B = samples, L = tokens of a sample.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -79,7 +79,7 @@ def shard_known(
     family = family_of(shape.model_type)
     task = apply.parallelize(model, mesh, recipe=recipe, shape=shape, family=family)
     if on_meta:
-        give_storage(model, device)
+        give_storage(model, device, stages=task.pipeline.modules if task.pipeline else ())
     return KnownModel(task, mesh, device=device, shape=shape, recipe=recipe, seq_len=seq_len)
 
 
@@ -218,6 +218,11 @@ class KnownModel:
         self._seq_len = seq_len
         self._form: tuple[int, ...] | None = None
         """Micro-batches of the last step, samples in one, tokens of one."""
+
+    @property
+    def held_twice(self) -> Collection[str]:
+        """Names of parameters that both ends of a pipeline hold."""
+        return self._task.held_twice
 
     def check(self, batches: Sequence[Any], loss: Loss | None) -> None:
         """Refuse batches of another form."""

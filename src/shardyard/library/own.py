@@ -1,6 +1,6 @@
 """A module of the user's own: sharded block by block, and split over tp by a plan."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -168,6 +168,8 @@ def _shared_parameters(model: nn.Module, blocks: Mapping[str, nn.Module]) -> lis
 
 class OwnModel:
     """Computes batches by the loss function that comes with each call."""
+
+    held_twice: Collection[str] = ()
 
     def __init__(self, model: nn.Module, mesh: Mesh) -> None:
         self._model = model

@@ -1,6 +1,6 @@
 """What belongs to the layout of a model, hung on the model as one attribute."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -23,6 +23,10 @@ class Computation(Protocol):
     Both return this rank's part of the loss sum and of the number of what was predicted: added up
     over all ranks they are those of the step.
     """
+
+    @property
+    def held_twice(self) -> Collection[str]:
+        """Names of parameters that both ends of a pipeline hold."""
 
     def check(self, batches: Sequence[Any], loss: Loss | None) -> None:
         """Refuse what cannot be computed, before anything is."""

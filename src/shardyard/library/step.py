@@ -77,7 +77,7 @@ def clip_gradients(model: nn.Module, max_norm: float) -> Tensor:
             "there are no gradients to clip. Call shardyard.accumulate(model, batches) before, and "
             "optimizer.zero_grad() after the optimizer's step."
         )
-    total = square_sum(parts.params.values())
+    total = square_sum(parts.params, held_twice=parts.computation.held_twice)
     dist.all_reduce(total)
     norm = total.sqrt()
     _divide(parts, (norm / max_norm).clamp(min=1.0))

@@ -1,5 +1,6 @@
 """From a shape to a transformers model without storage, and from there to one with weights."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +87,17 @@ def replace_experts(model: PreTrainedModel, shape: ModelShape) -> None:
         setattr(block, family.sparse.block, ours)
 
 
-def give_storage(model: PreTrainedModel, device: torch.device) -> None:
-    """Allocate this rank's part of all parameters, and compute the buffers (rotary tables)."""
+def give_storage(
+    model: PreTrainedModel, device: torch.device, *, stages: Sequence[nn.Module] = ()
+) -> None:
+    """Allocate this rank's part of all parameters, and compute the buffers (rotary tables).
+
+    Args:
+        stages: What of the model is sharded by itself, if not the model as a whole; all of it.
+    """
     ties = _tied(model)
-    model.to_empty(device=device)
+    for root in stages or [model]:  # FSDP pads uneven shards as it sees them get storage
+        root.to_empty(device=device)
     for (first, first_name), *others in ties:  # to_empty gives each module a tensor of its own
         for module, name in others:
             setattr(module, name, getattr(first, first_name))

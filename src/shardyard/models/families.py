@@ -31,6 +31,8 @@ class Family:
     norm: str
     """What comes between the last block and the head."""
     head: str
+    end: str | None = None
+    """A module that holds norm and head, and parameters of its own."""
     rotary: str | None = None
     """What turns positions into the angles that every block uses."""
     positions: str | None = None
@@ -79,6 +81,7 @@ _BERT = Family(
     embedding_norm="bert.embeddings.LayerNorm",
     norm="cls.predictions.transform",
     head="cls.predictions.decoder",
+    end="cls",
     is_causal=False,
     dropped=("attention.output.dense", "output.dense"),
     gathered=("attention.self", "intermediate"),
@@ -145,11 +148,16 @@ def blocks_of(model: nn.Module, family: Family) -> dict[str, nn.Module]:
 
 def part_of(model: nn.Module, name: str | None) -> nn.Module | None:
     """A module by its full name; None where a family or a pipeline stage does not have it."""
-    if name is None:
-        return None
-    parent_name, _, child = name.rpartition(".")
-    part: nn.Module | None = getattr(model.get_submodule(parent_name), child)
+    part: nn.Module | None = None if name is None else model
+    for child in (name or "").split("."):
+        part = None if part is None else getattr(part, child)
     return part
+
+
+def is_tied(model: nn.Module, family: Family) -> bool:
+    """Whether the head of a model or stage multiplies by its table of tokens."""
+    embedding, head = part_of(model, family.embedding), part_of(model, family.head)
+    return embedding is not None and head is not None and embedding.weight is head.weight
 
 
 def dropout_places(model: nn.Module, family: Family) -> dict[str, nn.Module]:

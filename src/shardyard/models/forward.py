@@ -30,16 +30,18 @@ class ForwardPass:
         attention: Callable[[Tensor], Attention],
         tokens_l: Tensor | None = None,
         around: Callable[..., AbstractContextManager[None]] | None = None,
+        is_first: bool = True,
     ) -> None:
         """Take a model whose parts are in place (a stage lacks some of them).
 
         Args:
             around: From a block, and whether it is first and last, to what is entered outside of
                 all that wraps the block: recompute, compile, sharding.
+            is_first: Whether it begins with tokens; a later stage may hold the table for its head.
             attention: From the positions of whole samples to how their tokens attend.
             tokens_l: Indices in a sample of the tokens of this rank; None: all.
         """
-        self._embedding = part_of(model, family.embedding)
+        self._embedding = part_of(model, family.embedding) if is_first else None
         self._positions = part_of(model, family.positions)
         self._token_types = part_of(model, family.token_types)
         self._embedding_norm = part_of(model, family.embedding_norm)
@@ -54,7 +56,7 @@ class ForwardPass:
 
     def __call__(self, x: Tensor, positions_BL: Tensor, samples_B: Tensor) -> Tensor:
         """Args:
-        x: Token ids (B, l) for a model with an embedding, else a hidden state.
+        x: Token ids (B, l) for a model or its first stage, else a hidden state.
         positions_BL: Of the whole samples, also where this rank computes a part of them.
         """
         self._keys.samples_B = samples_B

@@ -36,6 +36,8 @@ def load_weights(model: nn.Module, folder: Path, family: Family) -> None:
         DataError: A file or a tensor is missing, damaged, or of another shape.
     """
     file_of = _tensor_files(folder)
+    for older in [name for name in file_of if name != _as_now(name)]:
+        file_of.setdefault(_as_now(older), file_of[older])
     names, wanted = _in_files(model, family)
     missing = sorted(name for name in names if name not in file_of)
     if missing:
@@ -49,6 +51,17 @@ def load_weights(model: nn.Module, folder: Path, family: Family) -> None:
         by_file.setdefault(file_of[name], []).append(name)
     for file, names in by_file.items():
         _read_file(file, {name: wanted[name] for name in names})
+
+
+def _as_now(name: str) -> str:
+    """Norms of the first BERTs were saved under the names that they had in TensorFlow."""
+    for older, now in (
+        ("LayerNorm.gamma", "LayerNorm.weight"),
+        ("LayerNorm.beta", "LayerNorm.bias"),
+    ):
+        if name.endswith(older):
+            return name.removesuffix(older) + now
+    return name
 
 
 def _in_files(model: nn.Module, family: Family) -> tuple[list[str], dict[str, LocalShard]]:
@@ -91,8 +104,10 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
 def _read_file(path: Path, shards: dict[str, LocalShard]) -> None:
     try:
         with safe_open(path, framework="pt") as file:
+            names = file.keys()
+            stored = {_as_now(name): name for name in names}
             for name, shard in shards.items():
-                source = file.get_slice(name)
+                source = file.get_slice(stored[name])
                 if tuple(source.get_shape()) != shard.whole_shape:
                     raise DataError(
                         f"{path}: tensor {name} has shape {list(source.get_shape())}, the model "

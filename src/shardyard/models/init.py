@@ -25,9 +25,13 @@ def fill_random(model: nn.Module, *, seed: int, std: float) -> None:
     Raises:
         RequestError: A parameter belongs to a kind of module without a rule.
     """
+    filled = set()
     for module_name, module in model.named_modules():
         for name, param in module.named_parameters(recurse=False):
             full_name = f"{module_name}.{name}" if module_name else name
+            if param in filled:  # tied: a pipeline stage may have it under its first name alone
+                continue
+            filled.add(param)
             _fill(local_shard(param), module, full_name, seed=seed, std=std)
 
 

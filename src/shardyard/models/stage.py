@@ -1,13 +1,14 @@
 """A part of a model: the modules of one pipeline stage, under the names they have in the whole.
 
-Names decide initial weights, dropout and checkpoints, so a block keeps its number wherever it is.
+Names decide initial weights, dropout and checkpoints, so a block keeps its number wherever it is. A
+head that is the table of tokens brings the table with it, so that the last stage has it too.
 """
 
 from collections.abc import Sequence
 
 from torch import nn
 
-from shardyard.models.families import Family, blocks_of, part_of
+from shardyard.models.families import Family, blocks_of, is_tied, part_of
 
 
 def keep_blocks(
@@ -16,9 +17,12 @@ def keep_blocks(
     """Remove from a whole model all blocks but these; what is before the blocks unless first, and
     what is after them unless last."""
     blocks = list(blocks_of(model, family).values())
+    here = _ends(model, family, is_first=is_first, is_last=is_last)
+    everywhere = _ends(model, family, is_first=True, is_last=True)
     _place(model, family.blocks, nn.ModuleDict({str(n): blocks[n] for n in numbers}))
-    for name in _ends(family, is_first=not is_first, is_last=not is_last):
-        _place(model, name, None)
+    for name in everywhere:
+        if name not in here:
+            _place(model, name, None)
 
 
 def stage_of(
@@ -30,18 +34,19 @@ def stage_of(
     _place(stage, family.blocks, nn.ModuleDict(own))
     if family.rotary is not None:
         _place(stage, family.rotary, part_of(model, family.rotary))
-    here = _ends(family, is_first=is_first, is_last=is_last)
-    for name in _ends(family, is_first=True, is_last=True):
+    here = _ends(model, family, is_first=is_first, is_last=is_last)
+    for name in _ends(model, family, is_first=True, is_last=True):
         _place(stage, name, part_of(model, name) if name in here else None)
     return stage
 
 
-def _ends(family: Family, *, is_first: bool, is_last: bool) -> list[str]:
+def _ends(model: nn.Module, family: Family, *, is_first: bool, is_last: bool) -> list[str]:
     """Names of what comes before the first block and after the last."""
     before = (family.embedding, family.positions, family.token_types, family.embedding_norm)
-    after = (family.norm, family.head)
-    names = [*(before if is_first else ()), *(after if is_last else ())]
-    return [name for name in names if name is not None]
+    after = (family.end,) if family.end is not None else (family.norm, family.head)
+    table = (family.embedding,) if is_tied(model, family) else ()
+    names = [*(before if is_first else ()), *((*table, *after) if is_last else ())]
+    return [name for name in dict.fromkeys(names) if name is not None]
 
 
 def _place(root: nn.Module, name: str, module: nn.Module | None) -> None:

@@ -51,10 +51,11 @@ def parallelize(
         stages = _cut(model, plan, mesh.stage_rank, shape=shape, family=family)
     offload = _offload(recipe, mesh)
     attention = _attention(recipe, mesh, family, offload)
-    for stage in stages.values():
+    for number, stage in stages.items():
         # outside of all that wraps a block: of what is recomputed only the input is kept
         stage.forward = ForwardPass(
             stage, family, keys=keys, attention=attention, tokens_l=computed_l,
+            is_first=number == 0,
             around=None if offload is None else offload.around,
         )  # fmt: skip
     # 2. what modules compute, before all that wraps them; fp8 first: tensors ask how to multiply
@@ -87,7 +88,10 @@ def parallelize(
         )
     if mesh.layout.pp > 1:
         dtype = DTYPES[recipe.precision.compute]
-        task.pipeline = Pipeline(stages, mesh, plan, width=shape.hidden_size, dtype=dtype)
+        tied = family.embedding if shape.tie_word_embeddings else None
+        task.pipeline = Pipeline(
+            stages, mesh, plan, width=shape.hidden_size, dtype=dtype, tied=tied
+        )
     return task
 
 

@@ -31,7 +31,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import (  # named in fully
 from torch.distributed.tensor import DTensor, Shard
 
 from shardyard.config.legality import Layout
-from shardyard.models.families import Family, blocks_of, part_of
+from shardyard.models.families import Family, blocks_of, is_tied, part_of
 from shardyard.parallel.expert import sparse_blocks
 from shardyard.parallel.mesh import Mesh
 
@@ -53,13 +53,13 @@ def shard_data_parallel(
         part_of(model, name) for name in (family.embedding, family.norm, family.head)
     )
     # tied ones stay in the root's group: two groups would untie them silently
-    is_tied = embedding is not None and head is not None and embedding.weight is head.weight
+    tied = is_tied(model, family)
     shard_groups(
         model,
         mesh,
-        first=[embedding] if embedding is not None and not is_tied else [],
+        first=[embedding] if embedding is not None and not tied else [],
         blocks=blocks,
-        last=[norm, head] if norm is not None and head is not None and not is_tied else [],
+        last=[norm, head] if norm is not None and head is not None and not tied else [],
         precision=precision,
         # what a pipeline stage returns goes into blocks
         output_dtype=precision.param_dtype if head is None else precision.output_dtype,

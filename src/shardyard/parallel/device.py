@@ -1,18 +1,27 @@
 """The one place that knows kinds of accelerators; every other module asks here.
 
+An accelerator that torch knows, or that its vendor's package adds to torch, needs nothing here:
+torch names it, and its package says what it computes and communicates with.
+
 Run as a program, prints this machine's devices as one line of JSON (`hardware.machine.Machine`).
 """
 
+import importlib
 import json
 import os
 import platform
 import socket
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-_PROCESS_GROUP_BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl", "hpu": "hccl"}
+from shardyard.errors import RequestError
+
+_HAS_COLLECTIVES = {"hpu": "habana_frameworks.torch.distributed.hccl"}
+"""Kind -> the vendor's module that tells torch of its process groups when it is imported."""
 
 
 def available_device() -> str:
@@ -22,8 +31,21 @@ def available_device() -> str:
 
 
 def process_group_backend(device: str) -> str:
-    """Name of the process-group backend for collectives of this kind of device."""
-    return _PROCESS_GROUP_BACKENDS[device]
+    """Name of the process-group backend for collectives of this kind of device: torch's own.
+
+    Raises:
+        RequestError: The kind, or a backend for it, is not known to torch.
+    """
+    try:
+        if device in _HAS_COLLECTIVES:
+            importlib.import_module(_HAS_COLLECTIVES[device])
+        return str(dist.get_default_backend_for_device(device))
+    except (ImportError, RuntimeError, ValueError) as error:  # no package, no device, no backend
+        raise RequestError(
+            f"cluster.device={device}: torch knows no process groups for it ({error}). Collectives "
+            "would have no way to run. Install the vendor's package for this torch, which adds "
+            "them, or use another cluster.device."
+        ) from error
 
 
 def select_device(device: str, local_rank: int) -> torch.device:
@@ -37,13 +59,19 @@ def select_device(device: str, local_rank: int) -> torch.device:
 def synchronize(device: torch.device) -> None:
     """Wait until the device has done all work given so far."""
     if device.type != "cpu":
-        torch.accelerator.synchronize(device)
+        _call(device, "synchronize")
+
+
+def synchronize_stream(device: torch.device) -> None:
+    """Wait until the device has done what was queued on this thread's stream."""
+    if device.type != "cpu":
+        _call(device, "current_stream").synchronize()
 
 
 def peak_memory_bytes(device: torch.device) -> int:
     """Highest allocated bytes of this process: on the device, or resident in the host for cpu."""
     if device.type != "cpu":
-        return int(torch.accelerator.max_memory_allocated(device))
+        return int(_call(device, "max_memory_allocated"))
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -52,7 +80,16 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 def reserved_memory_bytes(device: torch.device) -> int | None:
     """Highest bytes that the device's allocator held; None for cpu, where it says nothing."""
-    return None if device.type == "cpu" else int(torch.accelerator.max_memory_reserved(device))
+    return None if device.type == "cpu" else int(_call(device, "max_memory_reserved"))
+
+
+def _call(device: torch.device, function: str) -> Any:
+    """A question to the device: torch's function for all kinds, or where a vendor has not joined
+    it yet, that of the vendor's own module, which has had the same name for longer."""
+    try:
+        return getattr(torch.accelerator, function)(device)
+    except (AttributeError, NotImplementedError, RuntimeError):
+        return getattr(torch.get_device_module(device), function)(device)
 
 
 class CopyQueue:
@@ -110,7 +147,7 @@ def _describe() -> dict[str, str | int]:
     else:
         module = torch.get_device_module(device)
         name, count = str(module.get_device_name(0)), torch.accelerator.device_count()
-        memory = int(module.get_device_properties(0).total_memory)
+        memory = _device_memory_bytes(module)
     return {
         "device": device,
         "name": name,
@@ -120,6 +157,14 @@ def _describe() -> dict[str, str | int]:
         "hostname": socket.gethostname(),
         "has_fp8": _has_fp8(device),
     }
+
+
+def _device_memory_bytes(module: Any) -> int:
+    properties = module.get_device_properties(0) if hasattr(module, "get_device_properties") else 0
+    if hasattr(properties, "total_memory"):
+        return int(properties.total_memory)
+    _free, total = module.mem_get_info(0)
+    return int(total)
 
 
 def _cpu_name() -> str:

@@ -23,10 +23,12 @@ from torch.distributed.pipelining.schedules import (
     ScheduleInterleavedZeroBubble,
     ScheduleZBVZeroBubble,
 )
+from torch.distributed.tensor import DTensor
 
 from shardyard.config.schema import Parallel
 from shardyard.config.stages import rank_of_stage
 from shardyard.data.loader import IGNORED
+from shardyard.models.families import part_of
 from shardyard.parallel.data import GradientSync
 from shardyard.parallel.mesh import Mesh
 
@@ -88,11 +90,13 @@ class Pipeline:
         *,
         width: int,
         dtype: torch.dtype,
+        tied: str | None = None,
     ) -> None:
         """Args:
         stages: Modules of this rank by number of the stage, sharded.
         width: Of a hidden state.
         dtype: Of a hidden state.
+        tied: Name of the table of tokens where it is the head too, and both ends have a copy.
         """
         self._stages = stages
         self._plan = plan
@@ -103,8 +107,17 @@ class Pipeline:
         self._dtype = dtype
         self._is_first = 0 in stages
         self._is_last = plan.num_stages - 1 in stages
+        end = stages.get(0 if self._is_first else plan.num_stages - 1)
+        self._table = None if end is None else part_of(end, tied)
+        self.held_twice = set() if tied is None else {f"{tied}.weight"}
+        """Names of parameters that both ends hold."""
         self._schedule: Any = None
         self._passes = 0
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """This rank's stages."""
+        return list(self._stages.values())
 
     def accumulate(
         self,
@@ -127,6 +140,8 @@ class Pipeline:
         assert passes == self._passes, "a run's steps have equally many micro-batches"
         tokens, positions, samples = (torch.cat(parts) for parts in zip(*inputs, strict=True))
         losses: list[Tensor] | None = [] if self._is_last else None
+        # taken now: while it is gathered a module shows another parameter
+        table = None if self._table is None else self._table.weight
         self._schedule.step(
             *([tokens] if self._is_first else []),
             target=torch.cat(list(targets)) if self._is_last else None,
@@ -135,6 +150,8 @@ class Pipeline:
             positions_BL=positions,
             samples_B=samples,
         )
+        if table is not None:
+            self._sum_of_both_ends(table)
         if losses is None:
             return torch.zeros((), dtype=torch.float64, device=tokens.device)
         return torch.stack(losses).detach().double().sum()
@@ -153,6 +170,21 @@ class Pipeline:
             if index + 1 < self._plan.num_stages and index + 1 not in self._stages:
                 dist.send(x, group=self._group, group_dst=self._plan.rank_of(index + 1))
         return x if self._is_last else None
+
+    def _sum_of_both_ends(self, table: Any) -> None:
+        """Give both copies of a tied table the gradient of the one that they stand for.
+
+        As in Megatron-LM (Narayanan et al. 2021, arXiv:2104.04473) both are kept, and updated
+        alike; each rank has the same part of it as its partner at the other end.
+        """
+        mine = table.grad.to_local() if isinstance(table.grad, DTensor) else table.grad
+        other = torch.empty_like(mine)
+        partner = self._plan.rank_of(self._plan.num_stages - 1 if self._is_first else 0)
+        sent = dist.P2POp(dist.isend, mine, group=self._group, group_peer=partner)
+        received = dist.P2POp(dist.irecv, other, group=self._group, group_peer=partner)
+        for work in dist.batch_isend_irecv([sent, received]):
+            work.wait()
+        mine.add_(other)
 
     def _hidden_shape(self, tokens_Bl: Tensor) -> tuple[int, int, int]:
         samples, tokens = tokens_Bl.shape

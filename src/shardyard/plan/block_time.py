@@ -16,7 +16,7 @@ from shardyard.plan.kernels import (
     Rates,
     rates,
 )
-from shardyard.plan.workload import Formats, Techniques
+from shardyard.plan.workload import MASKED_SHARE, Formats, Techniques
 
 EXPERT_IMBALANCE = 1.1
 """Tokens of the busiest rank's experts against the average. Routers are trained towards 1; the
@@ -40,8 +40,6 @@ benchmarks/asyncTP_llama3_h100_2025-06_torchtitan.md)."""
 CONTEXT_HIDDEN = 0.5
 """Share of attention behind which the exchange of keys and values can hide."""
 
-MASKED_SHARE = 0.15
-"""Tokens that masked language models predict (Devlin et al. 2018, arXiv:1810.04805)."""
 
 BACKWARD_PRODUCTS = 2
 BACKWARD_BYTES = 2.0
@@ -278,7 +276,7 @@ class BlockTimes:
     def _vocabulary(self, tp: int, cp: int, micro_batch: int) -> tuple[Pass, Pass]:
         shape = self.shape
         tokens = micro_batch * self.seq_len // cp
-        if not shape.is_causal:
+        if not shape.is_causal and self.techniques.masked_tokens_alone:
             # in whole tiles: tokens are rows, so an odd number of them misaligns nothing
             tokens = 64 * max(1, round(tokens * MASKED_SHARE / 64))
         hidden, columns = shape.hidden_size, -(-shape.vocab_size // tp // 64) * 64

@@ -24,7 +24,7 @@ from shardyard.plan.stages import (
     stage_blocks,
     table_parameters,
 )
-from shardyard.plan.workload import Workload
+from shardyard.plan.workload import MASKED_SHARE, Workload
 from shardyard.units import format_bytes
 
 RULE_BYTES_PER_PARAMETER = 20
@@ -332,8 +332,8 @@ def _logits_bytes(w: Workload, tokens: float) -> float:
         per_logit = size + 4
     if tech.loss == "fused":
         per_logit = 2 * size
-    if not w.shape.is_causal:
-        tokens *= 0.15  # masked language models score masked tokens alone
+    if not w.shape.is_causal and tech.masked_tokens_alone:
+        tokens *= MASKED_SHARE
     held = tokens * w.shape.vocab_size / w.layout.tp * per_logit
     return held / CHUNKS if tech.chunked_loss else held
 

@@ -4,6 +4,8 @@ Shape suffixes: B = samples, L = tokens of a sample, l = those that this rank co
 V = vocabulary, or this rank's part of it.
 """
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor, nn
 
@@ -37,6 +39,11 @@ class CausalLM:
         self.token_losses = token_losses
         self.router = router
         self.tokens_l = tokens_l
+
+    @property
+    def held_twice(self) -> Collection[str]:
+        """Names of parameters that both ends of the pipeline hold."""
+        return self.pipeline.held_twice if self.pipeline else ()
 
     def inputs(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Arguments of the model: token ids (B, l), and of whole samples positions and keys."""

@@ -9,7 +9,7 @@ fp32 for the update, some parameters at a time, and rounded to the nearest again
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -33,14 +33,17 @@ class ShardOptimizer:
         optim: Optim,
         *,
         states: str = "fp32",
+        held_twice: Collection[str] = (),
         widened_elements: int = _WIDENED_ELEMENTS,
     ) -> None:
         """Take a model that has its storage. Matrices decay, norms and biases do not.
 
         Args:
             states: Format in which averages are held, as precision.optimizer_states.
+            held_twice: Names of parameters that two pipeline stages hold, with equal gradients.
             widened_elements: Most parameters whose bf16 averages are fp32 at the same time.
         """
+        self._held_twice = frozenset(held_twice)
         self._params = dict(model.named_parameters())
         self._shards = {
             name: nn.Parameter(local_part(param.detach())) for name, param in self._params.items()
@@ -62,7 +65,7 @@ class ShardOptimizer:
 
     def square_sum(self) -> Tensor:
         """This rank's share of the squared global norm of the gradients, fp64."""
-        return square_sum(self._params.values())
+        return square_sum(self._params, held_twice=self._held_twice)
 
     def step(self, *, lr: float, divisor: Tensor, skip: Tensor) -> None:
         """Divide the gradients and apply them, or leave everything as it is where ``skip`` is 1.

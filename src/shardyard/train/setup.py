@@ -239,10 +239,10 @@ def build_sharded(recipe: Recipe, shape: ModelShape, mesh: Mesh) -> CausalLM:
 
 def build_optimizer(recipe: Recipe, task: CausalLM, *, device: torch.device) -> ShardOptimizer:
     """Give a task's sharded model its storage, without values yet, and an optimizer."""
-    give_storage(task.model, device)
+    give_storage(task.model, device, stages=task.pipeline.modules if task.pipeline else ())
     task.model.train()
     states = recipe.precision.optimizer_states
-    return ShardOptimizer(task.model, recipe.optim, states=states)
+    return ShardOptimizer(task.model, recipe.optim, states=states, held_twice=task.held_twice)
 
 
 def _fill(

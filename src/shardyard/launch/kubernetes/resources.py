@@ -21,7 +21,7 @@ _MEMORY_SHARE = 0.8
 MIB = 2**20
 
 _AMD = {row.name for row in other_vendors.ROWS if row.name.startswith("MI")}
-_PLUGINS: dict[str, str | None] = {"hpu": "habana.ai/gaudi", "xla": None, "xpu": None}
+_PLUGINS = {"cuda": "nvidia.com/gpu", "hpu": "habana.ai/gaudi"}
 """Kind of device -> resource; for torch AMD is of the kind of NVIDIA, hence the names."""
 
 
@@ -104,7 +104,7 @@ def device_resource(accelerator: Accelerator) -> str:
         return "aws.amazon.com/neuron"
     if accelerator.name in _AMD:
         return "amd.com/gpu"
-    name = _PLUGINS.get(accelerator.device, "nvidia.com/gpu")
+    name = _PLUGINS.get(accelerator.device)
     if name is None:
         raise RequestError(
             f"{accelerator.name}: it is not known what its device plugin calls it in Kubernetes. "

@@ -23,8 +23,8 @@ NODE_PROGRAM = ("-m", "shardyard.cli.node")
 SIGNAL_SLACK_S = 60
 """Slurm may send the warning this much earlier than asked (sbatch(1), --signal)."""
 
-_NO_GPUS = ("hpu", "xla")
-"""Accelerators that none of Slurm's gpu plugins finds; each cluster has its own name for them."""
+_GPUS = ("cuda", "xpu")
+"""Accelerators that Slurm's gpu plugins find; for others each cluster has its own name."""
 
 _BODY = r"""
 newest() { cat "$run_dir/checkpoints/latest" 2>/dev/null || true; }
@@ -163,7 +163,7 @@ def _devices(request: LaunchRequest) -> list[tuple[str, str | int | None]]:
     if kind == "cpu":
         return [("cpus-per-task", request.devices_per_node)]
     whole: list[tuple[str, str | int | None]] = [("exclusive", None), ("mem", 0)]
-    return whole if kind in _NO_GPUS else [("gpus-per-node", request.devices_per_node), *whole]
+    return [("gpus-per-node", request.devices_per_node), *whole] if kind in _GPUS else whole
 
 
 def _device_kind(request: LaunchRequest) -> str:
