@@ -7,13 +7,16 @@ four of them costs a second instead of sixteen.
 import gc
 import os
 import pickle
-import socket
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
+
+import torch.distributed as dist
+
+TCPStore: Any = dist.TCPStore  # type: ignore[attr-defined]
 
 _CONTEXT = get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["shardyard.train.loop", "tests.distributed.ranks"])
@@ -27,12 +30,13 @@ def run_on_ranks(
     Returns what each rank returned, in order. The first failure of any rank is raised here with
     its traceback, and the other ranks are ended.
     """
-    port = _free_port()
+    # held here until all have ended, so that nobody else gets its port
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     processes, receivers = [], []
     for rank in range(world_size):
         receiver, sender = _CONTEXT.Pipe(duplex=False)
         process = _CONTEXT.Process(
-            target=_run_rank, args=(rank, world_size, port, sender, function, args)
+            target=_run_rank, args=(rank, world_size, store.port, sender, function, args)
         )
         process.start()
         sender.close()
@@ -77,19 +81,16 @@ def _run_rank(
     args: tuple[Any, ...],
 ) -> None:
     import torch
-    import torch.distributed as dist
 
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world_size), GLOO_SOCKET_IFNAME="lo"
     )
     torch.set_num_threads(1)
     try:
+        timeout = timedelta(seconds=120)
+        store = TCPStore("127.0.0.1", port, is_master=False, timeout=timeout)
         dist.init_process_group(
-            "gloo",
-            init_method=f"tcp://127.0.0.1:{port}",
-            rank=rank,
-            world_size=world_size,
-            timeout=timedelta(seconds=120),
+            "gloo", store=store, rank=rank, world_size=world_size, timeout=timeout
         )
         answer = function(*args)
         _send(sender, (False, answer))
@@ -105,9 +106,3 @@ def _send(sender: Connection, answer: tuple[bool, Any]) -> None:
     # Connection.send would hand over a tensor as a descriptor, to be fetched from this process
     # while it lives; a slow receiver comes too late
     sender.send_bytes(pickle.dumps(answer))
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
