@@ -40,7 +40,7 @@ STEPS = 10
 STEPS_AFTER = 3
 GLOBAL_BATCH = 8
 BARS = {"steps": 1e-5, "step_1_gradients": 1e-5, "weights": 1e-5, "steps_after_load": 1e-5}
-_RUNS_AT_ONCE = 10
+_RUNS_AT_ONCE = 4
 """Runs of one set of processes: each leaves process groups behind until its processes end."""
 
 Array = npt.NDArray[np.float32]
