@@ -29,6 +29,8 @@ bench: .venv/installed
 	$(BIN)/python -m benchmarks.layout_equality
 	$(BIN)/python -m benchmarks.axis_grid
 	$(BIN)/python -m benchmarks.axis_traffic
+	$(BIN)/python -m benchmarks.loss_parity
+	$(BIN)/python -m benchmarks.memory_table
 	$(BIN)/python -m benchmarks.kill_and_resume
 	$(BIN)/python -m benchmarks.planner_accuracy --table benchmarks/groundtruth/measured_runs.csv
 	$(BIN)/python -m benchmarks.planner_speed
