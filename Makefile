@@ -28,9 +28,7 @@ bench: .venv/installed
 	$(BIN)/python -m benchmarks.step_overhead
 	$(BIN)/python -m benchmarks.layout_equality
 	$(BIN)/python -m benchmarks.axis_grid
-	$(BIN)/python -m benchmarks.axis_traffic
 	$(BIN)/python -m benchmarks.loss_parity
-	$(BIN)/python -m benchmarks.memory_table
 	$(BIN)/python -m benchmarks.kill_and_resume
 	$(BIN)/python -m benchmarks.planner_accuracy --table benchmarks/groundtruth/measured_runs.csv
 	$(BIN)/python -m benchmarks.planner_speed
@@ -38,6 +36,8 @@ bench: .venv/installed
 	$(BIN)/python -m benchmarks.source_systems
 	$(BIN)/python -m benchmarks.dry_run_memory
 	$(BIN)/python -m benchmarks.launching
+	$(BIN)/python -m benchmarks.axis_traffic
+	$(BIN)/python -m benchmarks.memory_table
 
 docs: .venv/installed-dev
 	$(BIN)/python -m shardyard.config.document > docs/settings.md
