@@ -30,12 +30,16 @@ BAR = 0.005
 LAST = 20
 """Steps whose mean loss is called final: one step's depends on its samples."""
 ROOT = Path(__file__).parents[1]
-PRESETS = {"dense": "llama-tiny-deep", "moe": "mixtral-tiny"}
-SPLIT = ("parallel.dp_shard=2", "parallel.tp=2", "parallel.pp=2", "cluster.devices=8")
+PRESETS = {"dense": "llama-tiny", "moe": "mixtral-tiny"}
+ALONE = ("cluster.devices=1", "optim.micro_batch=8")
+SPLIT = (
+    "cluster.devices=8", "optim.micro_batch=2",
+    "parallel.dp_shard=2", "parallel.tp=2", "parallel.pp=2",
+)  # fmt: skip
 LAYOUTS = {
-    "dense": {"one process": ("cluster.devices=1",), "dp 2 x tp 2 x pp 2": SPLIT},
+    "dense": {"one process": ALONE, "dp 2 x tp 2 x pp 2": SPLIT},
     "moe": {
-        "one process": ("cluster.devices=1",),
+        "one process": ALONE,
         "dp 2 x tp 2 x pp 2, ep 2": (*SPLIT, "parallel.ep=2"),
     },
 }
@@ -101,7 +105,7 @@ def _train(
     sections = {
         "run": {"dir": str(scratch / "runs"), "steps": steps},
         "data": {"dir": str(scratch / "prepared"), "seq_len": 64, "vocab_size": 1024},
-        "optim": {"lr": 3e-3, "global_batch": 8, "micro_batch": 2},
+        "optim": {"lr": 3e-3, "global_batch": 8},
         "checkpoint": {"every": steps},
         "cluster": {"device": "cpu"},
     }
