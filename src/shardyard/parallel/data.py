@@ -185,12 +185,13 @@ def backward_all(losses: Iterable[Tensor], sync: GradientSync, *, number: int) -
         losses: Each is computed when it is asked for, so that one forward pass is held at a time.
         number: How many there are.
     """
-    sums: list[Tensor] = []
+    total: float | Tensor = 0.0
     for index, loss in enumerate(losses):
         sync.before_backward(is_last=index == number - 1)
         loss.backward()  # type: ignore[no-untyped-call]
-        sums.append(loss.detach().double())
-    return torch.stack(sums).sum()
+        total += loss.detach().double()  # in place from the second on
+    assert isinstance(total, Tensor), "a step has a micro-batch"
+    return total
 
 
 def reshard(model: nn.Module) -> None:
