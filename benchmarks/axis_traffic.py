@@ -38,6 +38,7 @@ _RUNS_AT_ONCE = 4
 AXES = {
     "all-gather": "data", "reduce-scatter": "data", "all-reduce": "data", "tokens of tp": "tp",
     "sums of tp": "tp", "attention of cp": "cp", "visits of ep": "ep", "hidden states of pp": "pp",
+    "tied table of pp": "pp",
 }  # fmt: skip
 """Term of the plan -> axis; ``data`` is dp_replicate and dp_shard x cp."""
 
@@ -98,6 +99,7 @@ CASES = (
     _case(DENSE, pp=2, dp_shard=2, schedule="interleaved", virtual_stages=2),
     _case(DENSE, pp=2, dp_shard=2, schedule="zb-v", virtual_stages=2),
     _case(DENSE, pp=2, dp_shard=2, schedule="zero-bubble"),
+    _case("llama-laptop", pp=2, dp_shard=2),
     _case(MOE, ep=2, dp_shard=4),
     _case(MOE, "full", ep=2, dp_shard=4),
     _case(MOE, ep=2, dp_shard=4, dp_replicate=2),

@@ -96,6 +96,13 @@ def test_a_pipeline_hands_hidden_states_on_and_gradients_back() -> None:
     assert sent(pp=2, passes=8)["hidden states of pp"] == 8 * STREAM
 
 
+def test_ends_that_share_a_table_exchange_its_gradient_once_a_step() -> None:
+    # Narayanan et al. 2021: embedding and head are tied over the first and the last stage; each
+    # has a half of the fp32 gradient on two shards
+    found = sent(preset="llama3.2-1b", pp=2, dp_shard=2)
+    assert found["tied table of pp"] == 128_256 * 2_048 // 2 * 4
+
+
 def test_visits_go_to_experts_and_back_in_both_passes() -> None:
     found = sent(preset="mixtral-8x7b", dp_shard=8, ep=8)
     assert found["visits of ep"] == round(7 / 8 * 2 * 32 * 4 * 2 * STREAM)

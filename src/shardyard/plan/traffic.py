@@ -202,6 +202,15 @@ class _Traffic:
             bytes=round(self.passes * borders * self.stream_bytes / self.layout.tp),
             reason=f"{borders} x each of {self.passes} micro-batches, forward and backward",
         )
+        is_end = self.is_first != self.is_last
+        if is_end and self.shape.tie_word_embeddings:
+            shards = self.layout.dp_shard * self.layout.cp
+            table = table_parameters(self.shape, self.layout) / shards
+            yield Term(
+                name="tied table of pp",
+                bytes=round(table * self.w.formats.gradient_bytes),
+                reason="its gradient, once a step, to the other end, which has a copy of it",
+            )
 
 
 def _part(ranks: int) -> float:
