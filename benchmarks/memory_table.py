@@ -2,9 +2,9 @@
 
 The real model takes a step on fake devices (`docs/design/dry-run.md`), which count what its tensors
 take; beside it stands what `shardyard plan` computes. States are parameters, optimizer state and
-the summed gradients, as they lie when the optimizer steps; activations are all that lies at the
-loss beside states, gathered parameters, logits and gradients that wait for their sum. Bars: 2 % for
-each of the states, 5 % for activations.
+the summed gradients, as they lie when the optimizer steps; activations are what autograd keeps for
+the backward pass, as it lies at the loss without the logits. Bars: 2 % for each of the states, 5 %
+for activations.
 
     python -m benchmarks.memory_table [--only 70b]
 """
@@ -111,13 +111,13 @@ def compare(case: Case) -> dict[str, Any]:
     """Bytes of each kind, by the dry run and by the plan, and their relative differences."""
     recipe, shape = case.recipe(), SHAPES[case.model]
     run = dry_run(recipe, shape, case.layout)
-    at_loss = _last(run.moments, "forward")
+    at_loss = _last(run.moments, "loss")
     at_end = _last(run.moments, "optimizer step")
     held = {
         "parameters": at_end.terms["parameters"],
         "gradients": at_end.terms["gradients"],
         "optimizer": at_end.terms["optimizer"],
-        "activations": at_loss.terms["activations"] + at_loss.terms["temporary"],
+        "activations": at_loss.terms["activations"],
     }
     workload = workload_of(recipe, shape, case.layout)
     loss, _, end = needs(workload, 0)

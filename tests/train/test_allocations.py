@@ -84,6 +84,15 @@ def test_logits_are_known_by_their_shape(log: AllocationLog) -> None:
     assert peak_of(log, SET_UP).terms[LOGITS] == 16 * KIB > logits.numel() * 4
 
 
+def test_the_loss_begins_with_the_first_logits(log: AllocationLog) -> None:
+    log.begin_step()
+    block = torch.empty(KIB)
+    logits = torch.empty(4, 1000)
+    assert [(peak.phase, peak.micro_batch) for peak in log.peaks()] == [("forward", 1), ("loss", 1)]
+    assert peak_of(log, "forward").bytes == 4 * len(block)
+    assert peak_of(log, "loss").terms[LOGITS] == 16 * KIB > logits.numel() * 4
+
+
 def test_a_tensor_on_the_meta_device_takes_no_memory(log: AllocationLog) -> None:
     torch.empty(KIB, device="meta")
     assert log.peaks() == []

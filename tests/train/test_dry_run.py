@@ -158,7 +158,7 @@ def test_the_command_line_gets_the_same_answer_from_a_process() -> None:
     answer = ask_in_a_process(recipe, SHAPE, FOUR_RANKS)
     assert answer.peak.bytes == peak_bytes(here)
     assert [moment.phase for moment in answer.moments] == [
-        "forward", "backward", "forward", "backward", "optimizer step",
+        "forward", "loss", "backward", "forward", "loss", "backward", "optimizer step",
     ]  # fmt: skip
 
 
@@ -168,12 +168,18 @@ def test_a_module_that_no_block_has_is_refused_from_within_the_process() -> None
         ask_in_a_process(recipe, SHAPE, ONE_RANK)
 
 
+def test_activations_that_ranks_split_are_no_gradients() -> None:
+    layout = dataclasses.replace(ONE_RANK, tp=2)
+    found = dry_run(tiny(parallel={"tp": 2}), SHAPE, layout)
+    assert terms_of(found, "loss")["gradients"] == 0  # the first pass has made none
+
+
 def test_what_a_rank_keeps_falls_with_cp() -> None:
     shape = dataclasses.replace(SHAPE, num_hidden_layers=4, num_key_value_heads=4)
     long = {"seq_len": 2048}
     whole = dry_run(tiny(data=long), shape, ONE_RANK)
     context = dataclasses.replace(ONE_RANK, cp=4)
     part = dry_run(tiny(data=long, parallel={"cp": 4}), shape, context)
-    kept, kept_of_part = (terms_of(found, "forward")["activations"] for found in (whole, part))
+    kept, kept_of_part = (terms_of(found, "loss")["activations"] for found in (whole, part))
     # 0.37 if blocks kept the keys and values of all tokens
     assert kept_of_part < 0.27 * kept

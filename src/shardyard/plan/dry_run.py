@@ -28,7 +28,7 @@ class Moment:
     """When a phase of the step holds most."""
 
     phase: str
-    """forward, backward or optimizer step."""
+    """forward (until the first logits), loss, backward or optimizer step."""
     micro_batch: int
     """From 1; 0 in the optimizer step."""
     operator: str

@@ -199,7 +199,7 @@ def needs(w: Workload, stage: int) -> tuple[Need, ...]:
         # forward the block that computes and one that leaves, backward one and those that come
         kept *= min(1.0, max(2, 1 + tech.offload_depth) / layers)
     flying = 1 if tech.offload == "activations" else in_flight(w, stage)
-    activations = tokens * layers * kept * flying
+    activations = tokens * (layers * kept * flying + _rotary_bytes(w))
     split = layout.tp if tech.sequence_parallel else 1
     ends = tokens * _norm_bytes(w) * shape.hidden_size / split if last else 0.0
     logits = _logits_bytes(w, tokens) if last else 0.0
@@ -281,6 +281,11 @@ def _norm_bytes(w: Workload) -> float:
     if w.shape.is_gated and w.techniques.kernels == "eager":
         return 4 + 2 * size
     return 2 * size
+
+
+def _rotary_bytes(w: Workload) -> float:
+    """Bytes per token of the rotary sines and cosines, which all blocks share."""
+    return 2 * w.formats.compute_bytes * w.shape.head_width if w.shape.is_gated else 0.0
 
 
 def _score_bytes(w: Workload) -> float:

@@ -28,7 +28,9 @@ CATEGORIES = (
     PARAMETERS, GRADIENTS, OPTIMIZER, GATHERED, UNREDUCED, ACTIVATIONS, LOGITS, TEMPORARY,
 )  # fmt: skip
 
-SET_UP, FORWARD, BACKWARD, OPTIMIZER_STEP = "set-up", "forward", "backward", "optimizer step"
+SET_UP, OPTIMIZER_STEP = "set-up", "optimizer step"
+FORWARD, LOSS, BACKWARD = "forward", "loss", "backward"
+"""The loss begins with the first logits: by then every block has kept what it keeps."""
 
 _BLOCK_BYTES = 512
 """The CUDA caching allocator rounds every request up to this (c10/cuda/CUDACachingAllocator.h)."""
@@ -36,11 +38,13 @@ _BLOCK_BYTES = 512
 _READ_BY: dict[str, Callable[[Sequence[Any], dict[str, Any]], dict[str, Any]]] = {
     "fsdp::all_gather_copy_in": lambda args, _: {GATHERED: args[:2]},
     "fsdp::chunk_cat": lambda args, named: {UNREDUCED: [args[0], named["out"]]},
-    "c10d::_reduce_scatter_base_": lambda args, _: {GRADIENTS: args[0]},
     "aten::_fused_adamw_": lambda args, _: {GRADIENTS: args[1]},
     "aten::_fused_sgd_": lambda args, _: {GRADIENTS: args[1]},
 }
 """Operators that show what their arguments are for."""
+
+_REDUCE_SCATTER = "c10d::_reduce_scatter_base_"
+"""Of gradients, or of activations that ranks split."""
 
 
 class Phase(NamedTuple):
@@ -61,7 +65,7 @@ class Allocation:
     """Of operators that autograd records one after the other: a forward pass, or the recompute of
     one block. What outlives its stretch was kept for a backward pass."""
     is_recorded: bool
-    """Whether autograd recorded when it was made."""
+    """Whether autograd recorded when it was made, or a function of our own in a forward pass."""
     outlives_stretch: bool = False
     category: str | None = None
 
@@ -145,6 +149,8 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in _READ_BY:
             for category, tensors in _READ_BY[name](args, named).items():
                 self.mark(tree_leaves(tensors), category)
+        if name == _REDUCE_SCATTER and self._is_for(args[1], UNREDUCED):
+            self.mark([args[0]], GRADIENTS)
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self._seen(leaf, name)
@@ -153,10 +159,17 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def mark(self, tensors: Iterable[Any], category: str) -> None:
         """Say what tensors are for. Parameters and optimizer state stay what they are."""
         for tensor in tensors:
-            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-            _, allocation = self._live.get(local.untyped_storage()._cdata, (None, None))
+            allocation = self._of(tensor)
             if allocation is not None and allocation.category not in (PARAMETERS, OPTIMIZER):
                 allocation.category = category
+
+    def _is_for(self, tensor: Tensor, category: str) -> bool:
+        allocation = self._of(tensor)
+        return allocation is not None and allocation.category == category
+
+    def _of(self, tensor: Tensor) -> Allocation | None:
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        return self._live.get(local.untyped_storage()._cdata, (None, None))[1]
 
     def peaks(self) -> list[Peak]:
         """The peak of each phase in order; the largest is the peak of the step."""
@@ -210,11 +223,13 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         key = storage._cdata
         if key in self._live or tensor.device.type == "meta":
             return
+        rows = tensor.numel() // max(1, tensor.shape[-1]) if tensor.dim() else 0
+        is_logits = tensor.dim() > 0 and (rows, tensor.shape[-1]) == self._logits_shape
+        if is_logits and self._phase.name == FORWARD:
+            self._phase = Phase(LOSS, self._phase.micro_batch)
         allocation = self._born(storage, operator)
-        if allocation is not None:
-            rows = tensor.numel() // max(1, tensor.shape[-1]) if tensor.dim() else 0
-            if tensor.dim() and (rows, tensor.shape[-1]) == self._logits_shape:
-                allocation.category = LOGITS
+        if allocation is not None and is_logits:
+            allocation.category = LOGITS
 
         def died(reference: weakref.ref[Any]) -> None:
             found = self._live.get(key)
@@ -231,7 +246,7 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         allocation = Allocation(
             bytes=size,
             stretch=self._stretch,
-            is_recorded=self._is_recorded,
+            is_recorded=self._is_recorded or self._phase.name in (FORWARD, LOSS),
             operator=operator,
         )
         self._note(1, allocation)
