@@ -106,7 +106,8 @@ def shard_groups(
             group.set_gradient_divide_factor(1.0)
             # without it gloo refuses the factor (it would need a pre-multiplied sum)
             group.set_force_sum_reduction_for_comms(True)
-    _set_prefetch([block for block in blocks if isinstance(block, FSDPModule)], prefetch)
+    # a tied model's head is in the root's group, and the root stays whole
+    _set_prefetch([*first, *blocks, *last[:1]], prefetch)
 
 
 def _expert_placement(model: nn.Module, mesh: Mesh, family: Family) -> Placement | None:
@@ -204,11 +205,17 @@ def _groups(model: nn.Module) -> list[FSDPModule]:
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
-def _set_prefetch(blocks: Sequence[FSDPModule], prefetch: int) -> None:
-    """Gather ``prefetch`` blocks ahead. FSDP's own default is 1; setting it costs nothing there."""
-    if prefetch == 1:
-        return
-    for index, block in enumerate(blocks):
-        block.set_modules_to_forward_prefetch(list(blocks[index + 1 : index + 1 + prefetch]))
-        before = blocks[max(0, index - prefetch) : index]
-        block.set_modules_to_backward_prefetch(list(reversed(before)))
+def _set_prefetch(groups: Sequence[nn.Module], prefetch: int) -> None:
+    """Gather ``prefetch`` groups ahead, in their order and in the backward pass against it.
+
+    FSDP's own order of a backward pass is that of all forward passes since the last step: it would
+    gather the head of an earlier micro-batch behind the first block, and after the last backward
+    pass nobody reads it.
+    """
+    ordered = [group for group in groups if isinstance(group, FSDPModule)]
+    for index, group in enumerate(ordered):
+        before = ordered[max(0, index - prefetch) : index]
+        # without a module FSDP follows its own order; the group itself is there already
+        group.set_modules_to_backward_prefetch(list(reversed(before)) or [group])
+        if prefetch > 1:  # the next one is gathered while this one computes in any case
+            group.set_modules_to_forward_prefetch(ordered[index + 1 : index + 1 + prefetch])

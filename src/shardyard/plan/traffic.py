@@ -71,21 +71,18 @@ class _Traffic:
         expert_shards = shards // layout.ep
         dealt = self.layers * expert_elements(self.shape, layout)
         dense = self.layers * block_elements(self.shape, layout) - dealt + self._outside()
-        kept = self._kept()
         zero = 1 if shards == 1 else layout.zero
         if zero == 3:
             times = f"2 x {self.passes} micro-batches, what comes after the blocks once each"
-            gathered = self.passes * (2 * dense - kept), self.passes * 2 * dealt
+            gathered = self.passes * (2 * dense - self._kept()), self.passes * 2 * dealt
         else:
             times, gathered = "once a step", (dense, dealt)
-        # torch prefetches, after the last of several passes, the head of the pass before it
-        surplus = 0 if self.passes == 1 or self.shape.tie_word_embeddings else kept
         sums = 1 if zero == 1 else self.passes
         yield Term(
             name="all-gather",
             bytes=round(
                 formats.compute_bytes
-                * (_part(shards) * (gathered[0] + surplus) + _part(expert_shards) * gathered[1])
+                * (_part(shards) * gathered[0] + _part(expert_shards) * gathered[1])
             ),
             reason=f"parameters in {formats.compute} over {shards} ranks, {times}",
         )
