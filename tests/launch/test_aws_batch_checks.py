@@ -18,6 +18,7 @@ from shardyard.launch.aws_errors import aws_client
 from shardyard.launch.doctor import Finding
 from tests.launch.batch_requests import EXECUTION_ROLE, ROLE, batch_request
 from tests.launch.batch_server import REGION, BatchServer, batch_server
+from tests.launch.image_registry import answering
 
 pytest.importorskip("boto3", reason="needs shardyard[aws]")
 pytest.importorskip("moto.server", reason="needs moto[batch,server]")
@@ -216,11 +217,13 @@ def test_what_may_not_be_asked_is_a_warning(aws: BatchServer) -> None:
     assert "cannot be asked" in finding.what and "GetServiceQuota" in finding.what
 
 
-def test_an_image_elsewhere_is_not_vouched_for(aws: BatchServer) -> None:
+def test_an_image_elsewhere_is_asked_of_its_registry(aws: BatchServer) -> None:
     settings = made(aws)
-    found = findings(*settings, "launch.image=ghcr.io/me/it:1", service_quotas=quota(96))
-    assert only(found, "image").verdict == "warning"
-    assert "ghcr.io/me/it:1 is not in ECR" in only(found, "image").what
+    with answering(404, {}) as registry:
+        image = f"launch.image={registry}/me/it:1"
+        found = findings(*settings, image, service_quotas=quota(96))
+    assert only(found, "image").verdict == "problem"
+    assert f"{registry} has no me/it with 1" in only(found, "image").what
 
 
 @pytest.mark.parametrize(("decision", "verdict"), [("allowed", "ok"), ("implicitDeny", "problem")])

@@ -20,7 +20,7 @@ from shardyard.launch.aws_errors import aws_client, aws_errors, aws_session, err
 from shardyard.launch.base import LaunchRequest
 from shardyard.launch.doctor import Finding, gather
 from shardyard.launch.ecr import Registry, ecr_registry
-from shardyard.units import format_bytes
+from shardyard.launch.registry import find_image
 
 QUOTAS = {"p": "L-417A185B", "g": "L-DB2E81BA", "dl": "L-6E869C2A"}
 """Family -> code of the quota "Running On-Demand ... instances", in vCPUs. Source: EC2 User Guide,
@@ -294,25 +294,11 @@ def _quota(account: _Account) -> Iterator[Finding]:
 
 def _image(account: _Account) -> Iterator[Finding]:
     image = str(account.request.recipe.launch.image)
+    found = find_image(image)
+    yield found
     registry = ecr_registry(image)
-    if registry is None:
-        what = f"{image} is not in ECR; whether the nodes can pull it is not known"
-        yield Finding(
-            name="image", verdict="warning", what=what,
-            mend="See that the subnet reaches its registry without a password, or push it to ECR "
-            "with `shardyard image push`",
-        )  # fmt: skip
-        return
-    size_bytes = registry.size_bytes(image)
-    if size_bytes is None:
-        yield Finding(
-            name="image", verdict="problem", what=f"there is no {image}",
-            mend="Push it with `shardyard image push`, or correct launch.image",
-        )  # fmt: skip
-        return
-    what = f"{image} is there, {format_bytes(size_bytes)} compressed"
-    yield Finding(name="image", verdict="ok", what=what)
-    yield from _pulls(account, registry)
+    if registry is not None and found.verdict != "problem":
+        yield from _pulls(account, registry)
 
 
 def _pulls(account: _Account, registry: Registry) -> Iterator[Finding]:

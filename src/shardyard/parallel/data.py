@@ -212,7 +212,7 @@ def _set_prefetch(groups: Sequence[nn.Module], prefetch: int) -> None:
     gather the head of an earlier micro-batch behind the first block, and after the last backward
     pass nobody reads it.
     """
-    ordered = [group for group in groups if isinstance(group, FSDPModule)]
+    ordered: list[FSDPModule] = [group for group in groups if isinstance(group, FSDPModule)]
     for index, group in enumerate(ordered):
         before = ordered[max(0, index - prefetch) : index]
         # without a module FSDP follows its own order; the group itself is there already

@@ -8,6 +8,7 @@ import pytest
 
 from shardyard.launch.doctor import Finding
 from shardyard.launch.kubernetes.launcher import KubernetesLauncher
+from tests.launch.image_registry import answering
 from tests.launch.kubernetes.api_server import ApiServer, running_server, write_kubeconfig
 from tests.launch.kubernetes.requests import request_for
 
@@ -20,8 +21,9 @@ IN_DEFAULT = "/api/v1/namespaces/default"
 class Cluster:
     """A server with all that a run needs, and the doctor's findings."""
 
-    def __init__(self, server: ApiServer, kubeconfig: Path) -> None:
+    def __init__(self, server: ApiServer, kubeconfig: Path, registry: str) -> None:
         self.server = server
+        self.image = f"{registry}/it@sha256:{'0' * 64}"
         self.launcher = KubernetesLauncher(kubeconfig=kubeconfig)
         for index in range(2):
             self.add_node(f"n{index}")
@@ -53,7 +55,7 @@ class Cluster:
         self.server.add(f"{IN_DEFAULT}/persistentvolumeclaims/{name}", spec=spec)
 
     def findings(self, *overrides: str) -> list[Finding]:
-        return self.launcher.checks(request_for(*overrides))
+        return self.launcher.checks(request_for(f"launch.image={self.image}", *overrides))
 
     def only_trouble(self, *overrides: str) -> Finding:
         (found,) = [one for one in self.findings(*overrides) if one.verdict != "ok"]
@@ -62,8 +64,8 @@ class Cluster:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with running_server(tmp_path) as (server, kubeconfig):
-        yield Cluster(server, kubeconfig)
+    with running_server(tmp_path) as (server, kubeconfig), answering(200, {}) as registry:
+        yield Cluster(server, kubeconfig, registry)
 
 
 def test_a_good_cluster_has_no_trouble_and_is_not_changed(cluster: Cluster) -> None:
@@ -194,11 +196,29 @@ def test_an_image_by_tag_a_missing_pull_secret_and_other_processors(cluster: Clu
     for node in ("n0", "n1"):
         labels = cluster.server.objects[f"/api/v1/nodes/{node}"]["metadata"]["labels"]
         labels["kubernetes.io/arch"] = "arm64"
-    troubles = [one for one in cluster.findings("launch.image=a/b:c") if one.verdict != "ok"]
+    tag = f"launch.image={cluster.image.partition('@')[0]}:1"
+    troubles = [one for one in cluster.findings(tag) if one.verdict != "ok"]
     assert [(one.name, one.verdict) for one in troubles] == [
         ("image", "warning"), ("pull secret", "problem"), ("architecture", "warning"),
     ]  # fmt: skip
     assert "Secret registry" in troubles[1].what and "arm64" in troubles[2].what
+
+
+def test_an_image_that_a_password_opens_is_right_with_a_pull_secret(cluster: Cluster) -> None:
+    with answering(403, {}) as closed:
+        image = f"launch.image={closed}/it@sha256:{'0' * 64}"
+        found = cluster.only_trouble(image)
+        assert (found.name, found.verdict) == ("image", "warning")
+        assert "only to those with a password" in found.what
+        account = f"{IN_DEFAULT}/serviceaccounts/default"
+        cluster.server.add(account, imagePullSecrets=[{"name": "registry"}])
+        assert cluster.only_trouble(image).name == "pull secret"
+
+
+def test_an_image_that_is_not_there_is_a_problem(cluster: Cluster) -> None:
+    with answering(404, {}) as empty:
+        found = cluster.only_trouble(f"launch.image={empty}/it@sha256:{'0' * 64}")
+    assert (found.name, found.verdict) == ("image", "problem")
 
 
 def test_a_service_account_that_is_not_there(cluster: Cluster) -> None:

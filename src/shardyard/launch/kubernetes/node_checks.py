@@ -10,6 +10,7 @@ from shardyard.launch.kubernetes.api import Api
 from shardyard.launch.kubernetes.prerequisites import DEVICE_PLUGINS, how_to_install
 from shardyard.launch.kubernetes.resources import chosen_instance, demand_of
 from shardyard.launch.kubernetes.state import Object
+from shardyard.launch.registry import find_image
 
 ARCHITECTURE = "kubernetes.io/arch"
 
@@ -54,9 +55,9 @@ def check_nodes(request: LaunchRequest, api: Api) -> Iterator[Finding]:
 
 
 def check_image(request: LaunchRequest, api: Api) -> Iterator[Finding]:
-    """What can be known of the image without its registry: digest, pull secrets, architecture."""
-    image = request.recipe.launch.image
-    if "@sha256:" in (image or ""):
+    """Is it named for good, is it there, may the nodes pull it, and can they run it?"""
+    image = str(request.recipe.launch.image)
+    if "@sha256:" in image:
         yield Finding(name="image", verdict="ok", what="named by digest")
     else:
         yield Finding(
@@ -65,7 +66,9 @@ def check_image(request: LaunchRequest, api: Api) -> Iterator[Finding]:
             what=f"launch.image={image} is a tag, which may name another image at a restart",
             mend="Give it by digest, name@sha256:...: `shardyard image push` prints it",
         )
-    yield from _pull_secrets(request, api)
+    account = api.get("ServiceAccount", _service_account(request))
+    yield find_image(image, has_password=bool((account or {}).get("imagePullSecrets")))
+    yield from _pull_secrets(request, api, account)
     with suppress(AccessError):  # who may not list nodes was told so
         yield from _architecture(request, api)
 
@@ -85,10 +88,12 @@ def _architecture(request: LaunchRequest, api: Api) -> Iterator[Finding]:
         )
 
 
-def _pull_secrets(request: LaunchRequest, api: Api) -> Iterator[Finding]:
-    settings = request.recipe.launch.kubernetes
-    name = settings.service_account or "default"
-    account = api.get("ServiceAccount", name)
+def _service_account(request: LaunchRequest) -> str:
+    return request.recipe.launch.kubernetes.service_account or "default"
+
+
+def _pull_secrets(request: LaunchRequest, api: Api, account: Object | None) -> Iterator[Finding]:
+    name = _service_account(request)
     if account is None:
         what = f"the namespace {api.namespace} has no service account {name}: no pod would be made"
         mend = (
