@@ -105,7 +105,7 @@ def _interval(ratios: Floats) -> tuple[float, float]:
 
 def _run(scratch: Path, work: Work) -> tuple[StepTimes, StepTimes]:
     """Wall time, from the barrier to the end of the slowest rank, and CPU time of all ranks."""
-    corpus = prepare_corpus(scratch, num_documents=200)
+    corpus = prepare_corpus(scratch)
     samples = PROCESSES * work.micro_batch * work.micro_batches
     run_dir = make_run(
         scratch / "run",
