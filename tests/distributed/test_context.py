@@ -38,7 +38,7 @@ LAYOUTS: list[tuple[int, dict[str, Any], int, str]] = [
     (4, {"cp": 2, "dp_shard": 2, "zero": 1, "cp_exchange": "heads"}, 2, "none"),
     (4, {"cp": 2, "dp_replicate": 2, "dp_shard": 1, "zero": 3}, 2, "selective"),
     (4, {"cp": 2, "tp": 2}, 2, "full"),
-    (4, {"cp": 2, "tp": 2, "cp_exchange": "heads", "zero": 2}, 3, "none"),
+    (4, {"cp": 2, "tp": 2, "cp_exchange": "heads", "zero": 2}, 3, "selective"),
 ]
 
 EXCHANGES = ("keys_values", "heads")

@@ -9,6 +9,8 @@ from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from shardyard.parallel.tensor import SAVED_OPERATORS as SUMMED_PRODUCTS
+
 _KINDS = {
     "_allgather_base_": "all_gather",
     "_reduce_scatter_base_": "reduce_scatter",
@@ -58,7 +60,10 @@ class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
             names = [argument.name for argument in func._schema.arguments[: len(args)]]
             namespace, operator = func._schema.name.split("::")
             self._count(namespace, operator, {**dict(zip(names, args, strict=True)), **kwargs})
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if func in SUMMED_PRODUCTS:
+            self._add("reduce_scatter", {"output_tensor": result}, _group_of(args[2]))
+        return result
 
     def _count(self, namespace: str, operator: str, given: dict[str, Any]) -> None:
         if operator in _SILENT:
@@ -71,9 +76,12 @@ class Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             group = _group_of(given["group_name"])
             given = {"tensors": given["input"]}
-        key = (tuple(dist.get_process_group_ranks(group)), kinds[operator])
+        self._add(kinds[operator], given, group)
+
+    def _add(self, kind: str, given: dict[str, Any], group: dist.ProcessGroup) -> None:
+        key = (tuple(dist.get_process_group_ranks(group)), kind)
         self.calls[key] += 1
-        self.bytes[key] += _sent(kinds[operator], given, group)
+        self.bytes[key] += _sent(kind, given, group)
 
 
 def _sent(kind: str, given: dict[str, Any], group: dist.ProcessGroup) -> int:

@@ -64,7 +64,8 @@ def parallelize(
     router = _add_router_losses(model, mesh, recipe=recipe, family=family, keys=keys)
     shard_experts(model, mesh, family)
     if mesh.layout.tp > 1:
-        shard_tensors(model, mesh.dense["tp"], family)
+        keeps_sums = recipe.memory.recompute == "selective"
+        shard_tensors(model, mesh.dense["tp"], family, keeps_sums=keeps_sums)
     task = _task(model, mesh, recipe=recipe, family=family, router=router, tokens_l=computed_l)
     # 3. dropout: its hooks must see a module's output before FSDP's hooks let go of it
     if recipe.model.dropout:

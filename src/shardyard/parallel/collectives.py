@@ -66,22 +66,22 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
         ctx.dim, ctx.group = dim, group
-        return _all_gather(x, dim, group)
+        return all_gather(x, dim, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return _reduce_scatter(grads[0], ctx.dim, ctx.group), None, None
+        return reduce_scatter(grads[0], ctx.dim, ctx.group), None, None
 
 
 class _SumAndSplit(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
         ctx.dim, ctx.group = dim, group
-        return _reduce_scatter(x, dim, group)
+        return reduce_scatter(x, dim, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return _all_gather(grads[0], ctx.dim, ctx.group), None, None
+        return all_gather(grads[0], ctx.dim, ctx.group), None, None
 
 
 class _SumOver(torch.autograd.Function):
@@ -134,7 +134,8 @@ def _all_to_all_rows(
     return received
 
 
-def _all_gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+def all_gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+    """Pieces of all ranks joined along ``dim``; no gradient passes."""
     size = dist.get_world_size(group)
     pieces = x.new_empty((size, *x.shape))
     _all_gather_into(pieces.view(-1), x.contiguous().view(-1), group=group)
@@ -147,7 +148,8 @@ def _all_reduce(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return summed
 
 
-def _reduce_scatter(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+def reduce_scatter(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+    """Sum over ranks, of which each keeps its piece along ``dim``; no gradient passes."""
     pieces = _split(x, dim, dist.get_world_size(group))
     mine = torch.empty_like(pieces[0])
     _reduce_scatter_into(mine.view(-1), pieces.view(-1), group=group)

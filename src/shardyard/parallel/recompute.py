@@ -19,6 +19,7 @@ from torch.utils.checkpoint import (
 from shardyard.errors import RequestError
 from shardyard.models import grouped
 from shardyard.models.dropout import SampleKeys
+from shardyard.parallel import tensor
 from shardyard.parallel.offload import ActivationOffload
 
 _SAVED_OPERATORS = {
@@ -32,6 +33,7 @@ _SAVED_OPERATORS = {
     torch.ops.aten._efficient_attention_forward.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     *grouped.SAVED_OPERATORS,
+    *tensor.SAVED_OPERATORS,
 }
 """What ``selective`` keeps: the costly results. Norms, activations and casts are made again."""
 

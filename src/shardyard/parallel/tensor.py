@@ -20,20 +20,29 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from shardyard.models.families import Family, blocks_of, part_of
-from shardyard.parallel.collectives import gather, sum_and_split
+from shardyard.parallel.collectives import all_gather, gather, reduce_scatter, sum_and_split
 from shardyard.parallel.product import Product, product_of
+
+_resolve: Any = distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
 
 TOKENS = 1
 """The dimension of tokens in (B, L, D)."""
 
 
-def shard_tensors(model: nn.Module, mesh: DeviceMesh, family: Family) -> None:
-    """Split a model over the one axis of ``mesh``, in place."""
+def shard_tensors(
+    model: nn.Module, mesh: DeviceMesh, family: Family, *, keeps_sums: bool = False
+) -> None:
+    """Split a model over the one axis of ``mesh``, in place.
+
+    Args:
+        keeps_sums: Whether selective recompute shall find a block's sums, to keep them.
+    """
     group = mesh.get_group()
     split = Split(mesh)
 
@@ -48,7 +57,11 @@ def shard_tensors(model: nn.Module, mesh: DeviceMesh, family: Family) -> None:
                 if path == name or path.startswith(f"{name}."):
                     inputs.feed(split(block.get_submodule(path), Shard(0)))
         for name in family.rowwise:
-            sum_after(split(block.get_submodule(name), Shard(1)), add_up)
+            module = split(block.get_submodule(name), Shard(1))
+            if keeps_sums and type(product_of(module)) is Product:
+                _sum_in_one_operator(module, group)
+            else:
+                sum_after(module, add_up)
     embedding, head = part_of(model, family.embedding), part_of(model, family.head)
     if embedding is not None:
         look_up_share(split(embedding, Shard(0)), add_up)
@@ -214,6 +227,56 @@ class _Product(torch.autograd.Function):
         share_BlD, weight = ctx.saved_tensors
         x_BLD = ctx.tokens.again(share_BlD)
         return *ctx.multiply.gradients(grads[0], x_BLD, weight), None, None, None
+
+
+def _sum_in_one_operator(module: nn.Module, group: dist.ProcessGroup) -> None:
+    assert isinstance(module, nn.Linear)
+
+    def forward(x_BLi: Tensor) -> Tensor:
+        summed_BlD: Tensor = _summed_product(x_BLi, module.weight, group.group_name)
+        return summed_BlD if module.bias is None else summed_BlD + module.bias
+
+    compute_on_shares(module, forward)
+
+
+@torch.library.custom_op("shardyard::summed_product", mutates_args=())
+def _summed_product(x_BLi: Tensor, weight_Di: Tensor, group: str) -> Tensor:
+    """x W^T, added up over ranks and split by token.
+
+    One operator, so that selective recompute keeps the share of the tokens that comes out of it:
+    of two it would keep the product, which has all tokens, and add it up again. Full recompute is
+    better off with two: it stops before the last product of a block, which this one would repeat.
+    """
+    return reduce_scatter(F.linear(x_BLi, weight_Di), TOKENS, _group_named(group))
+
+
+@_summed_product.register_fake
+def _(x_BLi: Tensor, weight_Di: Tensor, group: str) -> Tensor:
+    samples, tokens, _ = x_BLi.shape
+    ranks = dist.get_world_size(_group_named(group))
+    return x_BLi.new_empty(samples, tokens // ranks, weight_Di.shape[0])
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, str], output: Tensor) -> None:
+    del output
+    x_BLi, weight_Di, ctx.group = inputs
+    ctx.save_for_backward(x_BLi, weight_Di)
+
+
+def _gradients(ctx: Any, grad_BlD: Tensor) -> tuple[Tensor, Tensor, None]:
+    x_BLi, weight_Di = ctx.saved_tensors
+    grad_BLD = all_gather(grad_BlD, TOKENS, _group_named(ctx.group))
+    return *Product().gradients(grad_BLD, x_BLi, weight_Di), None
+
+
+_summed_product.register_autograd(_gradients, setup_context=_keep)
+SAVED_OPERATORS = {torch.ops.shardyard.summed_product.default}
+"""Costly results, which selective recompute keeps."""
+
+
+def _group_named(name: str) -> dist.ProcessGroup:
+    group: dist.ProcessGroup = _resolve(name)
+    return group
 
 
 def sum_after(module: nn.Module, add_up: Callable[[Tensor], Tensor]) -> None:
