@@ -45,7 +45,8 @@ def _sections(
         "run": {"steps": STEPS},
         "model": {"dropout": dropout},
         "data": {"attend_across_documents": dropout == 0},  # both masks are covered
-        "optim": {"micro_batch": micro_batch},
+        # a low rate: under a high one rounding grows by a factor of ten a step
+        "optim": {"micro_batch": micro_batch, "lr": 1e-3},
         "parallel": parallel,
         "cluster": {"devices": processes},
     }
