@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from shardyard.errors import EXIT_DRAINED
-from shardyard.launch.aws_batch_objects import LOG_GROUP, job_name
+from shardyard.launch.aws_batch.objects import LOG_GROUP, job_name
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_steps
 from tests.e2e.shardyard import Answer, Place

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from shardyard.errors import EXIT_DRAINED
-from shardyard.launch.aws_batch import BatchLauncher
+from shardyard.launch.aws_batch.launcher import BatchLauncher
 from shardyard.launch.marked import rebuild
 from shardyard.launch.place import own_address
 from shardyard.rundir.lines import read_lines, read_steps

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.config.schema import Recipe
-from shardyard.launch.aws_batch_objects import LOG_GROUP
-from shardyard.launch.aws_batch_setup import prerequisites
+from shardyard.launch.aws_batch.objects import LOG_GROUP
+from shardyard.launch.aws_batch.setup import prerequisites
 from tests.launch.docker_engine import DockerEngine
 
 REGION = "us-east-1"
@@ -116,7 +116,7 @@ class BatchServer:
         )
 
     def make_prerequisites(self, recipe: Recipe) -> None:
-        """What `python -m shardyard.launch.aws_batch_setup` prints, as far as moto knows it.
+        """What `python -m shardyard.launch.aws_batch.setup` prints, as far as moto knows it.
 
         It has no placement groups, asks for a service role where Batch has one of its own, and for
         security groups where they stand in the launch template.

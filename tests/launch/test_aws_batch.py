@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from shardyard.errors import RequestError
-from shardyard.launch.aws_batch import BatchLauncher
-from shardyard.launch.aws_batch_objects import job_name
+from shardyard.launch.aws_batch.launcher import BatchLauncher
+from shardyard.launch.aws_batch.objects import job_name
 from shardyard.launch.base import Job, JobState, Rendered
 from shardyard.launch.ledger import Ledger
 from tests.launch.batch_requests import batch_request

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from shardyard.cli import main
-from shardyard.launch.aws_batch_checks import QUOTAS, batch_checks
-from shardyard.launch.aws_batch_objects import LOG_GROUP
+from shardyard.launch.aws_batch.checks import QUOTAS, batch_checks
+from shardyard.launch.aws_batch.objects import LOG_GROUP
 from shardyard.launch.aws_errors import aws_client
 from shardyard.launch.doctor import Finding
 from tests.launch.batch_requests import EXECUTION_ROLE, ROLE, batch_request
@@ -152,7 +152,7 @@ def test_instances_without_efa_would_start_no_container(aws: BatchServer) -> Non
     assert efa.verdict == "problem"
     assert "get 0 EFA interfaces, and p4d.24xlarge has 4" in efa.what
     assert "/dev/infiniband/uverbs0" in efa.what
-    assert "aws_batch_setup" in efa.mend
+    assert "aws_batch.setup" in efa.mend
     assert only(found, "placement group").verdict == "warning"
     stop = only(found, "stop time")
     assert "give a container 30 s to end" in stop.what

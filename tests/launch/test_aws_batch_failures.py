@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.launch.aws_batch import BatchLauncher
+from shardyard.launch.aws_batch.launcher import BatchLauncher
 from shardyard.launch.aws_errors import UncertainError
 from shardyard.launch.ledger import Ledger
 from tests.launch.batch_endpoint import HANG_UP, Endpoint, batch_endpoint

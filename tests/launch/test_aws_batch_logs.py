@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.launch.aws_batch_logs import PAGE_EVENTS, read_logs, stream_names
+from shardyard.launch.aws_batch.logs import PAGE_EVENTS, read_logs, stream_names
 
 pytest.importorskip("botocore", reason="needs shardyard[aws]")
 

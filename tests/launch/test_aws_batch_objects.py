@@ -8,8 +8,8 @@ import pytest
 
 from shardyard.errors import LostNodeError, RequestError
 from shardyard.hardware.catalogue import instance, instance_names
-from shardyard.launch.aws_batch import BatchLauncher
-from shardyard.launch.aws_batch_objects import (
+from shardyard.launch.aws_batch.launcher import BatchLauncher
+from shardyard.launch.aws_batch.objects import (
     MAX_DEFINITION_BYTES,
     RECIPE_VARIABLE,
     RETRY_RULES,

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from shardyard.errors import CapacityError, RequestError
-from shardyard.launch.aws_batch_objects import job_definition
-from shardyard.launch.aws_batch_queue import check_queue
+from shardyard.launch.aws_batch.objects import job_definition
+from shardyard.launch.aws_batch.queue import check_queue
 from tests.launch.batch_requests import batch_request
 
 pytest.importorskip("botocore", reason="needs shardyard[aws]")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.cli import main
-from shardyard.launch.aws_batch_objects import job_name
+from shardyard.launch.aws_batch.objects import job_name
 from tests.launch.batch_requests import EXECUTION_ROLE, SETTINGS
 from tests.launch.batch_server import BatchServer, batch_server
 from tests.launch.planted import Planted, planted_secrets

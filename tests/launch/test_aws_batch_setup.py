@@ -9,7 +9,7 @@ import pytest
 
 from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import instance, instance_names
-from shardyard.launch.aws_batch_setup import (
+from shardyard.launch.aws_batch.setup import (
     WITHOUT_DRIVERS,
     commands,
     main,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from shardyard.errors import ShardyardError
-from shardyard.launch.aws_batch_status import STATES, job_status
+from shardyard.launch.aws_batch.status import STATES, job_status
 from shardyard.launch.base import JobState, JobStatus
 
 NOW_S = 1_795_000_000.0

@@ -3,7 +3,7 @@
 import socket
 from collections.abc import Callable
 
-from shardyard.launch.aws_batch import BatchLauncher
+from shardyard.launch.aws_batch.launcher import BatchLauncher
 from tests.launch.batch_endpoint import HANG_UP, Endpoint
 from tests.launch.batch_requests import SETTINGS
 from tests.launch.batch_server import BatchServer

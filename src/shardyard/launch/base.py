@@ -19,7 +19,7 @@ LAUNCHERS: dict[str, str] = {
     "local": "shardyard.launch.local:LocalLauncher",
     "slurm": "shardyard.launch.slurm.launcher:SlurmLauncher",
     "kubernetes": "shardyard.launch.kubernetes.launcher:KubernetesLauncher",
-    "aws-batch": "shardyard.launch.aws_batch:BatchLauncher",
+    "aws-batch": "shardyard.launch.aws_batch.launcher:BatchLauncher",
 }
 """Name -> module:class, imported on first use."""
 

@@ -17,7 +17,7 @@ from shardyard.config.load import is_override, load_recipe
 from shardyard.config.schema import Recipe
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.hardware.catalogue import Instance
-from shardyard.launch.aws_batch_objects import chosen_instance, container_vcpus, has_gaudi, has_gpus
+from shardyard.launch.aws_batch.objects import chosen_instance, container_vcpus, has_gaudi, has_gpus
 
 IMAGE_TYPE = "ECS_AL2023_NVIDIA"
 CPU_IMAGE_TYPE = "ECS_AL2023"
@@ -72,7 +72,7 @@ def commands(calls: Sequence[dict[str, Any]], region: str | None) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`python -m shardyard.launch.aws_batch_setup RECIPE...`: files and section.key=value."""
+    """`python -m shardyard.launch.aws_batch.setup RECIPE...`: files and section.key=value."""
     files = [Path(word) for word in arguments if not is_override(word)]
     overrides = [word for word in arguments if is_override(word)]
     try:

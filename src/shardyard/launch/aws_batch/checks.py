@@ -13,9 +13,9 @@ from typing import Any
 
 from shardyard.config.secret_reference import Reference, parse_references
 from shardyard.errors import RequestError, ShardyardError
-from shardyard.launch.aws_batch_objects import LOG_GROUP, chosen_instance, job_definition
-from shardyard.launch.aws_batch_queue import check_queue, environments_of, queue_named
-from shardyard.launch.aws_batch_setup import prerequisites
+from shardyard.launch.aws_batch.objects import LOG_GROUP, chosen_instance, job_definition
+from shardyard.launch.aws_batch.queue import check_queue, environments_of, queue_named
+from shardyard.launch.aws_batch.setup import prerequisites
 from shardyard.launch.aws_errors import aws_client, aws_errors, aws_session, error_code
 from shardyard.launch.base import LaunchRequest
 from shardyard.launch.doctor import Finding, gather
@@ -129,7 +129,7 @@ def _queue(account: _Account) -> Iterator[Finding]:
 
 def _how_to_make_one(account: _Account) -> str:
     """What makes a queue for the recipe: the commands, or what they lack."""
-    text = "`python -m shardyard.launch.aws_batch_setup RECIPE` prints the commands that make one"
+    text = "`python -m shardyard.launch.aws_batch.setup RECIPE` prints the commands that make one"
     try:
         prerequisites(account.request.recipe)
     except RequestError as error:

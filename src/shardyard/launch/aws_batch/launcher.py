@@ -1,7 +1,7 @@
 """AWS Batch: one multi-node parallel job, whose main node is node 0.
 
 Prerequisites: an image, a queue on an EC2 compute environment, a file system for the run's folder
-(docs/launch-aws-batch.md). What is sent is made in aws_batch_objects.py.
+(docs/launch-aws-batch.md). What is sent is made in objects.py.
 """
 
 import json
@@ -12,11 +12,11 @@ from functools import partial
 from typing import Any, ClassVar
 
 from shardyard.errors import RequestError, ShardyardError
-from shardyard.launch.aws_batch_checks import batch_checks
-from shardyard.launch.aws_batch_logs import read_logs, stream_names
-from shardyard.launch.aws_batch_objects import LOG_GROUP, job_definition, job_submission, warnings
-from shardyard.launch.aws_batch_queue import check_queue
-from shardyard.launch.aws_batch_status import CANCEL_REASON, STATES, job_status
+from shardyard.launch.aws_batch.checks import batch_checks
+from shardyard.launch.aws_batch.logs import read_logs, stream_names
+from shardyard.launch.aws_batch.objects import LOG_GROUP, job_definition, job_submission, warnings
+from shardyard.launch.aws_batch.queue import check_queue
+from shardyard.launch.aws_batch.status import CANCEL_REASON, STATES, job_status
 from shardyard.launch.aws_errors import (
     THROTTLING_CODES,
     UncertainError,

@@ -1,0 +1,1 @@
+"""AWS Batch: multi-node parallel jobs; the launcher, what its API says, what is checked before."""
