@@ -97,7 +97,7 @@ def table(result: Mapping[str, Any]) -> str:
 
 
 def _train(scratch: Path) -> list[float]:
-    _run(["train", *_words(scratch, make_text(scratch / "text"))])
+    run_verb(["train", *_words(scratch, make_text(scratch / "text"))])
     return _losses(scratch / "runs" / RUN_ID)
 
 
@@ -169,10 +169,11 @@ def _words(scratch: Path, text: Path) -> list[str]:
 
 
 def _launch(launcher: str, words: list[str], environ: Mapping[str, str] | None = None) -> None:
-    _run(["launch", "--on", launcher, "--yes", "--follow", *words], environ)
+    run_verb(["launch", "--on", launcher, "--yes", "--follow", *words], environ)
 
 
-def _run(verb: list[str], environ: Mapping[str, str] | None = None) -> None:
+def run_verb(verb: list[str], environ: Mapping[str, str] | None = None) -> None:
+    """A verb on the quickstart, to its end: its name, and what follows the recipe."""
     command = [sys.executable, "-m", "shardyard.cli", verb[0], str(QUICKSTART), *verb[1:]]
     env = {**os.environ, **(environ or {}), "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(command, env=env, stdout=sys.stderr, timeout=_PATIENCE_S, check=False)
