@@ -284,7 +284,7 @@ class KnownModel:
         """Forward passes alone."""
         read = self._read(batches)
         losses = [self._task.loss_sum(batch.to(self._device)).double() for batch in read]
-        reshard(self._task.model)
+        reshard(self._task.roots)
         return self._part(torch.stack(losses).sum()), self._tokens(read)
 
     def _part(self, loss_sum: Tensor) -> Tensor:

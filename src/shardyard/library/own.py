@@ -196,7 +196,7 @@ class OwnModel:
         """Forward passes alone."""
         counts: list[Tensor] = []
         losses = [self._loss(batch, loss, counts).double() for batch in batches]
-        reshard(self._model)
+        reshard([self._model])
         return torch.stack(losses).sum(), torch.stack(counts).sum()
 
     def _loss(self, batch: Any, loss: Loss | None, counts: list[Tensor]) -> Tensor:

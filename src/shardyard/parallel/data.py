@@ -195,10 +195,11 @@ def backward_all(losses: Iterable[Tensor], sync: GradientSync, *, number: int) -
     return total
 
 
-def reshard(model: nn.Module) -> None:
+def reshard(roots: Iterable[nn.Module]) -> None:
     """Let go of gathered parameters after a forward pass that no backward pass follows."""
-    for module in _groups(model):
-        module.reshard()
+    for root in roots:
+        for module in _groups(root):
+            module.reshard()
 
 
 def _groups(model: nn.Module) -> list[FSDPModule]:

@@ -4,7 +4,7 @@ Shape suffixes: B = samples, L = tokens of a sample, l = those that this rank co
 V = vocabulary, or this rank's part of it.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,11 @@ class CausalLM:
         self.token_losses = token_losses
         self.router = router
         self.tokens_l = tokens_l
+
+    @property
+    def roots(self) -> Sequence[nn.Module]:
+        """What is sharded as a whole: the stages of this rank, or the model."""
+        return self.pipeline.modules if self.pipeline else [self.model]
 
     @property
     def held_twice(self) -> Collection[str]:

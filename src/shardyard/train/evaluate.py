@@ -55,7 +55,7 @@ def evaluate(
             if mesh.speaks_for_samples:
                 sums[1] += int((batch.targets_BL != IGNORED).sum())
     task.model.train()
-    reshard(task.model)
+    reshard(task.roots)
     dist.all_reduce(sums)
     total, tokens = sums.tolist()
     return Evaluation(loss=total / tokens, tokens=round(tokens))

@@ -35,7 +35,7 @@ def generate(
         probabilities = torch.softmax(logits_V.cpu() / _TEMPERATURE, dim=-1)
         tokens.append(int(torch.multinomial(probabilities, 1, generator=draw)))
     task.model.train()
-    reshard(task.model)
+    reshard(task.roots)
     return tokens[len(prompt) :]
 
 
