@@ -11,10 +11,10 @@ demo: .venv/installed
 	$(BIN)/shardyard train examples/quickstart.yaml
 
 test: lint types
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(BIN)/python -m pytest -m "not slow and not gpu" --durations=25
 
 test-all: lint types
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest -m "not gpu" --durations=25
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
