@@ -177,7 +177,7 @@ def test_a_daemon_that_stops_for_good_costs_no_step(
     place: Place, cluster: SlurmCluster, expected: dict[int, float]
 ) -> None:
     run = SlurmRun(place, cluster, "daemon-stopped")
-    wait_for_step(run.run_dir, 60)
+    wait_for_step(run.run_dir, 2)  # Slurm gives a node up after 30 to 50 s: the run must be longer
     lost = sorted(name for name, _ in run.launcher.status(run.job).nodes)[1]
     cluster.stop_daemon(lost)  # its tasks live on, until Slurm gives the node up
     try:
