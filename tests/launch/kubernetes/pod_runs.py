@@ -65,13 +65,15 @@ class PodRun:
     run: RunDir
     """Its folder on the volume, as this machine sees it."""
     changes: list[Change] = field(default_factory=list)
+    settings: tuple[str, ...] = ()
+    """Of the recipe, in place of its own."""
 
     def jobset(self, *, lose_a_pod_after: int | None = None) -> None:
         """Two pods of a JobSet, to the end; one may be killed after this step.
 
         Then the Job controller ends the other, and JobSet makes both again.
         """
-        config, job = rendered(self.run.run_id, "cluster.nodes=2")
+        config, job = rendered(self.run.run_id, "cluster.nodes=2", *self.settings)
         pods = [f"{self.run.run_id}-node-0-{rank}" for rank in range(2)]
 
         def start(number: int) -> None:
@@ -92,7 +94,7 @@ class PodRun:
 
     def elastic(self) -> None:
         """An elastic PyTorchJob that starts with two workers and is not left alone."""
-        config, job = rendered(self.run.run_id, "cluster.nodes=2", *ELASTIC)
+        config, job = rendered(self.run.run_id, "cluster.nodes=2", *ELASTIC, *self.settings)
         workers = [f"{self.run.run_id}-worker-{rank}" for rank in range(3)]
 
         def start(rank: int) -> None:
@@ -159,14 +161,14 @@ class PodRun:
         return [line for line in read_lines(self.run.metrics) if "eval" not in line]
 
 
-def train(podman: Podman, run: RunDir) -> None:
+def train(podman: Podman, run: RunDir, *settings: str) -> None:
     """`shardyard train` with two processes, in one container of the same image."""
     mounts = (f"--volume={QUICKSTART}:/quickstart.yaml:ro", f"--volume={VOLUME}:/runs")
     user = ("--user=1000:1000", "--env=HOME=/tmp", "--env=USER=shardyard", "--network=none")
     words = ("run.dir=/runs", "data.dir=/runs/prepared", f"run.id={run.run_id}")
     podman.run(
         "run", "--rm", "--shm-size=1g", *user, *mounts, IMAGE,
-        "shardyard", "train", "/quickstart.yaml", *words,
+        "shardyard", "train", "/quickstart.yaml", *words, *settings,
         timeout_s=_RUN_PATIENCE_S,
     )  # fmt: skip
 
