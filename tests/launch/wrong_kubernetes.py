@@ -204,7 +204,7 @@ def _(desk: KubernetesDesk) -> int:
     do="Have whoever keeps it replace it: helm upgrade",
 )
 def _(desk: KubernetesDesk) -> int:
-    desk.server.trainjob_fields = ["runtimeRef", "trainer", "podSpecOverrides"]
+    desk.server.trainjob_fields = ["runtimeRef", "trainer"]
     return desk.launch("launch.kubernetes.target=trainjob")
 
 

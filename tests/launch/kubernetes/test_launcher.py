@@ -187,6 +187,33 @@ def test_a_cluster_with_trainer_2_1_gets_its_fields(world: World) -> None:
     assert "podTemplateOverrides" in world.server.only("trainjobs")["spec"]
 
 
+# kubeflow/trainer v2.0, pkg/apis/trainer/v1alpha1/trainjob_types.go
+_OF_POD_2_0 = {
+    "targetJobs", "serviceAccountName", "nodeSelector", "tolerations", "volumes", "initContainers",
+    "containers", "schedulingGates",
+}  # fmt: skip
+_OF_CONTAINER_2_0 = {"name", "env", "volumeMounts"}
+
+
+def test_a_cluster_with_trainer_2_0_gets_its_fields(world: World) -> None:
+    world.server.trainjob_fields = ["runtimeRef", "trainer", "podSpecOverrides"]
+    world.submit("launch.kubernetes.target=trainjob")
+    spec = world.server.only("trainjobs")["spec"]
+    assert set(spec) == {"runtimeRef", "trainer", "podSpecOverrides"}
+    (override,) = spec["podSpecOverrides"]
+    assert set(override) <= _OF_POD_2_0
+    assert override["targetJobs"] == [{"name": "node"}] and override["volumes"]
+    (container,) = override["containers"]
+    assert set(container) <= _OF_CONTAINER_2_0
+
+
+def test_a_topology_is_refused_by_trainer_2_0(world: World) -> None:
+    world.server.trainjob_fields = ["runtimeRef", "trainer", "podSpecOverrides"]
+    wish = ("launch.kubernetes.queue=team", "launch.kubernetes.topology=required")
+    with pytest.raises(RequestError, match=r"topology cannot be asked for.*topology=none"):
+        world.submit("launch.kubernetes.target=trainjob", *wish)
+
+
 def test_a_runtime_stays_while_another_run_uses_it(world: World) -> None:
     first = world.submit("launch.kubernetes.target=trainjob")
     world.submit("launch.kubernetes.target=trainjob", run_id="other-run")

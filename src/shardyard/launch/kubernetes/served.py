@@ -36,16 +36,18 @@ def trainjob_schema(api: Api) -> Schema:
     """Which version's fields the cluster's TrainJob has: they differ under one API version.
 
     Raises:
-        RequestError: Those of neither.
+        RequestError: Those of none that is known.
     """
     fields = api.fields_of_spec("TrainJob")
     if "runtimePatches" in fields:
         return "2.3"
     if "podTemplateOverrides" in fields:
         return "2.1"
+    if "podSpecOverrides" in fields:
+        return "2.0"
     raise RequestError(
         f"context {api.context!r}: the cluster's TrainJob has neither runtimePatches (Kubeflow "
-        "Trainer 2.2, 2.3) nor podTemplateOverrides (2.1). Another version's fields would be "
-        "dropped or refused. Have whoever keeps it replace it: "
+        "Trainer 2.2, 2.3) nor podTemplateOverrides (2.1) nor podSpecOverrides (2.0). Another "
+        "version's fields would be dropped or refused. Have whoever keeps it replace it: "
         f"{install_command('TrainJob', api.context)}"
     )

@@ -1,8 +1,8 @@
 """Kubeflow Trainer: a TrainJob, and the ClusterTrainingRuntime it refers to.
 
 The API changed between minor versions without changing its name: `runtimePatches` from 2.2 on,
-`podTemplateOverrides` in 2.1. Rendered for 2.3; ``for_schema`` turns that into what a cluster with
-an older version serves.
+`podTemplateOverrides` in 2.1, `podSpecOverrides` in 2.0. Rendered for 2.3; ``for_schema`` turns
+that into what a cluster with an older version serves.
 """
 
 import copy
@@ -27,7 +27,7 @@ API_VERSION = "trainer.kubeflow.org/v1alpha1"
 CONTENT = "shardyard/content"
 """Annotation: digest of a runtime's spec, to know another one of the same name."""
 
-Schema = Literal["2.1", "2.3"]
+Schema = Literal["2.0", "2.1", "2.3"]
 """2.3 stands for 2.2 too, whose fields are the same."""
 
 
@@ -155,6 +155,12 @@ def for_schema(job: dict[str, Any], schema: Schema) -> dict[str, Any]:
     """
     if schema == "2.3":
         return job
+    if schema == "2.0" and _asks_for_topology(job):
+        raise RequestError(
+            "launch.kubernetes.topology cannot be asked for: the cluster has Kubeflow Trainer 2.0, "
+            "whose TrainJob gives pods no annotations. Use launch.kubernetes.topology=none, "
+            "install Trainer 2.3, or use launch.kubernetes.target=jobset."
+        )
     job = copy.deepcopy(job)
     spec = job["spec"]
     if "activeDeadlineSeconds" in spec:
@@ -166,5 +172,17 @@ def for_schema(job: dict[str, Any], schema: Schema) -> dict[str, Any]:
     (patch,) = spec.pop("runtimePatches")
     (replicated,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
     pods = replicated["template"]["spec"]["template"]
-    spec["podTemplateOverrides"] = [{"targetJobs": [{"name": JOB}], **pods}]
+    target: dict[str, Any] = {"targetJobs": [{"name": JOB}]}
+    if schema == "2.1":
+        spec["podTemplateOverrides"] = [{**target, **pods}]
+    else:  # no metadata of pods: they are found by the label that JobSet gives them
+        spec["podSpecOverrides"] = [{**target, **pods["spec"]}]
     return job
+
+
+def _asks_for_topology(job: dict[str, Any]) -> bool:
+    """Whether a TrainJob of 2.3 gives its pods Kueue's hint."""
+    (patch,) = job["spec"]["runtimePatches"]
+    (replicated,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    annotations = replicated["template"]["spec"]["template"]["metadata"]["annotations"]
+    return any(name.startswith("kueue.") for name in annotations)
