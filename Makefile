@@ -1,5 +1,5 @@
 # make demo   train a small sharded model on this machine's own Python files, and look at it
-# make test   lint, types and tests (under an hour on 2 cores)
+# make test   lint, types and tests (half an hour on 2 cores)
 # make test-all, make bench: the slow proofs; their results are in benchmarks/results/
 
 PYTHON ?= python3

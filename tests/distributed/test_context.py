@@ -26,19 +26,23 @@ BF16 = {"loss": 1e-3, "grad_norm": 1e-2}
 STEPS = 5
 SEQ_LEN = 32
 
-LAYOUTS: list[tuple[int, dict[str, Any], int, str]] = [
-    # processes, parallel, micro_batch (of a global batch of 6), recompute
+Setting = tuple[int, dict[str, Any], int, str]
+"""Processes, parallel, micro_batch (of a global batch of 6), recompute."""
+
+LAYOUTS: list[Setting] = [
     (2, {"cp": 2}, 2, "none"),
     (2, {"cp": 2, "cp_exchange": "heads"}, 4, "none"),  # a padded micro-batch
-    (2, {"cp": 2, "zero": 1}, 3, "selective"),
-    (2, {"cp": 2, "zero": 2, "cp_exchange": "heads"}, 2, "full"),
     (4, {"cp": 4}, 3, "full"),
     (4, {"cp": 4, "cp_exchange": "heads", "zero": 3}, 2, "selective"),
     (4, {"cp": 2, "dp_shard": 2}, 1, "none"),
+    (4, {"cp": 2, "tp": 2, "cp_exchange": "heads", "zero": 2}, 3, "selective"),
+]
+MORE: list[Setting] = [
+    (2, {"cp": 2, "zero": 1}, 3, "selective"),
+    (2, {"cp": 2, "zero": 2, "cp_exchange": "heads"}, 2, "full"),
     (4, {"cp": 2, "dp_shard": 2, "zero": 1, "cp_exchange": "heads"}, 2, "none"),
     (4, {"cp": 2, "dp_replicate": 2, "dp_shard": 1, "zero": 3}, 2, "selective"),
     (4, {"cp": 2, "tp": 2}, 2, "full"),
-    (4, {"cp": 2, "tp": 2, "cp_exchange": "heads", "zero": 2}, 3, "selective"),
 ]
 
 EXCHANGES = ("keys_values", "heads")
@@ -150,13 +154,21 @@ def _numbers(run_dir: RunDir) -> list[float]:
     return found + [line["eval"]["loss"] for line in evaluations]
 
 
-@pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.2])
+@pytest.mark.parametrize(
+    ("layouts", "dropout"),
+    [
+        (LAYOUTS, 0.2),
+        pytest.param(MORE, 0.2, marks=pytest.mark.slow),
+        pytest.param([*LAYOUTS, *MORE], 0.0, marks=pytest.mark.slow),
+    ],
+    ids=["some", "more", "all, no dropout"],
+)
 def test_split_samples_make_the_same_steps_evaluation_and_text(
-    corpus: Corpus, tmp_path: Path, dropout: float
+    corpus: Corpus, tmp_path: Path, layouts: list[Setting], dropout: float
 ) -> None:
     reference = make_run(tmp_path / "one", corpus, _sections(1, {}, 6, "none", dropout))
     runs: dict[int, list[RunDir]] = {1: [reference]}
-    for index, (processes, parallel, micro_batch, recompute) in enumerate(LAYOUTS):
+    for index, (processes, parallel, micro_batch, recompute) in enumerate(layouts):
         sections = _sections(processes, parallel, micro_batch, recompute, dropout)
         run_dir = make_run(tmp_path / f"layout-{index}", corpus, sections)
         runs.setdefault(processes, []).append(run_dir)

@@ -25,20 +25,22 @@ ZB_V: dict[str, Any] = {"pp": 2, "schedule": "zb-v", "virtual_stages": 2}
 
 LAYOUTS: list[tuple[int, dict[str, Any], int]] = [
     # processes, parallel, micro_batch (of a global batch of 6)
-    (2, {"pp": 2}, 1),
     (2, {"pp": 2}, 3),
-    (2, GPIPE, 2),
     (2, INTERLEAVED, 1),
     (2, ZERO_BUBBLE, 1),
     (2, ZB_V, 2),
     (4, {"pp": 4}, 1),
+    (4, {"pp": 2, "tp": 2}, 2),
+    (4, {**GPIPE, "dp_shard": 2, "zero": 3}, 1),
+    (4, {**INTERLEAVED, "dp_shard": 2, "zero": 3}, 1),
+]
+MORE: list[tuple[int, dict[str, Any], int]] = [
+    (2, {"pp": 2}, 1),
+    (2, GPIPE, 2),
     (4, {"pp": 2, "dp_shard": 2, "zero": 1}, 1),
     (4, {"pp": 2, "dp_shard": 2, "zero": 2}, 1),
     (4, {"pp": 2, "dp_shard": 2, "zero": 3}, 1),
     (4, {"pp": 2, "dp_shard": 1, "dp_replicate": 2}, 1),
-    (4, {"pp": 2, "tp": 2}, 2),
-    (4, {**GPIPE, "dp_shard": 2, "zero": 3}, 1),
-    (4, {**INTERLEAVED, "dp_shard": 2, "zero": 3}, 1),
     (4, {**ZERO_BUBBLE, "virtual_stages": 2, "dp_shard": 2, "zero": 2}, 1),
     (4, {**ZB_V, "dp_shard": 2, "zero": 1}, 1),
     (4, {**ZB_V, "tp": 2}, 1),
@@ -77,13 +79,24 @@ def _eval_loss(run_dir: RunDir) -> float:
     return loss
 
 
-@pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.2])
+@pytest.mark.parametrize(
+    ("layouts", "dropout"),
+    [
+        (LAYOUTS, 0.2),
+        pytest.param(MORE, 0.2, marks=pytest.mark.slow),
+        pytest.param([*LAYOUTS, *MORE], 0.0, marks=pytest.mark.slow),
+    ],
+    ids=["some", "more", "all, no dropout"],
+)
 def test_every_pipeline_takes_the_same_steps(
-    corpus: Corpus, tmp_path: Path, dropout: float
+    corpus: Corpus,
+    tmp_path: Path,
+    layouts: list[tuple[int, dict[str, Any], int]],
+    dropout: float,
 ) -> None:
     reference = make_run(tmp_path / "one", corpus, _sections(1, {}, 6, dropout))
     runs: dict[int, list[RunDir]] = {1: [reference]}
-    for index, (processes, parallel, micro_batch) in enumerate(LAYOUTS):
+    for index, (processes, parallel, micro_batch) in enumerate(layouts):
         sections = _sections(processes, parallel, micro_batch, dropout)
         run_dir = make_run(tmp_path / f"layout-{index}", corpus, sections)
         runs.setdefault(processes, []).append(run_dir)
