@@ -46,6 +46,24 @@ def test_fp8_is_refused_where_its_products_cannot_be(override: str, words: str) 
     assert problem.path == "precision.compute" and words in str(problem)
 
 
+@pytest.mark.parametrize(
+    ("preset", "settings", "what"),
+    [
+        ("llama-tiny", ("parallel.tp=2", "memory.recompute=selective"), "parallel.tp=2"),
+        ("mixtral-tiny", ("memory.recompute=full",), "experts"),
+    ],
+)
+def test_what_would_not_be_compiled_is_refused(
+    preset: str, settings: tuple[str, ...], what: str
+) -> None:
+    """By what tests/distributed/test_compile.py counts: graphs of such blocks."""
+    given = [f"model.preset={preset}", "model.compile=true", *settings]
+    (problem,) = trainable_problems(load_recipe([], given))
+    assert problem.path == "model.compile" and what in str(problem)
+    assert "Use false, or memory.recompute=none." in str(problem)
+    assert trainable_problems(load_recipe([], [*given, "memory.recompute=none"])) == []
+
+
 def test_what_can_be_trained_has_no_such_problem() -> None:
     assert trainable_problems(load_recipe([], ["model.preset=llama3.2-1b"])) == []
 

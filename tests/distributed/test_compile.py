@@ -32,7 +32,9 @@ def _steps(run_dir: RunDir) -> list[tuple[float, float]]:
 
 COMPILED: list[tuple[int, dict[str, dict[str, Any]]]] = [
     (2, {"memory": {"recompute": "full"}}),
+    (2, {"memory": {"recompute": "selective"}}),
     (2, {"parallel": {"tp": 2}}),
+    (2, {"parallel": {"pp": 2}, "memory": {"recompute": "full"}}),
     (2, {"parallel": {"cp": 2}}),
     (2, {"parallel": {"cp": 2, "cp_exchange": "heads"}, "memory": {"recompute": "full"}}),
     (2, {"parallel": {"pp": 2}}),
@@ -52,6 +54,7 @@ COMPILED: list[tuple[int, dict[str, dict[str, Any]]]] = [
 def _train_compiled(run_dirs: list[RunDir]) -> list[int]:
     """Train; of each run, the graphs that were compiled. They are traced and differentiated as
     ever, and then run operator by operator: a C++ compiler would take minutes on two cores."""
+    import torch
     from torch import nn
     from torch._dynamo.utils import counters
 
@@ -60,6 +63,7 @@ def _train_compiled(run_dirs: list[RunDir]) -> list[int]:
     eager = partialmethod(of_the_real_backend, backend="aot_eager")
     nn.Module.compile = eager  # type: ignore[method-assign,assignment]
     for run_dir in run_dirs:
+        torch.compiler.reset()  # else a run finds the graphs of the one before, or too many of them
         counters.clear()
         train_here(run_dir)
         graphs.append(counters["stats"]["unique_graphs"])

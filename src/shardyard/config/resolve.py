@@ -21,7 +21,7 @@ from shardyard.config.legality import problems, resolve_layout
 from shardyard.config.presets import ModelShape
 from shardyard.config.resolved import FINGERPRINTED, DataFacts, Resolved, fingerprint
 from shardyard.config.schema import Recipe
-from shardyard.config.trainable import wrong_task
+from shardyard.config.trainable import nothing_to_compile, wrong_task
 from shardyard.errors import Problem, RecipeError
 from shardyard.hardware.machine import Machine
 
@@ -244,7 +244,7 @@ def _sample_problems(resolved: Resolved) -> list[Problem]:
 def _model_problems(resolved: Resolved) -> list[Problem]:
     """Samples or a vocabulary that the model has no room for, or what it cannot be asked."""
     shape, seq_len = resolved.shape, resolved.recipe.data.seq_len
-    found = list(wrong_task(resolved.recipe, shape))
+    found = [*wrong_task(resolved.recipe, shape), *nothing_to_compile(resolved.recipe, shape)]
     if isinstance(seq_len, int) and seq_len > shape.max_position_embeddings:
         text = (
             f"={seq_len} is more than the model's context of {shape.max_position_embeddings} "

@@ -97,6 +97,30 @@ def _task(recipe: Recipe) -> Iterable[Problem]:
         yield Problem("task.generate_tokens", text)
 
 
+def _compile(recipe: Recipe) -> Iterable[Problem]:
+    preset = PRESETS.get(recipe.model.preset or "")
+    yield from nothing_to_compile(recipe, None if preset is None else preset.shape)
+
+
+def nothing_to_compile(recipe: Recipe, shape: ModelShape | None) -> Iterable[Problem]:
+    """Compiled blocks that are recomputed, and that torch cannot trace as a whole.
+
+    It would run them operator by operator and say so nowhere.
+    """
+    recompute, tp = recipe.memory.recompute, recipe.parallel.tp
+    if not recipe.model.compile or recompute == "none":
+        return
+    has_experts = shape is not None and shape.num_experts > 0
+    if tp > 1 or has_experts:
+        what = f"parallel.tp={tp}" if tp > 1 else "experts"
+        text = (
+            f"=true with memory.recompute={recompute} and {what}: torch compiles what is "
+            "recomputed as a whole or not at all, and cannot trace this. Nothing would be "
+            "compiled. Use false, or memory.recompute=none."
+        )
+        yield Problem("model.compile", text)
+
+
 def wrong_task(recipe: Recipe, shape: ModelShape) -> Iterable[Problem]:
     """A task that the model cannot learn by the way its tokens see each other."""
     model, task = recipe.model, recipe.task.name
@@ -113,6 +137,7 @@ _LOOKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
     _device,
     _family,
     _task,
+    _compile,
 )
 
 

@@ -19,7 +19,7 @@ from shardyard.config.model_source import shape_of_config
 from shardyard.config.presets import ModelShape
 from shardyard.config.resolve import resolve_known
 from shardyard.config.schema import Recipe
-from shardyard.config.trainable import trainable_problems
+from shardyard.config.trainable import nothing_to_compile, trainable_problems
 from shardyard.data.loader import IGNORED, MicroBatch
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.library.mesh import devices_per_node
@@ -140,6 +140,8 @@ def _problems(
         seq_len=seq_len,
     )
     found += [*trainable_problems(recipe), *compile_problems(recipe)]
+    if parallel.tp == 1:  # else it is among these
+        found += nothing_to_compile(recipe, shape)
     split = [f"{axis}={getattr(parallel, axis)}" for axis in ("cp", "tp", "pp")]
     split = [axis for axis in split if not axis.endswith("=1")]
     if shape is not None and seq_len is None and split:

@@ -124,6 +124,10 @@ def _recompute_in_backward(
             keys.samples_B = later
 
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            # one graph has both passes: no other sample comes between, and a compiler refuses to
+            # change what lies outside of the region, compiling nothing at all
+            return checkpoint(forward, *args, **options, **kwargs)
         return checkpoint(with_samples, keys.samples_B, *args, **options, **kwargs)
 
     module.forward = checkpointed
