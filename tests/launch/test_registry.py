@@ -3,6 +3,8 @@
 import base64
 import json
 import shutil
+import socket
+import threading
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -116,6 +118,29 @@ def test_a_registry_that_does_not_answer_is_a_warning() -> None:
     assert "spelt right" in finding.mend
     with answering(500, {}) as address:
         assert ask_registry(f"{address}/me/it:1") == "silent"
+
+
+def test_a_token_server_that_gives_no_token_leaves_a_registry_closed() -> None:
+    with answering(200, {}, b"[]") as server:
+        asked = {"WWW-Authenticate": f'Bearer realm="http://{server}/token",service="x"'}
+        with answering(401, asked) as address:
+            assert ask_registry(f"{address}/me/it:1") == "closed"
+
+
+def test_what_speaks_no_http_is_silent() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+
+        def talk() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"220 mail\r\n\r\n")
+
+        thread = threading.Thread(target=talk)
+        thread.start()
+        assert ask_registry(f"127.0.0.1:{port}/me/it:1") == "silent"
+        thread.join()
 
 
 def test_nobody_is_asked_for_a_token_without_encryption() -> None:

@@ -11,8 +11,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http.client import HTTPException
 from ipaddress import ip_address
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import urlencode, urlsplit
 
 from shardyard.errors import ShardyardError
@@ -73,7 +74,7 @@ def ask_registry(image: str) -> Answer:
             token = _token(challenge)
             if token:
                 status, _ = _look(name.url, {"Authorization": f"Bearer {token}"})
-    except (OSError, ValueError):
+    except (OSError, ValueError, HTTPException):
         return "silent"
     if status == 200:
         return "there"
@@ -154,8 +155,10 @@ def _token(challenge: str) -> str | None:
     asked = {key: parts[key] for key in ("service", "scope") if key in parts}
     try:
         with urllib.request.urlopen(f"{realm}?{urlencode(asked)}", timeout=_TIMEOUT_S) as answer:
-            given: dict[str, Any] = json.loads(answer.read())
+            given = json.loads(answer.read())
     except urllib.error.HTTPError:
+        return None
+    if not isinstance(given, dict):
         return None
     return str(given.get("token") or given.get("access_token") or "") or None
 

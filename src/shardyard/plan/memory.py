@@ -305,7 +305,9 @@ def _selective_bytes(w: Workload) -> float:
     gates = 2 if w.shape.is_gated else 1
     inner = w.shape.intermediate_size
     size, tp, share = w.formats.compute_bytes, w.layout.tp, w.techniques.selective_products
-    summed = 2 * hidden / (tp if w.techniques.sequence_parallel else 1)
+    # sums over ranks, split by token, are kept in place of their products; not of fp8 products
+    keeps_sums = w.techniques.sequence_parallel and w.formats.compute != "fp8"
+    summed = 2 * hidden / (tp if keeps_sums else 1)
     products = (heads + 2 * kv_heads + gates * inner) / tp + summed
     attention = (size * heads + 4 * w.shape.num_attention_heads) / tp
     return entry_bytes(w) + size * share * products + attention

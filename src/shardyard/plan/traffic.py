@@ -126,8 +126,9 @@ class _Traffic:
         # more before each whose matrices keep a share of their inputs alone
         block: float = 4 + 4 + (1 if self.shape.num_experts else 2)
         # the last sum of a block is not made again, as nothing after it needs it; `selective` keeps
-        # the other one too
-        block += (2 if self.w.recompute == "selective" else 3) * self.again
+        # the other one too, but of fp8 products
+        keeps_sums = self.w.recompute == "selective" and self.w.formats.compute != "fp8"
+        block += (2 if keeps_sums else 3) * self.again
         ends = 2 * self.is_first + 3 * self.is_last
         yield Term(
             name="tokens of tp",
