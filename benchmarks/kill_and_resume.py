@@ -175,7 +175,7 @@ def _layout_study(
 
 def _start(folder: Path, arguments: list[str]) -> subprocess.Popen[bytes]:
     log = (folder / "log.txt").open("ab")
-    command = [sys.executable, "-m", "shardyard.cli", *arguments]
+    command = [sys.executable, "-m", "shardyard", *arguments]
     return subprocess.Popen(
         command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
         start_new_session=True,

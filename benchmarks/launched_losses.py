@@ -174,7 +174,7 @@ def _launch(launcher: str, words: list[str], environ: Mapping[str, str] | None =
 
 def run_verb(verb: list[str], environ: Mapping[str, str] | None = None) -> None:
     """A verb on the quickstart, to its end: its name, and what follows the recipe."""
-    command = [sys.executable, "-m", "shardyard.cli", verb[0], str(QUICKSTART), *verb[1:]]
+    command = [sys.executable, "-m", "shardyard", verb[0], str(QUICKSTART), *verb[1:]]
     env = {**os.environ, **(environ or {}), "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(command, env=env, stdout=sys.stderr, timeout=_PATIENCE_S, check=False)
     if done.returncode != 0:

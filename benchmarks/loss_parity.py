@@ -111,7 +111,7 @@ def _train(
     }
     recipe.write_text(json.dumps(sections))
     settings = [f"model.preset={PRESETS[model]}", f"run.id={run_id}", *words]
-    command = [sys.executable, "-m", "shardyard.cli", "train", str(recipe), *settings]
+    command = [sys.executable, "-m", "shardyard", "train", str(recipe), *settings]
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
     started = time.monotonic()
     subprocess.run(command, env=env, stdout=sys.stderr, check=True, timeout=7200)

@@ -51,7 +51,7 @@ class Study:
         """Run a verb to its end; returns stdout."""
         paths = {"PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT)))}
         done = subprocess.run(
-            [sys.executable, "-m", "shardyard.cli", *words],
+            [sys.executable, "-m", "shardyard", *words],
             cwd=self.folder, env={**self.cluster.env, **paths, **_THREADS},
             stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
         )  # fmt: skip

@@ -177,7 +177,7 @@ def train(folder: Path, run_id: str, *arguments: str) -> dict[str, object]:
 
 def shardyard(folder: Path, *arguments: str) -> dict[str, object]:
     done = subprocess.run(
-        [sys.executable, "-m", "shardyard.cli", *arguments],
+        [sys.executable, "-m", "shardyard", *arguments],
         cwd=folder, capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

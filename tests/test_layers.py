@@ -54,7 +54,7 @@ def shown(path: Path) -> str:
 
 def package_of(path: Path) -> str:
     first = path.relative_to(PACKAGE).parts[0]
-    return first.removesuffix(".py")
+    return "cli" if first == "__main__.py" else first.removesuffix(".py")
 
 
 @cache

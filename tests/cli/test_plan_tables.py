@@ -18,7 +18,7 @@ from tests.plan.workloads import layout, p5, workload
 
 IN_A_TERMINAL = """
 import os, pty, sys
-command = [sys.executable, "-m", "shardyard.cli", *sys.argv[1:]]
+command = [sys.executable, "-m", "shardyard", *sys.argv[1:]]
 sys.exit(os.waitstatus_to_exitcode(pty.spawn(command)))
 """
 RENTED = ("model.preset=llama2-7b", "cluster.instance=p5.48xlarge", "run.steps=500")

@@ -11,7 +11,7 @@ import pytest
 from shardyard import __version__
 from shardyard.cli import main
 
-MODULE = [sys.executable, "-m", "shardyard.cli"]
+MODULE = [sys.executable, "-m", "shardyard"]
 
 
 def test_no_argument_prints_the_verbs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,6 +28,12 @@ def test_an_unknown_verb_suggests_the_nearest(capsys: pytest.CaptureFixture[str]
 def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"shardyard {__version__}\n"
+
+
+def test_python_m_shardyard_is_the_command_line() -> None:
+    answer = subprocess.run([*MODULE, "--version"], capture_output=True, text=True, check=False)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert answer.stdout == f"shardyard {__version__}\n"
 
 
 def test_a_wrong_request_is_one_message_and_exit_code_2(
@@ -73,7 +79,7 @@ def test_ctrl_c_ends_with_130(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_reader_that_has_had_enough_ends_it_quietly() -> None:
-    shell = f"set -o pipefail; '{sys.executable}' -m shardyard.cli config --schema | head -1"
+    shell = f"set -o pipefail; '{sys.executable}' -m shardyard config --schema | head -1"
     answer = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
     assert (answer.returncode, answer.stderr) == (0, "")
     assert answer.stdout.startswith("run: ")

@@ -1,4 +1,4 @@
-"""The product as a user starts it: `python -m shardyard.cli VERB ...` in a process of its own.
+"""The product as a user starts it: `python -m shardyard VERB ...` in a process of its own.
 
 Every process started here carries a mark in its environment, so that a test sees what is left
 running, and has a scratch folder of its own, so that a test sees what is left there.
@@ -67,7 +67,7 @@ class Place:
     def run(self, *words: str, cwd: Path | None = None, **environment: str) -> Answer:
         """Run a verb to its end."""
         done = subprocess.run(
-            [sys.executable, "-m", "shardyard.cli", *words],
+            [sys.executable, "-m", "shardyard", *words],
             cwd=cwd or self.folder,
             env=self.environment(environment),
             stdin=subprocess.DEVNULL,
@@ -84,7 +84,7 @@ class Place:
         files = self.scratch / "out.txt", self.scratch / "err.txt"
         with files[0].open("w") as out, files[1].open("w") as err:
             process = subprocess.Popen(
-                [sys.executable, "-m", "shardyard.cli", *words],
+                [sys.executable, "-m", "shardyard", *words],
                 cwd=self.folder, env=self.environment(), stdin=subprocess.DEVNULL,
                 stdout=out, stderr=err, text=True,
             )  # fmt: skip

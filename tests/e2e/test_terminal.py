@@ -13,7 +13,7 @@ from tests.e2e.shardyard import PATIENCE_S, Answer, Place, wait_for_step
 
 _IN_A_TERMINAL = """
 import os, pty, sys
-command = [sys.executable, "-m", "shardyard.cli", *sys.argv[1:]]
+command = [sys.executable, "-m", "shardyard", *sys.argv[1:]]
 sys.exit(os.waitstatus_to_exitcode(pty.spawn(command)))
 """
 _CONTROL = re.compile(r"\x1b\[[?0-9;]*[A-Za-z]")
@@ -61,7 +61,7 @@ def test_a_place_that_takes_no_output_is_an_error_and_no_bug(place: Place) -> No
         pytest.skip(f"needs {FULL}")
     with FULL.open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "shardyard.cli", "config", "--schema"],
+            [sys.executable, "-m", "shardyard", "config", "--schema"],
             env=place.environment(), stdout=full, stderr=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
     assert done.returncode == 1

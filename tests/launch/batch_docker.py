@@ -69,7 +69,7 @@ def build_image(engine: DockerEngine) -> None:
     with package_index() as url:
         options = ["--base", "cpu", "--tool", "docker", "--tag", IMAGE, "--", *build_options(url)]
         done = subprocess.run(
-            [sys.executable, "-m", "shardyard.cli", "image", "build", *options],
+            [sys.executable, "-m", "shardyard", "image", "build", *options],
             env={**os.environ, **engine.environ},
             capture_output=True,
             text=True,

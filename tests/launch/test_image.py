@@ -66,7 +66,7 @@ def calls(log: Path) -> list[tuple[list[str], str]]:
 def test_the_file_in_docker_is_what_is_rendered(base: str) -> None:
     golden = (ROOT / "docker" / f"Dockerfile.{base}").read_text()
     assert render_dockerfile(parse_base(base)) == golden, (
-        f"python -m shardyard.cli image build --base {base} --dry-run > docker/Dockerfile.{base}"
+        f"python -m shardyard image build --base {base} --dry-run > docker/Dockerfile.{base}"
     )
 
 

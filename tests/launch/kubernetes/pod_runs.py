@@ -175,7 +175,7 @@ def train(podman: Podman, run: RunDir, *settings: str) -> None:
 
 def rendered(run_id: str, *overrides: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """ConfigMap and job, as `shardyard launch --dry-run` prints them."""
-    command = [sys.executable, "-m", "shardyard.cli", "launch", str(QUICKSTART)]
+    command = [sys.executable, "-m", "shardyard", "launch", str(QUICKSTART)]
     words = ["--on=kubernetes", "--dry-run", f"run.id={run_id}", *OVERRIDES, *overrides]
     text = subprocess.check_output([*command, *words], stderr=subprocess.DEVNULL, text=True)
     config, job = yaml.safe_load_all(text)

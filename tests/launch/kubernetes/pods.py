@@ -94,7 +94,7 @@ class Podman:
         if self.run("images", "--quiet", IMAGE):
             return Built(seconds=None, bytes=self._image_bytes())
         self.run("import", *import_arguments())
-        command = [sys.executable, "-m", "shardyard.cli", "image", "build", "--base=cpu"]
+        command = [sys.executable, "-m", "shardyard", "image", "build", "--base=cpu"]
         command += ["--tool=podman", f"--tag={IMAGE}", "--", "--pull=never"]
         started = time.monotonic()
         with package_index() as url:

@@ -1,4 +1,4 @@
-"""`python -m shardyard.cli`: the same as `shardyard`."""
+"""`python -m shardyard`: the same as `shardyard`."""
 
 import sys
 
