@@ -5,7 +5,8 @@ ShardyardError                exit code 1: the run failed
 │   └── RecipeError           2: one or more settings of a recipe are wrong (all of them listed)
 ├── DataError                 1: a data file is missing, empty or damaged
 ├── CheckpointError           1: a checkpoint cannot be written, read or trusted
-│   └── StorageError          1: the file system refused (full, read-only, gone)
+│   ├── StorageError          1: the file system refused (full, read-only, gone)
+│   └── NotFiniteError        1: the state holds NaN or infinity; it is not written
 ├── TrainingError             1: the training itself cannot go on (loss not finite, ...)
 ├── LostNodeError             75: another node of the job is gone; all of them can start again
 ├── CapacityError             3: what was asked for is not available now
@@ -75,6 +76,10 @@ class CheckpointError(ShardyardError):
 
 class StorageError(CheckpointError):
     """The file system refused a write: full, read-only or gone."""
+
+
+class NotFiniteError(CheckpointError):
+    """The state to be saved holds NaN or infinity: training could not go on from it."""
 
 
 class TrainingError(ShardyardError):

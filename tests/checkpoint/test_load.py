@@ -1,5 +1,6 @@
 """Any checkpoint loads into any layout; a damaged or foreign one is named and never loaded."""
 
+import hashlib
 import io
 import json
 import pickle
@@ -246,13 +247,48 @@ def set_format(folder: Path, version: int) -> None:
 
 def test_a_newer_format_is_refused(steps: Path) -> None:
     set_format(steps / "step-00000001", FORMAT + 1)
-    with pytest.raises(CheckpointError, match=r"format version 2, this.*up to 1.*install that"):
+    with pytest.raises(CheckpointError, match=r"format version 3, this.*up to 2.*install that"):
         read_values(steps / "step-00000001")
 
 
 def test_an_older_format_goes_through_its_rule(steps: Path) -> None:
-    set_format(steps / "step-00000001", FORMAT - 1)
+    set_format(steps / "step-00000001", 0)
     with pytest.raises(CheckpointError, match=r"no rule from 0 to 1.*version of shardyard that"):
         read_values(steps / "step-00000001")
+    set_format(steps / "step-00000001", FORMAT - 1)
     rules = {FORMAT - 1: lambda values: {**values, "upgraded": True}}
     assert read_values(steps / "step-00000001", upgrades=rules) == {"step": 1, "upgraded": True}
+
+
+def test_a_checkpoint_of_format_1_that_holds_nan_is_passed_over_loudly(
+    steps: Path, alone: dist.ProcessGroup
+) -> None:
+    poisoned = steps / "step-00000003"
+    weight = torch.full((4, 2), 3.0)
+    weight[3, 1] = torch.nan
+    content = bytearray((poisoned / "rank-00000.safetensors").read_bytes())
+    content[-32:] = weight.numpy().tobytes()
+    (poisoned / "rank-00000.safetensors").write_bytes(content)
+    manifest = json.loads((poisoned / "manifest.json").read_text())
+    digest = hashlib.sha256(content).hexdigest()
+    manifest["files"]["rank-00000.safetensors"]["sha256"] = digest
+    (poisoned / "manifest.json").write_text(json.dumps({**manifest, "format": 1}))
+    set_format(steps / "step-00000002", 1)
+    chosen = choose_alone(steps, alone)
+    assert chosen is not None and chosen.step == 2
+    assert str(chosen.damaged[0]) == (
+        "step-00000003 is damaged: rank-00000.safetensors: model.w holds NaN, so training cannot "
+        "go on from it"
+    )
+    assert (steps / "step-00000003.damaged").is_dir()
+
+
+def test_a_checkpoint_of_format_1_loads_and_names_the_buffers_that_it_lacks(steps: Path) -> None:
+    folder = steps / "step-00000001"
+    tensors = {"model.w": torch.zeros(4, 2), "buffer.mean": torch.full((2,), 5.0)}
+    with pytest.raises(CheckpointError, match=r"it lacks buffer\.mean"):
+        load_tensors(folder, dict(tensors))
+    set_format(folder, 1)
+    assert load_tensors(folder, tensors) == ["buffer.mean"]
+    assert tensors["model.w"].tolist() == [[1, 1]] * 4
+    assert tensors["buffer.mean"].tolist() == [5, 5]

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from shardyard.checkpoint.load import find_sound, load_tensors, read_values
-from shardyard.checkpoint.save import Saver
+from shardyard.checkpoint.save import Abandoned, Durable, Saver
 from shardyard.checkpoint.verify import verify_manifest
 from shardyard.errors import CheckpointError, StorageError
 
@@ -40,7 +40,7 @@ def test_a_saved_state_is_the_one_of_the_call(saver: Saver, tmp_path: Path) -> N
     weight.zero_()  # training goes on
     saver.wait()
     (durable,) = saver.poll()
-    assert durable.step == 4
+    assert isinstance(durable, Durable) and durable.step == 4
     assert durable.seconds >= blocked_s >= 0
     folder = tmp_path / "step-00000004"
     assert durable.bytes == sum(path.stat().st_size for path in folder.iterdir()) - (
@@ -123,6 +123,40 @@ def test_a_scratch_folder_of_a_killed_save_is_replaced(saver: Saver, tmp_path: P
     assert names(tmp_path / "step-00000001") == [
         "manifest.json", "rank-00000.safetensors", "values.json",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["model.w", "optim.exp_avg.w"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e5m2])
+def test_a_state_that_is_not_finite_is_named_and_leaves_no_trace(
+    saver: Saver, tmp_path: Path, name: str, value: float, dtype: torch.dtype
+) -> None:
+    broken = torch.zeros(7, 3)
+    broken[6, 2] = value
+    saver.save(1, {name: torch.zeros(7, 3)}, {})
+    saver.save(2, {name: broken.to(dtype), "model.sound": torch.ones(2)}, {})
+    saver.save(3, {name: torch.ones(7, 3)}, {})  # the saver goes on
+    saver.wait()
+    held = "NaN" if value != value else "an infinity"
+    reports = saver.poll()
+    assert reports[1] == Abandoned(2, f"rank 0: {name} holds {held}")
+    assert [report.step for report in reports] == [1, 2, 3]
+    assert names(tmp_path) == ["latest", "step-00000001", "step-00000003"]
+
+
+def test_a_buffer_may_hold_infinities_but_no_nan(saver: Saver) -> None:
+    mask = torch.full((3, 3), -torch.inf).triu(1)
+    saver.save(1, {"buffer.mask": mask, "buffer.seen": torch.tensor(7)}, {})
+    saver.save(2, {"buffer.mask": mask * 0}, {})
+    saver.wait()
+    assert saver.poll()[1] == Abandoned(2, "rank 0: buffer.mask holds NaN")
+
+
+def test_a_save_that_keeps_what_is_older_removes_nothing(saver: Saver, tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        saver.save(step, {"model.w": torch.zeros(3)}, {}, keep_older=step == 3)
+    saver.wait()
+    assert names(tmp_path) == ["latest", "step-00000001", "step-00000002", "step-00000003"]
 
 
 def test_a_dtype_that_cannot_be_stored_is_refused_by_name(saver: Saver) -> None:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import shardyard
 from shardyard.checkpoint.save import Saver
 from shardyard.config.schema import Optim
-from shardyard.errors import CheckpointError, RequestError, ShardyardError
+from shardyard.errors import CheckpointError, NotFiniteError, RequestError, ShardyardError
 from shardyard.train.optim import ShardOptimizer
 from tests.distributed.ranks import run_on_ranks
 from tests.library.runs import SEQ_LEN, build, take_steps
@@ -168,3 +168,107 @@ def _read_a_runs(folder: Path) -> dict[str, Any]:
 
 def test_the_checkpoint_of_a_run_is_read_too(tmp_path: Path) -> None:
     assert run_on_ranks(_read_a_runs, 1, tmp_path)[0] == {"progress": {"step": 7}}
+
+
+class Normalised(torch.nn.Module):
+    """A module with parameters, statistics, a count, a mask, and a table that it makes itself."""
+
+    mask: torch.Tensor
+    table: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(3, 3)])
+        self.norm = torch.nn.BatchNorm1d(3)
+        self.register_buffer("mask", torch.full((3,), -torch.inf))
+        self.register_buffer("table", torch.arange(3.0), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.norm(self.layers[0](x))
+        return y
+
+
+def _normalised(*, seed: int) -> Any:
+    torch.manual_seed(0)
+    model = shardyard.parallelize(Normalised(), shardyard.build_mesh(), blocks="layers")
+    with torch.no_grad():
+        model(torch.randn(5, 3, generator=torch.Generator().manual_seed(seed)))
+    return model
+
+
+def _buffers_around_a_save(folder: Path) -> None:
+    model = _normalised(seed=7)
+    shardyard.save_checkpoint(folder, model, step=1)
+    later = _normalised(seed=8)
+    later.mask.zero_()
+    later.table.zero_()
+    assert not torch.equal(later.norm.running_mean, model.norm.running_mean)
+    shardyard.load_checkpoint(folder, later)
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        assert torch.equal(getattr(later.norm, name), getattr(model.norm, name)), name
+    assert later.mask.tolist() == [-torch.inf] * 3
+    assert later.table.tolist() == [0, 0, 0]  # it is not persistent: the module's own affair
+
+
+def _buffers_of_format_1(folder: Path) -> None:
+    model = _normalised(seed=7)
+    _buffers_around_a_save(folder)
+    before = model.norm.running_mean.clone()
+    manifest = folder / "step-00000001" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"format": 2', '"format": 1'))
+    saver = Saver(folder, group=dist.new_group(backend="gloo"), rank=0, world_size=1, keep_last=1)
+    params = {f"model.{name}": param.detach() for name, param in model.named_parameters()}
+    saver.save(2, params, {"step": 2, "values": {}, "groups": []})
+    saver.wait()
+    saver.close()
+    manifest = folder / "step-00000002" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"format": 2', '"format": 1'))
+    with pytest.warns(UserWarning, match=r"before buffers were saved.*norm\.running_mean"):
+        shardyard.load_checkpoint(folder, model)
+    assert torch.equal(model.norm.running_mean, before)
+
+
+def _buffers_that_differ(folder: Path) -> str:
+    model = _normalised(seed=dist.get_rank())
+    with pytest.raises(CheckpointError) as refusal:
+        shardyard.save_checkpoint(folder, model, step=1)
+    assert not (folder / "latest").exists()
+    dist.all_reduce(model.norm.running_mean, dist.ReduceOp.SUM)
+    dist.all_reduce(model.norm.running_var)
+    shardyard.save_checkpoint(folder, model, step=1)
+    return str(refusal.value)
+
+
+def test_buffers_come_back_and_those_that_are_not_persistent_are_left_alone(tmp_path: Path) -> None:
+    run_on_ranks(_buffers_around_a_save, 1, tmp_path)
+
+
+def test_a_checkpoint_of_before_says_which_buffers_it_lacks(tmp_path: Path) -> None:
+    run_on_ranks(_buffers_of_format_1, 1, tmp_path)
+
+
+def test_buffers_that_differ_between_ranks_are_refused_at_the_first_save_by_name(
+    tmp_path: Path,
+) -> None:
+    said = run_on_ranks(_buffers_that_differ, 2, tmp_path)
+    assert said[0] == said[1]
+    assert "step-00000001 was not saved: buffer norm.running_mean and 1 more of rank 0" in said[0]
+    assert "is not that of rank 1" in said[0] and "SyncBatchNorm" in said[0]
+
+
+def _not_finite(folder: Path) -> str:
+    _, model, optimizer = _set_up({"dp_shard": 2})
+    shardyard.save_checkpoint(folder, model, optimizer, step=1)
+    if dist.get_rank() == 1:
+        model.lm_head.weight.detach().to_local()[0, 0] = torch.nan
+    with pytest.raises(NotFiniteError) as refusal:
+        shardyard.save_checkpoint(folder, model, optimizer, step=2)
+    assert (folder / "latest").read_text() == "step-00000001\n"
+    return str(refusal.value)
+
+
+def test_a_model_that_is_not_finite_is_not_saved_and_the_rank_is_named(tmp_path: Path) -> None:
+    said = run_on_ranks(_not_finite, 2, tmp_path)
+    assert said[0] == said[1]
+    assert "step-00000002 was not saved: rank 1: model.lm_head.weight holds NaN." in said[0]
+    assert "load the newest one" in said[0]

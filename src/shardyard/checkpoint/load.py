@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.tensor import DTensor
 
+from shardyard.checkpoint.buffers import is_buffer
 from shardyard.checkpoint.retention import (
     SET_ASIDE,
     complete_steps,
@@ -46,8 +47,11 @@ from shardyard.checkpoint.verify import (
 from shardyard.errors import CheckpointError, StorageError
 from shardyard.models.local_shard import place_of
 
-UPGRADES: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+UPGRADES: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: lambda values: values}
 """Format version -> rule that turns its values into those of the next version."""
+
+_FIRST_WITH_BUFFERS = 2
+"""The first format that holds them."""
 
 
 class Damaged(NamedTuple):
@@ -143,7 +147,7 @@ def load_tensors(
     *,
     of_others: Collection[str] = (),
     allow_extra: bool = False,
-) -> None:
+) -> list[str]:
     """Fill tensors in place from a checkpoint; each rank reads only what it holds.
 
     Works for any layout: another world size, other axes, plain tensors. Values are converted to
@@ -154,12 +158,20 @@ def load_tensors(
         of_others: Names that other ranks read: those of other pipeline stages.
         allow_extra: Whether the checkpoint may hold more than is asked for.
 
+    Returns:
+        Names of buffers that a checkpoint of format 1 lacks: they keep the values they have.
+
     Raises:
         CheckpointError: A name is missing or extra, a shape differs, or a file is unreadable.
     """
-    _check_format(path)
+    version = _check_format(path)
     reader = HuggingFaceStorageReader(str(path))
     saved = _read_metadata(path, reader)
+    lacked: list[str] = []
+    if version < _FIRST_WITH_BUFFERS:
+        lacked = [name for name in tensors if is_buffer(name) and name not in saved]
+        tensors = {name: each for name, each in tensors.items() if not is_buffer(name)}
+        of_others = [name for name in of_others if not is_buffer(name)]
     _compare(path, saved, tensors, of_others=of_others, allow_extra=allow_extra)
     planner = TensorsOnlyPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(dict(tensors), Metadata(dict(saved), storage_data=None))
@@ -169,6 +181,7 @@ def load_tensors(
             reader.read_data(planner.finish_plan(plan), planner).wait()
     except (SafetensorError, OSError) as error:
         raise _unreadable(path, error) from error
+    return lacked
 
 
 def read_shapes(path: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:

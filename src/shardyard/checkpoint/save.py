@@ -26,11 +26,23 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from shardyard.checkpoint.retention import step_name
 from shardyard.checkpoint.staging import HostCopy
 from shardyard.checkpoint.writer import DTYPES, CheckpointWriter, Order, ShardPlanner
-from shardyard.errors import CheckpointError, StorageError
+from shardyard.errors import CheckpointError, NotFiniteError, StorageError
 from shardyard.parallel.device import synchronize_stream
 
 _NICE = 10
 """Priority of the writing thread, on the scale of nice(1): 0 is that of the training, 19 least."""
+
+_TOLD_RANKS = 4
+"""Ranks whose tensors are named when a state is not finite."""
+
+
+@dataclass(frozen=True)
+class Abandoned:
+    """A save that was given up as the state was not finite; earlier checkpoints stand."""
+
+    step: int
+    reason: str
+    """Which tensors of which ranks, and what they hold."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +84,8 @@ class Saver:
         self._thread = ThreadPoolExecutor(
             max_workers=1, thread_name_prefix="checkpoint", initializer=_yield_to_training
         )
-        self._running: Future[Durable] | None = None
-        self._unreported: list[Durable] = []
+        self._running: Future[Durable | Abandoned] | None = None
+        self._unreported: list[Durable | Abandoned] = []
         self._lock = threading.Lock()  # guards the two below
         self._polls = 0
         self._report_at: Future[int] | None = None
@@ -85,6 +97,7 @@ class Saver:
         values: dict[str, Any],
         *,
         is_best: bool = False,
+        keep_older: bool = False,
     ) -> float:
         """Begin a save; the tensors may change as soon as this returns.
 
@@ -94,6 +107,7 @@ class Saver:
             tensors: Tensors and DTensors by name, the same names on every rank.
             values: Everything else, as JSON has it; rank 0's are written.
             is_best: Let ``best`` name this checkpoint once it is durable.
+            keep_older: Remove no older checkpoint this time.
 
         Returns:
             Seconds that training stood still: waiting and copying. Work that was already queued
@@ -113,7 +127,7 @@ class Saver:
             checkpoints_dir=self._dir,
             step=step,
             values_json=values_json,
-            keep_last=self._keep_last,
+            keep_last=None if keep_older else self._keep_last,
             is_best=is_best,
             world_size=self._world_size,
             started=started,
@@ -121,8 +135,8 @@ class Saver:
         self._running = self._thread.submit(self._write_and_agree, order)
         return time.monotonic() - started
 
-    def poll(self) -> list[Durable]:
-        """What became durable since the last call. Call it once a step, on every rank.
+    def poll(self) -> list[Durable | Abandoned]:
+        """What became of saves since the last call. Call it once a step, on every rank.
 
         Raises:
             CheckpointError: A save failed; raised at the same call on every rank.
@@ -154,7 +168,7 @@ class Saver:
         """End the thread, after a running save. A failure of that save is not raised here."""
         self._thread.shutdown(wait=True)
 
-    def _write_and_agree(self, order: Order) -> Durable:
+    def _write_and_agree(self, order: Order) -> Durable | Abandoned:
         """In the thread: write, then agree with the other ranks on the poll that reports it."""
         try:
             outcome = self._write(order)
@@ -172,7 +186,7 @@ class Saver:
             raise outcome
         return outcome
 
-    def _write(self, order: Order) -> Durable | CheckpointError:
+    def _write(self, order: Order) -> Durable | Abandoned | CheckpointError:
         """Returns the same on every rank."""
         writer = CheckpointWriter(order, self._planner)
         try:
@@ -185,7 +199,8 @@ class Saver:
         except CheckpointException as error:
             if self._rank == 0:
                 shutil.rmtree(order.scratch, ignore_errors=True)  # give the room back
-            return _first_failure(error, order.step)
+            reason = _not_finite(error)
+            return Abandoned(order.step, reason) if reason else _first_failure(error, order.step)
         seconds, size = metadata.storage_data
         return Durable(order.step, seconds, size)
 
@@ -208,12 +223,25 @@ def _yield_to_training() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
+def _not_finite(error: CheckpointException) -> str:
+    """What the ranks found that is not finite, in order of rank; empty if they failed otherwise."""
+    causes = {rank: error.failures[rank][0] for rank in sorted(error.failures)}
+    if not all(isinstance(cause, NotFiniteError) for cause in causes.values()):
+        return ""
+    told = [f"rank {rank}: {cause}" for rank, cause in causes.items()]
+    return "; ".join(told[:_TOLD_RANKS]) + (
+        f"; and {len(told) - _TOLD_RANKS} more ranks" if len(told) > _TOLD_RANKS else ""
+    )
+
+
 def _first_failure(error: CheckpointException, step: int) -> CheckpointError:
     """The failure of the lowest rank, as this package's error."""
     rank = min(error.failures)
     cause = error.failures[rank][0]
     if isinstance(cause, StorageError):
         return StorageError(str(cause))
+    if isinstance(cause, CheckpointError):
+        return CheckpointError(f"{step_name(step)} was not saved: {cause}")
     return CheckpointError(
         f"{step_name(step)} was not saved: rank {rank} failed with {type(cause).__name__}: "
         f"{cause}. Earlier checkpoints are intact; resume the run."

@@ -13,13 +13,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from shardyard.checkpoint.finite import not_finite_in_file
 from shardyard.errors import CheckpointError
 
 MANIFEST = "manifest.json"
 VALUES = "values.json"
 
-FORMAT = 1
-"""Version of a checkpoint's files. A new one needs a rule in ``load.UPGRADES``."""
+FORMAT = 2
+"""Version of a checkpoint's files. A new one needs a rule in ``load.UPGRADES``.
+
+Since 2, buffers are in it, and what is not finite was never written; so an older one is looked
+through for NaN and infinities when it is verified.
+"""
 
 _CHUNK_BYTES = 16 * 2**20
 """Written and hashed at a time: long enough that Python's lock is free nearly all the while,
@@ -137,6 +142,8 @@ def verify_manifest(folder: Path, files: Collection[str] | None = None) -> list[
     chosen = manifest.files if files is None else files
     for name in sorted(chosen):
         reason = _compare(folder / name, manifest.files[name])
+        if not reason and manifest.format < FORMAT and name.endswith(".safetensors"):
+            reason = _not_finite(folder / name)
         if reason:
             found.append(Damage(name, reason))
     return found
@@ -156,6 +163,12 @@ def _compare(path: Path, wanted: FileDigest) -> str | None:
     if found != wanted.sha256:
         return f"SHA-256 is {found[:12]}... instead of {wanted.sha256[:12]}..."
     return None
+
+
+def _not_finite(path: Path) -> str | None:
+    found = not_finite_in_file(path)
+    more = f" and {len(found) - 1} more tensors" if len(found) > 1 else ""
+    return f"{found[0]}{more}, so training cannot go on from it" if found else None
 
 
 def _number(value: Any) -> int:

@@ -35,6 +35,8 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
+from shardyard.checkpoint.buffers import digests, refuse_differing, whole_buffers
+from shardyard.checkpoint.finite import refuse_not_finite
 from shardyard.checkpoint.retention import (
     complete_steps,
     mark_best,
@@ -86,6 +88,7 @@ class ShardPlanner(SavePlanner):
         self._local = SavePlan([])
         self._is_new = True
         self._shards: dict[str, Tensor] = {}
+        self._whole_buffers: list[str] = []
         self._plans_by_rank: list[SavePlan] = []  # rank 0 only
         self._final = SavePlan([])
         self.total_bytes = 0
@@ -95,6 +98,7 @@ class ShardPlanner(SavePlanner):
         """Take the next state to save: ``shards`` is this rank's part of ``tensors``."""
         layout = {name: _place(tensor) for name, tensor in tensors.items()}
         self._shards = shards
+        self._whole_buffers = whole_buffers(tensors)
         if layout == self._layout:
             return
         plan = create_default_local_save_plan(tensors, is_coordinator=False)
@@ -113,10 +117,17 @@ class ShardPlanner(SavePlanner):
 
     def create_local_plan(self) -> SavePlan:
         """This rank's shards, or an unusable plan that stands for "as last time"."""
-        return self._local if self._is_new else SavePlan([], usable=False)
+        plan = self._local if self._is_new else SavePlan([], usable=False)
+        held = {name: self._shards[name] for name in self._whole_buffers}
+        return replace(plan, planner_data=digests(held))
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Deal shards that several ranks hold to one of them each."""
+        """Deal shards that several ranks hold to one of them each.
+
+        Raises:
+            CheckpointError: Ranks hold one buffer with different values.
+        """
+        refuse_differing([plan.planner_data for plan in all_plans])
         if not any(plan.usable for plan in all_plans):
             return all_plans, Metadata({})
         known = self._plans_by_rank or all_plans
@@ -147,7 +158,8 @@ class Order:
     checkpoints_dir: Path
     step: int
     values_json: str
-    keep_last: int
+    keep_last: int | None
+    """Newest checkpoints that stay; None: all."""
     is_best: bool
     world_size: int
     started: float
@@ -203,7 +215,7 @@ class CheckpointWriter(StorageWriter):
         plan: SavePlan,
         planner: SavePlanner,  # noqa: ARG002 (it is self._planner)
     ) -> Future[list[WriteResult]]:
-        """Write and flush this rank's file."""
+        """Write and flush this rank's file, if what it would hold is finite."""
         results = []
         if plan.items:
             name = f"rank-{self._rank:05d}.safetensors"
@@ -211,6 +223,7 @@ class CheckpointWriter(StorageWriter):
                 item.index.fqn: (self._planner.resolve_data(item), _offsets(item))
                 for item in plan.items
             }
+            refuse_not_finite({tensor: shard for tensor, (shard, _) in shards.items()})
             try:
                 digest = write_flushed(self._order.scratch / name, _safetensors(shards))
             except OSError as error:
@@ -250,7 +263,8 @@ class CheckpointWriter(StorageWriter):
         seconds = time.monotonic() - order.started
         if order.is_best:
             mark_best(order.checkpoints_dir, order.step)
-        prune(order.checkpoints_dir, order.keep_last)
+        if order.keep_last is not None:
+            prune(order.checkpoints_dir, order.keep_last)
         return seconds, manifest.bytes
 
     def _clear_the_way(self) -> None:

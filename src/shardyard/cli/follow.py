@@ -218,6 +218,8 @@ def describe_event(event: dict[str, Any]) -> str | None:
             return f"continuing from step {event['step']}{passed_over}"
         case "checkpoint_durable":
             return f"checkpoint of step {event['step']} is durable"
+        case "checkpoint_abandoned":
+            return f"step {event['step']} was not saved: it is not finite ({event['reason']})"
     return None
 
 

@@ -116,6 +116,7 @@ class _FailureFile:
 
 
 def _train(run: RunDir, attempt: int, generation: int, drain_requested: Callable[[], bool]) -> str:
+    from shardyard.elastic.faults import read_faults
     from shardyard.train.hooks import Hooks
     from shardyard.train.loop import train
 
@@ -126,6 +127,7 @@ def _train(run: RunDir, attempt: int, generation: int, drain_requested: Callable
         events=EventWriter(run.events, attempt=attempt, generation=generation)
         if writes_events
         else None,
+        faults=read_faults(os.environ),
     )
     return train(run, attempt, hooks)
 

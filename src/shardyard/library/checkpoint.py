@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from shardyard.checkpoint.buffers import buffers_of
 from shardyard.checkpoint.load import choose, load_tensors, read_shapes, read_values
-from shardyard.checkpoint.save import Saver
-from shardyard.errors import CheckpointError, RequestError
-from shardyard.library.state import Sharded, sharded
+from shardyard.checkpoint.retention import step_name
+from shardyard.checkpoint.save import Abandoned, Saver
+from shardyard.errors import CheckpointError, NotFiniteError, RequestError
+from shardyard.library.state import sharded
 from shardyard.parallel.mesh import names_on_all_stages
 
 _TIMEOUT_S = 600.0
@@ -52,6 +54,7 @@ def save_checkpoint(
 
     Raises:
         CheckpointError: It could not be written; earlier ones are intact. The same on every rank.
+        NotFiniteError: Parameters or optimizer hold NaN or infinity, or a buffer NaN.
         RequestError: ``values`` are no JSON, or the optimizer keeps what is no tensor.
     """
     parts = sharded(model)
@@ -73,8 +76,15 @@ def save_checkpoint(
         keep_last=keep_last,
     )
     try:
-        saver.save(step, _tensors(parts, optimizer), content)
+        saver.save(step, _tensors(model, optimizer), content)
         saver.wait()
+        for save in saver.poll():
+            if isinstance(save, Abandoned):
+                raise NotFiniteError(
+                    f"{Path(folder) / step_name(step)} was not saved: {save.reason}. Training "
+                    "could not go on from it. Earlier checkpoints are intact: load the newest one, "
+                    "and skip an update whose gradient norm is not finite."
+                )
     finally:
         saver.close()
 
@@ -114,21 +124,30 @@ def load_checkpoint(
     has_state = any(name.startswith("optim.") for name in read_shapes(chosen.path))
     if optimizer is not None and has_state:
         _make_state(optimizer)
-    tensors = _tensors(parts, optimizer if has_state else None)
+    tensors = _tensors(model, optimizer if has_state else None)
     of_others = names_on_all_stages(tensors, parts.mesh)
     # without an optimizer only the model is read
-    load_tensors(chosen.path, tensors, of_others=of_others, allow_extra=optimizer is None)
+    lacked = load_tensors(chosen.path, tensors, of_others=of_others, allow_extra=optimizer is None)
+    if lacked:
+        names = ", ".join(name.removeprefix("buffer.") for name in lacked)
+        warnings.warn(
+            f"{chosen.path} was written before buffers were saved; these keep the values they have "
+            f"now: {names}. Save it once more after they have been made again.",
+            stacklevel=2,
+        )
     if optimizer is not None and values["groups"] is not None:
         _set_groups(optimizer, values["groups"], chosen.path)
     parts.has_weights = True
     return Loaded(step=values["step"], values=values["values"])
 
 
-def _tensors(parts: Sharded, optimizer: Optimizer | None) -> dict[str, Tensor]:
-    """``model.<parameter>`` and ``optim.<state>.<parameter>``, as in the checkpoints of runs."""
+def _tensors(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Tensor]:
+    """``model.<parameter>``, ``buffer.<buffer>`` and ``optim.<state>.<parameter>``, as of runs."""
+    parts = sharded(model)
     tensors: dict[str, Tensor] = {
         f"model.{name}": param.detach() for name, param in parts.params.items()
     }
+    tensors |= buffers_of(model)
     if optimizer is None:
         return tensors
     names: dict[Tensor, str] = {param: name for name, param in parts.params.items()}

@@ -25,6 +25,7 @@ EVENT_KINDS = (
     "first_step",
     "checkpoint_started",
     "checkpoint_durable",
+    "checkpoint_abandoned",
     "evaluated",
     "worker_lost",
     "worker_hung",

@@ -6,10 +6,13 @@ effect one step after it, on all ranks alike, and the device never waits for the
 """
 
 import gc
+import math
 import os
 import time
 from dataclasses import asdict, dataclass
+from typing import NoReturn
 
+from shardyard.checkpoint.save import Abandoned, Durable
 from shardyard.config.resolved import fingerprint
 from shardyard.errors import TrainingError
 from shardyard.observe.metrics import StepTimes
@@ -19,7 +22,7 @@ from shardyard.rundir.layout import RunDir
 from shardyard.train.evaluate import evaluate
 from shardyard.train.finish import finish
 from shardyard.train.hooks import Hooks
-from shardyard.train.optim import lr_at
+from shardyard.train.optim import lr_at, put_nan
 from shardyard.train.setup import Training, set_up
 from shardyard.train.state import checkpoint_values
 from shardyard.train.step import PendingResult, StepResult
@@ -31,8 +34,8 @@ DRAINED = "drained"
 def train(run_dir: RunDir, attempt: int, hooks: Hooks) -> str:
     """Train this process's part of a run to its end, or until it is drained.
 
-    torch.distributed must be initialised. Returns ``finished`` or ``drained``; in both cases the
-    last step is durable.
+    torch.distributed must be initialised. Returns ``finished`` or ``drained``. The last step is
+    durable then; after a drain whose state was not finite, the newest checkpoint before it.
     """
     training = set_up(run_dir, attempt, hooks, local_rank=int(os.environ["LOCAL_RANK"]))
     try:
@@ -63,7 +66,10 @@ class Loop:
         self.training = training
         self.recipe = training.resolved.recipe
         self.progress = training.progress
-        self.saved_step = training.progress.step
+        self.saved_step = self.durable_step = training.progress.step
+        self.skipped_in_row = round(training.stepper.skipped_in_row.item())
+        self.save_put_off = False
+        self.abandoned: Abandoned | None = None
         self.step_ended_at = time.monotonic()
         self.first_step = training.progress.step + 1
         self.unread: _Launched | None = None
@@ -75,9 +81,8 @@ class Loop:
 
     def run(self) -> str:
         """Step until the run's length or target is reached, or until a rank is to drain."""
-        while not (self._is_complete() or self.drain):
+        while not self._may_end():
             self.step()
-        self._read_result()
         return self._end()
 
     def step(self) -> None:
@@ -87,14 +92,23 @@ class Loop:
         self.unread = launched
         step = self.progress.step
         evaluation_due = self._evaluation_due(step)
-        save_due = step % self.recipe.checkpoint.every == 0
+        save_due = self.save_put_off or step % self.recipe.checkpoint.every == 0
         if launched.pending.is_ready or evaluation_due or save_due:
             self._read_result()
         if evaluation_due:
             self._evaluate()
         if save_due:
             self._save()
-        self._report_durable()
+        self._report_saves()
+        if self.abandoned is not None and not self.drain:
+            raise self._not_finite(self.abandoned)
+
+    def _may_end(self) -> bool:
+        """Whether the run is complete, or is to drain and no better state is to be hoped for."""
+        if not (self._is_complete() or self.drain):
+            return False
+        self._read_result()
+        return self._is_complete() or not self.skipped_in_row or self.abandoned is not None
 
     def _is_complete(self) -> bool:
         return self.target_met or self.progress.step >= self.training.resolved.steps
@@ -107,7 +121,12 @@ class Loop:
             log_samples(step, batches, self.training.train_source)
         lr = lr_at(step, self.recipe.optim)
         drain = self.training.hooks.drain_requested()
-        pending = self.training.stepper.run(batches, lr=lr, drain=drain)
+        faults = self.training.hooks.faults
+        pending = self.training.stepper.run(
+            batches, lr=lr, drain=drain, poisoned=step in faults.gradient_steps
+        )
+        if step in faults.weight_steps:
+            put_nan(self.training.tensors.values())
         self.progress.step = step
         self.progress.position = step * self._global_batch
         return _Launched(pending=pending, step=step, lr=lr, data_wait_s=self.training.loader.wait_s)
@@ -125,14 +144,37 @@ class Loop:
             self.training.report("first_step", step=launched.step, seconds=step_time_s)
         self._write_line(launched, result, step_time_s)
         self.drain = self.drain or result.drain_requested
+        self.skipped_in_row = result.skipped_in_row
         if result.skipped_in_row > self.recipe.optim.max_skipped_steps:
-            raise TrainingError(
-                f"step {launched.step}: loss {result.loss}, gradient norm {result.grad_norm}; "
-                f"{result.skipped_in_row} steps in a row were skipped because they were not "
-                "finite. Restarting would repeat them. Resume with precision.compute=fp32 if it "
-                "was not, or start a new run with a lower optim.lr or optim.grad_clip. The newest "
-                f"checkpoint is from step {self.saved_step}."
-            )
+            self._end_for_skipped_steps(launched.step, result)
+
+    def _end_for_skipped_steps(self, step: int, result: StepResult) -> NoReturn:
+        self.training.saver.wait()
+        self._report_saves()
+        if self.abandoned is not None:
+            raise self._not_finite(self.abandoned)
+        raise TrainingError(
+            f"step {step}: loss {result.loss}, gradient norm {result.grad_norm}; "
+            f"{result.skipped_in_row} steps in a row were skipped because they were not "
+            "finite. Restarting would repeat them. Resume with precision.compute=fp32 if it "
+            "was not, or start a new run with a lower optim.lr or optim.grad_clip. "
+            f"{self._newest()}"
+        )
+
+    def _not_finite(self, save: Abandoned) -> TrainingError:
+        """NaN and infinities stay where they are: no later save of this process could succeed."""
+        return TrainingError(
+            f"step {save.step} was not saved, as the state is not finite: {save.reason}. No step "
+            f"can mend that. {self._newest()} Resume the run: after the fault of a device it goes "
+            "on; if the same comes again, resume with precision.compute=fp32, or start a new run "
+            "with a lower optim.lr or optim.grad_clip."
+        )
+
+    def _newest(self) -> str:
+        """What a resume would go on from."""
+        if not self.durable_step:
+            return "There is no checkpoint yet."
+        return f"The newest checkpoint is from step {self.durable_step} and finite."
 
     def _write_line(self, launched: _Launched, result: StepResult, step_time_s: float) -> None:
         samples = launched.step * self._global_batch
@@ -191,7 +233,9 @@ class Loop:
         )
         for sink in training.sinks:
             sink.write({"step": progress.step, "epoch": round(epoch, 6), "eval": scores})
-        if progress.best_loss is None or result.loss < progress.best_loss:
+        # a best step is one that can be saved: finite, and not skipped
+        is_counted = math.isfinite(result.loss) and not self.skipped_in_row
+        if is_counted and (progress.best_loss is None or result.loss < progress.best_loss):
             progress.best_loss, progress.best_step = result.loss, progress.step
             if self.recipe.checkpoint.keep_best:
                 self._save(is_best=True)
@@ -200,9 +244,14 @@ class Loop:
         self.step_ended_at += seconds  # the next step's time does not count it
 
     def _save(self, *, is_best: bool = False) -> None:
-        """Start a checkpoint of the step just done; training goes on while it is written."""
+        """Start a checkpoint of the step just done; training goes on while it is written.
+
+        While steps are skipped the state may be why, so the save waits for one that is taken. Of
+        the last step of a run there is none to wait for: then nothing older makes room for it.
+        """
         training, step = self.training, self.progress.step
-        if self.saved_step == step:
+        self.save_put_off = self.skipped_in_row > 0 and not self._is_complete()
+        if self.saved_step == step or self.save_put_off:
             return
         blocked_s = training.saver.save(
             step,
@@ -214,20 +263,30 @@ class Loop:
                 fingerprint=fingerprint(training.resolved),
             ),
             is_best=is_best,
+            keep_older=self.skipped_in_row > 0,
         )
         training.report("checkpoint_started", step=step, blocked_s=blocked_s)
         self.saved_step = step
         self.blocked_s += blocked_s
         self.step_ended_at += blocked_s
 
-    def _report_durable(self) -> None:
+    def _report_saves(self) -> None:
         """Report what the background writer has finished; raises what went wrong there."""
-        for durable in self.training.saver.poll():
-            self.training.report("checkpoint_durable", **asdict(durable))
+        for save in self.training.saver.poll():
+            if isinstance(save, Durable):
+                self.durable_step = save.step
+                self.training.report("checkpoint_durable", **asdict(save))
+            else:
+                self.training.report("checkpoint_abandoned", **asdict(save))
+                self.abandoned = save
 
     def _end(self) -> str:
-        """Make the last step durable."""
+        """Make the last step durable; where a drain cannot, the checkpoint before it stands."""
         self._save()
         self.training.saver.wait()
-        self._report_durable()
-        return FINISHED if self._is_complete() else DRAINED
+        self._report_saves()
+        if not self._is_complete():
+            return DRAINED
+        if self.abandoned is not None:
+            raise self._not_finite(self.abandoned)
+        return FINISHED

@@ -67,6 +67,10 @@ class ShardOptimizer:
         """This rank's share of the squared global norm of the gradients, fp64."""
         return square_sum(self._params, held_twice=self._held_twice)
 
+    def gradients(self) -> list[Tensor]:
+        """Those that there are, undivided."""
+        return [param.grad for param in self._params.values() if param.grad is not None]
+
     def step(self, *, lr: float, divisor: Tensor, skip: Tensor) -> None:
         """Divide the gradients and apply them, or leave everything as it is where ``skip`` is 1.
 
@@ -153,6 +157,15 @@ def _placed_like(param: Tensor, value: Tensor) -> Tensor:
         shape=param.shape,
         stride=param.stride(),
     )
+
+
+def put_nan(tensors: Iterable[Tensor]) -> None:
+    """Break the first of these that this rank holds a part of, for a drill."""
+    for tensor in tensors:
+        shard = local_part(tensor.detach())
+        if shard.numel() and shard.is_floating_point():
+            shard[(0,) * shard.dim()] = math.nan
+            return
 
 
 def lr_at(step: int, optim: Optim) -> float:

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shardyard.checkpoint.buffers import buffers_of
 from shardyard.checkpoint.load import Chosen, choose, load_tensors, read_values
 from shardyard.checkpoint.save import Saver
 from shardyard.config.legality import Layout, resolve_layout
@@ -115,7 +116,7 @@ def set_up(run_dir: RunDir, attempt: int, hooks: Hooks, *, local_rank: int) -> T
         world_size=world_size,
         timeout_s=recipe.elastic.collective_timeout_s,
     )
-    tensors = optimizer.tensors()
+    tensors = {**optimizer.tensors(), **buffers_of(task.model)}
     progress = _fill(
         resolved, task, tensors, stepper, chosen, of_others=names_on_all_stages(tensors, mesh)
     )

@@ -17,7 +17,7 @@ from shardyard.data.loader import IGNORED, MicroBatch
 from shardyard.parallel.mesh import Mesh
 from shardyard.tasks.accumulate import Accumulator
 from shardyard.tasks.causal_lm import CausalLM
-from shardyard.train.optim import ShardOptimizer
+from shardyard.train.optim import ShardOptimizer, put_nan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,9 +90,18 @@ class Stepper:
         self._accumulate = Accumulator(task, mesh.layout, device=device)
         self.skipped_in_row = torch.zeros((), dtype=torch.float64, device=device)
 
-    def run(self, batches: Sequence[MicroBatch], *, lr: float, drain: bool) -> PendingResult:
-        """Take one step. ``drain`` is this rank's wish; the result holds that of all ranks."""
+    def run(
+        self, batches: Sequence[MicroBatch], *, lr: float, drain: bool, poisoned: bool = False
+    ) -> PendingResult:
+        """Take one step.
+
+        Args:
+            drain: This rank's wish; the result holds that of all ranks.
+            poisoned: Put NaN into a gradient first, for a drill.
+        """
         loss_sum, tokens = self.accumulate(batches)
+        if poisoned:
+            put_nan(self._optimizer.gradients())
         # fp64: a sum of squares over many ranks, and a token count that fp32 would round
         stats = torch.zeros(4, dtype=torch.float64, device=self._device)
         if self._mesh.tensor_rank == 0:  # the others have computed the same loss
