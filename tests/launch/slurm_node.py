@@ -1,6 +1,6 @@
 """Stands in for the program of a node where a test is about Slurm and not about training.
 
-What it does is the variable SHARDYARD_STAND_IN: ``end CODE``; ``digest NAME`` of a variable; or
+What it does is the variable STAND_IN: ``end CODE``; ``digest NAME`` of a variable; or
 ``wait``: until SIGTERM, then a checkpoint is written, in SAVING_S seconds, and it ends with 143;
 ``wait-unsaved``: without one.
 """
@@ -19,7 +19,7 @@ def main() -> None:
     run_dir = Path(sys.argv[sys.argv.index("--run-dir") + 1])
     rank = int(os.environ["SLURM_PROCID"])
     start = os.environ.get("SLURM_RESTART_COUNT", "0")
-    verb, _, code = os.environ["SHARDYARD_STAND_IN"].partition(" ")
+    verb, _, code = os.environ["STAND_IN"].partition(" ")
     began = f"node {rank} of {os.environ['SLURM_NTASKS']} began, start {start}"
     if not verb.startswith("wait"):
         print(began, flush=True)

@@ -280,7 +280,6 @@ REFUSED = [
     (["cluster.instance=trn1.32xlarge"], "planned but not trained", "NVIDIA or Gaudi"),
     (["launch.volumes=[{path: /runs, claim: c}]"], "names claim", "Give efs"),
     (["launch.volumes=[{path: /runs}]"], "names nothing to mount", "Give efs"),
-    (["launch.env={AWS_BATCH_JOB_ID: a}"], "AWS_BATCH_JOB_ID", "Rename"),
     (["launch.time_limit=0.5min"], "less than 60 s", "longer"),
     (["elastic.max_nodes=4"], "elastic.max_nodes=4", "cluster.nodes"),
     (["secrets={HF_TOKEN: env}"], "kept in env", "Secrets Manager"),

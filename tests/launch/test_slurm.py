@@ -47,7 +47,7 @@ def ledger(run_dir: Path) -> Ledger:
 
 
 def _rendered(launcher: SlurmLauncher, run_dir: Path, does: str, *overrides: str) -> Rendered:
-    words = [f"launch.env={{SHARDYARD_STAND_IN: {does}}}", *overrides]
+    words = [f"launch.env={{STAND_IN: {does}}}", *overrides]
     return launcher.render(slurm_request(*words, run_dir=run_dir))
 
 

@@ -38,7 +38,7 @@ def launcher(cluster: SlurmCluster) -> SlurmLauncher:
 def render(launcher: SlurmLauncher, tmp_path: Path) -> Callable[..., tuple[Rendered, Ledger]]:
     def rendered(does: str, *overrides: str) -> tuple[Rendered, Ledger]:
         run_dir = tmp_path / f"account-{next(_NUMBERS)}"
-        words = [f"launch.env={{SHARDYARD_STAND_IN: {does}}}", *overrides]
+        words = [f"launch.env={{STAND_IN: {does}}}", *overrides]
         request = slurm_request(*words, run_dir=run_dir, nodes=1)
         return launcher.render(request), Ledger(run_dir / "ledger.jsonl")
 

@@ -1,6 +1,8 @@
 """The batch script, read as text and run by bash; whether Slurm takes it: test_slurm.py."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,12 +25,15 @@ def _directives(script: str) -> dict[str, str]:
 
 def _printed(script: str, what: str, **environment: str) -> str:
     """What a line prints in the script's place of the program that it starts."""
+    return _printed_bytes(script, what, **environment).decode()
+
+
+def _printed_bytes(script: str, what: str, **environment: str) -> bytes:
     head, _, _ = script.partition("\nnewest()")
     done = subprocess.run(
         ["bash", "-c", f"{head}\n{what}"],
         env={"PATH": os.environ["PATH"], "SLURM_JOB_ID": "7", **environment},
         capture_output=True,
-        text=True,
         check=True,
     )
     return done.stdout
@@ -111,10 +116,39 @@ def test_a_run_that_may_not_be_requeued_is_not() -> None:
     assert _printed(script, "echo $requeue") == "no\n"
 
 
+def _in_task(script: str) -> dict[str, str]:
+    """The environment that srun is started with."""
+    printed = _printed_bytes(script, '"${environment[@]}" env -0').decode()
+    return dict(line.split("=", 1) for line in printed.split("\0") if line)
+
+
 def test_a_value_arrives_as_it_was_whatever_it_holds() -> None:
-    request = slurm_request(f'launch.env={{TEXT: "{NASTY.replace(chr(34), chr(92) + chr(34))}"}}')
-    script = render_script(request)
-    assert _printed(script, 'printf %s "$TEXT"') == NASTY
+    control = "".join(map(chr, [*range(1, 0x250), 0x2028, 0x202E, 0xFEFF, 0x1F600]))
+    env = {"TEXT": NASTY, "CONTROL": control, "LINES": "a\r\nb\n", "QUOTE": "\\'\x01'"}
+    script = render_script(slurm_request(f"launch.env={json.dumps(env)}"))
+    assert env.items() <= _in_task(script).items()
+    assert all(line.isprintable() for line in script.splitlines())
+    assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+
+
+def test_a_variable_may_be_called_as_one_of_bash_or_of_the_script() -> None:
+    listed = subprocess.run(
+        ["bash", "-c", "compgen -v"], env={}, capture_output=True, text=True, check=True
+    )
+    script = render_script(slurm_request())
+    own = re.findall(r"^\s*(?:local )?([a-z_]+)=", script, re.MULTILINE)
+    assert {"run_dir", "step", "srun"} <= set(own) and "UID" in listed.stdout.split()
+    env = {name: f"value of {name}" for name in (*listed.stdout.split(), *own) if name != "PATH"}
+    script = render_script(slurm_request(f"launch.env={json.dumps(env)}"))
+    assert env.items() <= _in_task(script).items()
+    assert _printed(script, 'echo "$run_dir"') == "/shared/runs/tiny\n"
+
+
+def test_a_name_that_is_no_variables_runs_nothing_even_if_nobody_checked_it(tmp_path: Path) -> None:
+    name = f"A=1; touch {tmp_path}/x; B"
+    script = render_script(slurm_request(f"launch.env={json.dumps({name: 'v'})}"))
+    _printed(script, "true")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_with_a_quote_and_a_percent_is_one_word_for_bash() -> None:

@@ -262,7 +262,10 @@ def _(desk: KubernetesDesk) -> int:
 
 
 @row(
-    "variable of the scheduler overwritten", 2, says="launch.env has MASTER_ADDR", do="Remove them"
+    "variable of the scheduler overwritten",
+    2,
+    says="launch.env.MASTER_ADDR: is set by",
+    do="Remove",
 )
 def _(desk: KubernetesDesk) -> int:
     return desk.launch("launch.env={MASTER_ADDR: here}")

@@ -4,12 +4,11 @@ One small function for each kind of problem; all are run, so that a user sees ev
 """
 
 import difflib
-import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from shardyard.config.credentials import HIDDEN, find_credential
+from shardyard.config.environment import environment_problems
 from shardyard.config.launch_problems import launch_problems
 from shardyard.config.legality import (
     SPLIT_BACKWARD,
@@ -22,17 +21,12 @@ from shardyard.config.legality import problems as layout_problems
 from shardyard.config.load import read_settings, source_of
 from shardyard.config.presets import PRESETS
 from shardyard.config.schema import Optim, Recipe
-from shardyard.config.secret_reference import parse_references
+from shardyard.config.secret_reference import is_variable, parse_references
+from shardyard.config.text_problems import text_problems, texts
 from shardyard.config.trainable import trainable_problems
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.hardware.accelerator import wrong_kind
 from shardyard.hardware.chosen import chosen_cluster
-
-_NAMES_A_SECRET = re.compile(
-    r"(?:^|_)(?:TOKEN|PASSWORD|PASSWD|SECRET|CREDENTIALS?|(?:API|ACCESS|SECRET|PRIVATE)_KEY"
-    r"|ACCESS_KEY_ID)$",
-    re.IGNORECASE,
-)
 
 
 def check(recipe: Recipe, source: str = "recipe", *, to_train: bool = True) -> None:
@@ -75,12 +69,15 @@ def load_checked_recipe(
 
 
 def _find_problems(recipe: Recipe, *, to_train: bool) -> list[Problem]:
+    unwritable = list(text_problems(recipe))
+    if unwritable:  # told alone: others open the files that texts name
+        return [*unwritable, *environment_problems(recipe)]
     found = [problem for look in _CHECKS for problem in look(recipe)]
     return [*found, *trainable_problems(recipe)] if to_train else found
 
 
 def _credentials(recipe: Recipe) -> Iterable[Problem]:
-    for path, text in _texts(recipe.model_dump()):
+    for path, text in texts(recipe.model_dump()):
         kind = find_credential(text)
         if kind:
             yield Problem(
@@ -133,7 +130,7 @@ def _model(recipe: Recipe) -> Iterable[Problem]:
 
 def _secrets(recipe: Recipe) -> Iterable[Problem]:
     for name, text in recipe.secrets.items():
-        if find_credential(text):
+        if find_credential(text) or not is_variable(name):
             continue  # told already
         try:
             parse_references({name: text})
@@ -142,17 +139,6 @@ def _secrets(recipe: Recipe) -> Iterable[Problem]:
         if name in recipe.launch.env:
             why = "is in launch.env too, and a process has one value for it. Keep one of them."
             yield Problem(f"secrets.{name}", why)
-
-
-def _environment(recipe: Recipe) -> Iterable[Problem]:
-    """A value that no pattern knows, under a name that says what it is."""
-    for name, value in recipe.launch.env.items():
-        if value and _NAMES_A_SECRET.search(name) and not find_credential(value):
-            text = (
-                f"is called as a secret is, and this section is copied into run folders and jobs. "
-                f"Say where it is kept instead: `secrets: {{{name}: env}}`."
-            )
-            yield Problem(f"launch.env.{name}", text)
 
 
 def _layout(recipe: Recipe) -> Iterable[Problem]:
@@ -293,7 +279,7 @@ _CHECKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
     _length,
     _model,
     _secrets,
-    _environment,
+    environment_problems,
     _layout,
     _optim,
     _optimizer_states,
@@ -307,15 +293,3 @@ _CHECKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
 
 def _show(value: object) -> str:
     return HIDDEN if find_credential(str(value)) else str(value)
-
-
-def _texts(tree: Any, path: str = "") -> Iterable[tuple[str, str]]:
-    """Every text in nested values, with its dotted path."""
-    if isinstance(tree, dict):
-        for key, value in tree.items():
-            yield from _texts(value, f"{path}.{key}" if path else key)
-    elif isinstance(tree, list | tuple):
-        for value in tree:
-            yield from _texts(value, path)
-    elif isinstance(tree, str):
-        yield path, tree

@@ -11,10 +11,20 @@ from shardyard.hardware.catalogue import instance
 def launch_problems(recipe: Recipe) -> Iterable[Problem]:
     """Every contradiction, with what to do."""
     launch = recipe.launch
+    yield from _run_dir(launch)
     yield from _volumes(launch)
     yield from _efa(recipe)
     yield from _slurm(launch.slurm)
     yield from _kubernetes(launch.kubernetes)
+
+
+def _run_dir(launch: Launch) -> Iterable[Problem]:
+    if launch.run_dir is not None and not launch.run_dir.startswith("/"):
+        text = (
+            f"={launch.run_dir} is no absolute path. Nodes start elsewhere than here. Write the "
+            "whole path, as the nodes see it."
+        )
+        yield Problem("launch.run_dir", text)
 
 
 def _volumes(launch: Launch) -> Iterable[Problem]:
@@ -27,6 +37,12 @@ def _volumes(launch: Launch) -> Iterable[Problem]:
                 f"{what} at {volume.path}. Give one of claim (Kubernetes), efs (AWS Batch), host."
             )
             yield Problem(f"launch.volumes[{place}]", text)
+        if ":" in volume.path or ".." in volume.path.split("/"):
+            text = (
+                f"={volume.path} holds a colon or a step upwards, with which no container's "
+                "mount can be written. Give the path that the container sees."
+            )
+            yield Problem(f"launch.volumes[{place}].path", text)
     counts = Counter(volume.path.rstrip("/") for volume in launch.volumes)
     for path, count in counts.items():
         if count > 1:

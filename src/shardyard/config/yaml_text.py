@@ -6,6 +6,7 @@ written as ``1e9``.
 """
 
 import re
+from contextlib import suppress
 from typing import Any
 
 import yaml
@@ -43,6 +44,14 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     return content
 
 
+def _text(_loader: _Loader, node: yaml.ScalarNode) -> str:
+    """A character beyond 16 bits that JSON escapes in two halves is one character."""
+    text = str(node.value)
+    with suppress(UnicodeDecodeError):  # a half without the other is refused by its setting
+        return text.encode("utf-16", "surrogatepass").decode("utf-16")
+    return text
+
+
 def _float(_loader: _Loader, node: yaml.ScalarNode) -> float | int:
     text = node.value.replace("_", "").lower()
     if text.endswith((".inf", ".nan")):
@@ -75,6 +84,7 @@ for _tag, _pattern, _first in _SCALARS:
     for _class in (_Loader, _Dumper):
         _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", _full, _first)
 _Loader.add_constructor("tag:yaml.org,2002:map", _mapping)
+_Loader.add_constructor("tag:yaml.org,2002:str", _text)
 _Loader.add_constructor("tag:yaml.org,2002:float", _float)
 _Loader.add_constructor("tag:yaml.org,2002:int", _int)
 _Loader.add_constructor("tag:yaml.org,2002:bool", _bool)

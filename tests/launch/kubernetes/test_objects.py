@@ -1,6 +1,7 @@
 """Every kind of request as a file to read, and against the schema of its API version."""
 
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -112,6 +113,22 @@ def test_code_travels_in_the_config_map_under_its_digest() -> None:
     objects = render_objects(replace(request_for("launch.code=[mine]"), code=code))
     compare("jobset-code", to_yaml(objects))
     check_all(objects)
+
+
+_TRUTHS_AND_NUMBERS = re.split(
+    " ",
+    "y Y n N yes Yes no NO on Off true False null Null ~ 1 -1 +1 0x1F 0o17 017 0b1 1_000 1e3 1E5 "
+    "-1e+3 5e-1 .5 -.5 1. 1.0 .inf -.Inf .nan 12:30:45 2026-01-02 07e3",
+)
+"""What a reader of YAML 1.1 or 1.2 takes for no text: yaml.org/type, and section 10.3 of 1.2."""
+
+
+@pytest.mark.parametrize("text", _TRUTHS_AND_NUMBERS)
+def test_a_value_that_reads_as_a_number_is_quoted_for_every_parser(text: str) -> None:
+    request = request_for(f"launch.env={{WORD: '{text}'}}")
+    lines = to_yaml(render_objects(request)).splitlines()
+    place = next(i for i, line in enumerate(lines) if line.endswith("name: WORD"))
+    assert lines[place + 1].strip() == f"value: '{text}'"
 
 
 def test_there_is_no_golden_file_that_nothing_renders() -> None:

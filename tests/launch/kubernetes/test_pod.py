@@ -1,6 +1,8 @@
 """The pod template: least rights, no secret, nothing typed twice."""
 
+import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,8 +17,8 @@ from tests.launch.kubernetes.schemas import pod_of
 ALL_TARGETS = ["jobset", "trainjob", "pytorchjob"]
 
 
-def pod_for(*overrides: str) -> dict[str, Any]:
-    return pod_of(render_objects(request_for(*overrides)))
+def pod_for(*overrides: str, **changes: object) -> dict[str, Any]:
+    return pod_of(render_objects(replace(request_for(*overrides), **changes)))  # type: ignore[arg-type]
 
 
 def container_for(*overrides: str) -> dict[str, Any]:
@@ -88,15 +90,36 @@ def test_a_secret_that_no_pod_can_read_comes_with_the_way_to_one_it_can(kept: st
         pod_for(f"secrets.HF_TOKEN={kept}")
 
 
-@pytest.mark.parametrize("name", ["PET_NNODES", "RANK", "SHARDYARD_SESSION"])
-def test_the_environment_cannot_contradict_the_scheduler(name: str) -> None:
-    with pytest.raises(RequestError, match=rf"launch.env has {name}.*Remove them"):
-        pod_for(f"launch.env={{{name}: '2'}}")
+def _as_the_kubelet_expands(text: str, variables: dict[str, str]) -> str:
+    """By the rules of kubernetes.io (EnvVar.value): written from their words, not from ours."""
+    found, rest = "", text
+    while "$" in rest:
+        before, _, rest = rest.partition("$")
+        found += before
+        end = rest.find(")")
+        if rest.startswith("$"):  # an escaped one
+            found, rest = found + "$", rest[1:]
+        elif rest.startswith("(") and end > 0:
+            name = rest[1:end]
+            found, rest = found + variables.get(name, f"$({name})"), rest[end + 1 :]
+        else:
+            found += "$"
+    return found + rest
 
 
-def test_a_name_in_the_environment_and_in_the_secrets_is_refused() -> None:
-    with pytest.raises(RequestError, match=r"HF_TOKEN is in launch.env and in secrets"):
-        pod_for("launch.env={HF_TOKEN: x}", "secrets.HF_TOKEN=k8s:hf/token")
+@pytest.mark.parametrize(
+    "text",
+    ["$(HOME)", "$$", "$$(HOME)", "$", "a$", "$(", "$(HOME", "$)", "$$$(HOME)$$", "$HOME ${HOME}"],
+)
+def test_values_and_words_arrive_as_they_were_written(text: str) -> None:
+    env = json.dumps({"A": text})
+    pod = pod_for(f"launch.env={env}", run_dir=f"/runs/{text}")
+    (container,) = pod["spec"]["containers"]
+    sent = variables(container)["A"]
+    assert isinstance(sent, str)
+    assert _as_the_kubelet_expands(sent, {"HOME": "/tmp"}) == text
+    word = container["command"][container["command"].index("--run-dir") + 1]
+    assert _as_the_kubelet_expands(word, {"HOME": "/tmp"}) == f"/runs/{text}"
 
 
 def test_a_missing_image_is_refused() -> None:

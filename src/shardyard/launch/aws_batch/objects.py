@@ -211,12 +211,6 @@ def _command(request: LaunchRequest) -> list[str]:
 
 def _environment(request: LaunchRequest) -> list[dict[str, str]]:
     values = dict(request.recipe.launch.env)
-    reserved = sorted(name for name in values if name.startswith("AWS_BATCH"))
-    if reserved:
-        raise RequestError(
-            f"launch.env has {', '.join(reserved)}. Batch refuses names that begin with AWS_BATCH: "
-            "it sets those itself. Rename or remove them."
-        )
     values[RECIPE_VARIABLE] = request.recipe_text
     machine = chosen_instance(request.recipe)
     if machine is not None and has_gaudi(machine):

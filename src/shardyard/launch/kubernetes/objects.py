@@ -1,5 +1,6 @@
 """All objects of a request, in the order in which they are created."""
 
+import re
 from typing import Any
 
 import yaml
@@ -45,8 +46,14 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+_NO_TEXT_FOR_SOME = re.compile(
+    r"[yYnN]|[-+]?(?:0x[0-9a-f_]*|0[ob][0-7_]*|\.?[0-9][0-9_.:e+-]*)", re.IGNORECASE
+)
+"""What kubectl's parser may read as a truth value or a number, unlike pyyaml's: ``y``, ``1e3``."""
+
+
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = "|" if "\n" in text else None
+    style = "|" if "\n" in text else "'" if _NO_TEXT_FOR_SOME.fullmatch(text) else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 

@@ -160,7 +160,7 @@ def command(request: LaunchRequest) -> list[str]:
     """What a node runs; an argument list, so that no shell reads it."""
     return [
         "python", "-m", "shardyard.cli.node", f"{RECIPE_FOLDER}/recipe.yaml",
-        "--run-dir", request.run_dir,
+        "--run-dir", literal(request.run_dir),
         "--place", request.recipe.launch.kubernetes.target,
         *(["--code", f"{RECIPE_FOLDER}/{_code_file(request.code)}"] if request.code else []),
     ]  # fmt: skip
@@ -170,7 +170,7 @@ def environment(recipe: Recipe) -> list[EnvVar]:
     """The recipe's variables and secrets; the latter as references alone.
 
     Raises:
-        RequestError: A secret is kept where a pod cannot read it, or a name is taken.
+        RequestError: A secret is kept where a pod cannot read it.
     """
     values = {
         "NCCL_DEBUG": "WARN",
@@ -178,8 +178,9 @@ def environment(recipe: Recipe) -> list[EnvVar]:
         "USER": "shardyard",  # torch asks for the user's name to find its compile cache
         "PYTHONUNBUFFERED": "1",
     } | recipe.launch.env
-    _refuse_reserved(recipe)
-    found: list[EnvVar] = [{"name": name, "value": values[name]} for name in sorted(values)]
+    found: list[EnvVar] = [
+        {"name": name, "value": literal(values[name])} for name in sorted(values)
+    ]
     for name, reference in sorted(parse_references(recipe.secrets).items()):
         if reference.kind != "k8s":
             raise RequestError(
@@ -193,24 +194,13 @@ def environment(recipe: Recipe) -> list[EnvVar]:
     return found
 
 
-def _refuse_reserved(recipe: Recipe) -> None:
-    taken = sorted(
-        name
-        for name in recipe.launch.env
-        if name.startswith(("PET_", "SHARDYARD_"))
-        or name in {"JOB_COMPLETION_INDEX", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-    )
-    if taken:
-        raise RequestError(
-            f"launch.env has {', '.join(taken)}. The scheduler says with these where a node stands "
-            "among the others. Remove them; a number of nodes is cluster.nodes."
-        )
-    both = sorted(set(recipe.launch.env) & set(recipe.secrets))
-    if both:
-        raise RequestError(
-            f"{', '.join(both)} is in launch.env and in secrets. Only one can win. Remove it from "
-            "launch.env."
-        )
+def literal(text: str) -> str:
+    """A variable's value or a word of a command that the kubelet hands on as ``text``.
+
+    In both it replaces ``$(NAME)`` by a variable and ``$$`` by one ``$`` (kubernetes.io, Define
+    Dependent Environment Variables).
+    """
+    return text.replace("$", "$$")
 
 
 def volumes(request: LaunchRequest, demand: Demand, *, config: str) -> list[dict[str, Any]]:

@@ -53,7 +53,7 @@ trap 'drain cancel' USR2
 trap 'woken=yes forwarding=yes reason=${reason:-signal}' TERM  # Slurm sends it to the tasks as well
 
 echo "shardyard: start ${SLURM_RESTART_COUNT:-0}"  # a requeued job goes on in the same log
-"${srun[@]}" "${node[@]}" &
+"${environment[@]}" "${srun[@]}" "${node[@]}" &
 step=$!
 if [[ -e $stop_file ]]; then drain cancel; fi
 if [[ -n $reason ]]; then forward; fi
@@ -91,10 +91,6 @@ def render_script(request: LaunchRequest, program: tuple[str, ...] = NODE_PROGRA
     slurm = request.recipe.launch.slurm
     _refuse_unwritable(request)
     directives = [f"#SBATCH {_option(name, value)}" for name, value in _directives(request)]
-    exports = [
-        f"export {name}={shlex.quote(value)}"
-        for name, value in sorted(request.recipe.launch.env.items())
-    ]
     return "\n".join(
         [
             "#!/bin/bash",
@@ -102,9 +98,9 @@ def render_script(request: LaunchRequest, program: tuple[str, ...] = NODE_PROGRA
             "",
             "set -euo pipefail",
             "unset SLURM_EXPORT_ENV  # tasks get all that this script has",
-            *exports,
-            f"run_dir={shlex.quote(request.run_dir)}",
+            f"run_dir={_word(request.run_dir)}",
             f"requeue={'yes' if slurm.requeue else 'no'}",
+            _array("environment", _environment(request.recipe)),
             _array("srun", _srun(request)),
             _array("node", _node(request, program)),
             _BODY.strip("\n"),
@@ -198,6 +194,14 @@ def _srun(request: LaunchRequest) -> list[str]:
     return words
 
 
+def _environment(recipe: Recipe) -> list[str]:
+    """Set the run's variables for srun, and so for its tasks, but not for this script.
+
+    bash would lose some: it keeps names such as UID to itself, and the script has its own.
+    """
+    return ["env", *(f"{name}={value}" for name, value in sorted(recipe.launch.env.items()))]
+
+
 def _node(request: LaunchRequest, program: tuple[str, ...]) -> list[str]:
     slurm = request.recipe.launch.slurm
     python = slurm.python
@@ -246,7 +250,19 @@ def _option(name: str, value: str | int | None) -> str:
 
 
 def _array(name: str, words: list[str]) -> str:
-    return f"{name}=({shlex.join(words)})"
+    return f"{name}=({' '.join(map(_word, words))})"
+
+
+def _word(text: str) -> str:
+    """One word of bash that stands for a text, on one line: sbatch takes no script with CR LF."""
+    if text.isprintable():
+        return shlex.quote(text)
+    quoted = text.replace("\\", "\\\\").replace("'", "\\'")
+    return "$'" + "".join(c if c.isprintable() else _in_bytes(c) for c in quoted) + "'"
+
+
+def _in_bytes(character: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in character.encode())
 
 
 def _in_pattern(path: str) -> str:

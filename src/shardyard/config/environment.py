@@ -1,0 +1,69 @@
+"""What a process's environment can hold: names and values of `launch.env`, names of `secrets`.
+
+The same for all launchers, so that a recipe that one of them takes is not another one's surprise.
+"""
+
+import re
+from collections.abc import Iterable
+
+from shardyard.config.credentials import find_credential
+from shardyard.config.load import show
+from shardyard.config.schema import Recipe
+from shardyard.config.secret_reference import is_variable
+from shardyard.errors import Problem
+
+LONGEST_BYTES = 128 * 1024 - 1
+"""Of NAME=VALUE: Linux starts no program with a longer one (MAX_ARG_STRLEN, execve(2))."""
+
+_TAKEN = re.compile(
+    r"(?:SHARDYARD|PET|SLURM|SLURMD|AWS_BATCH)_.*"
+    r"|AWS_BATCH.*"  # as Batch itself refuses them
+    r"|JOB_COMPLETION_INDEX|RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT"
+)
+"""Variables with which schedulers, torch and we say where a process stands among the others."""
+
+_NAMES_A_SECRET = re.compile(
+    r"(?:^|_)(?:TOKEN|PASSWORD|PASSWD|SECRET|CREDENTIALS?|(?:API|ACCESS|SECRET|PRIVATE)_KEY"
+    r"|ACCESS_KEY_ID)$",
+    re.IGNORECASE,
+)
+
+
+def environment_problems(recipe: Recipe) -> Iterable[Problem]:
+    """Every variable that no process can be given, or whose name says that it is a secret."""
+    for name, value in recipe.launch.env.items():
+        yield from _name_problems("launch.env", name)
+        size = len(f"{name}={value}".encode(errors="replace"))
+        if size > LONGEST_BYTES:
+            text = (
+                f"has {size:,} bytes, and Linux starts no process with a variable of more than "
+                f"{LONGEST_BYTES:,}. Put the content into a file, and its path here."
+            )
+            yield Problem(f"launch.env.{name}" if is_variable(name) else "launch.env", text)
+        if value and _is_called_a_secret(name) and not find_credential(value):
+            text = (
+                f"is called as a secret is, and this section is copied into run folders and jobs. "
+                f"Say where it is kept instead: `secrets: {{{name}: env}}`."
+            )
+            yield Problem(f"launch.env.{name}", text)
+    for name in recipe.secrets:
+        yield from _name_problems("secrets", name)
+
+
+def _is_called_a_secret(name: str) -> bool:
+    return is_variable(name) and _NAMES_A_SECRET.search(name) is not None
+
+
+def _name_problems(section: str, name: str) -> Iterable[Problem]:
+    if not is_variable(name):
+        text = (
+            f"{show(name)} is no name of an environment variable. Use letters, digits and "
+            "underscores, and begin with no digit, such as HF_HOME."
+        )
+        yield Problem(section, text)
+    elif _TAKEN.fullmatch(name):
+        text = (
+            "is set by the scheduler or by shardyard: it says where a process stands among the "
+            "others, or how it reports. Remove it; a number of nodes is cluster.nodes."
+        )
+        yield Problem(f"{section}.{name}", text)

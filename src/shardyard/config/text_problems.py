@@ -1,0 +1,99 @@
+"""What no text of a recipe may hold, because something that it is handed to would break on it.
+
+Texts become file names, lines of scripts, arguments, variables and YAML. What is refused here is
+refused for all of them, so that no launcher needs a rule of its own.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from shardyard.config.credentials import find_credential
+from shardyard.config.load import show
+from shardyard.config.schema import Recipe
+from shardyard.errors import Problem
+
+MAPPINGS = frozenset({"launch.env", "launch.kubernetes.node_selector", "secrets"})
+"""Settings whose keys are the user's own names."""
+
+_PROSE = re.compile(r"task\.prompt|launch\.env(\..*)?")
+"""Texts that may have several lines; all others are names, paths and addresses."""
+
+_PATHS = frozenset(
+    {
+        "run.dir", "model.path", "cluster.file", "data.source", "data.dir", "data.tokenizer",
+        "launch.run_dir", "launch.code", "launch.volumes.path", "launch.volumes.host",
+        "launch.slurm.python",
+    }
+)  # fmt: skip
+
+_PART_BYTES = 255
+"""Of one name in a path: NAME_MAX of Linux's file systems."""
+
+_WHOLE_BYTES = 4096 - 512
+"""PATH_MAX of Linux, less what a run's own files add behind it. No other name is as long."""
+
+_PLAIN = re.compile(r"[A-Za-z0-9_./-]{1,100}")
+"""Names that may stand in the dotted name of a setting in a message."""
+
+
+def text_problems(recipe: Recipe) -> Iterable[Problem]:
+    """Every text that cannot be written, passed on or opened."""
+    for setting, text in texts(recipe.model_dump()):
+        why = _why_not(setting, text)
+        if why:
+            yield Problem(setting, f"={show(text)} {why}")
+
+
+def texts(tree: Any, path: str = "") -> Iterable[tuple[str, str]]:
+    """Every text with its dotted name: values, and the names that a user made."""
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            if path in MAPPINGS:
+                yield path, key
+                is_plain = _PLAIN.fullmatch(key) and not find_credential(key)
+                yield f"{path}.{key}" if is_plain else path, value
+            else:
+                yield from texts(value, f"{path}.{key}" if path else key)
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            yield from texts(value, path)
+    elif isinstance(tree, str):
+        yield path, tree
+
+
+def _why_not(setting: str, text: str) -> str | None:
+    if "\0" in text:
+        return "holds the character NUL, which no file name and no variable can. Remove it."
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        return "is no Unicode text: half of a character stands alone in it. Write it as UTF-8."
+    if _PROSE.fullmatch(setting):
+        return None
+    control = next((c for c in text if unicodedata.category(c) == "Cc"), None)
+    if control is not None:
+        return (
+            f"holds the control character {control!r}, which breaks the lines of scripts and logs "
+            "that it stands in. Remove it."
+        )
+    if size > _WHOLE_BYTES:
+        most = f"{_WHOLE_BYTES:,}"
+        return f"has {size:,} bytes, and no path or name has more than {most}. Shorten it."
+    return _why_no_path(text) if setting in _PATHS else None
+
+
+def _why_no_path(text: str) -> str | None:
+    longest = max(text.split("/"), key=lambda part: len(part.encode()))
+    if len(longest.encode()) > _PART_BYTES:
+        return (
+            f"has a name of {len(longest.encode()):,} bytes in it, and file systems take "
+            f"{_PART_BYTES}. Shorten it."
+        )
+    try:
+        Path(text).expanduser()
+    except RuntimeError:
+        return "begins with the home folder of a user that is not known here. Write the whole path."
+    return None
