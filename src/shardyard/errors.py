@@ -4,6 +4,7 @@ ShardyardError                exit code 1: the run failed
 ├── RequestError              2: the request is wrong; asking again unchanged cannot help
 │   └── RecipeError           2: one or more settings of a recipe are wrong (all of them listed)
 ├── DataError                 1: a data file is missing, empty or damaged
+│   └── SourceError           2: text to learn from cannot be used as it is; it has to be mended
 ├── CheckpointError           1: a checkpoint cannot be written, read or trusted
 │   ├── StorageError          1: the file system refused (full, read-only, gone)
 │   └── NotFiniteError        1: the state holds NaN or infinity; it is not written
@@ -68,6 +69,12 @@ class RecipeError(RequestError):
 
 class DataError(ShardyardError):
     """A data file is missing, empty or damaged."""
+
+
+class SourceError(DataError):
+    """A file of ``data.source`` cannot be used as it is; asking again unchanged cannot help."""
+
+    exit_code = 2
 
 
 class CheckpointError(ShardyardError):

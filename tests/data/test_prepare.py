@@ -22,10 +22,11 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from shardyard.config.resolved import DataFacts
-from shardyard.config.schema import Recipe
-from shardyard.data.prepare import prepare
+from shardyard.config.resolved import DataFacts, digest
+from shardyard.config.schema import Data, Recipe
+from shardyard.data.prepare import _request, prepare
 from shardyard.data.shards import TokenShards, verify
+from shardyard.data.sources import SourceFile
 from shardyard.errors import DataError, RequestError, StorageError
 
 NUM_LINES = 5000
@@ -253,6 +254,23 @@ def test_another_request_is_another_folder(tmp_path: Path, change: dict[str, Any
     lines = [{"text": f"text {number}", "body": f"body {number}"} for number in range(99)]
     source.write_text("\n".join(json.dumps(line) for line in lines))
     assert run(source, tmp_path).dir != run(source, tmp_path, **change).dir
+
+
+def listed(name: str, format: str) -> SourceFile:
+    return SourceFile(f"/text/{name}", name, format, size_bytes=10, mtime_ns=20)
+
+
+def test_what_was_prepared_by_an_earlier_version_is_found_again() -> None:
+    """The digests are those of commit ab19be9."""
+    files = [listed("a.jsonl", "jsonl"), listed("b.TXT", "text"), listed("c", "text")]
+    assert digest(_request(Data(), files, None)) == "0a0f960678d8db99"
+    assert digest(_request(Data(), files[1:], {"tokenizer.json": b"x"})) == "0d8bc4f918496e1c"
+
+
+@pytest.mark.parametrize(("name", "format"), [("a.json", "json"), ("a.JSONL", "jsonl")])
+def test_what_an_earlier_version_took_for_one_text_is_prepared_anew(name: str, format: str) -> None:
+    requests = [_request(Data(), [listed(name, kind)], None) for kind in ("text", format)]
+    assert requests[0]["files"] != requests[1]["files"]
 
 
 def test_changed_text_is_prepared_anew(tmp_path: Path) -> None:

@@ -1,22 +1,27 @@
 """Sources: what is found, in which order, how it is cut, and what is refused."""
 
 import json
+import os
+import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from shardyard.data.formats import SECTION_BYTES, Section
 from shardyard.data.sources import (
-    SECTION_BYTES,
-    Section,
     list_files,
     read_sections,
+    refuse_unreadable,
     split_into_pieces,
 )
-from shardyard.errors import DataError, RequestError
+from shardyard.errors import RequestError, SourceError
 
 
-def texts_of(source: str | tuple[str, ...], text_key: str = "text") -> list[str]:
-    pieces = split_into_pieces(list_files(source), SECTION_BYTES)
+def texts_of(
+    source: str | tuple[str, ...], text_key: str = "text", data_format: str = "auto"
+) -> list[str]:
+    pieces = split_into_pieces(list_files(source, data_format), SECTION_BYTES)
     return [section.text for piece in pieces for section in read_sections(piece, text_key)]
 
 
@@ -27,7 +32,8 @@ def test_a_folder_contributes_its_text_files_in_the_order_of_their_names(tmp_pat
     (tmp_path / "a.txt").write_text("first")
     (tmp_path / "aa.py").write_text("second")
     (tmp_path / "c.jsonl").write_text('{"text": "fourth"}\n\n{"text": "fifth"}')
-    (tmp_path / "picture.png").write_bytes(b"\xff\x00")
+    (tmp_path / "__pycache__").mkdir()
+    (tmp_path / "__pycache__" / "aa.cpython-311.pyc").write_bytes(b"\xff\x00")
     (tmp_path / ".git" / "hidden.txt").write_text("hidden")
     assert texts_of(str(tmp_path)) == ["first", "second", "third", "fourth", "fifth"]
 
@@ -81,46 +87,158 @@ def test_a_missing_path_says_where_it_was_looked_for(tmp_path: Path) -> None:
         list_files(str(tmp_path / "no-such"))
 
 
-def test_a_folder_without_text_says_what_counts_as_text(tmp_path: Path) -> None:
-    (tmp_path / "a.bin").write_bytes(b"1")
-    with pytest.raises(RequestError, match=r"names no file.*\.txt, \.md, \.py, \.jsonl"):
+def test_what_names_no_file_says_what_is_read(tmp_path: Path) -> None:
+    for source in (tmp_path, tmp_path / "*.txt"):
+        with pytest.raises(RequestError, match=r"names no file.*\.txt, \.md, \.py.*\.jsonl"):
+            list_files(str(source))
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("a.parquet", r"\.parquet: turn it into JSON lines first"),
+        ("A.CSV", r"\.CSV: turn it into JSON lines first"),
+        ("a.jsonl.gz", r"\.gz: unpack it first"),
+        ("a.pdf", r"\.pdf: take its text out first"),
+        ("corpus", r"no suffix: if it is plain text, set data\.format=text"),
+        ("a.unheard", r"\.unheard: if it is plain text, set data\.format=text"),
+    ],
+)
+def test_a_file_of_a_kind_that_is_not_read_is_refused_by_name(
+    tmp_path: Path, name: str, remedy: str
+) -> None:
+    (tmp_path / name).write_text("text")
+    (tmp_path / "README.md").write_text("text")
+    for source in (str(tmp_path), str(tmp_path / name), str(tmp_path / "*")):
+        with pytest.raises(RequestError, match=remedy) as refused:
+            list_files(source)
+        assert f"1 of its {1 if source.endswith(name) else 2} files" in str(refused.value)
+        assert name in str(refused.value)
+
+
+def test_of_many_such_files_the_first_are_named_and_the_others_counted(tmp_path: Path) -> None:
+    for number in range(300):
+        (tmp_path / f"part-{number:03}.parquet").touch()
+    with pytest.raises(RequestError, match=r"300 of its 300 .* part-003\.parquet, and 296 more\. "):
         list_files(str(tmp_path))
-    with pytest.raises(RequestError, match="names no file"):
-        list_files(str(tmp_path / "*.txt"))
+
+
+def test_with_the_format_text_any_file_is_text_but_json_lines_stay_json_lines(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.parquet").write_text("first")
+    (tmp_path / "b").write_text("second")
+    (tmp_path / "c.jsonl").write_text('{"text": "third"}')
+    assert texts_of(str(tmp_path), data_format="text") == ["first", "second", "third"]
+
+
+def test_what_shardyard_itself_wrote_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    for name in ("prepared", "runs"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer.json").write_text('{"text": "ours"}')
+    files = list_files(str(tmp_path), own=[tmp_path / "prepared", tmp_path / "runs"])
+    assert [file.name for file in files] == ["a.txt"]
+
+
+def test_a_link_to_a_folder_is_followed_and_a_circle_of_links_is_gone_round_once(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "a.txt").write_text("far")
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "near.txt").write_text("near")
+    (tmp_path / "text" / "to-far").symlink_to(tmp_path / "far")
+    (tmp_path / "far" / "back").symlink_to(tmp_path / "text")
+    assert texts_of(str(tmp_path / "text")) == ["near", "far"]
+
+
+def make_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+
+
+def make_loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def make_dangling(path: Path) -> None:
+    path.symlink_to("nothing")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (make_pipe, r"x\.txt is a pipe.*Write its content into a file"),
+        (make_socket, r"x\.txt is a socket"),
+        (make_loop, r"x\.txt cannot be looked at: .*(loop|levels of symbolic links)"),
+        (make_dangling, r"x\.txt cannot be looked at: No such file"),
+    ],
+)
+@pytest.mark.parametrize("named_by", ["folder", "glob"])
+def test_what_is_no_regular_file_is_refused_before_it_is_opened(
+    tmp_path: Path, make: Callable[[Path], None], message: str, named_by: str
+) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    make(tmp_path / "x.txt")
+    with pytest.raises(RequestError, match=message):
+        list_files(str(tmp_path if named_by == "folder" else tmp_path / "*"))
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("/dev/null", "/dev/null is a device"),
+        ("x" * 300, r"xxx\.\.\. cannot be looked at: File name too long"),
+        ("x/" * 3000, r"x/\.\.\. cannot be looked at: File name too long"),
+        ("a\0b", r"a\\x00b cannot be looked at: embedded null"),
+        ("~nobody-of-this-name/x", "cannot be looked at: Could not determine home"),
+    ],
+)
+def test_a_path_that_can_be_none_is_refused_in_one_message(entry: str, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        list_files(entry)
+
+
+def test_a_folder_inside_that_may_not_be_read_is_refused_and_not_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "closed").mkdir()
+    scandir = os.scandir
+
+    def as_another_user(path: str) -> object:
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", as_another_user)
+    with pytest.raises(RequestError, match="closed cannot be looked at: Permission denied"):
+        list_files(str(tmp_path))
 
 
 def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").touch()
-    with pytest.raises(DataError, match="empty corpus: its only file holds no text"):
+    with pytest.raises(SourceError, match="empty corpus: its only file holds no text"):
         list_files(str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{oops", r"lines\.jsonl:3: not JSON .*Mend or remove the line"),
-        ("[1]", r"lines\.jsonl:3: a JSON list, not an object"),
-        ('{"body": 1, "id": 2}', r"lines\.jsonl:3: no key 'text' \(its keys: body, id\)"),
-        ('{"text": 7}', r"lines\.jsonl:3: 'text' holds 7, not a string.*data\.text_key"),
-    ],
-)
-def test_a_bad_json_line_is_named_by_its_number(tmp_path: Path, line: str, message: str) -> None:
-    (tmp_path / "lines.jsonl").write_text('{"text": "a"}\n\n' + line + '\n{"text": "b"}\n')
-    with pytest.raises(DataError, match=message):
-        texts_of(str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"ab\xff", r"a\.txt: byte 2 is not UTF-8.*iconv"),
-        (b"ab\0c", r"a\.txt: byte 2 is NUL.*binary"),
-    ],
-)
-def test_a_file_that_is_no_text_is_named(tmp_path: Path, content: bytes, message: str) -> None:
-    (tmp_path / "a.txt").write_bytes(content)
-    with pytest.raises(DataError, match=message):
-        texts_of(str(tmp_path))
+def test_the_beginning_of_every_file_is_read_before_any_work(tmp_path: Path) -> None:
+    for number in range(6):
+        (tmp_path / f"{number}.jsonl").write_text('{"body": "a"}\n')
+    (tmp_path / "good.jsonl").write_text('{"text": "a"}\n')
+    with pytest.raises(SourceError) as refused:
+        refuse_unreadable(list_files(str(tmp_path)), "text")
+    lines = str(refused.value).splitlines()
+    assert [line.partition(": ")[0] for line in lines[:-1]] == [
+        f"{tmp_path}/{number}.jsonl:1" for number in range(4)
+    ]
+    assert "no key 'text' (its keys: body)" in lines[0]
+    assert lines[-1] == "and 2 files more"
 
 
 def test_a_file_that_vanished_is_named(tmp_path: Path) -> None:
@@ -128,5 +246,5 @@ def test_a_file_that_vanished_is_named(tmp_path: Path) -> None:
     path.write_text("text")
     (piece,) = split_into_pieces(list_files(str(path)), SECTION_BYTES)
     path.unlink()
-    with pytest.raises(DataError, match=r"a\.txt cannot be read: No such file"):
+    with pytest.raises(SourceError, match=r"a\.txt cannot be read: No such file"):
         list(read_sections(piece, "text"))

@@ -93,8 +93,10 @@ class Data(Section):
 
     source: str | Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = "python-stdlib"
     """python-stdlib, or files, folders and globs of text or JSON lines, seen from where you are."""
+    format: Literal["auto", "text"] = "auto"
+    """What files hold; auto: their suffix says it, others are refused. text: others are text."""
     text_key: str = "text"
-    """The key that holds the text in JSON-lines files."""
+    """The key that holds the text of each object in .jsonl, .ndjson and .json files."""
     tokenizer: str = "auto"
     """A tokenizer folder, a hub name, or train; auto: the model's own, else train."""
     vocab_size: Annotated[int, Field(ge=257, le=2**31)] = 4096

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardyard.data.formats import Section
 from shardyard.data.shards import bin_name, idx_name, token_dtype
-from shardyard.data.sources import Piece, Section, piece_size_bytes, read_sections
+from shardyard.data.sources import Piece, piece_size_bytes, read_sections
 from shardyard.data.tokenizer import TextEncoder
 from shardyard.errors import StorageError
 from shardyard.rundir.layout import flush_folder
@@ -121,7 +122,7 @@ class TokenizePiece:
         """Write shards, counts and, last, the record.
 
         Raises:
-            DataError: Text cannot be read.
+            SourceError: Text cannot be read.
             StorageError: The file system refused a write.
         """
         encoder = _encoder_in(self.folder)

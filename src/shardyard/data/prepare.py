@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from shardyard.config.resolved import DataFacts, digest
 from shardyard.config.schema import Data, Recipe
+from shardyard.data.formats import FORMATS, SECTION_BYTES
 from shardyard.data.pieces import (
     SCRATCH,
     SPLITS,
@@ -34,16 +35,16 @@ from shardyard.data.pieces import (
 )
 from shardyard.data.shards import FORMAT_VERSION, MANIFEST, read_facts, token_dtype
 from shardyard.data.sources import (
-    SECTION_BYTES,
     Piece,
     SourceFile,
     list_files,
     read_sections,
+    refuse_unreadable,
     split_into_pieces,
 )
 from shardyard.data.tokenizer import TextEncoder, TokenizerFiles, find_tokenizer, train_tokenizer
 from shardyard.data.workers import Task, run_tasks
-from shardyard.errors import DataError, RequestError
+from shardyard.errors import DataError, RequestError, SourceError
 from shardyard.rundir.layout import flush_folder
 
 Progress = Callable[[str, int, int], None]
@@ -62,22 +63,30 @@ def prepare(recipe: Recipe, *, model_dir: Path | None, progress: Progress) -> Da
 
     Raises:
         RequestError: The source or the tokenizer does not exist, or nothing can be held out.
-        DataError: Text cannot be read, changes meanwhile, or what is there already is damaged.
+        SourceError: Text cannot be read.
+        DataError: Text changes meanwhile, or what is there already is damaged.
         StorageError: The file system refused a write.
     """
     data = recipe.data
-    files = list_files(data.source)
+    files = _files_of(recipe)
     tokenizer = find_tokenizer(data.tokenizer, model_dir)
     request = _request(data, files, tokenizer)
     folder = Path(data.dir).expanduser().resolve() / f"{_name(data.source)}-{digest(request)}"
     if not _is_finished(folder):
         with _sole_writer(folder, progress):
             if not (folder / MANIFEST).exists():  # another process may just have written it
+                refuse_unreadable(files, data.text_key)
                 _write_tokenizer(folder, data, files, tokenizer, progress)
-                _build(folder, data, files, request, progress)
+                _build(folder, recipe, files, request, progress)
             # What a dying worker adds meanwhile is removed by the next call.
             shutil.rmtree(folder / SCRATCH, ignore_errors=True)
     return read_facts(folder)
+
+
+def _files_of(recipe: Recipe) -> list[SourceFile]:
+    data = recipe.data
+    own = [Path(place).expanduser() for place in (data.dir, recipe.run.dir)]
+    return list_files(data.source, data.format, own=own)
 
 
 def _request(
@@ -88,16 +97,25 @@ def _request(
     Files by name, size and time of change, not by content: reading a large corpus takes hours, and
     the second call has to return at once.
     """
-    listing = [[file.path, file.size_bytes, file.mtime_ns] for file in files]
+    listing = [
+        [file.path, file.size_bytes, file.mtime_ns, *_format_in_request(file)] for file in files
+    ]
     return {
         "format": FORMAT_VERSION,
         "files": digest(listing),
-        "text_key": data.text_key if any(file.is_jsonl for file in files) else None,
+        "text_key": data.text_key if any(FORMATS[file.format].has_keys for file in files) else None,
         "tokenizer": {"trained_vocab_size": data.vocab_size}
         if tokenizer is None
         else {name: hashlib.sha256(content).hexdigest() for name, content in tokenizer.items()},
         "eval_fraction": data.eval_fraction,
     }
+
+
+def _format_in_request(file: SourceFile) -> list[str]:
+    """Nothing where all versions agree, so that what was prepared before is found again: ``.jsonl``
+    was JSON lines always, and any other file text."""
+    first_read_as = "jsonl" if file.path.endswith(".jsonl") else "text"
+    return [] if file.format == first_read_as else [file.format]
 
 
 def _name(source: str | Sequence[str]) -> str:
@@ -185,11 +203,12 @@ def _piece_bytes(files: Sequence[SourceFile]) -> int:
 
 def _build(
     folder: Path,
-    data: Data,
+    recipe: Recipe,
     files: Sequence[SourceFile],
     request: dict[str, Any],
     progress: Progress,
 ) -> None:
+    data = recipe.data
     pieces = split_into_pieces(files, _piece_bytes(files))
     workers = len(os.sched_getaffinity(0)) if data.workers == "auto" else data.workers
     tasks = [
@@ -202,7 +221,7 @@ def _build(
         _forget(folder, records)
         tasks = [replace(task, hold_out=forced) for task in tasks]
         records = _run_pieces(tasks, workers, progress)
-    if list_files(data.source) != files:
+    if _files_of(recipe) != files:
         raise DataError(
             f"data.source={data.source!r} changed while it was being prepared, so its tokens may "
             "mix old and new text. Prepare again once nothing writes there."
@@ -237,7 +256,7 @@ def _forced_hold_out(records: Sequence[dict[str, Any]], data: Data) -> HoldOut:
     then the section with the lowest hash is held out, or the one with the highest is not."""
     hashes = [text_hash for record in records for text_hash in record["hashes"]]
     if not hashes:
-        raise DataError(
+        raise SourceError(
             f"data.source={data.source!r} is an empty corpus: its files hold no text. "
             "Give files with text."
         )
