@@ -114,6 +114,25 @@ def test_sgd_with_momentum_steps_as_torch_does() -> None:
     torch.testing.assert_close(models[0].state_dict(), models[1].state_dict())
 
 
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_what_is_frozen_has_no_state_and_does_not_move(name: str) -> None:
+    model, _ = _twins()
+    model[0].requires_grad_(False)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    momentum = 0.9 if name == "sgd" else 0.0
+    optim = Optim.model_validate({"name": name, "lr": 0.1, "momentum": momentum})
+    optimizer = ShardOptimizer(model, optim)
+    _step_of(optimizer, model)
+    moved = {
+        key for key, value in model.state_dict().items() if not torch.equal(value, before[key])
+    }
+    assert moved == {"2.weight", "2.bias"}
+    names = optimizer.tensors().keys()
+    assert {key for key in names if key.startswith("model.")} == {f"model.{key}" for key in before}
+    of_state = {".".join(key.split(".")[2:]) for key in names if key.startswith("optim.")}
+    assert of_state == {"2.weight", "2.bias"}
+
+
 @pytest.mark.parametrize("states", ["fp32", "bf16"])
 def test_a_skipped_step_changes_neither_weights_nor_state(states: str) -> None:
     model, untouched = _twins()

@@ -34,9 +34,10 @@ def accumulate(model: nn.Module, batches: Sequence[Any], loss: Loss | None = Non
         Mean loss over all that was predicted in the step, on every rank; fp64, 0 if nothing was.
 
     Raises:
-        RequestError: Gradients of an earlier step are still there, or the batches do not fit.
+        RequestError: Gradients of an earlier step are still there, all parameters are frozen, or
+            the batches do not fit.
     """
-    parts = _ready(model, batches, loss)
+    parts = _ready(model, batches, loss, trains=True)
     left = next((name for name, param in parts.params.items() if param.grad is not None), None)
     if left is not None:
         raise RequestError(
@@ -72,7 +73,8 @@ def clip_gradients(model: nn.Module, max_norm: float) -> Tensor:
         RequestError: There are no gradients.
     """
     parts = sharded(model)
-    if all(param.grad is None for param in parts.params.values()):
+    trained = [param for param in parts.params.values() if param.requires_grad]
+    if trained and all(param.grad is None for param in trained):
         raise RequestError(
             "there are no gradients to clip. Call shardyard.accumulate(model, batches) before, and "
             "optimizer.zero_grad() after the optimizer's step."
@@ -84,7 +86,9 @@ def clip_gradients(model: nn.Module, max_norm: float) -> Tensor:
     return norm
 
 
-def _ready(model: nn.Module, batches: Sequence[Any], loss: Loss | None) -> Sharded:
+def _ready(
+    model: nn.Module, batches: Sequence[Any], loss: Loss | None, *, trains: bool = False
+) -> Sharded:
     """Refuse what would hang, or train on garbage."""
     parts = sharded(model)
     if not parts.has_weights:
@@ -95,8 +99,14 @@ def _ready(model: nn.Module, batches: Sequence[Any], loss: Loss | None) -> Shard
     if not batches:
         raise RequestError("there are no batches. A step takes one or more of them on every rank.")
     parts.computation.check(batches, loss)
-    facts = parts.agree((len(batches), parts.mesh.data_rank, _digest(batches)))
-    numbers = [number for number, _, _ in facts]
+    is_frozen = not any(param.requires_grad for param in parts.params.values())
+    facts = parts.agree((len(batches), parts.mesh.data_rank, _digest(batches), is_frozen))
+    if trains and all(frozen for *_, frozen in facts):
+        raise RequestError(
+            f"every parameter of this {type(model).__name__} is frozen (requires_grad is False), "
+            "so there is nothing to train. Leave what shall be trained as it is, or use evaluate()."
+        )
+    numbers = [number for number, *_ in facts]
     if len(set(numbers)) > 1:
         rank = next(rank for rank, number in enumerate(numbers) if number != numbers[0])
         raise RequestError(
@@ -104,7 +114,10 @@ def _ready(model: nn.Module, batches: Sequence[Any], loss: Loss | None) -> Shard
             "meet in every one, so the others would wait for ever. Give equally many; one without "
             "anything to predict (all labels -100) counts for nothing."
         )
-    if len({(data_rank, digest) for _, data_rank, digest in facts}) > parts.mesh.layout.data_ranks:
+    if (
+        len({(data_rank, digest) for _, data_rank, digest, _ in facts})
+        > parts.mesh.layout.data_ranks
+    ):
         raise RequestError(
             "ranks that split samples or the model have read different samples. Those of one "
             "mesh.data_rank work on the same ones. Deal samples by mesh.data_rank of "
@@ -136,4 +149,5 @@ def _mean(loss_sum: Tensor, count: int | Tensor, parts: Sharded) -> tuple[Tensor
 @torch.no_grad()
 def _divide(parts: Sharded, divisor: Tensor) -> None:
     grads = [local_part(p.grad) for p in parts.params.values() if p.grad is not None]
-    torch._foreach_div_(grads, divisor.float())
+    if grads:  # a pipeline stage may hold nothing that is trained
+        torch._foreach_div_(grads, divisor.float())

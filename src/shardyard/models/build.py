@@ -15,10 +15,12 @@ from transformers import (
 )
 
 from shardyard.config.presets import ModelShape
+from shardyard.errors import RequestError
 from shardyard.models.attention import NAME
 from shardyard.models.families import blocks_of, family_of
 from shardyard.models.hf import load_weights
 from shardyard.models.init import fill_random
+from shardyard.models.local_shard import parameter_of
 from shardyard.models.moe import SparseMLP
 
 
@@ -70,21 +72,47 @@ def build_on_meta(shape: ModelShape) -> PreTrainedModel:
 
 
 def replace_experts(model: PreTrainedModel, shape: ModelShape) -> None:
-    """Put our mixtures of experts in place of transformers' own, with the same weights."""
+    """Put our mixtures of experts in place of transformers' own, with the same weights.
+
+    Raises:
+        RequestError: A mixture is not as transformers builds it.
+    """
     family = family_of(shape.model_type)
     if family.sparse is None:
         return
-    for block in blocks_of(model, family).values():
+    for name, block in blocks_of(model, family).items():
         theirs: Any = getattr(block, family.sparse.block)
+        _refuse_changed(theirs, f"{name}.{family.sparse.block}")
         with torch.device("meta"):
             ours = SparseMLP(shape)
         # they pack the two matrices of an expert into one; clones, so that it can be freed
-        gate, up = theirs.experts.gate_up_proj.detach().chunk(2, dim=1)
+        packed = theirs.experts.gate_up_proj
+        gate, up = (
+            parameter_of(half.clone(memory_format=torch.contiguous_format), packed)
+            for half in packed.detach().chunk(2, dim=1)
+        )
         ours.router.weight = theirs.gate.weight
-        ours.experts.gate = nn.Parameter(gate.clone(memory_format=torch.contiguous_format))
-        ours.experts.up = nn.Parameter(up.clone(memory_format=torch.contiguous_format))
+        ours.experts.gate, ours.experts.up = gate, up
         ours.experts.down = theirs.experts.down_proj
+        ours.train(theirs.training)
         setattr(block, family.sparse.block, ours)
+
+
+def _refuse_changed(theirs: nn.Module, name: str) -> None:
+    """What somebody has put into transformers' mixture would be lost with it."""
+    others = [
+        f"a {type(module).__name__} at {name}{'.' * bool(path)}{path}"
+        for path, module in theirs.named_modules()
+        if not type(module).__module__.startswith("transformers.")
+    ]
+    known = {"gate.weight", "experts.gate_up_proj", "experts.down_proj"}
+    others += [f"{name}.{path}" for path, _ in theirs.named_parameters() if path not in known]
+    if others:
+        raise RequestError(
+            f"there is {others[0]}, which transformers did not put there. Mixtures of experts are "
+            "replaced by ones that can be split, and what a wrapper (LoRA, quantization) adds "
+            "would be lost. Merge it into the weights first, or put it on other modules."
+        )
 
 
 def give_storage(

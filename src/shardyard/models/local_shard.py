@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -35,6 +35,11 @@ class LocalShard:
             along = torch.arange(offset, offset + size, device=device) * stride
             index = index + along.reshape([-1] + [1] * (self.tensor.dim() - dim - 1))
         return index
+
+
+def parameter_of(part: Tensor, whole: Tensor) -> nn.Parameter:
+    """A parameter that stands for a part of another; what is frozen stays frozen."""
+    return nn.Parameter(part, requires_grad=whole.requires_grad)
 
 
 def local_shard(param: Tensor) -> LocalShard:

@@ -25,6 +25,7 @@ from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.offload import ActivationOffload
 from shardyard.parallel.pipeline import Pipeline, StagePlan
 from shardyard.parallel.precision import DTYPES, mixed_precision
+from shardyard.parallel.product import refuse_wrapped
 from shardyard.parallel.recompute import apply_recompute, selective_contexts
 from shardyard.parallel.tensor import shard_tensors, token_share
 from shardyard.parallel.vocab_loss import VocabLoss
@@ -41,7 +42,12 @@ def parallelize(
 
     Returns:
         The model with the task that feeds it and makes a loss of what it returns.
+
+    Raises:
+        RequestError: A matrix that is to be split, or to multiply in fp8, is wrapped.
     """
+    if mesh.layout.tp > 1 or recipe.precision.compute == "fp8":  # while ranks have all of it
+        refuse_wrapped(model, family, of_blocks_alone=mesh.layout.tp == 1)
     keys = SampleKeys()
     computed_l, keys.tokens_l = _own_tokens(recipe, mesh)
     # 1. the modules of this rank, and the way through them: nothing below changes what it calls

@@ -150,7 +150,7 @@ class Pipeline:
             positions_BL=positions,
             samples_B=samples,
         )
-        if table is not None:
+        if table is not None and table.requires_grad:
             self._sum_of_both_ends(table)
         if losses is None:
             return torch.zeros((), dtype=torch.float64, device=tokens.device)

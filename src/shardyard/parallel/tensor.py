@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from shardyard.models.families import Family, blocks_of, part_of
+from shardyard.models.local_shard import parameter_of
 from shardyard.parallel.collectives import all_gather, gather, reduce_scatter, sum_and_split
 from shardyard.parallel.product import Product, product_of
 
@@ -112,7 +113,7 @@ def share_of(
     share = DTensor.from_local(
         local, mesh, placements, run_check=False, shape=param.shape, stride=param.stride()
     )
-    return nn.Parameter(share)
+    return parameter_of(share, param)
 
 
 def compute_on_shares(module: nn.Module, forward: Callable[..., Any]) -> None:

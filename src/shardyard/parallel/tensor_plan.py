@@ -25,6 +25,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 from shardyard.errors import Problem
 from shardyard.parallel.collectives import gather, sum_over
+from shardyard.parallel.product import is_plain
 from shardyard.parallel.tensor import Split, compute_on_shares, look_up_share, sum_after
 
 WORDS = ("columns", "rows", "vocabulary")
@@ -111,12 +112,12 @@ def _gather_after(module: nn.Module, mesh: DeviceMesh) -> None:
 def _misfit(module: nn.Module, name: str, word: str, *, tp: int) -> str | None:
     """Why a module cannot be split so; None: it can."""
     kinds = (nn.Linear, nn.Embedding) if word == "vocabulary" else (nn.Linear,)
-    own = next((kind for kind in kinds if isinstance(module, kind)), None)
-    if own is None or type(module).forward is not own.forward:
+    own = next((kind for kind in kinds if is_plain(module, kind)), None)
+    if own is None:
         wanted = " or ".join(f"nn.{kind.__name__}" for kind in kinds)
         return (
-            f"={word!r}: {name} is a {type(module).__name__}. What is split must compute as "
-            f"{wanted} does. Name the matrices inside it."
+            f"={word!r}: {name} is a {type(module).__name__}. What is split must be a plain "
+            f"{wanted}, as its weight is used without it. Name the matrices inside it."
         )
     size_name = "num_embeddings" if own is nn.Embedding else _SPLIT_SIZE[word]
     size = int(getattr(module, size_name))

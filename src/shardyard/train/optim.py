@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shardyard.config.schema import Optim
+from shardyard.models.local_shard import parameter_of
 from shardyard.parallel.gradients import local_part, square_sum
 from shardyard.parallel.precision import DTYPES
 
@@ -36,7 +37,8 @@ class ShardOptimizer:
         held_twice: Collection[str] = (),
         widened_elements: int = _WIDENED_ELEMENTS,
     ) -> None:
-        """Take a model that has its storage. Matrices decay, norms and biases do not.
+        """Take a model that has its storage. Matrices decay, norms and biases do not; what is
+        frozen has no state.
 
         Args:
             states: Format in which averages are held, as precision.optimizer_states.
@@ -46,7 +48,9 @@ class ShardOptimizer:
         self._held_twice = frozenset(held_twice)
         self._params = dict(model.named_parameters())
         self._shards = {
-            name: nn.Parameter(local_part(param.detach())) for name, param in self._params.items()
+            name: parameter_of(local_part(param.detach()), param)
+            for name, param in self._params.items()
+            if param.requires_grad
         }
         groups = [
             {"params": self._of_dim(2, 9), "weight_decay": optim.weight_decay},
@@ -110,7 +114,7 @@ class ShardOptimizer:
         tensors: dict[str, Tensor] = {}
         for name, param in self._params.items():
             tensors[f"model.{name}"] = param.detach()
-            for key, value in self._states[name].items():
+            for key, value in self._states.get(name, {}).items():
                 tensors[f"optim.{key}.{name}"] = _placed_like(param, value)
         return tensors
 
