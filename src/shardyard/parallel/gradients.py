@@ -1,11 +1,21 @@
-"""The norm of the gradients of all ranks, in every layout."""
+"""The norm of the gradients of all ranks, in every layout.
+
+torch adds up a tensor's squares in fp32, on a CPU one after the other: 1 M elements are 1e-5 off,
+128 M 1.4 %, and a share of them is off by less than the whole. So rows of a large tensor are added
+up apart, and their sums in fp64, which reads it once and copies nothing.
+"""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+
+_ROW = 1024
+"""Elements added up in fp32: within 5e-8 of exact."""
+_SMALL = 2**14
+"""Elements of tensors that are one row each: within 1e-7."""
 
 
 def square_sum(params: Mapping[str, Tensor], *, held_twice: Collection[str] = ()) -> Tensor:
@@ -21,9 +31,25 @@ def square_sum(params: Mapping[str, Tensor], *, held_twice: Collection[str] = ()
         if param.grad is not None:
             holders = _holders(param) * (2 if name in held_twice else 1)
             by_holders.setdefault(holders, []).append(local_part(param.grad))
-    norms = {n: torch.nn.utils.get_total_norm(found) for n, found in by_holders.items()}
-    shares = [norm.double() ** 2 / holders for holders, norm in norms.items()]
+    shares = [_squares(found) / holders for holders, found in by_holders.items()]
+    if not shares:  # a pipeline stage of which nothing is trained
+        return torch.zeros((), dtype=torch.float64, device=next(iter(params.values())).device)
     return torch.stack(shares).sum()
+
+
+def _squares(parts: Sequence[Tensor]) -> Tensor:
+    """Sum of the squares of all elements, fp64."""
+    rows: list[Tensor] = []
+    small: list[Tensor] = []
+    for part in parts:
+        flat = part.reshape(-1)
+        dtype = torch.promote_types(part.dtype, torch.float32)
+        end = len(flat) - len(flat) % _ROW if len(flat) > _SMALL else 0
+        if end:
+            rows.append(torch.linalg.vector_norm(flat[:end].view(-1, _ROW), dim=1, dtype=dtype))
+        small.append(flat[end:].to(dtype))
+    rows.append(torch.stack(torch._foreach_norm(small)))
+    return torch.cat(rows).double().square().sum()
 
 
 def local_part(tensor: Tensor) -> Tensor:
