@@ -15,7 +15,7 @@ import pytest
 SRC = Path(__file__).parents[1] / "src"
 PACKAGE = SRC / "shardyard"
 
-BASE = {"errors", "units", "config", "rundir", "hardware"}
+BASE = {"errors", "units", "printable", "config", "rundir", "hardware"}
 CONTROL = {"plan", "launch", "cluster", "report", "bench", "cli"}
 TRAINING = {"data", "models", "tasks", "parallel", "checkpoint", "observe", "train", "elastic"} | {
     "library"
@@ -25,6 +25,7 @@ BUILDING_BLOCKS = {"data", "models", "tasks", "parallel", "checkpoint", "observe
 MAY_IMPORT = {
     "errors": set(),
     "units": set(),
+    "printable": set(),
     "config": BASE,
     "rundir": BASE,
     "hardware": BASE,

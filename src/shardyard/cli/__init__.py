@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from shardyard import __version__
+from shardyard.cli.terminal import say, tell
 from shardyard.errors import EXIT_INTERRUPTED, ShardyardError
 
 _VERBS = {
@@ -83,7 +84,7 @@ class _Verbs(click.Group):
 def shardyard(ctx: click.Context) -> None:
     """Train a model on many accelerators from one recipe."""
     if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
+        tell(ctx.get_help())
 
 
 def main(
@@ -111,23 +112,23 @@ def main(
     except click.exceptions.Exit as leaving:  # --help, --version
         return leaving.exit_code
     except click.ClickException as error:
-        _say(f"error: {_describe(error)}")
+        say(f"error: {_describe(error)}")
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        _say("interrupted")
+        say("interrupted")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         return _end_quietly()
     except ShardyardError as error:
         if is_debugging:
             _show_traceback()
-        _say(f"error: {error}")
+        say(f"error: {error}")
         return error.exit_code
     except OSError as error:  # of stdout, or of a file that nobody thought would refuse
         if is_debugging:
             _show_traceback()
         where = f" ({error.filename})" if error.filename else ""
-        _say(
+        say(
             f"error: {error.strerror or error}{where}. The operating system refused to read or "
             "write. Check that the place exists, is yours and has room; --debug shows where it was."
         )
@@ -135,7 +136,7 @@ def main(
     except Exception as error:  # noqa: BLE001 - the outermost line
         if is_debugging:
             _show_traceback()
-        _say(
+        say(
             f"error: {type(error).__name__}: {error}. This is a bug of shardyard, not of your "
             "request. Run the same command with --debug to see where it happened, and report it."
         )
@@ -158,10 +159,6 @@ def _end_quietly() -> int:
     # Nothing more can be written, not even what Python flushes at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
-
-
-def _say(message: str) -> None:
-    print(message, file=sys.stderr)
 
 
 def _show_traceback() -> None:

@@ -5,12 +5,11 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import click
-
 from shardyard.cli.agent_process import run_agent_process
 from shardyard.cli.prepare import prepare_data
 from shardyard.cli.request import Request
 from shardyard.cli.tables import print_table
+from shardyard.cli.terminal import say, tell
 from shardyard.config.load import dump_recipe
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
@@ -84,16 +83,16 @@ def run_attempt(attempt: Attempt, *, as_json: bool) -> int:
     """Write the attempt's files, train, and print what came of it. Returns the exit code."""
     prediction = attempt.plan()
     write_down(attempt, prediction)
-    print(prediction.line(), file=sys.stderr)
+    say(prediction.line())
     answer = run_agent_process(attempt.run_dir, attempt.number)
     summary = write_report(attempt.run_dir)
     if as_json:
-        click.echo(json.dumps({**_paths(attempt.run_dir), **summary.to_json(), **answer}, indent=1))
+        tell(json.dumps({**_paths(attempt.run_dir), **summary.to_json(), **answer}, indent=1))
     elif summary.steps_done:
         _show(attempt.run_dir, summary)
     if answer["exit_code"] != 0:
         is_error = answer["outcome"] == "failed"
-        print(f"{'error: ' if is_error else ''}{answer['message']}", file=sys.stderr)
+        say(f"{'error: ' if is_error else ''}{answer['message']}")
     return int(answer["exit_code"])
 
 
@@ -138,12 +137,12 @@ def _show(run_dir: RunDir, summary: Summary) -> None:
     ]
     print_table(("result", "", ""), rows)
     if run_dir.sample.is_file():
-        click.echo("\na sample of generated text:\n")
+        tell("\na sample of generated text:\n")
         for line in run_dir.sample.read_text().splitlines():
-            click.echo(f"    {line}")
-    click.echo()
+            tell(f"    {line}")
+    tell()
     for name, path in _paths(run_dir).items():
-        click.echo(f"{name}: {path}")
+        tell(f"{name}: {path}")
 
 
 def _nats(value: float | None) -> str:

@@ -7,6 +7,7 @@ import click
 
 from shardyard.cli.launched import describe_job, find_launched, launchers_in
 from shardyard.cli.options import json_option, runs_dir_option
+from shardyard.cli.terminal import tell
 
 
 @click.command()
@@ -34,6 +35,6 @@ def command(
         )
     if as_json:
         content = {**describe_job(launched.job, status), "message": words}
-        click.echo(json.dumps(content, indent=1))
+        tell(json.dumps(content, indent=1))
     else:
-        click.echo(words)
+        tell(words)

@@ -7,6 +7,7 @@ import click
 
 from shardyard.cli.options import json_option
 from shardyard.cli.tables import print_table
+from shardyard.cli.terminal import tell
 
 
 @click.command()
@@ -53,7 +54,7 @@ def _show_recipe(arguments: tuple[str, ...], *, as_json: bool) -> None:
     if as_json:
         length = {"value": preview.steps, "reason": preview.why_steps}
         content = {"settings": settings, "steps": length, "shape": request.shape.to_dict()}
-        click.echo(json.dumps(content, indent=1))
+        tell(json.dumps(content, indent=1))
         return
     sections: dict[str, list[tuple[str, str, str]]] = {}
     for name, entry in settings.items():
@@ -75,7 +76,7 @@ def _show_schema(*, as_json: bool) -> None:
     from shardyard.config.document import sections, settings_json, write_default
 
     if as_json:
-        click.echo(json.dumps(settings_json(), indent=1))
+        tell(json.dumps(settings_json(), indent=1))
         return
     for section in sections():
         rows = [
@@ -86,7 +87,7 @@ def _show_schema(*, as_json: bool) -> None:
         if rows:
             print_table(("setting", "default", "accepts", "what it does"), rows, title=title)
         else:
-            click.echo(title)
+            tell(title)
 
 
 def _show_presets(*, as_json: bool) -> None:
@@ -98,7 +99,7 @@ def _show_presets(*, as_json: bool) -> None:
             {"name": name, "source": preset.source, "shape": preset.shape.to_dict()}
             for name, preset in PRESETS.items()
         ]
-        click.echo(json.dumps(listing, indent=1))
+        tell(json.dumps(listing, indent=1))
         return
     rows = []
     for name, preset in PRESETS.items():

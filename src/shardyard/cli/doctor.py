@@ -18,6 +18,7 @@ from shardyard.cli.launching import Launchers, launcher_named, refusals
 from shardyard.cli.options import json_option
 from shardyard.cli.request import Request
 from shardyard.cli.tables import print_table
+from shardyard.cli.terminal import tell
 from shardyard.errors import ShardyardError
 from shardyard.launch.base import LAUNCHERS, Launcher
 from shardyard.launch.doctor import Finding, HasChecks, count
@@ -75,7 +76,7 @@ def command(
             "problems": problems,
             "warnings": count(findings, "warning"),
         }
-        click.echo(json.dumps(answer, indent=1))
+        tell(json.dumps(answer, indent=1))
     else:
         print_table(("check", "verdict", "what"), [_row(finding) for finding in findings])
     return 1 if problems else 0

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 
+from shardyard.printable import printable
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import read_resolved
 from shardyard.units import format_count, format_seconds
@@ -253,7 +254,7 @@ class Log:
         self.line(f"step {step}/{self._total_steps}  evaluation loss {_number(loss)}")
 
     def line(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """Nothing to put away."""
@@ -268,10 +269,10 @@ class Terminal:
         bar = [BarColumn(bar_width=_BAR_WIDTH)] if console.width >= _WIDTH_FOR_BAR else []
         self._progress = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             *bar,
             MofNCompleteColumn(),
-            TextColumn("{task.fields[facts]}"),
+            TextColumn("{task.fields[facts]}", markup=False),
             console=console,
             refresh_per_second=5,
         )
@@ -283,7 +284,7 @@ class Terminal:
         self._progress.start()
 
     def phase(self, words: str, *, is_told: bool) -> None:  # noqa: ARG002  the bar tells it too
-        self._phase = words
+        self._phase = printable(words)
         self._show()
 
     def step(self, line: dict[str, Any], *, step_s: float | None) -> None:
@@ -296,7 +297,7 @@ class Terminal:
         self._show()
 
     def line(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False)
+        self._console.print(printable(text), markup=False, highlight=False)
 
     def close(self) -> None:
         self._progress.stop()

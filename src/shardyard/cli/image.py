@@ -8,6 +8,7 @@ import click
 
 from shardyard import __version__
 from shardyard.cli.options import json_option
+from shardyard.cli.terminal import say, tell
 from shardyard.errors import RequestError
 from shardyard.launch.ecr import ecr_registry
 from shardyard.launch.image import (
@@ -66,7 +67,7 @@ def build(
     text = render_dockerfile(chosen)
     if dry_run:
         plain = {"base": chosen.image, "tag": name, "dockerfile": text}
-        click.echo(json.dumps(plain, indent=1) if as_json else text, nl=as_json)
+        tell(json.dumps(plain, indent=1) if as_json else text)
         return
     refuse_unfit(chosen)
     program = find_tool(tool)
@@ -75,7 +76,7 @@ def build(
         with program.logged_in_to_read(chosen.image):
             program.build(Path(folder), name, options)
     answer = {"image": name, "base": chosen.image, "tool": program.name}
-    click.echo(json.dumps(answer, indent=1) if as_json else name)
+    tell(json.dumps(answer, indent=1) if as_json else name)
 
 
 @command.command()
@@ -99,15 +100,15 @@ def push(
     if dry_run:
         repository = None if registry is None else registry.repository
         plan = {"push": local, "to": remote, "ecr_repository": repository}
-        click.echo(json.dumps(plan, indent=1) if as_json else _words(plan))
+        tell(json.dumps(plan, indent=1) if as_json else _words(plan))
         return
     program = find_tool(tool)
     if registry is not None and registry.create():
-        click.echo(f"created ECR repository {registry.repository}", err=True)
+        say(f"created ECR repository {registry.repository}")
     digest = program.push(local, remote)
     pinned = remote if digest is None else f"{without_tag(remote)}@{digest}"
     answer = {"image": remote, "digest": digest, "launch.image": pinned}
-    click.echo(json.dumps(answer, indent=1) if as_json else f"launch.image={pinned}")
+    tell(json.dumps(answer, indent=1) if as_json else f"launch.image={pinned}")
 
 
 def _words(plan: dict[str, str | None]) -> str:

@@ -1,15 +1,13 @@
 """Install what a target lacks, and remove it again: shown first, asked for, written down."""
 
 import json
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import click
-
 from shardyard.cli.launching import Proposal, confirm, propose
 from shardyard.cli.request import Request
+from shardyard.cli.terminal import say, tell, tell_exactly
 from shardyard.errors import RequestError
 from shardyard.launch.base import Launcher
 from shardyard.launch.installation import Installs, target_ledger
@@ -45,25 +43,25 @@ def install_missing(request: Request, launcher: Launcher, terms: InstallTerms) -
     ledger = _ledger(request, installs, proposal)
     missing = installs.missing(proposal.request)
     for part in missing:
-        print(f"missing: {part.name}: {part.why}", file=sys.stderr)
+        say(f"missing: {part.name}: {part.why}")
     if not missing:
-        print("nothing is missing that can be installed", file=sys.stderr)
+        say("nothing is missing that can be installed")
     if terms.dry_run:
         if terms.as_json:
             _answer(missing=[{"name": part.name, "text": part.text} for part in missing])
         else:
-            click.echo("".join(part.text for part in missing), nl=False)
+            tell_exactly("".join(part.text for part in missing))
         return 0
     if missing:
         confirm(f"install it on {installs.target_name(proposal.request)}?", is_yes=terms.is_yes)
     for part in missing:
         installs.install(proposal.request, part, ledger)
         if not terms.as_json:
-            click.echo(f"installed: {part.name}")
+            tell(f"installed: {part.name}")
     if terms.as_json:
         _answer(installed=[part.name for part in missing], ledger=str(ledger.path))
     elif missing:
-        click.echo(f"written down in {ledger.path}; --uninstall removes it")
+        tell(f"written down in {ledger.path}; --uninstall removes it")
     return 0
 
 
@@ -73,9 +71,9 @@ def remove_installed(request: Request, launcher: Launcher, terms: InstallTerms) 
     ledger = _ledger(request, installs, proposal)
     names = [f"{entry.kind} {entry.name}" for entry in reversed(ledger.live())]
     if not names:
-        print(f"nothing was installed from here, says {ledger.path}", file=sys.stderr)
+        say(f"nothing was installed from here, says {ledger.path}")
     else:
-        print(f"to be removed: {', '.join(names)}", file=sys.stderr)
+        say(f"to be removed: {', '.join(names)}")
     removed: list[str] = []
     if names and not terms.dry_run:
         confirm("remove it?", is_yes=terms.is_yes)
@@ -84,7 +82,7 @@ def remove_installed(request: Request, launcher: Launcher, terms: InstallTerms) 
         _answer(removed=removed, left=[entry.name for entry in ledger.live()])
     else:
         for name in names if terms.dry_run else removed:
-            click.echo(name if terms.dry_run else f"removed: {name}")
+            tell(name if terms.dry_run else f"removed: {name}")
     return 0
 
 
@@ -104,4 +102,4 @@ def _ledger(request: Request, installs: Installs, proposal: Proposal) -> Ledger:
 
 
 def _answer(**content: object) -> None:
-    click.echo(json.dumps(content, indent=1))
+    tell(json.dumps(content, indent=1))

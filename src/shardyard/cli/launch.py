@@ -1,7 +1,6 @@
 """`shardyard launch`: shows the plan and its price, asks, submits; the run goes on elsewhere."""
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from shardyard.cli.launching import (
 )
 from shardyard.cli.options import as_override, json_option, launch_options
 from shardyard.cli.request import Request
+from shardyard.cli.terminal import say, tell, tell_exactly
 from shardyard.cli.watch import watch
 from shardyard.errors import RequestError
 from shardyard.launch.base import LAUNCHERS, Job
@@ -87,11 +87,11 @@ def agree(proposal: Proposal, terms: Terms, *, question: str) -> bool:
     if terms.is_followed and terms.as_json:
         raise click.UsageError("--follow prints the output; it and --json exclude each other.")
     for line in describe(proposal):
-        print(line, file=sys.stderr)
+        say(line)
     against = refusals(proposal)
     if terms.dry_run:
         for reason in against:
-            print(f"warning: it would be refused: {reason}", file=sys.stderr)
+            say(f"warning: it would be refused: {reason}")
         _print_request(proposal, as_json=terms.as_json)
         return False
     if against and not terms.is_forced:
@@ -116,7 +116,7 @@ def say_next(proposal: Proposal, job: Job, terms: Terms) -> int:
 
 def _print_request(proposal: Proposal, *, as_json: bool) -> None:
     if not as_json:
-        click.echo(proposal.rendered.text, nl=False)  # exactly what would be sent
+        tell_exactly(proposal.rendered.text)  # exactly what would be sent
         return
     rendered = proposal.rendered
     content: dict[str, Any] = {
@@ -128,7 +128,7 @@ def _print_request(proposal: Proposal, *, as_json: bool) -> None:
         "files": rendered.files,
         "plan": None if proposal.plan is None else proposal.plan.to_json(),
     }
-    click.echo(json.dumps(content, indent=1))
+    tell(json.dumps(content, indent=1))
 
 
 def _describe_submitted(proposal: Proposal, job: Job, *, as_json: bool) -> None:
@@ -143,9 +143,9 @@ def _describe_submitted(proposal: Proposal, job: Job, *, as_json: bool) -> None:
             "usd": proposal.most_usd,
             "usd_per_hour": None if plan is None else plan.price.usd_per_hour,
         }
-        click.echo(json.dumps(content, indent=1))
+        tell(json.dumps(content, indent=1))
         return
-    click.echo(f"run: {job.run_id}")
-    click.echo(f"job: {job.id} ({job.name}) on {job.launcher}")
+    tell(f"run: {job.run_id}")
+    tell(f"job: {job.id} ({job.name}) on {job.launcher}")
     for verb in ("watch", "status", "logs", "cancel"):
-        click.echo(f"  shardyard {verb} {handle}")
+        tell(f"  shardyard {verb} {handle}")

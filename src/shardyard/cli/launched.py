@@ -1,6 +1,5 @@
 """A run that was launched: its job and launcher, found from the run's folder."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import click
 
 from shardyard.cli.launching import Launchers, launcher_named
+from shardyard.cli.terminal import say
 from shardyard.config.load import load_recipe
 from shardyard.config.schema import Recipe
 from shardyard.errors import EXIT_DRAINED, RequestError, ShardyardError
@@ -76,7 +76,7 @@ def fetch_progress(launched: Launched) -> None:
     try:
         launched.fetch()
     except ShardyardError as error:
-        print(f"warning: no progress can be read: {error}", file=sys.stderr)
+        say(f"warning: no progress can be read: {error}")
 
 
 def job_of(run_dir: RunDir, entry: Entry) -> Job:

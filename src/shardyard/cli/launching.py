@@ -16,6 +16,7 @@ import click
 
 from shardyard.cli.request import Request, refuse_illegal
 from shardyard.cli.sent_code import packed_code, send_code
+from shardyard.cli.terminal import say
 from shardyard.config.load import dump_recipe
 from shardyard.config.resolve import Preview, check_resume
 from shardyard.config.resolved import Resolved
@@ -27,6 +28,7 @@ from shardyard.launch.base import LAUNCHERS, Job, Launcher, LaunchRequest, Rende
 from shardyard.launch.ledger import Ledger
 from shardyard.launch.secrets import refuse_unsupported
 from shardyard.plan.plan import Plan, plan_recipe, planned_cluster
+from shardyard.printable import printable
 from shardyard.rundir.layout import RunDir, write_text
 from shardyard.units import format_seconds, format_usd, parse_seconds
 
@@ -238,10 +240,9 @@ def _claimed(proposal: Proposal, ledger: Ledger) -> Iterator[None]:
             yield
     except BaseException:
         if any(entry not in before for entry in ledger.live()):
-            print(
+            say(
                 f"note: what was created before this stands in {ledger.path}; "
-                f"`shardyard teardown {run_dir.handle}` removes it",
-                file=sys.stderr,
+                f"`shardyard teardown {run_dir.handle}` removes it"
             )
         elif is_new and not ledger.jobs():
             with suppress(OSError):
@@ -398,4 +399,4 @@ def confirm(question: str, *, is_yes: bool) -> None:
             "nothing was done: this is no terminal, so nobody can be asked. Look at what would be "
             "done with --dry-run, and do it with --yes."
         )
-    click.confirm(question, abort=True, err=True)
+    click.confirm(printable(question), abort=True, err=True)

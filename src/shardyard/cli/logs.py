@@ -6,10 +6,12 @@ from pathlib import Path
 import click
 
 from shardyard.cli.launched import Launched, find_launched, launchers_in
-from shardyard.cli.options import runs_dir_option
+from shardyard.cli.options import raw_option, runs_dir_option
+from shardyard.cli.terminal import tell, tell_exactly
 from shardyard.errors import RequestError
 from shardyard.launch.base import LogLine
 from shardyard.launch.marked import parse, rebuild
+from shardyard.printable import log_line
 
 
 @click.command()
@@ -17,6 +19,7 @@ from shardyard.launch.marked import parse, rebuild
 @click.option("--node", type=click.IntRange(min=0), help="Of this node; default: of node 0.")
 @click.option("--all", "is_all", is_flag=True, help="Of all nodes, each line with its node.")
 @click.option("--follow", is_flag=True, help="Until the job is over.")
+@raw_option
 @runs_dir_option
 @click.pass_context
 def command(
@@ -26,9 +29,13 @@ def command(
     node: int | None,
     is_all: bool,
     follow: bool,
+    is_raw: bool,
     runs_dir: Path,
 ) -> None:
-    """Print the output of RUN (a path, an id, or the beginning of one)."""
+    """Print the output of RUN (a path, an id, or the beginning of one).
+
+    Control characters in it are shown as text, such as \\x1b.
+    """
     if is_all and node is not None:
         raise click.UsageError("--node and --all exclude each other.")
     launched = find_launched(run, runs_dir, launchers_in(context))
@@ -40,13 +47,19 @@ def command(
             f"--node {node}: run {launched.run_dir.run_id} has at most {nodes} nodes, numbered "
             f"from 0. Give at most {nodes - 1}, or --all."
         )
-    print_lines(launched, node=None if is_all else node or 0, follow=follow)
+    print_lines(launched, node=None if is_all else node or 0, follow=follow, is_raw=is_raw)
 
 
-def print_lines(launched: Launched, *, node: int | None, follow: bool) -> None:
-    """Print lines as they come; where the nodes' folder is out of reach, keep what they tell."""
+def print_lines(
+    launched: Launched, *, node: int | None, follow: bool, is_raw: bool = False
+) -> None:
+    """Print lines as they come; where the nodes' folder is out of reach, keep what they tell.
+
+    Args:
+        is_raw: Whether control characters are printed as they are.
+    """
     lines = launched.launcher.logs(launched.job, node=node, follow=follow)
-    marked = _marked(lines, is_merged=node is None)
+    marked = _marked(lines, is_merged=node is None, is_raw=is_raw)
     if launched.launcher.capabilities.shares_folder:
         for _ in marked:  # told by the run's folder itself
             pass
@@ -54,10 +67,14 @@ def print_lines(launched: Launched, *, node: int | None, follow: bool) -> None:
         rebuild(marked, launched.run_dir.path)
 
 
-def _marked(lines: Iterator[LogLine], *, is_merged: bool) -> Iterator[str]:
+def _marked(lines: Iterator[LogLine], *, is_merged: bool, is_raw: bool) -> Iterator[str]:
     """Print what is for people; yield the events and steps, which are for the run's folder."""
     for line in lines:
         if parse(line.text) is not None:
             yield line.text
+            continue
+        source = f"{line.source} | " if is_merged else ""
+        if is_raw:
+            tell_exactly(f"{source}{line.text}\n")
         else:
-            click.echo(f"{line.source} | {line.text}" if is_merged else line.text)
+            tell(f"{source}{log_line(line.text)}")

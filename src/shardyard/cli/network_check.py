@@ -7,13 +7,13 @@ tenth of the speed. NCCL names its network in the log of each rank, if it is tol
 import os
 import re
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
+from shardyard.cli.terminal import say
 from shardyard.config.schema import Recipe
 from shardyard.hardware.catalogue import instance
 from shardyard.rundir.layout import RunDir
@@ -54,7 +54,7 @@ class NetworkCheck:
         network = network_in(line)
         if network == "sockets":
             self.is_refused = self._recipe.launch.require_efa
-            print(f"{'error' if self.is_refused else 'warning'}: {self.words}", file=sys.stderr)
+            say(f"{'error' if self.is_refused else 'warning'}: {self.words}")
             if self.is_refused:
                 self._stop()
         return network is not None

@@ -32,6 +32,7 @@ from shardyard.cli.request import Request
 from shardyard.cli.resume import is_finished, newest_attempt
 from shardyard.cli.sent_code import take_code
 from shardyard.cli.session import Ended, Session
+from shardyard.cli.terminal import say
 from shardyard.config.anchor import anchor_paths
 from shardyard.config.check import load_checked_recipe
 from shardyard.config.compatibility import check_packages, engines_for
@@ -127,9 +128,9 @@ def _given(
 
 def _join(run: RunDir, place: Place, talk: Session, *, kind: str) -> int:
     """A node other than node 0."""
-    word = talk.wait(say=lambda words: print(words, file=sys.stderr, flush=True))
+    word = talk.wait(say=lambda words: say(words))
     if isinstance(word, Ended):
-        print(f"node 0: {word.words}", file=sys.stderr)
+        say(f"node 0: {word.words}")
         return word.exit_code
     exit_code, _ = _train(run, word, place)
     return told_exit_code(exit_code, run, word, kind)
@@ -156,7 +157,7 @@ class _Lead:
         number, previous, asked_before = newest_attempt(self.run)
         recipe = self._recipe()
         for warning in check_packages(engines_for(recipe)):
-            print(f"warning: {warning}", file=sys.stderr)
+            say(f"warning: {warning}")
         refuse_spent(self.run, recipe.launch)
         refuse_stopped(self.run, self.place.session)
         request = Request.of(recipe, name=self.run.run_id)
@@ -179,7 +180,7 @@ class _Lead:
         _begin(self.run, recipe)
         prediction = attempt.plan()
         write_down(attempt, prediction)
-        print(prediction.line(), file=sys.stderr)
+        say(prediction.line())
         return attempt
 
     def _recipe(self) -> Recipe:
@@ -210,7 +211,7 @@ def _lead(lead: _Lead, talk: Session, *, began_s: float) -> int:
     if attempt is None:
         words = f"{run.run_id} is finished"
         talk.end(words, 0)
-        print(words, file=sys.stderr)
+        say(words)
         return 0
     terms = _terms(attempt, lead.place, began_s=began_s)
     with talk.announced(attempt.number), held_to_limits(run, attempt.number, terms):
@@ -220,17 +221,16 @@ def _lead(lead: _Lead, talk: Session, *, began_s: float) -> int:
     try:
         write_report(run)
     except ShardyardError as error:  # the scheduler acts on how the training ended
-        print(f"warning: there is no report: {error}", file=sys.stderr)
+        say(f"warning: there is no report: {error}")
     return exit_code
 
 
 def _terms(attempt: Attempt, place: Place, *, began_s: float) -> Terms:
     price, launch = attempt.plan().price, attempt.asked.launch
     if price.usd_per_hour is None and launch.max_usd is not None:
-        print(
+        say(
             f"warning: launch.max_usd={launch.max_usd:g} cannot be held to: what an hour costs is "
-            f"not known ({price.source})",
-            file=sys.stderr,
+            f"not known ({price.source})"
         )
     return Terms.of(launch, began_s=began_s, session=place.session, usd_per_hour=price.usd_per_hour)
 
@@ -251,7 +251,7 @@ def _train(run: RunDir, attempt: int, place: Place) -> tuple[int, str]:
         return RequestError.exit_code, network.words  # a restart would find the same network
     if exit_code != 0:
         is_error = answer["outcome"] == "failed"
-        print(f"{'error: ' if is_error else ''}{words}", file=sys.stderr)
+        say(f"{'error: ' if is_error else ''}{words}")
     return exit_code, words
 
 
@@ -283,7 +283,7 @@ def with_nodes(recipe: Recipe, nodes: int) -> Recipe:
             f"and the layout were made for that. Submit it with {asked} nodes, or set "
             f"cluster.nodes={nodes}."
         )
-    print(f"{nodes} nodes are there instead of cluster.nodes={asked}", file=sys.stderr)
+    say(f"{nodes} nodes are there instead of cluster.nodes={asked}")
     limits = {"min_nodes": fewest, "max_nodes": most}
     return recipe.model_copy(
         update={

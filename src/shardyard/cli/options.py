@@ -15,6 +15,10 @@ runs_dir_option = click.option(
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
 
+raw_option = click.option(
+    "--raw", "is_raw", is_flag=True, help="Print control characters as they come."
+)
+
 
 def as_override(max_usd: float | None) -> tuple[str, ...]:
     """``--max-usd`` as the setting that it stands for, so that it reaches the nodes."""

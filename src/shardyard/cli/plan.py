@@ -21,6 +21,7 @@ from shardyard.cli.plan_tables import (
     show_task,
 )
 from shardyard.cli.request import Request, refuse_illegal
+from shardyard.cli.terminal import say, tell
 from shardyard.config.resolve import Preview
 from shardyard.config.schema import Parallel
 from shardyard.errors import RequestError
@@ -142,7 +143,7 @@ def command(
     if page is not None:
         _write_page(answer, page)
     if as_json:
-        click.echo(json.dumps(_as_json(answer, critical_batch), indent=1))
+        tell(json.dumps(_as_json(answer, critical_batch), indent=1))
         return
     _show(answer, critical_batch=critical_batch, details=details)
     if answer.offers is not None:
@@ -173,7 +174,7 @@ def _suggest_format(accelerator: Accelerator) -> None:
     """Where no speed can be said: the formats in which it could be."""
     known = [name for name in ("fp16", "fp32") if not missing(accelerator, name)]
     if known:
-        click.echo(
+        tell(
             f"\n{accelerator.name} has a speed with precision.compute={known[0]}"
             + "".join(f", or {name}" for name in known[1:])
         )
@@ -309,7 +310,7 @@ def _write_page(answer: Answer, path: Path) -> None:
             f"--page {path} cannot be written: {error.strerror}. Give a file in a folder that "
             "exists and is yours."
         ) from error
-    click.echo(f"wrote {path}", err=True)
+    say(f"wrote {path}")
 
 
 def _as_json(answer: Answer, critical_batch: float | None) -> dict[str, Any]:

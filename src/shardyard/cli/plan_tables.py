@@ -4,9 +4,8 @@ import shutil
 import sys
 from textwrap import fill
 
-import click
-
 from shardyard.cli.tables import print_table
+from shardyard.cli.terminal import tell
 from shardyard.config.schema import Parallel
 from shardyard.plan.dry_run import DryRun
 from shardyard.plan.layouts import Candidate, Search, strength
@@ -36,7 +35,7 @@ def show_headline(plan: Plan) -> None:
         *_failures(plan),
         *(("measured", "", source) for source in plan.measured),
     ]
-    click.echo()
+    tell()
     print_table(("", "", ""), rows)
 
 
@@ -82,7 +81,7 @@ def show_layouts(
 
 def show_rejected(found: Search) -> None:
     """Why other families of layouts lost."""
-    click.echo()
+    tell()
     print_table(("other families", ""), [(row.family, row.reason) for row in found.rejected])
 
 
@@ -117,7 +116,7 @@ def show_offers(
     word = "fastest" if deadline_s is None else "cheapest"
     _say(f"\nThe {word} {' and '.join(asked)}: {_offer_words(found.picked)}:")
     picked = found.picked
-    click.echo(
+    tell(
         f"  cluster.instance={picked.instance} cluster.nodes={picked.nodes} "
         f"{settings_of(picked.candidate, axes)} checkpoint.every={picked.failures.interval_steps}"
     )
@@ -257,7 +256,7 @@ def _show_advice(plan: Plan, found: Search, asked: Parallel) -> None:
         _say(f"\nThe first is {faster} this recipe:")
     else:
         return
-    click.echo(f"  {settings_of(better, asked)}")
+    tell(f"  {settings_of(better, asked)}")
 
 
 def _show_nearest(found: Search, asked: Parallel, enough: tuple[int, Candidate] | None) -> None:
@@ -277,7 +276,7 @@ def _show_nearest(found: Search, asked: Parallel, enough: tuple[int, Candidate] 
     )
     if enough is not None:
         nodes, candidate = enough
-        click.echo(f"  cluster.nodes={nodes} {settings_of(candidate, asked)}")
+        tell(f"  cluster.nodes={nodes} {settings_of(candidate, asked)}")
 
 
 def _offer_row(offer: Offer) -> tuple[str, str, str, str, str]:
@@ -303,7 +302,7 @@ def _say(text: str) -> None:
         tail = "\n" * (len(text) - len(text.rstrip("\n")))
         width = shutil.get_terminal_size().columns
         text = lead + fill(text.strip("\n"), width, break_on_hyphens=False) + tail
-    click.echo(text)
+    tell(text)
 
 
 def _states(plan: Plan) -> int:
@@ -338,7 +337,7 @@ def _show_time(plan: Plan) -> None:
         for term in plan.time
     ]
     rows.append(("step", format_seconds(step_s), plan.speed.reason))
-    click.echo()
+    tell()
     print_table(("time of a step", "", ""), rows)
 
 
@@ -355,7 +354,7 @@ def _show_failures(plan: Plan) -> None:
         ("spare nodes", f"{outlook.spare_nodes}", outlook.spares_reason),
         ("MTBF", format_seconds(outlook.mtbf.seconds), outlook.mtbf.reason),
     ]
-    click.echo()
+    tell()
     print_table(("failures", "", ""), rows)
 
 
@@ -378,5 +377,5 @@ def _show_rest(plan: Plan, why_steps: str) -> None:
             for term in plan.communication
         ),
     ]
-    click.echo()
+    tell()
     print_table(("the rest", "", ""), rows)

@@ -11,6 +11,7 @@ from shardyard.cli.options import json_option
 from shardyard.cli.processes import run_program
 from shardyard.cli.request import Request
 from shardyard.cli.tables import print_table
+from shardyard.cli.terminal import tell
 from shardyard.config.model_source import has_tokenizer
 from shardyard.config.resolved import DataFacts
 
@@ -29,13 +30,13 @@ def command(recipe: tuple[str, ...], *, dry_run: bool, verify: bool, as_json: bo
     if dry_run:
         plan = _what_would_happen(request)
         if as_json:
-            click.echo(json.dumps(plan, indent=1))
+            tell(json.dumps(plan, indent=1))
         else:
             print_table(("", ""), list(plan.items()), title="would prepare")
         return
     facts = prepare_data(request, verify=verify)
     if as_json:
-        click.echo(json.dumps(asdict(facts), indent=1))
+        tell(json.dumps(asdict(facts), indent=1))
         return
     rows = [
         ("folder", facts.dir),

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from shardyard.cli.options import json_option, runs_dir_option
+from shardyard.cli.terminal import say, tell
 from shardyard.report.write import write_report
 from shardyard.rundir.layout import find_run
 
@@ -27,10 +28,10 @@ def command(run: str, *, runs_dir: Path, as_json: bool) -> None:
             "report_html": str(found.report_html),
             "report_markdown": str(found.report_markdown),
         }
-        click.echo(json.dumps({**content, **paths}, indent=1))
+        tell(json.dumps({**content, **paths}, indent=1))
         return
-    click.echo(summary.sentence(), err=True)
+    say(summary.sentence())
     if summary.state in ("drained", "failed", "lost"):
-        click.echo(summary.state_reason, err=True)
-    click.echo(found.report_html)
-    click.echo(found.report_markdown)
+        say(summary.state_reason)
+    tell(found.report_html)
+    tell(found.report_markdown)

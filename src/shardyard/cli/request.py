@@ -4,11 +4,11 @@ The first step of every verb that takes a recipe.
 """
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from shardyard.cli.terminal import say
 from shardyard.config.anchor import anchor_paths
 from shardyard.config.auto import Facts
 from shardyard.config.check import load_checked_recipe
@@ -115,7 +115,7 @@ def take_secrets(recipe: Recipe) -> None:
         AccessError: One may not be read by this user.
     """
     for warning in loose_files(recipe.secrets):
-        print(f"warning: {warning}", file=sys.stderr)
+        say(f"warning: {warning}")
     os.environ.update(resolve_local(recipe.secrets, os.environ))
 
 

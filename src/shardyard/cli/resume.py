@@ -20,6 +20,7 @@ from shardyard.cli.launching import Launchers, Proposal, launcher_named, propose
 from shardyard.cli.limits import refuse_spent
 from shardyard.cli.options import as_override, json_option, launch_options, runs_dir_option
 from shardyard.cli.request import Request, take_secrets
+from shardyard.cli.terminal import tell
 from shardyard.cli.train import refuse_other_nodes
 from shardyard.config.anchor import anchor_paths
 from shardyard.config.check import load_checked_recipe
@@ -88,7 +89,7 @@ def _train_on(run_dir: RunDir, overrides: tuple[str, ...], *, dry_run: bool, as_
     is_over = is_finished(run_dir, previous, resolved)
     if dry_run or is_over:
         words = _words(run_dir, done, resolved.steps, is_finished=is_over)
-        click.echo(_as_json(run_dir, done, resolved.steps, words) if as_json else words)
+        tell(_as_json(run_dir, done, resolved.steps, words) if as_json else words)
         return 0
     attempt = Attempt(
         run_dir=run_dir, number=number, asked=recipe, resolved=resolved, machine=machine

@@ -1,7 +1,6 @@
 """`shardyard runs`: the runs in a folder and how they stand, with the jobs of launched ones."""
 
 import json
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -13,6 +12,7 @@ from shardyard.cli.job_states import ask_all
 from shardyard.cli.launched import launchers_in
 from shardyard.cli.options import json_option, runs_dir_option
 from shardyard.cli.tables import print_table
+from shardyard.cli.terminal import say, tell
 from shardyard.errors import StorageError
 from shardyard.launch.ledger import Entry, Ledger
 from shardyard.rundir.layout import RunDir
@@ -39,10 +39,10 @@ def command(context: click.Context, runs_dir: Path, *, as_json: bool) -> None:
     told = ask_all(asked, launchers_in(context), within_s=_ASK_S)
     if as_json:
         rows = [{**asdict(state), "job": _job_json(state, jobs, told)} for state in states]
-        click.echo(json.dumps(rows, indent=1))
+        tell(json.dumps(rows, indent=1))
         return
     if not states:
-        click.echo(f"no runs in {runs_dir}/", err=True)
+        say(f"no runs in {runs_dir}/")
         return
     _show(states, jobs, told)
 
@@ -72,7 +72,7 @@ def _jobs(runs_dir: Path, states: Sequence[RunState]) -> dict[str, Entry]:
         try:
             jobs = Ledger(RunDir(runs_dir / state.id).ledger).jobs()
         except StorageError as error:  # does not keep the others from being shown
-            print(f"warning: {error}", file=sys.stderr)
+            say(f"warning: {error}")
             continue
         if jobs:
             found[state.id] = jobs[-1]

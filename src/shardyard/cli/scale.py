@@ -6,7 +6,6 @@ does; all that could be refused is looked at before.
 """
 
 import json
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from shardyard.cli.launched import (
 from shardyard.cli.launching import submit
 from shardyard.cli.options import as_override, json_option, launch_options, runs_dir_option
 from shardyard.cli.resume import propose_again
+from shardyard.cli.terminal import say, tell
 from shardyard.cli.watch import wait_until, watch
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.launch.base import JobState, JobStatus, Resizer
@@ -100,7 +100,7 @@ def _submit_again(launched: Launched, nodes: int, overrides: Sequence[str], term
     fetch_progress(launched)
     proposal = propose_again(run_dir, overrides, launched.launcher, is_dry_run=terms.dry_run)
     would = "would be" if terms.dry_run else "will be"
-    _say(f"{job} keeps its {has} nodes: it {would} drained, and the run submitted again")
+    say(f"{job} keeps its {has} nodes: it {would} drained, and the run submitted again")
     if not agree(proposal, terms, question="drain it and submit the run again?"):
         return 0
     try:
@@ -110,10 +110,10 @@ def _submit_again(launched: Launched, nodes: int, overrides: Sequence[str], term
             _answer(launched, nodes, ended, words, as_json=terms.as_json)
             return 0
         Lease(run_dir.lease).close()  # no process of this machine trains it either
-        _say(f"{job} is over ({ended.state.value}): submitting the run with {nodes} nodes")
+        say(f"{job} is over ({ended.state.value}): submitting the run with {nodes} nodes")
         submitted = submit(proposal)
     except (ShardyardError, KeyboardInterrupt):
-        _say(
+        say(
             f"note: {job} was asked to end, and no other was submitted. Once `shardyard status "
             f"{run_dir.handle}` says that it is over, `shardyard resume {run_dir.handle} "
             f"cluster.nodes={nodes}` goes on with {nodes} nodes."
@@ -131,7 +131,7 @@ def drain(launched: Launched, *, sleep: Callable[[float], None] = time.sleep) ->
     job, handle = _name(launched), launched.run_dir.handle
     limit_s = launched.recipe().elastic.drain_timeout_s + _END_SLACK_S
     launched.launcher.cancel(launched.job)
-    _say(f"{job} was asked to save and end; waiting up to {format_seconds(limit_s)} for it")
+    say(f"{job} was asked to save and end; waiting up to {format_seconds(limit_s)} for it")
     status = wait_until(
         launched,
         lambda status: status.state.is_over,
@@ -160,17 +160,13 @@ def _answer(
 ) -> None:
     if as_json:
         content = {**describe_job(launched.job, status), "asked_nodes": nodes, "message": words}
-        click.echo(json.dumps(content, indent=1))
+        tell(json.dumps(content, indent=1))
     else:
-        click.echo(words)
+        tell(words)
 
 
 def _name(launched: Launched) -> str:
     return f"job {launched.job.id} on {launched.job.launcher}"
-
-
-def _say(words: str) -> None:
-    print(words, file=sys.stderr, flush=True)
 
 
 def _refuse_out_of_range(launched: Launched, nodes: int) -> None:

@@ -16,6 +16,7 @@ from shardyard.cli.launched import (
 )
 from shardyard.cli.options import json_option, runs_dir_option
 from shardyard.cli.tables import print_table
+from shardyard.cli.terminal import tell
 from shardyard.launch.base import JobState, JobStatus
 from shardyard.rundir.spending import Spending, read_spending
 from shardyard.rundir.state import RunState, read_state
@@ -45,7 +46,7 @@ def command(context: click.Context, run: str, *, runs_dir: Path, as_json: bool) 
             "spent": None if spending is None else asdict(spending),
             "max_usd": launched.recipe().launch.max_usd,
         }
-        click.echo(json.dumps(content, indent=1))
+        tell(json.dumps(content, indent=1))
         return
     print_table(("", "", ""), _rows(launched, status, state, spending))
 

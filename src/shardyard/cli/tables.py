@@ -3,18 +3,20 @@
 import sys
 from collections.abc import Sequence
 
-import click
+from shardyard.cli.terminal import tell
+from shardyard.printable import printable
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> None:
     """Print rows under column names; the last column may be long."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     if sys.stdout is not None and sys.stdout.isatty():
         _draw(columns, rows, title=title)
         return
     if title:
-        click.echo(title)
+        tell(title)
     for line in _aligned([columns, *rows] if any(columns) else rows):
-        click.echo(f"  {line}" if title else line)
+        tell(f"  {line}" if title else line)
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

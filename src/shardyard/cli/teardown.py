@@ -5,7 +5,6 @@ none is removed: the run's own folder, volumes and file systems stay.
 """
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import click
 from shardyard.cli.launched import job_of, launchers_in
 from shardyard.cli.launching import Launchers, confirm, launcher_named
 from shardyard.cli.options import json_option, runs_dir_option
+from shardyard.cli.terminal import say, tell
 from shardyard.config.load import load_recipe
 from shardyard.errors import RequestError
 from shardyard.launch.ledger import Entry, Ledger
@@ -60,7 +60,7 @@ def command(
     launchers = launchers_in(context)
     if not is_forced:
         _refuse_running(run_dir, ledger, launchers)
-    print(f"to be removed: {', '.join(_names(live))}", file=sys.stderr)
+    say(f"to be removed: {', '.join(_names(live))}")
     confirm("remove it?", is_yes=is_yes)
     removed = _remove(run_dir, ledger, launchers)
     left = _names(ledger.live())
@@ -120,13 +120,13 @@ def _show(run_dir: RunDir, remains: Remains, *, as_json: bool) -> None:
             "left": remains.left,
             "untouched": remains.untouched,
         }
-        click.echo(json.dumps(content, indent=1))
+        tell(json.dumps(content, indent=1))
         return
     for name in remains.removed:
-        click.echo(f"removed: {name}")
+        tell(f"removed: {name}")
     for name in remains.left:
-        click.echo(f"still there, and may cost money: {name}")
+        tell(f"still there, and may cost money: {name}")
     for name in remains.untouched:
-        click.echo(f"not created by this run, so not removed, and may cost money: {name}")
+        tell(f"not created by this run, so not removed, and may cost money: {name}")
     if not remains.left:
-        click.echo(f"nothing of run {run_dir.run_id} is left elsewhere; {run_dir.path} stays")
+        tell(f"nothing of run {run_dir.run_id} is left elsewhere; {run_dir.path} stays")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import click
@@ -10,6 +9,7 @@ import click
 from shardyard.cli.attempt import Attempt, resolve_here, run_attempt
 from shardyard.cli.options import json_option
 from shardyard.cli.request import Request
+from shardyard.cli.terminal import say, tell
 from shardyard.config.compatibility import check_packages, engines_for
 from shardyard.config.load import dump_recipe
 from shardyard.config.schema import Recipe
@@ -29,7 +29,7 @@ def command(recipe: tuple[str, ...], *, dry_run: bool, as_json: bool) -> int:
     _refuse_unwritable(Path(request.recipe.run.dir).expanduser())
     refuse_other_nodes(request.recipe)
     for warning in check_packages(engines_for(request.recipe)):
-        print(f"warning: {warning}", file=sys.stderr)
+        say(f"warning: {warning}")
     machine, resolved = resolve_here(request)
     run = request.recipe.run
     run_id = run.id or new_run_id(str(resolved.recipe.run.name))
@@ -43,7 +43,7 @@ def command(recipe: tuple[str, ...], *, dry_run: bool, as_json: bool) -> int:
     if dry_run:
         prediction = attempt.plan()
         content = json.dumps(prediction.to_json(), indent=1)
-        click.echo(content if as_json else prediction.line())
+        tell(content if as_json else prediction.line())
         return 0
     write_text(attempt.run_dir.recipe, dump_recipe(request.recipe))
     events = EventWriter(attempt.run_dir.events, attempt=0, generation=0)

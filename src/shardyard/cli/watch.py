@@ -1,7 +1,6 @@
 """`shardyard watch`: a job's output until its end; returns the job's exit code."""
 
 import math
-import sys
 import time
 from collections.abc import Callable, Container
 from pathlib import Path
@@ -10,7 +9,8 @@ import click
 
 from shardyard.cli.launched import Launched, exit_code_of, find_launched, launchers_in
 from shardyard.cli.logs import print_lines
-from shardyard.cli.options import runs_dir_option
+from shardyard.cli.options import raw_option, runs_dir_option
+from shardyard.cli.terminal import say
 from shardyard.errors import EXIT_INTERRUPTED, AccessError, RequestError, ShardyardError
 from shardyard.launch.base import JobState, JobStatus
 
@@ -22,37 +22,41 @@ _ASKED_AGAIN = 30
 @click.command()
 @click.argument("run")
 @click.option("--all", "is_all", is_flag=True, help="Output of all nodes, each line with its node.")
+@raw_option
 @runs_dir_option
 @click.pass_context
-def command(context: click.Context, run: str, *, is_all: bool, runs_dir: Path) -> int:
+def command(context: click.Context, run: str, *, is_all: bool, is_raw: bool, runs_dir: Path) -> int:
     """Follow RUN (a path, an id, or the beginning of one) until its job is over.
 
-    Ctrl-C ends the watching, not the job.
+    Ctrl-C ends the watching, not the job. Control characters are shown as text, such as \\x1b.
     """
     launched = find_launched(run, runs_dir, launchers_in(context))
-    return watch(launched, node=None if is_all else 0)
+    return watch(launched, node=None if is_all else 0, is_raw=is_raw)
 
 
 def watch(
-    launched: Launched, *, node: int | None, sleep: Callable[[float], None] = time.sleep
+    launched: Launched,
+    *,
+    node: int | None,
+    is_raw: bool = False,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> int:
     """Print the job's output until it is over; returns its exit code."""
     handle = launched.run_dir.handle
     try:
         status = wait_until(launched, lambda status: status.state != JobState.WAITING, sleep=sleep)
         if status.state != JobState.GONE:
-            print_lines(launched, node=node, follow=True)
+            print_lines(launched, node=node, follow=True, is_raw=is_raw)
         # the output ends a little before the scheduler says how the job did
         status = wait_until(launched, lambda status: status.state.is_over, sleep=sleep)
     except KeyboardInterrupt:
-        print(
+        say(
             f"\nwatching ended, the job goes on. `shardyard watch {handle}` follows it again, "
-            f"`shardyard cancel {handle}` stops it",
-            file=sys.stderr,
+            f"`shardyard cancel {handle}` stops it"
         )
         return EXIT_INTERRUPTED
     code = exit_code_of(status)
-    print(_last_words(launched, status, code), file=sys.stderr)
+    say(_last_words(launched, status, code))
     return code
 
 
@@ -79,7 +83,7 @@ def wait_until(
             return status
         if status.state in shown and status.reason != said:
             said = status.reason
-            print(f"{status.state.value}: {said}", file=sys.stderr)
+            say(f"{status.state.value}: {said}")
         sleep(poll_s)
         waited_s += poll_s
         poll_s = min(_LONGEST_POLL_S, poll_s * 1.5)
@@ -94,7 +98,7 @@ def _ask(launched: Launched, *, sleep: Callable[[float], None]) -> JobStatus:
             if isinstance(error, RequestError | AccessError):
                 raise  # asking again cannot help
             if attempt == 0:
-                print(f"warning: {error} It is asked again.", file=sys.stderr)
+                say(f"warning: {error} It is asked again.")
             sleep(_LONGEST_POLL_S)
     return launched.status()
 

@@ -45,4 +45,5 @@ def _next_lines(path: Path, offset: int, *, is_last: bool) -> tuple[list[str], i
     whole = data.rfind(b"\n") + 1
     is_cut = len(data) == _BLOCK_BYTES or is_last
     used = data[:whole] if whole or not is_cut else data
-    return used.decode(errors="replace").splitlines(), offset + len(used)
+    lines = used.decode(errors="replace").split("\n")  # not at CR: a progress bar is one line
+    return lines if lines[-1] else lines[:-1], offset + len(used)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 
+from shardyard.printable import printable
 from shardyard.report.headline import tiles
 from shardyard.report.run import RunRecord
 from shardyard.report.summary import Summary
@@ -36,7 +37,7 @@ def render_markdown(record: RunRecord, summary: Summary) -> str:
     if record.sample:
         blocks += ["## Sample", _fenced(record.sample)]
     blocks.append("Curves, settings with reasons, manifest and events: [report.html](report.html)")
-    return "\n\n".join(blocks) + "\n"
+    return printable("\n\n".join(blocks) + "\n")
 
 
 def _phases(summary: Summary) -> str:

@@ -3,12 +3,13 @@
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from shardyard.printable import printable
 from shardyard.report.style import CSS
 
 
 def esc(text: object) -> str:
     """Text as HTML shows it, in an element or an attribute; all that came from outside needs it."""
-    return escape(str(text), quote=True)
+    return escape(printable(str(text)), quote=True)
 
 
 def render_page(title: str, body: str, *, footer: str) -> str:

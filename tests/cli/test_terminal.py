@@ -1,0 +1,71 @@
+"""What comes from elsewhere cannot act on the terminal of whoever looks."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from shardyard.cli import terminal
+from shardyard.errors import ShardyardError
+from shardyard.launch.base import JobState, JobStatus, LogLine
+from tests.cli.fake_launcher import FakeLauncher
+from tests.cli.launched_runs import launch, runs_dir, shardyard
+
+Captured = pytest.CaptureFixture[str]
+
+EVIL = "\x1b]52;c;ZXZpbA==\x07 \x1b[2J \x9b2J \u202e"
+SHOWN = r"\x1b]52;c;ZXZpbA==\x07 \x1b[2J \x9b2J \u202e"
+
+
+@pytest.fixture
+def fake(tmp_path: Path, capsys: Captured) -> FakeLauncher:
+    launcher = FakeLauncher()
+    assert launch(tmp_path, launcher, "--yes") == 0
+    capsys.readouterr()
+    launcher.lines = [LogLine(source="node 0", text=f"step 1 {EVIL}\r")]
+    launcher.statuses = [
+        JobStatus(state=JobState.FAILED, reason=f"died {EVIL}", exit_code=1, nodes=((EVIL, EVIL),))
+    ]
+    return launcher
+
+
+@pytest.mark.parametrize("verb", ["logs", "watch", "status"])
+def test_escapes_are_shown_as_text_also_in_a_pipe(
+    verb: str, tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    shardyard(fake, verb, "first", *runs_dir(tmp_path))
+    said = "".join(capsys.readouterr())
+    assert SHOWN in said
+    assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(said)
+
+
+@pytest.mark.parametrize("verb", ["logs", "watch"])
+def test_raw_prints_them_as_they_come(
+    verb: str, tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    shardyard(fake, verb, "first", "--raw", *runs_dir(tmp_path))
+    assert capsys.readouterr().out == f"step 1 {EVIL}\r\n"
+
+
+def test_an_error_that_quotes_a_service_is_shown_as_text(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    fake.unanswered = [ShardyardError(f"the service said {EVIL}")]
+    assert shardyard(fake, "status", "first", *runs_dir(tmp_path)) == 1
+    assert capsys.readouterr().err == f"error: the service said {SHOWN}\n"
+
+
+def test_no_verb_prints_by_another_way() -> None:
+    """Marked lines and a node's first words are for a log, which is read through this way."""
+    folder = Path(terminal.__file__).parent
+    others = {"terminal.py", "mark_lines.py", "node_from_environment.py"}
+    found = [
+        f"{path.name}:{node.lineno}"
+        for path in sorted(folder.glob("*.py"))
+        if path.name not in others
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func)
+        in ("print", "click.echo", "sys.stdout.write", "sys.stderr.write")
+    ]
+    assert not found
