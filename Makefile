@@ -1,11 +1,12 @@
 # make demo   train a small sharded model on this machine's own Python files, and look at it
 # make test   lint, types and tests (half an hour on 2 cores)
+# make test-oldest   the same training with the oldest torch and others that are accepted (5 GB)
 # make test-all, make bench: the slow proofs; their results are in benchmarks/results/
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-all lint types bench docs clean
+.PHONY: demo test test-all test-oldest lint types bench docs clean
 
 demo: .venv/installed
 	$(BIN)/shardyard train examples/quickstart.yaml
@@ -15,6 +16,13 @@ test: lint types
 
 test-all: lint types
 	$(BIN)/python -m pytest -m "not gpu" --durations=25
+
+# Not part of CI: torch 2.11 brings 5 GB of parts for accelerators with it.
+OLDEST := .venv-oldest/bin
+
+test-oldest: .venv-oldest/installed
+	$(OLDEST)/python -m pytest tests/e2e/test_a_whole_run.py tests/config/test_compatibility.py \
+	  tests/models tests/parallel tests/tasks tests/train -m "not gpu" --durations=10
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
@@ -55,5 +63,10 @@ docs: .venv/installed-dev
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
+.venv-oldest/installed: pyproject.toml constraints-oldest.txt
+	test -d .venv-oldest || $(PYTHON) -m venv .venv-oldest
+	$(OLDEST)/pip install --quiet --disable-pip-version-check -c constraints-oldest.txt -e . pytest
+	touch $@
+
 clean:
-	rm -rf .venv runs prepared
+	rm -rf .venv .venv-oldest runs prepared

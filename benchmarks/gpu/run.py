@@ -19,9 +19,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-_NEEDED = {
-    "torch": "2.11", "transformers": "5.0", "tokenizers": "0.21", "safetensors": "0.5",
-    "numpy": "1.26", "pydantic": "2.10", "pyyaml": "6.0", "fsspec": "2024.6",
+NEEDED = {
+    "torch": "2.11", "transformers": "5.17", "tokenizers": "0.23.1", "safetensors": "0.8",
+    "numpy": "1.26.4", "pydantic": "2.11", "pyyaml": "6.0.1", "fsspec": "2024.6",
 }  # fmt: skip
 """Distribution -> least version. ``accelerate`` is wanted by the Trainer alone."""
 _TABLE = (
@@ -52,7 +52,7 @@ def main() -> int:
     return 0
 
 
-def missing_packages(needed: dict[str, str] = _NEEDED) -> list[str]:
+def missing_packages(needed: dict[str, str] = NEEDED) -> list[str]:
     """``name>=version`` of each needed package that is not installed or too old."""
     wrong = []
     for name, least in needed.items():

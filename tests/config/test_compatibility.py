@@ -1,11 +1,17 @@
 """Installed versions against the table: refused, warned about, or fine."""
 
+import re
+import tomllib
+from pathlib import Path
+
 import pytest
 
+from benchmarks.gpu.run import NEEDED
 from shardyard.config.compatibility import ENGINES, Engine, check_packages, engines_for
-from shardyard.config.schema import Precision, Recipe
+from shardyard.config.schema import Parallel, Precision, Recipe
 from shardyard.errors import RequestError
 
+ROOT = Path(__file__).parents[2]
 TABLE = (
     Engine(package="torch", at_least="2.11", below="3", tested=("2.13.0",), note=""),
     Engine(package="numpy", at_least="1.26", tested=(), note=""),
@@ -44,6 +50,36 @@ def test_torchao_is_wanted_by_fp8_alone() -> None:
         check_packages(engines[-1:], versions.get)
     assert "torchao: 0.19.0 found, >=0.18,<0.19 required" in str(refused.value)
     assert str(refused.value).endswith("python -m pip install 'torchao>=0.18,<0.19'")
+
+
+def test_experts_over_several_ranks_want_a_torch_that_can_place_them() -> None:
+    engines = engines_for(Recipe(parallel=Parallel(ep=2)))
+    versions: dict[str, str] = {engine.package: engine.at_least for engine in ENGINES}
+    with pytest.raises(RequestError) as refused:
+        check_packages(engines, versions.get)
+    assert "torch: 2.11 found, >=2.12,<3 required" in str(refused.value)
+    assert [engine.package for engine in engines] == [engine.package for engine in ENGINES]
+    check_packages(engines_for(Recipe()), versions.get)
+
+
+def test_the_least_versions_are_those_that_the_tests_run_with() -> None:
+    least = dict(
+        re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "constraints-oldest.txt").read_text(), re.M)
+    )
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for dependency in project["dependencies"]:
+        name, _, bound = dependency.partition(">=")
+        assert _is_release_of(least[name], bound), dependency
+    for engine in ENGINES:
+        assert _is_release_of(least[engine.package], engine.at_least), engine
+    for name, bound in NEEDED.items():
+        if name in least:  # others come with these
+            assert _is_release_of(least[name], bound), name
+
+
+def _is_release_of(version: str, bound: str) -> bool:
+    """``2.11.0`` is one of ``2.11``: the first that the bound lets in."""
+    return version == bound or version == f"{bound}.0"
 
 
 def test_this_environment_is_in_range() -> None:

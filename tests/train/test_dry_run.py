@@ -58,7 +58,7 @@ def allocated_peak(recipe: Recipe, layout: Layout, shape: ModelShape = SHAPE) ->
     does not see.
     """
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=layout.world_size)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
         _step_on_real_tensors(recipe, layout, shape)
     gc.collect()
     dist.destroy_process_group()

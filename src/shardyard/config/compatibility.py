@@ -30,20 +30,29 @@ ENGINES = (
         package="torch",
         at_least="2.11",
         below="3",
-        tested=("2.13.0",),
+        tested=("2.11.0", "2.13.0"),
         note="fully_shard and the safetensors checkpoint writer as used here",
     ),
     Engine(
         package="transformers",
-        at_least="5.0",
+        at_least="5.17",
         below="6",
-        tested=("5.23.0",),
+        tested=("5.17.0", "5.23.0"),
         note="configs with rope_parameters",
     ),
-    Engine(package="safetensors", at_least="0.5", tested=(), note="checkpoints and exports"),
-    Engine(package="tokenizers", at_least="0.21", tested=(), note="tokenizer.json"),
-    Engine(package="numpy", at_least="1.26", tested=(), note="data shards"),
-    Engine(package="pydantic", at_least="2.10", below="3", tested=(), note="recipes"),
+    Engine(package="safetensors", at_least="0.8", tested=(), note="checkpoints and exports"),
+    Engine(package="tokenizers", at_least="0.23.1", tested=(), note="tokenizer.json"),
+    Engine(package="numpy", at_least="1.26.4", tested=(), note="data shards"),
+    Engine(package="pydantic", at_least="2.11", below="3", tested=(), note="recipes"),
+)
+
+TORCH_FOR_EXPERTS = Engine(
+    package="torch",
+    at_least="2.12",
+    below="3",
+    tested=("2.13.0",),
+    note="parallel.ep above 1 alone: experts and their block in one group of fully_shard, split "
+    "over different ranks",
 )
 
 TORCHAO = Engine(
@@ -56,8 +65,11 @@ TORCHAO = Engine(
 
 
 def engines_for(recipe: Recipe) -> tuple[Engine, ...]:
-    """What a recipe needs: the table, and extras that it asks for."""
-    return (*ENGINES, TORCHAO) if recipe.precision.compute == "fp8" else ENGINES
+    """What a recipe needs: the table, and what only some settings ask for."""
+    engines: tuple[Engine, ...] = ENGINES
+    if recipe.parallel.ep > 1:
+        engines = tuple(TORCH_FOR_EXPERTS if e.package == "torch" else e for e in engines)
+    return (*engines, TORCHAO) if recipe.precision.compute == "fp8" else engines
 
 
 def installed_version(package: str) -> str | None:

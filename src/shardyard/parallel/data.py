@@ -21,17 +21,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.fsdp._fully_shard._fsdp_common import (  # named in fully_shard's own docs
-    FSDPMeshInfo,
-    HSDPMeshInfo,
-    ShardPlacementResult,
-)
 from torch.distributed.tensor import DTensor, Shard
 
 from shardyard.config.legality import Layout
 from shardyard.models.families import Family, blocks_of, is_tied, part_of
+from shardyard.parallel import torch_private
 from shardyard.parallel.expert import sparse_blocks
 from shardyard.parallel.mesh import Mesh
 
@@ -120,21 +115,15 @@ def _expert_placement(model: nn.Module, mesh: Mesh, family: Family) -> Placement
     sharding = mesh.sharding(of_experts=True)
     # with ep, fewer ranks hold the same expert than the same block: a mesh of its own, yet in the
     # block's group: FSDP hooks inside a block would run again, and differ, under recompute
-    other_mesh = None if mesh.experts is None else _mesh_info(sharding)
+    of_mesh = None if mesh.experts is None else torch_private.placed_over(sharding)
 
     def placement(param: nn.Parameter) -> Any:
         if param not in experts:
             return None
         where = _even_dimension(param, ranks=sharding.shape[-1])
-        return where if other_mesh is None else ShardPlacementResult(where, other_mesh)
+        return where if of_mesh is None else of_mesh(where)
 
     return placement
-
-
-def _mesh_info(mesh: DeviceMesh) -> FSDPMeshInfo:
-    if mesh.ndim == 1:
-        return FSDPMeshInfo(mesh, shard_mesh_dim=0)
-    return HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0)
 
 
 def _even_dimension(param: nn.Parameter, *, ranks: int) -> Shard | None:
@@ -171,12 +160,7 @@ class GradientSync:
 
     def sum_gradients(self) -> None:
         """Do what FSDP does after a backward pass; for one in which its hooks are not called."""
-        # torch 2.13 has no public function for this; its pipeline stages do the same
-        state = fully_shard.state(self._model)  # type: ignore[attr-defined]
-        for group_state in state._state_ctx.all_states:
-            for group in group_state._fsdp_param_groups:
-                group.post_backward()
-        state._root_post_backward_final_callback()
+        torch_private.sum_gradients(self._model)
 
 
 def backward_all(losses: Iterable[Tensor], sync: GradientSync, *, number: int) -> Tensor:

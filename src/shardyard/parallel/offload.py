@@ -10,7 +10,6 @@ one that leaves, and in the backward pass the one that is read and ``depth`` tha
 """
 
 import weakref
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_map
 
 from shardyard.parallel.device import CopyQueue
 
@@ -102,10 +100,6 @@ class ActivationOffload:
         if held.uses <= 0 and held.host is not None:
             held.bytes = None
         return tensor
-
-    def kept(self) -> "defaultdict[Any, _KeptByRecompute]":
-        """Where selective recompute may keep results, by operator and number of its call."""
-        return defaultdict(lambda: _KeptByRecompute(self))
 
     def _is_moved(self, tensor: Tensor, group: "_Group") -> bool:
         if type(tensor) is not Tensor or tensor.layout != torch.strided:
@@ -200,33 +194,6 @@ class _Saved:
     dtype: torch.dtype
     view: tuple[int, torch.Size, tuple[int, ...]]
     """Offset, sizes and strides in the storage."""
-
-
-class _KeptByRecompute(dict[int, Any]):
-    """Results of one operator that selective recompute keeps, by the number of its call."""
-
-    def __init__(self, offload: ActivationOffload) -> None:
-        super().__init__()
-        self._offload = offload
-
-    def __setitem__(self, number: int, results: Any) -> None:
-        super().__setitem__(number, tree_map(self._moved, results))
-
-    def _moved(self, result: Any) -> Any:
-        value = getattr(result, "val", None)  # torch wraps each result; others are its marks
-        return _KeptResult(self._offload, value) if isinstance(value, Tensor) else result
-
-
-class _KeptResult:
-    """A result in torch's wrapping, elsewhere."""
-
-    def __init__(self, offload: ActivationOffload, value: Tensor) -> None:
-        self._offload = offload
-        self._saved = offload.pack(value)
-
-    def get_val(self, _may_have_changed: bool) -> Tensor:
-        """The result, as torch asks for it."""
-        return self._offload.unpack(self._saved)
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> Tensor:

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import (
 from shardyard.errors import RequestError
 from shardyard.models import grouped
 from shardyard.models.dropout import SampleKeys
-from shardyard.parallel import tensor
+from shardyard.parallel import tensor, torch_private
 from shardyard.parallel.offload import ActivationOffload
 
 _SAVED_OPERATORS = {
@@ -137,9 +137,7 @@ def selective_contexts(offload: ActivationOffload | None = None) -> Any:
     """For torch's ``checkpoint``: costly results are kept, the others made again."""
     contexts = create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
     if offload is not None:  # autograd does not see these results, so its hooks would not
-        kept = offload.kept()
-        for context in contexts:
-            context.storage = kept
+        torch_private.keep_results(contexts, offload.pack, offload.unpack)
     return contexts
 
 
