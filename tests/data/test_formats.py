@@ -13,7 +13,7 @@ ROWS = '{"text": "one", "n": 1}\n{"n": 2, "text": "two"}\n'
 
 
 def sections_of(path: Path, text_key: str = "text") -> list[Section]:
-    format = format_of(path.name, "auto")
+    format = format_of(path.name, "by_suffix")
     assert format is not None
     stop = path.stat().st_size
     with path.open("rb") as file:

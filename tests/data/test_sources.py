@@ -19,7 +19,7 @@ from shardyard.errors import RequestError, SourceError
 
 
 def texts_of(
-    source: str | tuple[str, ...], text_key: str = "text", data_format: str = "auto"
+    source: str | tuple[str, ...], text_key: str = "text", data_format: str = "by_suffix"
 ) -> list[str]:
     pieces = split_into_pieces(list_files(source, data_format), SECTION_BYTES)
     return [section.text for piece in pieces for section in read_sections(piece, text_key)]

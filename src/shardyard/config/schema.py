@@ -93,8 +93,8 @@ class Data(Section):
 
     source: str | Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = "python-stdlib"
     """python-stdlib, or files, folders and globs of text or JSON lines, seen from where you are."""
-    format: Literal["auto", "text"] = "auto"
-    """What files hold; auto: their suffix says it, others are refused. text: others are text."""
+    format: Literal["by_suffix", "text"] = "by_suffix"
+    """What files hold: as their suffix says, others are refused; text: others are plain text."""
     text_key: str = "text"
     """The key that holds the text of each object in .jsonl, .ndjson and .json files."""
     tokenizer: str = "auto"

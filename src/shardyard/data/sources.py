@@ -49,7 +49,7 @@ Piece = tuple[Span, ...]
 
 
 def list_files(
-    source: str | Sequence[str], data_format: str = "auto", *, own: Collection[Path] = ()
+    source: str | Sequence[str], data_format: str = "by_suffix", *, own: Collection[Path] = ()
 ) -> list[SourceFile]:
     """All files of ``data.source`` in a fixed order, none twice.
 
