@@ -1,12 +1,14 @@
 """A run that is stopped and goes on equals one that was never stopped."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shardyard.errors import TrainingError
+from shardyard.cli.follow import describe_event
+from shardyard.errors import CheckpointError, TrainingError
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import EventWriter, read_evaluations, read_lines, read_steps
 from shardyard.train.hooks import Hooks
@@ -164,3 +166,61 @@ def test_steps_that_are_not_finite_are_skipped_up_to_a_limit(
     assert "start a new run with a lower optim.lr" in answers[0]
     lines = read_steps(run_dir.metrics)
     assert [line["grad_norm"] for line in lines[-3:]] == [None] * 3
+
+
+def _with_values(run_dir: RunDir, step: int, change: Any) -> None:
+    """Change what a checkpoint holds beside tensors, as an older version would have written it."""
+    folder = run_dir.checkpoint(step)
+    values = json.loads((folder / "values.json").read_text())
+    change(values)
+    content = json.dumps(values).encode()
+    (folder / "values.json").write_bytes(content)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    digest = hashlib.sha256(content).hexdigest()
+    manifest["files"]["values.json"] = {"bytes": len(content), "sha256": digest}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def _resume_and_tell(run_dir: RunDir, attempt: int) -> str:
+    events = EventWriter(run_dir.events, attempt=attempt, generation=0)
+    hooks = Hooks(generation=0, drain_requested=lambda: False, events=events)
+    try:
+        return train(run_dir, attempt, hooks)
+    except CheckpointError as error:
+        return str(error)
+
+
+def _resume_changed(run_dir: RunDir) -> list[str]:
+    """What a resume says of checkpoints that hold other things than it would write itself."""
+
+    def of_a_library(values: dict[str, Any]) -> None:
+        fingerprints.append(values.pop("fingerprint"))
+
+    def of_another_objective(values: dict[str, Any]) -> None:
+        values["fingerprint"] = {**fingerprints[0], "model.router_z_loss": 9.0}
+
+    def of_before(values: dict[str, Any]) -> None:
+        values["fingerprint"] = dict(fingerprints[0])
+        del values["fingerprint"]["task.name"]
+
+    fingerprints: list[dict[str, Any]] = []
+    said = [_train_draining_at(run_dir, 0, 3, 0)]
+    for change in (of_a_library, of_another_objective, of_before):
+        _with_values(run_dir, 3, change)
+        said.append(_resume_and_tell(run_dir, 0))
+    return said
+
+
+def test_a_resume_compares_with_the_checkpoint_and_says_what_it_could_not(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    run_dir = make_run(tmp_path / "run", corpus, _sections(1))
+    drained, of_library, changed, resumed = run_on_ranks(_resume_changed, 1, run_dir)[0]
+    assert (drained, resumed) == (DRAINED, FINISHED)
+    assert "was written by save_checkpoint() and not by a run" in of_library
+    assert "another model, data, order or optimisation (model.router_z_loss: 9.0 -> 0" in changed
+    (loaded,) = [e for e in read_lines(run_dir.events) if e["kind"] == "checkpoint_loaded"]
+    assert loaded["not_compared"] == ["task.name"]
+    assert "so whether they are as they were is yours to know: task.name" in str(
+        describe_event(loaded)
+    )

@@ -190,6 +190,14 @@ def _last_word(attempt_ended: dict[str, Any]) -> str:
     return str(attempt_ended.get("outcome", "failed" if code else "finished"))
 
 
+_GAPS = {
+    "not_compared": "it says nothing of these settings, so whether they are as they were is yours "
+    "to know",
+    "lacked_buffers": "it was written before buffers were saved, and lacks",
+}
+"""What an older checkpoint cannot say."""
+
+
 def describe_event(event: dict[str, Any]) -> str | None:
     """One line for an event that a person should see; None for the others."""
     match event["kind"]:
@@ -216,7 +224,12 @@ def describe_event(event: dict[str, Any]) -> str | None:
                 f"({'; '.join(damaged['reasons'])})"
                 for damaged in event.get("damaged") or ()
             )
-            return f"continuing from step {event['step']}{passed_over}"
+            gaps = "".join(
+                f"; {words}: {', '.join(event[key])}"
+                for key, words in _GAPS.items()
+                if event.get(key)
+            )
+            return f"continuing from step {event['step']}{passed_over}{gaps}"
         case "checkpoint_durable":
             return f"checkpoint of step {event['step']} is durable"
         case "checkpoint_abandoned":

@@ -17,9 +17,10 @@ from shardyard.config.auto import (
     Rule,
     steps_of,
 )
+from shardyard.config.fingerprint import SECTIONS_THAT_MAY_CHANGE, may_change
 from shardyard.config.legality import problems, resolve_layout
 from shardyard.config.presets import ModelShape
-from shardyard.config.resolved import FINGERPRINTED, DataFacts, Resolved, fingerprint
+from shardyard.config.resolved import DataFacts, Resolved, fingerprint, settings_in
 from shardyard.config.schema import Recipe
 from shardyard.config.trainable import nothing_to_compile, wrong_task
 from shardyard.errors import Problem, RecipeError
@@ -120,9 +121,9 @@ def check_resume(previous: Resolved, now: Resolved) -> None:
     """
     old, new = fingerprint(previous), fingerprint(now)
     found = [
-        Problem(name, f"{old.get(name)!r} -> {value!r} changes what is learnt.")
+        Problem(name, f"{old[name]!r} -> {value!r} changes what is learnt.")
         for name, value in new.items()
-        if old.get(name) != value
+        if old[name] != value
     ]
     if found:
         raise RecipeError(
@@ -130,8 +131,8 @@ def check_resume(previous: Resolved, now: Resolved) -> None:
             "resume",
             hint="A resumed run keeps its model, data, order and optimisation: leave these as they "
             "were, or start a new run. A resume may change the length (run.steps, ...), "
-            "optim.micro_batch, and all of task, parallel, precision, memory, checkpoint, elastic, "
-            "cluster and observe.",
+            "optim.micro_batch, when it is evaluated (task.eval_every_steps, ...), and all of "
+            f"{', '.join(SECTIONS_THAT_MAY_CHANGE)}.",
         )
 
 
@@ -139,11 +140,10 @@ def _keep_previous(recipe: Recipe, previous: Resolved | None, reasons: dict[str,
     """On a resume, an open setting that the fingerprint covers keeps the value it had."""
     if previous is None:
         return recipe
-    for section, keys in FINGERPRINTED.items():
-        for setting in (f"{section}.{key}" for key in keys):
-            if _get(recipe, setting) == "auto":
-                recipe = _set(recipe, setting, _get(previous.recipe, setting))
-                reasons[setting] = "as the run began"
+    for setting, value in settings_in(recipe.model_dump(mode="json")).items():
+        if value == "auto" and not may_change(setting):
+            recipe = _set(recipe, setting, _get(previous.recipe, setting))
+            reasons[setting] = "as the run began"
     return recipe
 
 

@@ -3,11 +3,10 @@
 The command line makes this value, every worker reads it; nothing else passes between the halves.
 """
 
-import hashlib
-import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from shardyard.config.fingerprint import fingerprint_of
 from shardyard.config.presets import ModelShape
 from shardyard.config.schema import Recipe, Section
 
@@ -83,33 +82,13 @@ class Resolved:
         )
 
 
-FINGERPRINTED = {
-    "run": ("seed",),
-    "model": ("preset", "path", "hub", "weights", "dropout"),
-    "data": ("seq_len", "attend_across_documents"),
-    "optim": (
-        "name", "lr", "betas", "eps", "weight_decay", "momentum", "grad_clip", "schedule",
-        "warmup_steps", "decay_steps", "min_lr_ratio", "global_batch",
-    ),
-}  # fmt: skip
-"""Settings that may not change on resume: model, data, order and optimisation. All others may."""
-
-
 def fingerprint(resolved: Resolved) -> dict[str, Any]:
     """The values that two attempts of one run must share, by dotted name."""
-    dumped = resolved.recipe.model_dump(mode="json")
-    values = {
-        f"{section}.{key}": dumped[section][key]
-        for section, keys in FINGERPRINTED.items()
-        for key in keys
-    }
-    return {**values, "model.shape": resolved.shape.to_dict(), "data": resolved.data.fingerprint}
-
-
-def digest(content: Any) -> str:
-    """First 16 hex digits of the SHA-256 of canonical JSON."""
-    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return fingerprint_of(
+        settings_in(resolved.recipe.model_dump(mode="json")),
+        shape=resolved.shape.to_dict(),
+        data=resolved.data.fingerprint,
+    )
 
 
 def settings_in(

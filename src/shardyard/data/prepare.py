@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardyard.config.resolved import DataFacts, digest
+from shardyard.config.fingerprint import digest
+from shardyard.config.resolved import DataFacts
 from shardyard.config.schema import Data, Recipe
 from shardyard.data.formats import FORMATS, SECTION_BYTES
 from shardyard.data.pieces import (

@@ -19,9 +19,10 @@ from torch import Tensor
 from shardyard.checkpoint.buffers import buffers_of
 from shardyard.checkpoint.load import Chosen, choose, load_tensors, read_values
 from shardyard.checkpoint.save import Saver
+from shardyard.config.fingerprint import compare
 from shardyard.config.legality import Layout, resolve_layout
 from shardyard.config.presets import ModelShape
-from shardyard.config.resolved import Resolved, digest, fingerprint
+from shardyard.config.resolved import Resolved, fingerprint
 from shardyard.config.schema import Parallel, Recipe
 from shardyard.data.loader import EvalSource, Loader, MicroBatch, TrainSource
 from shardyard.data.shards import TokenShards
@@ -117,7 +118,7 @@ def set_up(run_dir: RunDir, attempt: int, hooks: Hooks, *, local_rank: int) -> T
         timeout_s=recipe.elastic.collective_timeout_s,
     )
     tensors = {**optimizer.tensors(), **buffers_of(task.model)}
-    progress = _fill(
+    progress, gaps = _fill(
         resolved, task, tensors, stepper, chosen, of_others=names_on_all_stages(tensors, mesh)
     )
     load_s = time.monotonic() - started_load
@@ -156,7 +157,9 @@ def set_up(run_dir: RunDir, attempt: int, hooks: Hooks, *, local_rank: int) -> T
     _report_model(training, layout, seconds=time.monotonic() - started)
     if chosen is not None:
         damaged = [passed_over._asdict() for passed_over in chosen.damaged]
-        training.report("checkpoint_loaded", step=chosen.step, seconds=load_s, damaged=damaged)
+        training.report(
+            "checkpoint_loaded", step=chosen.step, seconds=load_s, damaged=damaged, **gaps
+        )
     return training
 
 
@@ -254,21 +257,34 @@ def _fill(
     chosen: Chosen | None,
     *,
     of_others: set[str],
-) -> Progress:
-    """Give the weights their values: from a checkpoint if there is one, else the initial ones."""
+) -> tuple[Progress, dict[str, list[str]]]:
+    """Give the weights their values: from a checkpoint if there is one, else the initial ones.
+
+    Returns:
+        How far the run is, and what the checkpoint could not say, for the event that tells of it.
+    """
     if chosen is None:
         folder = None if resolved.model_dir is None else Path(resolved.model_dir)
         fill_weights(task.model, folder=folder, seed=resolved.recipe.run.seed)
-        return Progress()
-    load_tensors(chosen.path, tensors, of_others=of_others)
+        return Progress(), {}
     values = read_values(chosen.path)
-    if values["fingerprint"] != digest(fingerprint(resolved)):
+    if "fingerprint" not in values:
         raise CheckpointError(
-            f"{chosen.path} was written by a run with another model, data, order or optimisation. "
-            "Resuming from it would be neither run. Move the folder away, or start a new run."
+            f"{chosen.path} was written by save_checkpoint() and not by a run: it does not say "
+            "what was trained, nor how far. Move the folder away; load_checkpoint() opens it."
         )
+    compared = compare(values["fingerprint"], fingerprint(resolved))
+    if compared.changed:
+        raise CheckpointError(
+            f"{chosen.path} was written by a run with another model, data, order or optimisation "
+            f"({'; '.join(compared.changed)}). Resuming from it would be neither run. Move the "
+            "folder away, or start a new run."
+        )
+    lacked = load_tensors(chosen.path, tensors, of_others=of_others)
     stepper.skipped_in_row.fill_(values["skipped_in_row"])
-    return Progress(**values["progress"])
+    gaps = {"not_compared": list(compared.not_compared), "lacked_buffers": lacked}
+    told = {name: found for name, found in gaps.items() if found}
+    return Progress(**values["progress"]), told
 
 
 def _open_loader(resolved: Resolved, source: TrainSource, progress: Progress, mesh: Mesh) -> Loader:

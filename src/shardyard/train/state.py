@@ -6,8 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardyard.config.resolved import digest
-
 
 @dataclass(kw_only=True)
 class Progress:
@@ -32,7 +30,7 @@ def checkpoint_values(
         "progress": asdict(progress),
         "seed": seed,
         "skipped_in_row": skipped_in_row,
-        "fingerprint": digest(fingerprint),
+        "fingerprint": fingerprint,
     }
 
 

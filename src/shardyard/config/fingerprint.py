@@ -1,0 +1,141 @@
+"""What a resume may change, and the fingerprint of all that it may not.
+
+The list says what may change. A setting that nobody put on it is held, so that a new one cannot
+change what a run learns by having been forgotten.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+SECTIONS_THAT_MAY_CHANGE = (
+    "parallel",
+    "precision",
+    "memory",
+    "checkpoint",
+    "elastic",
+    "cluster",
+    "launch",
+    "observe",
+    "secrets",
+)
+"""How and where it runs. Layouts and memory give the same sums; of formats docs/numerics.md says
+what they change."""
+
+SETTINGS_THAT_MAY_CHANGE = (
+    # name, place and length
+    "run.name",
+    "run.id",
+    "run.dir",
+    "run.steps",
+    "run.tokens",
+    "run.samples",
+    "run.epochs",
+    "run.target_loss",
+    # the same model, compiled
+    "model.compile",
+    # when it is judged, and what it writes at the end
+    "task.eval_every_steps",
+    "task.eval_every_epochs",
+    "task.prompt",
+    "task.generate_tokens",
+    # what the fingerprint of the prepared data stands for
+    "data.source",
+    "data.text_key",
+    "data.tokenizer",
+    "data.vocab_size",
+    "data.eval_fraction",
+    # how it is read
+    "data.dir",
+    "data.workers",
+    "data.prefetch_steps",
+    # how the samples of a step are taken, and when to give up
+    "optim.micro_batch",
+    "optim.max_skipped_steps",
+)
+
+SHAPE, DATA = "model.shape", "data"
+"""Held beside settings: the sizes of the model, and the fingerprint of the prepared data."""
+
+_OF_FORMAT_1 = (
+    "run.seed", "model.preset", "model.path", "model.hub", "model.weights", "model.dropout",
+    "data.seq_len", "data.attend_across_documents", "optim.name", "optim.lr", "optim.betas",
+    "optim.eps", "optim.weight_decay", "optim.momentum", "optim.grad_clip", "optim.schedule",
+    "optim.warmup_steps", "optim.decay_steps", "optim.min_lr_ratio", "optim.global_batch",
+    SHAPE, DATA,
+)  # fmt: skip
+_SHAPE_OF_FORMAT_1 = (
+    "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+    "num_attention_heads", "num_key_value_heads", "max_position_embeddings", "rms_norm_eps",
+    "rope_theta", "tie_word_embeddings", "attention_bias", "head_dim", "rope_scaling",
+    "num_experts", "num_experts_per_tok", "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+)  # fmt: skip
+"""What checkpoints of format 1 hold a digest of. Never changes."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two fingerprints side by side."""
+
+    changed: tuple[str, ...]
+    """What differs, in words."""
+    not_compared: tuple[str, ...]
+    """Names that only one of them has: it was written before the setting was there, or after."""
+
+
+def may_change(setting: str) -> bool:
+    """Whether a resume may give a setting, by its dotted name, another value."""
+    section = setting.partition(".")[0]
+    return section in SECTIONS_THAT_MAY_CHANGE or setting in SETTINGS_THAT_MAY_CHANGE
+
+
+def fingerprint_of(
+    settings: Mapping[str, Any], *, shape: Mapping[str, Any], data: str
+) -> dict[str, Any]:
+    """What all attempts of a run must share: dotted name -> value."""
+    held = {name: value for name, value in settings.items() if not may_change(name)}
+    return {**held, SHAPE: dict(shape), DATA: data}
+
+
+def compare(saved: Mapping[str, Any] | str, now: Mapping[str, Any]) -> Comparison:
+    """Compare what a checkpoint holds with what a run asks for now.
+
+    Args:
+        saved: A fingerprint; or the digest of one, which is all that format 1 has.
+    """
+    if isinstance(saved, str):
+        return _compare_digest(saved, now)
+    old, new = _with_sizes_apart(saved), _with_sizes_apart(now)
+    return Comparison(
+        tuple(
+            f"{name}: {old[name]!r} -> {new[name]!r}"
+            for name in new
+            if name in old and old[name] != new[name]
+        ),
+        tuple(sorted(old.keys() ^ new.keys())),
+    )
+
+
+def digest(content: Any) -> str:
+    """First 16 hex digits of the SHA-256 of canonical JSON."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _compare_digest(saved: str, now: Mapping[str, Any]) -> Comparison:
+    known = {name: now.get(name) for name in _OF_FORMAT_1}
+    known[SHAPE] = {name: now[SHAPE].get(name) for name in _SHAPE_OF_FORMAT_1}
+    is_equal = digest(known) == saved
+    return Comparison(
+        () if is_equal else (f"at least one of {', '.join(_OF_FORMAT_1)}",),
+        tuple(sorted(now.keys() - set(_OF_FORMAT_1))),
+    )
+
+
+def _with_sizes_apart(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Each size of the model by a name of its own, so that a new one is no change of all."""
+    sizes = {f"{SHAPE}.{name}": value for name, value in content.get(SHAPE, {}).items()}
+    return {**{name: value for name, value in content.items() if name != SHAPE}, **sizes}
