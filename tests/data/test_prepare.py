@@ -22,7 +22,8 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from shardyard.config.resolved import DataFacts, digest
+from shardyard.config.fingerprint import digest
+from shardyard.config.resolved import DataFacts
 from shardyard.config.schema import Data, Recipe
 from shardyard.data.prepare import _request, prepare
 from shardyard.data.shards import TokenShards, verify
