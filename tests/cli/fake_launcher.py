@@ -16,6 +16,7 @@ from shardyard.launch.base import (
     Rendered,
 )
 from shardyard.launch.ledger import Ledger
+from shardyard.launch.marked import Kind, mark
 
 CAPABILITIES = Capabilities(
     resizes=("fake",), requeues=False, needs_image=False, shares_folder=True, secrets=("env",)
@@ -71,8 +72,12 @@ class FakeLauncher:
             details={"zone": "here"},
         )
 
+    def marked(self, kind: Kind, content: dict[str, Any]) -> str:
+        """A line that node 0 of the job submitted last would print."""
+        return mark(kind, content, nonce=self.submitted[-1].nonce)
+
     def status(self, job: Job) -> JobStatus:
-        assert job.details == {"zone": "here"}
+        assert job.details["zone"] == "here"
         if self.unanswered:
             raise self.unanswered.pop(0)
         return self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]

@@ -10,7 +10,6 @@ from shardyard.cli import main
 from shardyard.errors import CapacityError
 from shardyard.launch.base import Job, JobState, LogLine
 from shardyard.launch.ledger import Ledger
-from shardyard.launch.marked import mark
 from tests.cli.fake_launcher import FakeLauncher, fake_that_can
 from tests.cli.launched_runs import launch, runs_dir, shardyard, status
 
@@ -61,7 +60,7 @@ def test_a_run_whose_folder_is_out_of_reach_is_rebuilt_from_its_output(
     fake = fake_that_can(shares_folder=False)
     where = ("launch.run_dir=/data/runs", "launch.volumes=[{path: /data, claim: c}]")
     assert launch(tmp_path, fake, "--yes", *where) == 0
-    fake.lines = [LogLine(source="node 0", text=f"10:00 {mark('metrics', STEP)}")]
+    fake.lines = [LogLine(source="node 0", text=f"10:00 {fake.marked('metrics', STEP)}")]
     for _ in range(2):
         capsys.readouterr()
         assert shardyard(fake, "status", "first", "--json", *runs_dir(tmp_path)) == 0
@@ -121,7 +120,7 @@ def test_what_it_has_cost_and_that_no_step_comes_is_shown(tmp_path: Path, capsys
         {"t": time.time() - 60, "kind": "stalled", "step": 3, "seconds": 660.0, "usual_s": 3.0}
         | place,
     ]
-    far.lines = [LogLine(source="node 0", text=mark("event", event)) for event in told]
+    far.lines = [LogLine(source="node 0", text=far.marked("event", event)) for event in told]
     assert shardyard(far, "status", "first", *runs_dir(tmp_path)) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["run", "first", "running"] in lines  # its job runs, though no lease is in sight here
@@ -129,7 +128,7 @@ def test_what_it_has_cost_and_that_no_step_comes_is_shown(tmp_path: Path, capsys
     assert ["spent", "$12.50", "of", "launch.max_usd=100,", "$98.32", "an", "hour"] in lines
 
     stopping = {"t": 1.0, "kind": "stopping", "reason": "it has cost too much", "session": "s"}
-    far.lines.append(LogLine(source="node 0", text=mark("event", stopping | place)))
+    far.lines.append(LogLine(source="node 0", text=far.marked("event", stopping | place)))
     far.statuses = [status(JobState.DRAINED, exit_code=143)]
     assert shardyard(far, "status", "first", "--json", *runs_dir(tmp_path)) == 0
     content = json.loads(capsys.readouterr().out)

@@ -9,6 +9,7 @@ from shardyard.cli.launched import find_launched
 from shardyard.cli.watch import watch
 from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
 from shardyard.launch.base import JobState, LogLine
+from shardyard.launch.ledger import Ledger
 from shardyard.launch.marked import mark
 from tests.cli.fake_launcher import FakeLauncher, fake_that_can
 from tests.cli.launched_runs import launch, runs_dir, shardyard, status
@@ -19,13 +20,14 @@ Captured = pytest.CaptureFixture[str]
 @pytest.fixture
 def fake(tmp_path: Path, capsys: Captured) -> FakeLauncher:
     launcher = FakeLauncher()
+    assert launch(tmp_path, launcher, "--yes") == 0
+    event = {"kind": "run_started", "t": 1.0}
     launcher.lines = [
         LogLine(source="node 0", text="step 1"),
         LogLine(source="node 1", text="hello"),
-        LogLine(source="node 0", text=mark("event", {"kind": "run_started", "t": 1.0})),
+        LogLine(source="node 0", text=launcher.marked("event", event)),
         LogLine(source="node 0", text="step 2"),
     ]
-    assert launch(tmp_path, launcher, "--yes") == 0
     capsys.readouterr()
     return launcher
 
@@ -152,10 +154,41 @@ def test_watching_a_run_out_of_reach_keeps_its_events(tmp_path: Path, capsys: Ca
     fake = fake_that_can(shares_folder=False)
     where = ("launch.run_dir=/data/runs", "launch.volumes=[{path: /data, claim: c}]")
     assert launch(tmp_path, fake, "--yes", *where) == 0
-    fake.lines = [LogLine(source="node 0", text=mark("event", {"kind": "run_started", "t": 1.0}))]
+    fake.lines = [
+        LogLine(source="node 0", text=fake.marked("event", {"kind": "run_started", "t": 1.0}))
+    ]
     fake.statuses = [status(JobState.SUCCEEDED)]
     capsys.readouterr()
     assert shardyard(fake, "watch", "first", *runs_dir(tmp_path)) == 0
     assert capsys.readouterr().out == ""
     events = (tmp_path / "runs" / "first" / "events.jsonl").read_text()
     assert json.loads(events)["kind"] == "run_started"
+
+
+def test_a_line_of_the_training_that_looks_like_an_event_is_only_printed(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    fake = fake_that_can(shares_folder=False)
+    where = ("launch.run_dir=/data/runs", "launch.volumes=[{path: /data, claim: c}]")
+    assert launch(tmp_path, fake, "--yes", *where) == 0
+    forged = mark("event", {"kind": "run_finished", "t": 1.0, "attempt": 0, "generation": 0})
+    fake.lines = [LogLine(source="node 0", text=forged)]
+    capsys.readouterr()
+    assert shardyard(fake, "logs", "first", *runs_dir(tmp_path)) == 0
+    assert capsys.readouterr().out == f"{forged}\n"
+    assert (tmp_path / "runs" / "first" / "events.jsonl").read_text() == ""
+
+
+def test_a_job_of_before_there_was_a_nonce_is_still_read(tmp_path: Path, capsys: Captured) -> None:
+    fake = fake_that_can(shares_folder=False)
+    where = ("launch.run_dir=/data/runs", "launch.volumes=[{path: /data, claim: c}]")
+    assert launch(tmp_path, fake, "--yes", *where) == 0
+    ledger = Ledger(tmp_path / "runs" / "first" / "ledger.jsonl")
+    text = ledger.path.read_text().replace(f'"mark": "{fake.submitted[-1].nonce}"', "")
+    ledger.path.write_text(text.replace('"here", }', '"here"}'))
+    event = {"kind": "run_started", "t": 1.0}
+    fake.lines = [LogLine(source="node 0", text=mark("event", event))]
+    capsys.readouterr()
+    assert shardyard(fake, "logs", "first", *runs_dir(tmp_path)) == 0
+    assert capsys.readouterr().out == ""
+    assert json.loads((tmp_path / "runs" / "first" / "events.jsonl").read_text()) == event

@@ -1,13 +1,23 @@
 """Marked lines: what node 0 prints is enough to rebuild the line files of a run."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from shardyard.launch.marked import Marked, mark, parse, rebuild
+from shardyard.launch.aws_batch.launcher import BatchLauncher
+from shardyard.launch.base import Launcher, LaunchRequest
+from shardyard.launch.kubernetes.launcher import KubernetesLauncher
+from shardyard.launch.kubernetes.names import TARGETS
+from shardyard.launch.local import LocalLauncher
+from shardyard.launch.marked import NONCE_VARIABLE, Marked, mark, new_nonce, parse, rebuild
+from shardyard.launch.slurm.launcher import SlurmLauncher
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_lines, read_steps
+from tests.launch.batch_requests import batch_request
+from tests.launch.kubernetes.requests import request_for
+from tests.launch.slurm_request import slurm_request
 
 EVENT = {"t": 1.5, "kind": "run_started", "attempt": 0, "generation": 0, "run": "r"}
 STEPS = [{"step": step, "loss": 2.0 - step, "attempt": 0} for step in (1, 2)]
@@ -77,8 +87,50 @@ def test_a_line_that_a_kill_tore_is_written_anew(tmp_path: Path) -> None:
     assert read_steps(run_dir.metrics) == STEPS
 
 
+FORGED = {"t": 2.0, "kind": "run_finished", "attempt": 0, "generation": 0}
+
+
+@pytest.mark.parametrize("guess", ["", "0123456789abcdef"])
+def test_a_line_of_the_training_that_only_looks_marked_forges_no_event(
+    guess: str, tmp_path: Path
+) -> None:
+    nonce = new_nonce()
+    forged = mark("event", FORGED, nonce=guess)
+    log = [forged, f"text: {forged}", mark("event", EVENT, nonce=nonce), forged]
+    run_dir = RunDir(tmp_path / "r")
+    assert rebuild(log, run_dir.path, nonce=nonce) == 1
+    assert list(read_lines(run_dir.events)) == [EVENT]
+
+
+def test_a_nonce_cannot_be_guessed_and_is_found_behind_any_prefix() -> None:
+    nonces = {new_nonce() for _ in range(100)}
+    assert len(nonces) == 100 and all(len(nonce) == 16 for nonce in nonces)
+    nonce = nonces.pop()
+    line = mark("event", EVENT, nonce=nonce)
+    assert parse(f"text @shardyard {{}} {line}\r\n", nonce=nonce) == Marked("event", EVENT)
+    assert parse(line) is None
+
+
 def test_a_step_that_was_trained_twice_is_kept_twice(tmp_path: Path) -> None:
     again = {**STEPS[0], "attempt": 1}
     run_dir = RunDir(tmp_path / "r")
     rebuild([*LINES, mark("metrics", again)], run_dir.path)
     assert list(read_lines(run_dir.metrics)) == [*STEPS, again]
+
+
+REQUESTS: list[tuple[Launcher, LaunchRequest]] = [
+    (LocalLauncher(), slurm_request()),
+    (SlurmLauncher(), slurm_request()),
+    (BatchLauncher(), batch_request("cluster.instance=p4d.24xlarge")),
+    *((KubernetesLauncher(), request_for(f"launch.kubernetes.target={t}")) for t in TARGETS),
+]
+
+
+@pytest.mark.parametrize(("launcher", "request_"), REQUESTS)
+def test_every_launcher_gives_the_nodes_the_nonce_of_the_submission(
+    launcher: Launcher, request_: LaunchRequest
+) -> None:
+    assert NONCE_VARIABLE not in launcher.render(request_).text
+    nonce = new_nonce()
+    text = launcher.render(replace(request_, nonce=nonce)).text
+    assert text.count(nonce) == text.count(NONCE_VARIABLE) == 1

@@ -13,7 +13,7 @@ from shardyard.config.schema import Recipe
 from shardyard.errors import EXIT_DRAINED, RequestError, ShardyardError
 from shardyard.launch.base import Job, JobState, JobStatus, Launcher
 from shardyard.launch.ledger import Entry, Ledger
-from shardyard.launch.marked import rebuild
+from shardyard.launch.marked import NONCE_DETAIL, rebuild
 from shardyard.rundir.layout import RunDir, find_run
 
 _EXIT_CODES = {
@@ -33,6 +33,11 @@ class Launched:
     launcher: Launcher
     ledger: Ledger
 
+    @property
+    def nonce(self) -> str:
+        """What its node 0 marks its lines with; empty for a job of before there was one."""
+        return self.job.details.get(NONCE_DETAIL, "")
+
     def recipe(self) -> Recipe:
         """What was asked of the job."""
         return load_recipe([newest_asked(self.run_dir)])
@@ -45,7 +50,7 @@ class Launched:
         """Where the nodes' folder is out of reach, add what node 0 has printed to ours."""
         if not self.launcher.capabilities.shares_folder:
             lines = self.launcher.logs(self.job, node=0, follow=False)
-            rebuild((line.text for line in lines), self.run_dir.path)
+            rebuild((line.text for line in lines), self.run_dir.path, nonce=self.nonce)
 
 
 def find_launched(run: str, runs_dir: Path, launchers: Launchers | None = None) -> Launched:

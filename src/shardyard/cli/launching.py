@@ -26,6 +26,7 @@ from shardyard.hardware.machine import Machine
 from shardyard.hardware.probe import probe
 from shardyard.launch.base import LAUNCHERS, Job, Launcher, LaunchRequest, Rendered
 from shardyard.launch.ledger import Ledger
+from shardyard.launch.marked import NONCE_DETAIL, new_nonce
 from shardyard.launch.secrets import refuse_unsupported
 from shardyard.plan.plan import Plan, plan_recipe, planned_cluster
 from shardyard.printable import printable
@@ -131,6 +132,7 @@ def propose(
         cluster=planned_cluster(preview.recipe, machine, devices_per_node=devices),
         run_dir=f"{asked.run.dir.rstrip('/')}/{run_dir.run_id}",
         is_resume=is_resume,
+        nonce=new_nonce(),
         submission=len(Ledger(run_dir.ledger).jobs()) + 1,
     )
     return Proposal(
@@ -211,6 +213,7 @@ def submit(proposal: Proposal) -> Job:
             asked = proposal.run_dir.submission(proposal.request.submission)
             write_text(asked, proposal.request.recipe_text)
         job = proposal.launcher.submit(proposal.rendered, ledger)
+        job = replace(job, details={**job.details, NONCE_DETAIL: proposal.request.nonce})
         ledger.record(job)
     return job
 

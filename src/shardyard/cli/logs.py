@@ -59,18 +59,20 @@ def print_lines(
         is_raw: Whether control characters are printed as they are.
     """
     lines = launched.launcher.logs(launched.job, node=node, follow=follow)
-    marked = _marked(lines, is_merged=node is None, is_raw=is_raw)
+    marked = _marked(lines, nonce=launched.nonce, is_merged=node is None, is_raw=is_raw)
     if launched.launcher.capabilities.shares_folder:
         for _ in marked:  # told by the run's folder itself
             pass
     else:
-        rebuild(marked, launched.run_dir.path)
+        rebuild(marked, launched.run_dir.path, nonce=launched.nonce)
 
 
-def _marked(lines: Iterator[LogLine], *, is_merged: bool, is_raw: bool) -> Iterator[str]:
+def _marked(
+    lines: Iterator[LogLine], *, nonce: str, is_merged: bool, is_raw: bool
+) -> Iterator[str]:
     """Print what is for people; yield the events and steps, which are for the run's folder."""
     for line in lines:
-        if parse(line.text) is not None:
+        if parse(line.text, nonce=nonce) is not None:
             yield line.text
             continue
         source = f"{line.source} | " if is_merged else ""

@@ -4,19 +4,24 @@ Read from the files as they grow, as `cli/follow.py` does, so that it costs the 
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 
 from shardyard.cli.follow import Tail
-from shardyard.launch.marked import Kind, mark
+from shardyard.launch.marked import NONCE_VARIABLE, Kind, mark
 from shardyard.rundir.layout import RunDir
 
 _POLL_S = 0.5
 
 
+def take_nonce(environ: MutableMapping[str, str]) -> str:
+    """What to mark lines with; taken out, so that no process of the training inherits it."""
+    return environ.pop(NONCE_VARIABLE, "")
+
+
 @contextmanager
-def marked_on_stdout(run_dir: RunDir) -> Iterator[None]:
-    """Print what is appended to a run's line files while the block runs."""
+def marked_on_stdout(run_dir: RunDir, *, nonce: str = "") -> Iterator[None]:
+    """Print what is appended to a run's line files while the block runs, marked with a nonce."""
     tails: dict[Kind, Tail] = {"event": Tail(run_dir.events), "metrics": Tail(run_dir.metrics)}
     for tail in tails.values():
         tail.read()  # printed by an earlier session
@@ -29,7 +34,7 @@ def marked_on_stdout(run_dir: RunDir) -> Iterator[None]:
             for kind, tail in tails.items():
                 for content in tail.read():
                     with suppress(OSError):  # the reader may be gone; the run goes on
-                        print(mark(kind, content), flush=True)
+                        print(mark(kind, content, nonce=nonce), flush=True)
 
     thread = threading.Thread(target=keep_printing, name="marked", daemon=True)
     thread.start()

@@ -26,7 +26,7 @@ from shardyard.cli.limits import (
     refuse_spent,
     refuse_stopped,
 )
-from shardyard.cli.mark_lines import marked_on_stdout
+from shardyard.cli.mark_lines import marked_on_stdout, take_nonce
 from shardyard.cli.network_check import network_checked
 from shardyard.cli.request import Request
 from shardyard.cli.resume import is_finished, newest_attempt
@@ -75,6 +75,7 @@ def command(
 ) -> int:
     """Train this node's share of RECIPE."""
     began_s = time.monotonic()
+    nonce = take_nonce(os.environ)
     _listen()
     if kind == "given":
         place = _given(node_rank, nodes, rendezvous, session)
@@ -87,7 +88,7 @@ def command(
     take_code(asked, run, code)
     if place.node_rank > 0:
         return _join(run, place, talk, kind=kind)
-    with marked_on_stdout(run):
+    with marked_on_stdout(run, nonce=nonce):
         return _lead(_Lead(recipe, kind, run, place), talk, began_s=began_s)
 
 

@@ -14,6 +14,7 @@ from shardyard.config.schema import Recipe
 from shardyard.hardware.cluster import Cluster
 from shardyard.launch.bundle import Bundle
 from shardyard.launch.ledger import Ledger
+from shardyard.launch.marked import NONCE_VARIABLE
 
 LAUNCHERS: dict[str, str] = {
     "local": "shardyard.launch.local:LocalLauncher",
@@ -76,8 +77,16 @@ class LaunchRequest:
     code: Bundle | None = None
     """launch.code, packed. Launchers that share the run's folder find it there, too."""
     is_resume: bool = False
+    nonce: str = ""
+    """New with each submission: what node 0 marks its lines with (launch/marked.py)."""
     submission: int = 1
     """Which one of the run; names of jobs carry it from the second on, where they must differ."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that every node entry is given."""
+        ours = {NONCE_VARIABLE: self.nonce} if self.nonce else {}
+        return {**self.recipe.launch.env, **ours}
 
 
 @dataclass(frozen=True, kw_only=True)

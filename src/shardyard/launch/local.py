@@ -78,7 +78,7 @@ class LocalLauncher:
             if recipe.elastic.min_nodes == "auto"
             else recipe.elastic.min_nodes,
             devices_per_node=request.devices_per_node,
-            env=dict(recipe.launch.env),
+            env=request.environment,
             max_restarts=recipe.elastic.max_restarts,
             drain_timeout_s=recipe.elastic.drain_timeout_s,
             time_limit_s=None if limit is None else parse_seconds(limit),

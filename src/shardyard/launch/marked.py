@@ -1,12 +1,20 @@
 """Marked lines: events and metrics of a run inside the output of its node 0.
 
 A run whose folder is out of reach (a claim, a Batch volume) is rebuilt from the scheduler's logs
-alone. A marked line is ``@shardyard {"event": {...}}`` or ``@shardyard {"metrics": {...}}``; the
+alone. A marked line is ``@shardyard:NONCE {"event": {...}}`` or ``... {"metrics": {...}}``; the
 scheduler may put a prefix before it.
+
+The nonce is new with each submission. The launcher keeps it with the job in the ledger and gives it
+to the nodes in a variable that no process of the training inherits. So a line of text that a
+training prints, from its data or a library, cannot pass for an event. It does not hold against the
+user's own code, which could read the variable of its parent process; that code is trusted, as it
+may write events.jsonl anyway. Jobs of before there was a nonce have none in the ledger, and their
+marks are ``@shardyard {...}``.
 """
 
 import hashlib
 import json
+import secrets
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,7 +26,10 @@ from shardyard.rundir.lines import LineWriter, read_lines, write_line
 
 Kind = Literal["event", "metrics"]
 _KINDS: tuple[Kind, ...] = get_args(Kind)
-_MARK = "@shardyard "
+NONCE_VARIABLE = "SHARDYARD_MARK"
+"""Tells node 0 what to mark its lines with."""
+NONCE_DETAIL = "mark"
+"""Of a job in the ledger."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +40,20 @@ class Marked:
     content: dict[str, Any]
 
 
-def mark(kind: Kind, content: dict[str, Any]) -> str:
+def new_nonce() -> str:
+    """What nobody can guess who does not know it."""
+    return secrets.token_hex(8)
+
+
+def mark(kind: Kind, content: dict[str, Any], *, nonce: str = "") -> str:
     """The line that stands for an object in a log; without a line end."""
-    return _MARK + write_line({kind: content})
+    return _before(nonce) + write_line({kind: content})
 
 
-def parse(line: str) -> Marked | None:
-    """What a line of a log stands for; None if it is not marked, or was cut."""
-    _, mark, text = line.partition(_MARK)
-    if not mark:
+def parse(line: str, *, nonce: str = "") -> Marked | None:
+    """What a line of a log stands for; None if it is not marked with the nonce, or was cut."""
+    _, found, text = line.partition(_before(nonce))
+    if not found:
         return None
     try:
         content = json.loads(text)
@@ -51,7 +67,11 @@ def parse(line: str) -> Marked | None:
     return None
 
 
-def rebuild(lines: Iterable[str], folder: Path) -> int:
+def _before(nonce: str) -> str:
+    return f"@shardyard:{nonce} " if nonce else "@shardyard "
+
+
+def rebuild(lines: Iterable[str], folder: Path, *, nonce: str = "") -> int:
     """Add what the lines of a log say to events.jsonl and metrics.jsonl of a run's folder.
 
     May be called again with the same lines, or with others of the same run, in any portions: what
@@ -73,7 +93,7 @@ def rebuild(lines: Iterable[str], folder: Path) -> int:
     ):
         writers = {"event": events, "metrics": metrics}
         for line in lines:
-            marked = parse(line)
+            marked = parse(line, nonce=nonce)
             if marked is None:
                 continue
             digest = _digest(marked.content)

@@ -210,7 +210,7 @@ def _command(request: LaunchRequest) -> list[str]:
 
 
 def _environment(request: LaunchRequest) -> list[dict[str, str]]:
-    values = dict(request.recipe.launch.env)
+    values = request.environment
     values[RECIPE_VARIABLE] = request.recipe_text
     machine = chosen_instance(request.recipe)
     if machine is not None and has_gaudi(machine):

@@ -129,7 +129,7 @@ def container(request: LaunchRequest, demand: Demand, *, env: list[EnvVar]) -> d
         "image": image(request.recipe),
         "imagePullPolicy": "IfNotPresent",
         "command": command(request),
-        "env": [*env, *environment(request.recipe)],
+        "env": [*env, *environment(request)],
         "resources": resources(demand),
         "securityContext": container_security(demand),
         "volumeMounts": volume_mounts(request.recipe),
@@ -166,7 +166,7 @@ def command(request: LaunchRequest) -> list[str]:
     ]  # fmt: skip
 
 
-def environment(recipe: Recipe) -> list[EnvVar]:
+def environment(request: LaunchRequest) -> list[EnvVar]:
     """The recipe's variables and secrets; the latter as references alone.
 
     Raises:
@@ -177,10 +177,11 @@ def environment(recipe: Recipe) -> list[EnvVar]:
         "HOME": "/tmp",  # an image has no home for a user that its passwd does not list
         "USER": "shardyard",  # torch asks for the user's name to find its compile cache
         "PYTHONUNBUFFERED": "1",
-    } | recipe.launch.env
+    } | request.environment
     found: list[EnvVar] = [
         {"name": name, "value": literal(values[name])} for name in sorted(values)
     ]
+    recipe = request.recipe
     for name, reference in sorted(parse_references(recipe.secrets).items()):
         if reference.kind != "k8s":
             raise RequestError(

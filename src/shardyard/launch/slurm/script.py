@@ -100,7 +100,7 @@ def render_script(request: LaunchRequest, program: tuple[str, ...] = NODE_PROGRA
             "unset SLURM_EXPORT_ENV  # tasks get all that this script has",
             f"run_dir={_word(request.run_dir)}",
             f"requeue={'yes' if slurm.requeue else 'no'}",
-            _array("environment", _environment(request.recipe)),
+            _array("environment", _environment(request)),
             _array("srun", _srun(request)),
             _array("node", _node(request, program)),
             _BODY.strip("\n"),
@@ -194,12 +194,12 @@ def _srun(request: LaunchRequest) -> list[str]:
     return words
 
 
-def _environment(recipe: Recipe) -> list[str]:
+def _environment(request: LaunchRequest) -> list[str]:
     """Set the run's variables for srun, and so for its tasks, but not for this script.
 
     bash would lose some: it keeps names such as UID to itself, and the script has its own.
     """
-    return ["env", *(f"{name}={value}" for name, value in sorted(recipe.launch.env.items()))]
+    return ["env", *(f"{name}={value}" for name, value in sorted(request.environment.items()))]
 
 
 def _node(request: LaunchRequest, program: tuple[str, ...]) -> list[str]:
