@@ -1,38 +1,17 @@
 """Storage that fails: a full disk, a read-only one, damaged files, a port in use."""
 
 import json
-import os
 import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from shardyard.rundir.lines import read_steps
 from tests.e2e.shardyard import Answer, Place, events
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
-
-
-@contextmanager
-def mounted(folder: Path, options: str) -> Iterator[Path]:
-    """A file system of its own, in memory."""
-    folder.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if done.returncode != 0:
-        pytest.skip(f"mount refused: {done.stderr.strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
+from tests.mounts import mounted, needs_root
 
 @needs_root
 def test_a_disk_that_fills_loses_no_checkpoint(

@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 import torch.distributed as dist
@@ -76,6 +77,13 @@ def crash_on_rank_1(_run: RunDir, _attempt: int, _generation: int, _drained: Dra
         raise ZeroDivisionError("no such number")
     _sum_ranks()
     return "finished"
+
+
+def bad_data_on_a_full_disk(run: RunDir, _attempt: int, _generation: int, _drained: Drained) -> str:
+    with suppress(OSError), (run.path / "filler").open("wb", buffering=0) as filler:
+        while filler.write(b"x" * 4096) == 4096:
+            pass
+    raise DataError("shard-3.bin is damaged. Run `shardyard prepare` again.")
 
 
 def leave_early(_run: RunDir, _attempt: int, _generation: int, _drained: Drained) -> str:

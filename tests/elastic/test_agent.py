@@ -15,6 +15,7 @@ from shardyard.errors import LostNodeError
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
 from tests.elastic.agents import Agents, answer, session_pids, wait_until
+from tests.mounts import mounted, needs_root
 
 
 @pytest.fixture
@@ -87,6 +88,18 @@ def test_an_error_that_no_restart_cures_ends_the_attempt_at_once(agents: Agents)
     assert ended - began < 10
     assert "Traceback" not in agents.run.log(1, 1).read_text()
     assert_nothing_left(agents, process)
+
+
+@needs_root
+def test_last_words_are_written_before_they_are_told_to_a_full_disk(
+    agents: Agents, tmp_path: Path
+) -> None:
+    with mounted(tmp_path / "run-2", "size=1m") as disk:
+        agents.run = RunDir(disk)
+        agents.prepare(devices=1)
+        end = answer(agents.start("bad_data_on_a_full_disk"))
+        assert end["message"] == "shard-3.bin is damaged. Run `shardyard prepare` again."
+        assert len(agents.events("rendezvous")) == 1
 
 
 def test_a_worker_that_just_leaves_is_lost_too(agents: Agents) -> None:

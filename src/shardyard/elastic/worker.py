@@ -50,20 +50,16 @@ def work(run_dir: str, attempt: int, generation: int, *, body: Body) -> str:
     _die_with_agent()
     run = RunDir(Path(run_dir))
     rank = int(os.environ["RANK"])
-    _redirect_output(run.log(attempt, rank))
     failure = _FailureFile(failure_path(run, attempt, rank), rank=rank, generation=generation)
-    drain_requested = _listen_for_drain()
     try:
+        _redirect_output(run.log(attempt, rank))
+        drain_requested = _listen_for_drain()
         _join_process_group(run, attempt, generation)
         outcome = body(run, attempt, generation, drain_requested)
         gc.collect()  # what still holds the process group aborts the process at its end
         dist.destroy_process_group()
-    except ShardyardError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        failure.end_process(error, error.exit_code)
     except BaseException as error:  # noqa: BLE001  the outermost line of a process
-        traceback.print_exc()
-        failure.end_process(error, 1)
+        failure.end_process(error)
     failure.remove()
     return outcome
 
@@ -82,6 +78,16 @@ def read_failure(path: Path, generation: int) -> dict[str, Any] | None:
     return content if content.get("generation") == generation else None
 
 
+def last_words(content: dict[str, Any]) -> bytes:
+    """A failure as JSON, its message cut so that it fits into the room that was reserved."""
+    words = str(content["message"])
+    while True:
+        data = json.dumps({**content, "message": words}).encode()
+        if len(data) <= _FAILURE_FILE_BYTES:
+            return data
+        words = words[: len(words) * 3 // 4]
+
+
 class _FailureFile:
     """Room for a last message, reserved early: a full disk still lets a file be overwritten."""
 
@@ -92,20 +98,27 @@ class _FailureFile:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(b" " * _FAILURE_FILE_BYTES)
 
-    def end_process(self, error: BaseException, exit_code: int) -> NoReturn:
-        """Write why, flush, and be gone before any other code runs."""
+    def end_process(self, error: BaseException) -> NoReturn:
+        """Write why, tell the log, and be gone before any other code runs."""
+        is_final = isinstance(error, ShardyardError)
+        exit_code = error.exit_code if isinstance(error, ShardyardError) else 1
         content = {
             **self._head,
             "t": time.time(),
             "error": type(error).__name__,
-            "message": str(error)[: _FAILURE_FILE_BYTES // 4],
+            "message": str(error),
             "exit_code": exit_code,
-            "is_final": isinstance(error, ShardyardError),
+            "is_final": is_final,
         }
         with suppress(OSError):
-            data = json.dumps(content).encode().ljust(_FAILURE_FILE_BYTES)
+            data = last_words(content).ljust(_FAILURE_FILE_BYTES)
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
             os.pwrite(descriptor, data, 0)
+        with suppress(OSError):  # the log has no room of its own on a full disk
+            if is_final:
+                print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            else:
+                traceback.print_exception(error)
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError):
                 stream.flush()
