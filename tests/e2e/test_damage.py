@@ -13,6 +13,7 @@ from shardyard.rundir.lines import read_steps
 from tests.e2e.shardyard import Answer, Place, events
 from tests.mounts import mounted, needs_root
 
+
 @needs_root
 def test_a_disk_that_fills_loses_no_checkpoint(
     place: Place, prepared: Answer, base: Answer, tmp_path: Path
@@ -77,18 +78,20 @@ def test_a_damaged_checkpoint_is_passed_over_loudly(
     assert again[:24] == [line["loss"] for line in read_steps(place.run_dir("base").metrics)]
 
 
-def test_a_shard_of_garbage_ends_the_run_with_its_name(
+def test_a_shard_of_garbage_ends_the_run_with_its_name_and_not_with_that_of_a_missing_report(
     place: Place, prepared: Answer, tmp_path: Path
 ) -> None:
     folder, data = tmp_path / "prepared", Path(prepared.json["dir"])
     shutil.copytree(data, folder / data.name)
     shard = folder / data.name / "train-00000.bin"
     shard.write_bytes(b"\xff" * shard.stat().st_size)  # its size is right: seen when it is read
+    place.run_dir("garbage").report_html.mkdir(parents=True)  # where the report cannot be written
     answer = place.run(
         "train", "tiny.yaml", f"data.dir={folder}", "run.id=garbage", "cluster.devices=1"
     )
     assert (answer.code, answer.out) == (1, "")
-    last = answer.err.splitlines()[-1]
+    *_, before, last = answer.err.splitlines()
+    assert before.startswith("warning: there is no report: ")
     assert last.startswith(f"error: {shard.parent}: the train split holds token id 65535")
     assert last.endswith("or delete the folder and prepare again.")
     assert place.state("garbage") == "failed"

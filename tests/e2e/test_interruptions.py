@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tests.e2e.shardyard import (
     Place,
     Running,
     events,
+    processes_left,
     wait_for,
     wait_for_end,
     wait_for_step,
@@ -142,3 +144,20 @@ def test_ctrl_c_before_the_first_step_leaves_a_run_that_begins_again(
     )
     there = place.run("resume", "early", "--dry-run")
     assert there.out == "early has no checkpoint yet: it would begin at step 0 of 1\n"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.getloadavg()[0] > 1, reason="measures time, and others use this machine")
+def test_a_drain_leaves_within_five_seconds_report_and_all(place: Place, prepared: Answer) -> None:
+    assert prepared.code == 0
+    run_dir = place.run_dir("hasty")
+    with place.start("train", "tiny.yaml", "run.id=hasty", ENDLESS) as running:
+        wait_for_step(run_dir, 1)
+        asked_s = time.monotonic()
+        running.send(signal.SIGTERM)
+        wait_for_end(run_dir)
+        assert not run_dir.report_html.exists()  # the lease is free before it is begun
+        assert running.wait().code == 143
+        wait_for(lambda: not processes_left())
+        assert time.monotonic() - asked_s < 5.0
+    assert run_dir.report_html.is_file()

@@ -1,7 +1,7 @@
 """What workers of the tests do instead of training; named on the agent's command line."""
 
+import gc
 import os
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -9,7 +9,7 @@ from contextlib import suppress
 import torch
 import torch.distributed as dist
 
-from shardyard.elastic.__main__ import main
+from shardyard.elastic.__main__ import leave, main
 from shardyard.elastic.worker import work
 from shardyard.errors import DataError
 from shardyard.rundir.layout import RunDir
@@ -79,6 +79,11 @@ def crash_on_rank_1(_run: RunDir, _attempt: int, _generation: int, _drained: Dra
     return "finished"
 
 
+def count_frozen(_run: RunDir, _attempt: int, _generation: int, _drained: Drained) -> str:
+    print(gc.get_freeze_count())
+    return "finished"
+
+
 def bad_data_on_a_full_disk(run: RunDir, _attempt: int, _generation: int, _drained: Drained) -> str:
     with suppress(OSError), (run.path / "filler").open("wb", buffering=0) as filler:
         while filler.write(b"x" * 4096) == 4096:
@@ -102,4 +107,4 @@ def run_body(run_dir: str, attempt: int, generation: int) -> str:
 if __name__ == "__main__":
     from bodies import run_body as importable_run_body  # type: ignore[import-not-found]
 
-    sys.exit(main(worker=importable_run_body, preload=("torch", "torch.distributed")))
+    leave(main(worker=importable_run_body, preload=("torch", "torch.distributed")))

@@ -62,6 +62,12 @@ def test_a_killed_worker_is_named_and_the_group_restarts(agents: Agents) -> None
     assert_nothing_left(agents, process)
 
 
+def test_a_worker_leaves_without_searching_all_modules_for_garbage(agents: Agents) -> None:
+    agents.prepare(devices=1)
+    assert answer(agents.start("count_frozen"))["outcome"] == "finished"
+    assert int(agents.run.log(1, 0).read_text()) > 50_000  # torch alone
+
+
 def test_a_spent_restart_budget_says_who_what_where_and_how_to_go_on(agents: Agents) -> None:
     agents.prepare()
     process = agents.start("crash_on_rank_1")

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from shardyard.cli.agent_process import run_agent_process
+from shardyard.cli.last_report import write_last_report
 from shardyard.cli.prepare import prepare_data
 from shardyard.cli.request import Request
 from shardyard.cli.tables import print_table
@@ -18,7 +19,6 @@ from shardyard.hardware.machine import Machine
 from shardyard.hardware.probe import probe
 from shardyard.plan.plan import Plan, plan
 from shardyard.report.summary import Summary
-from shardyard.report.write import write_report
 from shardyard.rundir.layout import RunDir, write_json, write_text
 from shardyard.rundir.manifest import write_manifest
 from shardyard.rundir.resolved import write_resolved
@@ -85,10 +85,11 @@ def run_attempt(attempt: Attempt, *, as_json: bool) -> int:
     write_down(attempt, prediction)
     say(prediction.line())
     answer = run_agent_process(attempt.run_dir, attempt.number)
-    summary = write_report(attempt.run_dir)
+    summary = write_last_report(attempt.run_dir, attempt.number, attempt.resolved.recipe)
     if as_json:
-        tell(json.dumps({**_paths(attempt.run_dir), **summary.to_json(), **answer}, indent=1))
-    elif summary.steps_done:
+        numbers = {} if summary is None else summary.to_json()
+        tell(json.dumps({**_paths(attempt.run_dir), **numbers, **answer}, indent=1))
+    elif summary is not None and summary.steps_done:
         _show(attempt.run_dir, summary)
     if answer["exit_code"] != 0:
         is_error = answer["outcome"] == "failed"
@@ -109,7 +110,8 @@ def _paths(run_dir: RunDir) -> dict[str, str | None]:
     checkpoint = None
     if run_dir.latest.is_file():
         checkpoint = str(run_dir.checkpoints / run_dir.latest.read_text().strip())
-    return {"checkpoint": checkpoint, "report_html": str(run_dir.report_html)}
+    report = str(run_dir.report_html) if run_dir.report_html.is_file() else None
+    return {"checkpoint": checkpoint, "report_html": report}
 
 
 def _show(run_dir: RunDir, summary: Summary) -> None:

@@ -19,6 +19,7 @@ import click
 from shardyard.cli import main
 from shardyard.cli.agent_process import run_node_process
 from shardyard.cli.attempt import Attempt, resolve_here, write_down
+from shardyard.cli.last_report import write_last_report
 from shardyard.cli.limits import (
     Terms,
     has_stopped_itself,
@@ -42,7 +43,6 @@ from shardyard.config.schema import Recipe
 from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED, RequestError, ShardyardError
 from shardyard.launch.place import KINDS, Place, place_in
 from shardyard.launch.secrets import resolve_local
-from shardyard.report.write import write_report
 from shardyard.rundir.layout import RunDir, write_text
 from shardyard.rundir.lease import Lease
 from shardyard.rundir.lines import EventWriter, read_lines
@@ -219,10 +219,7 @@ def _lead(lead: _Lead, talk: Session, *, began_s: float) -> int:
         exit_code, words = _train(run, attempt.number, lead.place)
     exit_code = told_exit_code(exit_code, run, attempt.number, lead.kind)
     talk.end(words, exit_code)
-    try:
-        write_report(run)
-    except ShardyardError as error:  # the scheduler acts on how the training ended
-        say(f"warning: there is no report: {error}")
+    write_last_report(run, attempt.number, attempt.resolved.recipe)
     return exit_code
 
 

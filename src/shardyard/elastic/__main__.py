@@ -5,6 +5,7 @@ agent-K.log (K: node rank) in the attempt's folder.
 """
 
 import argparse
+import atexit
 import json
 import logging
 import os
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from shardyard.elastic import forkserver
 from shardyard.elastic.drain import DrainRequest
@@ -133,5 +134,18 @@ def _send_talk_to(log: Path) -> None:
     logging.raiseExceptions = False  # a full disk must not turn log lines into tracebacks
 
 
+def leave(exit_code: int) -> NoReturn:
+    """End this process once what it asked for at its exit is done.
+
+    The interpreter's own end would take torch down first, which takes a second that whoever waits
+    for a drain does not have.
+    """
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):  # a full disk
+            stream.flush()
+    os._exit(exit_code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
