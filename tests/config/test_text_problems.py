@@ -27,6 +27,18 @@ WRONG = [
     ({"run": {"dir": "ä" * 128}}, "has a name of 256 bytes in it"),
     ({"model": {"path": "x/" * 1793}}, "has 3,586 bytes, and no path or name has more than 3,584"),
     ({"launch": {"image": "x" * 4000}}, "launch.image='xxx"),
+    ({"data": {"source": "s3://bucket/a@b/text"}}, "data.source='s3://bucket/a@b/text' is a URL"),
+    ({"data": {"source": ["a", "hf://datasets/x"]}}, "source='hf://datasets/x' is a URL, which is"),
+    ({"data": {"source": "https://me:word@host/x?X-Sig=a"}}, "data.source='https://host/x' is a"),
+    ({"data": {"source": "gs://b"}}, "Copy it here (`aws s3 cp --recursive`, `gcloud storage cp`"),
+    ({"data": {"source": ""}}, "data.source='' is empty. Write . if the current folder is meant."),
+    ({"data": {"dir": "S3://bucket"}}, "data.dir='S3://bucket' is a URL"),
+    ({"data": {"tokenizer": "https://huggingface.co/a/b"}}, "or a hub name such as owner/name."),
+    ({"run": {"dir": "file:///runs"}}, "run.dir='file:///runs' is a URL"),
+    ({"model": {"preset": None, "path": "s3://b/m"}}, "a repository of the Hugging Face hub is"),
+    ({"model": {"preset": None, "hub": "https://huggingface.co/a/b"}}, "is written owner/name."),
+    ({"cluster": {"file": "https://host/x.yaml"}}, "cluster.file='https://host/x.yaml' is a URL"),
+    ({"launch": {"code": ["git+ssh://host/x"]}}, "launch.code='git+ssh://host/x' is a URL"),
     ({"run": {"dir": "~nobody-here/x"}}, "begins with the home folder of a user that is not known"),
 ]  # fmt: skip
 
@@ -51,7 +63,12 @@ def test_prose_may_have_lines_and_other_texts_any_letters(tmp_path: Path) -> Non
     _check(
         {
             "task": {"prompt": "two\r\nlines\tand \x1b"},
-            "launch": {"env": {"A": "two\nlines"}, "slurm": {"constraint": "a&b|'c'"}},
+            "launch": {
+                "image": "docker://a/b",
+                "env": {"A": "two\nlines"},
+                "slurm": {"constraint": "a&b|'c'"},
+            },
+            "data": {"source": ["a:b//c", "C:/x", "./s3://bucket"]},
             "run": {"dir": "Läufe/😀日本 (1)/$(x)/" + "x" * 255},
         },
         tmp_path,

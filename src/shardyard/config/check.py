@@ -71,7 +71,7 @@ def load_checked_recipe(
 def _find_problems(recipe: Recipe, *, to_train: bool) -> list[Problem]:
     unwritable = list(text_problems(recipe))
     if unwritable:  # told alone: others open the files that texts name
-        return [*unwritable, *environment_problems(recipe)]
+        return [*unwritable, *_credentials(recipe), *environment_problems(recipe)]
     found = [problem for look in _CHECKS for problem in look(recipe)]
     return [*found, *trainable_problems(recipe)] if to_train else found
 

@@ -35,6 +35,20 @@ _PART_BYTES = 255
 _WHOLE_BYTES = 4096 - 512
 """PATH_MAX of Linux, less what a run's own files add behind it. No other name is as long."""
 
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)(?:[^/?#]*@)?([^?#]*)")
+"""A scheme, then host and path; what may be a password or a signature is in no group. `file:///x`
+too: a path is written as it is."""
+
+_INSTEAD_OF_A_URL = {
+    "data.source": "Text is not read from object storage or the web yet. Copy it here (`aws s3 cp "
+    "--recursive`, `gcloud storage cp`, `hf download`, `curl`), or mount it, and give the path.",
+    "data.tokenizer": "Give a folder that holds tokenizer.json, or a hub name such as owner/name.",
+    "model.path": "Give a folder that holds config.json and weights; a repository of the Hugging "
+    "Face hub is model.hub: owner/name.",
+    "model.hub": "A repository of the Hugging Face hub is written owner/name.",
+}
+"""Settings that a URL is likely to be tried for -> what can be done today."""
+
 _PLAIN = re.compile(r"[A-Za-z0-9_./-]{1,100}")
 """Names that may stand in the dotted name of a setting in a message."""
 
@@ -44,7 +58,7 @@ def text_problems(recipe: Recipe) -> Iterable[Problem]:
     for setting, text in texts(recipe.model_dump()):
         why = _why_not(setting, text)
         if why:
-            yield Problem(setting, f"={show(text)} {why}")
+            yield Problem(setting, f"={show(_without_secrets(text))} {why}")
 
 
 def texts(tree: Any, path: str = "") -> Iterable[tuple[str, str]]:
@@ -82,10 +96,20 @@ def _why_not(setting: str, text: str) -> str | None:
     if size > _WHOLE_BYTES:
         most = f"{_WHOLE_BYTES:,}"
         return f"has {size:,} bytes, and no path or name has more than {most}. Shorten it."
+    if _URL.match(text) and setting in {*_PATHS, *_INSTEAD_OF_A_URL}:
+        instead = _INSTEAD_OF_A_URL.get(setting, "Give a path, such as one where it is mounted.")
+        return f"is a URL, which is not opened here. {instead}"
     return _why_no_path(text) if setting in _PATHS else None
 
 
+def _without_secrets(text: str) -> str:
+    url = _URL.match(text)
+    return text if url is None else url[1] + url[2]
+
+
 def _why_no_path(text: str) -> str | None:
+    if not text.strip():
+        return "is empty. Write . if the current folder is meant."
     longest = max(text.split("/"), key=lambda part: len(part.encode()))
     if len(longest.encode()) > _PART_BYTES:
         return (
