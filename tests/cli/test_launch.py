@@ -100,6 +100,24 @@ def test_a_rented_cluster_shows_memory_and_price_before_it_is_asked(
     assert fake.submitted[0].devices_per_node == 8
 
 
+@pytest.mark.parametrize(
+    ("instance", "words"),
+    [
+        ("p3.16xlarge", "V100 16GB has compute capability 7.0, and torch's wheels for CUDA 12.8 a"),
+        ("g4dn.12xlarge", None),
+        ("p5.48xlarge", None),
+    ],
+)
+def test_a_device_that_torch_has_no_code_for_is_said(
+    instance: str, words: str | None, tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    machines = ("cluster.device=auto", "cluster.devices=auto", f"cluster.instance={instance}")
+    assert launch(tmp_path, fake, "--dry-run", "cluster.nodes=1", *machines) == 0
+    said = capsys.readouterr().err
+    assert ("warning: " in said) is (words is not None)
+    assert words is None or f"warning: {words}" in said
+
+
 def test_without_a_terminal_and_without_yes_nothing_is_submitted(
     tmp_path: Path, fake: FakeLauncher, capsys: Captured
 ) -> None:

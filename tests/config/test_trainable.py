@@ -31,41 +31,21 @@ def test_what_only_the_planner_knows_is_refused_with_a_remedy(override: str, wor
     check(load_recipe([], given), to_train=False)
 
 
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("cluster.device=cpu", "torchao has no fp8 products for cpu. Use bf16 or fp32."),
-        ("cluster.instance=p4d.24xlarge", "torchao has no fp8 products for A100"),
-        ("cluster.instance=dl1.24xlarge", "torchao has no fp8 products for Gaudi"),
-        ("data.seq_len=40", "multiple of 16 tokens (16 x cp): tokens are a side of"),
-    ],
-)
-def test_fp8_is_refused_where_its_products_cannot_be(override: str, words: str) -> None:
-    recipe = load_recipe([], ["model.preset=llama-tiny", "precision.compute=fp8", override])
-    (problem,) = trainable_problems(recipe)
-    assert problem.path == "precision.compute" and words in str(problem)
-
-
-@pytest.mark.parametrize(
-    ("preset", "settings", "what"),
-    [
-        ("llama-tiny", ("parallel.tp=2", "memory.recompute=selective"), "parallel.tp=2"),
-        ("mixtral-tiny", ("memory.recompute=full",), "experts"),
-    ],
-)
-def test_what_would_not_be_compiled_is_refused(
-    preset: str, settings: tuple[str, ...], what: str
+@pytest.mark.parametrize("verb", ["plan", "config"])
+@pytest.mark.parametrize(("override", "words"), REFUSED)
+def test_verbs_that_only_look_say_that_it_cannot_be_trained(
+    verb: str, override: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By what tests/distributed/test_compile.py counts: graphs of such blocks."""
-    given = [f"model.preset={preset}", "model.compile=true", *settings]
-    (problem,) = trainable_problems(load_recipe([], given))
-    assert problem.path == "model.compile" and what in str(problem)
-    assert "Use false, or memory.recompute=none." in str(problem)
-    assert trainable_problems(load_recipe([], [*given, "memory.recompute=none"])) == []
+    machines = [] if "device" in override else ["cluster.instance=p5.48xlarge"]
+    assert main([verb, "model.preset=llama3-8b", override, *machines]) == 0
+    said = capsys.readouterr().err
+    assert said.startswith("note: ") and words in said
 
 
-def test_what_can_be_trained_has_no_such_problem() -> None:
+def test_what_can_be_trained_has_no_such_problem(capsys: pytest.CaptureFixture[str]) -> None:
     assert trainable_problems(load_recipe([], ["model.preset=llama3.2-1b"])) == []
+    assert main(["config", "model.preset=llama3.2-1b"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_the_families_of_the_training_half_are_named() -> None:

@@ -9,15 +9,21 @@ from typing import Any
 
 import pytest
 
+from shardyard.config.auto import Facts
 from shardyard.config.legality import Layout, problems
+from shardyard.config.load import load_recipe
+from shardyard.config.model_problems import misfits
+from shardyard.config.presets import PRESETS, ModelShape
+from shardyard.config.resolve import resolve_known
 from shardyard.config.schema import Parallel
 from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import instance
+from shardyard.hardware.chosen import chosen_cluster
 from shardyard.hardware.cluster import Cluster, cluster_of
 from shardyard.plan.estimate import Estimate, estimate
 from shardyard.plan.layouts import RECOMPUTE, Candidate, Search, nodes_that_fit, search
 from shardyard.plan.memory import SAFE_SHARE, memory
-from shardyard.plan.workload import Workload, with_layout
+from shardyard.plan.workload import Workload, with_layout, workload_of
 from tests.plan.workloads import layout, p5, with_rates, workload
 
 ALL = 10**6
@@ -78,6 +84,39 @@ def test_every_candidate_is_a_recipe_that_the_check_lets_through(
         )
         assert wrong == [], candidate.layout
         assert candidate.layout.world_size == cluster.devices
+
+
+_NARROW = replace(
+    PRESETS["llama-tiny"].shape, vocab_size=512, num_attention_heads=2, num_key_value_heads=2,
+    head_dim=8, intermediate_size=40,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shape", "settings"),
+    [
+        (PRESETS["llama3.2-1b"].shape, ["model.compile=true"]),
+        (PRESETS["llama2-13b"].shape, ["parallel.cp_exchange=heads", "cluster.nodes=2"]),
+        (_NARROW, ["precision.compute=fp8", "optim.global_batch=64"]),
+        (PRESETS["bert-large"].shape, ["task.name=masked_lm", "parallel.schedule=zero-bubble"]),
+    ],
+)
+def test_no_candidate_is_one_that_train_refuses(shape: ModelShape, settings: list[str]) -> None:
+    given = ["model.preset=llama-tiny", "cluster.instance=p5.48xlarge", *settings]
+    recipe = resolve_known(load_recipe([], given), Facts(shape=shape)).recipe
+    cluster = chosen_cluster(recipe.cluster)
+    assert cluster is not None
+    asked = workload_of(recipe, shape, layout(dp_shard=cluster.devices))
+    found = search(asked, cluster, best=ALL)
+    assert found.best
+    for candidate in found.best:
+        update = {
+            "parallel": recipe.parallel.model_copy(update=asdict(candidate.layout)),
+            "memory": recipe.memory.model_copy(update={"recompute": candidate.recompute}),
+            "optim": recipe.optim.model_copy(update={"micro_batch": candidate.micro_batch}),
+        }
+        wrong = misfits(recipe.model_copy(update=update), shape)
+        assert wrong == [], (candidate.layout, candidate.recompute)
 
 
 @pytest.mark.parametrize(("preset", "cluster", "given"), CASES)

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from shardyard.cli.agent_process import run_agent_process
@@ -14,7 +13,6 @@ from shardyard.cli.terminal import say, tell
 from shardyard.config.load import dump_recipe
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
-from shardyard.errors import RequestError
 from shardyard.hardware.machine import Machine
 from shardyard.hardware.probe import probe
 from shardyard.plan.plan import Plan, plan
@@ -51,32 +49,20 @@ class Attempt:
 def resolve_here(
     request: Request, *, previous: Resolved | None = None, data: DataFacts | None = None
 ) -> tuple[Machine, Resolved]:
-    """Look at this machine and prepare the data, side by side; then resolve everything.
+    """Look at this machine, refuse what it cannot do, prepare the data, resolve everything.
+
+    In this order: what is wrong is told before anything is tokenised.
 
     Args:
         previous: The last attempt, on a resume.
         data: A data set that is prepared already; None: prepare it, or find it prepared.
-    """
-    with ThreadPoolExecutor(max_workers=1) as thread:
-        looking = thread.submit(probe)
-        data = data or prepare_data(request)
-        machine = looking.result()
-    refuse_without_fp8(request.recipe, machine)
-    return machine, request.resolve(machine, data, previous=previous)
-
-
-def refuse_without_fp8(recipe: Recipe, machine: Machine) -> None:
-    """Raise if a recipe wants fp8 products and this machine's devices have none.
 
     Raises:
-        RequestError: They have none.
+        RecipeError: Recipe, machine, model and data do not fit each other or ``previous``.
     """
-    if recipe.precision.compute == "fp8" and not machine.has_fp8:
-        raise RequestError(
-            f"precision.compute=fp8 but {machine.name} does not multiply fp8 numbers: that takes "
-            "an NVIDIA device of capability 8.9 or more (Ada, Hopper, Blackwell) or AMD's CDNA 3. "
-            "Use precision.compute=bf16 here."
-        )
+    machine = probe()
+    request.refuse_misfits(machine, previous)
+    return machine, request.resolve(machine, data or prepare_data(request), previous=previous)
 
 
 def run_attempt(attempt: Attempt, *, as_json: bool) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from shardyard.cli.request import Request, refuse_illegal
+from shardyard.cli.request import Request, refuse_misfits
 from shardyard.cli.sent_code import packed_code, send_code
 from shardyard.cli.terminal import say
 from shardyard.config.load import dump_recipe
@@ -25,6 +25,7 @@ from shardyard.errors import RequestError, StorageError
 from shardyard.hardware.machine import Machine
 from shardyard.hardware.probe import probe
 from shardyard.launch.base import LAUNCHERS, Job, Launcher, LaunchRequest, Rendered
+from shardyard.launch.image import without_code
 from shardyard.launch.ledger import Ledger
 from shardyard.launch.marked import NONCE_DETAIL, new_nonce
 from shardyard.launch.secrets import refuse_unsupported
@@ -184,7 +185,7 @@ def describe(proposal: Proposal) -> list[str]:
     nodes = f"{request.nodes} node{'s' * (request.nodes > 1)}"
     each = f"{request.devices_per_node} process{'es' * (request.devices_per_node > 1)} each"
     lines = [f"launch: run {request.run_id} as {where}: {nodes}, {each}"]
-    lines += [f"warning: {warning}" for warning in proposal.rendered.warnings]
+    lines += [f"warning: {warning}" for warning in _warnings(proposal)]
     if plan is None:
         return [*lines, f"plan: nothing is predicted: {proposal.why_no_plan}"]
     lines += [plan.line(), f"memory: {plan.fits}: {plan.fits_reason}"]
@@ -197,6 +198,13 @@ def describe(proposal: Proposal) -> list[str]:
     about = "about" if plan.usd is not None else "by its time limit at most"
     length = "" if plan.wall_s is None else f" in {format_seconds(plan.wall_s)}"
     return [*lines, f"price: {hour}{about} {format_usd(usd)} for the run{length}"]
+
+
+def _warnings(proposal: Proposal) -> list[str]:
+    """The launcher's, and what holds for all of them."""
+    cluster, device = proposal.request.cluster, proposal.request.recipe.cluster.device
+    old = None if cluster is None or device == "cpu" else without_code(cluster.accelerator)
+    return [*proposal.rendered.warnings, *([] if old is None else [f"{old}."])]
 
 
 def submit(proposal: Proposal) -> Job:
@@ -337,6 +345,7 @@ def _plan(
 ) -> tuple[Plan | None, str]:
     """The prediction, or why there is none."""
     recipe = preview.recipe
+    refuse_misfits(recipe, request.shape)
     open_settings = {
         "cluster.device": recipe.cluster.device,
         "precision.compute": recipe.precision.compute,
@@ -344,7 +353,6 @@ def _plan(
     still_open = [name for name, value in open_settings.items() if value == "auto"]
     if still_open:
         return None, f"{still_open[0]}=auto and no machines are named (cluster.instance or file)"
-    refuse_illegal(recipe, request.shape, devices_per_node=devices)
     prediction = plan_recipe(
         recipe,
         shape=request.shape,

@@ -20,7 +20,7 @@ from shardyard.cli.plan_tables import (
     show_rejected,
     show_task,
 )
-from shardyard.cli.request import Request, refuse_illegal
+from shardyard.cli.request import Request, refuse_misfits
 from shardyard.cli.terminal import say, tell
 from shardyard.config.resolve import Preview
 from shardyard.config.schema import Parallel
@@ -220,7 +220,7 @@ def _answer(
     recipe = preview.recipe
     devices = recipe.cluster.devices
     assert isinstance(devices, int)  # an instance and a machine both say how many
-    refuse_illegal(recipe, request.shape, devices_per_node=devices)
+    refuse_misfits(recipe, request.shape)
     cluster = planned_cluster(recipe, machine, devices_per_node=devices)
     calibration = _calibration(calibrate, cluster)
     plan = plan_recipe(

@@ -12,13 +12,14 @@ from shardyard.cli.terminal import say
 from shardyard.config.anchor import anchor_paths
 from shardyard.config.auto import Facts
 from shardyard.config.check import load_checked_recipe
-from shardyard.config.legality import problems
 from shardyard.config.load import is_override
+from shardyard.config.model_problems import misfits
 from shardyard.config.model_source import has_tokenizer, model_folder, read_shape
 from shardyard.config.presets import ModelShape
-from shardyard.config.resolve import Preview, resolve, resolve_known
+from shardyard.config.resolve import Preview, machine_problems, resolve, resolve_known
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
+from shardyard.config.trainable import trainable_problems
 from shardyard.errors import RecipeError
 from shardyard.hardware.machine import Machine
 from shardyard.launch.secrets import loose_files, resolve_local
@@ -50,7 +51,8 @@ class Request:
 
         Args:
             arguments: Recipe files and ``section.key=value`` overrides, in any order.
-            to_train: Whether what can be planned but not trained yet is refused.
+            to_train: Whether what can be planned but not trained yet is refused; else it is
+                said, and goes on.
             needs_weights: Whether weights that the recipe loads must be there; False for verbs
                 that only look.
             runs_here: Whether the work is done on this machine, so that its secrets are taken.
@@ -62,6 +64,8 @@ class Request:
         files = [Path(argument) for argument in arguments if not is_override(argument)]
         overrides = [argument for argument in arguments if is_override(argument)]
         recipe = load_checked_recipe(files, overrides, to_train=to_train)
+        for problem in [] if to_train else trainable_problems(recipe):
+            print(f"note: {problem}", file=sys.stderr)
         if runs_here:
             take_secrets(recipe)
         name = "-".join(file.stem for file in files) or "run"
@@ -73,7 +77,24 @@ class Request:
         anchored = anchor_paths(recipe)
         folder = model_folder(anchored.model, needs_weights=needs_weights)
         shape = read_shape(anchored.model, folder, anchored.data.vocab_size)
-        return Request(recipe=anchored, as_written=recipe, name=name, model_dir=folder, shape=shape)
+        request = Request(
+            recipe=anchored, as_written=recipe, name=name, model_dir=folder, shape=shape
+        )
+        request.refuse_misfits()
+        return request
+
+    def refuse_misfits(
+        self, machine: Machine | None = None, previous: Resolved | None = None
+    ) -> None:
+        """Hold everything against each other that is known before the data is prepared.
+
+        Args:
+            machine: The machine that trains; None: it has not been looked at.
+
+        Raises:
+            RecipeError: All that does not fit.
+        """
+        refuse_misfits(self.preview(machine, previous).recipe, self.shape, machine)
 
     def preview(self, machine: Machine | None = None, previous: Resolved | None = None) -> Preview:
         """Resolve as far as possible before the data is prepared, or as it was in ``previous``."""
@@ -119,20 +140,14 @@ def take_secrets(recipe: Recipe) -> None:
     os.environ.update(resolve_local(recipe.secrets, os.environ))
 
 
-def refuse_illegal(recipe: Recipe, shape: ModelShape, *, devices_per_node: int) -> None:
-    """Hold degrees, batch and length of a previewed recipe against each other.
+def refuse_misfits(recipe: Recipe, shape: ModelShape, machine: Machine | None = None) -> None:
+    """As ``Request.refuse_misfits``, of a recipe that is resolved as far as it can be.
 
     Raises:
         RecipeError: All that does not fit.
     """
-    optim, seq_len = recipe.optim, recipe.data.seq_len
-    global_batch, micro_batch = optim.global_batch, optim.micro_batch
-    assert isinstance(global_batch, int) and isinstance(micro_batch, int)
-    assert isinstance(seq_len, int)
-    found = problems(
-        recipe.parallel, world_size=recipe.cluster.nodes * devices_per_node,
-        devices_per_node=devices_per_node, shape=shape, seq_len=seq_len,
-        global_batch=global_batch, micro_batch=micro_batch,
-    )  # fmt: skip
+    found = misfits(recipe, shape)
+    if machine is not None:
+        found += machine_problems(recipe, machine)
     if found:
         raise RecipeError(found)

@@ -162,13 +162,26 @@ def _compute(draft: Draft) -> tuple[str, str]:
         raise NotYetKnown("known once cluster.device is")
     if draft.recipe.cluster.device == "cpu":
         return "fp32", "a CPU gains little from 16 bits"
+    name = _lacks_bf16(draft)
+    if name is not None:
+        return "fp32", f"{name} has no bf16, and fp16 cannot be trained in yet"
     return "bf16", "the accelerator's fast format, without loss scaling"
+
+
+def _lacks_bf16(draft: Draft) -> str | None:
+    """The accelerator of the recipe's machines, if it computes in no bf16."""
+    cluster, machine = draft.cluster, draft.facts.machine
+    if cluster is not None:
+        return None if cluster.accelerator.has_bf16 else cluster.accelerator.name
+    return machine.name if machine is not None and not machine.has_bf16 else None
 
 
 def _output(draft: Draft) -> tuple[str, str]:
     if draft.recipe.precision.compute == "auto":
         raise NotYetKnown("known once precision.compute is")
     compute = draft.recipe.precision.compute
+    if compute == "fp16":
+        return "fp32", "models return fp32 or bf16, and what has fp16 need not have bf16"
     return ("bf16" if compute == "fp8" else compute), "as precision.compute"
 
 

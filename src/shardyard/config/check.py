@@ -9,16 +9,10 @@ from pathlib import Path
 
 from shardyard.config.credentials import HIDDEN, find_credential
 from shardyard.config.environment import environment_problems
+from shardyard.config.format_problems import format_problems
 from shardyard.config.launch_problems import launch_problems
-from shardyard.config.legality import (
-    SPLIT_BACKWARD,
-    batch_problems,
-    split_backward_problems,
-    stage_problems,
-    strategy_problems,
-)
-from shardyard.config.legality import problems as layout_problems
 from shardyard.config.load import read_settings, source_of
+from shardyard.config.model_problems import misfits
 from shardyard.config.presets import PRESETS
 from shardyard.config.schema import Optim, Recipe
 from shardyard.config.secret_reference import is_variable, parse_references
@@ -141,38 +135,10 @@ def _secrets(recipe: Recipe) -> Iterable[Problem]:
             yield Problem(f"secrets.{name}", why)
 
 
-def _layout(recipe: Recipe) -> Iterable[Problem]:
-    """Legality, as far as it can be decided without a machine."""
-    devices, optim, parallel = recipe.cluster.devices, recipe.optim, recipe.parallel
-    yield from compile_problems(recipe)
-    global_batch = None if optim.global_batch == "auto" else optim.global_batch
-    micro_batch = None if optim.micro_batch == "auto" else optim.micro_batch
-    if devices == "auto":
-        yield from strategy_problems(parallel)
-        yield from stage_problems(
-            pp=parallel.pp, schedule=parallel.schedule, virtual_stages=parallel.virtual_stages
-        )
-        yield from split_backward_problems(parallel)
-        yield from batch_problems(1, global_batch=global_batch, micro_batch=micro_batch)
-        return
-    yield from layout_problems(
-        recipe.parallel,
-        world_size=recipe.cluster.nodes * devices,
-        devices_per_node=devices,
-        global_batch=global_batch,
-        micro_batch=micro_batch,
-    )
-
-
-def compile_problems(recipe: Recipe) -> Iterable[Problem]:
-    """A schedule that splits backward passes, of blocks whose backward pass is one."""
-    parallel = recipe.parallel
-    if recipe.model.compile and parallel.pp > 1 and parallel.schedule in SPLIT_BACKWARD:
-        text = (
-            f"=true with parallel.schedule={parallel.schedule}: a compiled block has one backward "
-            "pass, which cannot be split. Use false, or parallel.schedule=1f1b or interleaved."
-        )
-        yield Problem("model.compile", text)
+def _fit(recipe: Recipe) -> Iterable[Problem]:
+    """Legality, as far as it can be decided without a machine or a model's folder."""
+    preset = PRESETS.get(recipe.model.preset or "")
+    yield from misfits(recipe, None if preset is None else preset.shape)
 
 
 def _optim(recipe: Recipe) -> Iterable[Problem]:
@@ -215,6 +181,13 @@ def _optimizer_states(recipe: Recipe) -> Iterable[Problem]:
 
 MOST_AVERAGING_IN_BF16 = 0.99
 """An average then settles within 40 % of what it averages; within 8 % at 0.95, the default."""
+
+
+def _generation(recipe: Recipe) -> Iterable[Problem]:
+    task = recipe.task
+    if task.name == "masked_lm" and task.generate_tokens:
+        text = f"={task.generate_tokens}: a model that fills gaps does not continue text. Use 0."
+        yield Problem("task.generate_tokens", text)
 
 
 def _evaluation(recipe: Recipe) -> Iterable[Problem]:
@@ -280,7 +253,9 @@ _CHECKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
     _model,
     _secrets,
     environment_problems,
-    _layout,
+    _fit,
+    _generation,
+    format_problems,
     _optim,
     _optimizer_states,
     _evaluation,

@@ -122,8 +122,8 @@ def resolve_layout(
 def problems(
     parallel: Parallel,
     *,
-    world_size: int,
-    devices_per_node: int,
+    world_size: int | None,
+    devices_per_node: int | None,
     shape: ModelShape | None = None,
     seq_len: int | None = None,
     global_batch: int | None = None,
@@ -132,20 +132,27 @@ def problems(
     """Everything that keeps these degrees from being a layout; an empty list means legal.
 
     Args:
-        world_size: All ranks of the run.
-        devices_per_node: Ranks of one node; tensor parallelism stays inside it.
+        world_size: All ranks of the run; None: not known yet, so nothing is held against it.
+        devices_per_node: Ranks of one node; tensor parallelism stays inside it. None: as above.
         shape: Checked against tp, pp, ep and the stages of a pipeline where given.
         seq_len: Tokens of a sample; checked against cp where given.
         global_batch: Samples in one step; there must be one for each data-parallel rank.
         micro_batch: Samples in one forward pass; at most the global batch.
     """
     found = strategy_problems(parallel)
-    model_ranks = parallel.cp * parallel.tp * parallel.pp
     found += axis_problems(
         cp=parallel.cp, tp=parallel.tp, pp=parallel.pp, ep=parallel.ep, world_size=world_size,
         devices_per_node=devices_per_node, shape=shape, seq_len=seq_len,
         cp_exchange=parallel.cp_exchange,
     )  # fmt: skip
+    if world_size is None or devices_per_node is None:
+        found += batch_problems(1, global_batch=global_batch, micro_batch=micro_batch)
+        found += stage_problems(
+            pp=parallel.pp, schedule=parallel.schedule, virtual_stages=parallel.virtual_stages,
+            shape=shape,
+        )  # fmt: skip
+        return found + split_backward_problems(parallel)
+    model_ranks = parallel.cp * parallel.tp * parallel.pp
     if world_size % model_ranks:
         given = " x ".join(f"{a}={getattr(parallel, a)}" for a in ("cp", "tp", "pp"))
         text = f"{given} makes {model_ranks}, which does not divide the {world_size} ranks."
@@ -217,8 +224,8 @@ def axis_problems(
     tp: int,
     pp: int,
     ep: int,
-    world_size: int,
-    devices_per_node: int,
+    world_size: int | None,
+    devices_per_node: int | None,
     shape: ModelShape | None = None,
     seq_len: int | None = None,
     cp_exchange: str = "keys_values",
@@ -226,13 +233,14 @@ def axis_problems(
     """What keeps the model axes from splitting this model on these nodes.
 
     Args:
-        devices_per_node: Tensor parallelism stays inside a node.
+        world_size: None: not known yet.
+        devices_per_node: Tensor parallelism stays inside a node. None: not known yet.
         shape: Its heads, blocks and experts are what tp, pp and ep split.
         seq_len: What cp splits.
         cp_exchange: As ``parallel.cp_exchange``; ``heads`` are split over cp too.
     """
     found = []
-    if devices_per_node % tp:
+    if devices_per_node is not None and devices_per_node % tp:
         text = (
             f"={tp} does not divide the {devices_per_node} devices of a node. Tensor parallelism "
             f"across nodes would be limited by the network. Use {_divisors(devices_per_node)}"
@@ -262,7 +270,7 @@ def axis_problems(
         found += _split_problems(shape, tp=tp, pp=pp, ep=ep)
     if shape is not None and cp > 1 and cp_exchange == "heads":
         found += _exchange_problems(shape.num_attention_heads, cp=cp, tp=tp)
-    ranks = world_size // (tp * pp)
+    ranks = ep if world_size is None else world_size // (tp * pp)
     if ep > 1 and ranks % ep:
         text = (
             f"={ep} does not divide the {ranks} ranks beside tp and pp, over which experts are "
@@ -385,9 +393,6 @@ _VIRTUAL_STAGES = {
     "zb-v": range(2, 3),
 }
 """Stages of one rank that each schedule can have."""
-
-FP8_MULTIPLE = 16
-"""Sides of matrices that fp8 kernels multiply."""
 
 SPLIT_BACKWARD = ("zero-bubble", "zb-v")
 """Schedules that compute the gradients of weights later than those of activations."""

@@ -18,11 +18,12 @@ from shardyard.config.auto import (
     steps_of,
 )
 from shardyard.config.fingerprint import SECTIONS_THAT_MAY_CHANGE, may_change
-from shardyard.config.legality import problems, resolve_layout
+from shardyard.config.format_problems import without_bf16
+from shardyard.config.legality import resolve_layout
+from shardyard.config.model_problems import misfits
 from shardyard.config.presets import ModelShape
 from shardyard.config.resolved import DataFacts, Resolved, fingerprint, settings_in
 from shardyard.config.schema import Recipe
-from shardyard.config.trainable import nothing_to_compile, wrong_task
 from shardyard.errors import Problem, RecipeError
 from shardyard.hardware.machine import Machine
 
@@ -182,16 +183,28 @@ def _apply_layout(recipe: Recipe, reasons: dict[str, str]) -> Recipe:
 def _misfits(resolved: Resolved, machine: Machine) -> list[Problem]:
     """What only shows when recipe, machine, model and data are known together."""
     return [
-        *_device_problems(resolved.recipe, machine),
+        *machine_problems(resolved.recipe, machine),
+        *misfits(resolved.recipe, resolved.shape),
         *_sample_problems(resolved),
-        *_model_problems(resolved),
+        *_vocabulary_problems(resolved),
     ]
 
 
-def _device_problems(recipe: Recipe, machine: Machine) -> list[Problem]:
+def machine_problems(recipe: Recipe, machine: Machine) -> list[Problem]:
+    """What a recipe, resolved so far, wants of devices, and those of this machine lack."""
+    found = []
+    if recipe.precision.compute == "fp8" and not machine.has_fp8:
+        text = (
+            f"=fp8 but {machine.name} does not multiply fp8 numbers: that takes an NVIDIA device "
+            "of capability 8.9 or more (Ada, Hopper, Blackwell) or AMD's CDNA 3. Use "
+            "precision.compute=bf16 here."
+        )
+        found.append(Problem("precision.compute", text))
     device, devices = recipe.cluster.device, recipe.cluster.devices
     if device == "cpu":
-        return []  # CPU processes are a choice
+        return found  # CPU processes are a choice
+    if recipe.precision.compute == "bf16" and not machine.has_bf16:
+        found.append(Problem("precision.compute", f"=bf16: {without_bf16(machine.name)}"))
     if device != machine.device:
         named = "instance" if recipe.cluster.instance else "file" if recipe.cluster.file else None
         renting = f" with cluster.{named}=null" if named else ""
@@ -206,24 +219,16 @@ def _device_problems(recipe: Recipe, machine: Machine) -> list[Problem]:
             f"={devices} but {machine.hostname} has {machine.count} x {machine.name}. Each rank "
             f"needs a device of its own. Use at most {machine.count}."
         )
-        return [Problem("cluster.devices", text)]
-    return []
+        found.append(Problem("cluster.devices", text))
+    return found
 
 
 def _sample_problems(resolved: Resolved) -> list[Problem]:
-    """A model or a batch that cannot be split so; fewer samples than ranks; none to evaluate."""
+    """Fewer samples than ranks; none to evaluate."""
     recipe, data = resolved.recipe, resolved.data
     draft = Draft(recipe=recipe, facts=Facts(data=data))
     ranks, samples = draft.data_ranks, draft.train_samples
-    micro_batch = recipe.optim.micro_batch
-    assert isinstance(micro_batch, int)
-    devices = recipe.cluster.devices
-    assert isinstance(devices, int)
-    found = problems(
-        recipe.parallel, world_size=recipe.cluster.nodes * devices, devices_per_node=devices,
-        shape=resolved.shape, seq_len=draft.seq_len, global_batch=draft.global_batch,
-        micro_batch=micro_batch,
-    )  # fmt: skip
+    found = []
     if samples < ranks:
         text = (
             f"{data.train_tokens:,} training tokens make {samples} samples of {draft.seq_len} "
@@ -241,16 +246,10 @@ def _sample_problems(resolved: Resolved) -> list[Problem]:
     return found
 
 
-def _model_problems(resolved: Resolved) -> list[Problem]:
-    """Samples or a vocabulary that the model has no room for, or what it cannot be asked."""
-    shape, seq_len = resolved.shape, resolved.recipe.data.seq_len
-    found = [*wrong_task(resolved.recipe, shape), *nothing_to_compile(resolved.recipe, shape)]
-    if isinstance(seq_len, int) and seq_len > shape.max_position_embeddings:
-        text = (
-            f"={seq_len} is more than the model's context of {shape.max_position_embeddings} "
-            f"tokens. Use at most {shape.max_position_embeddings}."
-        )
-        found.append(Problem("data.seq_len", text))
+def _vocabulary_problems(resolved: Resolved) -> list[Problem]:
+    """A vocabulary that the model has no room for."""
+    shape = resolved.shape
+    found = []
     if resolved.data.vocab_size > shape.vocab_size:
         text = (
             f"={resolved.recipe.data.tokenizer} has {resolved.data.vocab_size:,} tokens, the "

@@ -45,10 +45,17 @@ class Accelerator:
     """Devices that ``link`` joins, where they are more than those of a node."""
     device: str = "cuda"
     """What torch calls its kind, as ``cluster.device`` does; xla can be planned, not trained."""
+    capability: tuple[int, int] | None = None
+    """NVIDIA's compute capability: which code runs on it. None: another vendor's, or not known."""
     driver_names: tuple[str, ...] = ()
     """Regular expressions; each must match the whole of the name that the driver prints."""
     source: str = ""
     """Where the rates and the memory come from."""
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether it multiplies bf16 numbers: NVIDIA's do from Ampere on (CUDA's guide)."""
+        return self.capability is None or self.capability >= (8, 0)
 
     def peak_flops_per_s(self, number_format: str) -> float | None:
         """Peak FLOP/s of one device in a format; None if no source gives it."""

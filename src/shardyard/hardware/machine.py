@@ -20,3 +20,5 @@ class Machine:
     hostname: str
     has_fp8: bool = False
     """Whether torchao's fp8 products run on its devices."""
+    has_bf16: bool = True
+    """Whether its devices multiply bf16 numbers: NVIDIA's from capability 8.0 on."""

@@ -2,7 +2,7 @@
 
 What nobody measured takes the share of the peak that its nearest kin reached: boards of the same
 package (SXM, PCIe), else of the same generation. A power limit decides that share, and it is set by
-package and generation.
+package and generation. Capabilities are those of NVIDIA's list, developer.nvidia.com/cuda-gpus.
 """
 
 from shardyard.hardware.accelerator import GIB, MIB, Accelerator, as_reached_by, reached
@@ -74,30 +74,35 @@ _GRAND_TETON = network("RoCE", gbps=400, source="pytorch/torchtitan, benchmarks:
 ROWS: tuple[Accelerator, ...] = (
     Accelerator(
         name="V100 16GB", memory_bytes=16 * GIB, bandwidth_bytes_per_s=900e9, processors=80,
+        capability=(7, 0),
         peak_tflops=_V100, achievable=as_reached_by(_A100_REACHED, _V100),
         achievable_source=_AS_A100, link=NVLINK_2, host_link_bytes_per_s=PCIE_BYTES_PER_S[3],
         network=_DGX_V100, driver_names=(r"Tesla V100-SXM2-16GB",), source=_V100_SOURCE,
     ),
     Accelerator(
         name="V100 32GB", memory_bytes=32 * GIB, bandwidth_bytes_per_s=900e9, processors=80,
+        capability=(7, 0),
         peak_tflops=_V100, achievable=as_reached_by(_A100_REACHED, _V100),
         achievable_source=_AS_A100, link=NVLINK_2, host_link_bytes_per_s=PCIE_BYTES_PER_S[3],
         network=_DGX_V100, driver_names=(r"Tesla V100-SXM2-32GB(-LS)?",), source=_V100_SOURCE,
     ),
     Accelerator(
         name="V100 PCIe 16GB", memory_bytes=16 * GIB, bandwidth_bytes_per_s=900e9, processors=80,
+        capability=(7, 0),
         peak_tflops=_V100_PCIE, achievable=as_reached_by(_A100_PCIE_REACHED, _V100_PCIE),
         achievable_source=_AS_A100_PCIE, link=pcie(3), host_link_bytes_per_s=PCIE_BYTES_PER_S[3],
         driver_names=(r"Tesla V100-PCIE-16GB",), source=_V100_SOURCE,
     ),
     Accelerator(
         name="V100 PCIe 32GB", memory_bytes=32 * GIB, bandwidth_bytes_per_s=900e9, processors=80,
+        capability=(7, 0),
         peak_tflops=_V100_PCIE, achievable=as_reached_by(_A100_PCIE_REACHED, _V100_PCIE),
         achievable_source=_AS_A100_PCIE, link=pcie(3), host_link_bytes_per_s=PCIE_BYTES_PER_S[3],
         driver_names=(r"Tesla V100-PCIE-32GB",), source=_V100_SOURCE,
     ),
     Accelerator(
         name="A100 40GB", memory_bytes=40 * GIB, bandwidth_bytes_per_s=1555e9, processors=108,
+        capability=(8, 0),
         peak_tflops=_A100, achievable=_A100_REACHED, achievable_source=MEASURED,
         link=NVLINK_3, host_link_bytes_per_s=PCIE_BYTES_PER_S[4], network=_DGX_A100,
         driver_names=(r"(NVIDIA )?A100-SXM4-40GB",),
@@ -105,6 +110,7 @@ ROWS: tuple[Accelerator, ...] = (
     ),
     Accelerator(
         name="A100 80GB", memory_bytes=80 * GIB, bandwidth_bytes_per_s=2039e9, processors=108,
+        capability=(8, 0),
         peak_tflops=_A100, achievable=_A100_REACHED, achievable_source=MEASURED,
         link=NVLINK_3, host_link_bytes_per_s=PCIE_BYTES_PER_S[4], network=_DGX_A100,
         driver_names=(r"(NVIDIA )?A100-SXM4-80GB",),
@@ -112,6 +118,7 @@ ROWS: tuple[Accelerator, ...] = (
     ),
     Accelerator(
         name="A100 PCIe 40GB", memory_bytes=40 * GIB, bandwidth_bytes_per_s=1555e9, processors=108,
+        capability=(8, 0),
         peak_tflops=_A100, achievable=_A100_PCIE_REACHED, achievable_source=MEASURED,
         link=pcie(4), host_link_bytes_per_s=PCIE_BYTES_PER_S[4],
         driver_names=(r"(NVIDIA )?A100-PCIE-40GB",),
@@ -119,6 +126,7 @@ ROWS: tuple[Accelerator, ...] = (
     ),
     Accelerator(
         name="A100 PCIe 80GB", memory_bytes=80 * GIB, bandwidth_bytes_per_s=1935e9, processors=108,
+        capability=(8, 0),
         peak_tflops=_A100, achievable=_A100_PCIE_REACHED, achievable_source=MEASURED,
         link=pcie(4), host_link_bytes_per_s=PCIE_BYTES_PER_S[4],
         driver_names=(r"(NVIDIA )?A100 80GB PCIe",),
@@ -126,6 +134,7 @@ ROWS: tuple[Accelerator, ...] = (
     ),
     Accelerator(
         name="H100 SXM", memory_bytes=80 * GIB, bandwidth_bytes_per_s=3350e9, processors=132,
+        capability=(9, 0),
         peak_tflops=_HOPPER, achievable=_H100_REACHED, achievable_source=MEASURED,
         link=NVLINK_4, host_link_bytes_per_s=PCIE_BYTES_PER_S[5], network=_DGX_H100,
         driver_names=(r"NVIDIA H100 80GB HBM3",),
@@ -133,6 +142,7 @@ ROWS: tuple[Accelerator, ...] = (
     ),
     Accelerator(
         name="H100 PCIe", memory_bytes=80 * GIB, bandwidth_bytes_per_s=2000e9, processors=114,
+        capability=(9, 0),
         peak_tflops=_H100_PCIE, achievable=as_reached_by(_H100_REACHED, _H100_PCIE),
         achievable_source=_AS_H100, link=pcie(5), host_link_bytes_per_s=PCIE_BYTES_PER_S[5],
         driver_names=(r"NVIDIA H100 PCIe",),
@@ -140,6 +150,7 @@ ROWS: tuple[Accelerator, ...] = (
     ),
     Accelerator(
         name="H100 NVL", memory_bytes=94 * GIB, bandwidth_bytes_per_s=3900e9, processors=132,
+        capability=(9, 0),
         peak_tflops=_H100_NVL, achievable=as_reached_by(_H100_REACHED, _H100_NVL),
         achievable_source=_AS_H100, link=pcie(5), host_link_bytes_per_s=PCIE_BYTES_PER_S[5],
         driver_names=(r"NVIDIA H100 NVL",),
@@ -148,6 +159,7 @@ ROWS: tuple[Accelerator, ...] = (
     ),
     Accelerator(
         name="H100 96GB HBM2e", memory_bytes=96 * GIB, bandwidth_bytes_per_s=2400e9,
+        capability=(9, 0),
         processors=132, peak_tflops=_HOPPER, power_share=(500 / 700) ** 0.5,
         achievable=as_reached_by(_H100_REACHED, _HOPPER), achievable_source=_AS_H100,
         link=NVLINK_4, host_link_bytes_per_s=PCIE_BYTES_PER_S[5], network=_GRAND_TETON,
@@ -155,6 +167,7 @@ ROWS: tuple[Accelerator, ...] = (
     ),
     Accelerator(
         name="H200", memory_bytes=144384 * MIB, bandwidth_bytes_per_s=4800e9, processors=132,
+        capability=(9, 0),
         peak_tflops=_HOPPER, achievable=reached(_HOPPER, bf16=794.5, fp8=1453.4),
         achievable_source=MEASURED, link=NVLINK_4, host_link_bytes_per_s=PCIE_BYTES_PER_S[5],
         network=_DGX_H200, driver_names=(r"NVIDIA H200",),
@@ -162,6 +175,7 @@ ROWS: tuple[Accelerator, ...] = (
     ),
     Accelerator(
         name="GH200", memory_bytes=96 * GIB, bandwidth_bytes_per_s=4000e9, processors=132,
+        capability=(9, 0),
         peak_tflops=_HOPPER, achievable=reached(_HOPPER, bf16=828.6, fp8=1535),
         achievable_source=f"{MEASURED} (900 W, HBM3e)", link=NVLINK_4,
         host_link_bytes_per_s=C2C_BYTES_PER_S, network=_DGX_GH200,
@@ -170,6 +184,7 @@ ROWS: tuple[Accelerator, ...] = (
     ),
     Accelerator(
         name="B200", memory_bytes=183359 * MIB, bandwidth_bytes_per_s=8000e9, processors=148,
+        capability=(10, 0),
         peak_tflops=_B200, achievable=reached(_B200, bf16=1745, fp8=3432.5),
         achievable_source=MEASURED, link=NVLINK_5, host_link_bytes_per_s=PCIE_BYTES_PER_S[5],
         network=_DGX_B200, driver_names=(r"NVIDIA B200",),
@@ -177,6 +192,7 @@ ROWS: tuple[Accelerator, ...] = (
     ),
     Accelerator(
         name="B300", memory_bytes=275040 * MIB, bandwidth_bytes_per_s=8000e9,
+        capability=(10, 3),
         peak_tflops=_B200, achievable=reached(_B200, bf16=1769, fp8=3353.3),
         achievable_source=MEASURED, link=NVLINK_5, host_link_bytes_per_s=PCIE_BYTES_PER_S[5],
         network=_DGX_B300, driver_names=(r"NVIDIA B300 SXM6 AC",),
@@ -184,6 +200,7 @@ ROWS: tuple[Accelerator, ...] = (
     ),
     Accelerator(
         name="GB200", memory_bytes=185 * GIB, bandwidth_bytes_per_s=8000e9, processors=152,
+        capability=(10, 0),
         peak_tflops=_GB200, achievable=_GB200_REACHED, achievable_source=MEASURED,
         link=NVLINK_5, host_link_bytes_per_s=C2C_BYTES_PER_S / 2, network=_NVL72,
         nvlink_domain=72, driver_names=(r"NVIDIA GB200",),
@@ -192,6 +209,7 @@ ROWS: tuple[Accelerator, ...] = (
     ),
     Accelerator(
         name="GB300", memory_bytes=277 * GIB, bandwidth_bytes_per_s=8000e9,
+        capability=(10, 3),
         peak_tflops=_GB200, achievable=as_reached_by(_GB200_REACHED, _GB200),
         achievable_source="not measured; as GB200, the generation before in the same rack",
         link=NVLINK_5, host_link_bytes_per_s=C2C_BYTES_PER_S / 2, network=_GB300_NVL72,
@@ -201,6 +219,7 @@ ROWS: tuple[Accelerator, ...] = (
     ),
     Accelerator(
         name="L4", memory_bytes=22888 * MIB, bandwidth_bytes_per_s=300e9, processors=58,
+        capability=(8, 9),
         peak_tflops=_L4, achievable=as_reached_by(_A100_PCIE_REACHED, _L4),
         achievable_source=_AS_A100_PCIE, link=pcie(4), host_link_bytes_per_s=PCIE_BYTES_PER_S[4],
         driver_names=(r"NVIDIA L4",),
@@ -208,23 +227,27 @@ ROWS: tuple[Accelerator, ...] = (
     ),
     Accelerator(
         name="L40S", memory_bytes=45776 * MIB, bandwidth_bytes_per_s=864e9, processors=142,
+        capability=(8, 9),
         peak_tflops=_L40S, achievable=as_reached_by(_A100_PCIE_REACHED, _L40S),
         achievable_source=_AS_A100_PCIE, link=pcie(4), host_link_bytes_per_s=PCIE_BYTES_PER_S[4],
         driver_names=(r"NVIDIA L40S",), source=f"{PEAKS}; NVIDIA L40S datasheet; {EC2_MEMORY}",
     ),
     Accelerator(
         name="A10G", memory_bytes=22888 * MIB, bandwidth_bytes_per_s=600e9, processors=80,
+        capability=(8, 6),
         link=pcie(4), host_link_bytes_per_s=PCIE_BYTES_PER_S[4], driver_names=(r"NVIDIA A10G",),
         source=f"{EC2_MEMORY}; its sources disagree on the peak (62.5 to 140 TFLOP/s): left out",
     ),
     Accelerator(
         name="T4", memory_bytes=16 * GIB, bandwidth_bytes_per_s=320e9, processors=40,
+        capability=(7, 5),
         peak_tflops=_T4, achievable=as_reached_by(_A100_PCIE_REACHED, _T4),
         achievable_source=_AS_A100_PCIE, link=pcie(3), host_link_bytes_per_s=PCIE_BYTES_PER_S[3],
         driver_names=(r"Tesla T4",), source="NVIDIA T4 datasheet; no bf16",
     ),
     Accelerator(
         name="RTX 4090", memory_bytes=24 * GIB, bandwidth_bytes_per_s=1008e9, processors=128,
+        capability=(8, 9),
         peak_tflops=_4090, achievable=as_reached_by(_A100_PCIE_REACHED, _4090),
         achievable_source=_AS_A100_PCIE, link=pcie(4), host_link_bytes_per_s=PCIE_BYTES_PER_S[4],
         driver_names=(r"NVIDIA GeForce RTX 4090",),
@@ -232,6 +255,7 @@ ROWS: tuple[Accelerator, ...] = (
     ),
     Accelerator(
         name="RTX A6000", memory_bytes=48 * GIB, bandwidth_bytes_per_s=768e9, processors=84,
+        capability=(8, 6),
         peak_tflops=_A6000, achievable=as_reached_by(_A100_PCIE_REACHED, _A6000),
         achievable_source=_AS_A100_PCIE, link=pcie(4), host_link_bytes_per_s=PCIE_BYTES_PER_S[4],
         driver_names=(r"NVIDIA RTX A6000",),
@@ -239,6 +263,7 @@ ROWS: tuple[Accelerator, ...] = (
     ),
     Accelerator(
         name="RTX PRO 6000", memory_bytes=96 * GIB, bandwidth_bytes_per_s=1597e9, processors=188,
+        capability=(12, 0),
         peak_tflops=_PRO_6000, achievable=as_reached_by(_A100_PCIE_REACHED, _PRO_6000),
         achievable_source=_AS_A100_PCIE, link=pcie(5), host_link_bytes_per_s=PCIE_BYTES_PER_S[5],
         driver_names=(r"NVIDIA RTX PRO 6000 Blackwell Server Edition",),

@@ -14,6 +14,7 @@ from typing import Literal
 
 import shardyard
 from shardyard.errors import RequestError
+from shardyard.hardware.accelerator import Accelerator
 from shardyard.rundir.layout import write_text
 
 Kind = Literal["cpu", "cuda-efa", "gaudi", "dlc"]
@@ -64,6 +65,26 @@ STACKS: dict[Kind, Stack] = {
     ),
 }  # fmt: skip
 """Kind -> what it is made of; a dlc is what its name says."""
+
+
+_LEAST_CAPABILITY = (7, 5)
+"""Oldest devices that torch's wheels for CUDA 12.8 and 13.0 have code for, from torch 2.11 on:
+Turing (pytorch/pytorch#172352, 2026-01-13). CUDA 13.0 itself has dropped Volta (its release notes,
+2025-08-07); the wheels for CUDA 12.6 had code for it still."""
+
+
+def without_code(accelerator: Accelerator) -> str | None:
+    """A warning where the usual builds of torch, ours among them, have no code for a device."""
+    capability = accelerator.capability
+    if capability is None or capability >= _LEAST_CAPABILITY:
+        return None
+    version = STACKS["cuda-efa"].labels["cuda-toolkit"]
+    return (
+        f"{accelerator.name} has compute capability {capability[0]}.{capability[1]}, and torch's "
+        f"wheels for CUDA 12.8 and later have no code for it: an image of `shardyard image build "
+        f"--base cuda-efa` (CUDA {version}) ends there at its first operation. Use newer machines, "
+        "or an image or environment whose torch was built for it, such as the wheels for CUDA 12.6"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,14 +12,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from shardyard.config.auto import Facts
-from shardyard.config.check import compile_problems
-from shardyard.config.legality import problems
 from shardyard.config.load import load_recipe
+from shardyard.config.model_problems import misfits
 from shardyard.config.model_source import shape_of_config
 from shardyard.config.presets import ModelShape
 from shardyard.config.resolve import resolve_known
 from shardyard.config.schema import Recipe
-from shardyard.config.trainable import nothing_to_compile, trainable_problems
+from shardyard.config.trainable import trainable_problems
 from shardyard.data.loader import IGNORED, MicroBatch
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.library.mesh import devices_per_node
@@ -120,7 +119,7 @@ def request(
             (), [f"{name}={json.dumps(value, default=str)}" for name, value in asked.items()]
         )
         recipe = resolve_known(recipe, Facts(shape=shape)).recipe
-        found = _problems(recipe, shape=shape, seq_len=seq_len, node=node)
+        found = _problems(recipe, shape=shape, seq_len=seq_len)
     except RecipeError as error:
         found = list(error.problems)
     if found:
@@ -128,20 +127,9 @@ def request(
     return recipe
 
 
-def _problems(
-    recipe: Recipe, *, shape: ModelShape | None, seq_len: int | None, node: int
-) -> list[Problem]:
+def _problems(recipe: Recipe, *, shape: ModelShape | None, seq_len: int | None) -> list[Problem]:
     parallel = recipe.parallel
-    found = problems(
-        parallel,
-        world_size=recipe.cluster.nodes * node,
-        devices_per_node=node,
-        shape=shape,
-        seq_len=seq_len,
-    )
-    found += [*trainable_problems(recipe), *compile_problems(recipe)]
-    if parallel.tp == 1:  # else it is among these
-        found += nothing_to_compile(recipe, shape)
+    found = [*misfits(recipe, shape), *trainable_problems(recipe)]
     split = [f"{axis}={getattr(parallel, axis)}" for axis in ("cp", "tp", "pp")]
     split = [axis for axis in split if not axis.endswith("=1")]
     if shape is not None and seq_len is None and split:

@@ -142,6 +142,11 @@ def _has_fp8(device: str) -> bool:
     return torch.cuda.get_device_capability(0) >= (8, 9)
 
 
+def _has_bf16(device: str) -> bool:
+    """Whether bf16 numbers are multiplied and not emulated: by NVIDIA's from capability 8.0."""
+    return device != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
+
+
 def _describe() -> dict[str, str | int]:
     device = available_device()
     if device == "cpu":
@@ -158,6 +163,7 @@ def _describe() -> dict[str, str | int]:
         "cores": len(os.sched_getaffinity(0)),
         "hostname": socket.gethostname(),
         "has_fp8": _has_fp8(device),
+        "has_bf16": _has_bf16(device),
     }
 
 

@@ -17,6 +17,7 @@ from shardyard.config.legality import (
     expert_problems,
     stage_problems,
 )
+from shardyard.config.model_problems import is_fp8_legal, is_left_uncompiled
 from shardyard.errors import RequestError
 from shardyard.hardware.cluster import Cluster
 from shardyard.plan.calibration import Calibration
@@ -134,10 +135,13 @@ def search(
     found: dict[Axes, Candidate] = {}
     families: dict[str, _Family] = {}
     legal = fitting = 0
+    is_compiled = workload.techniques.kernels == "compiled"
     nearest: tuple[float, Workload] | None = None
     for layout, sizes in _legal(workload, cluster, is_broad=breadth == "all"):
         axes = _axes_of(layout)
         for recompute in RECOMPUTE:
+            if is_compiled and is_left_uncompiled(recompute, tp=layout.tp, shape=workload.shape):
+                continue
             legal += len(sizes)
             for size in sizes:
                 asked = with_layout(workload, layout, micro_batch=size, recompute=recompute)
@@ -272,11 +276,15 @@ def _axes(workload: Workload, cluster: Cluster, *, is_broad: bool) -> Iterator[A
                     break  # shorter pieces compute less than they exchange
                 if devices % (tp * pp * cp):
                     continue
+                if workload.formats.compute == "fp8" and not is_fp8_legal(
+                    shape, seq_len=workload.seq_len, tp=tp, cp=cp
+                ):
+                    continue
                 for ep in experts:
                     if not axis_problems(
                         cp=cp, tp=tp, pp=pp, ep=ep, world_size=devices,
                         devices_per_node=cluster.devices_per_node, shape=shape,
-                        seq_len=workload.seq_len,
+                        seq_len=workload.seq_len, cp_exchange=workload.techniques.cp_exchange,
                     ):  # fmt: skip
                         yield cp, tp, pp, ep
 

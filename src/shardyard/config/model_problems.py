@@ -1,0 +1,175 @@
+"""What a recipe asks of its model, and the model cannot do: known as soon as its shape is.
+
+Asked by the check of a recipe (of a preset), again when a model's folder was read and every
+``auto`` that needs no data has its value, and by the planner's search.
+"""
+
+from collections.abc import Iterable
+
+from shardyard.config.legality import SPLIT_BACKWARD
+from shardyard.config.legality import problems as layout_problems
+from shardyard.config.presets import ModelShape
+from shardyard.config.schema import Recipe
+from shardyard.errors import Problem, RequestError
+from shardyard.hardware.chosen import chosen_cluster
+
+FP8_MULTIPLE = 16
+"""Sides of matrices that fp8 kernels multiply."""
+
+_ATTENTION = tuple(f"self_attn.{part}_proj" for part in "qkvo")
+_NORMS = ("input_layernorm", "post_attention_layernorm")
+_MLP = ("mlp", *(f"mlp.{part}" for part in ("gate_proj", "up_proj", "down_proj", "act_fn")))
+_SPARSE_MLP = ("mlp", "mlp.router", "mlp.experts")
+_HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
+_BERT_PARTS = {
+    "attention": (),
+    "attention.self": ("query", "key", "value", "dropout"),
+    "attention.output": ("dense", "LayerNorm", "dropout"),
+    "intermediate": ("dense", "intermediate_act_fn"),
+    "output": ("dense", "LayerNorm", "dropout"),
+}
+
+BLOCK_MODULES: dict[str, tuple[str, ...]] = {
+    "llama": ("self_attn", *_ATTENTION, *_MLP, *_NORMS),
+    "mistral": ("self_attn", *_ATTENTION, *_MLP, *_NORMS),
+    "qwen3": ("self_attn", *_ATTENTION, *_HEAD_NORMS, *_MLP, *_NORMS),
+    "mixtral": ("self_attn", *_ATTENTION, *_SPARSE_MLP, *_NORMS),
+    "qwen3_moe": ("self_attn", *_ATTENTION, *_HEAD_NORMS, *_SPARSE_MLP, *_NORMS),
+    "bert": tuple(
+        name
+        for part, inner in _BERT_PARTS.items()
+        for name in (part, *(f"{part}.{leaf}" for leaf in inner))
+    ),
+}
+"""Model type -> the modules in one of its blocks; tests hold it against the models themselves."""
+
+
+def misfits(recipe: Recipe, shape: ModelShape | None) -> list[Problem]:
+    """All that the settings say against each other and against the model; data left out.
+
+    What is still ``auto`` is not looked at.
+
+    Args:
+        shape: The model's; None: not known yet, or a module of the user's own.
+    """
+    optim, seq_len = recipe.optim, recipe.data.seq_len
+    devices = devices_per_node(recipe)
+    return [
+        *layout_problems(
+            recipe.parallel,
+            world_size=None if devices is None else recipe.cluster.nodes * devices,
+            devices_per_node=devices,
+            shape=shape,
+            seq_len=None if seq_len == "auto" else seq_len,
+            global_batch=None if optim.global_batch == "auto" else optim.global_batch,
+            micro_batch=None if optim.micro_batch == "auto" else optim.micro_batch,
+        ),
+        *_compile_problems(recipe, shape),
+        *_fp8_problems(recipe, shape),
+        *([] if shape is None else _model_problems(recipe, shape)),
+    ]
+
+
+def devices_per_node(recipe: Recipe) -> int | None:
+    """Ranks of a node, where the recipe says it without a look at the machine."""
+    cluster = recipe.cluster
+    if cluster.devices != "auto":
+        return cluster.devices
+    if cluster.device == "cpu":
+        return 1
+    try:
+        chosen = chosen_cluster(cluster)
+    except RequestError:
+        return None  # another check says what is wrong with it
+    return None if chosen is None else chosen.devices_per_node
+
+
+def _model_problems(recipe: Recipe, shape: ModelShape) -> Iterable[Problem]:
+    """A task, samples or names that the model has no room for."""
+    model, task, seq_len = recipe.model, recipe.task.name, recipe.data.seq_len
+    if shape.is_causal != (task == "causal_lm"):
+        fits = "causal_lm" if shape.is_causal else "masked_lm"
+        sees = "earlier tokens alone" if shape.is_causal else "tokens on both sides"
+        name = model.preset or model.path or model.hub or f"a model of type {shape.model_type}"
+        yield Problem("task.name", f"={task}: in {name} a token sees {sees}. Use task.name={fits}.")
+    if seq_len != "auto" and seq_len > shape.max_position_embeddings:
+        text = (
+            f"={seq_len} is more than the model's context of {shape.max_position_embeddings} "
+            f"tokens. Use at most {shape.max_position_embeddings}."
+        )
+        yield Problem("data.seq_len", text)
+    recompute = recipe.memory.recompute
+    if isinstance(recompute, tuple) and shape.model_type in BLOCK_MODULES:
+        known = BLOCK_MODULES[shape.model_type]
+        for name in recompute:
+            if name not in known:
+                text = (
+                    f" names the module {name!r}, which no block has. Name some of: "
+                    f"{', '.join(known)}."
+                )
+                yield Problem("memory.recompute", text.strip())
+
+
+def _compile_problems(recipe: Recipe, shape: ModelShape | None) -> Iterable[Problem]:
+    parallel = recipe.parallel
+    if recipe.model.compile and parallel.pp > 1 and parallel.schedule in SPLIT_BACKWARD:
+        text = (
+            f"=true with parallel.schedule={parallel.schedule}: a compiled block has one backward "
+            "pass, which cannot be split. Use false, or parallel.schedule=1f1b or interleaved."
+        )
+        yield Problem("model.compile", text)
+    recompute, tp = recipe.memory.recompute, parallel.tp
+    if not recipe.model.compile or not is_left_uncompiled(recompute, tp=tp, shape=shape):
+        return
+    what = f"parallel.tp={tp}" if tp > 1 else "experts"
+    text = (
+        f"=true with memory.recompute={recompute} and {what}: torch compiles what is "
+        "recomputed as a whole or not at all, and cannot trace this. Nothing would be "
+        "compiled. Use false, or memory.recompute=none."
+    )
+    yield Problem("model.compile", text)
+
+
+def is_left_uncompiled(recompute: object, *, tp: int, shape: ModelShape | None) -> bool:
+    """Whether torch would run compiled blocks operator by operator, and say so nowhere.
+
+    So it does with what is recomputed where it cannot trace a block as a whole.
+    """
+    has_experts = shape is not None and shape.num_experts > 0
+    return recompute != "none" and (tp > 1 or has_experts)
+
+
+def _fp8_problems(recipe: Recipe, shape: ModelShape | None) -> Iterable[Problem]:
+    if recipe.precision.compute != "fp8":
+        return
+    cp, tp, seq_len = recipe.parallel.cp, recipe.parallel.tp, recipe.data.seq_len
+    pieces = FP8_MULTIPLE * cp
+    if seq_len != "auto" and seq_len % pieces:
+        text = (
+            f"=fp8 needs samples of a multiple of {pieces} tokens ({FP8_MULTIPLE} x cp): tokens "
+            f"are a side of what is multiplied in the backward pass. data.seq_len is {seq_len}. "
+            f"Use data.seq_len={-(-seq_len // pieces) * pieces}, or bf16."
+        )
+        yield Problem("precision.compute", text)
+    if shape is not None and not multiplies_in_fp8(shape, tp=tp):
+        text = (
+            f"=fp8 but no matrix of a block has two sides of a multiple of {FP8_MULTIPLE} on each "
+            "rank, which fp8 products need. Use bf16, or less parallel.tp."
+        )
+        yield Problem("precision.compute", text)
+
+
+def is_fp8_legal(shape: ModelShape, *, seq_len: int, tp: int, cp: int) -> bool:
+    """Whether a layout leaves matrices of a model with sides that fp8 kernels take."""
+    return seq_len % (FP8_MULTIPLE * cp) == 0 and multiplies_in_fp8(shape, tp=tp)
+
+
+def multiplies_in_fp8(shape: ModelShape, *, tp: int) -> bool:
+    """Whether any matrix of a block has sides that fp8 kernels take, on each rank of tp."""
+    width = shape.head_width
+    split = [shape.num_attention_heads * width, shape.num_key_value_heads * width]
+    if not shape.num_experts:  # the products of experts stay as they are
+        split.append(shape.intermediate_size)
+    return shape.hidden_size % FP8_MULTIPLE == 0 and any(
+        side % tp == 0 and side // tp % FP8_MULTIPLE == 0 for side in split
+    )
