@@ -54,6 +54,34 @@ def test_the_smallest_useful_recipe_is_planned_without_its_data(
     assert "Rule of the field" not in text, "ten seconds of reading"
 
 
+STUCK = (
+    "model.preset=llama3.1-405b", "cluster.instance=p5.48xlarge", "cluster.nodes=16384",
+    "optim.global_batch=131072", "run.steps=10000", "--layouts=0",
+)  # fmt: skip
+"""131,072 devices, of which one fails every few minutes, and 500 steps from save to save."""
+
+
+def test_a_run_that_would_not_advance_has_no_price_and_no_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "plan.html"
+    assert main(["plan", *STUCK, f"--page={page}"]) == 0
+    text = capsys.readouterr().out
+    assert "the run would not advance." in text
+    rows = {line.split()[0]: line for line in text.splitlines() if line}
+    assert rows["price"].split()[1] == "-" and "per million tokens" not in text
+    assert "with start, saves and failures" not in text
+    assert "the run would not advance." in page.read_text()
+    assert "with start, saves and failures" not in page.read_text()
+    found = planned(capsys, *STUCK)
+    assert found["advances"] is False
+    for name in ("wall_s", "usd", "usd_per_million_tokens", "failures"):
+        assert found[name] is None
+    assert "the run would not advance." in found["failures_reason"]
+    often = planned(capsys, *STUCK, "checkpoint.every=5")
+    assert often["advances"] is True and often["usd"] > 0
+
+
 def test_details_begin_with_the_rule_and_give_every_term_a_reason(
     recipe: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -232,7 +260,8 @@ def test_a_larger_batch_is_priced_in_samples(
     recipe: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """24,576 sequences a step against a critical batch of 98,304, as a BERT was trained on DL1."""
-    asked = ["model.preset=bert-1.5b", "optim.global_batch=24576", "--critical-batch", "98,304"]
+    asked = ["model.preset=bert-1.5b", "task.name=masked_lm", "optim.global_batch=24576"]
+    asked += ["--critical-batch", "98,304"]
     assert main(["plan", recipe, *asked, "--layouts", "0"]) == 0
     text = capsys.readouterr().out
     assert "1.25 x the fewest samples at 24,576 a step, and 1.50 x at twice that: 1.20 x" in text
@@ -312,16 +341,14 @@ def test_a_measured_profile_changes_the_speed_and_is_named(
 # --- machines ----------------------------------------------------------------------------------
 
 
-def test_a_device_without_bf16_is_planned_in_another_format(
+def test_a_device_without_bf16_is_planned_in_fp32(
     recipe: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["plan", recipe, "cluster.instance=p3.16xlarge"]) == 0
-    text = capsys.readouterr().out
-    assert "the catalogue has no bf16 peak for V100 16GB" in text
-    found = re.search(r"V100 16GB has a speed with (precision\.compute=fp16)", text)
-    assert found
-    there = planned(capsys, recipe, "cluster.instance=p3.16xlarge", found.group(1))
+    there = planned(capsys, recipe, "cluster.instance=p3.16xlarge", "--layouts=0")
     assert there["speed"]["tokens_per_s"] > 0
+    assert there["peak"]["flops_per_s"] == 15.7e12
+    said = refusal(capsys, recipe, "cluster.instance=p3.16xlarge", "precision.compute=bf16")
+    assert "precision.compute=bf16: V100 16GB has no bf16 products" in said
 
 
 def test_a_cluster_of_ones_own_is_planned(

@@ -95,7 +95,6 @@ WRONG_VALUES = [
     ("parallel.tp=true", "parallel.tp=true is not a whole number"),
     ("parallel.strategy=full_shard", "Did you mean FULL_SHARD?"),
     ("precision.compute=bf61", "Did you mean bf16?"),
-    ("run.id=17", 'Put it in quotes: "17".'),
     ("run.name=My Run", "is not a name of lower-case letters, digits and inner hyphens"),
     ("model.compile=yes", "model.compile='yes' is not true or false."),
     ("optim.betas=[0.9]", "is not a list of 2, each a number from 0 to below 1."),
@@ -112,6 +111,80 @@ def test_a_wrong_value_is_shown_with_what_is_accepted(override: str, words: str)
     assert words in message
     assert "pydantic" not in message
     assert "Input should" not in message
+
+
+AS_WRITTEN = [
+    "*.jsonl", "*", "**/*.txt", "&a", "&a b", "!x", "!!python/name:os", "@x", "%x", "`x`",
+    "[abc].txt", "[unclosed", "{unclosed", "{a}", "a: b", ": x", "- x", "-", "#x", "a #b",
+    "? x", "|", "> x", "no", "yes", "true", "1e3", "017", "1_000", "2026-11-22",
+    "null hypothesis", "~/texts", " a ", "'", '"a" b', "a, b", "---", "=", "a=b", ".nan", "<<",
+    "\N{GREEK SMALL LETTER ALPHA}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", AS_WRITTEN)
+@pytest.mark.parametrize("setting", ["task.prompt", "data.source", "launch.image"])
+def test_a_text_in_an_override_means_what_is_written(
+    setting: str, text: str, tmp_path: Path
+) -> None:
+    section, key = setting.split(".")
+    recipe = load_recipe([], [f"{setting}={text}"])
+    assert getattr(getattr(recipe, section), key) == text
+    assert load_recipe([write(tmp_path, dump_recipe(recipe))]) == recipe
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("launch.image=", None),
+        ("launch.image=~", None),
+        ("launch.image=null", None),
+        ("launch.image='null'", "null"),
+        ("data.source=[a, '*.txt']", ("a", "*.txt")),
+        ('task.prompt="a\\tb"', "a\tb"),
+        ("task.prompt=''", ""),
+        ("run.id=17", "17"),
+    ],
+)
+def test_null_lists_and_quotes_keep_their_meaning_in_an_override(
+    override: str, value: object
+) -> None:
+    section, _, key = override.partition("=")[0].partition(".")
+    assert getattr(getattr(load_recipe([], [override]), section), key) == value
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("task.prompt=", "task.prompt=null is not text."),
+        ("run.dir=~", "run.dir=null is not text."),
+        ("run.dir=a\x1bb", "override run.dir is not YAML that can be read"),
+        ("run.dir=a\udcffb", "override run.dir is not YAML that can be read"),
+        ("launch.code=[*.py]", 'A text that begins with * needs quotes in YAML: "*.py".'),
+        ("run.steps=[1", "The value must be YAML of one line, such as 3, text, [a, b]"),
+    ],
+)
+def test_an_override_that_cannot_be_read_says_what_to_write(override: str, words: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        load_recipe([], [override])
+    assert words in str(refused.value)
+
+
+def test_a_number_in_a_file_where_a_text_belongs_says_to_quote_it(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match='Put it in quotes: "17"'):
+        load_recipe([write(tmp_path, "run:\n  id: 17")])
+
+
+@pytest.mark.parametrize("text", ["*.jsonl", "@x", "%x", "`x`", "!x", "*a"])
+def test_a_text_in_a_file_that_yaml_takes_for_something_else_is_told_with_its_line(
+    text: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path, f"run: {{seed: 1}}\ndata:\n  source: {text}\n")
+    with pytest.raises(RequestError) as refused:
+        load_recipe([path])
+    said = str(refused.value)
+    assert "recipe.yaml, line 3, column 1" in said
+    assert said.endswith(f'A text that begins with {text[0]} needs quotes in YAML: "{text}".')
 
 
 UNKNOWN_KEYS = [
@@ -159,6 +232,8 @@ BAD_FILES = [
     ("run", "holds text at the top, not sections"),
     ("run: \x01", "is not YAML that can be read"),
     ("run: !!python/object:os.system {}", "could not determine a constructor"),
+    ("data: {source: a: b}", "line 1, column"),
+    ("task:\n  prompt: a: b", 'holds a colon and a space needs quotes in YAML: "a: b".'),
 ]
 
 

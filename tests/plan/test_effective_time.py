@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from shardyard.errors import RequestError
 from shardyard.plan.effective_time import (
+    NoProgressError,
     TimeShares,
     formula_shares,
     simulated_shares,
@@ -130,7 +130,7 @@ def test_effective_time_falls_with_failures_restarts_and_blocking() -> None:
 
 
 def test_a_run_that_would_not_advance_is_refused() -> None:
-    with pytest.raises(RequestError) as refused:
+    with pytest.raises(NoProgressError) as refused:
         shares(mtbf_s=20)
     assert str(refused.value) == (
         "failures: with one every 20 s the run would not advance. A restart takes 5 min and the "

@@ -96,7 +96,6 @@ _NARROW = replace(
     ("shape", "settings"),
     [
         (PRESETS["llama3.2-1b"].shape, ["model.compile=true"]),
-        (PRESETS["llama2-13b"].shape, ["parallel.cp_exchange=heads", "cluster.nodes=2"]),
         (_NARROW, ["precision.compute=fp8", "optim.global_batch=64"]),
         (PRESETS["bert-large"].shape, ["task.name=masked_lm", "parallel.schedule=zero-bubble"]),
     ],

@@ -3,12 +3,15 @@
 import json
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import instance, instance_names
 from shardyard.hardware.cluster import cluster_of
+from shardyard.plan import offers as module
+from shardyard.plan.failures import FailureOutlook, failure_plan
 from shardyard.plan.layouts import search
 from shardyard.plan.offers import NODES, Offer, Offers, offers
 from tests.plan.workloads import workload
@@ -48,6 +51,25 @@ def test_each_next_offer_of_the_front_is_dearer_and_faster(front: tuple[Offer, .
     for cheaper, faster in pairwise(front):
         assert cheaper.usd < faster.usd
         assert cheaper.wall_s > faster.wall_s
+
+
+def test_a_cluster_on_which_the_run_would_not_advance_is_no_offer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan_failures = failure_plan
+
+    def fails(**given: Any) -> FailureOutlook:
+        often = 0.001 if given["nodes"] > 2 else None
+        return plan_failures(**given, mtbf_hours_per_node=often)
+
+    monkeypatch.setattr(module, "failure_plan", fails)
+    found = offers(TASK, steps=STEPS, checkpoint_bytes=CHECKPOINT_BYTES, names=FEW)
+    assert {offer.nodes for offer in found.offers} <= {1, 2}
+    monkeypatch.setattr(
+        module, "failure_plan", lambda **given: plan_failures(**given, mtbf_hours_per_node=0.001)
+    )
+    with pytest.raises(RequestError, match="it would fail more often than it saves"):
+        offers(TASK, steps=STEPS, checkpoint_bytes=CHECKPOINT_BYTES, names=FEW)
 
 
 def test_nothing_that_can_be_rented_beats_the_front(

@@ -204,7 +204,9 @@ def _warnings(proposal: Proposal) -> list[str]:
     """The launcher's, and what holds for all of them."""
     cluster, device = proposal.request.cluster, proposal.request.recipe.cluster.device
     old = None if cluster is None or device == "cpu" else without_code(cluster.accelerator)
-    return [*proposal.rendered.warnings, *([] if old is None else [f"{old}."])]
+    plan = proposal.plan
+    stuck = [] if plan is None or plan.advances else [plan.failures_reason]
+    return [*proposal.rendered.warnings, *([] if old is None else [f"{old}."]), *stuck]
 
 
 def submit(proposal: Proposal) -> Job:
@@ -391,6 +393,8 @@ def _why_no_price(proposal: Proposal) -> str:
         return proposal.why_no_plan
     if plan.price.usd_per_hour is None:
         return plan.price.source
+    if not plan.advances:
+        return plan.failures_reason
     if plan.steps is None:
         return "its length is not known before the data is prepared (run.steps or run.tokens)"
     return plan.speed.reason

@@ -199,7 +199,8 @@ def _time_reason(plan: Plan) -> str:
     length = f"{plan.steps:,} steps"
     if plan.step_s is None:
         return length
-    return f"{length} of {format_seconds(plan.step_s)}, with start, saves and failures"
+    each = f"{length} of {format_seconds(plan.step_s)}"
+    return f"{each}, with start, saves and failures" if plan.advances else f"{each}: no end"
 
 
 def _price(plan: Plan) -> Row:

@@ -65,7 +65,7 @@ class Request:
         overrides = [argument for argument in arguments if is_override(argument)]
         recipe = load_checked_recipe(files, overrides, to_train=to_train)
         for problem in [] if to_train else trainable_problems(recipe):
-            print(f"note: {problem}", file=sys.stderr)
+            say(f"note: {problem}")
         if runs_here:
             take_secrets(recipe)
         name = "-".join(file.stem for file in files) or "run"

@@ -30,6 +30,9 @@ class Setting:
     """The words it accepts, where it accepts words."""
     default: Any
     sentence: str
+    takes_text: bool = False
+    """Whether any text may be its value, and no number can be."""
+    takes_list: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,12 +147,15 @@ def _settings_of(name: str, section: type[schema.Section]) -> Iterator[Setting]:
 
 
 def _describe(name: str, field: FieldInfo, sentence: str) -> Setting:
+    kinds = {get_origin(member) or member for member, _ in _members(field.annotation)}
     return Setting(
         name=name,
         accepts=accepts(field.annotation, tuple(field.metadata)),
         choices=tuple(_choices(field.annotation)),
         default=field.get_default(call_default_factory=True),
         sentence=sentence,
+        takes_text=str in kinds and not kinds & {int, float, bool},
+        takes_list=tuple in kinds,
     )
 
 

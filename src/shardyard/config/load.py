@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from shardyard.config.credentials import HIDDEN, find_credential
 from shardyard.config.document import Setting, sections, settings
 from shardyard.config.schema import Recipe
-from shardyard.config.yaml_text import read_yaml, write_yaml
+from shardyard.config.yaml_text import WrongYamlError, is_null_word, read_yaml, write_yaml
 from shardyard.errors import Problem, RecipeError, RequestError
 
 _ELSEWHERE = {
@@ -53,7 +53,7 @@ def load_recipe(files: Sequence[Path], overrides: Sequence[str] = ()) -> Recipe:
 
     Args:
         files: YAML files, each a mapping of sections; later ones win setting by setting.
-        overrides: ``section.key=value``, the value as YAML; they win over all files.
+        overrides: ``section.key=value``, the value as YAML, a text as it is; they win over files.
 
     Raises:
         RequestError: A file cannot be read or is no YAML mapping.
@@ -148,7 +148,11 @@ def _yaml_files(folder: Path) -> list[str]:
 def _read_override(override: str, problems: list[Problem]) -> dict[str, Any]:
     """``optim.lr=3e-4`` -> ``{"optim": {"lr": 0.0003}}``."""
     name, _, text = override.partition("=")
-    value = read_yaml(text, source=f"override {name}")
+    setting = settings().get(name)
+    if setting is not None and setting.takes_text:
+        value: Any = _as_written(text, setting)
+    else:
+        value = read_yaml(text, source=f"override {name}", is_file=False)
     if name == "secrets" and isinstance(value, dict):
         return {"secrets": value}
     if "." not in name:
@@ -160,6 +164,26 @@ def _read_override(override: str, problems: list[Problem]) -> dict[str, Any]:
         value = {part: value}
     assert isinstance(value, dict)
     return value
+
+
+def _as_written(text: str, setting: Setting) -> Any:
+    """The value of a setting that is a text: what stands there, whatever YAML would make of it.
+
+    ``*.jsonl``, ``#1`` and ``1e3`` mean themselves. null, a list where one is accepted, and a text
+    in quotes of its own mean what YAML says.
+
+    Raises:
+        RequestError: It holds control characters, or is no Unicode.
+    """
+    try:
+        value = read_yaml(text, source=f"override {setting.name}", is_file=False)
+    except WrongYamlError:
+        return text
+    first = text.lstrip()[:1]
+    is_quoted = isinstance(value, str) and first in ("'", '"')
+    is_list = isinstance(value, list) and setting.takes_list and first == "["
+    is_null = value is None and is_null_word(text)
+    return value if is_quoted or is_list or is_null else text
 
 
 def _known_settings(tree: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:

@@ -14,6 +14,10 @@ import yaml
 from shardyard.errors import RequestError
 
 
+class WrongYamlError(RequestError):
+    """A text breaks YAML's grammar; its characters are all allowed."""
+
+
 class _Loader(yaml.SafeLoader):
     """SafeLoader that refuses duplicate keys."""
 
@@ -90,29 +94,53 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _int)
 _Loader.add_constructor("tag:yaml.org,2002:bool", _bool)
 
 
-def read_yaml(text: str, *, source: str) -> Any:
+def is_null_word(text: str) -> bool:
+    """Whether a scalar that is no text is YAML's null."""
+    return text.strip() in ("", "~", "null", "Null", "NULL")
+
+
+def read_yaml(text: str, *, source: str, is_file: bool = True) -> Any:
     """The content of a YAML document: plain values.
 
     Args:
         source: What a message calls the text.
+        is_file: Whether the text is a file of sections; else the value of one setting.
 
     Raises:
-        RequestError: Not YAML, or a key is given twice; names line and column.
+        WrongYamlError: Not YAML, or a key is given twice; names line and column.
+        RequestError: It cannot be YAML: control characters, no Unicode, or nested too deep.
     """
     try:
         return yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise RequestError(
+        raise WrongYamlError(
             f"{source}{place}: {error.problem or error.context}. "
-            "The file must be one YAML mapping of sections, such as `model: {preset: llama-tiny}`."
+            + (_needs_quotes(text, error) or (_FORM if is_file else _ONE_VALUE))
         ) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise RequestError(
             f"{source} is not YAML that can be read ({str(error).splitlines()[0]}). "
             "Write it as UTF-8 text without control characters."
         ) from error
+
+
+_FORM = "The file must be one YAML mapping of sections, such as `model: {preset: llama-tiny}`."
+_ONE_VALUE = "The value must be YAML of one line, such as 3, text, [a, b] or {NAME: text}."
+
+
+def _needs_quotes(text: str, error: yaml.MarkedYAMLError) -> str | None:
+    """What to do where a text begins with a character that means something to YAML."""
+    lines = text.splitlines()
+    for mark in (error.problem_mark, error.context_mark):
+        rest = lines[mark.line][mark.column :] if mark and mark.line < len(lines) else ""
+        if rest[:1] in tuple("*&!@%`") and rest:
+            word = rest.split()[0].rstrip(",]}")
+            return f'A text that begins with {rest[0]} needs quotes in YAML: "{word}".'
+    if error.problem and error.problem.startswith("mapping values"):
+        return 'A text that holds a colon and a space needs quotes in YAML: "a: b".'
+    return None
 
 
 def write_yaml(content: dict[str, Any]) -> str:

@@ -21,6 +21,10 @@ SIMULATED_FAILURES = 4_000
 """Failures of one simulation, a few milliseconds; its share of training is then within 0.002."""
 
 
+class NoProgressError(RequestError):
+    """Failures come more often than the run can save: it would not advance."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TimeShares:
     """What wall time goes into; the four shares sum to 1."""
@@ -42,7 +46,7 @@ def time_shares(
     """Shares of wall time, by the formula where it holds, else by simulation.
 
     Raises:
-        RequestError: The run would not advance.
+        NoProgressError: The run would not advance.
     """
     lost = lost_share(mtbf_s=mtbf_s, restart_s=restart_s, interval_s=interval_s, lag_s=lag_s)
     by = formula_shares if lost <= FORMULA_LIMIT else simulated_shares
@@ -98,7 +102,7 @@ def simulated_shares(
     Failures are Poisson and also strike restarts, which then begin anew.
 
     Raises:
-        RequestError: The run would not advance.
+        NoProgressError: The run would not advance.
     """
     draw = random.Random(seed)
     cycle_s = interval_s + blocking_s
@@ -116,7 +120,7 @@ def simulated_shares(
         worked_s += trained_s
         productive_s += max(0.0, (running_s - lag_s) // cycle_s) * interval_s
     if productive_s == 0:
-        raise RequestError(_no_progress(mtbf_s, restart_s=restart_s, interval_s=interval_s))
+        raise NoProgressError(_no_progress(mtbf_s, restart_s=restart_s, interval_s=interval_s))
     lost = lost_share(mtbf_s=mtbf_s, restart_s=restart_s, interval_s=interval_s, lag_s=lag_s)
     return TimeShares(
         productive=productive_s / wall_s,

@@ -122,7 +122,8 @@ def failure_plan(
         collective_timeout_s: ``elastic.collective_timeout_s``.
 
     Raises:
-        RequestError: A number is out of range, or failures leave no time to advance.
+        RequestError: A number is out of range.
+        NoProgressError: Failures leave no time to advance.
     """
     known = {"mtbf_hours_per_node": mtbf_hours_per_node, "checkpoint_every": checkpoint_every}
     given = {name: value for name, value in known.items() if value is not None}

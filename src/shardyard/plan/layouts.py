@@ -284,7 +284,7 @@ def _axes(workload: Workload, cluster: Cluster, *, is_broad: bool) -> Iterator[A
                     if not axis_problems(
                         cp=cp, tp=tp, pp=pp, ep=ep, world_size=devices,
                         devices_per_node=cluster.devices_per_node, shape=shape,
-                        seq_len=workload.seq_len, cp_exchange=workload.techniques.cp_exchange,
+                        seq_len=workload.seq_len,
                     ):  # fmt: skip
                         yield cp, tp, pp, ep
 

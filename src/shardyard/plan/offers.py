@@ -12,6 +12,7 @@ from typing import Any
 from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import instance, instance_names
 from shardyard.hardware.cluster import Cluster, cluster_of
+from shardyard.plan.effective_time import NoProgressError
 from shardyard.plan.failures import FailureOutlook, failure_plan
 from shardyard.plan.kernels import missing
 from shardyard.plan.layouts import Candidate, search
@@ -153,12 +154,15 @@ def _of_instance(
             break
         if not best or not best[0].is_safe:
             continue
-        made.append(
-            _offer(
+        try:
+            offer = _offer(
                 name, cluster, best[0], steps=steps, checkpoint_bytes=checkpoint_bytes,
                 checkpoint_every=checkpoint_every,
-            )
-        )  # fmt: skip
+            )  # fmt: skip
+        except NoProgressError:
+            why = "it would fail more often than it saves"
+            continue
+        made.append(offer)
     return made, why
 
 

@@ -18,6 +18,7 @@ from shardyard.hardware.chosen import chosen_cluster
 from shardyard.hardware.cluster import Cluster, default_cluster
 from shardyard.hardware.machine import Machine
 from shardyard.plan.calibration import Calibration
+from shardyard.plan.effective_time import NoProgressError
 from shardyard.plan.estimate import Estimate, estimate
 from shardyard.plan.failures import FailureOutlook, failure_plan
 from shardyard.plan.flops import flops_per_token
@@ -83,6 +84,8 @@ class Plan:
     failures: FailureOutlook | None
     failures_reason: str
     """Why ``failures`` is None; else empty."""
+    advances: bool = True
+    """False: it fails more often than it can save (``failures_reason``): no time and no price."""
     measured: tuple[str, ...] = ()
     """What of this was measured and not looked up."""
 
@@ -124,6 +127,8 @@ class Plan:
     @property
     def wall_s(self) -> float | None:
         """Predicted time with start, saves and failures, where they are predicted."""
+        if not self.advances:
+            return None
         return self.seconds if self.failures is None else self.failures.wall_s
 
     @property
@@ -136,7 +141,7 @@ class Plan:
     @property
     def usd_per_million_tokens(self) -> float | None:
         """Predicted price of a million tokens, without failures."""
-        if self.speed.tokens_per_s is None or self.price.usd_per_hour is None:
+        if self.speed.tokens_per_s is None or self.price.usd_per_hour is None or not self.advances:
             return None
         return self.price.usd_per_hour / 3600 / self.speed.tokens_per_s * 1e6
 
@@ -167,6 +172,8 @@ class Plan:
             parts.append(f"about {format_seconds(self.wall_s)}")
         if self.usd is not None:
             parts.append(f"about {format_usd(self.usd)}")
+        if not self.advances:
+            parts.append("would not advance for failures")
         return ", ".join(parts)
 
     def devices_words(self) -> str:
@@ -197,7 +204,8 @@ class Plan:
     @staticmethod
     def from_json(content: dict[str, Any]) -> "Plan":
         """The same plan back; sums are not read but made again."""
-        fields = {name: content[name] for name in Plan.__dataclass_fields__}
+        # a plan of before knows no ``advances``
+        fields = {name: content[name] for name in Plan.__dataclass_fields__ if name in content}
         fields["layout"] = Layout(**content["layout"])
         for name in ("memory", "communication"):
             fields[name] = tuple(Term(**term) for term in content[name])
@@ -277,7 +285,7 @@ def plan_recipe(
     if timed is not None:
         speed = Speed(tokens_per_s=timed.tokens_per_s, reason=SPEED_REASON)
     checkpoint_bytes = shape.parameters * (4 + optimizer_bytes(recipe))
-    outlook, why_no_outlook = _failures(
+    outlook, why_no_outlook, advances = _failures(
         recipe, timed, nodes=nodes, steps=steps, nbytes=checkpoint_bytes
     )
     return Plan(
@@ -307,6 +315,7 @@ def plan_recipe(
         communication=traffic_terms(workload),
         failures=outlook,
         failures_reason=why_no_outlook,
+        advances=advances,
         measured=calibration.sources if calibration else (),
     )
 
@@ -386,12 +395,15 @@ def with_links(cluster: Cluster, calibration: Calibration | None) -> Cluster:
 
 def _failures(
     recipe: Recipe, timed: Estimate | None, *, nodes: int, steps: int | None, nbytes: int
-) -> tuple[FailureOutlook | None, str]:
-    """What failures will cost; or why that cannot be said. Never keeps a run from starting."""
+) -> tuple[FailureOutlook | None, str, bool]:
+    """What failures will cost, or why that cannot be said; and whether the run would advance.
+
+    Never keeps a run from starting.
+    """
     if timed is None:
-        return None, "no speed, so no time in which something could fail"
+        return None, "no speed, so no time in which something could fail", True
     if steps is None:
-        return None, "the length is known once the data is prepared"
+        return None, "the length is known once the data is prepared", True
     try:
         outlook = failure_plan(
             nodes=nodes,
@@ -404,9 +416,11 @@ def _failures(
             checkpoint_every=recipe.checkpoint.every,
             collective_timeout_s=recipe.elastic.collective_timeout_s,
         )
-    except RequestError as error:  # fails more often than it saves
-        return None, str(error)
-    return outlook, ""
+    except NoProgressError as error:
+        return None, str(error), False
+    except RequestError as error:
+        return None, str(error), True
+    return outlook, "", True
 
 
 def _on_cpu(needed: Memory) -> Memory:

@@ -205,6 +205,8 @@ def _failures(plan: Plan) -> str:
     outlook = plan.failures
     if outlook is None:
         text = "Not predicted: that takes a speed, a length and a known cluster."
+        if not plan.advances:
+            text = esc(plan.failures_reason)
         return render_section("failures", "Failures", f'<p class="muted">{text}</p>')
     mtbf = outlook.mtbf
     of_range = f"{format_seconds(mtbf.low_s)} to {format_seconds(mtbf.high_s)}"
@@ -277,6 +279,8 @@ def _price(plan: Plan) -> str:
 
 
 def _run_words(plan: Plan) -> str:
+    if not plan.advances:
+        return "it would not advance for failures, and have no end"
     if plan.wall_s is None:
         return "its time is not known"
     failures = "with start, saves and failures" if plan.failures is not None else "without failures"

@@ -46,6 +46,8 @@ def _time(plan: Plan) -> tuple[str, str]:
     length = "length known once the data is prepared"
     if plan.steps is not None:
         length = f"{plan.steps:,} steps"
+    if not plan.advances:
+        return ABSENT, f"{length}; would not advance for failures"
     if plan.wall_s is None:
         return ABSENT, length
     if plan.failures is None:
@@ -72,6 +74,8 @@ def _short_usd(usd: float) -> str:
 
 def _failures(plan: Plan) -> tuple[str, str]:
     outlook = plan.failures
+    if not plan.advances:
+        return ABSENT, "more often than it can save"
     if outlook is None:
         return ABSENT, "needs a speed, a length and a known cluster"
     spares = "1 spare node" if outlook.spare_nodes == 1 else f"{outlook.spare_nodes} spare nodes"
