@@ -78,6 +78,16 @@ def test_a_sample_predicts_the_next_token_and_the_last_one_is_padded(shards: Tok
     assert padding == ([0] * 8, [IGNORED] * 8, counted)
 
 
+def test_tokens_are_counted_without_padding_and_whether_or_not_they_predict(
+    shards: TokenShards,
+) -> None:
+    apart = eval_source(shards, attend=False).micro_batch(range(4), 6)  # two rows of padding
+    assert (apart.num_tokens, apart.num_targets) == (4 * 8, 4 * 8 - 3)
+    last = eval_source(shards).micro_batch(range(10, 11), 2)
+    assert (last.num_tokens, last.num_targets) == (2, 2)
+    assert eval_source(shards).micro_batch(range(0), 2).num_tokens == 0
+
+
 def test_an_evaluation_predicts_every_token_once(shards: TokenShards) -> None:
     targets: list[int] = []
     for rank in range(3):

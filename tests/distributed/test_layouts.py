@@ -84,7 +84,12 @@ def test_bert_guesses_the_same_tokens_in_every_layout(corpus: Corpus, tmp_path: 
         return make_run(tmp_path / name, corpus, sections)
 
     reference = run("one", 1, {}, 6)
-    others = [run("dp", 2, {"dp_shard": 2}, 2), run("tp", 2, {"tp": 2}, 3)]
+    others = [
+        run("dp", 2, {"dp_shard": 2}, 4),  # of 6 samples a micro-batch, and one of half padding
+        run("tp", 2, {"tp": 2}, 3),
+        run("cp", 2, {"cp": 2}, 6),
+        run("pp", 2, {"pp": 2}, 3),
+    ]
     run_on_ranks(_train_all, 1, [reference])
     run_on_ranks(_train_all, 2, others)
     expected = [(line["loss"], line["grad_norm"]) for line in read_steps(reference.metrics)]
@@ -92,6 +97,15 @@ def test_bert_guesses_the_same_tokens_in_every_layout(corpus: Corpus, tmp_path: 
         found = [(line["loss"], line["grad_norm"]) for line in read_steps(run_dir.metrics)]
         for pair, expected_pair in zip(found, expected, strict=True):
             assert pair == pytest.approx(expected_pair, rel=TOLERANCE), run_dir.path.name
+
+    targets = [line["targets"] for line in read_steps(reference.metrics)]
+    for run_dir in (reference, *others):
+        for number, line in enumerate(read_steps(run_dir.metrics)):
+            # all tokens were computed, one in seven was guessed
+            assert line["tokens"] == (number + 1) * 6 * 32, run_dir.path.name
+            assert line["targets"] == targets[number], run_dir.path.name
+            assert 0.05 < line["targets"] / (6 * 32) < 0.3
+            assert line["tokens_per_s"] * line["step_time_s"] == pytest.approx(6 * 32)
 
 
 def _first_gradients(run_dir: RunDir) -> dict[str, Any]:

@@ -132,7 +132,7 @@ def test_an_evaluation_counts_every_token_once(corpus: Corpus, tmp_path: Path) -
         run_on_ranks(_train_with_events, processes, runs[processes])
     for run_dir in runs.values():
         events = [e for e in read_lines(run_dir.events) if e["kind"] == "evaluated"]
-        assert {event["tokens"] for event in events} == {corpus.facts.eval_tokens - 1}
+        assert {event["targets"] for event in events} == {corpus.facts.eval_tokens - 1}
     one, three = (read_evaluations(runs[n].metrics) for n in (1, 3))
     assert three[-1]["eval"]["loss"] == pytest.approx(one[-1]["eval"]["loss"], rel=1e-6)
 

@@ -19,7 +19,7 @@ def _line(
 ) -> dict[str, object]:
     lines = MetricLines(budget, attempt=1, generation=2, world_size=4)
     return lines.step(
-        step=3, epoch=0.5, loss=2.0, grad_norm=1.0, lr=1e-3, tokens=900, samples=30,
+        step=3, epoch=0.5, loss=2.0, grad_norm=1.0, lr=1e-3, tokens=900, targets=40, samples=30,
         step_tokens=300, step_samples=10, peak_memory_bytes=7, router=router,
         times=StepTimes(step_time_s=0.5, data_wait_s=0.1, checkpoint_blocked_s=0.2),
     )  # fmt: skip
@@ -28,6 +28,7 @@ def _line(
 def test_a_line_has_the_keys_of_the_contract_and_rates() -> None:
     line = _line(H100)
     assert tuple(line) == METRIC_KEYS
+    assert (line["tokens"], line["targets"]) == (900, 40)
     assert line["tokens_per_s"] == 600
     assert line["samples_per_s"] == 20
     assert line["tokens_per_s_per_device"] == 150

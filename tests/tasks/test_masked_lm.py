@@ -20,7 +20,8 @@ def _text(samples: range, *, valid: int = LENGTH) -> MicroBatch:
     targets = tokens.roll(-1, dims=1)
     targets[:, valid:] = IGNORED
     positions = torch.arange(LENGTH).expand_as(tokens)
-    return MicroBatch(tokens, targets, positions, torch.tensor(list(samples)))
+    rows = torch.tensor(list(samples))
+    return MicroBatch(tokens, targets, positions, rows, len(rows) * valid)
 
 
 def test_hidden_tokens_have_the_published_shares() -> None:

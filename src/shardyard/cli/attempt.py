@@ -110,7 +110,7 @@ def _show(run_dir: RunDir, summary: Summary) -> None:
         rows.append(("evaluation", _nats(summary.eval_loss), f"perplexity {perplexity}"))
     rows += [
         ("unigram entropy", _nats(summary.unigram_entropy), "what ignoring all context reaches"),
-        ("tokens", format_count(summary.tokens or 0), "predicted in training"),
+        ("tokens", format_count(summary.tokens or 0), "read in training"),
         (
             "speed",
             f"{format_count(summary.tokens_per_s or 0)} tokens/s",

@@ -26,7 +26,7 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one forward and backward pass reads; all int64, on the CPU."""
+    """What one forward and backward pass reads; tensors are int64, on the CPU."""
 
     tokens_BL: Tensor
     targets_BL: Tensor
@@ -34,6 +34,13 @@ class MicroBatch:
     positions_BL: Tensor
     samples_B: Tensor
     """Position of each sample in the stream of samples; -1 for a row of padding."""
+    num_tokens: int
+    """Tokens that are read, padding left out."""
+
+    @property
+    def num_targets(self) -> int:
+        """What is predicted of them; asked of a device, it waits for the device."""
+        return int((self.targets_BL != IGNORED).sum())
 
     def to(self, device: torch.device) -> "MicroBatch":
         """The same micro-batch on a device."""
@@ -42,7 +49,10 @@ class MicroBatch:
         tensors = (self.tokens_BL, self.targets_BL, self.positions_BL, self.samples_B)
         # only from pinned memory does a copy not wait for the device's earlier work
         pinned = (tensor if tensor.device == device else tensor.pin_memory() for tensor in tensors)
-        return MicroBatch(*(tensor.to(device, non_blocking=True) for tensor in pinned))
+        tokens, targets, positions, samples = (
+            tensor.to(device, non_blocking=True) for tensor in pinned
+        )
+        return MicroBatch(tokens, targets, positions, samples, self.num_tokens)
 
 
 class _Source:
@@ -92,6 +102,7 @@ class _Source:
         positions_BL = np.tile(np.arange(self.seq_len, dtype=np.int64), (size, 1))
         samples_B = np.full(size, -1, dtype=np.int64)
         samples_B[: len(positions)] = positions
+        num_tokens = 0
         indices = self.sample_indices(samples_B[: len(positions)])
         for row, index in enumerate(indices.tolist()):
             start = index * self.seq_len
@@ -99,6 +110,7 @@ class _Source:
             tokens = self._read(start, stop)
             tokens_BL[row, : len(tokens) - 1] = tokens[:-1]
             targets_BL[row, : len(tokens) - 1] = tokens[1:]
+            num_tokens += len(tokens) - 1
             if not self._attend_across_documents:
                 starts = self._shards.document_starts_in(start, stop)
                 _separate_documents(targets_BL[row], positions_BL[row], starts)
@@ -107,6 +119,7 @@ class _Source:
             torch.from_numpy(targets_BL),
             torch.from_numpy(positions_BL),
             torch.from_numpy(samples_B),
+            num_tokens,
         )
         return self._prepare(batch)
 

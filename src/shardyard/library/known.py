@@ -268,23 +268,23 @@ class KnownModel:
                 "The schedule of a pipeline is made once. Give equally many in every step."
             )
         self._form = form
-        return self._part(self._accumulate(read)), self._tokens(read)
+        return self._part(self._accumulate(read)), self._targets(read)
 
     def forward(self, batches: Sequence[Any], loss: Loss | None) -> tuple[Tensor, int]:  # noqa: ARG002
         """Forward passes alone."""
         read = self._read(batches)
         losses = [self._task.loss_sum(batch.to(self._device)).double() for batch in read]
         reshard(self._task.roots)
-        return self._part(torch.stack(losses).sum()), self._tokens(read)
+        return self._part(torch.stack(losses).sum()), self._targets(read)
 
     def _part(self, loss_sum: Tensor) -> Tensor:
         # the other ranks of tp have computed the same loss
         return loss_sum if self._mesh.tensor_rank == 0 else torch.zeros_like(loss_sum)
 
-    def _tokens(self, batches: Sequence[MicroBatch]) -> int:
+    def _targets(self, batches: Sequence[MicroBatch]) -> int:
         if not self._mesh.speaks_for_samples:
             return 0
-        return sum(int((batch.targets_BL != IGNORED).sum()) for batch in batches)
+        return sum(batch.num_targets for batch in batches)
 
     def _read(self, batches: Sequence[Mapping[str, Tensor]]) -> list[MicroBatch]:
         return [self._micro_batch(batch) for batch in batches]
@@ -300,4 +300,5 @@ class KnownModel:
         if positions_BL is None:
             positions_BL = torch.arange(length, device=tokens_BL.device).expand(samples, -1)
         rows_B = torch.arange(samples, device=tokens_BL.device)
-        return MicroBatch(tokens_BL, targets_BL, positions_BL.long(), rows_B)
+        # which of them are padding only the script knows; nothing here counts them
+        return MicroBatch(tokens_BL, targets_BL, positions_BL.long(), rows_B, tokens_BL.numel())

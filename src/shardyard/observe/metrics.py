@@ -74,6 +74,7 @@ class MetricLines:
         grad_norm: float,
         lr: float,
         tokens: int,
+        targets: int,
         samples: int,
         step_tokens: int,
         step_samples: int,
@@ -84,6 +85,9 @@ class MetricLines:
         """The line of one step; ``tokens`` and ``samples`` count from the beginning of the run.
 
         Args:
+            targets: What was predicted in this step: the divisor of its loss.
+            step_tokens: What went through the model in this step, padding left out; rates and MFU
+                are its, as the plan's are.
             router: Of a mixture of experts: largest load, load-balance loss and z-loss.
         """
         tokens_per_s = step_tokens / times.step_time_s
@@ -95,6 +99,7 @@ class MetricLines:
             "grad_norm": grad_norm,
             "lr": lr,
             "tokens": tokens,
+            "targets": targets,
             "samples": samples,
             "step_time_s": times.step_time_s,
             "data_wait_s": times.data_wait_s,

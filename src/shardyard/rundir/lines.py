@@ -51,6 +51,7 @@ METRIC_KEYS = (
     "grad_norm",
     "lr",
     "tokens",
+    "targets",
     "samples",
     "step_time_s",
     "data_wait_s",

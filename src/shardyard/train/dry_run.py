@@ -102,7 +102,8 @@ def _micro_batch(recipe: Recipe) -> MicroBatch:
     tokens_BL, targets_BL, positions_BL = torch.zeros(
         3, samples, seq_len, dtype=torch.int64
     ).unbind()
-    return MicroBatch(tokens_BL, targets_BL, positions_BL, torch.zeros(samples, dtype=torch.int64))
+    samples_B = torch.zeros(samples, dtype=torch.int64)
+    return MicroBatch(tokens_BL, targets_BL, positions_BL, samples_B, samples * seq_len)
 
 
 def _micro_batch_tokens(recipe: Recipe) -> int:

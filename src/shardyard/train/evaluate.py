@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from shardyard.data.loader import IGNORED, EvalSource, step_batches
+from shardyard.data.loader import EvalSource, step_batches
 from shardyard.parallel.data import reshard
 from shardyard.parallel.mesh import Mesh
 from shardyard.tasks.causal_lm import CausalLM
@@ -18,7 +18,7 @@ class Evaluation:
 
     loss: float
     """Mean over all predicted tokens, nats."""
-    tokens: int
+    targets: int
 
     @property
     def perplexity(self) -> float:
@@ -53,9 +53,9 @@ def evaluate(
             if mesh.tensor_rank == 0:  # the others have computed the same
                 sums[0] += loss_sum
             if mesh.speaks_for_samples:
-                sums[1] += int((batch.targets_BL != IGNORED).sum())
+                sums[1] += batch.num_targets
     task.model.train()
     reshard(task.roots)
     dist.all_reduce(sums)
-    total, tokens = sums.tolist()
-    return Evaluation(loss=total / tokens, tokens=round(tokens))
+    total, targets = sums.tolist()
+    return Evaluation(loss=total / targets, targets=round(targets))

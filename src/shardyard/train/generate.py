@@ -69,4 +69,5 @@ def _batch(window: list[int], length: int, device: torch.device) -> MicroBatch:
         targets_BL=tokens_BL,
         positions_BL=torch.arange(length, device=device)[None],
         samples_B=torch.zeros(1, dtype=torch.int64, device=device),
+        num_tokens=len(window),
     )

@@ -139,7 +139,7 @@ class Loop:
         result = launched.pending.read()
         now = time.monotonic()
         step_time_s, self.step_ended_at = now - self.step_ended_at, now
-        self.progress.tokens += result.predicted_tokens
+        self.progress.tokens += result.tokens
         if launched.step == self.first_step:
             self.training.report("first_step", step=launched.step, seconds=step_time_s)
         self._write_line(launched, result, step_time_s)
@@ -185,8 +185,9 @@ class Loop:
             grad_norm=result.grad_norm,
             lr=launched.lr,
             tokens=self.progress.tokens,
+            targets=result.targets,
             samples=samples,
-            step_tokens=result.predicted_tokens,
+            step_tokens=result.tokens,
             step_samples=self._global_batch,
             times=StepTimes(
                 step_time_s=step_time_s,
@@ -229,7 +230,7 @@ class Loop:
         scores = {"loss": result.loss, "perplexity": result.perplexity}
         epoch = progress.position / training.train_source.num_samples
         training.report(
-            "evaluated", step=progress.step, seconds=seconds, tokens=result.tokens, **scores
+            "evaluated", step=progress.step, seconds=seconds, targets=result.targets, **scores
         )
         for sink in training.sinks:
             sink.write({"step": progress.step, "epoch": round(epoch, 6), "eval": scores})

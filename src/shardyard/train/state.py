@@ -16,7 +16,7 @@ class Progress:
     position: int = 0
     """Samples read so far; the next step begins here."""
     tokens: int = 0
-    """Tokens predicted so far."""
+    """Tokens that went through the model so far, padding left out."""
     best_step: int | None = None
     """Step of the best evaluation."""
     best_loss: float | None = None
