@@ -38,6 +38,8 @@ _PEER_REPORT_S = 2.0
 """Wait for the other nodes' losses."""
 _PEER_START_S = 60.0
 _DRAIN_POLL_S = 0.05
+_DEAD_S = 30
+"""For a killed process to be gone: longer only if the kernel holds it."""
 
 
 class StoppedBeforeStart(Exception):  # noqa: N818  not an error
@@ -75,8 +77,8 @@ class GroupAgent(LocalElasticAgent):
             logs_specs=OwnLogs(),
             start_method="forkserver",
             exit_barrier_timeout=60,
-            shutdown_timeout=0,  # used where agents lost each other: nothing can be saved
         )
+        self._shutdown_timeout = 0
         self._run = run
         self._attempt = attempt
         self._drain = drain
@@ -247,7 +249,14 @@ class GroupAgent(LocalElasticAgent):
         """Before a restart: let healthy workers save their step, end lost ones at once."""
         if not self.losses:
             self._drain_workers()
-        self._shutdown(signal.SIGKILL)
+        self._shutdown(signal.SIGKILL, timeout=_DEAD_S)
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 0) -> None:
+        """End the workers. Torch asks for it where agents lost each other: nothing can be saved, so
+        nothing is waited for. Torch 2.11 has no setting for that, and would wait half a minute."""
+        if self._pcontext is not None:
+            self._pcontext.close(death_sig, timeout)
+        super()._shutdown(death_sig)
 
     def _drain_workers(self) -> None:
         """Wait for this node's workers to save their step; torch would not take their result."""
