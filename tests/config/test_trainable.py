@@ -15,6 +15,10 @@ REFUSED = [
         "memory.offload=optimizer",
         "memory.offload=optimizer: offloading optimizer can be planned, not trained yet. Use act",
     ),
+    (
+        "cluster.instance=trn1.32xlarge",
+        "cluster.instance=trn1.32xlarge: a run on Trainium1 can be planned, not trained",
+    ),
     ("cluster.device=xla", "cluster.device=xla: a run on Trainium or TPU can be planned, not trai"),
     ("model.preset=gpt3-175b", "a model of type gpt2 can be planned, not trained yet."),
 ]

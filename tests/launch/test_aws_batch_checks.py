@@ -98,15 +98,37 @@ def quota(vcpus: float) -> Any:
     return stubbed("service-quotas", ("get_service_quota", asked, answer))
 
 
+def let_default_group_in(aws: BatchServer) -> str:
+    """As a VPC's default group does at first; that of moto does not."""
+    ec2 = aws.client("ec2")
+    wanted = [{"Name": "group-name", "Values": ["default"]}]
+    (group,) = ec2.describe_security_groups(Filters=wanted)["SecurityGroups"]
+    pair = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group["GroupId"]}]}
+    ec2.authorize_security_group_ingress(GroupId=group["GroupId"], IpPermissions=[pair])
+    return str(group["GroupId"])
+
+
+def test_nodes_whose_own_interfaces_are_shut_to_each_other_are_told(aws: BatchServer) -> None:
+    settings = made(aws, "cluster.nodes=2")
+    shut = only(findings(*settings, service_quotas=quota(192)), "task network")
+    group = let_default_group_in(aws)
+    assert shut.verdict == "problem" and f"default security group, {group}" in shut.what
+    assert f"--group-id {group} --protocol tcp" in shut.mend
+    alone = (*settings, "cluster.nodes=1")
+    assert "task network" not in findings(*alone, service_quotas=quota(192))
+
+
 def test_an_account_made_by_the_prerequisites_is_fit(aws: BatchServer) -> None:
     settings = made(aws, "cluster.nodes=2")
+    let_default_group_in(aws)
     found = findings(*settings, service_quotas=quota(192))
     verdicts = {name: [finding.verdict for finding in of] for name, of in found.items()}
     asked_of_iam = [of.what for of in found["image"] if of.verdict == "warning"]
     # moto makes no placement groups and simulates no policies
     assert len(asked_of_iam) == 1 and "may ecr:BatchGetImage cannot be asked" in asked_of_iam[0]
     assert verdicts == {
-        "credentials": ["ok"], "queue": ["ok"], "EFA": ["ok"], "stop time": ["ok"],
+        "credentials": ["ok"], "queue": ["ok"], "EFA": ["ok"], "task network": ["ok"],
+        "stop time": ["ok"],
         "launch.aws_batch.job_role": ["ok"], "launch.aws_batch.execution_role": ["ok"],
         "log group": ["ok"], "quota": ["ok"], "image": ["ok", "warning"],
     }  # fmt: skip

@@ -133,7 +133,7 @@ def test_containers_have_no_more_rights_than_they_need() -> None:
     made = container(definition)
     assert "privileged" not in made
     assert {tuple(row["permissions"]) for row in made["linuxParameters"]["devices"]} == {
-        ("READ", "WRITE")
+        ("READ", "WRITE", "MKNOD")
     }
     assert made["ulimits"] == [{"name": "memlock", "softLimit": -1, "hardLimit": -1}]
     assert made["jobRoleArn"] == ROLE
@@ -277,7 +277,6 @@ REFUSED = [
     (["cluster.instance=null"], "is not given, nor is cluster.instance", "memory_gib"),
     (["launch.code=[mine]"], "a Batch job carries no files", "into the image"),
     (["cluster.file=c.yaml"], "cluster.file='c.yaml'", "cluster.instance"),
-    (["cluster.instance=trn1.32xlarge"], "planned but not trained", "NVIDIA or Gaudi"),
     (["launch.volumes=[{path: /runs, claim: c}]"], "names claim", "Give efs"),
     (["launch.volumes=[{path: /runs}]"], "names nothing to mount", "Give efs"),
     (["launch.time_limit=0.5min"], "less than 60 s", "longer"),

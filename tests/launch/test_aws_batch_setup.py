@@ -118,7 +118,7 @@ def test_the_calls_are_printed_as_commands_of_the_aws_cli(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     settings = [*SETTINGS, *SETUP, "cluster.instance=p5.48xlarge", "cluster.nodes=2"]
-    assert main(settings) == 0
+    assert main(["model.preset=llama-tiny", *settings]) == 0
     lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
     verbs = [line[:3] for line in lines]
     assert verbs == [
@@ -134,5 +134,13 @@ def test_the_calls_are_printed_as_commands_of_the_aws_cli(
 
 
 def test_missing_settings_end_with_code_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["cluster.instance=p5.48xlarge"]) == 2
+    assert main(["model.preset=llama-tiny", "cluster.instance=p5.48xlarge"]) == 2
     assert "launch.aws_batch.queue" in capsys.readouterr().err
+
+
+def test_machines_that_nothing_can_be_trained_on_get_no_queue(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings = [*SETTINGS, *SETUP, "model.preset=llama-tiny", "cluster.instance=trn1.32xlarge"]
+    assert main(settings) == 2
+    assert "a run on Trainium1 can be planned, not trained yet" in capsys.readouterr().err

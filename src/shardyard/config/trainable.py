@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable
 
 from shardyard.config.presets import PRESETS
 from shardyard.config.schema import Recipe
-from shardyard.errors import Problem
+from shardyard.errors import Problem, RequestError
+from shardyard.hardware.chosen import chosen_cluster
+from shardyard.hardware.cluster import Cluster
 
 TRAINED_MODEL_TYPES = ("llama", "mistral", "mixtral", "qwen3", "qwen3_moe", "bert")
 """Model types that ``models/families.py`` knows the blocks of; it needs torch, this does not."""
@@ -36,9 +38,22 @@ def _offload(recipe: Recipe) -> Iterable[Problem]:
 
 
 def _device(recipe: Recipe) -> Iterable[Problem]:
-    if recipe.cluster.device == "xla":
-        remedy = "a machine with cuda, xpu or hpu"
+    cluster, chosen = recipe.cluster, _chosen(recipe)
+    remedy = "a machine with cuda, xpu or hpu"
+    if cluster.device == "xla":
         yield _planned_only("cluster.device", "xla", "a run on Trainium or TPU", remedy)
+    elif chosen is not None and chosen.accelerator.device == "xla":
+        setting = "file" if cluster.instance is None else "instance"
+        what = f"a run on {chosen.accelerator.name}"
+        yield _planned_only(f"cluster.{setting}", getattr(cluster, setting), what, remedy)
+
+
+def _chosen(recipe: Recipe) -> Cluster | None:
+    """The machines that a recipe names; None: this one, or another check says what is wrong."""
+    try:
+        return chosen_cluster(recipe.cluster)
+    except RequestError:
+        return None
 
 
 def _family(recipe: Recipe) -> Iterable[Problem]:

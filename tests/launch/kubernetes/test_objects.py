@@ -30,7 +30,6 @@ MACHINES = [
     ("llama3-70b", "p5en.48xlarge", 16),
     ("llama3.1-405b", "p6-b200.48xlarge", 64),
     ("bert-1.5b", "dl1.24xlarge", 8),
-    ("mixtral-8x7b", "trn2.48xlarge", 4),
     ("llama3.2-1b", "g6.xlarge", 1),
 ]
 

@@ -252,3 +252,15 @@ def test_a_session_is_new_at_each_submission_or_each_start() -> None:
     assert [session(elastic, submission=number) for number in (1, 2)] == ["demo", "demo-s2"]
     uid = "metadata.labels['batch.kubernetes.io/controller-uid']"
     assert session() == {"fieldRef": {"fieldPath": uid}}
+
+
+@pytest.mark.parametrize("target", ["jobset", "trainjob", "pytorchjob"])
+def test_a_node_is_not_emptied_to_save_money_while_a_run_is_on_it(target: str) -> None:
+    objects = render_objects(request_for(f"launch.kubernetes.target={target}"))
+    notes = pod_of(objects)["metadata"]["annotations"]
+    assert notes["karpenter.sh/do-not-disrupt"] == "true"
+    assert notes["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
+    if target == "trainjob":  # that of Trainer 2.0 patches no metadata
+        (replicated,) = objects[1]["spec"]["template"]["spec"]["replicatedJobs"]
+        template = replicated["template"]["spec"]["template"]
+        assert template["metadata"]["annotations"].items() <= notes.items()

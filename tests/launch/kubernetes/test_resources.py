@@ -10,13 +10,13 @@ from shardyard.launch.kubernetes.resources import demand_of, device_resource
 from tests.launch.kubernetes.requests import request_for
 from tests.launch.kubernetes.schemas import pod_of
 
-RESOURCES = {"dl1": "habana.ai/gaudi", "trn1": "aws.amazon.com/neuron",
-             "trn1n": "aws.amazon.com/neuron", "trn2": "aws.amazon.com/neuron"}  # fmt: skip
+RESOURCES = {"dl1": "habana.ai/gaudi"}
 """By family; all others have NVIDIA devices."""
+TRAINABLE = [n for n in instance_names() if instance(n).accelerator.device != "xla"]
 
 
 @pytest.mark.parametrize("target", ["jobset", "trainjob", "pytorchjob"])
-@pytest.mark.parametrize("name", instance_names())
+@pytest.mark.parametrize("name", TRAINABLE)
 def test_every_instance_type_asks_for_what_the_catalogue_says(name: str, target: str) -> None:
     machine = instance(name)
     request = request_for(f"cluster.instance={name}", f"launch.kubernetes.target={target}")

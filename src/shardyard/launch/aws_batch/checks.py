@@ -20,6 +20,7 @@ from shardyard.launch.aws_errors import aws_client, aws_errors, aws_session, err
 from shardyard.launch.base import LaunchRequest
 from shardyard.launch.doctor import Finding, gather
 from shardyard.launch.ecr import Registry, ecr_registry
+from shardyard.launch.place import PORT
 from shardyard.launch.registry import find_image
 
 QUOTAS = {"p": "L-417A185B", "g": "L-DB2E81BA", "dl": "L-6E869C2A"}
@@ -144,6 +145,7 @@ def _instances(account: _Account) -> Iterator[Finding]:
         name, ec2 = environment["computeEnvironmentName"], account.client("ec2")
         template = _template(account, ec2, resources.get("launchTemplate") or {})
         yield from _efa(account, name, template)
+        yield from _task_network(account, ec2, environment, template)
         if account.request.nodes > 1 and not resources.get("placementGroup"):
             yield Finding(
                 name="placement group", verdict="warning",
@@ -190,6 +192,49 @@ def _efa(account: _Account, name: str, template: Mapping[str, Any]) -> Iterator[
             mend="Add them to the environment's launch template. For a new queue: "
             + _how_to_make_one(account),
         )  # fmt: skip
+
+
+def _task_network(
+    account: _Account, ec2: Any, environment: Mapping[str, Any], template: Mapping[str, Any]
+) -> Iterator[Finding]:
+    """Whether nodes reach node 0 through the interface that ECS gives each container.
+
+    It has the security groups of the compute environment; without any, the default one of the VPC.
+    Batch refuses an environment with groups whose template has network interfaces, as EFA needs
+    them. Source: AWS Batch User Guide, mnp-ce; github.com/aws/aws-cdk issue 21577.
+    """
+    resources = _resources(environment)
+    if account.request.nodes == 1 or not template.get("NetworkInterfaces"):
+        return
+    with aws_errors("look at the security groups", account.region):
+        (subnet, *_) = ec2.describe_subnets(SubnetIds=resources["subnets"])["Subnets"]
+        wanted = {"vpc-id": subnet["VpcId"], "group-name": "default"}
+        filters = [{"Name": name, "Values": [value]} for name, value in wanted.items()]
+        groups = ec2.describe_security_groups(Filters=filters)["SecurityGroups"]
+    for group in groups:
+        what = (
+            f"containers of {environment['computeEnvironmentName']} get the VPC's default security "
+            f"group, {group['GroupId']}, as its launch template has network interfaces"
+        )
+        if any(_lets_in(rule, group["GroupId"]) for rule in group.get("IpPermissions", ())):
+            what += f"; it lets itself in on port {PORT}"
+            yield Finding(name="task network", verdict="ok", what=what)
+            continue
+        yield Finding(
+            name="task network", verdict="problem",
+            what=f"{what}, and it does not let itself in on port {PORT}: nodes would not meet",
+            mend=f"aws ec2 authorize-security-group-ingress --region {account.region} --group-id "
+            f"{group['GroupId']} --protocol tcp --port 0-65535 --source-group {group['GroupId']}",
+        )  # fmt: skip
+
+
+def _lets_in(rule: Mapping[str, Any], group: str) -> bool:
+    """Whether a rule lets members of a group reach the rendezvous; ranges of addresses count."""
+    covers = rule["IpProtocol"] == "-1" or (
+        rule["IpProtocol"] == "tcp" and rule["FromPort"] <= PORT <= rule["ToPort"]
+    )
+    pairs = [pair.get("GroupId") for pair in rule.get("UserIdGroupPairs", ())]
+    return covers and (group in pairs or bool(rule.get("IpRanges")))
 
 
 def _stop_time(account: _Account, name: str, template: Mapping[str, Any]) -> Finding:

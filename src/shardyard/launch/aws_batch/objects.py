@@ -47,7 +47,8 @@ RETRY_RULES: tuple[dict[str, str], ...] = (
     {"onReason": "*", "action": "EXIT"},
 )
 
-_READ_WRITE = ["READ", "WRITE"]
+_DEVICE_RIGHTS = ["READ", "WRITE", "MKNOD"]
+"""All that a device has where none are given, and what AWS's own samples for EFA give."""
 
 
 def job_name(run_id: str, submission: int = 1) -> str:
@@ -278,7 +279,7 @@ def _devices(machine: Instance | None) -> list[dict[str, Any]]:
         for number in range(machine.count):
             paths += [f"/dev/accel/accel{number}", f"/dev/accel/accel_controlD{number}"]
     return [
-        {"hostPath": path, "containerPath": path, "permissions": list(_READ_WRITE)}
+        {"hostPath": path, "containerPath": path, "permissions": list(_DEVICE_RIGHTS)}
         for path in paths
     ]
 
@@ -332,11 +333,6 @@ def _check(request: LaunchRequest) -> None:
         raise RequestError(
             f"cluster.file={recipe.cluster.file!r} describes machines of your own, and Batch rents "
             "EC2 instances. Name their type with cluster.instance."
-        )
-    if machine is not None and not (has_gpus(machine) or has_gaudi(machine)):
-        raise RequestError(
-            f"cluster.instance={machine.name!r} has {machine.accelerator.name}, which can be "
-            "planned but not trained on yet. Name a type with NVIDIA or Gaudi devices."
         )
     if machine is not None and request.devices_per_node > machine.count:
         raise RequestError(

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from shardyard.config.load import is_override, load_recipe
+from shardyard.config.check import load_checked_recipe
+from shardyard.config.load import is_override
 from shardyard.config.schema import Recipe
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.hardware.catalogue import Instance
@@ -76,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
     files = [Path(word) for word in arguments if not is_override(word)]
     overrides = [word for word in arguments if is_override(word)]
     try:
-        recipe = load_recipe(files, overrides)
+        recipe = load_checked_recipe(files, overrides)
         print(commands(prerequisites(recipe), recipe.launch.aws_batch.region), end="")
     except ShardyardError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -185,7 +186,9 @@ def _compute_environment(recipe: Recipe, machine: Instance) -> dict[str, Any]:
         "ec2Configuration": [image],
         "tags": {"shardyard-queue": str(aws_batch.queue)},
     }
-    if not machine.efa_count:  # with network interfaces in the template the groups stand there
+    # Batch refuses groups here and network interfaces in the template: with EFA they stand there
+    # alone, and the tasks' own interfaces take the VPC's default group, which doctor looks at.
+    if not machine.efa_count:
         resources["securityGroupIds"] = list(aws_batch.security_groups)
     return {
         "computeEnvironmentName": f"{aws_batch.queue}-environment",

@@ -23,6 +23,13 @@ USER = 1000
 # A ConfigMap's data may have 1 MiB (kubernetes.io, ConfigMaps); its other fields need little.
 _MAX_CONFIG_BYTES = 1_000_000
 
+STAYS = {
+    "karpenter.sh/do-not-disrupt": "true",
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+}
+"""A node is not emptied to save money while a run is on it: every pod that moves restarts all.
+Source: karpenter.sh, Disruption; the FAQ of kubernetes/autoscaler."""
+
 EnvVar = dict[str, Any]
 
 
@@ -117,7 +124,11 @@ def pod_template(
         spec["priorityClassName"] = settings.priority_class
     spec |= placement(request, demand)
     meta: dict[str, Any] = {"labels": labels(name)}
-    meta["annotations"] = {"shardyard/run-id": request.run_id, **_topology_annotation(request)}
+    meta["annotations"] = {
+        "shardyard/run-id": request.run_id,
+        **STAYS,
+        **_topology_annotation(request),
+    }
     return {"metadata": meta, "spec": spec}
 
 

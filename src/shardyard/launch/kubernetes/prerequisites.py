@@ -180,13 +180,6 @@ DEVICE_PLUGINS = {
         why="offers a node's Gaudi devices to pods; its version must fit the driver of the nodes",
         image="habana",
     ),
-    "aws.amazon.com/neuron": Prerequisite(
-        name="Neuron device plugin",
-        version="of your Neuron driver",
-        provides="aws.amazon.com/neuron",
-        why="offers a node's Trainium devices to pods; its version must fit the driver",
-        image="neuron-device-plugin",
-    ),
     "amd.com/gpu": Prerequisite(
         name="AMD device plugin",
         version="of your ROCm driver",

@@ -100,16 +100,13 @@ def device_resource(accelerator: Accelerator) -> str:
     Raises:
         RequestError: No plugin is known.
     """
-    if accelerator.name.startswith("Trainium"):
-        return "aws.amazon.com/neuron"
     if accelerator.name in _AMD:
         return "amd.com/gpu"
     name = _PLUGINS.get(accelerator.device)
     if name is None:
         raise RequestError(
             f"{accelerator.name}: it is not known what its device plugin calls it in Kubernetes. "
-            "A pod without that resource would get no device. Use NVIDIA, AMD, Gaudi or Trainium "
-            "devices."
+            "A pod without that resource would get no device. Use NVIDIA, AMD or Gaudi devices."
         )
     return name
 

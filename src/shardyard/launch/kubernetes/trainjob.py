@@ -74,7 +74,7 @@ def _jobset_spec(request: LaunchRequest) -> dict[str, Any]:
     job = {
         "backoffLimit": 0,
         "podFailurePolicy": pod_failure_policy(JOB),
-        "template": {"spec": pods},
+        "template": {"metadata": {"annotations": dict(pod.STAYS)}, "spec": pods},
     }
     # No ttlSecondsAfterFinished: the controller would make the JobSet again (trainer#2981).
     return {
