@@ -41,7 +41,7 @@ def test_verbs_that_only_look_say_that_it_cannot_be_trained(
     verb: str, override: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machines = [] if "device" in override else ["cluster.instance=p5.48xlarge"]
-    assert main([verb, "model.preset=llama3-8b", override, *machines]) == 0
+    assert main([verb, "model.preset=llama3-8b", *machines, override]) == 0
     said = capsys.readouterr().err
     assert said.startswith("note: ") and words in said
 
