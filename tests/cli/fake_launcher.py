@@ -1,7 +1,7 @@
 """A launcher in memory: jobs that are moved by the test, objects that stand in a set."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ from shardyard.launch.base import (
     LogLine,
     Rendered,
 )
-from shardyard.launch.ledger import Ledger
+from shardyard.launch.ledger import EntryForm, Ledger
 from shardyard.launch.marked import Kind, mark
 
 CAPABILITIES = Capabilities(
@@ -29,6 +29,7 @@ class FakeLauncher:
 
     name: ClassVar[str] = "fake"
     capabilities: ClassVar[Capabilities] = CAPABILITIES
+    forms: ClassVar[Mapping[str, EntryForm]] = {}
     statuses: list[JobStatus] = field(
         default_factory=lambda: [JobStatus(state=JobState.RUNNING, reason="on 1 node")]
     )

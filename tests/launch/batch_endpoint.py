@@ -9,6 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 ARN = "arn:aws:batch:us-east-1:123456789012"
+JOB_ID = "5f1ee4a5-7a3c-4d2b-9a52-6f0c9c3f0b11"
+DEFINITION = f"{ARN}:job-definition/shardyard-n:1"
 ANSWERS: dict[str, dict[str, Any]] = {
     "describejobqueues": {
         "jobQueues": [
@@ -21,13 +23,13 @@ ANSWERS: dict[str, dict[str, Any]] = {
     },
     "listjobs": {"jobSummaryList": []},
     "registerjobdefinition": {
-        "jobDefinitionName": "n", "jobDefinitionArn": f"{ARN}:job-definition/n:1", "revision": 1
+        "jobDefinitionName": "shardyard-n", "jobDefinitionArn": DEFINITION, "revision": 1
     },
-    "submitjob": {"jobName": "n", "jobId": "j-1", "jobArn": f"{ARN}:job/j-1"},
+    "submitjob": {"jobName": "n", "jobId": JOB_ID, "jobArn": f"{ARN}:job/{JOB_ID}"},
     "describejobdefinitions": {
         "jobDefinitions": [
             {
-                "jobDefinitionName": "n", "jobDefinitionArn": f"{ARN}:job-definition/n:1",
+                "jobDefinitionName": "shardyard-n", "jobDefinitionArn": DEFINITION,
                 "revision": 1, "type": "multinode",
             }
         ]

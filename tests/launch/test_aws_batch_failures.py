@@ -8,7 +8,7 @@ import pytest
 from shardyard.launch.aws_batch.launcher import BatchLauncher
 from shardyard.launch.aws_errors import UncertainError
 from shardyard.launch.ledger import Ledger
-from tests.launch.batch_endpoint import HANG_UP, Endpoint, batch_endpoint
+from tests.launch.batch_endpoint import HANG_UP, JOB_ID, Endpoint, batch_endpoint
 from tests.launch.batch_requests import batch_request
 
 pytest.importorskip("boto3", reason="needs shardyard[aws]")
@@ -41,7 +41,7 @@ def ledger(tmp_path: Path) -> Ledger:
 def test_a_throttled_submission_is_repeated(endpoint: Endpoint, ledger: Ledger) -> None:
     endpoint.failures["submitjob"] = [THROTTLED, THROTTLED]
     waits: list[float] = []
-    assert submit(ledger, waits) == "j-1"
+    assert submit(ledger, waits) == JOB_ID
     assert waits == [1.0, 2.0]
     assert endpoint.calls.count("submitjob") == 3
 

@@ -41,10 +41,16 @@ def run(tmp_path: Path) -> RunDir:
 
 @pytest.fixture
 def job(run: RunDir) -> Iterator[Job]:
-    """A job whose supervisor is a process that does nothing."""
-    with subprocess.Popen(["sleep", "60"]) as process:
+    """A job whose supervisor does nothing."""
+    with idle_supervisor(run.path / "logs" / "job-0") as process:
         yield job_of(run, process.pid)
         process.kill()
+
+
+def idle_supervisor(folder: Path) -> "subprocess.Popen[bytes]":
+    """A process that was started as a supervisor is, and waits until it is killed."""
+    words = ["bash", "-c", "read", "-m", "shardyard.launch.local_job", str(folder)]
+    return subprocess.Popen(words, stdin=subprocess.PIPE)
 
 
 def job_of(run: RunDir, pid: int) -> Job:
@@ -209,7 +215,8 @@ def test_logs_of_one_node_or_of_all(run: RunDir, job: Job) -> None:
 
 def test_removing_is_repeatable_and_leaves_nothing_in_the_ledger(run: RunDir, job: Job) -> None:
     ledger = Ledger(run.path / "ledger.jsonl")
-    ledger.confirm(ledger.intend("local job", job.name, launcher="local"), job.id)
+    intended = ledger.intend("local job", job.name, launcher="local", **job.details)
+    ledger.confirm(intended, job.id)
     assert [entry.name for entry in ledger.live()] == ["r/job-0"]
     ended(run, 0)
     gone = replace(job, id=f"{job.id}0")
@@ -217,3 +224,41 @@ def test_removing_is_repeatable_and_leaves_nothing_in_the_ledger(run: RunDir, jo
     assert ledger.live() == []
     assert LOCAL.remove(gone, ledger) == []
     assert LOCAL.remove(job, ledger) == ["local job r/job-0"]  # it runs: it is cancelled
+
+
+def test_a_process_that_is_not_the_supervisor_of_the_folder_is_not_ended(run: RunDir) -> None:
+    """Whoever can write the ledger knows number, start and boot of any process."""
+    other = run.path.parent / "other" / "logs" / "job-0"
+    with subprocess.Popen(["sleep", "60"]) as stranger, idle_supervisor(other) as of_another_run:
+        for process in (stranger, of_another_run):
+            who = Identity.of(process.pid)
+            assert who is not None
+            ledger = Ledger(run.path / "ledger.jsonl")
+            folder = str(run.path / "logs" / "job-0")
+            intended = ledger.intend("local job", "r/job-0", launcher="local", folder=folder)
+            ledger.confirm(intended, f"{who.pid}-{who.started}", boot=who.boot)
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            (entry,) = ledger.live()
+            forged = Job(
+                launcher="local", run_id="r", id=str(entry.id), name=entry.name,
+                details=entry.details,
+            )  # fmt: skip
+            assert LOCAL.status(forged).state is JobState.FAILED
+            LOCAL.cancel(forged)
+            assert LOCAL.remove(forged, ledger) == [] and ledger.live() == []
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.1)
+        stranger.kill()
+        of_another_run.kill()
+
+
+def test_the_supervisor_of_another_user_is_not_ended(run: RunDir) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can be another user")
+    folder = run.path / "logs" / "job-0"
+    words = ["bash", "-c", "read", "-m", "shardyard.launch.local_job", str(folder)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, user=65534) as process:
+        LOCAL.cancel(job_of(run, process.pid))
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.1)
+        process.kill()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.errors import CapacityError, RequestError, ShardyardError
+from shardyard.errors import CapacityError, RequestError, ShardyardError, StorageError
 from shardyard.launch.base import Job, JobState, Rendered
 from shardyard.launch.ledger import Ledger
 from shardyard.launch.slurm.clients import Done
@@ -153,7 +153,9 @@ def test_a_cancel_that_comes_before_the_job_listens_is_not_lost(
 def test_a_waiting_job_is_cancelled_at_once(
     cluster: SlurmCluster, launcher: SlurmLauncher, run_dir: Path, ledger: Ledger
 ) -> None:
-    blocker = cluster.client("sbatch", "--parsable", "-N4", "--exclusive", "--wrap", "sleep 300")
+    blocker = cluster.client(
+        "sbatch", "--parsable", "-N4", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 300"
+    )
     try:
         job = launcher.submit(_rendered(launcher, run_dir, "wait"), ledger)
         status = launcher.status(job)
@@ -278,6 +280,34 @@ def test_an_interrupted_submission_is_found_by_its_name(
         launcher.submit(rendered, ledger)
     assert launcher.remove(job, ledger) == [f"slurm job {job.id} ({run_dir.name})"]
     cluster.wait_until(lambda: launcher.status(job).state.is_over, "cancelled")
+
+
+def test_what_a_forged_ledger_names_lives_on(
+    cluster: SlurmCluster, launcher: SlurmLauncher, run_dir: Path, ledger: Ledger
+) -> None:
+    """Once `cancel` ran `scancel -uroot`, and a tear-down ended any job of the run's name."""
+    name = run_dir.name
+    victim = cluster.client(
+        "sbatch", "--parsable", f"--job-name={name}", f"--chdir={run_dir.parents[1]}",
+        "--wrap", "sleep 300",
+    ).strip()  # fmt: skip
+    try:
+        details = {"folder": str(run_dir), "nodes": "1"}
+        for forged in ("-uroot", f"{victim} -uroot"):
+            ledger.record(Job(launcher="slurm", run_id=name, id=forged, name=name, details=details))
+            with pytest.raises(StorageError, match=r"ledger\.jsonl line 1"):
+                ledger.jobs()
+            ledger.path.unlink()
+        ledger.intend("slurm job", name, launcher="slurm", **details)  # interrupted
+        of_victim = Job(launcher="slurm", run_id=name, id=victim, name=name, details=details)
+        launcher.cancel(of_victim)
+        assert launcher.remove(of_victim, ledger) == []
+        ledger.confirm(ledger.intend("slurm job", name, launcher="slurm", **details), victim)
+        assert launcher.remove(of_victim, ledger) == []
+        assert "number " + victim + " is another job now" in launcher.status(of_victim).reason
+        assert cluster.state(victim) in ("PENDING", "RUNNING")
+    finally:
+        cluster.client("scancel", victim)
 
 
 def test_a_submission_without_an_answer_stays_in_the_ledger(

@@ -50,7 +50,8 @@ SCONTROL = (
     "Account=(null) QOS=(null) JobState=PENDING Reason=BeginTime Dependency=(null) Requeue=1 "
     "Restarts=1 BatchFlag=2 Reboot=0 ExitCode=0:0 RunTime=00:00:00 TimeLimit=UNLIMITED "
     "Partition=main AllocNode:Sid=vm:100 ReqNodeList=(null) ExcNodeList=(null) NodeList=(null) "
-    "NumNodes=2-2 NumCPUs=2 NumTasks=2"
+    "NumNodes=2-2 NumCPUs=2 NumTasks=2 OverSubscribe=OK Contiguous=0 Network=(null) "
+    "Command=/runs/it's 100%/launch/slurm.sbatch WorkDir=/home/me Power= Comment=a Command=b "
 )
 
 
@@ -131,19 +132,21 @@ def test_how_a_job_ended_is_said_in_words(word: str, words: str) -> None:
 
 def test_the_line_of_scontrol_is_read() -> None:
     assert read_scontrol(SCONTROL) == JobRecord(
-        state="PENDING", reason="BeginTime", exit_code="0:0", node_list="", restarts=1
-    )
+        state="PENDING", reason="BeginTime", exit_code="0:0", node_list="", restarts=1,
+        command="/runs/it's 100%/launch/slurm.sbatch",
+    )  # fmt: skip
 
 
 def test_the_line_of_sacct_is_read() -> None:
-    assert read_sacct("CANCELLED by 0|None|0:15|node[1-2]\n") == JobRecord(
-        state="CANCELLED by 0", reason="None", exit_code="0:15", node_list="node[1-2]"
-    )
+    assert read_sacct("CANCELLED by 0|None|0:15|node[1-2]|run|1\n") == JobRecord(
+        state="CANCELLED by 0", reason="None", exit_code="0:15", node_list="node[1-2]",
+        name="run|1",
+    )  # fmt: skip
     assert read_sacct("") is None
 
 
 def test_sacct_prints_exit_code_143_as_15() -> None:
-    record = read_sacct("FAILED|None|15:0|node1\n")  # as seen from 22.05.8
+    record = read_sacct("FAILED|None|15:0|node1|r\n")  # as seen from 22.05.8
     assert record is not None
     assert status_of(record, job_id="1").state is JobState.DRAINED
 
@@ -156,7 +159,8 @@ def test_a_job_that_cancel_ended_before_it_listened_is_drained() -> None:
 
 
 def test_a_job_whose_time_passed_just_as_it_had_drained_is_drained(tmp_path: Path) -> None:
-    answer = Done(exit_code=0, out=SCONTROL.replace("PENDING", "TIMEOUT"), err="")
+    said = SCONTROL.replace("PENDING", "TIMEOUT").replace("/runs/it's 100%", str(tmp_path))
+    answer = Done(exit_code=0, out=said, err="")
     launcher = SlurmLauncher(shell=lambda _: answer)
     job = Job(launcher="slurm", run_id="r", id="7", name="r", details={"folder": str(tmp_path)})
     log = tmp_path / "logs" / "slurm-7.log"

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from shardyard.launch.base import Job
+from shardyard.launch.ledger import Ledger
 from tests.launch.wrong_situations import Desk, Situations
 
 SITUATIONS = Situations("any launcher")
@@ -20,6 +22,12 @@ class AnyDesk(Desk):
         "model.preset=llama-tiny", "run.steps=10", "optim.global_batch=8", "cluster.device=cpu",
         "cluster.devices=2", "cluster.nodes=2",
     )  # fmt: skip
+
+    def submitted(self, job_id: str, **details: str) -> None:
+        """A ledger with one job, as a launcher writes it or as somebody changed it."""
+        given = {"folder": str(self.runs / "first"), "nodes": "2", **details}
+        job = Job(launcher="slurm", run_id="first", id=job_id, name="first", details=given)
+        Ledger(self.ledger()).record(job)
 
     def ledger(self) -> Path:
         """Of a run that stands as launched elsewhere and is not asked about."""
@@ -125,9 +133,8 @@ def _(desk: AnyDesk) -> int:
     do="Remove it with `shardyard teardown",
 )
 def _(desk: AnyDesk) -> int:
-    desk.ledger().write_text(
-        '{"t": 1, "action": "intended", "kind": "slurm job", "name": "first", "launcher": "slurm",'
-        ' "id": null, "details": {}}\n'
+    Ledger(desk.ledger()).intend(
+        "slurm job", "first", launcher="slurm", folder=str(desk.runs / "first"), nodes="2"
     )
     return desk.steer("status")
 
@@ -140,6 +147,40 @@ def _(desk: AnyDesk) -> int:
 )
 def _(desk: AnyDesk) -> int:
     desk.ledger().write_text('{"nothing": "of a ledger"}\n')
+    return desk.steer("teardown", "--yes")
+
+
+@row(
+    "ledger names an option as a job's id",
+    1,
+    says="line 1 is no line of a ledger: id='-uroot' begins with a hyphen",
+    do="look with the scheduler's own tools",
+)
+def _(desk: AnyDesk) -> int:
+    desk.submitted("-uroot")
+    return desk.steer("cancel")
+
+
+@row(
+    "ledger names a folder elsewhere",
+    1,
+    says="details.folder='/etc' is not where the job's folder is",
+    do="Mend or remove",
+)
+def _(desk: AnyDesk) -> int:
+    desk.submitted("17", folder="/etc")
+    return desk.steer("logs")
+
+
+@row(
+    "others may write into the folder of a run that is to be ended",
+    4,
+    says="may be written by its group",
+    do="chmod go-w",
+)
+def _(desk: AnyDesk) -> int:
+    desk.submitted("17")
+    (desk.runs / "first").chmod(0o775)
     return desk.steer("teardown", "--yes")
 
 

@@ -18,7 +18,9 @@ echo 17
 _SCONTROL = """#!/bin/sh
 [ -z "$SCONTROL_SAYS" ] || { echo "$SCONTROL_SAYS" >&2; exit 1; }
 case "$*" in
-*"show job"*) echo "JobId=17 JobName=first JobState=RUNNING ExitCode=0:0 NodeList=n0 Restarts=0" ;;
+*"show job"*)
+  echo "JobId=17 JobName=first JobState=RUNNING ExitCode=0:0 NodeList=n0 Restarts=0" \
+    "Command=$RUN_DIR/launch/slurm.sbatch WorkDir=/" ;;
 *) echo "NodeName=n0 State=IDLE" ;;
 esac
 """
@@ -44,6 +46,7 @@ class SlurmDesk(Desk):
             (programs / name).symlink_to("scontrol")
         self.environ.setenv("PATH", f"{programs}:{os.environ['PATH']}")
         self.environ.setenv("SLURM_JOBS", str(self.folder / "jobs"))
+        self.environ.setenv("RUN_DIR", str(self.runs / "first"))
         self.environ.setenv("SBATCH_SAYS", says)
         self.environ.setenv("SCONTROL_SAYS", "")
         return programs

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import click
 
-from shardyard.cli.launched import describe_job, find_launched, launchers_in
-from shardyard.cli.options import json_option, runs_dir_option
+from shardyard.cli.launched import describe_job, find_steered, launchers_in
+from shardyard.cli.options import json_option, runs_dir_option, trust_option
 from shardyard.cli.terminal import tell
 
 
@@ -14,13 +14,20 @@ from shardyard.cli.terminal import tell
 @click.argument("run")
 @runs_dir_option
 @click.option("--dry-run", is_flag=True, help="Say what would be cancelled; cancel nothing.")
+@trust_option
 @json_option
 @click.pass_context
 def command(
-    context: click.Context, run: str, *, runs_dir: Path, dry_run: bool, as_json: bool
+    context: click.Context,
+    run: str,
+    *,
+    runs_dir: Path,
+    dry_run: bool,
+    trusts_folder: bool,
+    as_json: bool,
 ) -> None:
     """Cancel the job of RUN (a path, an id, or the beginning of one). Safe to repeat."""
-    launched = find_launched(run, runs_dir, launchers_in(context))
+    launched = find_steered(run, runs_dir, launchers_in(context), trusts_folder=trusts_folder)
     status, handle = launched.status(), launched.run_dir.handle
     job = f"job {launched.job.id} on {launched.job.launcher}"
     if status.state.is_over:

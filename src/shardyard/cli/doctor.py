@@ -15,7 +15,7 @@ from shardyard.cli.installing import (
 )
 from shardyard.cli.launched import launchers_in
 from shardyard.cli.launching import Launchers, launcher_named, refusals
-from shardyard.cli.options import json_option
+from shardyard.cli.options import json_option, trust_option
 from shardyard.cli.request import Request
 from shardyard.cli.tables import print_table
 from shardyard.cli.terminal import tell
@@ -36,6 +36,7 @@ _HERE = "local"
 @click.option("--uninstall", "is_removing", is_flag=True, help="Remove what --install installed.")
 @click.option("--dry-run", is_flag=True, help="Print what would be run or sent; change nothing.")
 @click.option("--yes", "is_yes", is_flag=True, help="Do not ask.")
+@trust_option
 @json_option
 @click.pass_context
 def command(
@@ -47,6 +48,7 @@ def command(
     is_removing: bool,
     dry_run: bool,
     is_yes: bool,
+    trusts_folder: bool,
     as_json: bool,
 ) -> int:
     """Look at this machine, or with --on at what RECIPE would be launched on. Changes nothing.
@@ -62,7 +64,9 @@ def command(
             raise click.UsageError("--install and --uninstall exclude each other.")
         if request is None or on in (None, _HERE):
             raise click.UsageError("--install and --uninstall need --on and a RECIPE.")
-        terms = InstallTerms(is_yes=is_yes, dry_run=dry_run, as_json=as_json)
+        terms = InstallTerms(
+            is_yes=is_yes, dry_run=dry_run, trusts_folder=trusts_folder, as_json=as_json
+        )
         change = install_missing if is_installing else remove_installed
         return change(request, launcher_named(str(on), launchers_in(context)), terms)
     if request is None or on in (None, _HERE):

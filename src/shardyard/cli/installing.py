@@ -12,6 +12,7 @@ from shardyard.errors import RequestError
 from shardyard.launch.base import Launcher
 from shardyard.launch.installation import Installs, target_ledger
 from shardyard.launch.ledger import Ledger
+from shardyard.launch.trust import refuse_untrusted
 from shardyard.rundir.layout import RunDir, new_run_id
 
 
@@ -21,6 +22,7 @@ class InstallTerms:
 
     is_yes: bool
     dry_run: bool
+    trusts_folder: bool
     as_json: bool
 
 
@@ -69,6 +71,7 @@ def remove_installed(request: Request, launcher: Launcher, terms: InstallTerms) 
     """Remove what was installed from here, and nothing else."""
     installs, proposal = _installs(launcher), proposal_for(request, launcher)
     ledger = _ledger(request, installs, proposal)
+    refuse_untrusted(ledger.path, trusts_folder=terms.trusts_folder)
     names = [f"{entry.kind} {entry.name}" for entry in reversed(ledger.live())]
     if not names:
         say(f"nothing was installed from here, says {ledger.path}")

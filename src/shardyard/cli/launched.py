@@ -14,6 +14,7 @@ from shardyard.errors import EXIT_DRAINED, RequestError, ShardyardError
 from shardyard.launch.base import Job, JobState, JobStatus, Launcher
 from shardyard.launch.ledger import Entry, Ledger
 from shardyard.launch.marked import NONCE_DETAIL, rebuild
+from shardyard.launch.trust import refuse_untrusted
 from shardyard.rundir.layout import RunDir, find_run
 
 _EXIT_CODES = {
@@ -63,6 +64,19 @@ def find_launched(run: str, runs_dir: Path, launchers: Launchers | None = None) 
         RequestError: There is no such run, or it has no job.
     """
     return launched_of(find_run(run, runs_dir), launchers)
+
+
+def find_steered(
+    run: str, runs_dir: Path, launchers: Launchers | None = None, *, trusts_folder: bool
+) -> Launched:
+    """As ``find_launched``, for a verb that ends or changes the job.
+
+    Raises:
+        AccessError: Somebody else may have decided which job that is.
+    """
+    run_dir = find_run(run, runs_dir)
+    refuse_untrusted(run_dir.ledger, trusts_folder=trusts_folder)
+    return launched_of(run_dir, launchers)
 
 
 def launched_of(run_dir: RunDir, launchers: Launchers | None = None) -> Launched:

@@ -5,6 +5,7 @@
 
 import fcntl
 import importlib
+import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -31,7 +32,7 @@ from shardyard.launch.marked import NONCE_DETAIL, new_nonce
 from shardyard.launch.secrets import refuse_unsupported
 from shardyard.plan.plan import Plan, plan_recipe, planned_cluster
 from shardyard.printable import printable
-from shardyard.rundir.layout import RunDir, write_text
+from shardyard.rundir.layout import FILE_MODE, RunDir, make_folder, write_text
 from shardyard.units import format_seconds, format_usd, parse_seconds
 
 Launchers = Mapping[str, str | Launcher]
@@ -272,7 +273,7 @@ def _alone(proposal: Proposal, ledger: Ledger) -> Iterator[None]:
     Raises:
         RequestError: Somebody submits it now, or has since it was looked at.
     """
-    with ledger.path.open("a") as file:
+    with ledger.open() as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -293,8 +294,9 @@ def _submitted_by_another(proposal: Proposal) -> str:
 def _make(run_dir: RunDir, recipe_text: str) -> None:
     """The folder with its recipe; of two who launch the same id, one is refused."""
     try:
-        run_dir.path.mkdir(parents=True, exist_ok=True)
-        with run_dir.recipe.open("x", encoding="utf-8") as file:
+        make_folder(run_dir.path)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with os.fdopen(os.open(run_dir.recipe, flags, FILE_MODE), "w", encoding="utf-8") as file:
             file.write(recipe_text)
     except FileExistsError:
         refuse_existing(run_dir)

@@ -13,6 +13,12 @@ runs_dir_option = click.option(
     show_default=True,
     help="Folder that holds the runs (run.dir).",
 )
+trust_option = click.option(
+    "--trust-folder",
+    "trusts_folder",
+    is_flag=True,
+    help="Also if others may write into the run's folder, and so decide what is ended.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
 
 raw_option = click.option(

@@ -18,11 +18,17 @@ from shardyard.cli.launched import (
     Launched,
     describe_job,
     fetch_progress,
-    find_launched,
+    find_steered,
     launchers_in,
 )
 from shardyard.cli.launching import submit
-from shardyard.cli.options import as_override, json_option, launch_options, runs_dir_option
+from shardyard.cli.options import (
+    as_override,
+    json_option,
+    launch_options,
+    runs_dir_option,
+    trust_option,
+)
 from shardyard.cli.resume import propose_again
 from shardyard.cli.terminal import say, tell
 from shardyard.cli.watch import wait_until, watch
@@ -44,6 +50,7 @@ _CAN_GO_ON = (JobState.DRAINED, JobState.CANCELLED, JobState.GONE)
 @runs_dir_option
 @launch_options
 @click.option("--dry-run", is_flag=True, help="Say or print what would be done; change nothing.")
+@trust_option
 @json_option
 @click.pass_context
 def command(
@@ -53,6 +60,7 @@ def command(
     *,
     nodes: int,
     runs_dir: Path,
+    trusts_folder: bool,
     max_usd: float | None,
     **terms: Any,
 ) -> int:
@@ -60,7 +68,7 @@ def command(
 
     Where the job keeps its number of nodes it is drained, and a new one is submitted.
     """
-    launched = find_launched(run, runs_dir, launchers_in(context))
+    launched = find_steered(run, runs_dir, launchers_in(context), trusts_folder=trusts_folder)
     status = launched.status()
     _refuse_ended(launched, nodes, status)
     launcher = launched.launcher

@@ -13,11 +13,12 @@ import click
 
 from shardyard.cli.launched import job_of, launchers_in
 from shardyard.cli.launching import Launchers, confirm, launcher_named
-from shardyard.cli.options import json_option, runs_dir_option
+from shardyard.cli.options import json_option, runs_dir_option, trust_option
 from shardyard.cli.terminal import say, tell
 from shardyard.config.load import load_recipe
 from shardyard.errors import RequestError
 from shardyard.launch.ledger import Entry, Ledger
+from shardyard.launch.trust import refuse_untrusted
 from shardyard.rundir.layout import RunDir, find_run
 
 
@@ -38,6 +39,7 @@ class Remains:
 @click.option("--dry-run", is_flag=True, help="List what would be removed; remove nothing.")
 @click.option("--yes", "is_yes", is_flag=True, help="Do not ask.")
 @click.option("--force", "is_forced", is_flag=True, help="Also while the job is not over.")
+@trust_option
 @json_option
 @click.pass_context
 def command(
@@ -48,10 +50,12 @@ def command(
     dry_run: bool,
     is_yes: bool,
     is_forced: bool,
+    trusts_folder: bool,
     as_json: bool,
 ) -> int:
     """Remove what RUN (a path, an id, or the beginning of one) has elsewhere. Safe to repeat."""
     run_dir = find_run(run, runs_dir)
+    refuse_untrusted(run_dir.ledger, trusts_folder=trusts_folder)
     ledger = Ledger(run_dir.ledger)
     live, untouched = ledger.live(), _foreign(run_dir)
     if dry_run or not live:

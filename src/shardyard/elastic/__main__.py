@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from shardyard.elastic import forkserver
 from shardyard.elastic.drain import DrainRequest
 from shardyard.errors import ShardyardError, StorageError
-from shardyard.rundir.layout import RunDir
+from shardyard.rundir.layout import RunDir, make_folder
 from shardyard.rundir.lease import Lease
 from shardyard.rundir.resolved import read_resolved
 
@@ -120,7 +120,7 @@ def _log(args: argparse.Namespace) -> Path:
 def _send_talk_to(log: Path) -> None:
     """Point stdout and stderr of this process and its children at the log."""
     try:
-        log.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(log.parent)
         descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     except OSError as error:
         raise StorageError(

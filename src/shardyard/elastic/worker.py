@@ -26,7 +26,7 @@ from shardyard.elastic.drain import signal_at_parent_death
 from shardyard.elastic.rendezvous import worker_store
 from shardyard.errors import ShardyardError
 from shardyard.parallel.device import process_group_backend, select_device
-from shardyard.rundir.layout import RunDir
+from shardyard.rundir.layout import RunDir, make_folder
 from shardyard.rundir.lines import EventWriter
 from shardyard.rundir.resolved import read_resolved
 
@@ -154,7 +154,7 @@ def _die_with_agent() -> None:
 
 
 def _redirect_output(log: Path) -> None:
-    log.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(log.parent)
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

@@ -5,7 +5,7 @@
 launcher can do beyond that stands in its ``Capabilities``, from which docs/launch.md has its table.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 from shardyard.config.schema import Recipe
 from shardyard.hardware.cluster import Cluster
 from shardyard.launch.bundle import Bundle
-from shardyard.launch.ledger import Ledger
+from shardyard.launch.ledger import EntryForm, Ledger
 from shardyard.launch.marked import NONCE_VARIABLE
 
 LAUNCHERS: dict[str, str] = {
@@ -148,6 +148,8 @@ class Launcher(Protocol):
 
     name: ClassVar[str]
     capabilities: ClassVar[Capabilities]
+    forms: ClassVar[Mapping[str, EntryForm]]
+    """Of its lines in a ledger, by kind; what it reads there is checked before it gets a job."""
 
     def render(self, request: LaunchRequest) -> Rendered:
         """Pure: no service is asked, no file is read."""

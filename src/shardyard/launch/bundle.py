@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from shardyard.errors import DataError, RequestError, StorageError
+from shardyard.rundir.layout import make_folder
 from shardyard.units import format_bytes
 
 LIMIT_BYTES = 64 * 2**20
@@ -218,7 +219,7 @@ def _is_inside(name: str) -> bool:
 def _write(path: Path, content: bytes, *, mode: int = 0o644) -> None:
     """All of it or nothing: a reader never sees half a file."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(handle, "wb") as file:
             file.write(content)

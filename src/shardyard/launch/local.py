@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -33,10 +33,10 @@ from shardyard.launch.base import (
     LogLine,
     Rendered,
 )
-from shardyard.launch.ledger import Ledger
-from shardyard.launch.local_job import Identity, JobFile
+from shardyard.launch.ledger import RUN_ID, SUBMITTED, EntryForm, Ledger, form
+from shardyard.launch.local_job import MODULE, Identity, JobFile, supervises
 from shardyard.launch.log_files import read_logs
-from shardyard.rundir.layout import RunDir, write_json, write_text
+from shardyard.rundir.layout import FOLDER_MODE, RunDir, make_folder, write_json, write_text
 from shardyard.rundir.lease import is_held
 from shardyard.rundir.lines import read_lines
 from shardyard.units import parse_seconds
@@ -46,7 +46,13 @@ _FOLDER = "{folder}"
 """Stands in a rendered request for the job's folder, which is known once it is made."""
 _START_TIMEOUT_S = 60.0
 _POLL_S = 0.3
-_SUPERVISOR = (sys.executable, "-m", "shardyard.launch.local_job")
+_SUPERVISOR = (sys.executable, "-m", MODULE)
+_FORM = EntryForm(
+    name=form(rf"{RUN_ID}/job-\d{{1,9}}"),
+    id=form(r"[1-9]\d{0,9}-[A-Za-z0-9:-]{1,40}"),  # of a process: its number, when it started
+    optional={"boot": form(r"[0-9a-f-]{0,36}")},
+    folder=form(r"logs/job-\d{1,9}"),
+)
 
 
 class LocalLauncher:
@@ -56,6 +62,7 @@ class LocalLauncher:
     capabilities: ClassVar[Capabilities] = Capabilities(
         resizes=(), requeues=True, needs_image=False, shares_folder=True, secrets=("env", "file")
     )
+    forms: ClassVar[Mapping[str, EntryForm]] = {_KIND: _FORM, SUBMITTED: _FORM}
 
     def render(self, request: LaunchRequest) -> Rendered:
         """The commands of all nodes."""
@@ -210,7 +217,8 @@ def _new_folder(run: RunDir) -> Path:
     for number in itertools.count():
         folder = run.path / "logs" / f"job-{number}"
         try:
-            folder.mkdir(parents=True)
+            make_folder(folder.parent)
+            folder.mkdir(mode=FOLDER_MODE)
         except FileExistsError:
             continue
         except OSError as error:
@@ -257,7 +265,9 @@ def _pid(job: Job) -> int:
 
 
 def _is_alive(job: Job) -> bool:
-    return _identity(job).is_alive
+    """Whether its supervisor runs; any other process that the ledger may name is none of ours."""
+    who = _identity(job)
+    return who.is_alive and supervises(who.pid, job.details["folder"])
 
 
 def _read_status(folder: Path) -> dict[str, Any]:

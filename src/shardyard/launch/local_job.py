@@ -22,6 +22,7 @@ from typing import Any
 from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED
 from shardyard.rundir.layout import write_json
 
+MODULE = "shardyard.launch.local_job"
 _POLL_S = 0.2
 _PEERS_S = 20.0
 """Nodes that lost another one find out by themselves, or are asked to stop after this."""
@@ -81,6 +82,29 @@ class Identity:
     @property
     def is_alive(self) -> bool:
         return Identity.of(self.pid) == self
+
+
+def supervises(pid: int, folder: str) -> bool:
+    """Whether a process is the supervisor of the job in a folder, started by this user."""
+    process = Path(f"/proc/{pid}")
+    if process.parent.joinpath("self").exists():
+        try:
+            words = (process / "cmdline").read_bytes().split(b"\0")[:-1]
+            owner = process.stat().st_uid
+        except OSError:
+            return False
+        return owner == os.geteuid() and words[-3:] == list(map(os.fsencode, _words(folder)))
+    answer = subprocess.run(
+        ["ps", "-ww", "-o", "uid=,command=", "-p", str(pid)],
+        capture_output=True, text=True, errors="surrogateescape", check=False,
+    )  # fmt: skip
+    said_owner, _, command = answer.stdout.strip().partition(" ")
+    return said_owner == str(os.geteuid()) and command.endswith(f" {' '.join(_words(folder))}")
+
+
+def _words(folder: str) -> tuple[str, ...]:
+    """With which a supervisor is started."""
+    return ("-m", MODULE, folder)
 
 
 class Supervisor:

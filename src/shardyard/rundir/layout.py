@@ -1,5 +1,6 @@
 """Where each file of a run's folder is (run directory contract, version 1)."""
 
+import errno
 import json
 import os
 import re
@@ -18,6 +19,10 @@ VERSION = 1
 
 RUNS_DIR = "runs"
 """Where runs are unless run.dir or --runs-dir says otherwise."""
+
+FOLDER_MODE, FILE_MODE = 0o755, 0o644
+"""Of a run's folder and files: whoever may write there decides what a verb executes and ends, so
+neither group nor others may, whatever the umask; it can only take rights away."""
 
 _STEP = re.compile(r"^step-(\d{8})$")
 
@@ -171,6 +176,15 @@ def find_run(run: str, runs_dir: Path) -> RunDir:
     )
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it that are missing; its group and others may not write."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    for each in reversed(missing):
+        each.mkdir(mode=FOLDER_MODE, exist_ok=True)
+    if not missing and not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write a whole JSON file so that readers see the old one or the new one, never a part.
 
@@ -188,8 +202,9 @@ def write_text(path: Path, text: str) -> None:
     """
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with scratch.open("w", encoding="utf-8") as file:
+        make_folder(path.parent)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        with os.fdopen(os.open(scratch, flags, FILE_MODE), "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

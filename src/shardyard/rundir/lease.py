@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from shardyard.errors import RequestError, StorageError
+from shardyard.rundir.layout import FILE_MODE, make_folder
 
 
 class Lease:
@@ -25,8 +26,8 @@ class Lease:
             StorageError: The run folder cannot be written.
         """
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            make_folder(path.parent)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         except OSError as error:
             raise StorageError(f"{path} cannot be written: {error.strerror}.") from error
         try:

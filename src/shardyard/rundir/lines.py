@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.errors import StorageError
+from shardyard.rundir.layout import FILE_MODE, make_folder
 
 EVENT_KINDS = (
     "run_started",
@@ -75,8 +76,8 @@ class LineWriter:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+            make_folder(path.parent)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, FILE_MODE)
             size = os.fstat(self._descriptor).st_size
             if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
                 os.write(self._descriptor, b"\n")  # end the line that a kill tore

@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+from uuid import uuid4
 
 import yaml
 
@@ -243,7 +244,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif f"{path}/{name}" in self.state.objects:
             self._status(409, f'{path.split("/")[-1]} "{name}" already exists', name=name)
         else:
-            body["metadata"]["uid"] = f"uid-{len(self.state.objects)}-{name}"
+            body["metadata"]["uid"] = str(uuid4())
             self.state.objects[f"{path}/{name}"] = body
             self._json(201, body)
 

@@ -6,8 +6,9 @@ Prerequisites: an image, a queue on an EC2 compute environment, a file system fo
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -28,10 +29,20 @@ from shardyard.launch.aws_errors import (
 from shardyard.launch.base import Capabilities, Job, JobState, JobStatus, LogLine, Rendered
 from shardyard.launch.base import LaunchRequest as Request
 from shardyard.launch.doctor import Finding
-from shardyard.launch.ledger import Entry, Ledger
+from shardyard.launch.ledger import SUBMITTED, UUID, Entry, EntryForm, Ledger, form
 
 JOB = "batch job"
 DEFINITION = "batch job definition"
+
+_REGION = r"[a-z]{2,8}(-[a-z]{1,10}){1,3}-\d{1,2}"
+_ARN = rf"arn:aws[a-z-]*:batch:{_REGION}:\d{{12}}"
+_NAME = r"shardyard-[A-Za-z0-9_-]{1,118}"
+_PLACE = {
+    "region": form(_REGION),
+    "queue": form(rf"({_ARN}:job-queue/)?[A-Za-z0-9][A-Za-z0-9_-]{{0,127}}"),
+}
+_DEFINITION_ARN = form(rf"{_ARN}:job-definition/{_NAME}:\d{{1,9}}")
+_JOB_FORM = EntryForm(name=form(_NAME), id=form(UUID), details=_PLACE)
 
 _MAX_IDS = 100
 """Of one DescribeJobs. Source: botocore's model."""
@@ -50,6 +61,11 @@ class BatchLauncher:
         shares_folder=False,
         secrets=("aws-sm", "ssm"),
     )
+    forms: ClassVar[Mapping[str, EntryForm]] = {
+        JOB: _JOB_FORM,
+        DEFINITION: EntryForm(name=form(_NAME), id=_DEFINITION_ARN, details=_PLACE),
+        SUBMITTED: replace(_JOB_FORM, optional={"definition": _DEFINITION_ARN}),
+    }
 
     def __init__(
         self,

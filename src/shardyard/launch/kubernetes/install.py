@@ -26,10 +26,20 @@ from shardyard.launch.kubernetes.prerequisites import (
     Release,
     needed,
 )
-from shardyard.launch.ledger import Entry, Ledger
+from shardyard.launch.ledger import Entry, EntryForm, Ledger, form
 
 RELEASE = "release"
 """Kind of the ledger's line of a part that a program installed."""
+
+RELEASE_FORM = EntryForm(
+    name=form(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}"),
+    id=form(r"\S+"),
+    details={
+        "context": form(".+"), "how": form("manifest|kustomize|chart"), "url": form(r"\S+"),
+        "chart": form(r"[a-z0-9-]*"), "chart_namespace": form(r"[a-z0-9-]*"),
+        "version": form(r"\d[\d.]{0,20}"), "provides": form(r"[A-Za-z0-9./,-]*"),
+    },
+)  # fmt: skip
 
 _LAUNCHER = "kubernetes"
 _LIMIT_S = 600.0

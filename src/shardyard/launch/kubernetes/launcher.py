@@ -5,7 +5,7 @@ Prerequisites: an image, a claim for the run's folder, and what prerequisites.py
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -23,20 +23,39 @@ from shardyard.launch.installation import Part
 from shardyard.launch.kubernetes import pod
 from shardyard.launch.kubernetes.api import Api, ExistsError, UncertainError
 from shardyard.launch.kubernetes.checks import kubernetes_checks
-from shardyard.launch.kubernetes.install import install, missing, uninstall
+from shardyard.launch.kubernetes.install import (
+    RELEASE,
+    RELEASE_FORM,
+    install,
+    missing,
+    uninstall,
+)
 from shardyard.launch.kubernetes.logs import follow_logs, logs_so_far
 from shardyard.launch.kubernetes.names import TARGETS
 from shardyard.launch.kubernetes.objects import render_objects, to_yaml
 from shardyard.launch.kubernetes.served import require_served, trainjob_schema
 from shardyard.launch.kubernetes.state import Object, status_of
 from shardyard.launch.kubernetes.trainjob import CONTENT, for_schema
-from shardyard.launch.ledger import Entry, Ledger
+from shardyard.launch.ledger import SUBMITTED, UUID, Entry, EntryForm, Ledger, form
 
 CANCELLED = "shardyard/cancelled"
 """Annotation of the recipe's ConfigMap, which outlives the job."""
 
+_PLACE = {"context": form(".+"), "namespace": form(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")}
+_NAME = form(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_OBJECT = EntryForm(name=_NAME, id=form(UUID), details=_PLACE)
+_JOB_KINDS = tuple(target.kind for target in TARGETS.values())
+_SUBMITTED = EntryForm(
+    name=_NAME,
+    id=form(UUID),
+    details={**_PLACE, "kind": form("|".join(_JOB_KINDS)), "config": _NAME},
+)
+
 _CONTENT = ("data", "binaryData")
 """Of a ConfigMap."""
+
+_PARTS = ("ConfigMap", "ClusterTrainingRuntime", "Service", "Deployment")
+"""Kinds that are created beside a job, and for etcd."""
 
 _POD_LABELS = {
     "JobSet": "jobset.sigs.k8s.io/jobset-name",
@@ -56,6 +75,11 @@ class KubernetesLauncher:
         shares_folder=False,
         secrets=("k8s",),
     )
+    forms: ClassVar[Mapping[str, EntryForm]] = {
+        SUBMITTED: _SUBMITTED,
+        RELEASE: RELEASE_FORM,
+        **dict.fromkeys((*_JOB_KINDS, *_PARTS), _OBJECT),
+    }
 
     def __init__(self, *, kubeconfig: Path | None = None, poll_s: float = 2.0) -> None:
         self._kubeconfig = kubeconfig

@@ -26,7 +26,7 @@ from shardyard.launch.base import (
     Rendered,
 )
 from shardyard.launch.doctor import Finding
-from shardyard.launch.ledger import Entry, Ledger
+from shardyard.launch.ledger import RUN_ID, SUBMITTED, Entry, EntryForm, Ledger, form
 from shardyard.launch.log_files import read_logs
 from shardyard.launch.secrets import refuse_unsupported
 from shardyard.launch.slurm.checks import slurm_checks
@@ -52,9 +52,17 @@ from shardyard.launch.slurm.states import (
     read_scontrol,
     status_of,
 )
-from shardyard.rundir.layout import write_text
+from shardyard.rundir.layout import make_folder, write_text
 
 KIND = "slurm job"
+
+_FORM = EntryForm(
+    name=form(RUN_ID),
+    id=form(r"[1-9]\d{0,9}"),
+    details={"nodes": form(r"\d{1,6}")},
+    optional={"cluster": form(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")},
+    folder=form(r"\."),
+)
 
 _ASK_EVERY_S = 2.0
 """Between questions of one follower to the controller, which all users share."""
@@ -68,6 +76,7 @@ class SlurmLauncher:
     capabilities: ClassVar[Capabilities] = Capabilities(
         resizes=(), requeues=True, needs_image=False, shares_folder=True, secrets=("env", "file")
     )
+    forms: ClassVar[Mapping[str, EntryForm]] = {KIND: _FORM, SUBMITTED: _FORM}
     shell: Shell = run_client
     program: tuple[str, ...] = NODE_PROGRAM
     """What Python is told to run on each node."""
@@ -100,7 +109,7 @@ class SlurmLauncher:
             self._refuse_second(entry)
         for name, content in rendered.files.items():
             write_text(run_dir / name, content)
-        (run_dir / "logs").mkdir(exist_ok=True)
+        make_folder(run_dir / "logs")
         entry = ledger.intend(
             KIND,
             rendered.name,
@@ -116,6 +125,12 @@ class SlurmLauncher:
             ledger.fail(entry, str(error))
             raise
         job_id, _, cluster = answer.strip().splitlines()[-1].partition(";")
+        if not _FORM.id.fullmatch(job_id):
+            raise ShardyardError(
+                f"`sbatch --parsable` answered {answer.strip()!r}, which is no job id, so it is "
+                "not known which job that made. The submission stands in the ledger. Look with "
+                f"`squeue --me --name={rendered.name}`; `shardyard teardown` looks there, too."
+            )
         details = {"cluster": cluster} if cluster else {}
         return _job(rendered.run_id, ledger.confirm(entry, job_id, **details))
 
@@ -152,8 +167,8 @@ class SlurmLauncher:
     def status(self, job: Job) -> JobStatus:
         """Ask the controller, which is up to date; and the accounts for what it has forgotten."""
         record = self._record(job)
-        if record is None:
-            return _gone(job)
+        if record is None or not _is_ours(record, job):
+            return _gone(job, record)
         status = _status(record, job)
         if status.state is not JobState.RUNNING or not record.node_list:
             return status
@@ -175,7 +190,7 @@ class SlurmLauncher:
     def cancel(self, job: Job) -> None:
         """Ask a running job to drain, however long that takes; remove a waiting one."""
         state = self._state(job)
-        if state.is_over:
+        if state.is_over:  # it is not there, or not ours, too
             return
         if state is JobState.WAITING:
             self._scancel(job)
@@ -198,9 +213,12 @@ class SlurmLauncher:
     def _state(self, job: Job) -> JobState:
         """`status` without the states of its nodes, which cost another question."""
         record = self._record(job)
-        return JobState.GONE if record is None else _status(record, job).state
+        if record is None or not _is_ours(record, job):
+            return JobState.GONE
+        return _status(record, job).state
 
     def _record(self, job: Job) -> JobRecord | None:
+        """What Slurm says of the job of this number; None: it knows none."""
         try:
             return read_scontrol(
                 ask(self.shell, ["scontrol", *_cluster(job), "show", "job", job.id, "-o"])
@@ -227,7 +245,7 @@ class SlurmLauncher:
 
     def _scancel(self, job: Job, *options: str) -> None:
         with suppress(UnknownJobError):  # it ended in the meantime
-            ask(self.shell, ["scancel", *_cluster(job), *options, job.id])
+            ask(self.shell, ["scancel", *_cluster(job), *options, "--", job.id])
 
     def _refuse_second(self, entry: Entry) -> None:
         for job in self._jobs_of(entry):
@@ -241,14 +259,16 @@ class SlurmLauncher:
                 )
 
     def _jobs_of(self, entry: Entry) -> list[Job]:
-        """The job that an entry stands for; for an interrupted submission those of its name."""
+        """The job that an entry stands for; of an interrupted submission those of this folder."""
         if entry.id is not None:
             return [_job(entry.name, entry)]
-        text = ask(self.shell, ["squeue", "--me", "-h", "-o", "%A", f"--name={entry.name}"])
+        asked = ["squeue", "--me", "-h", "-o", "%A %o", f"--name={entry.name}"]
+        rows = [row.partition(" ") for row in ask(self.shell, asked).splitlines()]
         return [
             Job(launcher=self.name, run_id=entry.name, id=job_id, name=entry.name,
                 details=dict(entry.details))
-            for job_id in re.findall(r"\d+", text)
+            for job_id, _, command in rows
+            if job_id.isdecimal() and command.strip() == _script_in(entry.details)
         ]  # fmt: skip
 
 
@@ -262,6 +282,18 @@ def _job(run_id: str, entry: Entry) -> Job:
         launcher=entry.launcher, run_id=run_id, id=entry.id, name=entry.name,
         details=dict(entry.details),
     )  # fmt: skip
+
+
+def _script_in(details: Mapping[str, str]) -> str:
+    """What was given to sbatch, and so the command of the job."""
+    return str(Path(details["folder"]) / SCRIPT_FILE)
+
+
+def _is_ours(record: JobRecord, job: Job) -> bool:
+    """Whether Slurm's job of this number is the run's: it may be another one, of anybody."""
+    if record.command is None:
+        return record.name == job.name
+    return record.command == _script_in(job.details)
 
 
 def _status(record: JobRecord, job: Job) -> JobStatus:
@@ -278,13 +310,15 @@ def _ended_with(job: Job) -> int | None:
     return ended_with(log.read_text(errors="replace")) if log.is_file() else None
 
 
-def _gone(job: Job) -> JobStatus:
+def _gone(job: Job, other: JobRecord | None) -> JobStatus:
     """Without accounts Slurm soon forgets a job; what its script said last is still there."""
     exit_code = _ended_with(job)
     ending = "" if exit_code is None else f"; its nodes ended with exit code {exit_code}"
-    return JobStatus(
-        state=JobState.GONE, reason=f"Slurm knows it no more{ending}", exit_code=exit_code
-    )
+    knows = "Slurm knows it no more"
+    if other is not None:
+        runs = other.command or f"job {other.name}"
+        knows += f": number {job.id} is another job now, which runs {runs}"
+    return JobStatus(state=JobState.GONE, reason=f"{knows}{ending}", exit_code=exit_code)
 
 
 def _option(rendered: Rendered, name: str) -> str:

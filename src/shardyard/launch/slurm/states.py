@@ -83,6 +83,10 @@ class JobRecord:
     """``code:signal``."""
     node_list: str
     restarts: int = 0
+    command: str | None = None
+    """The script that it runs; None: the accounts were asked, which keep none."""
+    name: str = ""
+    """As the accounts have it."""
 
 
 def read_scontrol(text: str) -> JobRecord:
@@ -93,10 +97,17 @@ def read_scontrol(text: str) -> JobRecord:
         exit_code=_field(text, "ExitCode"),
         node_list=_field(text, "NodeList"),
         restarts=int(_field(text, "Restarts") or 0),
+        command=_command(text),
     )
 
 
-SACCT_FIELDS = "State,Reason,ExitCode,NodeList"
+def _command(text: str) -> str:
+    """A path, which may hold blanks; the next field ends it."""
+    found = re.search(r" Command=(.*?) WorkDir=", text)
+    return found[1] if found else ""
+
+
+SACCT_FIELDS = "State,Reason,ExitCode,NodeList,JobName"
 
 
 def read_sacct(text: str) -> JobRecord | None:
@@ -104,10 +115,12 @@ def read_sacct(text: str) -> JobRecord | None:
     lines = text.splitlines()
     if not lines:
         return None
-    state, reason, exit_code, node_list = lines[-1].split("|")
+    state, reason, exit_code, node_list, name = lines[-1].split("|", 4)
     if exit_code == f"{EXIT_DRAINED - 128}:0":  # it prints exit codes above 128 without the 128
         exit_code = f"{EXIT_DRAINED}:0"
-    return JobRecord(state=state, reason=reason, exit_code=exit_code, node_list=node_list)
+    return JobRecord(
+        state=state, reason=reason, exit_code=exit_code, node_list=node_list, name=name
+    )
 
 
 def status_of(record: JobRecord, *, job_id: str) -> JobStatus:

@@ -1,0 +1,59 @@
+"""Who may have written a ledger, asked before a verb ends or removes what it names.
+
+Each launcher asks the far side as well whether an object is the run's; this is the near side.
+"""
+
+import os
+import pwd
+import shlex
+import stat
+from pathlib import Path
+
+from shardyard.errors import AccessError
+
+_STEERING = ("launch", "logs", "submissions")
+"""Folders of a run in which a verb writes, or whose files it submits."""
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def refuse_untrusted(ledger: Path, *, trusts_folder: bool) -> None:
+    """Raise if anybody else may have decided what a ledger names.
+
+    Args:
+        trusts_folder: The user said that whoever may write there is trusted.
+
+    Raises:
+        AccessError: Another user owns it, or may write it or into its folder.
+    """
+    if trusts_folder or not ledger.exists():
+        return
+    folder = ledger.parent
+    real = ledger.resolve()
+    inside = [folder / name for name in _STEERING if (folder / name).is_dir()]
+    paths = list(dict.fromkeys([ledger, real, folder, real.parent, *inside]))
+    foreign = [path for path in paths if path.stat().st_uid != os.geteuid()]
+    writable = [path for path in paths if path.stat().st_mode & _OTHERS_WRITE]
+    if not foreign and not writable:
+        return
+    reasons = [f"{path} belongs to {_user(path.stat().st_uid)}" for path in foreign]
+    reasons += [f"{path} may be written by {_writers(path)}" for path in writable]
+    mend = [f"Run this as {_user(foreign[0].stat().st_uid)}."] if foreign else []
+    if writable:
+        mend.append(f"Take that right away: chmod go-w {shlex.join(map(str, writable))}")
+    raise AccessError(
+        f"{'; '.join(reasons)}; you are {_user(os.geteuid())}. Whoever writes there decides what "
+        f"this command ends, in your name. {' '.join(mend)}\nOr say --trust-folder if you trust "
+        "all of them: it is still asked whether what would be ended is the run's."
+    )
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"user {number}"
+
+
+def _writers(path: Path) -> str:
+    return "everybody" if path.stat().st_mode & stat.S_IWOTH else "its group"
