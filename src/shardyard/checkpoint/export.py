@@ -1,4 +1,4 @@
-"""Export a checkpoint as a Hugging Face folder: safetensors, config.json, tokenizer.
+"""Export a checkpoint as a Hugging Face folder: weights here, the rest in ``beside_weights.py``.
 
 Run as a program: ``python -m shardyard.checkpoint.export RUN_DIR --to DIR [--step latest]``. Only
 the model's tensors are read, the ones of one output file at a time, so a model of any size passes
@@ -19,14 +19,18 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoTokenizer
 
+from shardyard.checkpoint.beside_weights import (
+    BesideWeights,
+    find_beside_weights,
+    write_beside_weights,
+)
 from shardyard.checkpoint.load import Chosen, find_sound, load_tensors, read_shapes
 from shardyard.checkpoint.retention import complete_steps, read_pointer, step_name
 from shardyard.checkpoint.verify import verify_manifest
 from shardyard.config.resolved import Resolved
 from shardyard.errors import CheckpointError, RequestError, ShardyardError, StorageError
-from shardyard.models.build import build_on_meta, hf_config
+from shardyard.models.build import build_on_meta
 from shardyard.models.families import Family, family_of
 from shardyard.models.hf import file_names
 from shardyard.rundir.layout import RunDir, flush_folder
@@ -34,8 +38,6 @@ from shardyard.rundir.resolved import read_resolved
 from shardyard.units import format_bytes
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 MAX_SHARD_BYTES = 5 * 10**9
 """Size of one weights file, unless a single tensor is larger. Source: the default of
@@ -53,8 +55,8 @@ class ExportPlan:
     dtype: torch.dtype
     files: dict[str, dict[str, torch.Size]]
     """Name of each weights file -> its parameters, by our names, and their shapes."""
-    tokenizer_dir: Path | None
-    """Where the tokenizer's files are; None if they are gone."""
+    beside: BesideWeights
+    """Config, tokenizer and whatever else belongs to the model."""
 
     @property
     def parameters(self) -> int:
@@ -104,13 +106,12 @@ def plan_export(
             "with another recipe; export it from the run folder it was written in."
         )
     chosen_dtype = dtype or next(iter(saved.values()))[1]
-    data_dir = Path(resolved.data.dir)
     return ExportPlan(
         checkpoint=checkpoint_dir,
         to=to,
         dtype=chosen_dtype,
         files=_deal(wanted, max_shard_bytes // chosen_dtype.itemsize),
-        tokenizer_dir=data_dir if (data_dir / TOKENIZER_FILES[0]).is_file() else None,
+        beside=find_beside_weights(resolved),
     )
 
 
@@ -236,18 +237,7 @@ def _write(plan: ExportPlan, resolved: Resolved, folder: Path) -> None:
             },
         }
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-    config = hf_config(resolved.shape)
-    config.architectures = [type(build_on_meta(resolved.shape)).__name__]
-    config.dtype = plan.dtype
-    if plan.tokenizer_dir is not None:
-        for name in TOKENIZER_FILES:
-            if (plan.tokenizer_dir / name).is_file():
-                shutil.copyfile(plan.tokenizer_dir / name, folder / name)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        config.bos_token_id = tokenizer.bos_token_id
-        config.eos_token_id = tokenizer.eos_token_id
-        config.pad_token_id = tokenizer.pad_token_id
-    config.save_pretrained(folder)
+    write_beside_weights(plan.beside, folder, shape=resolved.shape, dtype=plan.dtype)
     for path in _all_files(folder):
         with path.open("rb") as written:
             os.fsync(written.fileno())
@@ -255,7 +245,7 @@ def _write(plan: ExportPlan, resolved: Resolved, folder: Path) -> None:
 
 
 def _all_files(folder: Path) -> Iterator[Path]:
-    return (path for path in sorted(folder.iterdir()) if path.is_file())
+    return (path for path in sorted(folder.rglob("*")) if path.is_file())
 
 
 def _describe(plan: ExportPlan, chosen: Chosen) -> dict[str, Any]:
@@ -267,7 +257,8 @@ def _describe(plan: ExportPlan, chosen: Chosen) -> dict[str, Any]:
         "bytes": plan.bytes,
         "dtype": str(plan.dtype).removeprefix("torch."),
         "files": list(plan.files),
-        "tokenizer": plan.tokenizer_dir is not None,
+        "tokenizer": plan.beside.has_tokenizer,
+        "copied": sorted(plan.beside.copied),
     }
 
 
@@ -305,12 +296,8 @@ def main(argv: list[str]) -> int:
     except ShardyardError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    if plan.tokenizer_dir is None:
-        print(
-            f"warning: {resolved.data.dir} holds no tokenizer any more, so the export has none. "
-            "`shardyard prepare` makes it again; AutoModel opens the folder without it.",
-            file=sys.stderr,
-        )
+    for warning in plan.beside.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
     _print(plan, chosen, as_json=asked.json, dry_run=asked.dry_run)
     return 0
 
