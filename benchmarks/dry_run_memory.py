@@ -57,7 +57,7 @@ class Case:
         """The recipe, without any ``auto`` that memory depends on."""
         samples = self.passes * self.micro_batch * self.layout.data_ranks
         sections = {
-            "model": {"preset": self.preset},
+            "model": {"preset": self.preset, "dropout": 0.0},
             "data": {
                 "seq_len": self.seq_len,
                 "attend_across_documents": self.attend_across_documents,

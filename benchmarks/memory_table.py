@@ -52,7 +52,7 @@ class Case:
     def recipe(self) -> Recipe:
         """The recipe, without any ``auto`` that memory depends on."""
         sections = {
-            "model": {"preset": "llama2-7b"},  # the shape is given beside it
+            "model": {"preset": "llama2-7b", "dropout": 0.0},  # the shape is given beside it
             "data": {"seq_len": SEQ_LEN},
             "optim": {"lr": 1e-4, "global_batch": PASSES * self.dp_shard, "micro_batch": 1},
             "precision": {"compute": "bf16", "reduce": "fp32", "output": "bf16"},

@@ -93,7 +93,7 @@ def recipe(cell: Cell, place: Place) -> Recipe:
     """The recipe of a cell, as our own contender trains it."""
     sections: dict[str, dict[str, Any]] = {
         "run": {"steps": 10**6},  # the clock ends it, and its last step never comes
-        "model": {"preset": cell.load.preset, "weights": "random"},
+        "model": {"preset": cell.load.preset, "weights": "random", "dropout": 0.0},
         "data": {
             "source": place.source, "tokenizer": "train", "vocab_size": place.vocab_size,
             "eval_fraction": 0.0, "seq_len": cell.load.seq_len, "dir": str(place.prepared),

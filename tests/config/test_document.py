@@ -34,7 +34,7 @@ def test_types_and_bounds_are_said_in_words() -> None:
     assert said["optim.lr"] == "a number above 0, or auto"
     assert said["optim.micro_batch"] == "a whole number of at least 1, or auto"
     assert said["run.seed"] == "a whole number of at least 0"
-    assert said["model.dropout"] == "a number from 0 to below 1"
+    assert said["model.dropout"] == "a number from 0 to below 1, or auto"
     assert said["checkpoint.keep_best"] == "true or false"
     assert said["parallel.zero"] == "1, 2 or 3, or auto"
     assert said["data.source"] == "text, or a list, each text"

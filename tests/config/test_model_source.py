@@ -6,9 +6,17 @@ from typing import Any
 
 import pytest
 
-from shardyard.config.model_source import has_tokenizer, model_folder, read_shape
-from shardyard.config.schema import Model
+from shardyard.config.auto import Facts
+from shardyard.config.model_source import (
+    has_tokenizer,
+    model_folder,
+    read_shape,
+    shape_of_config,
+)
+from shardyard.config.resolve import resolve_known
+from shardyard.config.schema import Model, Recipe
 from shardyard.errors import RequestError
+from shardyard.models.build import hf_config
 
 LLAMA = {
     "model_type": "llama",
@@ -122,7 +130,12 @@ REFUSED = [
     ({"model_type": "mistral"}, "sliding_window=4096"),
     ({"hidden_act": "gelu"}, "hidden_act='gelu': only silu is built"),
     ({"mlp_bias": True}, "mlp_bias=true"),
-    ({"attention_dropout": 0.1}, "set it to 0 and use model.dropout"),
+    ({"attention_dropout": 0.1}, "Set it to 0, or say with model.dropout what is dropped instead"),
+    ({**BERT, "attention_probs_dropout_prob": 0.2}, "attention_probs_dropout_prob=0.2: dropout of"),
+    (BERT, "attention_probs_dropout_prob=0.1: dropout of attention weights is not built"),
+    ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types=['sliding_attention']"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5: rotary positions on a part"),
+    ({"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0: llama has no such thing"),
     ({"quantization_config": {"bits": 4}}, "training needs the full ones"),
     ({"initializer_range": 0.01}, "initializer_range=0.01: random weights are drawn with 0.02"),
     ({"hidden_size": None}, "gives no whole number for hidden_size"),
@@ -168,3 +181,85 @@ def test_a_tokenizer_is_seen_by_its_file(tmp_path: Path) -> None:
     assert not has_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").touch()
     assert has_tokenizer(tmp_path)
+
+
+def test_the_dropout_of_a_bert_is_taken_unless_the_recipe_says_another(tmp_path: Path) -> None:
+    folder = folder_with(
+        tmp_path, **BERT, hidden_dropout_prob=0.25, attention_probs_dropout_prob=0.0
+    )
+    asked = {"model": {"path": str(folder), "weights": "random"}}
+    found = {}
+    for dropout in ("auto", 0.0):
+        recipe = Recipe.model_validate({"model": {**asked["model"], "dropout": dropout}})
+        shape = read_shape(recipe.model, folder, 0)
+        found[dropout] = resolve_known(recipe, Facts(shape=shape))
+    assert found["auto"].recipe.model.dropout == 0.25
+    assert found["auto"].reasons["model.dropout"] == (
+        "hidden_dropout_prob of the model's config.json"
+    )
+    assert found[0.0].recipe.model.dropout == 0.0
+    assert hf_config(shape).hidden_dropout_prob == 0.0  # ours is the hooks of models/dropout.py
+
+
+def test_attention_that_drops_is_taken_where_the_recipe_says_what_is_dropped_instead(
+    tmp_path: Path,
+) -> None:
+    model = Model(path=str(folder_with(tmp_path, **BERT)), dropout=0.1, weights="random")
+    assert read_shape(model, tmp_path, 0).hidden_dropout == 0.1
+
+
+# What a config says that changes nothing of what is trained here, and why.
+WITHOUT_EFFECT = {
+    # about files, versions, memory and the form of answers
+    "transformers_version", "architectures", "dtype", "_name_or_path", "use_cache", "return_dict",
+    "output_hidden_states", "output_attentions", "chunk_size_feed_forward", "pretraining_tp",
+    # about other heads and tasks
+    "id2label", "label2id", "problem_type", "is_encoder_decoder", "classifier_dropout",
+    # about text; the row of a padding token learns here too, as no sample is padded with it
+    "pad_token_id", "bos_token_id", "eos_token_id",
+    # said by the recipe: model.router_aux_loss
+    "output_router_logits", "router_aux_loss_coef",
+    # read with use_sliding_window alone, which is refused with a window
+    "max_window_layers", "use_sliding_window",
+    # of random weights; refused for them
+    "initializer_range",
+}  # fmt: skip
+
+OTHER_VALUES: dict[str, Any] = {
+    "hidden_act": "relu", "num_key_value_heads": 1, "num_attention_heads": 8, "head_dim": 48,
+    "layer_types": ["sliding_attention"] * 2, "mlp_only_layers": [1], "sliding_window": 64,
+    "num_experts_per_tok": 1, "num_local_experts": 4,
+    "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 3e4},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "model_type", ["llama", "mistral", "mixtral", "qwen3", "qwen3_moe", "bert"]
+)
+def test_every_key_of_a_config_is_honoured_or_refused(model_type: str) -> None:
+    """Against the config classes of transformers: a key that they gain is noticed here."""
+    from transformers import AutoConfig
+
+    keys = AutoConfig.for_model(model_type).to_dict().keys() - WITHOUT_EFFECT
+    base = {**LLAMA, "norm_topk_prob": True, "sliding_window": None, "hidden_dropout_prob": 0.0}
+    base |= {"attention_probs_dropout_prob": 0.0, "model_type": model_type}
+    theirs = AutoConfig.for_model(**base).to_dict()
+    for key in keys - {"model_type"}:
+        value = OTHER_VALUES[key] if key in OTHER_VALUES else _another(theirs[key])
+        changed = {**base, "use_sliding_window": True, key: value}
+        try:
+            shape = shape_of_config(changed, "config.json", is_random=False)
+        except RequestError:
+            continue
+        if key == "hidden_dropout_prob":
+            assert shape.hidden_dropout == value
+            continue
+        ours = hf_config(shape).to_dict()
+        assert ours[key] == value, f"{model_type}: {key}={value!r} would be dropped in silence"
+
+
+def _another(value: Any) -> Any:
+    if isinstance(value, bool) or value is None:
+        return not value
+    assert isinstance(value, int | float), value
+    return value * 2 if value else 0.125

@@ -9,7 +9,7 @@ from shardyard.config.schema import Recipe
 def resolved_recipe(**sections: dict[str, Any]) -> Recipe:
     """A recipe whose every ``auto`` that the planner reads has a value; sections override."""
     given: dict[str, dict[str, Any]] = {
-        "model": {"preset": "llama2-7b"},
+        "model": {"preset": "llama2-7b", "dropout": 0.0},
         "data": {"seq_len": 4096},
         "optim": {"global_batch": 1024, "micro_batch": 1},
         "precision": {"compute": "bf16", "output": "bf16"},

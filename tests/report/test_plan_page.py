@@ -40,7 +40,7 @@ SHAPE = PRESETS["llama3-8b"].shape
 def recipe_of(**cluster: object) -> Recipe:
     return Recipe.model_validate(
         {
-            "model": {"preset": "llama3-8b"},
+            "model": {"preset": "llama3-8b", "dropout": 0.0},
             "run": {"steps": 1000},
             "data": {"seq_len": 4096},
             "optim": {"global_batch": 64, "micro_batch": 1, "lr": 1e-4},

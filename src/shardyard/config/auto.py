@@ -129,6 +129,11 @@ def _weights(draft: Draft) -> tuple[str, str]:
     return "load", "the model comes with weights"
 
 
+def _dropout(draft: Draft) -> tuple[float, str]:
+    own = draft.shape.hidden_dropout
+    return own, "hidden_dropout_prob of the model's config.json" if own else "the usual value"
+
+
 def _tokenizer(draft: Draft) -> tuple[str, str]:
     own = draft.recipe.model.path or draft.recipe.model.hub
     if own and draft.facts.model_has_tokenizer:
@@ -277,6 +282,7 @@ def _known(value: int | str, setting: str) -> int:
 BEFORE_LAYOUT: dict[str, Rule] = {
     "run.name": _name,
     "model.weights": _weights,
+    "model.dropout": _dropout,
     "data.tokenizer": _tokenizer,
     "data.seq_len": _seq_len,
     "data.workers": _workers,

@@ -49,6 +49,8 @@ _CONFIG_DEFAULTS: dict[str, dict[str, Any]] = {
         "hidden_act": "gelu",
         "type_vocab_size": 2,
         "tie_word_embeddings": True,
+        "hidden_dropout_prob": 0.1,
+        "attention_probs_dropout_prob": 0.1,
     },
 }
 """Model type -> what a config.json that leaves a key out means by it. Source: the config classes of
@@ -62,6 +64,21 @@ _SIZES = (
     "num_attention_heads",
 )
 
+
+_OF_OTHER_FAMILIES = (
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "query_pre_attn_scalar",
+    "embedding_multiplier",
+    "residual_multiplier",
+    "attention_multiplier",
+    "logits_scaling",
+    "logit_scale",
+    "use_qk_norm",
+    "no_rope_layers",
+    "attention_chunk_size",
+)
+"""Keys that change what Gemma, Granite, Cohere or Llama 4 compute."""
 
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _ROPE_WORDS = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
@@ -126,15 +143,23 @@ def read_shape(model: Model, folder: Path | None, vocab_size: int) -> ModelShape
             f"{path}: model_type={model_type!r} is not built yet. Blocks are known for "
             f"{', '.join(_CONFIG_DEFAULTS)} so far; use a model of one of these types."
         )
-    return shape_of_config(config, str(path), is_random=model.weights == "random")
+    return shape_of_config(
+        config,
+        str(path),
+        is_random=model.weights == "random",
+        says_dropout=model.dropout != "auto",
+    )
 
 
-def shape_of_config(config: dict[str, Any], source: str, *, is_random: bool) -> ModelShape:
+def shape_of_config(
+    config: dict[str, Any], source: str, *, is_random: bool, says_dropout: bool = False
+) -> ModelShape:
     """Sizes from the content of a config.json of a known type.
 
     Args:
         source: What messages call it.
         is_random: Whether weights will be drawn, and not loaded.
+        says_dropout: Whether model.dropout was given, in place of what the config drops.
 
     Raises:
         RequestError: It says something that is not built.
@@ -144,6 +169,8 @@ def shape_of_config(config: dict[str, Any], source: str, *, is_random: bool) -> 
     if model_type in ("qwen3", "qwen3_moe") and not config.get("use_sliding_window"):
         config["sliding_window"] = None  # they name one and a switch
     unknown = _not_representable(config, is_random=is_random)
+    if not says_dropout:
+        unknown += _other_dropout(config)
     if unknown:
         lines = "\n".join(f"  {line}" for line in unknown)
         raise RequestError(
@@ -161,17 +188,19 @@ def _shape(config: dict[str, Any], source: str) -> ModelShape:
             "be built. Fetch or save config.json again."
         )
     sizes = {key: config[key] for key in _SIZES}
+    is_bert = config["model_type"] == "bert"
     return ModelShape(
         model_type=config["model_type"],
         **sizes,
         num_key_value_heads=config.get("num_key_value_heads") or config["num_attention_heads"],
         max_position_embeddings=config["max_position_embeddings"],
-        rms_norm_eps=config["layer_norm_eps" if config["model_type"] == "bert" else "rms_norm_eps"],
+        rms_norm_eps=config["layer_norm_eps" if is_bert else "rms_norm_eps"],
         rope_theta=float(_rope(config).get("rope_theta", 10000.0)),
         rope_scaling=_rope_scaling(_rope(config)),
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
         attention_bias=bool(config.get("attention_bias", False)),
         head_dim=config.get("head_dim"),
+        hidden_dropout=float(config["hidden_dropout_prob"]) if is_bert else 0.0,
         **_experts(config, source),
     )
 
@@ -213,14 +242,22 @@ def _not_representable(config: dict[str, Any], *, is_random: bool) -> list[str]:
     """What ``ModelShape`` has no word for, each with its reason."""
     rope = _rope(config)
     rope_type = _rope_type(rope)
+    rotated = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1))
+    others = sorted(set(config.get("layer_types") or ()) - {"full_attention"})
+    foreign = [f"{key}={config[key]}" for key in _OF_OTHER_FAMILIES if config.get(key)]
     is_bert = config["model_type"] == "bert"
     act = "gelu" if is_bert else "silu"
     std = config.get("initializer_range", 0.02)
     reasons = {
         f"rope_type={rope_type!r}: only {', '.join(_ROPE_TYPES)} are built; the others change with "
         "the length of the sample": rope_type not in _ROPE_TYPES,
-        f"partial_rotary_factor={rope.get('partial_rotary_factor')}: rotary positions on a part "
-        "of a head are not built yet": rope.get("partial_rotary_factor", 1) != 1,
+        f"partial_rotary_factor={rotated}: rotary positions on a part of a head are not built "
+        "yet": rotated != 1,
+        f"layer_types={others}: blocks whose attention sees a part of the sample are not built": (
+            bool(others)
+        ),
+        f"{', '.join(foreign)}: {config['model_type']} has no such thing here, nor in "
+        "transformers, where such a config would be read without a word": bool(foreign),
         f"sliding_window={config['sliding_window']}: attention sees the whole sample here; set it "
         "to null": config["sliding_window"] is not None,
         f"hidden_act={config.get('hidden_act')!r}: only {act} is built": (
@@ -234,6 +271,9 @@ def _not_representable(config: dict[str, Any], *, is_random: bool) -> list[str]:
         "is_decoder=true: a BERT that sees earlier tokens alone is not built": (
             bool(config.get("is_decoder"))
         ),
+        "add_cross_attention=true: blocks that attend to another model's output are not built": (
+            bool(config.get("add_cross_attention"))
+        ),
         "tie_word_embeddings=false: BERT's head is its table of tokens here": (
             is_bert and not config["tie_word_embeddings"]
         ),
@@ -241,8 +281,6 @@ def _not_representable(config: dict[str, Any], *, is_random: bool) -> list[str]:
         f"attention_bias=true: {config['model_type']} has no such biases": (
             config["model_type"] in ("mistral", "mixtral") and bool(config.get("attention_bias"))
         ),
-        f"attention_dropout={config.get('attention_dropout')}: not built, as it would depend on "
-        "the layout; set it to 0 and use model.dropout": bool(config.get("attention_dropout")),
         "norm_topk_prob=false: the weights of the visited experts are made to add up to 1 here": (
             config.get("norm_topk_prob") is False
         ),
@@ -258,6 +296,18 @@ def _not_representable(config: dict[str, Any], *, is_random: bool) -> list[str]:
         f"initializer_range={std}: random weights are drawn with 0.02": is_random and std != 0.02,
     }
     return [reason for reason, applies in reasons.items() if applies]
+
+
+def _other_dropout(config: dict[str, Any]) -> list[str]:
+    """Dropout that model.dropout does not stand for."""
+    keys = ("attention_dropout", "attention_probs_dropout_prob")
+    return [
+        f"{key}={config[key]}: dropout of attention weights is not built, as it would depend on "
+        "the layout. Set it to 0, or say with model.dropout what is dropped instead: 0 for "
+        "nothing, or a share of what embedding, attention and MLP return"
+        for key in keys
+        if config.get(key)
+    ]
 
 
 def _is_size(value: Any) -> bool:

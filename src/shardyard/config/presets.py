@@ -35,6 +35,8 @@ class ModelShape:
     """Width of one expert; None: intermediate_size."""
     shared_expert_intermediate_size: int = 0
     """Width of the expert that every token visits; 0: there is none."""
+    hidden_dropout: float = 0.0
+    """Share of hidden states that its own config.json drops; model.dropout says what is done."""
 
     @property
     def head_width(self) -> int:

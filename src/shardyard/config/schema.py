@@ -63,8 +63,8 @@ class Model(Section):
     """A user's own model as package.module:function. Not built yet."""
     weights: Literal["auto", "random", "load"] = "auto"
     """Where weights come from; auto: random for a preset, loaded for path and hub."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Dropout probability after the embedding and after each block's attention and MLP."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] | Auto = "auto"
+    """Dropout after the embedding and each block's attention and MLP; auto: config.json's, or 0."""
     router_aux_loss: Annotated[float, Field(ge=0)] = 0.01
     """Weight of a mixture's load-balance loss, for each block and sample (arXiv:2101.03961)."""
     router_z_loss: Annotated[float, Field(ge=0)] = 0.001

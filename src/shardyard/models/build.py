@@ -40,7 +40,8 @@ def hf_config(shape: ModelShape) -> Any:
             attention_probs_dropout_prob=0.0,
         )
     fields = shape.to_dict()
-    del fields["shared_expert_intermediate_size"]
+    for name in ("shared_expert_intermediate_size", "hidden_dropout"):
+        del fields[name]
     if not shape.num_experts:  # would be kept as settings of a model that knows no such thing
         for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size"):
             del fields[name]

@@ -74,9 +74,11 @@ def parallelize(
         shard_tensors(model, mesh.dense["tp"], family, keeps_sums=keeps_sums)
     task = _task(model, mesh, recipe=recipe, family=family, router=router, tokens_l=computed_l)
     # 3. dropout: its hooks must see a module's output before FSDP's hooks let go of it
-    if recipe.model.dropout:
+    drop = recipe.model.dropout
+    assert not isinstance(drop, str), "resolved"
+    if drop:
         places = dropout_places(model, family)
-        add_dropout(places, drop=recipe.model.dropout, seed=recipe.run.seed, keys=keys)
+        add_dropout(places, drop=drop, seed=recipe.run.seed, keys=keys)
     blocks = blocks_of(model, family)
     # 4. recompute inside compile: the compiler then sees, and may fuse, what is made again
     apply_recompute(blocks, recipe.memory.recompute, keys=keys, offload=offload)

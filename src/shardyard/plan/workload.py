@@ -140,7 +140,7 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
     global_batch, micro_batch = recipe.optim.global_batch, recipe.optim.micro_batch
     seq_len, compute = recipe.data.seq_len, recipe.precision.compute
     assert isinstance(global_batch, int) and isinstance(micro_batch, int)
-    assert isinstance(seq_len, int) and compute != "auto"
+    assert isinstance(seq_len, int) and compute != "auto" and recipe.model.dropout != "auto"
     recompute = recipe.memory.recompute
     return Workload(
         shape=shape,
