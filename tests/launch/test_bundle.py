@@ -171,3 +171,22 @@ def test_a_bundle_that_would_fill_the_disk_is_refused(tmp_path: Path) -> None:
     path, digest = packed(tmp_path, large)
     with pytest.raises(DataError, match="unpacks to more than"):
         unpack(path, tmp_path / "node", digest=digest, limit_bytes=50_000)
+
+
+@pytest.mark.parametrize(
+    ("umask", "file", "program"), [(0o077, 0o600, 0o700), (0o002, 0o644, 0o755)]
+)
+def test_what_is_written_has_the_rights_that_the_umask_leaves(
+    umask: int, file: int, program: int, project: Path, tmp_path: Path
+) -> None:
+    before = os.umask(umask)
+    try:
+        made = pack("mine", into=tmp_path / "out", start=project)
+        unpack(made.path, tmp_path / "node", digest=made.digest)
+    finally:
+        os.umask(before)
+    modes = {path: path.stat().st_mode & 0o777 for path in (tmp_path / "node").rglob("*")}
+    assert made.path.stat().st_mode & 0o777 == file
+    assert modes[tmp_path / "node/code/mine/model.py"] == file
+    assert modes[tmp_path / "node/code/mine/run.sh"] == program
+    assert modes[tmp_path / "node/code/mine"] == 0o755 & ~umask

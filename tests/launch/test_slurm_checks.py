@@ -1,6 +1,6 @@
 """What the doctor finds out about a Slurm: judged on what sinfo prints, and asked of a real one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -107,6 +107,18 @@ def test_a_machine_without_slurm_is_one_finding() -> None:
     assert isinstance(launcher, HasChecks)
     (finding,) = launcher.checks(slurm_request())
     assert finding.verdict == "problem" and "Run this on a login node" in finding.what
+
+
+def test_a_secret_that_slurm_would_keep_in_clear_is_a_warning() -> None:
+    def answering(argv: Sequence[str]) -> Done:
+        out = SINFO if argv[0] == "sinfo" else ""
+        return Done(exit_code=0, out=out, err="")
+
+    launcher = SlurmLauncher(shell=answering)
+    found = by_name(launcher.checks(slurm_request("secrets={HF_TOKEN: env}")))
+    assert found["secrets"].verdict == "warning"
+    assert found["secrets"].what.startswith("secrets.HF_TOKEN: kept in env, so sbatch")
+    assert "secrets" not in by_name(launcher.checks(slurm_request("secrets={A: 'file:/k'}")))
 
 
 @pytest.fixture(scope="module")

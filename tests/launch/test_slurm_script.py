@@ -11,6 +11,7 @@ import pytest
 
 from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import instance, instance_names
+from shardyard.launch.slurm.launcher import SlurmLauncher
 from shardyard.launch.slurm.script import exported_names, render_script
 from tests.launch.slurm_request import CASES, golden_request, slurm_request
 
@@ -176,6 +177,14 @@ def test_a_secret_is_passed_by_the_name_of_its_variable_only(tmp_path: Path) -> 
     assert _directives(script)["export"] == "HF_TOKEN,MY_KEY"
     assert exported_names(request.recipe) == ("HF_TOKEN", "MY_KEY")
     assert "value-in-a-file" not in script
+
+
+def test_a_secret_that_slurm_keeps_in_clear_is_told_of() -> None:
+    request = slurm_request("secrets={B: env, A: 'env:MY_A', OTHER: 'file:/run/key'}")
+    (told,) = SlurmLauncher().render(request).warnings
+    assert told.startswith("secrets.A, secrets.B: kept in env, so sbatch hands the value")
+    assert "StateSaveLocation" in told and "secrets: {NAME: file:/path}" in told
+    assert not SlurmLauncher().render(slurm_request("secrets={A: 'file:/run/key'}")).warnings
 
 
 def test_a_container_has_the_run_folder_in_it_and_its_own_python() -> None:

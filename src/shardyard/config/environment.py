@@ -6,7 +6,7 @@ The same for all launchers, so that a recipe that one of them takes is not anoth
 import re
 from collections.abc import Iterable
 
-from shardyard.config.credentials import find_credential
+from shardyard.config.credentials import HIDDEN, find_credential, is_hex_key
 from shardyard.config.load import show
 from shardyard.config.schema import Recipe
 from shardyard.config.secret_reference import is_variable
@@ -29,6 +29,12 @@ _NAMES_A_SECRET = re.compile(
 )
 
 
+_NAMES_A_COMMIT = re.compile(
+    r"(?:^|_)(?:GIT|COMMIT|SHA1?|REV|REVISION|REF|HASH|DIGEST|CHECKSUM|VERSION|BUILD|TAG|ETAG)(?:_|$)",
+    re.IGNORECASE,
+)
+
+
 def environment_problems(recipe: Recipe) -> Iterable[Problem]:
     """Every variable that no process can be given, or whose name says that it is a secret."""
     for name, value in recipe.launch.env.items():
@@ -44,6 +50,14 @@ def environment_problems(recipe: Recipe) -> Iterable[Problem]:
             text = (
                 f"is called as a secret is, and this section is copied into run folders and jobs. "
                 f"Say where it is kept instead: `secrets: {{{name}: env}}`."
+            )
+            yield Problem(f"launch.env.{name}", text)
+        if is_hex_key(value) and is_variable(name) and not _NAMES_A_COMMIT.search(name):
+            text = (
+                f"holds 40 hexadecimal digits {HIDDEN}, as a W&B key does, and this section is "
+                "copied into run folders and jobs. Say where the key is kept instead: `secrets: "
+                f"{{{name}: env}}`. If it is a commit or a digest, say so in the name, such as "
+                f"{name}_COMMIT."
             )
             yield Problem(f"launch.env.{name}", text)
     for name in recipe.secrets:

@@ -9,9 +9,9 @@ import gzip
 import hashlib
 import io
 import os
+import secrets
 import subprocess
 import tarfile
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -220,11 +220,12 @@ def _write(path: Path, content: bytes, *, mode: int = 0o644) -> None:
     """All of it or nothing: a reader never sees half a file."""
     try:
         make_folder(path.parent)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        draft = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}")
+        # with the rights that the umask leaves of the mode, as of any file that a user makes
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(handle, "wb") as file:
             file.write(content)
-        Path(name).chmod(mode)
-        Path(name).replace(path)
+        draft.replace(path)
     except OSError as error:
         raise StorageError(
             f"{path} cannot be written: {error.strerror}. Check that the folder is yours and has "

@@ -9,6 +9,7 @@ from shardyard.errors import ShardyardError
 from shardyard.launch.base import LaunchRequest
 from shardyard.launch.doctor import Finding
 from shardyard.launch.slurm.clients import Shell, ask
+from shardyard.launch.slurm.script import warnings
 
 _SHARED = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "cifs", "fuse", "9p",
            "virtiofs", "glusterfs", "pvfs2", "orangefs", "afs")  # fmt: skip
@@ -48,6 +49,9 @@ def slurm_checks(
     if chosen and wants_gpus:
         findings += judge_gres(chosen, request)
     findings.append(judge_folder(Path(request.run_dir), Path("/proc/mounts")))
+    findings += [
+        Finding(name="secrets", verdict="warning", what=what) for what in warnings(request.recipe)
+    ]
     if finding.verdict != "problem":
         findings.append(_when(ask_when))
     return findings

@@ -44,6 +44,7 @@ from shardyard.launch.slurm.script import (
     SCRIPT_FILE,
     ended_with,
     render_script,
+    warnings,
 )
 from shardyard.launch.slurm.states import (
     SACCT_FIELDS,
@@ -93,6 +94,7 @@ class SlurmLauncher:
             name=request.run_id,
             text=script,
             files={RECIPE_FILE: request.recipe_text, SCRIPT_FILE: script},
+            warnings=warnings(request.recipe),
         )
 
     def submit(self, rendered: Rendered, ledger: Ledger) -> Job:

@@ -127,6 +127,23 @@ def exported_names(recipe: Recipe) -> tuple[str, ...]:
     )
 
 
+def warnings(recipe: Recipe) -> tuple[str, ...]:
+    """What is allowed and may be regretted."""
+    kept = [
+        f"secrets.{name}"
+        for name, reference in sorted(parse_references(recipe.secrets).items())
+        if reference.kind == "env"
+    ]
+    if not kept:
+        return ()
+    return (
+        f"{', '.join(kept)}: kept in env, so sbatch hands the value to Slurm's controller, which "
+        "keeps it in clear in its StateSaveLocation as long as the job, where whoever administers "
+        "Slurm can read it. Keep it in a file of yours alone on the shared file system instead: "
+        "secrets: {NAME: file:/path}.",
+    )
+
+
 def _directives(request: LaunchRequest) -> list[tuple[str, str | int | None]]:
     """Options of sbatch; None: without a value."""
     launch, slurm = request.recipe.launch, request.recipe.launch.slurm
