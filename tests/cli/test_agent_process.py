@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -80,13 +81,42 @@ def test_a_node_asks_its_agent_once_and_heeds_no_signal_after_it(run: RunDir) ->
         console=None,
         node_rank=1,
         endpoint="127.0.0.1:1",
-        is_asked_once=True,
+        is_node=True,
     )
     after = [signal.getsignal(number) for number in before]
     for number, handler in before.items():
         signal.signal(number, handler)
     assert answer["message"] == "True"
     assert after == [signal.SIG_IGN, signal.SIG_IGN]
+
+
+def test_a_killed_program_of_a_node_takes_its_agent_with_it_and_drains_nothing(
+    run: RunDir, scratch: str
+) -> None:
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from shardyard.cli.agent_process import run_agent_command\n"
+        "from shardyard.rundir.layout import RunDir\n"
+        f"run_agent_command([sys.executable, {_PROGRAM!r}], RunDir(Path({str(run.path)!r})), 1,\n"
+        "    console=None, endpoint=None, is_node=True)\n"
+    )
+    environment = {**os.environ, "TEST_BODY": "train_until_drained", "TMPDIR": scratch}
+    agents = Agents(run, Path(scratch))
+    with subprocess.Popen([sys.executable, "-c", code], env=environment) as node:
+        try:
+            agents.wait_for_training()
+        finally:
+            node.kill()
+    workers = [worker["pid"] for worker in agents.events("attempt_started")[0]["workers"]]
+    wait_until(lambda: not any(map(_is_running, workers)))
+    assert not agents.events("draining")
+    assert not agents.events("attempt_ended")
+
+
+def _is_running(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
 
 
 def test_what_an_agent_leaves_running_is_ended(run: RunDir) -> None:

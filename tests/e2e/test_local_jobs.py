@@ -73,6 +73,39 @@ def test_a_lost_node_costs_a_session_and_the_run_goes_on(
     assert losses(place, "bereft-node") == losses(place, "base")
 
 
+@pytest.mark.slow
+def test_a_node_whose_program_alone_is_killed_is_lost_and_an_elastic_run_goes_on(
+    place: Place, runs: LocalRuns
+) -> None:
+    run_dir = place.run_dir("headless")
+    job = runs.launch("headless", *TWO_NODES, "elastic.min_nodes=1", *ENDLESS)
+    wait_for_step(run_dir, 2)
+    runs.kill_program(job, 1)
+    wait_for(lambda: bool(events(run_dir, "resized")))
+    wait_for_step(run_dir, len(losses(place, "headless")) + 1)
+    runs.launcher.cancel(job)
+    end = runs.wait(job)
+    assert (end.state, end.exit_code) == (JobState.DRAINED, 143), runs.said(job)
+    assert end.nodes == (("node 0", "exit code 143"), ("node 1", "killed by SIGKILL"))
+    assert [event["world_size"] for event in events(run_dir, "rendezvous")] == [2, 1]
+    (lost,) = events(run_dir, "node_lost")
+    assert lost["ranks"] in ([0], [1]) and lost["cause"]
+
+
+@pytest.mark.slow
+def test_a_run_of_one_node_whose_program_is_killed_begins_a_new_session(
+    place: Place, runs: LocalRuns
+) -> None:
+    run_dir = place.run_dir("again")
+    job = runs.launch("again", "cluster.nodes=1", "cluster.devices=1")
+    wait_for(lambda: bool(events(run_dir, "checkpoint_durable")))
+    runs.kill_program(job, 0)
+    end = runs.wait(job)
+    assert (end.state, end.exit_code) == (JobState.SUCCEEDED, 0), runs.said(job)
+    assert run_dir.attempts() == [0, 1]
+    assert events(run_dir, "checkpoint_loaded")[-1]["step"] >= 8
+
+
 def test_a_cancel_drains_however_often_it_comes_and_another_job_goes_on(
     place: Place, runs: LocalRuns
 ) -> None:

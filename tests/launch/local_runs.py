@@ -74,6 +74,11 @@ class LocalRuns:
         """As a machine that loses its power: the entry, its agent and what that started."""
         self.kill(self.entry(job, rank))
 
+    def kill_program(self, job: Job, rank: int) -> None:
+        """Only the process that the supervisor started."""
+        self._has_killed = True
+        os.kill(self.entry(job, rank), signal.SIGKILL)
+
     @contextmanager
     def added_node(self, job: Job, rank: int) -> Iterator[int]:
         """One node more, as a scheduler adds it: its process."""

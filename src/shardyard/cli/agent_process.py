@@ -1,7 +1,9 @@
 """The agent as a process of the command line: started, followed, passed signals, never left behind.
 
 It gets a session of its own, so that Ctrl-C at the terminal reaches the command line alone, which
-passes it on; and it drains by itself should the command line be killed.
+passes it on. Should the command line be killed, the agent drains: nobody starts the run again. Should
+a node's program be killed, its agent ends with it: the node is lost, and whoever started it acts on
+that; a drain of its ranks would be a drain of all.
 """
 
 import json
@@ -62,7 +64,7 @@ def run_node_process(
         else None,
         node_rank=node_rank,
         endpoint=endpoint,
-        is_asked_once=True,
+        is_node=True,
     )
 
 
@@ -74,19 +76,21 @@ def run_agent_command(
     console: Console | None,
     node_rank: int = 0,
     endpoint: str | None = None,
-    is_asked_once: bool = False,
+    is_node: bool = False,
 ) -> dict[str, Any]:
     """`run_agent_process` for an agent that is started as ``program``.
 
     Args:
         console: Where progress is shown; None: nowhere.
         endpoint: HOST:PORT where the agents of several nodes meet.
-        is_asked_once: Whether of several signals only the first counts.
+        is_node: Whether this process is a node's program, not a command line: of several signals
+            only the first counts, and the agent is lost with this process.
     """
     command = [*program, str(run_dir.path), "--attempt", str(attempt)]
-    command += ["--with-parent", str(os.getpid()), "--node-rank", str(node_rank)]
+    command += ["--part-of" if is_node else "--with-parent", str(os.getpid())]
+    command += ["--node-rank", str(node_rank)]
     command += [] if endpoint is None else ["--rendezvous", endpoint]
-    command += ["--asked-once"] if is_asked_once else []
+    command += ["--asked-once"] if is_node else []
     # A file and not a pipe: whatever still holds the other end of a pipe would keep us waiting.
     with tempfile.TemporaryFile("w+", encoding="utf-8") as stdout:
         notes: deque[str] = deque()
@@ -94,7 +98,7 @@ def run_agent_command(
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=stdout, start_new_session=True
             )
-            previous = _pass_signals_to(process, notes, is_once=is_asked_once)
+            previous = _pass_signals_to(process, notes, is_once=is_node)
         try:
             if console is None:
                 # Not wait(): a signal that comes just before it begins is seen when it ends.
@@ -105,7 +109,7 @@ def run_agent_command(
         finally:
             _end(process)
             for number, handler in previous.items():
-                signal.signal(number, signal.SIG_IGN if is_asked_once else handler)
+                signal.signal(number, signal.SIG_IGN if is_node else handler)
         log = run_dir.attempt(attempt) / f"agent-{node_rank}.log"
         return _read_answer(stdout, run_dir, log, exit_code=process.returncode)
 

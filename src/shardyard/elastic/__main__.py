@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from shardyard.elastic import forkserver
-from shardyard.elastic.drain import DrainRequest
+from shardyard.elastic.drain import DrainRequest, end_with
 from shardyard.errors import ShardyardError, StorageError
 from shardyard.rundir.layout import RunDir, make_folder
 from shardyard.rundir.lease import Lease
@@ -71,6 +71,8 @@ def _conduct(args: argparse.Namespace, worker: "Worker | None", preload: Sequenc
     _send_talk_to(log)
     drain = DrainRequest(resolved.recipe.elastic.drain_timeout_s, is_asked_once=args.asked_once)
     drain.listen()
+    if args.part_of is not None:
+        end_with(args.part_of)
     if args.with_parent is not None:
         drain.listen_for_end_of(args.with_parent)
     forkserver.start(preload)
@@ -103,7 +105,11 @@ def _parse(argv: Sequence[str] | None) -> Any:
     parser.add_argument("--attempt", type=int, required=True, help="number of the attempt")
     parser.add_argument("--rendezvous", metavar="HOST:PORT", help="where the agents meet: node 0")
     parser.add_argument("--node-rank", type=int, default=0, help="0 serves the meeting place")
-    parser.add_argument(
+    parent = parser.add_mutually_exclusive_group()
+    parent.add_argument(
+        "--part-of", type=int, metavar="PID", help="end when this process, the node's own, is lost"
+    )
+    parent.add_argument(
         "--with-parent", type=int, metavar="PID", help="drain when this process, the parent, ends"
     )
     parser.add_argument(

@@ -76,6 +76,13 @@ class DrainRequest:
             self._insisted |= now_s - self._since_s > _SECOND_SIGNAL_AFTER_S
 
 
+def end_with(parent_pid: int) -> None:
+    """Have this process end at once when its parent does: one is nothing without the other."""
+    signal_at_parent_death(signal.SIGKILL)
+    if os.getppid() != parent_pid:  # it ended before the kernel knew of the wish
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def signal_at_parent_death(number: int) -> None:
     """Have the kernel send this process a signal when the thread that started it ends (Linux)."""
     if sys.platform == "linux":
