@@ -262,7 +262,9 @@ def test_an_error_on_one_node_ends_the_other_with_its_message(agents: Agents) ->
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_node_that_is_gone_is_another_exit_code_than_a_failure(agents: Agents, lost: int) -> None:
+def test_a_node_that_is_gone_is_named_by_who_is_left_and_has_an_exit_code_of_its_own(
+    agents: Agents, lost: int
+) -> None:
     agents.prepare(devices=1, nodes=2, max_restarts=0)
     with socket.create_server(("127.0.0.1", 0)) as free:
         endpoint = f"127.0.0.1:{free.getsockname()[1]}"
@@ -276,6 +278,10 @@ def test_a_node_that_is_gone_is_another_exit_code_than_a_failure(agents: Agents,
     end = answer(nodes[1 - lost])
     assert (end["outcome"], end["exit_code"]) == ("failed", LostNodeError.exit_code)
     assert "shardyard resume" in end["message"]
+    (event,) = agents.events("node_lost")
+    assert (event["node"], event["node_rank"]) == (socket.gethostname(), lost)
+    assert event["cause"] and len(event["ranks"]) == 1
+    assert not agents.events("worker_lost")  # its peers' broken connections are no news
 
 
 def test_nodes_without_a_meeting_place_are_refused(agents: Agents) -> None:

@@ -1,8 +1,19 @@
-"""Where the agents of several nodes meet."""
+"""Where the agents of several nodes meet, and for whom they wait."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from shardyard.elastic.rendezvous import connect_store, serve_store
+from shardyard.elastic.rendezvous import (
+    Meeting,
+    Rendezvous,
+    build_rendezvous,
+    connect_store,
+    serve_store,
+    wait_for_all,
+)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.3", "localhost"])
@@ -10,3 +21,68 @@ def test_node_0_listens_where_the_others_look_for_it(host: str) -> None:
     store = serve_store(host, 0)
     connect_store(host, store.port).set("word", "here")
     assert store.get("word") == b"here"
+
+
+def never() -> bool:
+    return False
+
+
+def test_a_run_waits_for_all_of_its_nodes() -> None:
+    store = serve_store("127.0.0.1", 0)
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(wait_for_all, store, nodes=2, wait_s=60.0, is_over=never)
+        time.sleep(0.3)
+        assert not first.done()
+        other = connect_store("127.0.0.1", store.port)
+        wait_for_all(other, nodes=2, wait_s=60.0, is_over=never)
+        first.result(timeout=10)
+
+
+def test_the_first_node_waits_so_long_and_a_later_one_not_at_all() -> None:
+    store = serve_store("127.0.0.1", 0)
+    began_s = time.monotonic()
+    wait_for_all(store, nodes=3, wait_s=0.3, is_over=never)
+    assert time.monotonic() - began_s >= 0.3
+    wait_for_all(store, nodes=3, wait_s=3600.0, is_over=never)
+
+
+def test_a_drain_ends_the_wait() -> None:
+    wait_for_all(serve_store("127.0.0.1", 0), nodes=2, wait_s=3600.0, is_over=lambda: True)
+
+
+@pytest.fixture
+def pair() -> Iterator[list[Rendezvous]]:
+    """Two nodes, of which one is enough; what dead nodes leave is believed for an hour."""
+
+    def meeting(node_rank: int, endpoint: str | None) -> Meeting:
+        return Meeting(
+            id="m", min_nodes=1, max_nodes=2, endpoint=endpoint, node_rank=node_rank,
+            keep_alive_s=3600,
+        )  # fmt: skip
+
+    port = serve_store("127.0.0.1", 0).port  # free again at once
+    nodes = [build_rendezvous(meeting(rank, f"127.0.0.1:{port}"))[0] for rank in range(2)]
+    yield nodes
+    for node in nodes:
+        node.shutdown()
+
+
+def test_a_node_that_is_forgotten_is_not_waited_for(pair: list[Rendezvous]) -> None:
+    with ThreadPoolExecutor() as pool:
+        met = list(pool.map(Rendezvous.next_rendezvous, pair))
+    left, gone = pair
+    assert [each.world_size for each in met] == [2, 2]
+    gone._stop_heartbeats()  # as if it were killed
+    left.forget([met[1].rank], round=left.round)
+    began_s = time.monotonic()
+    assert left.next_rendezvous().world_size == 1
+    assert time.monotonic() - began_s < 15.0  # not 3600
+
+
+def test_a_node_that_was_forgotten_too_early_comes_back(pair: list[Rendezvous]) -> None:
+    with ThreadPoolExecutor() as pool:
+        met = list(pool.map(Rendezvous.next_rendezvous, pair))
+        pair[0].forget([met[1].rank], round=pair[0].round)
+        pair[0].forget([met[1].rank], round=pair[0].round)
+        again = list(pool.map(Rendezvous.next_rendezvous, pair))
+    assert [each.world_size for each in again] == [2, 2]

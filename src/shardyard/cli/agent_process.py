@@ -1,9 +1,9 @@
 """The agent as a process of the command line: started, followed, passed signals, never left behind.
 
 It gets a session of its own, so that Ctrl-C at the terminal reaches the command line alone, which
-passes it on. Should the command line be killed, the agent drains: nobody starts the run again. Should
-a node's program be killed, its agent ends with it: the node is lost, and whoever started it acts on
-that; a drain of its ranks would be a drain of all.
+passes it on. Should the command line be killed, the agent drains: nobody starts the run again.
+Should a node's program be killed, its agent ends with it: the node is lost, and whoever started it
+acts on that; a drain of its ranks would be a drain of all.
 """
 
 import json

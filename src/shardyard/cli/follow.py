@@ -35,6 +35,7 @@ _PHASES = {
     "checkpoint_loaded": "first step",
     "first_step": "training",
     "worker_lost": "restarting",
+    "node_lost": "restarting",
     "resized": "loading",
     "draining": "draining",
     "run_finished": "finished",
@@ -42,7 +43,7 @@ _PHASES = {
 """What a run is busy with after an event of each kind."""
 
 _BEFORE_THEIR_STEP = ("first_step",)
-_AFTER_ALL_STEPS = ("worker_lost", "run_finished", "attempt_ended")
+_AFTER_ALL_STEPS = ("worker_lost", "node_lost", "run_finished", "attempt_ended")
 
 
 def follow(
@@ -204,6 +205,8 @@ def describe_event(event: dict[str, Any]) -> str | None:
         case "worker_lost":
             cause = _first_sentence(event["cause"])  # all of it comes with the end, or the log
             return f"lost rank {event['rank']} on {event['node']}: {cause}"
+        case "node_lost":
+            return f"lost node {event['node_rank']} ({event['node']}): {event['cause']}"
         case "worker_hung":
             return f"rank {event.get('rank')} hangs"
         case "rendezvous" if event["generation"] > 0:

@@ -242,6 +242,10 @@ class Elastic(Section):
     """Seconds that a drain (SIGTERM, Ctrl-C) may take before the processes are killed."""
     collective_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Seconds a rank waits for the others before it gives up."""
+    start_wait_s: Annotated[float, Field(ge=0)] = 60.0
+    """Seconds the first node waits for all of cluster.nodes; then min_nodes of them are enough."""
+    keep_alive_s: Annotated[int, Field(ge=3)] = 15
+    """Age of a node's last sign of life at which it is gone; nodes' clocks must differ by less."""
 
 
 class Cluster(Section):

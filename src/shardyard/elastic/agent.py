@@ -17,13 +17,13 @@ from typing import Any
 
 from torch.distributed import DistError
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
-from torch.distributed.elastic.rendezvous.api import RendezvousError
+from torch.distributed.elastic.rendezvous.api import RendezvousError, RendezvousTimeoutError
 
 from shardyard.config.resolved import Resolved
 from shardyard.elastic.drain import DrainRequest
 from shardyard.elastic.group import DRAINED, GroupAgent, StoppedBeforeStart
 from shardyard.elastic.losses import Loss, first_cause
-from shardyard.elastic.rendezvous import Meeting, build_rendezvous
+from shardyard.elastic.rendezvous import Meeting, build_rendezvous, wait_for_all
 from shardyard.elastic.worker import failure_path
 from shardyard.errors import LostNodeError, ShardyardError
 from shardyard.rundir.layout import RunDir
@@ -91,6 +91,8 @@ class Attempt:
                 "Look at the agents' logs of the other nodes."
             )
             self._answer = Answer("failed", LostNodeError.exit_code, self._resume_hint(text))
+            if self._agent is not None and not isinstance(error, RendezvousTimeoutError):
+                self._agent.lose_store(f"its store does not answer ({str(error).splitlines()[0]})")
         except BaseException as error:  # noqa: BLE001  the outermost line of a thread
             traceback.print_exc()
             kind = type(error).__name__
@@ -100,7 +102,15 @@ class Attempt:
     def _run_group(self) -> Answer:
         recipe = self.resolved.recipe
         assert recipe.cluster.devices != "auto"
-        handler, store = build_rendezvous(self._meeting())
+        meeting = self._meeting()
+        handler, store = build_rendezvous(meeting)
+        if meeting.min_nodes < recipe.cluster.nodes:
+            wait_for_all(
+                store,
+                nodes=recipe.cluster.nodes,
+                wait_s=recipe.elastic.start_wait_s,
+                is_over=lambda: self.drain.is_requested,
+            )
         spec = WorkerSpec(
             role="train",
             local_world_size=recipe.cluster.devices,
@@ -117,6 +127,7 @@ class Attempt:
             attempt=self.number,
             drain=self.drain,
             describe_attempt=self._describe,
+            node_rank=self.node_rank,
         )
         try:
             return self._judge(self._agent, self._agent.run())
@@ -131,6 +142,7 @@ class Attempt:
             max_nodes=nodes if elastic.max_nodes == "auto" else elastic.max_nodes,
             endpoint=self.endpoint,
             node_rank=self.node_rank,
+            keep_alive_s=elastic.keep_alive_s,
         )
 
     def _describe(self) -> dict[str, Any]:
@@ -160,11 +172,15 @@ class Attempt:
             if used
             else "and elastic.max_restarts allows no restart"
         )  # fmt: skip
-        text = (
-            f"rank {loss.rank} on {loss.node} was lost ({loss.cause}) {stop} "
-            f"({used} of {limit} used{progress}). Read {self.run.log(self.number, loss.rank)}."
-        )
-        code = LostNodeError.exit_code if agent.has_lost_node else 1
+        who = f"rank {loss.rank} on {loss.node} was lost ({loss.cause})"
+        advice = f"Read {self.run.log(self.number, loss.rank)}."
+        if agent.lost_nodes:
+            who = "; ".join(map(str, agent.lost_nodes))
+            advice = (
+                f"Read {self.run.attempt(self.number)}/agent-{agent.lost_nodes[0].node_rank}.log."
+            )
+        text = f"{who} {stop} ({used} of {limit} used{progress}). {advice}"
+        code = LostNodeError.exit_code if agent.lost_nodes else 1
         code = self.drain.exit_code if self.drain.is_requested else code
         return Answer("failed", code, self._resume_hint(text))
 

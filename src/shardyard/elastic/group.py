@@ -23,8 +23,9 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
 
 from shardyard.elastic.drain import DrainRequest
-from shardyard.elastic.losses import Loss, describe_loss, first_cause
-from shardyard.elastic.notices import Notices
+from shardyard.elastic.losses import Loss, LostNode, describe_loss, first_cause
+from shardyard.elastic.notices import Node, Notices
+from shardyard.elastic.rendezvous import Rendezvous
 from shardyard.elastic.worker import failure_path, read_failure
 from shardyard.errors import StorageError
 from shardyard.rundir.layout import RunDir
@@ -34,8 +35,8 @@ DRAINED = "drained"
 
 _SETTLE_S = 0.3
 """Wait after an ambiguous loss: its cause may be a peer whose end is noticed a moment later."""
-_PEER_REPORT_S = 2.0
-"""Wait for the other nodes' losses."""
+_PEER_REPORT_S = 3.0
+"""Wait for the other nodes' losses; a node that says nothing for so long is gone."""
 _PEER_START_S = 60.0
 _DRAIN_POLL_S = 0.05
 _DEAD_S = 30
@@ -71,6 +72,7 @@ class GroupAgent(LocalElasticAgent):
         attempt: int,
         drain: DrainRequest,
         describe_attempt: Callable[[], dict[str, Any]],
+        node_rank: int = 0,
     ) -> None:
         super().__init__(
             spec,
@@ -83,32 +85,41 @@ class GroupAgent(LocalElasticAgent):
         self._attempt = attempt
         self._drain = drain
         self._describe_attempt = describe_attempt
-        self._node = socket.gethostname()
+        self._node = Node(socket.gethostname(), node_rank)
         self._events: EventWriter | None = None
         self._world_size = 0
         self._drain_sent = False
         self._notices: Notices  # of this generation; set by each rendezvous
         self._rendezvous_s = 0.0
+        self._round = 0
         self.is_meeting = True
         """Whether it waits for other nodes and has no workers."""
         self.generation = -1
         self.restarts_used = 0
         self.losses: list[Loss] = []
         """What ended the newest generation, on all nodes; empty while it is well."""
-        self.has_lost_node = False
-        """Whether, at the newest loss, another node did not say in time how its workers are."""
+        self.lost_nodes: list[LostNode] = []
+        """Nodes that were gone at the newest loss: they did not say how their workers are."""
+
+    @property
+    def _rendezvous_handler(self) -> Rendezvous:
+        handler = self._worker_group.spec.rdzv_handler
+        assert isinstance(handler, Rendezvous)
+        return handler
 
     @property
     def writes_events(self) -> bool:
-        """Whether this is the node of rank 0; false until the first rendezvous."""
-        return bool(self._worker_group.group_rank == 0)
+        """Whether no node of a lower rank is left; false until the first rendezvous."""
+        rank = self._worker_group.group_rank
+        gone = {lost.group_rank for lost in self.lost_nodes}
+        return rank is not None and gone.issuperset(range(rank))
 
     def worker_pids(self) -> list[int]:
         """Processes of this node's workers that have not ended."""
         return [process.pid for process in self._processes() if process.is_alive()]
 
     def write_event(self, kind: str, **fields: Any) -> None:
-        """Append to events.jsonl if this is the node of rank 0."""
+        """Append to events.jsonl if this is the node of rank 0, or the first of those left."""
         if not self.writes_events:
             return
         with suppress(StorageError):  # a full disk must not hide why the attempt ends
@@ -130,7 +141,9 @@ class GroupAgent(LocalElasticAgent):
         group_rank, num_nodes = worker_group.group_rank, worker_group.group_world_size
         assert group_rank is not None and num_nodes is not None  # set by the rendezvous
         self._notices = Notices(worker_group.store, group_rank=group_rank, num_nodes=num_nodes)
-        self.generation = self._notices.agree_on_generation(self.generation + 1)
+        self.generation = self._notices.agree_on_generation(self.generation + 1, self._node)
+        self._round = self._rendezvous_handler.round
+        self.lost_nodes = []
         self._rendezvous_s = time.monotonic() - started_s
         self.is_meeting = False
 
@@ -150,7 +163,7 @@ class GroupAgent(LocalElasticAgent):
 
     def _announce(self, group: WorkerGroup, pids: dict[int, Any]) -> None:
         mine = [
-            {"rank": worker.global_rank, "node": self._node, "pid": pids[worker.local_rank]}
+            {"rank": worker.global_rank, "node": self._node.name, "pid": pids[worker.local_rank]}
             for worker in group.workers
         ]
         self._notices.publish("workers", mine)
@@ -185,7 +198,7 @@ class GroupAgent(LocalElasticAgent):
         elif self._drain.is_requested and not self._drain_sent:
             self._drain_sent = True
             name = self._drain.signal.name if self._drain.signal else None
-            self.write_event("draining", node=self._node, signal=name)
+            self.write_event("draining", node=self._node.name, signal=name)
             self._signal_workers(signal.SIGTERM)
 
     def _is_resize(self, result: RunResult) -> bool:
@@ -202,28 +215,53 @@ class GroupAgent(LocalElasticAgent):
         if mine and not _is_clear(mine):
             time.sleep(_SETTLE_S)
             mine = self._describe_dead()
+        self._notices.publish("losses", [asdict(loss) for loss in mine])  # others wait for it
         self._signal_workers(signal.SIGKILL)  # they wait in collectives for ranks that are gone
         for process in self._processes():
             process.join(timeout=10)
-        self.losses = self._share_losses(mine)
+        self._hear_others(mine)
         self._report_losses()
         if self._drain.is_requested or (self.losses and first_cause(self.losses).is_final):
             self._remaining_restarts = 0  # a restart is not wanted, or would end the same way
         return RunResult(state=WorkerState.FAILED)
 
-    def _share_losses(self, mine: list[Loss]) -> list[Loss]:
-        """Tell the other nodes; where the cause is not clear here, wait to hear theirs."""
-        self._notices.publish("losses", [asdict(loss) for loss in mine])
-        wait_s = 0.0 if _is_clear(mine) else _PEER_REPORT_S
-        theirs = self._notices.from_others("losses", wait_s=wait_s)
-        self.has_lost_node = wait_s > 0 and not self._notices.all_published("losses")
-        return mine + [Loss(**loss) for loss in theirs]
+    def _hear_others(self, mine: list[Loss]) -> None:
+        """What the other nodes lost. Where the cause is not clear here, wait to hear it.
+
+        A node that has nothing to say by then is gone, and the next meeting begins without it.
+        """
+        is_clear = _is_clear(mine)
+        theirs = self._notices.from_others("losses", wait_s=0.0 if is_clear else _PEER_REPORT_S)
+        self.losses = mine + [Loss(**loss) for loss in theirs]
+        if not is_clear and (silent := self._notices.silent("losses")):
+            cause = f"its agent was silent for {_PEER_REPORT_S:g} s after its ranks were lost"
+            self.lost_nodes = [self._lost_node(group_rank, cause) for group_rank in silent]
+            self._rendezvous_handler.forget(silent, round=self._round)
+
+    def lose_store(self, cause: str) -> None:
+        """Node 0 is gone: nobody can be asked how it is, or meet again."""
+        if self.generation < 0:
+            return  # it never answered: there was no generation to lose
+        serving = [rank for rank, node in enumerate(self._notices.nodes) if node.rank == 0]
+        self.lost_nodes = [self._lost_node(group_rank, cause) for group_rank in serving]
+        self._report_losses()
+
+    def _lost_node(self, group_rank: int, cause: str) -> LostNode:
+        node, size = self._notices.nodes[group_rank], self._worker_group.spec.local_world_size
+        ranks = range(group_rank * size, (group_rank + 1) * size)
+        return LostNode(
+            node=node.name, node_rank=node.rank, group_rank=group_rank, ranks=tuple(ranks),
+            cause=cause,
+        )  # fmt: skip
 
     def _report_losses(self) -> None:
-        if not self.losses or self._drain.is_overdue:  # nothing, or killed by this agent
+        if self._drain.is_overdue:  # killed by this agent
             return
+        for node in self.lost_nodes:
+            self.write_event("node_lost", **node.event())
         signalled = [loss for loss in self.losses if loss.signal]
-        for loss in signalled or [first_cause(self.losses)]:
+        broken_off = [] if self.lost_nodes or not self.losses else [first_cause(self.losses)]
+        for loss in signalled or broken_off:
             self.write_event("worker_lost", **loss.event())
 
     def _describe_dead(self) -> list[Loss]:
@@ -235,7 +273,7 @@ class GroupAgent(LocalElasticAgent):
             losses.append(
                 describe_loss(
                     rank=rank,
-                    node=self._node,
+                    node=self._node.name,
                     pid=process.pid,
                     exit_status=process.exitcode,
                     failure=failure,

@@ -38,6 +38,31 @@ class Loss:
         }
 
 
+@dataclass(frozen=True, kw_only=True)
+class LostNode:
+    """A node whose agent is gone, and with it all that it could have said of its workers."""
+
+    node: str
+    node_rank: int
+    """Its number in the job."""
+    group_rank: int
+    """Its number in this generation."""
+    ranks: tuple[int, ...]
+    cause: str
+
+    def event(self) -> dict[str, Any]:
+        """Fields of the event node_lost."""
+        return {
+            "node": self.node,
+            "node_rank": self.node_rank,
+            "ranks": list(self.ranks),
+            "cause": self.cause,
+        }
+
+    def __str__(self) -> str:
+        return f"node {self.node_rank} ({self.node}) was lost: {self.cause}"
+
+
 def describe_loss(
     *, rank: int, node: str, pid: int, exit_status: int, failure: dict[str, Any] | None
 ) -> Loss:

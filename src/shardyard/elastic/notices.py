@@ -1,7 +1,8 @@
 """What the agents of one generation tell each other, through the rendezvous store.
 
-    shardyard/proposal/<g>  what the node with group rank g holds for the number of this generation
-    shardyard/generation    that number, from the node of rank 0
+    shardyard/proposal/<g>  what the node with group rank g holds for the number of this generation,
+                            and what it is called
+    shardyard/generation    that number, and the names of all nodes, from the node of rank 0
     shardyard/workers/<g>   [{rank, node, pid}] of the node with group rank g
     shardyard/losses/<g>    what that node lost
 
@@ -10,10 +11,21 @@ Torch gives every rendezvous a store of its own, so no notice outlives its gener
 
 import json
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
 from torch.distributed import DistError
+
+
+@dataclass(frozen=True)
+class Node:
+    """Which node an agent speaks for."""
+
+    name: str
+    """Its host name."""
+    rank: int
+    """Its number in the job; 0 serves the store."""
 
 
 class Notices:
@@ -23,14 +35,19 @@ class Notices:
         self._store = store
         self._group_rank = group_rank
         self._others = [rank for rank in range(num_nodes) if rank != group_rank]
+        self.nodes: list[Node] = []
+        """All nodes by group rank, once a generation is agreed on."""
 
-    def agree_on_generation(self, proposal: int) -> int:
+    def agree_on_generation(self, proposal: int, me: Node) -> int:
         """The largest proposal, on every node: one that has just come knows of no earlier ones."""
-        self._store.set(f"shardyard/proposal/{self._group_rank}", str(proposal))
+        mine = {"generation": proposal, **asdict(me)}
+        self._store.set(f"shardyard/proposal/{self._group_rank}", json.dumps(mine))
         if self._group_rank == 0:
-            theirs = [int(self._store.get(key)) for key in self._keys("proposal")]
-            self._store.set("shardyard/generation", str(max([proposal, *theirs])))
-        return int(self._store.get("shardyard/generation"))
+            theirs = [json.loads(self._store.get(key)) for key in self._keys("proposal")]
+            self._store.set("shardyard/generation", json.dumps([mine, *theirs]))
+        agreed = json.loads(self._store.get("shardyard/generation"))
+        self.nodes = [Node(each["name"], each["rank"]) for each in agreed]
+        return max(int(each["generation"]) for each in agreed)
 
     def publish(self, kind: str, entries: list[dict[str, Any]]) -> None:
         """Tell the other nodes."""
@@ -49,9 +66,10 @@ class Notices:
         found = [json.loads(self._store.get(key)) for key in keys if self._store.check([key])]
         return [entry for entries in found for entry in entries]
 
-    def all_published(self, kind: str) -> bool:
-        """Whether every other node has published this kind of notice."""
-        return all(self._store.check([key]) for key in self._keys(kind))
+    def silent(self, kind: str) -> list[int]:
+        """Group ranks of the other nodes that have not published this kind of notice."""
+        keys = zip(self._others, self._keys(kind), strict=True)
+        return [rank for rank, key in keys if not self._store.check([key])]
 
     def _keys(self, kind: str) -> list[str]:
         return [f"shardyard/{kind}/{rank}" for rank in self._others]

@@ -7,8 +7,10 @@ import errno
 import ipaddress
 import os
 import socket
+import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from torch.distributed import (  # type: ignore[attr-defined]  # built in C++
@@ -30,6 +32,13 @@ _LAST_CALL_TIMEOUT = timedelta(seconds=3)
 """Wait for further nodes once the fewest are there; torch's 30 s would be paid at every resize."""
 
 
+_BEATS = 3
+"""Signs of life that a node may miss."""
+_ARRIVAL_POLL_S = 0.1
+_FORGET_TRIES = 10
+"""Each fails only if another node changed the state in between."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
     """Who meets where."""
@@ -41,9 +50,40 @@ class Meeting:
     endpoint: str | None
     """HOST:PORT of node 0; None: one node, any free port of the loopback interface."""
     node_rank: int
+    keep_alive_s: int
+    """How old a node's last sign of life may be, by the clocks of the others."""
 
 
-def build_rendezvous(meeting: Meeting) -> tuple[DynamicRendezvousHandler, TCPStore]:
+class Rendezvous(DynamicRendezvousHandler):
+    """Torch's rendezvous, which can be told that nodes are gone.
+
+    Torch itself notices by a clock that stands still in the shared state, and compares the clocks
+    of different machines to see it; until then those that are left may not begin without them.
+    """
+
+    @property
+    def round(self) -> int:
+        """The number of the newest meeting that this node knows of."""
+        return int(self._state_holder.state.round)
+
+    def forget(self, group_ranks: Collection[int], *, round: int) -> None:
+        """Have nodes of a round that is over count as gone at once; safe to repeat, by any node."""
+        long_ago = datetime.min.replace(tzinfo=UTC)
+        with self._heartbeat_lock:
+            for _ in range(_FORGET_TRIES):
+                self._state_holder.sync()
+                state = self._state_holder.state
+                gone = [node for node, rank in state.participants.items() if rank in group_ranks]
+                if not (state.complete and state.round == round and gone):
+                    return  # another node has said so, or the next round has begun
+                for node in gone:
+                    state.last_heartbeats[node] = long_ago
+                self._state_holder.mark_dirty()
+                if self._state_holder.sync():
+                    return
+
+
+def build_rendezvous(meeting: Meeting) -> tuple[Rendezvous, TCPStore]:
     """Serve the store (node 0) or connect to it, and set what torch and gloo read of it.
 
     Returns:
@@ -61,7 +101,7 @@ def build_rendezvous(meeting: Meeting) -> tuple[DynamicRendezvousHandler, TCPSto
     if meeting.max_nodes == 1 or _is_loopback(host):  # all nodes are this machine
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
     store = serve_store(host, port) if meeting.node_rank == 0 else connect_store(host, port)
-    handler = DynamicRendezvousHandler.from_backend(
+    handler = Rendezvous.from_backend(
         meeting.id,
         store,
         C10dRendezvousBackend(store, meeting.id),
@@ -69,8 +109,29 @@ def build_rendezvous(meeting: Meeting) -> tuple[DynamicRendezvousHandler, TCPSto
         meeting.max_nodes,
         local_addr=_local_address(meeting, host, port),
         timeout=RendezvousTimeout(join=_JOIN_TIMEOUT, last_call=_LAST_CALL_TIMEOUT),
+        keep_alive_interval=max(1, meeting.keep_alive_s // _BEATS),
+        keep_alive_max_attempt=_BEATS,
     )
     return handler, store
+
+
+def wait_for_all(
+    store: TCPStore, *, nodes: int, wait_s: float, is_over: Callable[[], bool]
+) -> None:
+    """Before the first meeting: wait until all agents are there, or the first has waited enough.
+
+    Torch itself begins with the fewest nodes that will do, and a node that comes a moment later
+    costs all the others a restart. Who comes when a run has begun does not wait.
+    """
+    store.add("shardyard/arrived", 1)
+    deadline_s = time.monotonic() + wait_s
+    while (
+        store.add("shardyard/arrived", 0) < nodes
+        and time.monotonic() < deadline_s
+        and not (is_over() or store.check(["shardyard/begun"]))
+    ):
+        time.sleep(_ARRIVAL_POLL_S)
+    store.set("shardyard/begun", "")
 
 
 def worker_store(host: str, port: int, generation: int) -> PrefixStore:

@@ -6,6 +6,7 @@ from statistics import median
 from shardyard.plan.plan import Plan
 from shardyard.report.run import Line, RunRecord
 from shardyard.report.walltime import AttemptTime, total_phases
+from shardyard.rundir.lines import LOSSES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +139,7 @@ def _failures(record: RunRecord, plan: Plan, times: list[AttemptTime]) -> list[C
         return []
     phases = total_phases(times)
     trained_s = phases.get("productive", 0.0) + phases.get("data wait", 0.0)
-    losses = [*record.all("worker_lost"), *record.all("worker_hung")]
+    losses = [event for kind in LOSSES for event in record.all(kind)]
     lost = len({(event.get("attempt", 0), event.get("generation", 0)) for event in losses})
     return [
         Comparison(

@@ -29,6 +29,8 @@ def describe(event: Line) -> str:
     if kind == "worker_lost":
         rank, node = fields.get("rank", "?"), fields.get("node", "?")
         return f"rank {rank} on {node}: {fields.get('cause', 'cause not known')}"
+    if kind == "node_lost":
+        return f"{fields.get('node', '?')}: {fields.get('cause', 'cause not known')}"
     if kind == "model_ready" and "seconds" in fields:
         return f"{fields.get('parameters', 0):,} parameters, {format_seconds(fields['seconds'])}"
     if kind == "checkpoint_loaded":

@@ -8,6 +8,7 @@ that and the next event is named by what follows it; what nothing explains is sa
 from dataclasses import dataclass
 
 from shardyard.report.run import AttemptRecord, Line, RunRecord
+from shardyard.rundir.lines import LOSSES
 
 PHASES = {
     "productive": "steps whose result stands, without waiting for data",
@@ -149,7 +150,7 @@ def _add_loop(
 
 def _add_end(phases: _Sum, attempt: AttemptRecord, generation: int, clock_t: float) -> float:
     """How the generation ended: by a loss, or with its last step durable; returns the clock."""
-    losses = [*attempt.all("worker_lost", generation), *attempt.all("worker_hung", generation)]
+    losses = [event for kind in LOSSES for event in attempt.all(kind, generation)]
     if losses:
         noticed_t = float(min(event["t"] for event in losses))
         if attempt.first("model_ready", generation) is None:

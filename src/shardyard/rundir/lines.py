@@ -30,6 +30,7 @@ EVENT_KINDS = (
     "evaluated",
     "worker_lost",
     "worker_hung",
+    "node_lost",
     "resized",
     "draining",
     "spent",
@@ -38,6 +39,9 @@ EVENT_KINDS = (
     "attempt_ended",
     "run_finished",
 )
+
+LOSSES = ("worker_lost", "worker_hung", "node_lost")
+"""Kinds of events that end a generation."""
 
 _BLOCK_BYTES = 16 * 2**10
 
