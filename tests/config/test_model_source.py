@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from shardyard.config.auto import Facts
+from shardyard.config.model_problems import misfits
 from shardyard.config.model_source import (
     has_tokenizer,
     model_folder,
@@ -14,7 +15,7 @@ from shardyard.config.model_source import (
     shape_of_config,
 )
 from shardyard.config.resolve import resolve_known
-from shardyard.config.schema import Model, Recipe
+from shardyard.config.schema import Data, Model, Recipe
 from shardyard.errors import RequestError
 from shardyard.models.build import hf_config
 
@@ -89,6 +90,57 @@ def test_a_mistral_without_a_window_is_read(tmp_path: Path) -> None:
     assert read_shape(Model(path="x"), folder, vocab_size=0).model_type == "mistral"
 
 
+@pytest.mark.parametrize(
+    ("given", "window"),
+    [
+        ({"model_type": "mistral"}, 4096),  # what transformers means where nothing is said
+        ({"model_type": "mistral", "sliding_window": 64}, 64),
+        ({"model_type": "mixtral", "sliding_window": 64}, 64),
+        ({**QWEN3_MOE, "use_sliding_window": True, "sliding_window": 64}, 64),
+        (
+            {
+                **QWEN3_MOE,
+                "use_sliding_window": True,
+                "sliding_window": 64,
+                "layer_types": ["full_attention", "sliding_attention"],
+            },
+            64,
+        ),
+        ({**QWEN3_MOE, "sliding_window": 64}, None),  # switched off
+        ({"model_type": "llama"}, None),
+    ],
+)
+def test_a_sliding_window_bounds_the_samples(
+    tmp_path: Path, given: dict[str, Any], window: int | None
+) -> None:
+    shape = read_shape(Model(path="x"), folder_with(tmp_path, **given), vocab_size=0)
+    assert shape.sliding_window == window
+    if window != 64:
+        return
+    preview = resolve_known(Recipe(), Facts(shape=shape))
+    assert preview.recipe.data.seq_len == 64
+    assert preview.reasons["data.seq_len"].startswith("the model's sliding window")
+    for seq_len, words in ((64, []), (65, ["data.seq_len=65 is more than the model's sliding_w"])):
+        recipe = Recipe(data=Data(seq_len=seq_len))
+        assert [str(problem)[:50] for problem in misfits(recipe, shape)] == words
+
+
+def test_up_to_its_window_a_model_computes_as_without_one() -> None:
+    """By transformers' own attention: the reason why such samples are let through."""
+    import torch
+    from transformers import MistralConfig, MistralForCausalLM
+
+    sizes = {**LLAMA, "model_type": "mistral", "attn_implementation": "eager"}
+    torch.manual_seed(0)
+    model = MistralForCausalLM(MistralConfig(**sizes, sliding_window=8)).eval()
+    plain = MistralForCausalLM(MistralConfig(**sizes, sliding_window=None)).eval()
+    plain.load_state_dict(model.state_dict())
+    tokens = torch.arange(9)[None]
+    with torch.no_grad():
+        assert torch.equal(model(tokens[:, :8]).logits, plain(tokens[:, :8]).logits)
+        assert not torch.equal(model(tokens).logits, plain(tokens).logits)
+
+
 def test_a_mixture_of_experts_is_read_and_its_defaults_are_those_of_transformers(
     tmp_path: Path,
 ) -> None:
@@ -117,17 +169,14 @@ REFUSED = [
     ({**BERT, "tie_word_embeddings": False}, "BERT's head is its table of tokens here"),
     ({**BERT, "position_embedding_type": "relative_key"}, "only absolute ones are built"),
     ({"model_type": "gpt2"}, "model_type='gpt2' is not built yet. Blocks are known for llama, mis"),
-    ({"model_type": "mixtral", "sliding_window": 4096}, "sliding_window=4096: attention sees the"),
     ({"model_type": "mixtral", "router_jitter_noise": 0.1}, "router_jitter_noise=0.1: not built"),
     ({"model_type": "mixtral", "num_local_experts": 1}, "num_experts=1 and num_experts_per_tok=2"),
     ({"model_type": "qwen3_moe"}, "norm_topk_prob=false: the weights of the visited experts are"),
     ({**QWEN3_MOE, "mlp_only_layers": [0]}, "mlp_only_layers=[0]: blocks without experts among"),
     ({**QWEN3_MOE, "decoder_sparse_step": 2}, "decoder_sparse_step=2: only 1 is built"),
-    ({**QWEN3_MOE, "use_sliding_window": True, "sliding_window": 64}, "sliding_window=64"),
     ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "rope_type='dynamic': only default, lin"),
     ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_type='longrope'"),
-    ({"model_type": "mistral", "sliding_window": 4096}, "sliding_window=4096: attention sees the"),
-    ({"model_type": "mistral"}, "sliding_window=4096"),
+    ({"model_type": "mistral", "sliding_window": "wide"}, "no whole number for sliding_window"),
     ({"hidden_act": "gelu"}, "hidden_act='gelu': only silu is built"),
     ({"mlp_bias": True}, "mlp_bias=true"),
     ({"attention_dropout": 0.1}, "Set it to 0, or say with model.dropout what is dropped instead"),

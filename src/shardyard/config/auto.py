@@ -191,7 +191,9 @@ def _output(draft: Draft) -> tuple[str, str]:
 
 
 def _seq_len(draft: Draft) -> tuple[int, str]:
-    context = draft.shape.max_position_embeddings
+    context, window = draft.shape.max_position_embeddings, draft.shape.sliding_window
+    if window is not None and window <= min(context, CONTEXT_LIMIT_TOKENS):
+        return window, "the model's sliding window: up to there attention sees the whole sample"
     if context > CONTEXT_LIMIT_TOKENS:
         return CONTEXT_LIMIT_TOKENS, f"auto goes no further; the model's context is {context:,}"
     return context, "the model's context length"

@@ -182,6 +182,8 @@ def shape_of_config(
 
 def _shape(config: dict[str, Any], source: str) -> ModelShape:
     missing = [key for key in _SIZES if not _is_size(config.get(key))]
+    if config["sliding_window"] is not None and not _is_size(config["sliding_window"]):
+        missing.append("sliding_window")
     if missing:
         raise RequestError(
             f"{source} gives no whole number for {', '.join(missing)}. Without it the model cannot "
@@ -201,6 +203,7 @@ def _shape(config: dict[str, Any], source: str) -> ModelShape:
         attention_bias=bool(config.get("attention_bias", False)),
         head_dim=config.get("head_dim"),
         hidden_dropout=float(config["hidden_dropout_prob"]) if is_bert else 0.0,
+        sliding_window=config["sliding_window"],
         **_experts(config, source),
     )
 
@@ -243,7 +246,10 @@ def _not_representable(config: dict[str, Any], *, is_random: bool) -> list[str]:
     rope = _rope(config)
     rope_type = _rope_type(rope)
     rotated = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1))
-    others = sorted(set(config.get("layer_types") or ()) - {"full_attention"})
+    whole = {"full_attention"}  # and within its window, one that slides
+    if config["sliding_window"] is not None:
+        whole.add("sliding_attention")
+    others = sorted(set(config.get("layer_types") or ()) - whole)
     foreign = [f"{key}={config[key]}" for key in _OF_OTHER_FAMILIES if config.get(key)]
     is_bert = config["model_type"] == "bert"
     act = "gelu" if is_bert else "silu"
@@ -258,8 +264,6 @@ def _not_representable(config: dict[str, Any], *, is_random: bool) -> list[str]:
         ),
         f"{', '.join(foreign)}: {config['model_type']} has no such thing here, nor in "
         "transformers, where such a config would be read without a word": bool(foreign),
-        f"sliding_window={config['sliding_window']}: attention sees the whole sample here; set it "
-        "to null": config["sliding_window"] is not None,
         f"hidden_act={config.get('hidden_act')!r}: only {act} is built": (
             config.get("hidden_act", act) != act
         ),

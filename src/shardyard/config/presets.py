@@ -28,6 +28,8 @@ class ModelShape:
     head_dim: int | None = None
     rope_scaling: dict[str, Any] | None = None
     """Scaled rotary positions (Llama 3.1 and later): ``rope_parameters`` without ``rope_theta``."""
+    sliding_window: int | None = None
+    """Tokens back that a token sees. Here it sees the whole sample, so none may be longer."""
     num_experts: int = 0
     """Experts of each block's MLP; 0: one dense MLP."""
     num_experts_per_tok: int = 0

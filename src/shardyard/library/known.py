@@ -204,6 +204,7 @@ class KnownModel:
         self._device = device
         self._accumulate = Accumulator(task, mesh.layout, device=device)
         self._is_causal = shape.is_causal
+        self._window = shape.sliding_window
         self._attend_across = recipe.data.attend_across_documents
         self._seq_len = seq_len
         self._form: tuple[int, ...] | None = None
@@ -250,6 +251,12 @@ class KnownModel:
             raise RequestError(
                 f"a batch has samples of {shape[1]} tokens; parallelize() was told seq_len="
                 f"{self._seq_len}. Pad or cut to that, or give another seq_len."
+            )
+        if self._window is not None and shape[1] > self._window:
+            raise RequestError(
+                f"a batch has samples of {shape[1]} tokens, more than the model's sliding_window "
+                f"of {self._window}. Attention sees the whole sample here, which is the same up to "
+                "that length alone. Cut them."
             )
         if "position_ids" in keys and self._attend_across:
             raise RequestError(

@@ -40,7 +40,7 @@ def hf_config(shape: ModelShape) -> Any:
             attention_probs_dropout_prob=0.0,
         )
     fields = shape.to_dict()
-    for name in ("shared_expert_intermediate_size", "hidden_dropout"):
+    for name in ("shared_expert_intermediate_size", "hidden_dropout", "sliding_window"):
         del fields[name]
     if not shape.num_experts:  # would be kept as settings of a model that knows no such thing
         for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size"):
@@ -48,7 +48,7 @@ def hf_config(shape: ModelShape) -> Any:
     scaling = fields.pop("rope_scaling") or {"rope_type": "default"}
     rope = {**scaling, "rope_theta": fields.pop("rope_theta")}
     if shape.model_type == "mistral":
-        fields["sliding_window"] = None  # transformers' default is a window that no shape has
+        fields["sliding_window"] = None  # transformers' default; samples are no longer than it
     if shape.model_type in ("qwen3", "qwen3_moe"):
         fields["head_dim"] = shape.head_width  # theirs would be a constant
     if shape.model_type == "mixtral":
