@@ -8,14 +8,23 @@ import os
 from pathlib import Path
 from typing import Any
 
+from shardyard.config.reach import reach_problems
 from shardyard.config.schema import Data, Recipe
+from shardyard.errors import RecipeError
 
 _NO_PATH = Data().source
 """python-stdlib, which is a name."""
 
 
 def anchor_paths(recipe: Recipe) -> Recipe:
-    """The recipe with its relative paths made absolute; settings that were not given stay so."""
+    """The recipe with its relative paths made absolute; settings that were not given stay so.
+
+    Raises:
+        RecipeError: Paths that the system cannot follow.
+    """
+    unreached = reach_problems(recipe)
+    if unreached:
+        raise RecipeError(unreached)
     for section, places in _places(recipe).items():
         content = getattr(recipe, section)
         given = {key: value for key, value in places.items() if key in content.model_fields_set}

@@ -21,7 +21,7 @@ MAPPINGS = frozenset({"launch.env", "launch.kubernetes.node_selector", "secrets"
 _PROSE = re.compile(r"task\.prompt|launch\.env(\..*)?")
 """Texts that may have several lines; all others are names, paths and addresses."""
 
-_PATHS = frozenset(
+PATHS = frozenset(
     {
         "run.dir", "model.path", "cluster.file", "data.source", "data.dir", "data.tokenizer",
         "launch.run_dir", "launch.code", "launch.volumes.path", "launch.volumes.host",
@@ -96,10 +96,10 @@ def _why_not(setting: str, text: str) -> str | None:
     if size > _WHOLE_BYTES:
         most = f"{_WHOLE_BYTES:,}"
         return f"has {size:,} bytes, and no path or name has more than {most}. Shorten it."
-    if _URL.match(text) and setting in {*_PATHS, *_INSTEAD_OF_A_URL}:
+    if _URL.match(text) and setting in {*PATHS, *_INSTEAD_OF_A_URL}:
         instead = _INSTEAD_OF_A_URL.get(setting, "Give a path, such as one where it is mounted.")
         return f"is a URL, which is not opened here. {instead}"
-    return _why_no_path(text) if setting in _PATHS else None
+    return _why_no_path(text) if setting in PATHS else None
 
 
 def _without_secrets(text: str) -> str:

@@ -132,7 +132,7 @@ class _Form:
 def _content(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or NUL in the path
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise RequestError(
             f"cluster file {path} cannot be read: {reason}. cluster.file must name a YAML file "

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+from shardyard.config.reach import why_not_reached
 from shardyard.errors import DataError, RequestError, StorageError
 from shardyard.rundir.layout import make_folder
 from shardyard.units import format_bytes
@@ -125,6 +126,9 @@ def _code_files(entries: Iterable[str], start: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for entry in entries:
         given = start / Path(entry).expanduser()
+        why_not = why_not_reached(str(given))
+        if why_not is not None:
+            raise RequestError(f"launch.code={entry} {why_not}")
         places = [given] if given.exists() else _matches(given)
         if not places:
             raise RequestError(

@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from shardyard.config.credentials import HIDDEN
+from shardyard.config.reach import why_not_reached
 from shardyard.config.secret_reference import Kind, Reference, parse_reference, parse_references
 from shardyard.errors import AccessError, RequestError, ShardyardError
 
@@ -62,8 +63,8 @@ def loose_files(secrets: Mapping[str, str]) -> list[str]:
     found = []
     for name, reference in parse_references(secrets).items():
         path = Path(reference.name or "")
-        if reference.kind != "file" or not path.is_file():
-            continue
+        if reference.kind != "file" or why_not_reached(str(path)) or not path.is_file():
+            continue  # the one who reads it says what is wrong with it
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
             found.append(

@@ -1,0 +1,107 @@
+"""A path that cannot be followed is one message with the setting's name, for every such setting."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardyard.cli import attempt, main, prepare
+from shardyard.config.reach import why_not_reached
+from shardyard.config.text_problems import PATHS
+from shardyard.hardware.machine import Machine
+from tests.cli.fake_launcher import FakeLauncher
+
+OF_NODES = {"launch.run_dir", "launch.volumes.path", "launch.volumes.host", "launch.slurm.python"}
+"""Paths of other machines: nothing here can say what they lead to."""
+
+SETTINGS = [*sorted(PATHS - OF_NODES), "secrets.TOKEN"]
+LAPTOP = Machine(device="cpu", name="a CPU", count=1, memory_bytes=2**33, cores=6, hostname="here")
+
+
+def through_a_file(folder: Path) -> str:
+    (folder / "file").write_text("text")
+    return str(folder / "file" / "inside")
+
+
+def a_loop(folder: Path) -> str:
+    (folder / "loop").symlink_to(folder / "loop")
+    return str(folder / "loop" / "inside")
+
+
+def too_long(folder: Path) -> str:
+    return f"{folder}/{'a' * 300}"
+
+
+def too_deep(folder: Path) -> str:
+    return f"{folder}{'/b' * 3000}"
+
+
+def with_nul(folder: Path) -> str:
+    return f"{folder}/a\0b"
+
+
+def an_unknown_home(_folder: Path) -> str:
+    return "~nobody-of-this-name/texts"
+
+
+WRONG = [through_a_file, a_loop, too_long, too_deep, with_nul, an_unknown_home]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_path_that_cannot_be_followed_is_told_by_its_setting(
+    setting: str,
+    wrong: Callable[[Path], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def tokenise(*_: object, **__: object) -> None:
+        raise AssertionError("text would be read")
+
+    monkeypatch.setattr(attempt, "probe", lambda: LAPTOP)
+    monkeypatch.setattr(prepare, "run_program", tokenise)
+    assert main(request_with(setting, wrong(tmp_path), tmp_path), launchers=FAKE) == 2
+    said = capsys.readouterr().err
+    assert setting in said
+    assert said.startswith("error: ") and "bug of shardyard" not in said
+
+
+FAKE = {"fake": FakeLauncher()}
+
+
+def request_with(setting: str, path: str, folder: Path) -> list[str]:
+    """The verb that takes the setting, and a recipe in which it has the path."""
+    recipe: dict[str, Any] = {
+        "model": {} if setting == "model.path" else {"preset": "llama-tiny"},
+        "run": {"steps": 1, "dir": str(folder / "runs")},
+        "cluster": {},
+    }
+    section, _, key = setting.partition(".")
+    value: Any = {"secrets.TOKEN": f"file:{path}", "launch.code": [path]}.get(setting, path)
+    recipe.setdefault(section, {})[key] = value
+    file = folder / "recipe.yaml"
+    file.write_text(json.dumps(recipe))
+    if setting != "launch.code":  # no process here reads it
+        return ["train", str(file)]
+    cpus = ("cluster.device=cpu", "cluster.devices=1")
+    return ["launch", str(file), "--on", "fake", "--dry-run", *cpus]
+
+
+def test_a_folder_that_may_not_be_entered_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(*_: object, **__: object) -> os.stat_result:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "stat", forbidden)  # root may enter any
+    said = why_not_reached(str(tmp_path / "shut" / "inside"))
+    assert said is not None and "this user may not enter a folder above it" in said
+
+
+def test_what_is_not_there_yet_is_no_problem(tmp_path: Path) -> None:
+    assert why_not_reached(str(tmp_path / "not" / "yet")) is None
+    assert why_not_reached(str(tmp_path)) is None
