@@ -82,6 +82,23 @@ def test_a_run_that_would_not_advance_has_no_price_and_no_time(
     assert often["advances"] is True and often["usd"] > 0
 
 
+def test_pods_with_fewer_interfaces_are_slower_and_the_plan_says_why(
+    recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rates = [
+        planned(capsys, recipe, "--layouts=0", f"launch.kubernetes.efa={number}")["speed"]
+        for number in ("auto", 32, 8, 1, 0)
+    ]
+    auto, all_of_them, some, one, none = (rate["tokens_per_s"] for rate in rates)
+    assert auto == all_of_them
+    assert all_of_them > some > one > none
+    assert main(["plan", recipe, "--layouts=0", "launch.kubernetes.efa=0"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "network TCP launch.kubernetes.efa=0, and p5.48xlarge has 32: 21 Gb/s a node" in said
+    assert main(["plan", recipe, "--layouts=0"]) == 0
+    assert "network" not in capsys.readouterr().out
+
+
 def test_details_begin_with_the_rule_and_give_every_term_a_reason(
     recipe: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

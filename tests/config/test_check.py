@@ -58,6 +58,14 @@ PROBLEMS = [
     (["launch.run_dir=runs"], "launch.run_dir=runs is no absolute path."),
     (["launch.require_efa=true"], "launch.require_efa=true but no machines are named"),
     (["launch.require_efa=true", "cluster.instance=g5.2xlarge"], "g5.2xlarge has no EFA"),
+    (
+        ["launch.kubernetes.efa=5", "cluster.instance=p4d.24xlarge"],
+        "launch.kubernetes.efa=5, but p4d.24xlarge has 4 EFA interfaces.",
+    ),
+    (
+        ["launch.kubernetes.efa=0", "launch.require_efa=true", "cluster.instance=p4d.24xlarge"],
+        "launch.kubernetes.efa=0, but launch.require_efa=true fails a run without EFA.",
+    ),
     (["launch.slurm.container_mounts=[/a:/a]"], "but launch.slurm.container_image is not set"),
     (["launch.kubernetes.etcd=e:2379"], "read for launch.kubernetes.target=pytorchjob alone"),
     (["launch.kubernetes.runtime=mine"], "read for launch.kubernetes.target=trainjob alone"),

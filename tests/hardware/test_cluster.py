@@ -4,7 +4,8 @@ import pytest
 
 from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import accelerator_by_name, instance, instance_names
-from shardyard.hardware.cluster import cluster_of, default_cluster
+from shardyard.hardware.cluster import cluster_of, default_cluster, with_efa
+from shardyard.plan.collectives import BETWEEN_SHARE
 
 
 def test_a_device_gets_its_share_of_the_network_of_its_node() -> None:
@@ -64,3 +65,15 @@ def test_devices_without_a_known_link_are_refused() -> None:
         default_cluster(accelerator_by_name("MI250X"), devices_per_node=8, nodes=1)
     alone = default_cluster(accelerator_by_name("MI250X"), devices_per_node=1, nodes=1)
     assert alone.inside.name == "none"
+
+
+def test_fewer_interfaces_are_a_share_of_the_network_and_none_are_sockets() -> None:
+    p4d = instance("p4d.24xlarge")
+    cluster = cluster_of(p4d, nodes=2)
+    one = with_efa(cluster, p4d, 1).between
+    assert one.bytes_per_s == cluster.between.bytes_per_s / 4
+    assert (one.name, one.latency_s) == ("1 x EFA", cluster.between.latency_s)
+    none = with_efa(cluster, p4d, 0).between
+    # what was measured is what collectives reach, nine tenths of the link: 2.38 GB/s of a node
+    assert none.bytes_per_s * 8 * BETWEEN_SHARE == pytest.approx(2.38e9)
+    assert none.latency_s > one.latency_s

@@ -21,7 +21,7 @@ from shardyard.cli.terminal import say
 from shardyard.config.load import dump_recipe
 from shardyard.config.resolve import Preview, check_resume
 from shardyard.config.resolved import Resolved
-from shardyard.config.schema import Recipe
+from shardyard.config.schema import Kubernetes, Recipe
 from shardyard.errors import RequestError, StorageError
 from shardyard.hardware.machine import Machine
 from shardyard.hardware.probe import probe
@@ -111,7 +111,7 @@ def propose(
     recipe = request.recipe
     _refuse_unlaunchable(recipe, launcher)
     machine = _machine(recipe, launcher, is_dry_run=is_dry_run)
-    preview = request.preview(machine, previous)
+    preview = _of_launcher(request.preview(machine, previous), launcher)
     if previous is not None:
         check_resume(previous, replace(previous, recipe=preview.recipe))
     devices = _devices(preview, launcher)
@@ -323,6 +323,15 @@ def _refuse_unlaunchable(recipe: Recipe, launcher: Launcher) -> None:
             f"{recipe.run.dir}. Checkpoints must outlive a container: give the folder of a volume "
             "(launch.volumes), such as launch.run_dir=/shared/runs."
         )
+
+
+def _of_launcher(preview: Preview, launcher: Launcher) -> Preview:
+    """Without what only pods are asked: elsewhere it changes no network."""
+    recipe = preview.recipe
+    if launcher.name == "kubernetes" or recipe.launch.kubernetes == Kubernetes():
+        return preview
+    launch = recipe.launch.model_copy(update={"kubernetes": Kubernetes()})
+    return replace(preview, recipe=recipe.model_copy(update={"launch": launch}))
 
 
 def _machine(recipe: Recipe, launcher: Launcher, *, is_dry_run: bool) -> Machine | None:

@@ -33,6 +33,7 @@ def show_headline(plan: Plan) -> None:
         ("time", _time(plan), _time_reason(plan)),
         _price(plan),
         *_failures(plan),
+        *_network(plan),
         *(("measured", "", source) for source in plan.measured),
     ]
     tell()
@@ -226,6 +227,11 @@ def _failures(plan: Plan) -> list[Row]:
         f"{outlook.best_interval_steps:,} steps"
     )
     return [("failures", f"{outlook.expected_failures:.2g}", words)]
+
+
+def _network(plan: Plan) -> list[Row]:
+    link, _, why = plan.network.partition(": ")
+    return [("network", link, why)] if link else []
 
 
 def _layout_row(candidate: Candidate) -> tuple[str, str, str, str]:

@@ -51,8 +51,18 @@ def _volumes(launch: Launch) -> Iterable[Problem]:
 
 
 def _efa(recipe: Recipe) -> Iterable[Problem]:
-    name = recipe.cluster.instance
-    if not recipe.launch.require_efa or (name is not None and _has_efa(name)):
+    name, asked = recipe.cluster.instance, recipe.launch.kubernetes.efa
+    offered = None if name is None else _efa_count(name)
+    if asked != "auto" and offered is not None and asked > offered:
+        text = (
+            f"={asked}, but {name} has {offered} EFA interfaces. A pod that asks for more is never "
+            f"scheduled. Use at most {offered}, or leave it out."
+        )
+        yield Problem("launch.kubernetes.efa", text)
+    if asked == 0 and recipe.launch.require_efa:
+        text = "=0, but launch.require_efa=true fails a run without EFA. Leave one of them out."
+        yield Problem("launch.kubernetes.efa", text)
+    if not recipe.launch.require_efa or (name is not None and offered != 0):
         return
     machines = "no machines are named" if name is None else f"{name} has no EFA"
     text = (
@@ -62,11 +72,11 @@ def _efa(recipe: Recipe) -> Iterable[Problem]:
     yield Problem("launch.require_efa", text)
 
 
-def _has_efa(name: str) -> bool:
+def _efa_count(name: str) -> int | None:
     try:
-        return instance(name).efa_count > 0
+        return instance(name).efa_count
     except RequestError:  # an unknown type is told as such
-        return True
+        return None
 
 
 def _slurm(slurm: Slurm) -> Iterable[Problem]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from shardyard.config import schema
 from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import instance
-from shardyard.hardware.cluster import Cluster, cluster_of
+from shardyard.hardware.cluster import Cluster, cluster_of, with_efa
 from shardyard.hardware.cluster_file import read_cluster_file
 
 
@@ -35,3 +35,16 @@ def chosen_cluster(settings: schema.Cluster) -> Cluster | None:
             f"its own. Use at most {cluster.devices_per_node}, or more cluster.nodes."
         )
     return replace(cluster, devices_per_node=devices)
+
+
+def joined_cluster(recipe: schema.Recipe) -> Cluster | None:
+    """As ``chosen_cluster``, its nodes joined by what ``launch`` asks of their network.
+
+    Raises:
+        RequestError: As ``chosen_cluster``.
+    """
+    cluster, asked = chosen_cluster(recipe.cluster), recipe.launch.kubernetes.efa
+    if cluster is None or recipe.cluster.instance is None or asked == "auto":
+        return cluster
+    machine = instance(recipe.cluster.instance)
+    return cluster if asked >= machine.efa_count else with_efa(cluster, machine, asked)

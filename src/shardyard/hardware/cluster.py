@@ -1,6 +1,6 @@
 """Machines as the planner sees them: which devices, how many, and what joins them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardyard.errors import RequestError
 from shardyard.hardware.accelerator import Accelerator
@@ -54,6 +54,11 @@ WITHOUT_RDMA_HOP_S = 150e-6
 """The same for p3dn, whose adapters cannot reach the memory of its devices. It stands for the types
 that the plugin does not list, and for TCP, where nobody publishes a figure."""
 
+SOCKETS_GBPS = 2.38 / 0.9 * 8
+"""Gb/s that a node reaches over TCP, where it has EFA and pods are not given it: the best that NCCL
+made of two p4d.24xlarge without EFA, 2.38 GB/s (the table of benchmarks/all_reduce_fit.py), and
+collectives reach 0.9 of a link. It stands for all types; nobody publishes another."""
+
 _NVLINKS = {
     "p3.8xlarge": nvlink(
         2, links=4, source="NVIDIA DGX-1 V100 white paper: 4 of 6 links stay in half a cube mesh"
@@ -89,6 +94,27 @@ def cluster_of(instance: Instance, nodes: int) -> Cluster:
         usd_per_node_hour=instance.usd_per_hour,
         price_source=instance.price_source,
     )
+
+
+def with_efa(cluster: Cluster, instance: Instance, interfaces: int) -> Cluster:
+    """Nodes whose pods are given so many of their instance's EFA interfaces; 0: TCP instead."""
+    asked = f"launch.kubernetes.efa={interfaces}, and {instance.name} has {instance.efa_count}"
+    if interfaces == 0:
+        link = network(
+            "TCP",
+            gbps=min(SOCKETS_GBPS, instance.network_gbps) / instance.count,
+            source=f"{asked}: {SOCKETS_GBPS:.0f} Gb/s a node, measured of p4d.24xlarge",
+            hop_s=WITHOUT_RDMA_HOP_S,
+        )
+        return replace(cluster, between=link)
+    share = interfaces / instance.efa_count
+    link = replace(
+        cluster.between,
+        name=f"{interfaces} x EFA",
+        bytes_per_s=cluster.between.bytes_per_s * share,
+        source=f"{asked}: {share * instance.network_gbps:g} of {instance.network_gbps:g} Gb/s",
+    )
+    return replace(cluster, between=link)
 
 
 def default_cluster(accelerator: Accelerator, *, devices_per_node: int, nodes: int) -> Cluster:

@@ -14,7 +14,7 @@ from shardyard.config.schema import Recipe
 from shardyard.errors import RequestError
 from shardyard.hardware.accelerator import Accelerator
 from shardyard.hardware.catalogue import accelerator_named
-from shardyard.hardware.chosen import chosen_cluster
+from shardyard.hardware.chosen import joined_cluster
 from shardyard.hardware.cluster import Cluster, default_cluster
 from shardyard.hardware.machine import Machine
 from shardyard.plan.calibration import Calibration
@@ -86,6 +86,8 @@ class Plan:
     """Why ``failures`` is None; else empty."""
     advances: bool = True
     """False: it fails more often than it can save (``failures_reason``): no time and no price."""
+    network: str = ""
+    """What joins the nodes and why, where the recipe asks for less than they have."""
     measured: tuple[str, ...] = ()
     """What of this was measured and not looked up."""
 
@@ -260,7 +262,7 @@ def plan_recipe(
         seq_len=recipe.data.seq_len,
     )
     nodes = -(-world_size // devices_per_node)
-    named = chosen_cluster(recipe.cluster)
+    named = joined_cluster(recipe)
     is_cpu = named is None and recipe.cluster.device == "cpu"
     accelerator = _accelerator(named, machine, is_cpu=is_cpu)
     device = _device_name(accelerator, machine, is_cpu=is_cpu)
@@ -316,8 +318,15 @@ def plan_recipe(
         failures=outlook,
         failures_reason=why_no_outlook,
         advances=advances,
+        network=_network(recipe, named, nodes=nodes),
         measured=calibration.sources if calibration else (),
     )
+
+
+def _network(recipe: Recipe, named: Cluster | None, *, nodes: int) -> str:
+    if named is None or nodes == 1 or recipe.launch.kubernetes.efa == "auto":
+        return ""
+    return f"{named.between.name}: {named.between.source}"
 
 
 def _timed(
@@ -373,7 +382,7 @@ def planned_cluster(
     recipe: Recipe, machine: Machine | None, *, devices_per_node: int
 ) -> Cluster | None:
     """The machines of a recipe, or machines like this one; None: no accelerator that is known."""
-    named = chosen_cluster(recipe.cluster)
+    named = joined_cluster(recipe)
     is_cpu = named is None and recipe.cluster.device == "cpu"
     accelerator = _accelerator(named, machine, is_cpu=is_cpu)
     if named is not None or accelerator is None:

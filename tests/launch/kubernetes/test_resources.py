@@ -60,12 +60,6 @@ def test_an_experiment_may_take_fewer_efa_interfaces(efa: int) -> None:
     assert demand.has_efa == (efa > 0)
 
 
-def test_more_efa_than_the_instance_has_is_refused() -> None:
-    request = request_for("cluster.instance=p4d.24xlarge", "launch.kubernetes.efa=32")
-    with pytest.raises(RequestError, match=r"efa=32, but p4d.24xlarge has 4.*at most 4"):
-        demand_of(request)
-
-
 def test_more_devices_than_a_node_has_are_refused() -> None:
     with pytest.raises(RequestError, match=r"devices=16, but a node of p5.48xlarge has 8"):
         demand_of(request_for(devices_per_node=16))
