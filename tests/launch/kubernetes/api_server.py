@@ -226,6 +226,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._create(path, body, namespace.group(1) if namespace else None)
         elif path in objects and method == "GET":
             self._json(200, objects[path])
+        elif path in objects and _is_of_another_uid(objects[path], body):
+            self._status(409, "Precondition failed: UID in precondition", name="x")
         elif path in objects and method == "PATCH":
             _merge(objects[path], body)
             self._json(200, objects[path])
@@ -324,6 +326,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+
+def _is_of_another_uid(item: dict[str, Any], body: Any) -> bool:
+    """Whether a DELETE's precondition fails, or a PATCH would change what cannot be changed."""
+    wanted = [(body or {}).get(key, {}).get("uid") for key in ("preconditions", "metadata")]
+    return any(uid not in (None, item["metadata"].get("uid")) for uid in wanted)
 
 
 def _merge(into: dict[str, Any], change: dict[str, Any]) -> None:

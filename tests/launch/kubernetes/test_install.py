@@ -249,3 +249,55 @@ def test_the_etcd_is_accepted_by_the_schema() -> None:
     for item in objects:
         check_builtin(item)
     assert yaml.safe_load(yaml.safe_dump(objects[0]))["spec"]["ports"][0]["port"] == 2379
+
+
+def forge(site: Site, changes: dict[str, str]) -> Path:
+    """Change the details of the one release that the ledger lists."""
+    ledger = site.runs / "installed-kubernetes-test.jsonl"
+    lines = [json.loads(line) for line in ledger.read_text().splitlines()]
+    for line in lines:
+        line["details"] |= changes
+    ledger.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return ledger
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"url": "https://evil.example/everything.yaml"}, 4),
+        ({"how": "chart", "chart": "kube-prometheus", "chart_namespace": "monitoring"}, 4),
+        ({"version": "0.11.0"}, 4),
+        ({"url": "--all"}, 1),
+        ({"context": "--kubeconfig=/x"}, 1),
+    ],
+)
+def test_a_release_that_a_forged_line_names_is_not_removed(
+    site: Site, capsys: pytest.CaptureFixture[str], changes: dict[str, str], code: int
+) -> None:
+    site.server.served.discard("jobsets")
+    assert site.doctor("--install", "--yes") == 0
+    forge(site, changes)
+    assert site.doctor("--uninstall", "--yes") == code
+    said = capsys.readouterr().err
+    assert "none that is installed from here" in said or "is no line of a ledger" in said
+    assert len(site.calls()) == 1
+
+
+def test_what_was_installed_is_not_removed_where_others_may_write_the_ledger(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.server.served.discard("jobsets")
+    assert site.doctor("--install", "--yes") == 0
+    (site.runs / "installed-kubernetes-test.jsonl").chmod(0o664)
+    assert site.doctor("--uninstall", "--yes") == 4
+    assert "chmod go-w" in capsys.readouterr().err and len(site.calls()) == 1
+    assert site.doctor("--uninstall", "--yes", "--trust-folder") == 0
+
+
+def test_an_etcd_that_was_made_again_by_others_stays(site: Site) -> None:
+    assert site.doctor("--install", "--yes", *ETCD) == 0
+    for item in site.server.objects.values():
+        item["metadata"]["uid"] = "11111111-2222-3333-4444-555555555555"
+    before = dict(site.server.objects)
+    assert site.doctor("--uninstall", "--yes", *ETCD) == 0
+    assert site.server.objects == before

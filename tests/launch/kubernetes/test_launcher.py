@@ -153,10 +153,10 @@ def test_removal_leaves_nothing_and_is_safe_to_repeat(world: World) -> None:
 
 
 def test_an_object_of_an_interrupted_submission_is_removed_too(world: World) -> None:
-    job = world.submit()
+    job = world.submit(nonce="n")
     interrupted = Ledger(world.ledger.path.with_name("interrupted.jsonl"))
-    place = {key: job.details[key] for key in ("context", "namespace")}
-    interrupted.intend("JobSet", job.name, launcher="kubernetes", **place)
+    (written,) = [line for line in world.ledger.live() if line.kind == "JobSet"]
+    interrupted.intend("JobSet", job.name, launcher="kubernetes", **written.details)
     assert world.launcher.remove(job, interrupted) == [f"JobSet {RUN_ID}"]
 
 

@@ -95,20 +95,32 @@ class Api:
         found: list[Object] = self._json("GET", self._path(kind, namespace=None), kind)["items"]
         return found
 
-    def patch(self, kind: str, name: str, change: Object) -> bool:
-        """Merge a change into an object; False: there is none."""
+    def patch(self, kind: str, name: str, change: Object, *, uid: str) -> bool:
+        """Merge a change into the object of a uid; False: there is none of the name.
+
+        Raises:
+            ShardyardError: There is another one of the name, whose uid cannot be changed.
+        """
+        body = {**change, "metadata": {**change.get("metadata", {}), "uid": uid}}
         try:
-            self._json("PATCH", self._path(kind, name), kind, body=change)
+            self._json("PATCH", self._path(kind, name), kind, body=body)
         except _NoSuchObjectError:
             return False
         return True
 
-    def delete(self, kind: str, name: str) -> bool:
-        """Delete with all that depends on it, which gets its grace; False: there is none."""
-        body = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Foreground"}
+    def delete(self, kind: str, name: str, *, uid: str) -> bool:
+        """Delete the object of a uid with all that depends on it, which gets its grace.
+
+        Returns:
+            False: there is none, or another one of the name.
+        """
+        body = {
+            "kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Foreground",
+            "preconditions": {"uid": uid},
+        }  # fmt: skip
         try:
             self._json("DELETE", self._path(kind, name), kind, body=body)
-        except _NoSuchObjectError:
+        except (_NoSuchObjectError, ExistsError):  # the latter: 409, the precondition failed
             return False
         return True
 

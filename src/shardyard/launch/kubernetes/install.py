@@ -7,8 +7,9 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
 from shardyard.launch.base import LaunchRequest
@@ -18,10 +19,11 @@ from shardyard.launch.kubernetes.claim_checks import drivers_missing
 from shardyard.launch.kubernetes.etcd import render_etcd, service_name
 from shardyard.launch.kubernetes.node_checks import offered, wanted_nodes
 from shardyard.launch.kubernetes.objects import to_yaml
+from shardyard.launch.kubernetes.ownership import is_ours
 from shardyard.launch.kubernetes.prerequisites import (
+    ALL,
     ETCD,
     TRAINER,
-    How,
     Prerequisite,
     Release,
     needed,
@@ -89,10 +91,17 @@ def uninstall(api: Api, ledger: Ledger, kubeconfig: Path | None) -> list[str]:
             _require_program(argv[0])
             _run(_with_kubeconfig(argv, kubeconfig))
             removed.append(entry.name)
-        elif api.delete(entry.kind, entry.name):
+        elif _delete(api, entry):
             removed.append(f"{entry.kind} {entry.name}")
         ledger.remove(entry)
     return removed
+
+
+def _delete(api: Api, entry: Entry) -> bool:
+    found = api.get(entry.kind, entry.name)
+    if found is None or not is_ours(api, found, entry, run_id=None):
+        return False
+    return api.delete(entry.kind, entry.name, uid=found["metadata"]["uid"])
 
 
 def _is_missing(part: Prerequisite, request: LaunchRequest, api: Api) -> bool:
@@ -141,12 +150,30 @@ def _part(part: Prerequisite, request: LaunchRequest, api: Api) -> Part | None:
 
 
 def _release(entry: Entry) -> Release:
-    """As it was installed, which may be another version than today's."""
+    """Of one of our parts, as it was installed, which may be at another version than today's.
+
+    Raises:
+        AccessError: The ledger says otherwise than any version of this program installs it.
+    """
     details = entry.details
-    return Release(
-        how=cast("How", details["how"]), url=details["url"], read_on=details["read_on"],
-        chart=details["chart"], namespace=details["chart_namespace"], version=details["version"],
-    )  # fmt: skip
+    for part in ALL:
+        release = part.release
+        if release is None or entry.name != f"{part.name} {details['version']}":
+            continue
+        then = replace(
+            release,
+            url=release.url.replace(part.version, details["version"]),
+            version=release.version and details["version"],
+        )
+        if (then.how, then.url, then.chart, then.namespace) == tuple(
+            details[key] for key in ("how", "url", "chart", "chart_namespace")
+        ):
+            return then
+    raise AccessError(
+        f"release {entry.name} from {details['url']} is none that is installed from here, so it is "
+        "not removed: whoever can change the ledger could have anything deleted. If it is yours, "
+        "remove it by hand with kubectl or helm."
+    )
 
 
 def _refuse_used(entry: Entry, api: Api) -> None:

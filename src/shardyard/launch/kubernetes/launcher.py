@@ -5,7 +5,7 @@ Prerequisites: an image, a claim for the run's folder, and what prerequisites.py
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -33,6 +33,13 @@ from shardyard.launch.kubernetes.install import (
 from shardyard.launch.kubernetes.logs import follow_logs, logs_so_far
 from shardyard.launch.kubernetes.names import TARGETS
 from shardyard.launch.kubernetes.objects import render_objects, to_yaml
+from shardyard.launch.kubernetes.ownership import (
+    ORIGIN,
+    ORIGIN_DETAIL,
+    RUN_ID,
+    SHARED,
+    is_ours,
+)
 from shardyard.launch.kubernetes.served import require_served, trainjob_schema
 from shardyard.launch.kubernetes.state import Object, status_of
 from shardyard.launch.kubernetes.trainjob import CONTENT, for_schema
@@ -54,7 +61,7 @@ _SUBMITTED = EntryForm(
 _CONTENT = ("data", "binaryData")
 """Of a ConfigMap."""
 
-_PARTS = ("ConfigMap", "ClusterTrainingRuntime", "Service", "Deployment")
+_PARTS = ("ConfigMap", SHARED, "Service", "Deployment")
 """Kinds that are created beside a job, and for etcd."""
 
 _POD_LABELS = {
@@ -144,7 +151,7 @@ class KubernetesLauncher:
             raise  # the job may exist and needs its ConfigMap; both stand in the ledger
         except ShardyardError:
             if config_entry is not None:
-                api.delete("ConfigMap", config_entry.name)
+                api.delete("ConfigMap", config_entry.name, uid=str(config_entry.id))
                 ledger.remove(config_entry)
             raise
         return Job(
@@ -190,7 +197,7 @@ class KubernetesLauncher:
         """
         kind, api = job.details["kind"], self._api(job)
         found = api.get(kind, job.name)
-        if found is None:
+        if found is None or not is_ours(api, found, _entry_of(job), run_id=job.run_id):
             raise RequestError(
                 f"PyTorchJob {job.name} is not in context {api.context!r}, namespace "
                 f"{api.namespace!r}. Only a job that is there can be scaled. Resume the run with "
@@ -205,23 +212,26 @@ class KubernetesLauncher:
                 "Use a number in it, or cancel and resume with another range."
             )
         change = {"spec": {"pytorchReplicaSpecs": {"Worker": {"replicas": nodes}}}}
-        api.patch(kind, job.name, change)
+        api.patch(kind, job.name, change, uid=job.id)
 
     def cancel(self, job: Job) -> None:
         """Delete the job: its pods get SIGTERM and their grace, and drain. Safe to repeat."""
-        api = self._api(job)
-        _mark_cancelled(api, job.details["config"], str(int(time.time())))
-        api.delete(job.details["kind"], job.name)
+        api, kind = self._api(job), job.details["kind"]
+        found = api.get(kind, job.name)
+        if found is not None and not is_ours(api, found, _entry_of(job), run_id=job.run_id):
+            return  # ours is gone, and another one has its name
+        _mark_cancelled(api, job.details["config"], str(int(time.time())), run_id=job.run_id)
+        api.delete(kind, job.name, uid=job.id)
 
     def remove(self, job: Job, ledger: Ledger) -> list[str]:
         """Delete the job, then the ConfigMap its pods read, then a runtime that none uses."""
-        api = self._api(job)
         removed = []
+        mine = {entry.id for entry in ledger.all()}
         for entry in sorted(_entries(ledger, job), key=_removal_order):
-            if entry.kind == "ClusterTrainingRuntime" and _is_used(api, entry.name, job.name):
-                ledger.remove(entry)  # it belongs to the runs that use it now
-                continue
-            if api.delete(entry.kind, entry.name):
+            if entry.kind == SHARED and any(one.kind in _JOB_KINDS for one in ledger.live()):
+                continue  # another job of the run is left, with which it goes
+            api = Api(entry.details["context"], entry.details["namespace"], self._kubeconfig)
+            if _delete(api, entry, run_id=job.run_id, mine=mine):
                 removed.append(f"{entry.kind} {entry.name}")
             ledger.remove(entry)
         return removed
@@ -249,14 +259,29 @@ def _pods(api: Api, job: Job) -> list[Object]:
     return api.pods(f"{_POD_LABELS[job.details['kind']]}={job.name}")
 
 
-def _mark_cancelled(api: Api, config: str, value: str | None) -> None:
-    api.patch("ConfigMap", config, {"metadata": {"annotations": {CANCELLED: value}}})
+def _entry_of(job: Job) -> Entry:
+    """The line of the job's object."""
+    return Entry(
+        kind=job.details["kind"], name=job.name, launcher=job.launcher, id=job.id,
+        details=job.details, is_confirmed=True,
+    )  # fmt: skip
+
+
+def _mark_cancelled(api: Api, config: str, value: str | None, *, run_id: str) -> None:
+    """Note in the run's own ConfigMap that the job was cancelled, or that it no longer is."""
+    found = api.get("ConfigMap", config)
+    if found is None or found["metadata"].get("annotations", {}).get(RUN_ID) != run_id:
+        return
+    change = {"metadata": {"annotations": {CANCELLED: value}}}
+    api.patch("ConfigMap", config, change, uid=found["metadata"]["uid"])
 
 
 def _create(api: Api, item: Object, ledger: Ledger, place: dict[str, str]) -> str:
     """Create one object between its two lines in the ledger; returns its uid."""
     kind, name = item["kind"], item["metadata"]["name"]
-    entry = ledger.intend(kind, name, launcher=KubernetesLauncher.name, **place)
+    origin = item["metadata"].get("annotations", {}).get(ORIGIN)
+    details = {**place, **({ORIGIN_DETAIL: origin} if origin else {})}
+    entry = ledger.intend(kind, name, launcher=KubernetesLauncher.name, **details)
     try:
         uid = str(api.create(item)["metadata"]["uid"])
     except UncertainError:
@@ -277,11 +302,13 @@ def _create(api: Api, item: Object, ledger: Ledger, place: dict[str, str]) -> st
 
 
 def _create_config(api: Api, item: Object, ledger: Ledger, place: dict[str, str]) -> Entry | None:
-    """Create the ConfigMap; None: an equal one was there, as its name says what it holds."""
-    name = item["metadata"]["name"]
+    """Create the ConfigMap; None: the run's own was there, as its name says what it holds."""
+    name, run_id = item["metadata"]["name"], item["metadata"]["annotations"][RUN_ID]
     found = api.get("ConfigMap", name)
-    if found is not None and all(found.get(key) == item.get(key) for key in _CONTENT):
-        _mark_cancelled(api, name, None)
+    mine = [each for each in ledger.live() if (each.kind, each.name) == ("ConfigMap", name)]
+    is_mine = found and any(is_ours(api, found, entry, run_id=run_id) for entry in mine)
+    if found and is_mine and all(found.get(key) == item.get(key) for key in _CONTENT):
+        _mark_cancelled(api, name, None, run_id=run_id)
         return None
     uid = _create(api, item, ledger, place)
     return Entry(
@@ -322,19 +349,29 @@ def _entries(ledger: Ledger, job: Job) -> list[Entry]:
         entry
         for entry in ledger.live()
         if entry.launcher == KubernetesLauncher.name
-        and (entry.name in (job.name, config) or entry.kind == "ClusterTrainingRuntime")
+        and (entry.name in (job.name, config) or entry.kind == SHARED)
     ]
 
 
 def _removal_order(entry: Entry) -> int:
-    return {"ConfigMap": 1, "ClusterTrainingRuntime": 2}.get(entry.kind, 0)
+    return {"ConfigMap": 1, SHARED: 2}.get(entry.kind, 0)
 
 
-def _is_used(api: Api, runtime: str, job: str) -> bool:
-    """Whether a TrainJob of any namespace, beside this one, refers to a runtime."""
+def _delete(api: Api, entry: Entry, *, run_id: str, mine: Container[str | None]) -> bool:
+    """Delete the entry's object; False: it is gone, or a runtime that others use by now."""
+    found = api.get(entry.kind, entry.name)
+    if found is None or not is_ours(api, found, entry, run_id=run_id):
+        return False
+    if entry.kind == SHARED and _is_used(api, entry.name, besides=mine):
+        return False
+    return api.delete(entry.kind, entry.name, uid=found["metadata"]["uid"])
+
+
+def _is_used(api: Api, runtime: str, *, besides: Container[str | None]) -> bool:
+    """Whether a TrainJob of any namespace, beside those of these uids, refers to a runtime."""
     try:
         jobs = api.everywhere("TrainJob")
     except AccessError:
         return True  # it cannot be known: it stays
-    others = [other for other in jobs if other["metadata"]["name"] != job]
+    others = [other for other in jobs if other["metadata"]["uid"] not in besides]
     return any(other["spec"]["runtimeRef"]["name"] == runtime for other in others)

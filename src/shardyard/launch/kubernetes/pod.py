@@ -12,6 +12,7 @@ from shardyard.errors import RequestError
 from shardyard.launch.base import LaunchRequest
 from shardyard.launch.bundle import Bundle
 from shardyard.launch.kubernetes.names import TARGETS
+from shardyard.launch.kubernetes.ownership import RUN_ID, origin_notes
 from shardyard.launch.kubernetes.resources import Demand, chosen_instance, demand_of
 
 RECIPE_FOLDER = "/shardyard/recipe"
@@ -80,7 +81,7 @@ def metadata(request: LaunchRequest, name: str, *, job: str) -> dict[str, Any]:
         "name": name,
         "namespace": request.recipe.launch.kubernetes.namespace,
         "labels": labels(job),
-        "annotations": {"shardyard/run-id": request.run_id},
+        "annotations": {RUN_ID: request.run_id, **origin_notes(request.nonce)},
     }
 
 
@@ -125,7 +126,7 @@ def pod_template(
     spec |= placement(request, demand)
     meta: dict[str, Any] = {"labels": labels(name)}
     meta["annotations"] = {
-        "shardyard/run-id": request.run_id,
+        RUN_ID: request.run_id,
         **STAYS,
         **_topology_annotation(request),
     }

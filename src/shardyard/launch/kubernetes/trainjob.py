@@ -15,6 +15,7 @@ from shardyard.launch.base import LaunchRequest
 from shardyard.launch.kubernetes import pod
 from shardyard.launch.kubernetes.jobset import JOB_UID
 from shardyard.launch.kubernetes.names import JOB
+from shardyard.launch.kubernetes.ownership import MANAGED_BY, origin_notes
 from shardyard.launch.kubernetes.resources import demand_of
 from shardyard.launch.kubernetes.restarts import (
     jobset_failure_policy,
@@ -51,9 +52,9 @@ def runtime(request: LaunchRequest) -> dict[str, Any]:
             "name": runtime_name(request),
             "labels": {
                 "trainer.kubeflow.org/framework": "torch",
-                "app.kubernetes.io/managed-by": "shardyard",
+                MANAGED_BY[0]: MANAGED_BY[1],
             },
-            "annotations": {CONTENT: digest},
+            "annotations": {CONTENT: digest, **origin_notes(request.nonce)},
         },
         "spec": spec,
     }
