@@ -6,8 +6,15 @@ from pathlib import Path
 import pytest
 
 from shardyard.cli import main
+from shardyard.cli.prepare import prepare_data
 from shardyard.cli.processes import run_program
+from shardyard.cli.request import Request
+from shardyard.config.resolved import Resolved
 from shardyard.errors import AccessError, RequestError, ShardyardError
+from shardyard.hardware.machine import Machine
+from tests.data.test_bos import as_llama_2
+
+MACHINE = Machine(device="cpu", name="a CPU", count=1, memory_bytes=2**33, cores=2, hostname="a")
 
 
 @pytest.fixture
@@ -35,6 +42,22 @@ def test_prepared_data_is_described_and_found_again(
     assert facts["train_documents"] + facts["eval_documents"] == 6
     assert main(["prepare", *recipe]) == 0
     assert facts["dir"] in capfd.readouterr().out
+
+
+def test_a_run_of_before_whose_data_is_gone_gets_it_again_as_it_was(
+    recipe: list[str], tmp_path: Path
+) -> None:
+    folder = as_llama_2(tmp_path / "tokenizer")
+    request = Request.read([*recipe, f"data.tokenizer={folder}"])
+    today = prepare_data(request)
+    content = request.resolve(MACHINE, today).to_json()
+    del content["settings"]["data.bos"], content["data"]["bos_token"]
+    again = prepare_data(request, previous=Resolved.from_json(content))
+    assert (today.bos_token, again.bos_token) == ("<s>", None)
+    documents = today.train_documents + today.eval_documents
+    assert again.train_tokens + again.eval_tokens + documents == (
+        today.train_tokens + today.eval_tokens
+    )
 
 
 def test_a_flipped_bit_is_found_when_asked_for(

@@ -250,5 +250,30 @@ def test_a_resume_on_other_data_is_refused() -> None:
         check_resume(before, now)
 
 
+def test_a_token_that_begins_documents_is_resolved_with_its_reason() -> None:
+    trained, found = resolved(), resolved(data=replace(DATA, bos_token="<s>"))
+    assert (trained.recipe.data.bos, found.recipe.data.bos) == (False, True)
+    assert trained.reasons["data.bos"].startswith("trained here: the end of one document is where")
+    assert found.reasons["data.bos"].startswith("the tokenizer puts <s> before a text")
+    assert "before a text" in resolved("data.tokenizer=some/model").reasons["data.bos"]
+
+
+def of_before_data_bos(run: Resolved) -> Resolved:
+    """A run's resolved.json as it was written before there was such a setting, read again."""
+    content = run.to_json()
+    del content["settings"]["data.bos"], content["data"]["bos_token"]
+    return Resolved.from_json(content)
+
+
+def test_a_run_of_before_goes_on_without_a_token_that_begins_documents() -> None:
+    before = of_before_data_bos(resolved("data.tokenizer=some/llama"))
+    assert (before.recipe.data.bos, before.data.bos_token) == (False, None)
+    after = resolved("data.tokenizer=some/llama", previous=before)
+    assert after.recipe.data.bos is False
+    assert after.reasons["data.bos"] == "as the run began"
+    with pytest.raises(RecipeError, match=r"data\.bos: False -> True changes what is learnt"):
+        resolved("data.tokenizer=some/llama", "data.bos=true", previous=before)
+
+
 def test_only_loaded_weights_need_the_folder_of_the_model() -> None:
     assert resolved().model_dir is None

@@ -62,7 +62,8 @@ def resolve_here(
     """
     machine = probe()
     request.refuse_misfits(machine, previous)
-    return machine, request.resolve(machine, data or prepare_data(request), previous=previous)
+    data = data or prepare_data(request, previous=previous)
+    return machine, request.resolve(machine, data, previous=previous)
 
 
 def run_attempt(attempt: Attempt, *, as_json: bool) -> int:

@@ -13,7 +13,8 @@ from shardyard.cli.request import Request
 from shardyard.cli.tables import print_table
 from shardyard.cli.terminal import tell
 from shardyard.config.model_source import has_tokenizer
-from shardyard.config.resolved import DataFacts
+from shardyard.config.resolve import keep_previous
+from shardyard.config.resolved import DataFacts, Resolved
 
 
 @click.command()
@@ -43,20 +44,26 @@ def command(recipe: tuple[str, ...], *, dry_run: bool, verify: bool, as_json: bo
         ("training", f"{facts.train_tokens:,} tokens of {facts.train_documents:,} documents"),
         ("evaluation", f"{facts.eval_tokens:,} tokens of {facts.eval_documents:,} documents"),
         ("vocabulary", f"{facts.vocab_size:,} tokens"),
+        ("documents begin with", facts.bos_token or "no token of their own"),
         ("unigram entropy", f"{facts.unigram_entropy:.3f} nats a token"),
     ]
     print_table(("", ""), rows)
 
 
-def prepare_data(request: Request, *, verify: bool = False) -> DataFacts:
+def prepare_data(
+    request: Request, *, previous: Resolved | None = None, verify: bool = False
+) -> DataFacts:
     """Prepare a request's data, or find it prepared; sizes are checked always, content if asked.
+
+    Args:
+        previous: The last attempt, on a resume: what it read is prepared again as it was.
 
     Raises:
         ShardyardError: What the data program answered; its class follows the exit code.
     """
     with tempfile.TemporaryDirectory(prefix="shardyard-") as folder:
         recipe = Path(folder) / "recipe.json"
-        recipe.write_text(request.recipe.model_dump_json())
+        recipe.write_text(keep_previous(request.recipe, previous)[0].model_dump_json())
         options = [] if request.model_dir is None else ["--model-dir", str(request.model_dir)]
         options += ["--verify"] if verify else []
         return DataFacts(**run_program("shardyard.data", [str(recipe), *options]))

@@ -203,6 +203,20 @@ def _workers(draft: Draft) -> tuple[int, str]:
     return draft.machine.cores, "the cores of the machine"
 
 
+def _bos(draft: Draft) -> tuple[bool, str]:
+    data, tokenizer = draft.facts.data, draft.recipe.data.tokenizer
+    if data is None:
+        raise NotYetKnown("known once the data is prepared")
+    if data.bos_token is not None:
+        return (
+            True,
+            f"the tokenizer puts {data.bos_token} before a text, and so did its model's data",
+        )
+    if tokenizer == "train":
+        return False, "trained here: the end of one document is where the next one begins"
+    return False, "the tokenizer puts no token before a text"
+
+
 def _global_batch(draft: Draft) -> tuple[int, str]:
     if draft.recipe.model.weights == "load":
         batch, why = 64, _FINE_TUNING
@@ -286,6 +300,7 @@ BEFORE_LAYOUT: dict[str, Rule] = {
     "model.weights": _weights,
     "model.dropout": _dropout,
     "data.tokenizer": _tokenizer,
+    "data.bos": _bos,
     "data.seq_len": _seq_len,
     "data.workers": _workers,
     "cluster.device": _device,

@@ -102,7 +102,8 @@ def resolve_known(recipe: Recipe, facts: Facts) -> Preview:
         RecipeError: The degrees of ``parallel`` do not fit the number of devices.
     """
     reasons: dict[str, str] = {}
-    recipe = _keep_previous(recipe, facts.previous, reasons)
+    recipe, kept = keep_previous(recipe, facts.previous)
+    reasons.update(dict.fromkeys(kept, "as the run began"))
     recipe = _apply(recipe, BEFORE_LAYOUT, facts=facts, reasons=reasons)
     recipe = _apply_layout(recipe, reasons)
     recipe = _apply(recipe, AFTER_LAYOUT, facts=facts, reasons=reasons)
@@ -137,15 +138,20 @@ def check_resume(previous: Resolved, now: Resolved) -> None:
         )
 
 
-def _keep_previous(recipe: Recipe, previous: Resolved | None, reasons: dict[str, str]) -> Recipe:
-    """On a resume, an open setting that the fingerprint covers keeps the value it had."""
+def keep_previous(recipe: Recipe, previous: Resolved | None) -> tuple[Recipe, list[str]]:
+    """On a resume, an open setting that the fingerprint covers keeps the value it had.
+
+    Returns:
+        The recipe, and the settings that were kept so.
+    """
+    kept: list[str] = []
     if previous is None:
-        return recipe
+        return recipe, kept
     for setting, value in settings_in(recipe.model_dump(mode="json")).items():
         if value == "auto" and not may_change(setting):
             recipe = _set(recipe, setting, _get(previous.recipe, setting))
-            reasons[setting] = "as the run began"
-    return recipe
+            kept.append(setting)
+    return recipe, kept
 
 
 def _apply(

@@ -27,6 +27,8 @@ class DataFacts:
     unigram_entropy: float
     """Nats per token of the training split's unigram distribution: what a model that ignores
     context can reach at best."""
+    bos_token: str | None = None
+    """The token that begins each document; None: documents begin with none."""
 
     def num_samples(self, split: str, seq_len: int) -> int:
         """Samples of a split; the last one may be partly padding. T tokens make T - 1 targets."""
@@ -65,7 +67,7 @@ class Resolved:
 
     @staticmethod
     def from_json(content: dict[str, Any]) -> "Resolved":
-        settings = content["settings"]
+        settings = {**_UNTIL_THERE_WAS_A_CHOICE, **content["settings"]}
         return Resolved(
             recipe=Recipe.model_validate(
                 unflatten({name: entry["value"] for name, entry in settings.items()})
@@ -80,6 +82,10 @@ class Resolved:
             steps=content["steps"],
             model_dir=content["model_dir"],
         )
+
+
+_UNTIL_THERE_WAS_A_CHOICE = {"data.bos": {"value": False, "reason": "as the run began"}}
+"""What runs did, and go on with, that were resolved before there was such a setting."""
 
 
 def fingerprint(resolved: Resolved) -> dict[str, Any]:

@@ -99,6 +99,8 @@ class Data(Section):
     """The key that holds the text of each object in .jsonl, .ndjson and .json files."""
     tokenizer: str = "auto"
     """A tokenizer folder, a hub name, or train; auto: the model's own, else train."""
+    bos: bool | Auto = "auto"
+    """A token that begins each document; auto: where the tokenizer itself puts one before texts."""
     vocab_size: Annotated[int, Field(ge=257, le=2**31)] = 4096
     """Vocabulary of the byte-level BPE when the tokenizer is trained on the corpus."""
     seq_len: Annotated[int, Field(ge=2)] | Auto = "auto"

@@ -56,7 +56,8 @@ def hash_of(text: str) -> int:
 class _SplitBuilder:
     """Tokens of one split of one piece."""
 
-    def __init__(self, encoder: TextEncoder) -> None:
+    def __init__(self, encoder: TextEncoder, bos_id: int | None) -> None:
+        self._bos = [] if bos_id is None else [bos_id]
         self._dtype = token_dtype(encoder.vocab_size)
         self._end_of_text_id = encoder.end_of_text_id
         self._parts: list[npt.NDArray[Any]] = []
@@ -70,6 +71,7 @@ class _SplitBuilder:
             self.close()
         if not self._is_open:
             self.starts.append(self.num_tokens)
+            self._append(self._bos)
         self._append(ids)
         self._is_open = True
 
@@ -96,6 +98,8 @@ class TokenizePiece:
     piece: Piece
     text_key: str
     hold_out: HoldOut
+    bos_token: str | None = None
+    """What each document begins with."""
 
     @property
     def record_path(self) -> Path:
@@ -126,7 +130,8 @@ class TokenizePiece:
             StorageError: The file system refused a write.
         """
         encoder = _encoder_in(self.folder)
-        builders = {split: _SplitBuilder(encoder) for split in SPLITS}
+        bos_id = None if self.bos_token is None else encoder.id_of(self.bos_token)
+        builders = {split: _SplitBuilder(encoder, bos_id) for split in SPLITS}
         hashes: list[int] = []
         for section in read_sections(self.piece, self.text_key):
             hashes.append(hash_of(section.text))

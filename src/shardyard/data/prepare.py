@@ -43,7 +43,13 @@ from shardyard.data.sources import (
     refuse_unreadable,
     split_into_pieces,
 )
-from shardyard.data.tokenizer import TextEncoder, TokenizerFiles, find_tokenizer, train_tokenizer
+from shardyard.data.tokenizer import (
+    TextEncoder,
+    TokenizerFiles,
+    choose_bos,
+    find_tokenizer,
+    train_tokenizer,
+)
 from shardyard.data.workers import Task, run_tasks
 from shardyard.errors import DataError, RequestError, SourceError
 from shardyard.rundir.layout import flush_folder
@@ -71,7 +77,8 @@ def prepare(recipe: Recipe, *, model_dir: Path | None, progress: Progress) -> Da
     data = recipe.data
     files = _files_of(recipe)
     tokenizer = find_tokenizer(data.tokenizer, model_dir)
-    request = _request(data, files, tokenizer)
+    bos_token = choose_bos(data.bos, tokenizer, name=f"data.tokenizer={data.tokenizer}")
+    request = _request(data, files, tokenizer, bos_token)
     folder = Path(data.dir).expanduser().resolve() / f"{_name(data.source)}-{digest(request)}"
     if not _is_finished(folder):
         with _sole_writer(folder, progress):
@@ -91,7 +98,10 @@ def _files_of(recipe: Recipe) -> list[SourceFile]:
 
 
 def _request(
-    data: Data, files: Sequence[SourceFile], tokenizer: TokenizerFiles | None
+    data: Data,
+    files: Sequence[SourceFile],
+    tokenizer: TokenizerFiles | None,
+    bos_token: str | None = None,
 ) -> dict[str, Any]:
     """All that the tokens depend on.
 
@@ -109,6 +119,7 @@ def _request(
         if tokenizer is None
         else {name: hashlib.sha256(content).hexdigest() for name, content in tokenizer.items()},
         "eval_fraction": data.eval_fraction,
+        **({} if bos_token is None else {"bos_token": bos_token}),  # as before where there is none
     }
 
 
@@ -213,7 +224,14 @@ def _build(
     pieces = split_into_pieces(files, _piece_bytes(files))
     workers = len(os.sched_getaffinity(0)) if data.workers == "auto" else data.workers
     tasks = [
-        TokenizePiece(folder, number, piece, data.text_key, HoldOut(data.eval_fraction))
+        TokenizePiece(
+            folder,
+            number,
+            piece,
+            data.text_key,
+            HoldOut(data.eval_fraction),
+            bos_token=request.get("bos_token"),
+        )
         for number, piece in enumerate(pieces)
     ]
     records = _run_pieces(tasks, workers, progress)
@@ -314,6 +332,7 @@ def _commit(
         "fingerprint": digest({name: entry["sha256"] for name, entry in files.items()}),
         "vocab_size": encoder.vocab_size,
         "end_of_text_id": encoder.end_of_text_id,
+        "bos_token": request.get("bos_token"),
         "dtype": token_dtype(encoder.vocab_size).str,
         "unigram_entropy": entropy,
         "splits": {

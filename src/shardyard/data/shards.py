@@ -157,6 +157,7 @@ def read_facts(folder: Path) -> DataFacts:
         train_documents=train["documents"],
         eval_documents=held_out["documents"],
         unigram_entropy=manifest["unigram_entropy"],
+        bos_token=manifest.get("bos_token"),  # sets of before had no such key, and none
     )
 
 

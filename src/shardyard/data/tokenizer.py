@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -54,21 +54,79 @@ class TextEncoder:
         vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values()) + 1
         self.end_of_text_id = vocabulary[_end_token(files, vocabulary, name)]
+        self._vocabulary = vocabulary
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, without any special token."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
+    def id_of(self, token: str) -> int:
+        """Id of a token of the vocabulary."""
+        return self._vocabulary[token]
+
+    def leading_tokens(self) -> list[str]:
+        """Special tokens that the tokenizer itself puts before a text."""
+        encoding = self._tokenizer.encode("a", add_special_tokens=True)
+        marks: list[int] = encoding.special_tokens_mask
+        tokens: list[str] = encoding.tokens
+        return tokens[: marks.index(0)] if 0 in marks else []
+
+    def declared(self, key: str, files: TokenizerFiles, name: str) -> str | None:
+        """A special token of the vocabulary by the key of its role, from the side files."""
+        return _declared_token(key, files, self._vocabulary, name)
+
+
+def choose_bos(
+    setting: bool | Literal["auto"], tokenizer: TokenizerFiles | None, *, name: str
+) -> str | None:
+    """The token that begins each document, by ``data.bos``; None: none does.
+
+    auto: what the tokenizer puts before a text, as then its model's own data began so. Its
+    tokenizer.json says what; transformers 5 goes by nothing else. A tokenizer trained here puts
+    none: the end of the document before stands there already, as for GPT-2.
+
+    Args:
+        tokenizer: None: it is trained on the corpus.
+        name: What messages call the tokenizer.
+
+    Raises:
+        RequestError: One is asked for, and the tokenizer has none, or more than one.
+    """
+    if setting is False or (setting == "auto" and tokenizer is None):
+        return None
+    if tokenizer is None:
+        raise RequestError(
+            "data.bos=true, but a tokenizer that is trained here has no token to begin with: the "
+            f"{END_OF_TEXT} of the document before stands there. Leave data.bos out, or name a "
+            "tokenizer that has one with data.tokenizer."
+        )
+    encoder = TextEncoder(tokenizer, name=name)
+    leading = encoder.leading_tokens()
+    if len(leading) > 1:
+        raise RequestError(
+            f"data.bos={_yaml(setting)}: {name} puts {len(leading)} tokens before a text "
+            f"({' '.join(leading)}), and documents begin with one here. Set data.bos=false."
+        )
+    declared = encoder.declared("bos_token", tokenizer, name) if setting is True else None
+    token = leading[0] if leading else declared
+    if token is None and setting is True:
+        raise RequestError(
+            f"data.bos=true, but {name} puts no token before a text, and {_CONFIG_FILE} names no "
+            "bos_token of its vocabulary. Set data.bos=false, or take the model's own tokenizer."
+        )
+    return token
+
+
+def _yaml(setting: bool | str) -> str:
+    return str(setting).lower()
+
 
 def _end_token(files: TokenizerFiles, vocabulary: dict[str, int], name: str) -> str:
     """The end token that the tokenizer's own files declare, else one of the usual names."""
-    for side_file in ("special_tokens_map.json", _CONFIG_FILE):
-        if side_file in files:
-            declared = _json_object(files[side_file], f"{name}/{side_file}").get("eos_token")
-            token = declared.get("content") if isinstance(declared, dict) else declared
-            if isinstance(token, str) and token in vocabulary:
-                return token
+    declared = _declared_token("eos_token", files, vocabulary, name)
+    if declared is not None:
+        return declared
     for token in _USUAL_END_TOKENS:
         if token in vocabulary:
             return token
@@ -77,6 +135,18 @@ def _end_token(files: TokenizerFiles, vocabulary: dict[str, int], name: str) -> 
         f"its vocabulary has none of {', '.join(_USUAL_END_TOKENS)}. Documents could not be told "
         "apart. Add eos_token to its tokenizer_config.json, or set data.tokenizer=train."
     )
+
+
+def _declared_token(
+    key: str, files: TokenizerFiles, vocabulary: dict[str, int], name: str
+) -> str | None:
+    for side_file in ("special_tokens_map.json", _CONFIG_FILE):
+        if side_file in files:
+            declared = _json_object(files[side_file], f"{name}/{side_file}").get(key)
+            token = declared.get("content") if isinstance(declared, dict) else declared
+            if isinstance(token, str) and token in vocabulary:
+                return token
+    return None
 
 
 def _json_object(content: bytes, place: str) -> dict[str, Any]:

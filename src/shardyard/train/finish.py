@@ -37,13 +37,20 @@ def finish(training: Training) -> None:
     )
 
 
+def _prompt_ids(tokenizer: Tokenizer, text: str, bos_token: str | None) -> list[int]:
+    """A prompt as documents begin in training, and without what a tokenizer puts behind a text."""
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    bos_id = None if bos_token is None else tokenizer.token_to_id(bos_token)
+    return (ids if bos_id is None else [bos_id, *ids]) or [0]
+
+
 def _sample(training: Training) -> str | None:
     recipe, data = training.resolved.recipe, training.resolved.data
     if not recipe.task.generate_tokens:
         return None
     assert isinstance(recipe.data.seq_len, int)
     tokenizer = Tokenizer.from_file(str(Path(data.dir) / "tokenizer.json"))
-    prompt = tokenizer.encode(recipe.task.prompt).ids or [0]
+    prompt = _prompt_ids(tokenizer, recipe.task.prompt, data.bos_token)
     continuation = generate(
         training.task,
         prompt,
