@@ -26,8 +26,9 @@ from shardyard.checkpoint.load import (
 )
 from shardyard.checkpoint.retention import mark_latest
 from shardyard.checkpoint.save import Saver
-from shardyard.checkpoint.verify import FORMAT
+from shardyard.checkpoint.verify import FORMAT, verify_manifest
 from shardyard.errors import CheckpointError, StorageError
+from tests.mounts import mounted, needs_root
 
 Play = Callable[..., None]
 
@@ -292,3 +293,60 @@ def test_a_checkpoint_of_format_1_loads_and_names_the_buffers_that_it_lacks(step
     assert load_tensors(folder, tensors) == ["buffer.mean"]
     assert tensors["model.w"].tolist() == [[1, 1]] * 4
     assert tensors["buffer.mean"].tolist() == [5, 5]
+
+
+def test_a_checkpoint_copied_to_another_steps_name_is_passed_over(
+    steps: Path, alone: dist.ProcessGroup
+) -> None:
+    shutil.copytree(steps / "step-00000001", steps / "step-00000009")
+    chosen = choose_alone(steps, alone)
+    assert chosen is not None and chosen.step == 3
+    assert str(chosen.damaged[0]) == (
+        "step-00000009 is damaged: manifest.json: is of step 1, the folder's name says 9: it was "
+        "copied here"
+    )
+    assert (
+        verify_manifest(steps / "step-00000009.damaged") == []
+    )  # under no step's name it is sound
+
+
+def test_a_latest_that_is_a_folder_is_kept_aside_and_the_newest_is_used(
+    steps: Path, alone: dist.ProcessGroup
+) -> None:
+    for number in (1, 2):
+        (steps / "latest").unlink()
+        (steps / "latest").mkdir()
+        (steps / "latest" / "mine.txt").write_text(f"{number}")
+        chosen = choose_alone(steps, alone)
+        assert chosen is not None and (chosen.step, chosen.damaged) == (3, ())
+        assert chosen.note == "latest is a folder and no file that names a checkpoint"
+        assert (steps / "latest").read_text() == "step-00000003\n"
+        assert (steps / f"latest.damaged-{number}" / "mine.txt").read_text() == f"{number}"
+    (steps / "latest").unlink()
+    (steps / "latest").mkdir()
+    save(steps, alone, 4)  # a save finds it too, in the middle of a run
+    assert (steps / "latest").read_text() == "step-00000004\n"
+
+
+@needs_root
+def test_a_latest_that_cannot_be_moved_away_is_told_with_what_to_do(steps: Path) -> None:
+    (steps / "latest").unlink()
+    with (
+        mounted(steps / "latest", "size=1m"),
+        pytest.raises(
+            StorageError, match=r"is a folder where a file belongs.*Move it away yourself"
+        ),
+    ):
+        mark_latest(steps, 3)
+
+
+@pytest.mark.parametrize("held", [b"step-00000007\n", b"\xff\x00garbage", b""])
+def test_a_latest_that_names_nothing_is_told_and_the_newest_is_used(
+    steps: Path, alone: dist.ProcessGroup, held: bytes
+) -> None:
+    (steps / "latest").write_bytes(held)
+    chosen = choose_alone(steps, alone)
+    assert chosen is not None and chosen.step == 3
+    assert chosen.note == f"latest names no checkpoint that is there: it holds {held!r}"
+    again = choose_alone(steps, alone)
+    assert again is not None and again.note is None

@@ -34,7 +34,7 @@ from shardyard.models.build import build_on_meta
 from shardyard.models.families import Family, family_of
 from shardyard.models.hf import file_names
 from shardyard.rundir.layout import RunDir, flush_folder
-from shardyard.rundir.resolved import read_resolved
+from shardyard.rundir.resolved import newest_resolved
 from shardyard.units import format_bytes
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -263,12 +263,20 @@ def _describe(plan: ExportPlan, chosen: Chosen) -> dict[str, Any]:
 
 
 def _newest_attempt(run_dir: RunDir) -> Resolved:
-    attempts = run_dir.attempts()
-    if not attempts:
+    if not run_dir.attempts():
         raise RequestError(
             f"{run_dir.path} is no run folder: it has no attempts/. Give the path or id of a run."
         )
-    return read_resolved(run_dir.resolved(attempts[-1]))
+    newest = newest_resolved(run_dir)
+    for torn in newest.torn:
+        print(f"warning: {torn}. The attempt before it is taken.", file=sys.stderr)
+    if newest.resolved is None:
+        raise RequestError(
+            f"{run_dir.path} has no attempt whose resolved.json can be read, so what the model is "
+            f"is not known. `shardyard resume {run_dir.handle}` writes it again from "
+            f"{run_dir.recipe.name}; then export."
+        )
+    return newest.resolved
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -289,6 +297,8 @@ def main(argv: list[str]) -> int:
     try:
         resolved = _newest_attempt(run_dir)
         chosen = choose_checkpoint(run_dir, asked.step)
+        if chosen.note is not None:
+            print(f"warning: {chosen.note}. The newest sound one is exported.", file=sys.stderr)
         for damaged in chosen.damaged:
             print(f"warning: {damaged}. An older one is exported.", file=sys.stderr)
         make = plan_export if asked.dry_run else export

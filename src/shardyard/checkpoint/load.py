@@ -33,6 +33,7 @@ from shardyard.checkpoint.retention import (
     SET_ASIDE,
     complete_steps,
     mark_latest,
+    pointer_problem,
     read_pointer,
     set_aside,
     step_name,
@@ -72,6 +73,8 @@ class Chosen:
     path: Path
     damaged: tuple[Damaged, ...]
     """Newer ones that were passed over, newest first; to be told loudly."""
+    note: str | None = None
+    """Why ``latest`` could not be followed; to be told loudly too."""
 
 
 def choose(
@@ -130,7 +133,8 @@ def find_sound(
         path = checkpoints_dir / step_name(step)
         damage = verify(path)
         if not damage:
-            return Chosen(step, path, tuple(damaged))
+            note = pointer_problem(checkpoints_dir, "latest")
+            return Chosen(step, path, tuple(damaged), note)
         damaged.append(Damaged(step, tuple(str(entry) for entry in damage)))
     if not damaged:
         return None

@@ -15,6 +15,9 @@ SET_ASIDE = ".damaged"
 """Ending of a checkpoint that was found damaged when the run was resumed."""
 
 
+_SHOWN_BYTES = 40
+
+
 def step_name(step: int) -> str:
     """Name of a checkpoint's folder."""
     return RunDir(Path()).checkpoint(step).name
@@ -46,7 +49,7 @@ def mark_latest(checkpoints_dir: Path, step: int) -> None:
     Raises:
         StorageError: The folder cannot be written.
     """
-    write_text(checkpoints_dir / "latest", step_name(step) + "\n")
+    _mark(checkpoints_dir / "latest", step)
 
 
 def mark_best(checkpoints_dir: Path, step: int) -> None:
@@ -55,7 +58,41 @@ def mark_best(checkpoints_dir: Path, step: int) -> None:
     Raises:
         StorageError: The folder cannot be written.
     """
-    write_text(checkpoints_dir / "best", step_name(step) + "\n")
+    _mark(checkpoints_dir / "best", step)
+
+
+def _mark(pointer: Path, step: int) -> None:
+    if pointer.is_dir() and not pointer.is_symlink():
+        _move_away(pointer)
+    write_text(pointer, step_name(step) + "\n")
+
+
+def _move_away(folder: Path) -> None:
+    """A folder where a pointer belongs is somebody's: it is kept under a name that is free."""
+    number = 1
+    while (aside := folder.with_name(f"{folder.name}{SET_ASIDE}-{number}")).exists():
+        number += 1
+    try:
+        folder.rename(aside)
+    except OSError as error:
+        raise StorageError(
+            f"{folder} is a folder where a file belongs that names a checkpoint, and cannot be "
+            f"renamed: {error.strerror}. Move it away yourself, then resume the run."
+        ) from error
+
+
+def pointer_problem(checkpoints_dir: Path, name: str) -> str | None:
+    """Why ``latest`` or ``best`` cannot be followed; None if it can, or is not there."""
+    pointer = checkpoints_dir / name
+    if pointer.is_dir():
+        return f"{name} is a folder and no file that names a checkpoint"
+    if not pointer.exists() or read_pointer(checkpoints_dir, name) is not None:
+        return None
+    try:
+        held = pointer.read_bytes()[:_SHOWN_BYTES]
+    except OSError as error:
+        return f"{name} cannot be read: {error.strerror}"
+    return f"{name} names no checkpoint that is there: it holds {held!r}"
 
 
 def prune(checkpoints_dir: Path, keep_last: int, *, keep: Collection[int] = ()) -> list[int]:

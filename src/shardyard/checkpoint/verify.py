@@ -15,6 +15,7 @@ from typing import Any
 
 from shardyard.checkpoint.finite import not_finite_in_file
 from shardyard.errors import CheckpointError
+from shardyard.rundir.layout import step_of_name
 
 MANIFEST = "manifest.json"
 VALUES = "values.json"
@@ -137,6 +138,10 @@ def verify_manifest(folder: Path, files: Collection[str] | None = None) -> list[
         manifest = read_manifest(folder)
     except CheckpointError as error:
         return [Damage(MANIFEST, str(error))]
+    named = step_of_name(folder.name)
+    if named is not None and named != manifest.step:
+        text = f"is of step {manifest.step}, the folder's name says {named}: it was copied here"
+        return [Damage(MANIFEST, text)]
     strangers = {path.name for path in folder.glob("*.safetensors")} - manifest.files.keys()
     found = [Damage(name, "not in the manifest") for name in sorted(strangers)]
     chosen = manifest.files if files is None else files

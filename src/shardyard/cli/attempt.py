@@ -94,9 +94,8 @@ def write_down(attempt: Attempt, prediction: Plan) -> None:
 
 
 def _paths(run_dir: RunDir) -> dict[str, str | None]:
-    checkpoint = None
-    if run_dir.latest.is_file():
-        checkpoint = str(run_dir.checkpoints / run_dir.latest.read_text().strip())
+    latest = run_dir.latest_checkpoint()
+    checkpoint = None if latest is None else str(latest)
     report = str(run_dir.report_html) if run_dir.report_html.is_file() else None
     return {"checkpoint": checkpoint, "report_html": report}
 

@@ -232,7 +232,8 @@ def describe_event(event: dict[str, Any]) -> str | None:
                 for key, words in _GAPS.items()
                 if event.get(key)
             )
-            return f"continuing from step {event['step']}{passed_over}{gaps}"
+            note = f"; {event['note']}" if event.get("note") else ""
+            return f"continuing from step {event['step']}{note}{passed_over}{gaps}"
         case "checkpoint_durable":
             return f"checkpoint of step {event['step']} is durable"
         case "checkpoint_abandoned":

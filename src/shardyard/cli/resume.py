@@ -20,7 +20,7 @@ from shardyard.cli.launching import Launchers, Proposal, launcher_named, propose
 from shardyard.cli.limits import refuse_spent
 from shardyard.cli.options import as_override, json_option, launch_options, runs_dir_option
 from shardyard.cli.request import Request, take_secrets
-from shardyard.cli.terminal import tell
+from shardyard.cli.terminal import say, tell
 from shardyard.cli.train import refuse_other_nodes
 from shardyard.config.anchor import anchor_paths
 from shardyard.config.check import load_checked_recipe
@@ -31,7 +31,7 @@ from shardyard.launch.base import Launcher
 from shardyard.launch.ledger import Entry, Ledger
 from shardyard.rundir.layout import RunDir, find_run
 from shardyard.rundir.lease import Lease
-from shardyard.rundir.resolved import read_resolved
+from shardyard.rundir.resolved import newest_resolved
 from shardyard.rundir.state import read_state
 
 
@@ -148,13 +148,19 @@ def _refuse_live(run_dir: RunDir, entry: Entry, launchers: Launchers | None) -> 
 
 
 def newest_attempt(run_dir: RunDir) -> tuple[int, Resolved | None, Path]:
-    """Number of the next attempt, what the last one resolved, and what it was asked."""
+    """Number of the next attempt, what the last one resolved, and what it was asked.
+
+    A torn resolved.json costs no run: what was asked is resolved again, and the checkpoint is
+    compared with it before it is loaded.
+    """
     made = run_dir.attempts()
-    whole = [number for number in made if run_dir.resolved(number).is_file()]
     number = made[-1] + 1 if made else 0
-    if not whole:  # killed before its first attempt began
-        return number, None, run_dir.recipe
-    return number, read_resolved(run_dir.resolved(whole[-1])), run_dir.asked(whole[-1])
+    newest = newest_resolved(run_dir)
+    for torn in newest.torn:
+        say(f"{torn}; what that attempt was asked is resolved again")
+    begun = [each for each in made if run_dir.resolved(each).is_file()]
+    asked = run_dir.asked(begun[-1]) if begun else run_dir.recipe
+    return number, newest.resolved, asked if asked.is_file() else run_dir.recipe
 
 
 def _data_as_before(previous: Resolved, overrides: Sequence[str]) -> DataFacts | None:

@@ -223,10 +223,8 @@ class Attempt:
 
 def newest_checkpoint(run: RunDir) -> str | None:
     """Name of the newest durable checkpoint."""
-    try:
-        return run.latest.read_text(encoding="utf-8").strip() or None
-    except OSError:
-        return None
+    folder = run.latest_checkpoint()
+    return None if folder is None else folder.name
 
 
 def _remove_blank_failures(run: RunDir, attempt: int) -> None:

@@ -116,6 +116,8 @@ def load_checkpoint(
     )
     if chosen is None:
         return None
+    if chosen.note is not None:
+        warnings.warn(f"{chosen.note}. {chosen.path} is the newest sound one.", stacklevel=2)
     for damaged in chosen.damaged:
         warnings.warn(f"{damaged}. An older one is loaded.", stacklevel=2)
     values = read_values(chosen.path)

@@ -24,7 +24,7 @@ FOLDER_MODE, FILE_MODE = 0o755, 0o644
 """Of a run's folder and files: whoever may write there decides what a verb executes and ends, so
 neither group nor others may, whatever the umask; it can only take rights away."""
 
-_STEP = re.compile(r"^step-(\d{8})$")
+_STEP = re.compile(r"step-(\d{8})", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -135,11 +135,42 @@ class RunDir:
         return sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdigit())
 
     def checkpoint_steps(self) -> list[int]:
-        """Steps of all complete checkpoints, oldest first; ``.tmp`` folders do not count."""
+        """Steps of all complete checkpoints, oldest first.
+
+        What was copied to another step's name does not count, nor do ``.tmp`` folders.
+        """
         if not self.checkpoints.is_dir():
             return []
-        found = (_STEP.match(entry.name) for entry in self.checkpoints.iterdir())
-        return sorted(int(match[1]) for match in found if match)
+        found = {step_of_name(entry.name): entry for entry in self.checkpoints.iterdir()}
+        return sorted(
+            step
+            for step, folder in found.items()
+            if step is not None and not _is_of_other_step(folder, step)
+        )
+
+    def latest_checkpoint(self) -> Path | None:
+        """The folder that ``latest`` names; None where it names none that is there."""
+        try:
+            name = self.latest.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError):
+            return None
+        folder = self.checkpoints / name
+        return folder if step_of_name(name) is not None and folder.is_dir() else None
+
+
+def step_of_name(name: str) -> int | None:
+    """The step of a complete checkpoint's folder; None for any other name."""
+    match = _STEP.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def _is_of_other_step(folder: Path, step: int) -> bool:
+    """Whether a checkpoint was copied to a name that is not its own."""
+    try:
+        manifest = json.loads((folder / "manifest.json").read_bytes())
+    except (OSError, ValueError):
+        return False  # damaged in another way, which a load tells
+    return isinstance(manifest, dict) and manifest.get("step", step) != step
 
 
 def new_run_id(name: str, now: float | None = None) -> str:

@@ -1,11 +1,12 @@
 """attempts/<n>/resolved.json: the resolved recipe of an attempt, each value with its reason."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 from shardyard.config.resolved import Resolved
 from shardyard.errors import RequestError
-from shardyard.rundir.layout import write_json
+from shardyard.rundir.layout import RunDir, write_json
 
 
 def read_resolved(path: Path) -> Resolved:
@@ -16,11 +17,35 @@ def read_resolved(path: Path) -> Resolved:
     """
     try:
         return Resolved.from_json(json.loads(path.read_text()))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RequestError(
             f"{path} cannot be read ({error}). It is written at the start of an attempt; "
             "resume the run to make a new attempt."
         ) from error
+
+
+@dataclass(frozen=True)
+class NewestResolved:
+    """The newest attempt whose resolved.json can be read."""
+
+    resolved: Resolved | None
+    """None if there is none."""
+    torn: tuple[str, ...]
+    """Files of newer attempts that are there and cannot be read; to be told."""
+
+
+def newest_resolved(run: RunDir) -> NewestResolved:
+    """What the last attempt resolved, or the one before where that file is torn."""
+    torn: list[str] = []
+    for number in reversed(run.attempts()):
+        path = run.resolved(number)
+        if not path.is_file():
+            continue  # it was killed before it began
+        try:
+            return NewestResolved(read_resolved(path), tuple(torn))
+        except RequestError:
+            torn.append(f"{path} is torn")
+    return NewestResolved(None, tuple(torn))
 
 
 def write_resolved(path: Path, resolved: Resolved) -> None:

@@ -158,7 +158,12 @@ def set_up(run_dir: RunDir, attempt: int, hooks: Hooks, *, local_rank: int) -> T
     if chosen is not None:
         damaged = [passed_over._asdict() for passed_over in chosen.damaged]
         training.report(
-            "checkpoint_loaded", step=chosen.step, seconds=load_s, damaged=damaged, **gaps
+            "checkpoint_loaded",
+            step=chosen.step,
+            seconds=load_s,
+            damaged=damaged,
+            note=chosen.note,
+            **gaps,
         )
     return training
 

@@ -1,0 +1,45 @@
+"""Which checkpoints a run folder has, as the half without torch sees it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shardyard.rundir.layout import RunDir, step_of_name
+
+
+def add_checkpoint(run: RunDir, named: int, manifest: str | None) -> None:
+    run.checkpoint(named).mkdir(parents=True)
+    if manifest is not None:
+        (run.checkpoint(named) / "manifest.json").write_text(manifest)
+
+
+def test_a_checkpoint_copied_to_another_steps_name_does_not_count(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    add_checkpoint(run, 2, json.dumps({"step": 2}))
+    add_checkpoint(run, 3, "{torn")  # a load tells what is wrong with these
+    add_checkpoint(run, 4, None)
+    add_checkpoint(run, 99, json.dumps({"step": 2}))
+    (run.checkpoints / "step-00000005.tmp").mkdir()
+    assert run.checkpoint_steps() == [2, 3, 4]
+
+
+@pytest.mark.parametrize("name", ["step-5", "step-00000005.tmp", "step-00000005\n", "latest"])
+def test_only_the_whole_name_is_that_of_a_checkpoint(name: str) -> None:
+    assert step_of_name(name) is None
+    assert step_of_name("step-00000005") == 5
+
+
+@pytest.mark.parametrize("held", [b"", b"\xff", b"../../etc", b"step-00000007"])
+def test_a_latest_that_names_nothing_is_no_checkpoint(tmp_path: Path, held: bytes) -> None:
+    run = RunDir(tmp_path)
+    add_checkpoint(run, 2, None)
+    run.latest.write_bytes(held)
+    assert run.latest_checkpoint() is None
+    run.latest.write_text("step-00000002\n")
+    assert run.latest_checkpoint() == run.checkpoint(2)
+
+
+def test_a_latest_that_is_a_folder_is_no_checkpoint(tmp_path: Path) -> None:
+    RunDir(tmp_path).latest.mkdir(parents=True)
+    assert RunDir(tmp_path).latest_checkpoint() is None

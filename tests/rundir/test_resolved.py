@@ -1,0 +1,53 @@
+"""A torn resolved.json costs an attempt, never a run."""
+
+from pathlib import Path
+
+import pytest
+
+from shardyard.cli.resume import newest_attempt
+from shardyard.errors import RequestError
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.resolved import newest_resolved, read_resolved, write_resolved
+from tests.config.test_fingerprint import resolved
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """Two attempts, of which the second is torn."""
+    run = RunDir(tmp_path)
+    run.recipe.write_text("model: {preset: llama-tiny}\n")
+    for number, seed in ((0, 5), (1, 6)):
+        write_resolved(run.resolved(number), resolved(run={"seed": seed}))
+        run.asked(number).write_text(f"run: {{seed: {seed}}}\n")
+    run.resolved(1).write_text(run.resolved(1).read_text()[:200])
+    run.attempt(2).mkdir()  # killed before it began
+    return run
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"settings": []}', "[" * 100_000])
+def test_whatever_a_torn_file_holds_is_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / "resolved.json").write_text(text)
+    with pytest.raises(RequestError, match=r"resolved\.json cannot be read.*resume the run"):
+        read_resolved(tmp_path / "resolved.json")
+
+
+def test_the_attempt_before_a_torn_one_is_taken(run: RunDir) -> None:
+    newest = newest_resolved(run)
+    assert newest.resolved is not None and newest.resolved.recipe.run.seed == 5
+    assert newest.torn == (f"{run.resolved(1)} is torn",)
+
+
+def test_a_resume_goes_on_from_what_the_torn_attempt_was_asked(
+    run: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    number, previous, asked = newest_attempt(run)
+    assert (number, asked) == (3, run.asked(1))
+    assert previous is not None and previous.recipe.run.seed == 5
+    told = capsys.readouterr().err
+    assert told == f"{run.resolved(1)} is torn; what that attempt was asked is resolved again\n"
+
+
+def test_a_resume_goes_on_from_the_recipe_where_nothing_else_is_left(run: RunDir) -> None:
+    run.resolved(0).write_text("")
+    run.asked(1).unlink()
+    assert newest_attempt(run) == (3, None, run.recipe)
