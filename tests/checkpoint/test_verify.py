@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.checkpoint.verify import (
+    FORMAT,
     FileDigest,
     Manifest,
     main,
@@ -24,8 +25,13 @@ def folder(tmp_path: Path) -> Path:
         "a.safetensors": write_flushed(tmp_path / "a.safetensors", [memoryview(b"abcd")]),
         "b.safetensors": write_flushed(tmp_path / "b.safetensors", [memoryview(b"efgh")]),
     }
-    write_manifest(tmp_path, Manifest(format=1, step=7, world_size=2, torch="2.13.0", files=files))
+    seal(tmp_path, files, version=FORMAT)
     return tmp_path
+
+
+def seal(folder: Path, files: dict[str, FileDigest], *, version: int) -> None:
+    manifest = Manifest(format=version, step=7, world_size=2, torch="2.13.0", files=files)
+    write_manifest(folder, manifest)
 
 
 def reasons(folder: Path) -> list[str]:
@@ -103,3 +109,10 @@ def test_the_program_prints_damage_and_exits_with_1(
         "  b.safetensors: missing",
     ]
     assert main([]) == 2
+
+
+def test_a_file_of_format_1_that_is_no_safetensors_is_damage_though_its_checksum_fits(
+    folder: Path,
+) -> None:
+    seal(folder, dict(read_manifest(folder).files), version=1)
+    assert reasons(folder)[0].startswith("a.safetensors: is no safetensors file: ")

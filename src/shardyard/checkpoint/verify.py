@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from shardyard.checkpoint.finite import not_finite_in_file
 from shardyard.errors import CheckpointError
 from shardyard.rundir.layout import step_of_name
@@ -171,7 +173,10 @@ def _compare(path: Path, wanted: FileDigest) -> str | None:
 
 
 def _not_finite(path: Path) -> str | None:
-    found = not_finite_in_file(path)
+    try:
+        found = not_finite_in_file(path)
+    except SafetensorError as error:
+        return f"is no safetensors file: {error}"
     more = f" and {len(found) - 1} more tensors" if len(found) > 1 else ""
     return f"{found[0]}{more}, so training cannot go on from it" if found else None
 
