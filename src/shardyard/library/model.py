@@ -71,6 +71,7 @@ def parallelize(
             f"this {type(model).__name__} has been through parallelize() already; it would be "
             "split twice. Call it once, on a model as it was built or loaded."
         )
+    _refuse_scalars(model)
     has_weights = _has_weights(model)
     device = local_device(mesh.dense.device_type)
     control: dist.ProcessGroup = dist.new_group(backend="gloo")
@@ -119,6 +120,18 @@ def fill_weights(model: nn.Module, folder: str | Path | None = None, *, seed: in
         )
     build.fill_weights(model, folder=None if folder is None else Path(folder), seed=seed)
     parts.has_weights = True
+
+
+def _refuse_scalars(model: nn.Module) -> None:
+    """Ranks share a parameter's rows; one without any has nothing that could be shared."""
+    scalars = [name for name, param in model.named_parameters() if param.dim() == 0]
+    if scalars:
+        more = f" and {len(scalars) - 1} others" if len(scalars) > 1 else ""
+        raise RequestError(
+            f"the parameter {scalars[0]}{more} of this {type(model).__name__} is a single number "
+            "without a dimension, and ranks share parameters by their first one. Give it one: "
+            "nn.Parameter(torch.zeros(1)) computes the same."
+        )
 
 
 def _has_weights(model: nn.Module) -> bool:
