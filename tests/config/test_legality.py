@@ -29,6 +29,8 @@ MEANINGS = [
     ({"strategy": "NO_SHARD"}, 8, 4, (1, 1, 8)),
     ({"strategy": "HYBRID_SHARD"}, 8, 4, (3, 4, 2)),
     ({"strategy": "HYBRID_SHARD"}, 4, 4, (3, 4, 1)),
+    ({"strategy": "HYBRID_SHARD", "tp": 2}, 16, 8, (3, 4, 2)),  # tp takes half of a node
+    ({"strategy": "HYBRID_SHARD", "cp": 4}, 16, 8, (3, 2, 2)),
     ({"strategy": "HYBRID_SHARD", "dp_shard": 2}, 4, 4, (3, 2, 2)),
     ({"strategy": "HYBRID_SHARD", "dp_replicate": 4}, 8, 4, (3, 2, 4)),
     ({"zero": 2, "dp_shard": 2}, 8, 4, (2, 2, 4)),

@@ -1,6 +1,7 @@
 """Memory against published formulas and totals, a real block's saved tensors, and real steps."""
 
 import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,13 +14,15 @@ from shardyard.plan.memory import (
     block_bytes,
     device_of,
     fit,
+    kept_bytes,
     memory,
+    needs,
     peak,
     reserved_of,
 )
 from shardyard.plan.stages import block_elements, in_flight, stage_blocks
 from shardyard.plan.workload import Techniques, Workload
-from tests.plan.workloads import MEGATRON_2022, OURS, ZERO_PAPER, layout, workload
+from tests.plan.workloads import EAGER, MEGATRON_2022, OURS, ZERO_PAPER, layout, workload
 
 GIB = 2**30
 LLAMA2_7B = 6_738_415_616
@@ -81,6 +84,27 @@ def test_fully_shard_splits_weights_and_optimizer_at_every_level(zero: int, pass
     found = memory(workload(dp_shard=16, zero=zero, passes=passes))
     assert found.term("parameters") == pytest.approx(4 * LLAMA2_7B / 16)
     assert found.term("optimizer") == pytest.approx(8 * LLAMA2_7B / 16)
+
+
+def test_context_ranks_split_the_optimizer_too() -> None:
+    found = memory(workload(dp_shard=2, cp=2)).term("optimizer")
+    assert found == memory(workload(dp_shard=4)).term("optimizer")
+    assert found == pytest.approx(8 * LLAMA2_7B / 4)
+
+
+def test_the_first_stage_of_a_pipeline_holds_as_many_micro_batches_as_there_are_stages() -> None:
+    w = workload(pp=4, passes=8)
+    rotary = 4096 * 4 * 128  # cosines and sines of a token, fp16 of 128 each
+    one = 8 * 4096 * kept_bytes(w)[0]  # blocks of the stage x tokens x bytes kept a token
+    assert memory(w).term("activations") == 4 * one + rotary
+    last, flying = needs(w, 3)[1], 1
+    assert last.activations == flying * one + rotary
+
+
+def test_at_the_end_of_a_backward_pass_the_largest_group_is_on_its_way_and_a_bucket_too() -> None:
+    w = workload(dp_shard=2, techniques=replace(EAGER, bucket_bytes=1e6))
+    # bf16 gradients of a block of 202,383,360 elements, and their sum in fp32
+    assert needs(w, 0)[2].unreduced == 1e6 + (2 + 4) * 202_383_360
 
 
 def test_zero_1_keeps_whole_gradients_while_micro_batches_accumulate() -> None:

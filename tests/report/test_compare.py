@@ -8,7 +8,7 @@ import pytest
 
 from shardyard.hardware.machine import Machine
 from shardyard.plan.plan import Plan
-from shardyard.report.compare import Comparison, compare
+from shardyard.report.compare import Comparison, compare, steady
 from shardyard.report.run import read_run
 from shardyard.report.walltime import account
 from shardyard.report.write import write_report
@@ -119,3 +119,11 @@ def test_page_and_markdown_print_terms_shares_and_errors(tmp_path: Path) -> None
         assert escape(term.reason) in page
     assert plan.mfu is not None
     assert f"| MFU | {100 * plan.mfu:.1f} % | 25.0 % |" in markdown
+
+
+def test_the_first_step_of_each_start_is_no_measure_of_speed() -> None:
+    first = tuple({"attempt": 0, "step_time_s": s} for s in (9.0, 1.0, 1.0))
+    second = tuple({"attempt": 1, "step_time_s": s} for s in (9.0, 1.0))
+    restarted = tuple({"attempt": 1, "generation": 1, "step_time_s": s} for s in (9.0, 2.0))
+    assert steady((*first, *second, *restarted), "step_time_s") == [1.0, 1.0, 1.0, 2.0]
+    assert steady(first[:1], "step_time_s") == [9.0], "there is no other"

@@ -1,0 +1,33 @@
+"""Which steps are evaluated, by hand: the steps in which so many passes over the data are full."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shardyard.config.schema import Task
+from shardyard.train.loop import Loop
+
+
+@pytest.mark.parametrize(
+    ("task", "due"),
+    [
+        # 10 samples, 4 a step: sample 10 is in step 3, sample 20, the last one, in step 5
+        (Task(eval_every_epochs=1), [3, 5]),
+        (Task(eval_every_epochs=0.5), [2, 3, 4, 5]),  # samples 5, 10, 15 and 20
+        (Task(eval_every_epochs=0.7), [2, 4, 5]),  # samples 7 and 14, and the end
+        (Task(eval_every_epochs=2), [5]),
+        (Task(eval_every_steps=2), [2, 4, 5]),
+        (Task(), [5]),
+    ],
+)
+def test_evaluations_are_due_in_the_steps_worked_out_by_hand(task: Task, due: list[int]) -> None:
+    loop: Any = Loop.__new__(Loop)
+    loop.recipe = SimpleNamespace(task=task)
+    loop.training = SimpleNamespace(
+        eval_source=object(),
+        train_source=SimpleNamespace(num_samples=10),
+        resolved=SimpleNamespace(steps=5),
+    )
+    loop._global_batch = 4
+    assert [step for step in range(1, 6) if loop._evaluation_due(step)] == due
