@@ -111,9 +111,7 @@ def test_without_a_wish_nothing_is_asked_for() -> None:
     assert asked["export"] == "NONE"
 
 
-@pytest.mark.parametrize(
-    ("limit", "minutes"), [("61.5min", "62"), ("1.01h", "61")]
-)
+@pytest.mark.parametrize(("limit", "minutes"), [("61.5min", "62"), ("1.01h", "61")])
 def test_a_time_limit_is_rounded_up_to_slurms_minutes(limit: str, minutes: str) -> None:
     asked = _directives(render_script(slurm_request(f"launch.time_limit={limit}")))
     assert asked["time"] == minutes

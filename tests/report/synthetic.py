@@ -31,7 +31,7 @@ def resolved_run(*, steps: int = 120, **sections: dict[str, Any]) -> Resolved:
     """What a small run on two CPU processes resolves to."""
     settings: dict[str, dict[str, Any]] = {
         "run": {"name": "quickstart", "steps": steps},
-        "model": {"preset": "llama-laptop"},
+        "model": {"preset": "llama-laptop", "dropout": 0.0},
         "task": {"prompt": "def <script>", "generate_tokens": 32, "eval_every_steps": 20},
         "data": {"seq_len": 256, "workers": 2, "tokenizer": "train"},
         "optim": {
