@@ -1,7 +1,7 @@
 """Stands in for the program of a node where a test is about Slurm and not about training.
 
-What it does is the variable STAND_IN: ``end CODE``; ``digest NAME`` of a variable; or
-``wait``: until SIGTERM, then a checkpoint is written, in SAVING_S seconds, and it ends with 143;
+What it does is the variable STAND_IN: ``end CODE``; ``digest NAME ...`` of variables;
+or ``wait``: until SIGTERM, then a checkpoint is written, in SAVING_S seconds, and it ends with 143;
 ``wait-unsaved``: without one.
 """
 
@@ -24,7 +24,8 @@ def main() -> None:
     if not verb.startswith("wait"):
         print(began, flush=True)
     if verb == "digest":  # shows that a value arrived, and not the value
-        print(hashlib.sha256(os.environ[code].encode()).hexdigest(), flush=True)
+        for name in code.split():
+            print(hashlib.sha256(os.environb[name.encode()]).hexdigest(), flush=True)
         return
     if verb == "end":
         sys.exit(int(code))

@@ -243,6 +243,18 @@ def _refuse_unwritable(request: LaunchRequest) -> None:
                 f"{name}={value!r} cannot stand in a batch script: sbatch reads its options line "
                 "by line and a backslash changes what follows. Choose another without them."
             )
+    if request.run_dir.count("%") > 1 or re.search(r"%\d", request.run_dir):
+        raise RequestError(
+            f"run folder={request.run_dir!r} holds several % or one before a digit. Slurm gives % "
+            "a meaning in names of output files and loses track of such ones: logs would go "
+            "elsewhere. Choose another launch.run_dir or run.dir."
+        )
+    if slurm.container_image is not None and set(":,") & set(request.run_dir):
+        raise RequestError(
+            f"run folder={request.run_dir!r} holds a colon or a comma, which separate paths where "
+            "it is mounted into launch.slurm.container_image. Choose another launch.run_dir or "
+            "run.dir."
+        )
     if not request.run_dir.startswith("/"):
         raise RequestError(
             f"launch.run_dir={request.run_dir!r} is no absolute path. Nodes start elsewhere than "
