@@ -3,8 +3,11 @@
     python -m benchmarks.kill_and_resume --kills 20
 
 Everything of the run is ended by SIGKILL: the command line, the agent and all workers. Half of the
-kills wait for a moment during a save. Then the same is asked across layouts: a run that is stopped
-half-way and resumed with other processes and strategies. Writes one JSON file.
+kills wait for a moment during a save. Among the kills NaN is injected: into a gradient at the same
+steps of both runs, which skip them; and into a weight of the killed run, which must end by itself,
+leave only checkpoints that are finite, and go on from the newest of them. Then the same is asked
+across layouts: a run that is stopped half-way and resumed with other processes and strategies.
+Writes one JSON file.
 """
 
 import argparse
@@ -17,10 +20,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.record import write_result
+from shardyard.checkpoint.finite import not_finite_in_file
+from shardyard.elastic.faults import VARIABLE
 from shardyard.observe.samples import SAMPLES_MARK
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_lines, read_steps
@@ -46,6 +52,10 @@ RECIPE = [
 ]
 LONGEST_LIFE_S = 16.0
 """Latest moment of a kill after the start; training begins after about half of it."""
+GRADIENT_NANS = 12
+"""Steps, spread over the run, at which both runs find NaN in a gradient."""
+KILLS_PER_WEIGHT_NAN = 4
+"""The killed run gets NaN into a weight after every so many kills, and after the first."""
 LAYOUTS = [
     ("FULL_SHARD", 2, "NO_SHARD", 3),
     ("NO_SHARD", 2, "FULL_SHARD", 1),
@@ -71,6 +81,9 @@ def main() -> int:
         shutil.rmtree(folder)
     passed = killed["weights_bit_equal"] and killed["samples_equal"]
     passed = passed and killed["killed_while_running"] == args.kills
+    survived = [nan["is_survived"] for nan in killed["weight_nans"]]
+    passed = passed and bool(survived) and all(survived)
+    passed = passed and killed["skipped_steps_equal"]
     passed = passed and all(
         row["samples_equal"] and row["max_relative_loss_difference"] <= 1e-4 for row in layouts
     )
@@ -90,21 +103,27 @@ def _write_corpus(folder: Path) -> None:
 
 def _kill_study(folder: Path, kills: int) -> dict[str, Any]:
     layout = ["cluster.devices=2", "parallel.strategy=FULL_SHARD", f"run.steps={KILLED_STEPS}"]
-    _finish(_start(folder, ["train", *RECIPE, *layout, "run.id=calm"]))
-    moments = []
+    calm, killed = (RunDir(folder / "runs" / name) for name in ("calm", "killed"))
+    faults = [f"gradient@{step}" for step in _steps_apart(GRADIENT_NANS)]
+    _finish(_start(folder, ["train", *RECIPE, *layout, "run.id=calm"], faults))
+    moments, weight_nans = [], []
     command = ["train", *RECIPE, *layout, "run.id=killed"]
     for number in range(kills):
-        process = _start(folder, command)
-        moments.append(_kill_at_random(process, RunDir(folder / "runs" / "killed"), number))
-        if RunDir(folder / "runs" / "killed").recipe.is_file():
+        process = _start(folder, command, faults)
+        moments.append(_kill_at_random(process, killed, number))
+        if killed.recipe.is_file():
             command = ["resume", "killed"]
-    _finish(_start(folder, command))
-    calm, killed = (RunDir(folder / "runs" / name) for name in ("calm", "killed"))
+        if number % KILLS_PER_WEIGHT_NAN == 0 and killed.checkpoint_steps():
+            weight_nans.append(_break_a_weight(folder, killed, faults))
+    _finish(_start(folder, command, faults))
     return {
         "steps": KILLED_STEPS,
         "moments": moments,
         "killed_while_running": sum(moment["was_running"] for moment in moments),
         "kills_during_a_save": sum(moment["was_saving"] for moment in moments),
+        "gradient_nans": faults,
+        "skipped_steps_equal": _skipped(calm) == _skipped(killed) == len(faults),
+        "weight_nans": weight_nans,
         "attempts": len(killed.attempts()),
         "final_step": killed.checkpoint_steps()[-1],
         "weights_bit_equal": _digests(calm) == _digests(killed),
@@ -144,6 +163,43 @@ def _kill_at_random(
     }
 
 
+def _steps_apart(number: int) -> list[int]:
+    """Random steps, one in each part of the run, so that no two follow each other closely."""
+    part = KILLED_STEPS // number
+    return [part * index + random.randint(2, part - 1) for index in range(number)]
+
+
+def _break_a_weight(folder: Path, run_dir: RunDir, faults: list[str]) -> dict[str, Any]:
+    """Resume with NaN put into a weight a few steps on; the run must end, and stay resumable."""
+    before = run_dir.checkpoint_steps()[-1]
+    broken = before + random.randint(1, 8)
+    process = _start(folder, ["resume", run_dir.run_id], [*faults, f"weight@{broken}"])
+    exit_code = process.wait(timeout=600)
+    ended = [line for line in read_lines(run_dir.events) if line["kind"] == "attempt_ended"]
+    newest = run_dir.checkpoint_steps()[-1]
+    wrong = [
+        text
+        for step in run_dir.checkpoint_steps()
+        for file in run_dir.checkpoint(step).glob("*.safetensors")
+        for text in not_finite_in_file(file)
+    ]
+    is_survived = exit_code == 1 and before <= newest < broken and not wrong
+    return {
+        "from_step": before,
+        "weight_broken_after_step": broken,
+        "exit_code": exit_code,
+        "newest_checkpoint": newest,
+        "not_finite_in_checkpoints": wrong,
+        "reason": ended[-1].get("reason") if ended else None,
+        "is_survived": is_survived,
+    }
+
+
+def _skipped(run_dir: RunDir) -> int:
+    """Steps of a run whose gradient was not finite."""
+    return sum(line["grad_norm"] is None for line in read_steps(run_dir.metrics))
+
+
 def _layout_study(
     folder: Path, first: str, first_processes: int, second: str, second_processes: int
 ) -> dict[str, Any]:
@@ -173,12 +229,14 @@ def _layout_study(
     }
 
 
-def _start(folder: Path, arguments: list[str]) -> subprocess.Popen[bytes]:
+def _start(
+    folder: Path, arguments: list[str], faults: Sequence[str] = ()
+) -> subprocess.Popen[bytes]:
     log = (folder / "log.txt").open("ab")
     command = [sys.executable, "-m", "shardyard", *arguments]
     return subprocess.Popen(
         command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-        start_new_session=True,
+        start_new_session=True, env={**os.environ, VARIABLE: ",".join(faults)},
     )  # fmt: skip
 
 

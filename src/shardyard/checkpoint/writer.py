@@ -196,7 +196,9 @@ class CheckpointWriter(StorageWriter):
         self._rank = kwargs["rank"]
         if is_coordinator:
             try:
-                self._order.checkpoints_dir.mkdir(parents=True, exist_ok=True)
+                if not self._order.checkpoints_dir.is_dir():
+                    self._order.checkpoints_dir.mkdir(parents=True)
+                    flush_folder(self._order.checkpoints_dir.parent)
                 remove_leftovers(self._order.checkpoints_dir)
                 self._order.scratch.mkdir()
             except OSError as error:
