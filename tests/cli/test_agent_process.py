@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,7 +16,14 @@ from rich.console import Console
 
 from shardyard.cli.agent_process import run_agent_command
 from shardyard.rundir.layout import RunDir
-from tests.elastic.agents import Agents, session_pids, wait_until
+from tests.elastic.agents import (
+    Agents,
+    parent_of,
+    session_pids,
+    wait_until,
+    with_shared_memory,
+)
+from tests.mounts import mounted, needs_root
 
 _PROGRAM = str(Path(__file__).parents[1] / "elastic" / "bodies.py")
 
@@ -111,6 +119,31 @@ def test_a_killed_program_of_a_node_takes_its_agent_with_it_and_drains_nothing(
     wait_until(lambda: not any(map(_is_running, workers)))
     assert not agents.events("draining")
     assert not agents.events("attempt_ended")
+
+
+@needs_root
+def test_a_killed_agent_leaves_no_semaphore_in_shared_memory(
+    run: RunDir, scratch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEST_BODY", "never_drain")
+    monkeypatch.setenv("TMPDIR", scratch)
+    agents = Agents(run, Path(scratch))
+    with mounted(tmp_path / "shm", "size=16m") as shared, ThreadPoolExecutor() as pool:
+        killed = pool.submit(_kill_when_it_trains, agents, shared)
+        answer = run_agent_command(
+            [*with_shared_memory(shared), sys.executable, _PROGRAM], run, 1, console=None
+        )
+        assert killed.result()  # semaphores that were there before
+        assert answer["killed_by"] == signal.SIGKILL
+        assert not list(shared.iterdir())
+
+
+def _kill_when_it_trains(agents: Agents, shared: Path) -> list[Path]:
+    agents.wait_for_training()
+    there = list(shared.iterdir())
+    worker = agents.events("attempt_started")[0]["workers"][0]["pid"]
+    os.kill(parent_of(parent_of(worker)), signal.SIGKILL)
+    return there
 
 
 def _is_running(pid: int) -> bool:

@@ -53,10 +53,18 @@ class Agents:
         )
         write_resolved(self.run.resolved(1), resolved)
 
-    def start(self, body: str, *options: str) -> subprocess.Popen[str]:
-        """Start an agent whose workers do ``body`` of bodies.py."""
+    def start(
+        self, body: str, *options: str, shared_memory: Path | None = None
+    ) -> subprocess.Popen[str]:
+        """Start an agent whose workers do ``body`` of bodies.py.
+
+        Args:
+            shared_memory: A folder that the agent finds at /dev/shm; only root may do so.
+        """
+        program = [] if shared_memory is None else with_shared_memory(shared_memory)
+        program += [sys.executable, str(_PROGRAM)]
         process = subprocess.Popen(
-            [sys.executable, str(_PROGRAM), str(self.run.path), "--attempt", "1", *options],
+            [*program, str(self.run.path), "--attempt", "1", *options],
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
@@ -87,12 +95,21 @@ class Agents:
                 process.stdout.close()
 
 
+def with_shared_memory(folder: Path) -> list[str]:
+    """Begins a command that finds a folder at /dev/shm and nothing else changed."""
+    return ["unshare", "-m", "sh", "-c", 'mount --bind "$0" /dev/shm && exec "$@"', str(folder)]
+
+
 def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
     """Wait for an agent; its last line on stdout."""
     stdout, _ = process.communicate(timeout=90)
     content: dict[str, Any] = json.loads(stdout.splitlines()[-1])
     assert content["exit_code"] == process.returncode
     return content
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def session_pids(session: int) -> list[int]:

@@ -1,6 +1,7 @@
 """The agent with real processes: normal ends, losses, drains, and nothing left behind."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 from shardyard.errors import LostNodeError
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
-from tests.elastic.agents import Agents, answer, session_pids, wait_until
+from tests.elastic.agents import Agents, answer, parent_of, session_pids, wait_until
 from tests.mounts import mounted, needs_root
 
 
@@ -66,6 +67,54 @@ def test_a_worker_leaves_without_searching_all_modules_for_garbage(agents: Agent
     agents.prepare(devices=1)
     assert answer(agents.start("count_frozen"))["outcome"] == "finished"
     assert int(agents.run.log(1, 0).read_text()) > 50_000  # torch alone
+
+
+def test_a_killed_fork_server_is_told_as_such_and_the_group_restarts(agents: Agents) -> None:
+    agents.prepare()
+    process = agents.start("train_two_generations")
+    agents.wait_for_training()
+    server = parent_of(agents.events("attempt_started")[0]["workers"][0]["pid"])
+    os.kill(server, signal.SIGKILL)
+    assert answer(process)["outcome"] == "finished"
+    lost = agents.events("worker_lost")
+    assert [each["rank"] for each in lost] == [0, 1]
+    for each in lost:
+        assert f"fork server of its node, process {server}, was killed by SIGKILL" in each["cause"]
+        assert "out-of-memory killer" in each["cause"]
+    assert_nothing_left(agents, process)
+
+
+@needs_root
+def test_a_full_shared_memory_is_named_with_how_to_give_more(
+    agents: Agents, tmp_path: Path
+) -> None:
+    agents.prepare()
+    with mounted(tmp_path / "shm", "size=16k") as small:
+        process = agents.start("finish", shared_memory=small)
+        end = answer(process)
+    assert (end["outcome"], end["exit_code"]) == ("failed", 1)
+    assert end["message"].startswith("/dev/shm is full. ")
+    assert "--shm-size=8g" in end["message"] and "medium: Memory" in end["message"]
+    assert_nothing_left(agents, process)
+
+
+@pytest.mark.parametrize("how", ["removed", "renamed"])
+def test_a_run_folder_that_vanishes_ends_the_run_in_seconds(agents: Agents, how: str) -> None:
+    agents.prepare()
+    process = agents.start("never_drain")
+    agents.wait_for_training()
+    moved = agents.run.path.with_name("moved")
+    agents.run.path.rename(moved)
+    if how == "removed":
+        shutil.rmtree(moved)
+    since_s = time.monotonic()
+    end = answer(process)
+    assert time.monotonic() - since_s < 15.0
+    assert (end["outcome"], end["exit_code"]) == ("failed", 1)
+    assert end["message"].startswith(f"{agents.run.path} is not there any more: it was removed")
+    assert f"`shardyard resume {agents.run.path}`" in end["message"]
+    assert not agents.run.path.exists()
+    assert_nothing_left(agents, process)
 
 
 def test_a_spent_restart_budget_says_who_what_where_and_how_to_go_on(agents: Agents) -> None:

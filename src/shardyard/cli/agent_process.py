@@ -28,6 +28,8 @@ from shardyard.rundir.layout import RunDir
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM)
 _FIRST_WORDS = "finishing the step and saving; press Ctrl-C again to stop at once"
 _LAST_WAIT_S = 60.0
+_LEAVING_S = 3.0
+"""For the children of a killed agent; ended ones that nobody has asked about count as there."""
 _POLL_S = 0.1
 
 
@@ -147,9 +149,24 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.terminate()
         with suppress(subprocess.TimeoutExpired):
             process.wait(_LAST_WAIT_S)
+    if process.returncode is not None and process.returncode < 0:
+        _wait_for_group(process.pid)
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def _wait_for_group(group: int) -> None:
+    """Let what a killed agent started leave by itself: the kernel has told it to.
+
+    Among it is the tracker of multiprocessing, which alone removes the agent's semaphores from
+    /dev/shm.
+    """
+    deadline_s = time.monotonic() + _LEAVING_S
+    with suppress(ProcessLookupError, PermissionError):
+        while time.monotonic() < deadline_s:
+            os.killpg(group, 0)
+            time.sleep(_POLL_S)
 
 
 def _read_answer(stdout: IO[str], run_dir: RunDir, log: Path, *, exit_code: int) -> dict[str, Any]:

@@ -43,6 +43,7 @@ class Session:
                 f"the session {name!r} cannot be a file name. It is written into the run's folder. "
                 "Use letters, digits, dots, hyphens and underscores, at most 128."
             )
+        self._run_dir = run_dir.path
         self._path = run_dir.path / "sessions" / f"{name}.json"
 
     # -- node 0 -----------------------------------------------------------------------------
@@ -74,6 +75,8 @@ class Session:
 
     def end(self, words: str, exit_code: int) -> None:
         """Tell those who come late that there is nothing to join."""
+        if not self._run_dir.is_dir():
+            return  # gone: a new one would pass for it
         with suppress(ShardyardError):
             write_json(self._path, {"ended": words, "exit_code": exit_code})
 

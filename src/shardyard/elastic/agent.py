@@ -21,11 +21,12 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError, Rendezvous
 
 from shardyard.config.resolved import Resolved
 from shardyard.elastic.drain import DrainRequest
+from shardyard.elastic.folder_watch import FolderWatch
 from shardyard.elastic.group import DRAINED, GroupAgent, StoppedBeforeStart
 from shardyard.elastic.losses import Loss, first_cause
 from shardyard.elastic.rendezvous import Meeting, build_rendezvous, wait_for_all
 from shardyard.elastic.worker import failure_path
-from shardyard.errors import LostNodeError, ShardyardError
+from shardyard.errors import LostNodeError, ShardyardError, StorageError
 from shardyard.rundir.layout import RunDir
 
 Worker = Callable[[str, int, int], str]
@@ -68,11 +69,15 @@ class Attempt:
         self._checkpoint_before = newest_checkpoint(self.run)
         thread = threading.Thread(target=self._run_agent, name="elastic-agent", daemon=True)
         thread.start()
+        folder = FolderWatch(self.run.resolved(self.number))
         polls_in_vain = 0
         while thread.is_alive() and polls_in_vain * _POLL_S < _GIVE_UP_AFTER_S:
+            if folder.is_gone:
+                return self._folder_gone()  # the workers end with the fork server
             thread.join(_POLL_S)
             is_meeting = self._agent is None or self._agent.is_meeting
             polls_in_vain += self.drain.is_overdue or (self.drain.is_requested and is_meeting)
+        folder.stop()
         answer = self._answer or self._given_up()
         self._finish(answer)
         return answer
@@ -183,6 +188,15 @@ class Attempt:
         code = LostNodeError.exit_code if agent.lost_nodes else 1
         code = self.drain.exit_code if self.drain.is_requested else code
         return Answer("failed", code, self._resume_hint(text))
+
+    def _folder_gone(self) -> Answer:
+        text = (
+            f"{self.run.path} is not there any more: it was removed, renamed or unmounted while "
+            "the run trained. Nothing could be saved, so all processes of the run were ended. "
+            f"Bring it back; then `shardyard resume {self.run.handle}` goes on from the newest "
+            "checkpoint in it."
+        )
+        return Answer("failed", StorageError.exit_code, text)
 
     def _given_up(self) -> Answer:
         if self.drain.is_overdue:

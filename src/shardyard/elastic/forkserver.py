@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing import util
 from pathlib import Path
 from types import FrameType
@@ -106,6 +107,27 @@ def stop() -> None:
             os.kill(pid, signal.SIGKILL)
         _server()._stop()
     tempfile.tempdir = None
+
+
+@dataclass(frozen=True)
+class ServerEnd:
+    """How the server ended while its workers ran."""
+
+    pid: int
+    exit_status: int
+    """Negative: the signal that killed it."""
+
+
+def ended() -> ServerEnd | None:
+    """How the server ended, or None while it runs; leaves it to multiprocessing to wait for it."""
+    pid = _server()._forkserver_pid
+    if pid is None:
+        return None
+    found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if found is None:
+        return None
+    is_killed = found.si_code in (os.CLD_KILLED, os.CLD_DUMPED)
+    return ServerEnd(pid, -found.si_status if is_killed else found.si_status)
 
 
 def _server() -> Any:

@@ -22,10 +22,18 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
 
+from shardyard.elastic import forkserver
 from shardyard.elastic.drain import DrainRequest
-from shardyard.elastic.losses import Loss, LostNode, describe_loss, first_cause
+from shardyard.elastic.losses import (
+    Loss,
+    LostNode,
+    describe_loss,
+    describe_orphan,
+    first_cause,
+)
 from shardyard.elastic.notices import Node, Notices
 from shardyard.elastic.rendezvous import Rendezvous
+from shardyard.elastic.shared_memory import semaphores_told
 from shardyard.elastic.worker import failure_path, read_failure
 from shardyard.errors import StorageError
 from shardyard.rundir.layout import RunDir
@@ -153,7 +161,8 @@ class GroupAgent(LocalElasticAgent):
         self._drain_sent = False
         run_dir = str(self._run.path).replace("$", "$$")  # torch treats arguments as templates
         worker_group.spec.args = (run_dir, self._attempt, self.generation)
-        pids: dict[int, Any] = super()._start_workers(worker_group)
+        with semaphores_told():
+            pids: dict[int, Any] = super()._start_workers(worker_group)
         self._announce(worker_group, pids)
         return pids
 
@@ -266,9 +275,15 @@ class GroupAgent(LocalElasticAgent):
 
     def _describe_dead(self) -> list[Loss]:
         losses = []
+        server = forkserver.ended()
         for local_rank in self._dead():
             process = self._processes()[local_rank]
             rank = self._worker_group.workers[local_rank].global_rank
+            if server is not None:
+                losses.append(
+                    describe_orphan(rank=rank, node=self._node.name, pid=process.pid, server=server)
+                )
+                continue
             failure = read_failure(failure_path(self._run, self._attempt, rank), self.generation)
             losses.append(
                 describe_loss(

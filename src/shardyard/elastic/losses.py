@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from shardyard.elastic.forkserver import ServerEnd
+
 _SIGNAL_HINTS = {
     "SIGKILL": "often the kernel's out-of-memory killer; look at `dmesg`",
     "SIGSEGV": "a crash in native code; the rank's log may show where",
@@ -90,6 +92,22 @@ def describe_loss(
         cause=failure["message"] if failure["is_final"] else f"{failure['error']}: {lines[-1]}",
         is_final=failure["is_final"],
         t=failure["t"],
+    )
+
+
+def describe_orphan(*, rank: int, node: str, pid: int, server: ServerEnd) -> Loss:
+    """A worker that ended because the fork server, its parent, did."""
+    name = _signal_name(-server.exit_status) if server.exit_status < 0 else None
+    how = f"was killed by {name}" if name else f"ended with exit code {server.exit_status}"
+    hint = _SIGNAL_HINTS.get(name or "")
+    cause = f"the fork server of its node, process {server.pid}, {how}, and its ranks with it"
+    return Loss(
+        rank=rank,
+        node=node,
+        pid=pid,
+        exit_code=None,
+        signal="SIGKILL",  # from the kernel, as each worker asked for
+        cause=cause + (f": {hint}" if hint else ""),
     )
 
 

@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from shardyard.elastic.drain import signal_at_parent_death
 from shardyard.elastic.rendezvous import worker_store
+from shardyard.elastic.shared_memory import semaphores_told
 from shardyard.errors import ShardyardError
 from shardyard.parallel.device import process_group_backend, select_device
 from shardyard.rundir.layout import RunDir, make_folder
@@ -55,7 +56,8 @@ def work(run_dir: str, attempt: int, generation: int, *, body: Body) -> str:
         _redirect_output(run.log(attempt, rank))
         drain_requested = _listen_for_drain()
         _join_process_group(run, attempt, generation)
-        outcome = body(run, attempt, generation, drain_requested)
+        with semaphores_told():
+            outcome = body(run, attempt, generation, drain_requested)
         gc.collect()  # what still holds the process group aborts the process at its end
         dist.destroy_process_group()
     except BaseException as error:  # noqa: BLE001  the outermost line of a process

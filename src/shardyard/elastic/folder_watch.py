@@ -1,0 +1,41 @@
+"""Notices that the run's folder is gone while a run trains: removed, renamed or unmounted.
+
+Nothing else would: files that are open stay writable, so steps go on until one cannot be saved.
+"""
+
+import errno
+import threading
+from pathlib import Path
+
+_LOOK_EVERY_S = 1.0
+_LOOKS = 2
+"""In a row: storage that others share may hide a file for a moment."""
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
+
+
+class FolderWatch:
+    """Looks for one file now and then, in a thread: storage that hangs must hold up nobody."""
+
+    def __init__(self, file: Path) -> None:
+        """Begin to watch a file that is there as long as its folder is."""
+        self._file = file
+        self._is_over = threading.Event()
+        self.is_gone = False
+        threading.Thread(target=self._watch, name="folder-watch", daemon=True).start()
+
+    def stop(self) -> None:
+        self._is_over.set()
+
+    def _watch(self) -> None:
+        missed = 0
+        while not (self.is_gone or self._is_over.wait(_LOOK_EVERY_S)):
+            missed = 0 if _is_there(self._file) else missed + 1
+            self.is_gone = missed >= _LOOKS
+
+
+def _is_there(file: Path) -> bool:
+    try:
+        file.stat()
+    except OSError as error:  # of any other it may recover, or somebody else will say so
+        return error.errno not in _GONE
+    return True
