@@ -55,7 +55,8 @@ LONGEST_LIFE_S = 16.0
 GRADIENT_NANS = 12
 """Steps, spread over the run, at which both runs find NaN in a gradient."""
 KILLS_PER_WEIGHT_NAN = 4
-"""The killed run gets NaN into a weight after every so many kills, and after the first."""
+"""The killed run gets NaN into a weight after every so many kills, first after the second, which
+waited for a save."""
 LAYOUTS = [
     ("FULL_SHARD", 2, "NO_SHARD", 3),
     ("NO_SHARD", 2, "FULL_SHARD", 1),
@@ -113,7 +114,7 @@ def _kill_study(folder: Path, kills: int) -> dict[str, Any]:
         moments.append(_kill_at_random(process, killed, number))
         if killed.recipe.is_file():
             command = ["resume", "killed"]
-        if number % KILLS_PER_WEIGHT_NAN == 0 and killed.checkpoint_steps():
+        if number % KILLS_PER_WEIGHT_NAN == 1 and killed.checkpoint_steps():
             weight_nans.append(_break_a_weight(folder, killed, faults))
     _finish(_start(folder, command, faults))
     return {

@@ -168,6 +168,20 @@ def test_other_attempts_are_left_out() -> None:
             "continuing from step 5; the checkpoint of step 8 is damaged and was passed over "
             "(rank-00000.safetensors is gone)",
         ),
+        (
+            {
+                "kind": "checkpoint_loaded",
+                "step": 5,
+                "note": "latest is a folder",
+                "lacked_buffers": ["buffer.norm.running_mean"],
+            },
+            "continuing from step 5; latest is a folder; it was written before buffers were saved, "
+            "and lacks: buffer.norm.running_mean",
+        ),
+        (
+            {"kind": "checkpoint_abandoned", "step": 5, "reason": "rank 0: model.x holds NaN"},
+            "step 5 was not saved: it is not finite (rank 0: model.x holds NaN)",
+        ),
     ],
 )
 def test_an_event_is_told_in_one_line(event: dict[str, Any], text: str | None) -> None:

@@ -107,6 +107,7 @@ class RunWriter:
         if load_step is not None:
             damaged = [{"step": 60, "reasons": ["<i>model.safetensors: 12 bytes short</i>"]}]
             self.event("checkpoint_loaded", step=load_step, seconds=load_s, damaged=damaged)
+            self.event("checkpoint_abandoned", step=61, reason="rank 0: model.x holds <i>NaN</i>")
 
     def steps(self, first: int, last: int) -> None:
         """Steps with an evaluation every 20."""

@@ -105,6 +105,7 @@ def test_text_from_outside_is_text(page: Page) -> None:
     assert SAMPLE in text
     assert "<oom>" in text
     assert "step 60 is damaged: <i>model.safetensors: 12 bytes short</i>" in text
+    assert "Step 61 was not saved, as it is not finite: rank 0: model.x holds <i>NaN</i>" in text
     assert "by model size <b>" in text
 
 

@@ -188,9 +188,13 @@ def _checkpoints(record: RunRecord) -> str:
     durable = record.all("checkpoint_durable")
     found = (event.get("damaged") or [] for event in record.all("checkpoint_loaded"))
     damaged = list(dict.fromkeys(_damage(entry) for entries in found for entry in entries))
-    if not (durable or damaged or record.set_aside):
+    abandoned = [
+        f"Step {event.get('step', '?')} was not saved, as it is not finite: {event.get('reason')}"
+        for event in record.all("checkpoint_abandoned")
+    ]
+    if not (durable or damaged or abandoned or record.set_aside):
         return ""
-    warnings = "".join(f'<p class="bad">{esc(text)}</p>' for text in damaged)
+    warnings = "".join(f'<p class="bad">{esc(text)}</p>' for text in [*damaged, *abandoned])
     if record.set_aside:
         folders = ", ".join(record.set_aside)
         warnings += f'<p class="bad">Set aside as damaged: {esc(folders)}</p>'
