@@ -44,12 +44,12 @@ def ledger(tmp_path: Path) -> Ledger:
     return Ledger(tmp_path / "ledger.jsonl")
 
 
-def rendered(*overrides: str, submission: int = 1) -> Rendered:
+def rendered(*overrides: str, submission: int = 1, nonce: str = "") -> Rendered:
     request = batch_request(
         "model.preset=llama2-7b", "cluster.instance=p4d.24xlarge", "cluster.nodes=2",
         *overrides,
     )  # fmt: skip
-    return BatchLauncher().render(replace(request, submission=submission))
+    return BatchLauncher().render(replace(request, submission=submission, nonce=nonce))
 
 
 def actions(ledger: Ledger) -> list[tuple[str, str]]:
@@ -179,10 +179,11 @@ def test_an_interrupted_submission_is_found_by_its_name(
     batch: BatchServer, ledger: Ledger, tmp_path: Path
 ) -> None:
     batch.make_queue("trainers")
-    batch.hold_jobs(seconds=2)
+    batch.hold_jobs(seconds=60)
     launcher = BatchLauncher()
-    job = launcher.submit(rendered(), Ledger(tmp_path / "lost.jsonl"))
-    place = {"region": REGION, "queue": "trainers"}
+    lost = Ledger(tmp_path / "lost.jsonl")
+    job = launcher.submit(rendered(nonce="n"), lost)
+    place = lost.live()[0].details
     ledger.intend("batch job definition", NAME, launcher="aws-batch", **place)
     ledger.intend("batch job", NAME, launcher="aws-batch", **place)
     unknown = Job(launcher="aws-batch", run_id="llama-1", id="", name=NAME, details=place)

@@ -5,6 +5,7 @@
 launcher can do beyond that stands in its ``Capabilities``, from which docs/launch.md has its table.
 """
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -83,10 +84,19 @@ class LaunchRequest:
     """Which one of the run; names of jobs carry it from the second on, where they must differ."""
 
     @property
+    def origin(self) -> str:
+        """Marks what a submission makes: two users may have runs of one id. Tells no nonce."""
+        return hashlib.sha256(self.nonce.encode()).hexdigest()[:16] if self.nonce else ""
+
+    @property
     def environment(self) -> dict[str, str]:
         """Variables that every node entry is given."""
         ours = {NONCE_VARIABLE: self.nonce} if self.nonce else {}
         return {**self.recipe.launch.env, **ours}
+
+
+ORIGIN_DETAIL = "origin"
+"""Of an object in the ledger: ``LaunchRequest.origin``."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ Prerequisites: an image, a queue on an EC2 compute environment, a file system fo
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -15,7 +15,15 @@ from typing import Any, ClassVar
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.launch.aws_batch.checks import batch_checks
 from shardyard.launch.aws_batch.logs import read_logs, stream_names
-from shardyard.launch.aws_batch.objects import LOG_GROUP, job_definition, job_submission, warnings
+from shardyard.launch.aws_batch.objects import (
+    LOG_GROUP,
+    ORIGIN_TAG,
+    RUN_TAG,
+    job_definition,
+    job_submission,
+    warnings,
+)
+from shardyard.launch.aws_batch.ownership import is_ours
 from shardyard.launch.aws_batch.queue import check_queue
 from shardyard.launch.aws_batch.status import CANCEL_REASON, STATES, job_status
 from shardyard.launch.aws_errors import (
@@ -26,7 +34,15 @@ from shardyard.launch.aws_errors import (
     aws_session,
     error_code,
 )
-from shardyard.launch.base import Capabilities, Job, JobState, JobStatus, LogLine, Rendered
+from shardyard.launch.base import (
+    ORIGIN_DETAIL,
+    Capabilities,
+    Job,
+    JobState,
+    JobStatus,
+    LogLine,
+    Rendered,
+)
 from shardyard.launch.base import LaunchRequest as Request
 from shardyard.launch.doctor import Finding
 from shardyard.launch.ledger import SUBMITTED, UUID, Entry, EntryForm, Ledger, form
@@ -168,7 +184,11 @@ class BatchLauncher:
 
         CancelJob would leave a running job running and report success all the same.
         """
-        self._terminate(self._client(job.details["region"], "batch"), job.id)
+        batch = self._client(job.details["region"], "batch")
+        entry = Entry(kind=JOB, name=job.name, launcher=self.name, id=job.id)
+        for found in self._describe(batch, [job.id]):
+            if is_ours(found, entry, run_id=job.run_id, region=job.details["region"]):
+                self._terminate(batch, job.id)
 
     def remove(self, job: Job, ledger: Ledger) -> list[str]:
         """End the run's jobs, then deregister its job definitions; log streams are kept."""
@@ -178,9 +198,11 @@ class BatchLauncher:
             region = entry.details.get("region") or job.details["region"]
             batch = self._client(region, "batch")
             if entry.kind == JOB:
-                removed += self._end_jobs(batch, entry)
+                removed += self._end_jobs(batch, entry, job.run_id)
             elif entry.kind == DEFINITION:
-                removed += _deregister(batch, entry.name)
+                confirmed = [one for one in ledger.all() if one.kind == entry.kind]
+                named = [one for one in confirmed if one.name == entry.name]
+                removed += _deregister(batch, [*named, entry], job.run_id)
             ledger.remove(entry)
         return removed
 
@@ -194,7 +216,7 @@ class BatchLauncher:
         self, batch: Any, params: dict[str, Any], ledger: Ledger, place: dict[str, str]
     ) -> Entry:
         name = params["jobDefinitionName"]
-        entry = ledger.intend(DEFINITION, name, launcher=self.name, **place)
+        entry = ledger.intend(DEFINITION, name, launcher=self.name, **place, **_origin(params))
         try:
             with aws_errors("register the job definition", place["region"]):
                 answer = batch.register_job_definition(**params)
@@ -216,7 +238,9 @@ class BatchLauncher:
     ) -> str:
         # SubmitJob has no token that makes a repeated call harmless, so botocore repeats nothing.
         batch = aws_client(session, "batch", retries=1)
-        entry = ledger.intend(JOB, params["jobName"], launcher=self.name, **place)
+        entry = ledger.intend(
+            JOB, params["jobName"], launcher=self.name, **place, **_origin(params)
+        )
         try:
             with aws_errors("submit the job", place["region"]):
                 answer = self._unless_throttled(batch, params)
@@ -225,7 +249,7 @@ class BatchLauncher:
         except ShardyardError as error:
             ledger.fail(entry, type(error).__name__)
             with suppress(ShardyardError):  # then it stays in the ledger; the first error counts
-                _deregister(batch, definition.name)
+                _deregister(batch, [definition], params["tags"][RUN_TAG])
                 ledger.remove(definition)
             raise
         job_id = str(answer["jobId"])
@@ -264,15 +288,19 @@ class BatchLauncher:
         ids = [f"{job.id}#{number}" for number in range(_num_nodes(found))]
         return [entry for entry in self._describe(batch, ids) if entry["jobId"] in ids]
 
-    def _end_jobs(self, batch: Any, entry: Entry) -> list[str]:
+    def _end_jobs(self, batch: Any, entry: Entry, run_id: str) -> list[str]:
         """Of an interrupted submission the id is not known, so jobs are found by their name."""
         place = {"jobName": entry.name, "jobQueue": entry.details["queue"]}
-        ids = [found["jobId"] for found in _jobs_named(batch, place) if not _is_over(found)]
-        if entry.id is not None and entry.id not in ids:
-            ids += [job["jobId"] for job in self._describe(batch, [entry.id]) if not _is_over(job)]
-        for job_id in ids:
+        ids = [entry.id] if entry.id else [one["jobId"] for one in _jobs_named(batch, place)]
+        region = batch.meta.region_name
+        ended = [
+            str(found["jobId"])
+            for found in self._describe(batch, ids)
+            if not _is_over(found) and is_ours(found, entry, run_id=run_id, region=region)
+        ]
+        for job_id in ended:
             self._terminate(batch, job_id)
-        return [f"{JOB} {job_id}" for job_id in ids]
+        return [f"{JOB} {job_id}" for job_id in ended]
 
     def _terminate(self, batch: Any, job_id: str) -> None:
         with aws_errors("terminate the job", batch.meta.region_name):
@@ -299,15 +327,28 @@ def _jobs_named(batch: Any, params: dict[str, Any]) -> list[dict[str, Any]]:
         ]
 
 
-def _deregister(batch: Any, name: str) -> list[str]:
-    """All active revisions: each submission of a run has made one."""
-    with aws_errors("remove the job definition", batch.meta.region_name):
+def _origin(params: dict[str, Any]) -> dict[str, str]:
+    """What marks a submission, for the ledger."""
+    origin = params["tags"].get(ORIGIN_TAG)
+    return {ORIGIN_DETAIL: origin} if origin else {}
+
+
+def _deregister(batch: Any, entries: Sequence[Entry], run_id: str) -> list[str]:
+    """Those active revisions of one name that these lines stand for: each submission makes one."""
+    region = batch.meta.region_name
+    with aws_errors("remove the job definition", region):
         pages = batch.get_paginator("describe_job_definitions")
-        revisions = [
-            definition["jobDefinitionArn"]
-            for page in pages.paginate(jobDefinitionName=name, status="ACTIVE")
+        found = [
+            definition
+            for page in pages.paginate(jobDefinitionName=entries[0].name, status="ACTIVE")
             for definition in page["jobDefinitions"]
         ]
+    revisions = [
+        str(definition["jobDefinitionArn"])
+        for definition in found
+        if any(is_ours(definition, entry, run_id=run_id, region=region) for entry in entries)
+    ]
+    with aws_errors("remove the job definition", region):
         for revision in revisions:
             batch.deregister_job_definition(jobDefinition=revision)
     return [f"{DEFINITION} {revision.rpartition('/')[2]}" for revision in revisions]

@@ -22,6 +22,8 @@ LOG_GROUP = "/aws/batch/job"
 """Where Batch sends what containers print, unless told otherwise."""
 
 RUN_TAG = "shardyard-run"
+ORIGIN_TAG = "shardyard-origin"
+"""Which submission of whose run made it."""
 
 RECIPE_VARIABLE = "SHARDYARD_RECIPE"
 """Carries the recipe as it is, for cli/node_from_environment.py."""
@@ -85,7 +87,7 @@ def job_definition(request: LaunchRequest) -> dict[str, Any]:
             "evaluateOnExit": [dict(rule) for rule in RETRY_RULES],
         },
         "propagateTags": True,
-        "tags": {RUN_TAG: request.run_id},
+        "tags": _tags(request),
     }
     if recipe.launch.time_limit is not None:
         params["timeout"] = {"attemptDurationSeconds": _time_limit_s(recipe.launch.time_limit)}
@@ -112,8 +114,13 @@ def job_submission(request: LaunchRequest) -> dict[str, Any]:
         "jobQueue": queue,
         "jobDefinition": name,
         "propagateTags": True,
-        "tags": {RUN_TAG: request.run_id},
+        "tags": _tags(request),
     }
+
+
+def _tags(request: LaunchRequest) -> dict[str, str]:
+    origin = {ORIGIN_TAG: request.origin} if request.origin else {}
+    return {RUN_TAG: request.run_id, **origin}
 
 
 def warnings(request: LaunchRequest) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from shardyard.errors import AccessError, RequestError, ShardyardError
 from shardyard.launch.base import (
+    ORIGIN_DETAIL,
     Capabilities,
     Job,
     JobStatus,
@@ -35,7 +36,6 @@ from shardyard.launch.kubernetes.names import TARGETS
 from shardyard.launch.kubernetes.objects import render_objects, to_yaml
 from shardyard.launch.kubernetes.ownership import (
     ORIGIN,
-    ORIGIN_DETAIL,
     RUN_ID,
     SHARED,
     is_ours,

@@ -5,19 +5,17 @@ So an object is known by its uid, and by what our annotations say; the delete it
 its precondition.
 """
 
-import hashlib
 from typing import Any
 
 from shardyard.errors import AccessError
+from shardyard.launch.base import ORIGIN_DETAIL, LaunchRequest
 from shardyard.launch.kubernetes.api import PLURALS, Api
 from shardyard.launch.ledger import Entry
 
 RUN_ID = "shardyard/run-id"
 """Annotation: the run that made it."""
 ORIGIN = "shardyard/origin"
-"""Annotation: which submission of whose run made it; two users may have runs of one id."""
-ORIGIN_DETAIL = "origin"
-"""Of an object in the ledger."""
+"""Annotation: the submission that made it."""
 
 SHARED = "ClusterTrainingRuntime"
 """Kind whose objects are many runs' and so carry no run's id."""
@@ -27,14 +25,9 @@ MANAGED_BY = ("app.kubernetes.io/managed-by", "shardyard")
 Object = dict[str, Any]
 
 
-def origin_of(nonce: str) -> str:
-    """What tells a submission's objects from others', and does not tell the nonce."""
-    return hashlib.sha256(nonce.encode()).hexdigest()[:16] if nonce else ""
-
-
-def origin_notes(nonce: str) -> dict[str, str]:
+def origin_notes(request: LaunchRequest) -> dict[str, str]:
     """The annotation of a submission's objects."""
-    return {ORIGIN: origin_of(nonce)} if nonce else {}
+    return {ORIGIN: request.origin} if request.origin else {}
 
 
 def is_ours(api: Api, found: Object, entry: Entry, *, run_id: str | None) -> bool:

@@ -81,7 +81,7 @@ def metadata(request: LaunchRequest, name: str, *, job: str) -> dict[str, Any]:
         "name": name,
         "namespace": request.recipe.launch.kubernetes.namespace,
         "labels": labels(job),
-        "annotations": {RUN_ID: request.run_id, **origin_notes(request.nonce)},
+        "annotations": {RUN_ID: request.run_id, **origin_notes(request)},
     }
 
 

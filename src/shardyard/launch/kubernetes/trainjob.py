@@ -54,7 +54,7 @@ def runtime(request: LaunchRequest) -> dict[str, Any]:
                 "trainer.kubeflow.org/framework": "torch",
                 MANAGED_BY[0]: MANAGED_BY[1],
             },
-            "annotations": {CONTENT: digest, **origin_notes(request.nonce)},
+            "annotations": {CONTENT: digest, **origin_notes(request)},
         },
         "spec": spec,
     }
