@@ -62,7 +62,12 @@ class Case:
                 "seq_len": self.seq_len,
                 "attend_across_documents": self.attend_across_documents,
             },
-            "optim": {"lr": 1e-4, "global_batch": samples, "micro_batch": self.micro_batch},
+            "optim": {
+                "lr": 1e-4,
+                "weight_decay": 0.1,
+                "global_batch": samples,
+                "micro_batch": self.micro_batch,
+            },
             "parallel": {"prefetch": self.prefetch},
             "precision": {"compute": self.compute, "reduce": self.reduce, "output": self.compute},
             "memory": {"recompute": self.recompute},

@@ -54,7 +54,12 @@ class Case:
         sections = {
             "model": {"preset": "llama2-7b", "dropout": 0.0},  # the shape is given beside it
             "data": {"seq_len": SEQ_LEN},
-            "optim": {"lr": 1e-4, "global_batch": PASSES * self.dp_shard, "micro_batch": 1},
+            "optim": {
+                "lr": 1e-4,
+                "weight_decay": 0.1,
+                "global_batch": PASSES * self.dp_shard,
+                "micro_batch": 1,
+            },
             "precision": {"compute": "bf16", "reduce": "fp32", "output": "bf16"},
             "memory": {"recompute": self.recompute},
         }

@@ -107,3 +107,15 @@ def test_the_digest_of_a_checkpoint_of_before_is_compared_as_far_as_it_goes() ->
     )
     (changed,) = compare(OF_FORMAT_1, fingerprint(resolved(optim={"lr": 0.5}))).changed
     assert changed.startswith("at least one of run.seed, model.preset")
+
+
+def test_a_run_whose_decay_was_a_part_of_its_momentum_is_not_gone_on_with_decoupled() -> None:
+    optim = {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}
+    now = fingerprint(resolved(optim=optim))
+    before = {name: value for name, value in now.items() if name != "optim.decay"}
+    assert compare(before, now).changed == ("optim.decay: 'coupled' -> 'decoupled'",)
+    assert compare(now, now) == compare(before, before)
+    assert "optim.decay: 'coupled' -> 'decoupled'" in compare(OF_FORMAT_1, now).changed
+    # without momentum both are the same step, and so are they without decay
+    for same in ({"momentum": 0.0}, {"weight_decay": 0.0}):
+        assert "optim.decay" not in fingerprint(resolved(optim={**optim, **same}))

@@ -112,6 +112,20 @@ def test_a_small_model_gets_the_rate_of_the_scaling_law() -> None:
     assert preview("llama-tiny").recipe.optim.lr == pytest.approx(0.00165, abs=6e-5)
 
 
+@pytest.mark.parametrize(
+    ("optim", "decay", "reason"),
+    [
+        ([], 0.1, "as Llama 2 (arXiv:2307.09288, section 2.2)"),
+        (["optim.name=sgd", "optim.lr=0.1"], 0.0, "sgd decays only where it is asked to"),
+    ],
+)
+def test_weight_decay_is_by_optimizer(optim: list[str], decay: float, reason: str) -> None:
+    recipe = load_recipe([], ["model.preset=llama-tiny", *optim])
+    found = resolve_known(recipe, Facts(shape=PRESETS["llama-tiny"].shape))
+    assert found.recipe.optim.weight_decay == decay
+    assert found.reasons["optim.weight_decay"] == reason
+
+
 def test_loaded_weights_get_the_rate_and_batch_of_fine_tuning() -> None:
     recipe = load_recipe([], ["model.path=somewhere"])
     facts = Facts(shape=PRESETS["llama2-7b"].shape, model_has_tokenizer=True)

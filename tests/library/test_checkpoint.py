@@ -151,7 +151,7 @@ def test_damage_and_misuse_are_told(tmp_path: Path) -> None:
 
 def _read_a_runs(folder: Path) -> dict[str, Any]:
     _, model, _ = _set_up({})
-    of_run = ShardOptimizer(model, Optim(lr=1e-3)).tensors()
+    of_run = ShardOptimizer(model, Optim(lr=1e-3, weight_decay=0.1)).tensors()
     of_run["optim.exp_avg.model.norm.weight"].fill_(0.25)
     saver = Saver(folder, group=dist.new_group(backend="gloo"), rank=0, world_size=1, keep_last=1)
     saver.save(7, of_run, {"progress": {"step": 7}})

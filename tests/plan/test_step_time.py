@@ -271,6 +271,16 @@ def test_more_shards_update_fewer_parameters_each() -> None:
     assert whole > 28 * 6.738e9 / 3350e9
 
 
+def test_an_update_takes_as_long_as_its_optimizer_has_averages() -> None:
+    adam = workload(dp_shard=1, zero=1)
+    none, one, two = (
+        parts(replace(adam, formats=replace(adam.formats, averages=number))).optimizer_s
+        for number in (0, 1, 2)
+    )
+    # each is read and written once in fp32
+    assert one - none == pytest.approx(two - one) == pytest.approx(8 * 6.738e9 / 3350e9, rel=0.2)
+
+
 @pytest.mark.parametrize("what", ["params", "optimizer", "activations"])
 def test_offload_costs_what_the_link_to_the_host_leaves_exposed(what: Any) -> None:
     slow, fast = (with_rates(p5(1), host_link_bytes_per_s=rate) for rate in (1e9, 64e9))

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from shardyard.plan.workload import Workload, optimizer_bytes, workload_of
+from shardyard.config.schema import Optim
+from shardyard.plan.workload import Workload, averages, optimizer_bytes, workload_of
 from tests.plan.recipes import resolved_recipe, shape_of
 from tests.plan.workloads import layout, workload
 
@@ -54,6 +55,13 @@ def test_copies_read_different_samples_and_model_ranks_the_same() -> None:
 def test_the_optimizer_decides_its_bytes_a_parameter(optim: dict[str, Any], nbytes: int) -> None:
     assert optimizer_bytes(resolved_recipe(optim=optim)) == nbytes
     assert of(optim=optim).formats.optimizer_bytes == nbytes
+    assert of(optim=optim).formats.averages == nbytes / 4
+
+
+def test_an_optimizer_that_is_not_known_has_no_state_by_falling_through() -> None:
+    optim = Optim().model_copy(update={"name": "lion"})
+    with pytest.raises(AssertionError, match="lion"):
+        averages(optim)
 
 
 @pytest.mark.parametrize(

@@ -30,10 +30,11 @@ FOUR_RANKS = Layout(dp_replicate=1, dp_shard=4, zero=3)
 
 
 def tiny(*, passes: int = 2, layout: Layout = ONE_RANK, **sections: dict[str, Any]) -> Recipe:
+    samples = 2 * passes * layout.data_ranks
     given: dict[str, dict[str, Any]] = {
         "model": {"preset": "llama-tiny"},
         "data": {"seq_len": SEQ_LEN},
-        "optim": {"lr": 1e-3, "global_batch": 2 * passes * layout.data_ranks, "micro_batch": 2},
+        "optim": {"lr": 1e-3, "weight_decay": 0.1, "global_batch": samples, "micro_batch": 2},
         **sections,
     }
     return resolved_recipe(**given)

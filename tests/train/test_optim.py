@@ -1,9 +1,15 @@
 """Schedules as tables, and the optimizer against torch's own."""
 
+import re
+from pathlib import Path
+from typing import get_args
+
 import pytest
 import torch
 from torch import nn
 
+import shardyard
+from shardyard.config.check import SETTINGS_OF
 from shardyard.config.schema import Optim
 from shardyard.train.optim import ShardOptimizer, lr_at
 
@@ -36,7 +42,8 @@ def test_without_warm_up_the_first_step_has_nearly_the_peak() -> None:
 
 
 @pytest.mark.parametrize(
-    "optim", [Optim(lr=0.1, weight_decay=0.5), Optim(name="sgd", lr=0.1, momentum=0.9)]
+    "optim",
+    [Optim(lr=0.1, weight_decay=0.5), Optim(name="sgd", lr=0.1, weight_decay=0.5, momentum=0.9)],
 )
 @pytest.mark.parametrize("widened_elements", [1, 2**20])
 def test_averages_held_in_bf16_are_rounded_between_exact_updates(
@@ -60,7 +67,8 @@ def test_averages_held_in_bf16_are_rounded_between_exact_updates(
 
 def test_bf16_averages_take_half_the_memory() -> None:
     def state_bytes(states: str) -> int:
-        tensors = ShardOptimizer(nn.Linear(100, 100), Optim(lr=0.1), states=states).tensors()
+        optim = Optim(lr=0.1, weight_decay=0.1)
+        tensors = ShardOptimizer(nn.Linear(100, 100), optim, states=states).tensors()
         return sum(held.nbytes for name, held in tensors.items() if "exp_avg" in name)
 
     assert (state_bytes("fp32"), state_bytes("bf16")) == (80_800, 40_400)
@@ -106,12 +114,49 @@ def test_adamw_steps_as_torch_does_with_divided_gradients_and_decay_of_matrices_
     torch.testing.assert_close(models[0].state_dict(), models[1].state_dict())
 
 
-def test_sgd_with_momentum_steps_as_torch_does() -> None:
+class _DecoupledSGD(torch.optim.SGD):
+    """Loshchilov and Hutter 2019, arXiv:1711.05101, algorithm 1: decay beside the averaging."""
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for param in group["params"]:
+                param.data -= group["lr"] * group["decay"] * param.data
+        super().step(closure)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sgd_steps_as_torch_does_with_decoupled_decay_of_matrices(
+    momentum: float, decay: float
+) -> None:
     models = _twins()
-    settings = Optim(name="sgd", lr=0.1, momentum=0.9, weight_decay=0.0)
-    theirs = torch.optim.SGD(models[1].parameters(), lr=0.1, momentum=0.9)
+    settings = Optim(name="sgd", lr=0.1, momentum=momentum, weight_decay=decay)
+    params = list(models[1].parameters())
+    groups = [
+        {"params": [param for param in params if param.dim() == 2], "decay": decay},
+        {"params": [param for param in params if param.dim() < 2], "decay": 0.0},
+    ]
+    theirs = _DecoupledSGD(groups, lr=0.1, momentum=momentum)
     _steps_of(ShardOptimizer(models[0], settings), theirs, models)
     torch.testing.assert_close(models[0].state_dict(), models[1].state_dict())
+
+
+def test_every_optimizer_of_the_schema_is_made_and_no_other_falls_through() -> None:
+    names = get_args(Optim.model_fields["name"].annotation)
+    assert set(names) == set(SETTINGS_OF)
+    for name in names:
+        ShardOptimizer(nn.Linear(2, 2), Optim(name=name, lr=0.1, weight_decay=0.1))
+    other = Optim(lr=0.1, weight_decay=0.1).model_copy(update={"name": "lion"})
+    with pytest.raises(AssertionError, match="lion"):
+        ShardOptimizer(nn.Linear(2, 2), other)
+    unknown = Optim(lr=1.0, warmup_steps=0, decay_steps=2).model_copy(update={"schedule": "step"})
+    with pytest.raises(AssertionError, match="step"):
+        lr_at(1, unknown)
+
+
+def test_no_optimizer_is_told_by_an_if_with_another_as_its_else() -> None:
+    for file in sorted(Path(shardyard.__file__).parent.rglob("*.py")):
+        assert not re.findall(r"== \"(?:adamw|sgd)\"", file.read_text()), file
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
@@ -120,7 +165,8 @@ def test_what_is_frozen_has_no_state_and_does_not_move(name: str) -> None:
     model[0].requires_grad_(False)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     momentum = 0.9 if name == "sgd" else 0.0
-    optim = Optim.model_validate({"name": name, "lr": 0.1, "momentum": momentum})
+    settings = {"name": name, "lr": 0.1, "momentum": momentum, "weight_decay": 0.1}
+    optim = Optim.model_validate(settings)
     optimizer = ShardOptimizer(model, optim)
     _step_of(optimizer, model)
     moved = {
@@ -133,14 +179,18 @@ def test_what_is_frozen_has_no_state_and_does_not_move(name: str) -> None:
     assert of_state == {"2.weight", "2.bias"}
 
 
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
 @pytest.mark.parametrize("states", ["fp32", "bf16"])
-def test_a_skipped_step_changes_neither_weights_nor_state(states: str) -> None:
+def test_a_skipped_step_changes_neither_weights_nor_state(states: str, name: str) -> None:
     model, untouched = _twins()
-    optimizer = ShardOptimizer(model, Optim(lr=0.1), states=states)
+    momentum = 0.9 if name == "sgd" else 0.0
+    optim = {"name": name, "lr": 0.1, "weight_decay": 0.1, "momentum": momentum}
+    optimizer = ShardOptimizer(model, Optim.model_validate(optim), states=states)
     _step_of(optimizer, model)
     untouched.load_state_dict(model.state_dict())
     before = {name: tensor.clone() for name, tensor in optimizer.tensors().items()}
-    assert any(name.startswith("optim.exp_avg_sq.") for name in before)
+    of_state = {"adamw": "optim.exp_avg_sq.", "sgd": "optim.momentum_buffer."}[name]
+    assert any(name.startswith(of_state) for name in before)
     model(torch.full((1, 3), torch.inf)).sum().backward()
     optimizer.step(lr=0.1, divisor=torch.tensor(1.0), skip=torch.tensor(1.0))
     torch.testing.assert_close(optimizer.tensors(), before, rtol=0, atol=0)

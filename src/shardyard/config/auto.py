@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, assert_never
 
 from shardyard.config.presets import ModelShape
 from shardyard.config.resolved import DataFacts, Resolved
@@ -276,6 +276,17 @@ def _lr(draft: Draft) -> tuple[float, str]:
     return float(f"{rate:.1e}"), "by model size (Kaplan et al., arXiv:2001.08361, eq. D.1)"
 
 
+def _weight_decay(draft: Draft) -> tuple[float, str]:
+    name = draft.recipe.optim.name
+    match name:
+        case "adamw":
+            return 0.1, "as Llama 2 (arXiv:2307.09288, section 2.2)"
+        case "sgd":
+            return 0.0, "sgd decays only where it is asked to"
+        case _:
+            assert_never(name)
+
+
 def _warmup_steps(draft: Draft) -> tuple[int, str]:
     steps, _ = steps_of(draft)
     return min(2000, steps // 10), "a tenth of the run, at most 2,000 as in Llama 2"
@@ -316,6 +327,7 @@ AFTER_LAYOUT: dict[str, Rule] = {
     "optim.global_batch": _global_batch,
     "optim.micro_batch": _micro_batch,
     "optim.lr": _lr,
+    "optim.weight_decay": _weight_decay,
     "optim.warmup_steps": _warmup_steps,
     "optim.decay_steps": _decay_steps,
 }

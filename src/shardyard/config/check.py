@@ -143,16 +143,15 @@ def _fit(recipe: Recipe) -> Iterable[Problem]:
 
 def _optim(recipe: Recipe) -> Iterable[Problem]:
     optim, defaults = recipe.optim, Optim()
-    if optim.name == "sgd" and optim.lr == "auto":
+    if optim.name != "adamw" and optim.lr == "auto":
         text = "=auto is known for adamw only. Give one; 0.1 is a usual start for sgd."
         yield Problem("optim.lr", text)
-    foreign = ("momentum",) if optim.name == "adamw" else ("betas", "eps")
-    for key in foreign:
-        value = getattr(optim, key)
-        if value != getattr(defaults, key):
-            other = "sgd" if optim.name == "adamw" else "adamw"
-            text = f"={value} is a setting of {other}; optim.name is {optim.name}. Leave it out."
-            yield Problem(f"optim.{key}", text)
+    for other, keys in SETTINGS_OF.items():
+        for key in keys:
+            value = getattr(optim, key)
+            if key not in SETTINGS_OF[optim.name] and value != getattr(defaults, key):
+                text = f"={value} is a setting of {other}; optim.name is {optim.name}."
+                yield Problem(f"optim.{key}", f"{text} Leave it out.")
     warmup, decay = optim.warmup_steps, optim.decay_steps
     if warmup != "auto" and decay != "auto" and warmup >= decay:
         text = (
@@ -167,9 +166,9 @@ def _optimizer_states(recipe: Recipe) -> Iterable[Problem]:
     if recipe.precision.optimizer_states == "fp32":
         return
     optim = recipe.optim
-    averaging = {"betas": max(optim.betas)} if optim.name == "adamw" else {}
-    averaging |= {"momentum": optim.momentum} if optim.name == "sgd" else {}
-    for key, value in averaging.items():
+    factors = {"betas": max(optim.betas), "momentum": optim.momentum}
+    for key in AVERAGING_OF[optim.name]:
+        value = factors[key]
         if value > MOST_AVERAGING_IN_BF16:
             text = (
                 f"=bf16 with optim.{key} of {value}: a step moves such an average by "
@@ -178,6 +177,12 @@ def _optimizer_states(recipe: Recipe) -> Iterable[Problem]:
             )
             yield Problem("precision.optimizer_states", text)
 
+
+SETTINGS_OF = {"adamw": ("betas", "eps"), "sgd": ("momentum",)}
+"""Optimizer -> settings that only some optimizers have, and it has."""
+
+AVERAGING_OF = {"adamw": ("betas",), "sgd": ("momentum",)}
+"""Optimizer -> those that say how slowly an average follows."""
 
 MOST_AVERAGING_IN_BF16 = 0.99
 """An average then settles within 40 % of what it averages; within 8 % at 0.95, the default."""

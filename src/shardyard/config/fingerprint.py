@@ -60,6 +60,9 @@ SETTINGS_THAT_MAY_CHANGE = (
 SHAPE, DATA = "model.shape", "data"
 """Held beside settings: the sizes of the model, and the fingerprint of the prepared data."""
 
+DECAY = "optim.decay"
+"""Held of SGD with momentum and decay: once the decay was coupled, a part of the momentum."""
+
 _OF_FORMAT_1 = (
     "run.seed", "model.preset", "model.path", "model.hub", "model.weights", "model.dropout",
     "data.seq_len", "data.attend_across_documents", "optim.name", "optim.lr", "optim.betas",
@@ -98,6 +101,8 @@ def fingerprint_of(
 ) -> dict[str, Any]:
     """What all attempts of a run must share: dotted name -> value."""
     held = {name: value for name, value in settings.items() if not may_change(name)}
+    if held["optim.momentum"] and held["optim.weight_decay"]:
+        held[DECAY] = "decoupled"
     return {**held, SHAPE: dict(shape), DATA: data}
 
 
@@ -110,6 +115,8 @@ def compare(saved: Mapping[str, Any] | str, now: Mapping[str, Any]) -> Compariso
     if isinstance(saved, str):
         return _compare_digest(saved, now)
     old, new = _with_sizes_apart(saved), _with_sizes_apart(now)
+    if DECAY in new:  # written before there was another
+        old.setdefault(DECAY, "coupled")
     return Comparison(
         tuple(
             f"{name}: {old[name]!r} -> {new[name]!r}"
@@ -129,11 +136,12 @@ def digest(content: Any) -> str:
 def _compare_digest(saved: str, now: Mapping[str, Any]) -> Comparison:
     known = {name: now.get(name) for name in _OF_FORMAT_1}
     known[SHAPE] = {name: now[SHAPE].get(name) for name in _SHAPE_OF_FORMAT_1}
-    is_equal = digest(known) == saved
-    return Comparison(
-        () if is_equal else (f"at least one of {', '.join(_OF_FORMAT_1)}",),
-        tuple(sorted(now.keys() - set(_OF_FORMAT_1))),
-    )
+    changed = []
+    if digest(known) != saved:
+        changed.append(f"at least one of {', '.join(_OF_FORMAT_1)}")
+    if DECAY in now:
+        changed.append(f"{DECAY}: 'coupled' -> {now[DECAY]!r}")
+    return Comparison(tuple(changed), tuple(sorted(now.keys() - {*_OF_FORMAT_1, DECAY})))
 
 
 def _with_sizes_apart(content: Mapping[str, Any]) -> dict[str, Any]:

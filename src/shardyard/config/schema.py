@@ -128,8 +128,9 @@ class Optim(Section):
     """AdamW's averaging factors of gradient and squared gradient."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
     """AdamW's term against division by zero."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    """Decoupled weight decay, on matrices only (not on norms and biases)."""
+    weight_decay: Annotated[float, Field(ge=0)] | Auto = "auto"
+    """Decoupled weight decay, on matrices only (not on norms and biases); auto: 0.1 for adamw, 0
+    for sgd."""
     momentum: Averaging = 0.0
     """SGD's momentum."""
     grad_clip: Annotated[float, Field(gt=0)] | None = 1.0

@@ -70,14 +70,27 @@ def apply_recompute(
 def _chosen(
     blocks: dict[str, nn.Module], recompute: str | int | tuple[str, ...]
 ) -> dict[str, nn.Module]:
-    if recompute == "none":
-        return {}
-    if isinstance(recompute, int):
-        return dict(list(blocks.items())[::recompute])
-    if isinstance(recompute, str):
-        return blocks
+    match recompute:
+        case "none":
+            return {}
+        case "full" | "selective":
+            return blocks
+        case int(every):
+            return dict(list(blocks.items())[::every])
+        case tuple(names):
+            return _named(blocks, names)
+        case _:
+            raise AssertionError(f"memory.recompute={recompute!r} has no meaning here")
+
+
+def _named(blocks: dict[str, nn.Module], names: tuple[str, ...]) -> dict[str, nn.Module]:
+    """Modules of blocks by full name.
+
+    Raises:
+        RequestError: No block has a module of a given name.
+    """
     chosen: dict[str, nn.Module] = {}
-    for name in recompute:
+    for name in names:
         found = {
             f"{block_name}.{name}": part
             for block_name, block in blocks.items()

@@ -12,7 +12,7 @@ allocator holds for them (reserved), what the driver shows (device).
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, assert_never
 
 from shardyard.config.legality import Layout
 from shardyard.config.presets import ModelShape
@@ -316,17 +316,20 @@ def _selective_bytes(w: Workload) -> float:
 def kept_bytes(w: Workload) -> tuple[float, float]:
     """Bytes per token that a block keeps on average, and that one holds while it is recomputed."""
     whole = block_bytes(w)
-    if w.recompute == "full":
-        return entry_bytes(w), whole
-    if w.recompute == "selective":
-        return _selective_bytes(w), whole
-    if w.recompute == "attention":
-        scores = _score_bytes(w) / w.layout.tp
-        return whole - scores, whole
-    if isinstance(w.recompute, int):
-        every = w.recompute
-        return ((every - 1) * whole + entry_bytes(w)) / every, whole
-    return whole, 0.0
+    match w.recompute:
+        case "full":
+            return entry_bytes(w), whole
+        case "selective":
+            return _selective_bytes(w), whole
+        case "attention":
+            scores = _score_bytes(w) / w.layout.tp
+            return whole - scores, whole
+        case "none":
+            return whole, 0.0
+        case int(every):
+            return ((every - 1) * whole + entry_bytes(w)) / every, whole
+        case _:
+            assert_never(w.recompute)
 
 
 def _logits_bytes(w: Workload, tokens: float) -> float:

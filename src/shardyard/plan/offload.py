@@ -1,5 +1,7 @@
 """What offload keeps in the memory of the host, and what it moves there and back in a step."""
 
+from typing import assert_never
+
 from shardyard.hardware.cluster import Cluster
 from shardyard.plan.memory import Fit, kept_bytes
 from shardyard.plan.stages import in_flight, stage_blocks, stage_parameters
@@ -10,25 +12,34 @@ from shardyard.units import format_bytes
 def host_bytes(w: Workload) -> float:
     """Host memory that the first stage's rank needs: what its device is spared."""
     offload, formats = w.techniques.offload, w.formats
-    if offload == "optimizer":
-        return _held(w) * formats.optimizer_bytes
-    if offload == "params":
-        return _held(w) * (formats.weight_bytes + formats.gradient_bytes + formats.optimizer_bytes)
-    if offload == "activations":
-        return _activations(w) * in_flight(w, 0)
-    return 0.0
+    match offload:
+        case "none":
+            return 0.0
+        case "optimizer":
+            return _held(w) * formats.optimizer_bytes
+        case "params":
+            states = formats.weight_bytes + formats.gradient_bytes + formats.optimizer_bytes
+            return _held(w) * states
+        case "activations":
+            return _activations(w) * in_flight(w, 0)
+        case _:
+            assert_never(offload)
 
 
 def moved_bytes(w: Workload) -> float:
     """Of a step, over the link between one device and its host."""
     offload, formats, passes = w.techniques.offload, w.formats, w.micro_batches
-    if offload == "optimizer":  # gradients down, parameters up
-        return _held(w) * (formats.gradient_bytes + formats.weight_bytes)
-    if offload == "params":  # up for each direction of a pass, gradients down
-        return 3 * passes * _held(w) * formats.compute_bytes
-    if offload == "activations":
-        return 2 * passes * _activations(w)
-    return 0.0
+    match offload:
+        case "none":
+            return 0.0
+        case "optimizer":  # gradients down, parameters up
+            return _held(w) * (formats.gradient_bytes + formats.weight_bytes)
+        case "params":  # up for each direction of a pass, gradients down
+            return 3 * passes * _held(w) * formats.compute_bytes
+        case "activations":
+            return 2 * passes * _activations(w)
+        case _:
+            assert_never(offload)
 
 
 def _held(w: Workload) -> float:

@@ -3,6 +3,8 @@
 Without pipeline parallelism the whole model is one stage, first and last.
 """
 
+from typing import assert_never
+
 from shardyard.config.legality import Layout
 from shardyard.config.presets import ModelShape
 from shardyard.config.stages import Cut, blocks_by_stage, cut_by_cost, rank_of_stage
@@ -98,11 +100,15 @@ def in_flight(w: Workload, stage: int) -> float:
     pp, tech, passes = w.layout.pp, w.techniques, w.micro_batches
     if pp == 1:
         return 1
-    if tech.schedule == "gpipe":
-        return passes
-    if tech.schedule == "zb-v":  # the first stage of a rank holds many when its second holds few
-        return min(passes, pp)
-    if tech.schedule == "interleaved" and passes >= pp:
-        chunks = tech.virtual_stages
-        return min(passes, ((pp - stage - 1) * 2 + (chunks - 1) * pp + 1) / chunks)
-    return min(passes, pp - stage)
+    match tech.schedule:
+        case "gpipe":
+            return passes
+        case "zb-v":  # the first stage of a rank holds many when its second holds few
+            return min(passes, pp)
+        case "interleaved" if passes >= pp:
+            chunks = tech.virtual_stages
+            return min(passes, ((pp - stage - 1) * 2 + (chunks - 1) * pp + 1) / chunks)
+        case "1f1b" | "zero-bubble" | "interleaved":
+            return min(passes, pp - stage)
+        case _:
+            assert_never(tech.schedule)

@@ -7,7 +7,7 @@ add up to the step.
 
 from dataclasses import dataclass
 from math import log2
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 from shardyard.config.legality import Layout
 from shardyard.config.presets import ModelShape
@@ -29,9 +29,11 @@ BUSY = 0.12
 """Collectives occupy processors and memory: compute slows by this share of the time they run
 beside it (NCCL takes 16 to 24 of the 108 to 132 multiprocessors)."""
 
-OPTIMIZER_BYTES = 40
-"""Read and written per parameter: fp32 weight, two moments twice each, gradient for norm, clip and
-update, 16-bit copy."""
+UPDATE_BYTES = 24
+"""Read and written per parameter: fp32 weight, gradient for norm, clip and update, 16-bit copy."""
+
+AVERAGE_BYTES = 8
+"""And for each average of the optimizer, fp32 in the update: AdamW has two."""
 
 OPTIMIZER_START_S = 1e-3
 """Gradient norm, clip, schedule: some small kernels and one all-reduce."""
@@ -258,7 +260,8 @@ class StepModel:
     def _optimizer_s(self, layout: Layout, layers: float) -> float:
         shards = layout.dp_shard * layout.cp
         held = stage_parameters(self.times.shape, layout, layers) / shards
-        return held * OPTIMIZER_BYTES / self.times.rates.bytes_per_s + OPTIMIZER_START_S
+        moved = held * (UPDATE_BYTES + AVERAGE_BYTES * self.times.formats.averages)
+        return moved / self.times.rates.bytes_per_s + OPTIMIZER_START_S
 
     def _offload_s(
         self, layout: Layout, *, micro_batch: int, passes: int, recompute: Recompute, work_s: float
@@ -307,9 +310,15 @@ def _recomputed(recompute: Recompute, forward: Pass, techniques: Techniques) -> 
 
 def _bubble_share(techniques: Techniques) -> float:
     """The bubble against 1F1B's, which is one stage's work for each other stage."""
-    if techniques.schedule == "interleaved":
-        return 1 / techniques.virtual_stages
-    return ZERO_BUBBLE if techniques.schedule in ("zero-bubble", "zb-v") else 1.0
+    match techniques.schedule:
+        case "interleaved":
+            return 1 / techniques.virtual_stages
+        case "zero-bubble" | "zb-v":
+            return ZERO_BUBBLE
+        case "1f1b" | "gpipe":
+            return 1.0
+        case _:
+            assert_never(techniques.schedule)
 
 
 def _beside(compute_s: float, exchange_s: float) -> float:

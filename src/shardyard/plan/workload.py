@@ -5,11 +5,11 @@ A recipe becomes a workload here; a row of the table of published runs becomes o
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, assert_never
 
 from shardyard.config.legality import Layout
 from shardyard.config.presets import ModelShape
-from shardyard.config.schema import Recipe
+from shardyard.config.schema import Optim, Recipe
 
 FORMAT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
 """Bytes of an activation and of a gathered parameter; fp8 is the products' format alone."""
@@ -32,6 +32,8 @@ class Formats:
     """All that zero 1 splits: moments, and an fp32 master copy where the weight is 16 bit."""
     reduce_bytes: float
     """The gradient on the wire."""
+    averages: int = 2
+    """What an update reads and writes beside the parameter: Adam's two moments."""
     compute_bytes: float = 2
     """A gathered parameter and an activation."""
     weight_split_from: Literal[1, 3] = 3
@@ -153,6 +155,7 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
             weight_bytes=4,
             gradient_bytes=4,
             optimizer_bytes=optimizer_bytes(recipe),
+            averages=averages(recipe.optim),
             reduce_bytes=FORMAT_BYTES[recipe.precision.reduce],
             compute_bytes=FORMAT_BYTES[compute],
             weight_split_from=1,
@@ -176,8 +179,16 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
 
 
 def optimizer_bytes(recipe: Recipe) -> int:
-    """State of a parameter: two moments for AdamW, one for SGD with momentum, else none."""
-    one = FORMAT_BYTES[recipe.precision.optimizer_states]
-    if recipe.optim.name == "adamw":
-        return 2 * one
-    return one if recipe.optim.momentum > 0 else 0
+    """State of a parameter that zero 1 splits."""
+    return averages(recipe.optim) * FORMAT_BYTES[recipe.precision.optimizer_states]
+
+
+def averages(optim: Optim) -> int:
+    """Averages that an optimizer holds of each parameter."""
+    match optim.name:
+        case "adamw":
+            return 2
+        case "sgd":
+            return 1 if optim.momentum > 0 else 0
+        case _:
+            assert_never(optim.name)

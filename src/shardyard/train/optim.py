@@ -10,7 +10,7 @@ fp32 for the update, some parameters at a time, and rounded to the nearest again
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor, nn
@@ -52,20 +52,15 @@ class ShardOptimizer:
             for name, param in self._params.items()
             if param.requires_grad
         }
-        groups = [
-            {"params": self._of_dim(2, 9), "weight_decay": optim.weight_decay},
-            {"params": self._of_dim(0, 1), "weight_decay": 0.0},
-        ]
-        self._torch = _fused(groups, optim)
+        matrices = [shard for shard in self._shards.values() if shard.dim() >= 2]
+        others = [shard for shard in self._shards.values() if shard.dim() < 2]
+        self._torch, self._decay_apart = _fused(matrices, others, optim)
         dtype = DTYPES[states]
         self._states = {
             name: _zero_state(shard, optim, dtype) for name, shard in self._shards.items()
         }
         limit = math.inf if dtype == torch.float32 else widened_elements
         self._parts = list(_parts(self._shards, limit))
-
-    def _of_dim(self, least: int, most: int) -> list[nn.Parameter]:
-        return [shard for shard in self._shards.values() if least <= shard.dim() <= most]
 
     def square_sum(self) -> Tensor:
         """This rank's share of the squared global norm of the gradients, fp64."""
@@ -85,10 +80,11 @@ class ShardOptimizer:
         fused: Any = self._torch  # fused optimizers read these two attributes
         fused.grad_scale = divisor.float()
         fused.found_inf = skip.float()
+        kept = 1.0 - lr * self._decay_apart * (1.0 - skip.float())
         for names in self._parts:
-            self._step_part(names)
+            self._step_part(names, kept)
 
-    def _step_part(self, names: list[str]) -> None:
+    def _step_part(self, names: list[str], kept: Tensor) -> None:
         """Update some parameters: torch's optimizer skips those that it is given no gradient of."""
         held, wide = [], []
         for name in names:
@@ -103,6 +99,10 @@ class ShardOptimizer:
                     wide.append(state[key])
         if held:
             torch._foreach_copy_(wide, held)
+        shards = [self._shards[name] for name in names]
+        decaying = [shard.data for shard in shards if shard.dim() >= 2 and shard.grad is not None]
+        if self._decay_apart and decaying:
+            torch._foreach_mul_(decaying, kept)
         self._torch.step()
         self._torch.zero_grad(set_to_none=True)
         if held:
@@ -119,11 +119,28 @@ class ShardOptimizer:
         return tensors
 
 
-def _fused(groups: list[dict[str, Any]], optim: Optim) -> torch.optim.Optimizer:
-    lr = float(optim.lr)
-    if optim.name == "adamw":
-        return torch.optim.AdamW(groups, lr=lr, betas=optim.betas, eps=optim.eps, fused=True)
-    return torch.optim.SGD(groups, lr=lr, momentum=optim.momentum, fused=True)
+def _fused(
+    matrices: list[nn.Parameter], others: list[nn.Parameter], optim: Optim
+) -> tuple[torch.optim.Optimizer, float]:
+    """torch's optimizer, and the decay of matrices that is left to do before it steps.
+
+    Decay is decoupled (Loshchilov and Hutter 2019, arXiv:1711.05101). torch's SGD would put it into
+    the gradient, and so into the momentum.
+    """
+    lr, decay = float(optim.lr), float(optim.weight_decay)
+    groups: list[dict[str, Any]] = [
+        {"params": matrices, "weight_decay": decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    match optim.name:
+        case "adamw":
+            betas, eps = optim.betas, optim.eps
+            return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, fused=True), 0.0
+        case "sgd":
+            groups[0]["weight_decay"] = 0.0
+            return torch.optim.SGD(groups, lr=lr, momentum=optim.momentum, fused=True), decay
+        case _:
+            assert_never(optim.name)
 
 
 def _parts(shards: Mapping[str, Tensor], limit: float) -> Iterable[list[str]]:
@@ -142,11 +159,15 @@ def _parts(shards: Mapping[str, Tensor], limit: float) -> Iterable[list[str]]:
 def _zero_state(shard: Tensor, optim: Optim, dtype: torch.dtype) -> dict[str, Tensor]:
     """The state before the first step, so that saving and loading never depend on one."""
     zeros = torch.zeros_like(shard, requires_grad=False, dtype=dtype)
-    if optim.name == "adamw":
-        # fused AdamW wants its step count on the device; fp32 counts exactly to 2**24
-        step = torch.zeros((), dtype=torch.float32, device=shard.device)
-        return {"step": step, "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
-    return {"momentum_buffer": zeros} if optim.momentum else {}
+    match optim.name:
+        case "adamw":
+            # fused AdamW wants its step count on the device; fp32 counts exactly to 2**24
+            step = torch.zeros((), dtype=torch.float32, device=shard.device)
+            return {"step": step, "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
+        case "sgd":
+            return {"momentum_buffer": zeros} if optim.momentum else {}
+        case _:
+            assert_never(optim.name)
 
 
 def _placed_like(param: Tensor, value: Tensor) -> Tensor:
@@ -181,8 +202,14 @@ def lr_at(step: int, optim: Optim) -> float:
     peak, warmup, end = float(optim.lr), int(optim.warmup_steps), int(optim.decay_steps)
     if step <= warmup:
         return peak * step / warmup
-    if optim.schedule == "constant":
-        return peak
     done = 1.0 if end <= warmup else min(1.0, (step - warmup) / (end - warmup))
-    share = 1.0 - done if optim.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+    match optim.schedule:
+        case "constant":
+            return peak
+        case "linear":
+            share = 1.0 - done
+        case "cosine":
+            share = 0.5 * (1.0 + math.cos(math.pi * done))
+        case _:
+            assert_never(optim.schedule)
     return peak * (optim.min_lr_ratio + (1.0 - optim.min_lr_ratio) * share)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 import torch.distributed as dist
@@ -226,8 +226,16 @@ def _open_data(resolved: Resolved) -> tuple[TrainSource, EvalSource | None]:
 
 def _preparation(resolved: Resolved, split: str) -> Callable[[MicroBatch], MicroBatch]:
     """What the task makes of a micro-batch of text, where it is read."""
-    if resolved.recipe.task.name == "causal_lm":
-        return lambda batch: batch
+    match resolved.recipe.task.name:
+        case "causal_lm":
+            return lambda batch: batch
+        case "masked_lm":
+            return _masking(resolved, split)
+        case name:
+            assert_never(name)
+
+
+def _masking(resolved: Resolved, split: str) -> Masking:
     tokenizer_size = resolved.data.vocab_size
     mask_id = mask_token_id(
         Path(resolved.data.dir) / "tokenizer.json",
