@@ -55,6 +55,7 @@ PROBLEMS = [
         "2 volumes are mounted at /a, and only one can be seen.",
     ),
     (["launch.volumes=[{path: '/a:b', claim: c}]"], "launch.volumes[0].path=/a:b holds a colon"),
+    (["launch.volumes=[{path: a, claim: c}]"], "launch.volumes[0].path=a is no absolute path."),
     (["launch.run_dir=runs"], "launch.run_dir=runs is no absolute path."),
     (["launch.require_efa=true"], "launch.require_efa=true but no machines are named"),
     (["launch.require_efa=true", "cluster.instance=g5.2xlarge"], "g5.2xlarge has no EFA"),

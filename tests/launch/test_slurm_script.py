@@ -238,14 +238,14 @@ def test_a_relative_run_folder_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["50%-60%", "%5t", "%%"])
 def test_a_folder_whose_name_slurm_would_read_as_a_pattern_is_refused(name: str) -> None:
-    with pytest.raises(RequestError, match=r"holds several % or one before a digit.*run\.dir"):
+    with pytest.raises(RequestError, match=r"run\.dir: .*holds several % or one before a digit"):
         render_script(slurm_request(run_dir=f"/shared/{name}/run"))
 
 
 @pytest.mark.parametrize("name", ["a:b", "a,b"])
 def test_a_folder_that_cannot_be_mounted_is_refused_with_a_container(name: str) -> None:
     render_script(slurm_request(run_dir=f"/shared/{name}/run"))
-    with pytest.raises(RequestError, match=r"holds a colon or a comma.*run\.dir"):
+    with pytest.raises(RequestError, match=r"run\.dir: .*holds a colon or a comma"):
         render_script(
             slurm_request("launch.slurm.container_image=i", run_dir=f"/shared/{name}/run")
         )

@@ -37,7 +37,10 @@ def _volumes(launch: Launch) -> Iterable[Problem]:
                 f"{what} at {volume.path}. Give one of claim (Kubernetes), efs (AWS Batch), host."
             )
             yield Problem(f"launch.volumes[{place}]", text)
-        if ":" in volume.path or ".." in volume.path.split("/"):
+        if not volume.path.startswith("/"):
+            text = f"={volume.path} is no absolute path. Give the whole path in the container."
+            yield Problem(f"launch.volumes[{place}].path", text)
+        elif ":" in volume.path or ".." in volume.path.split("/"):
             text = (
                 f"={volume.path} holds a colon or a step upwards, with which no container's "
                 "mount can be written. Give the path that the container sees."

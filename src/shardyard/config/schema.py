@@ -292,8 +292,8 @@ class Slurm(Section):
 class Volume(Section):
     """A volume of a pod or a Batch job, mounted at a path."""
 
-    path: Annotated[str, Field(pattern=r"^/", description="an absolute path")]
-    """Where it is mounted."""
+    path: str
+    """Where it is mounted: an absolute path."""
     claim: str | None = None
     """Kubernetes: a persistent volume claim."""
     efs: str | None = None

@@ -1,12 +1,15 @@
 """Names: made from run ids, and refused before anything is rendered."""
 
+import json
 import re
 
 import pytest
 
 from shardyard.errors import RequestError
 from shardyard.launch.kubernetes.names import check_namespaced, job_name
+from shardyard.launch.kubernetes.objects import render_objects
 from tests.launch.kubernetes.requests import request_for
+from tests.launch.kubernetes.schemas import pod_of
 
 
 @pytest.mark.parametrize(
@@ -55,3 +58,31 @@ def test_a_later_submission_has_a_suffix_that_counts() -> None:
 def test_a_name_that_no_object_can_have_is_refused(override: str, path: str) -> None:
     with pytest.raises(RequestError, match=re.escape(path) + ".*as kubectl shows it"):
         check_namespaced(request_for(override).recipe)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("a b", "c"),
+        ("", "c"),
+        ("a", "c d"),
+        ("a", "-c"),
+        ("a/b/c", "d"),
+        ("A/b", "c"),
+        ("a", 64 * "c"),
+    ],
+)
+def test_a_label_that_no_node_can_have_is_refused(name: str, value: str) -> None:
+    selector = json.dumps({name: value})
+    with pytest.raises(RequestError, match=r"launch.kubernetes.node_selector has .*kubectl get"):
+        render_objects(request_for(f"launch.kubernetes.node_selector={selector}"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("pool", "train"), ("a", ""), ("node.kubernetes.io/instance-type", "p5.4x"), ("A_b", "1")],
+)
+def test_labels_of_nodes_pass(name: str, value: str) -> None:
+    selector = json.dumps({name: value})
+    pod = pod_of(render_objects(request_for(f"launch.kubernetes.node_selector={selector}")))
+    assert pod["spec"]["nodeSelector"][name] == value

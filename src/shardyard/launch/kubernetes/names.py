@@ -96,3 +96,26 @@ def check_namespaced(recipe: Recipe) -> None:
             "letters, digits and inner hyphens, at most 63 characters. Give the name as kubectl "
             "shows it."
         )
+
+
+_LABEL_VALUE = r"(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)"
+_PREFIX = r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?"
+_LABEL_NAME = re.compile(rf"(?:{_PREFIX}/)?{_LABEL_VALUE}")
+"""Of kubernetes.io, Labels and Selectors."""
+
+
+def check_labels(recipe: Recipe) -> None:
+    """Check the labels that nodes must have.
+
+    Raises:
+        RequestError: No node can have such a one.
+    """
+    for name, value in recipe.launch.kubernetes.node_selector.items():
+        if _LABEL_NAME.fullmatch(name) and re.fullmatch(f"{_LABEL_VALUE}?", value):
+            continue
+        raise RequestError(
+            f"launch.kubernetes.node_selector has {name!r}: {value!r}, which no node's label can "
+            "be. Names and values have letters, digits and inner hyphens, dots and underscores, at "
+            "most 63; a name may have a prefix and a slash before it. Give one as `kubectl get "
+            "nodes --show-labels` shows it."
+        )

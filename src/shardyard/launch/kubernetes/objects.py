@@ -7,7 +7,7 @@ import yaml
 
 from shardyard.launch.base import LaunchRequest
 from shardyard.launch.kubernetes.jobset import jobset
-from shardyard.launch.kubernetes.names import check_namespaced, job_name
+from shardyard.launch.kubernetes.names import check_labels, check_namespaced, job_name
 from shardyard.launch.kubernetes.pod import config_map
 from shardyard.launch.kubernetes.pytorchjob import node_range, pytorchjob
 from shardyard.launch.kubernetes.trainjob import runtime, trainjob
@@ -22,6 +22,7 @@ def render_objects(request: LaunchRequest) -> tuple[dict[str, Any], ...]:
     target = request.recipe.launch.kubernetes.target
     most = node_range(request)[1] if target == "pytorchjob" else request.nodes
     check_namespaced(request.recipe)
+    check_labels(request.recipe)
     name = job_name(request.run_id, request.submission, target=target, nodes=most)
     config = config_map(request, name)
     config_name = config["metadata"]["name"]

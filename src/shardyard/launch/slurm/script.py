@@ -230,8 +230,9 @@ def _node(request: LaunchRequest, program: tuple[str, ...]) -> list[str]:
 
 def _refuse_unwritable(request: LaunchRequest) -> None:
     launch, slurm = request.recipe.launch, request.recipe.launch.slurm
+    place = "run.dir" if launch.run_dir is None else "launch.run_dir"
     values = {
-        "run folder": request.run_dir,
+        f"{place}: run folder": request.run_dir,
         "launch.slurm.partition": slurm.partition,
         "launch.slurm.account": slurm.account,
         "launch.slurm.qos": slurm.qos,
@@ -245,15 +246,14 @@ def _refuse_unwritable(request: LaunchRequest) -> None:
             )
     if request.run_dir.count("%") > 1 or re.search(r"%\d", request.run_dir):
         raise RequestError(
-            f"run folder={request.run_dir!r} holds several % or one before a digit. Slurm gives % "
-            "a meaning in names of output files and loses track of such ones: logs would go "
-            "elsewhere. Choose another launch.run_dir or run.dir."
+            f"{place}: run folder={request.run_dir!r} holds several % or one before a digit. Slurm "
+            "gives % a meaning in names of output files and loses track of such ones: logs would "
+            "go elsewhere. Choose another."
         )
     if slurm.container_image is not None and set(":,") & set(request.run_dir):
         raise RequestError(
-            f"run folder={request.run_dir!r} holds a colon or a comma, which separate paths where "
-            "it is mounted into launch.slurm.container_image. Choose another launch.run_dir or "
-            "run.dir."
+            f"{place}: run folder={request.run_dir!r} holds a colon or a comma, which separate "
+            "paths where it is mounted into launch.slurm.container_image. Choose another."
         )
     if not request.run_dir.startswith("/"):
         raise RequestError(
