@@ -28,6 +28,7 @@ class BareLoop:
         compute: Format of matrix products; weights, gradients and optimizer state are fp32.
         micro_batches: Forward and backward passes of this rank in one step.
         recompute: Whether every block is computed again in the backward pass.
+        compiles: Whether torch.compile compiles every block.
     """
 
     def __init__(
@@ -43,8 +44,11 @@ class BareLoop:
         lr: float,
         recompute: bool,
         seed: int,
+        compiles: bool = False,
     ) -> None:
-        self.model = _build(config, device=device, compute=compute, recompute=recompute)
+        self.model = _build(
+            config, device=device, compute=compute, recompute=recompute, compiles=compiles
+        )
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True
         )
@@ -79,7 +83,9 @@ class BareLoop:
         torch.nn.utils.clip_grads_with_norm_(params, max_norm, norm)
 
 
-def _build(config: Any, *, device: torch.device, compute: torch.dtype, recompute: bool) -> Any:
+def _build(
+    config: Any, *, device: torch.device, compute: torch.dtype, recompute: bool, compiles: bool
+) -> Any:
     """A sharded model with random weights: fp32 shards, ``compute`` while they are whole."""
     from transformers import AutoModelForCausalLM
 
@@ -94,6 +100,8 @@ def _build(config: Any, *, device: torch.device, compute: torch.dtype, recompute
     if not is_tied:
         fully_shard(model.model.embed_tokens, mp_policy=policy)
     for block in model.model.layers:
+        if compiles:
+            block.compile()
         fully_shard(block, mp_policy=policy)
     if not is_tied:
         last: list[nn.Module] = [model.model.norm, model.lm_head]

@@ -29,6 +29,7 @@ def train(job: Job, device: torch.device, pace: Pace) -> list[float]:
         seq_len=job.cell.load.seq_len,
         lr=LR,
         recompute=job.cell.recompute == "full",
+        compiles=job.cell.compile,
         seed=dist.get_rank(),
     )
     losses = []

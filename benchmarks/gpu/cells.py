@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ class Load:
 LOADS = {
     "llama-1b": Load(preset="llama-1b", seq_len=4096, sequences=8),
     "llama2-7b": Load(preset="llama2-7b", seq_len=4096, sequences=4),
+    "llama3-8b": Load(preset="llama3-8b", seq_len=4096, sequences=4),
 }
 REHEARSAL = {"llama-tiny": Load(preset="llama-tiny", seq_len=64, sequences=2)}
 """Small enough for a CPU; its numbers mean nothing."""
@@ -51,6 +53,8 @@ class Cell:
     contender: str
     recompute: str
     micro_batch: int
+    compile: bool = False
+    """Each block by torch.compile; the Trainer its whole model, as it does."""
     variant: str = ""
     settings: Sequence[str] = ()
     """Overrides of the recipe."""
@@ -76,24 +80,44 @@ class Place:
 
 
 def cells(
-    loads: Sequence[Load], recomputes: Sequence[str], contenders: Sequence[str], place: Place
+    loads: Sequence[Load],
+    recomputes: Sequence[str],
+    contenders: Sequence[str],
+    place: Place,
+    *,
+    compiles: Sequence[bool] = (False,),
+    settings: Sequence[str] = (),
 ) -> Iterator[Cell]:
-    """All cells; who is first changes from one comparison to the next."""
+    """All cells; who is first changes from one comparison to the next.
+
+    Args:
+        compiles: Whether blocks are compiled: one or both, for every contender alike.
+        settings: Overrides of our own contender's recipe.
+    """
     turn = 0
-    for load in loads:
-        for recompute in recomputes:
-            found = [c for c in contenders if c == "shardyard" or recompute not in _OURS_ALONE]
-            shift = turn % len(found) if found else 0
-            for contender in found[shift:] + found[:shift]:
-                yield _fitted(load, contender, recompute, place)
-            turn += len(found) > 1
+    for load, is_compiled, recompute in product(loads, compiles, recomputes):
+        found = [c for c in contenders if c == "shardyard" or recompute not in _OURS_ALONE]
+        shift = turn % len(found) if found else 0
+        for contender in found[shift:] + found[:shift]:
+            yield _fitted(
+                Cell(
+                    load=load, contender=contender, recompute=recompute, compile=is_compiled,
+                    micro_batch=load.sequences,
+                    settings=settings if contender == "shardyard" else (),
+                ),
+                place,
+            )  # fmt: skip
+        turn += len(found) > 1
 
 
 def recipe(cell: Cell, place: Place) -> Recipe:
     """The recipe of a cell, as our own contender trains it."""
     sections: dict[str, dict[str, Any]] = {
         "run": {"steps": 10**6},  # the clock ends it, and its last step never comes
-        "model": {"preset": cell.load.preset, "weights": "random", "dropout": 0.0},
+        "model": {
+            "preset": cell.load.preset, "weights": "random", "dropout": 0.0,
+            "compile": cell.compile,
+        },
         "data": {
             "source": place.source, "tokenizer": "train", "vocab_size": place.vocab_size,
             "eval_fraction": 0.0, "seq_len": cell.load.seq_len, "dir": str(place.prepared),
@@ -118,13 +142,12 @@ LR = 1e-4
 """Peak learning rate of all contenders."""
 
 
-def _fitted(load: Load, contender: str, recompute: str, place: Place) -> Cell:
+def _fitted(cell: Cell, place: Place) -> Cell:
     """Begin with the largest micro-batch whose tensors fit; what does not after all is halved.
 
     Counted without what the allocator wastes: too large a beginning costs one try, too small a one
     costs the measurement. All contenders keep the same: fp32 states and a copy in bf16.
     """
-    cell = Cell(load=load, contender=contender, recompute=recompute, micro_batch=load.sequences)
     while cell.micro_batch > 1 and _tensor_bytes(cell, place) > place.memory_bytes:
         cell = cell.with_half_micro_batch()
     return cell

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from benchmarks.gpu.compilation import load_compiled, save_compiled
 from benchmarks.gpu.job import Job
 from benchmarks.gpu.pace import Pace
 from shardyard.parallel.device import process_group_backend, select_device
@@ -57,8 +58,13 @@ def main() -> None:
 def _measure(job: Job, device: torch.device, started: float) -> dict[str, Any]:
     module, _, function = _TRAIN[job.cell.contender].partition(":")
     train: Train = getattr(import_module(module), function)
+    compiled = None if job.compiled is None else Path(job.compiled)
+    if compiled is not None:
+        load_compiled(compiled)
     pace = Pace(device, steps=job.steps, warm_up=job.warm_up, stop_at=job.stop_at)
     losses = train(job, device, pace)
+    if compiled is not None:
+        save_compiled(compiled, job.cell)
     return {
         "status": "ok",
         "step_times_s": pace.step_times_s(),
@@ -66,6 +72,7 @@ def _measure(job: Job, device: torch.device, started: float) -> dict[str, Any]:
         "process_s": time.monotonic() - started,
         "peak": pace.peak,
         "losses": losses,
+        **({"kernels": pace.kernels} if pace.kernels else {}),
     }
 
 

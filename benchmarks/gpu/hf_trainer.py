@@ -89,6 +89,7 @@ def _arguments(job: Job, device: torch.device, *, several: bool) -> Any:
         use_cpu=device.type == "cpu",
         gradient_checkpointing=job.cell.recompute == "full",
         gradient_checkpointing_kwargs={"use_reentrant": False},
+        torch_compile=job.cell.compile,
         optim="adamw_torch_fused",
         learning_rate=LR,
         lr_scheduler_type="constant",

@@ -19,6 +19,10 @@ class Job:
     warm_up: int
     stop_at: float
     """Unix seconds at which the measurement should be over."""
+    compiled: str | None = None
+    """A folder of compiled code: what is in it is used, and what is compiled is added."""
+    profile: bool = False
+    """Whether one more step is taken apart; our own contender alone."""
 
     @property
     def micro_batches(self) -> int:

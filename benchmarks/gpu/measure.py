@@ -14,6 +14,7 @@ from benchmarks.gpu.processes import run_job
 from shardyard.config.model_source import read_shape
 from shardyard.config.resolve import resolve
 from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.errors import ShardyardError
 from shardyard.hardware.catalogue import accelerator_named
 from shardyard.hardware.machine import Machine
 from shardyard.plan.flops import flops_per_token
@@ -55,6 +56,9 @@ class Session:
     scratch: Path
     steps: int
     warm_up: int
+    compiled: Path | None = None
+    """Folder of compiled code that processes share."""
+    profile: bool = False
     run: Callable[[Job, int], dict[str, Any]] = run_job
     _tries: int = field(default=0, init=False)
 
@@ -77,10 +81,14 @@ class Session:
     def _try(self, cell: Cell, until: float) -> dict[str, Any]:
         self._tries += 1
         run_dir = RunDir(self.scratch / f"try-{self._tries}")
-        resolved = self._write_run(cell, run_dir)
+        try:
+            resolved = self._write_run(cell, run_dir)
+        except ShardyardError as error:  # this device cannot do it; the next cell may be able to
+            return {**self._head(cell), "status": "failed", "message": str(error)}
         job = Job(
             cell=cell, run_dir=str(run_dir.path), device=self.place.device, steps=self.steps,
-            warm_up=self.warm_up, stop_at=until,
+            warm_up=self.warm_up, stop_at=until, profile=self.profile,
+            compiled=None if self.compiled is None else str(self.compiled),
         )  # fmt: skip
         answer = self.run(job, self.place.devices)
         head = self._head(cell)
@@ -96,6 +104,7 @@ class Session:
             "settings": list(cell.settings),
             "contender": cell.contender,
             "recompute": cell.recompute,
+            "compile": cell.compile or "model.compile=true" in cell.settings,
             "seq_len": cell.load.seq_len,
             "sequences_per_step_per_device": cell.load.sequences,
             "micro_batch": cell.micro_batch,

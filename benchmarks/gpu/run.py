@@ -33,7 +33,11 @@ _LEAST_SECONDS = 45.0
 
 
 def main() -> int:
-    """Run all cells there is time for; returns 2 where packages are missing, else 0."""
+    """Run all cells there is time for.
+
+    Returns:
+        0; 1 where no cell was measured; 2 where packages are missing.
+    """
     args = _arguments()
     missing = missing_packages()
     if missing:
@@ -49,7 +53,7 @@ def main() -> int:
         content, path = _measure_all(args, Path(scratch), started)
     print(table(content["cells"]))
     print(f"\nraw results: {path}", file=sys.stderr)
-    return 0
+    return 0 if any(line["status"] == "ok" for line in content["cells"]) else 1
 
 
 def missing_packages(needed: dict[str, str] = NEEDED) -> list[str]:
@@ -70,21 +74,14 @@ def _measure_all(
     args: argparse.Namespace, scratch: Path, started: float
 ) -> tuple[dict[str, Any], Path]:
     # here and not above: without the needed packages these imports fail with a traceback
-    from benchmarks.gpu.cells import LOADS, REHEARSAL, cells
     from benchmarks.gpu.measure import Session, conventions, prepare_data
-    from benchmarks.gpu.variants import LOADS as VARIED
-    from benchmarks.gpu.variants import VARIANTS, variant_cells
     from benchmarks.record import about, result_file
+    from shardyard.data.shards import read_facts
     from shardyard.hardware.probe import probe
     from shardyard.rundir.layout import write_json
 
     machine, place = _place(args, probe())
-    measures_variants = args.variants is not None
-    known = VARIED if measures_variants else LOADS
-    loads = REHEARSAL if args.rehearse else {name: known[name] for name in args.models or known}
-    planned = list(cells(list(loads.values()), args.recompute, args.contenders, place))
-    if measures_variants:
-        planned = list(variant_cells(list(loads.values()), args.variants or list(VARIANTS)))
+    planned = _planned(args, place)
     content: dict[str, Any] = {
         **about(machine),
         "devices": place.devices,
@@ -94,23 +91,59 @@ def _measure_all(
         "warm_up": args.warm_up,
         "cells": [],
     }
-    name = "variants" if measures_variants else "train"
+    name = args.name or ("train" if args.variants is None else "variants")
     path = result_file(f"{name}-{time.strftime('%H%M%S', time.gmtime())}", machine, args.out)
     path.parent.mkdir(parents=True, exist_ok=True)
     session = Session(
-        machine=machine, place=place, data=prepare_data(planned[0], place), scratch=scratch,
-        steps=args.steps, warm_up=args.warm_up,
+        machine=machine, place=place, scratch=scratch, steps=args.steps, warm_up=args.warm_up,
+        data=read_facts(args.data) if args.data else prepare_data(planned[0], place),
+        compiled=args.compiled, profile=args.profile,
     )  # fmt: skip
-    until = started + 60 * args.minutes - 15
+    until = started + (args.seconds or 60 * args.minutes - 15)
+    fits: set[tuple[str, str, bool]] = set()
     for done, cell in enumerate(planned):
+        if args.first_that_fits and _kind(cell) in fits:
+            continue
         left_s = until - time.time()
-        share_s = max(args.least_seconds + 1, left_s / (len(planned) - done))
+        kinds = {_kind(later) for later in planned[done:]} if args.first_that_fits else ()
+        share_s = max(args.least_seconds + 1, left_s / (len(kinds) or len(planned) - done))
         for line in session.measure(cell, seconds=min(left_s, share_s), least_s=args.least_seconds):
             content["cells"].append(line)
+            if line["status"] == "ok":
+                fits.add(_kind(cell))
             content["seconds"] = round(time.time() - started, 1)
             write_json(path, content)
             print(_one_line(line), file=sys.stderr, flush=True)
     return content, path
+
+
+def _kind(cell: Any) -> tuple[str, str, bool]:
+    """What cells have in common that differ in what is recomputed."""
+    return cell.load.preset, cell.contender, cell.compile
+
+
+def _planned(args: argparse.Namespace, place: Any) -> list[Any]:
+    """The cells to measure, in their order."""
+    from dataclasses import replace
+
+    from benchmarks.gpu.cells import LOADS, REHEARSAL, cells
+    from benchmarks.gpu.variants import LOADS as VARIED
+    from benchmarks.gpu.variants import VARIANTS, variant_cells
+
+    known = LOADS if args.variants is None else VARIED
+    is_tiny = args.rehearse or args.tiny
+    chosen = REHEARSAL if is_tiny else {name: known[name] for name in args.models or known}
+    loads = [
+        load if args.sequences is None else replace(load, sequences=args.sequences)
+        for load in chosen.values()
+    ]
+    if args.variants is not None:
+        return list(variant_cells(loads, args.variants or list(VARIANTS)))
+    compiles = [word == "yes" for word in args.compile]
+    found = cells(
+        loads, args.recompute, args.contenders, place, compiles=compiles, settings=args.settings
+    )
+    return list(found)
 
 
 def _place(args: argparse.Namespace, machine: Any) -> tuple[Any, Any]:
@@ -130,12 +163,15 @@ def _place(args: argparse.Namespace, machine: Any) -> tuple[Any, Any]:
     devices = args.devices or (1 if args.rehearse else machine.count)
     if not args.rehearse and devices > machine.count:
         sys.exit(f"--devices {devices}: this machine has {machine.count} x {machine.name}.")
+    from shardyard.data.shards import read_facts
+
+    vocab_size = 512 if args.rehearse else 32000
     return machine, Place(
         device=machine.device,
         devices=devices,
         memory_bytes=machine.memory_bytes,
         source=args.source,
-        vocab_size=512 if args.rehearse else 32000,
+        vocab_size=read_facts(args.data).vocab_size if args.data else vocab_size,
         prepared=args.prepared,
     )
 
@@ -167,6 +203,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--minutes", type=float, default=9.0, help="all of it, data preparation included")
+    add("--seconds", type=float, help="all of it, instead of --minutes")
     add("--models", nargs="+", help="presets; default: all that there are cells for")
     add("--variants", nargs="*", help="settings of our own against each other; default: all")
     add("--contenders", nargs="+", default=["shardyard", "bare", "trainer"])
@@ -176,10 +213,24 @@ def _arguments() -> argparse.Namespace:
     add("--devices", type=int, help="accelerators to use; default: all, 1 in a rehearsal")
     add("--source", default="python-stdlib", help="text; default: Python's own files")
     add("--prepared", type=Path, default=Path("prepared"), help="folder of prepared data")
+    add("--data", type=Path, help="a folder of prepared data, taken as it is")
+    add("--compile", nargs="+", choices=("yes", "no"), default=["no"], help="for all contenders")
+    add("--settings", nargs="+", default=[], help="section.key=value, for our own contender")
+    add("--sequences", type=int, help="a step and device, instead of what the model's cells have")
+    add("--first-that-fits", action="store_true", help="of --recompute only as many as it takes")
+    add("--profile", action="store_true", help="take one more step of ours apart by kernels")
+    add("--compiled", type=Path, help="a folder of compiled code, to read and to add to")
+    add("--name", help="of the result file; default: train or variants")
     add("--out", type=Path, default=Path(__file__).parents[1] / "results")
+    add("--tiny", action="store_true", help="a tiny model on this machine's own device")
     add("--rehearse", action="store_true", help="tiny, on the CPU: does every line still run?")
     add("--least-seconds", type=float, default=_LEAST_SECONDS, help="begin no cell with less")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.settings and args.contenders != ["shardyard"]:
+        parser.error("--settings are ours alone: add --contenders shardyard")
+    if args.variants is not None and (args.settings or args.compile != ["no"]):
+        parser.error("variants have settings of their own: leave out --settings and --compile")
+    return args
 
 
 if __name__ == "__main__":

@@ -5,13 +5,14 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.gpu.cells import LOADS, Place, cells, recipe
+from benchmarks.gpu.cells import CONTENDERS, LOADS, Place, cells, recipe
 from benchmarks.gpu.job import Job
 from benchmarks.gpu.measure import Session
 from benchmarks.gpu.pace import LEAST_STEPS, Pace
@@ -196,3 +197,30 @@ def test_the_table_shows_a_dash_for_what_a_line_lacks() -> None:
     assert (
         table([line]).splitlines()[-1] == "| m | - | - | bare | 1 | out of memory | - | - | - | - |"
     )
+
+
+def test_every_contender_is_compiled_or_none(tmp_path: Path) -> None:
+    place = place_of(H200, tmp_path)
+    found = list(cells([LOADS["llama2-7b"]], ["none"], list(CONTENDERS), place, compiles=[True]))
+    assert [cell.compile for cell in found] == [True, True, True]
+    assert recipe(found[0], place).model.compile
+
+
+def test_settings_are_those_of_our_own_contender(tmp_path: Path) -> None:
+    place, settings = place_of(H200, tmp_path), ["precision.optimizer_states=bf16"]
+    found = cells([LOADS["llama3-8b"]], ["none"], list(CONTENDERS), place, settings=settings)
+    by_contender = {cell.contender: recipe(cell, place).precision for cell in found}
+    assert by_contender["shardyard"].optimizer_states == "bf16"
+    assert by_contender["bare"].optimizer_states == by_contender["trainer"].optimizer_states
+    assert by_contender["bare"].optimizer_states != "bf16"
+
+
+def test_what_this_device_cannot_do_is_a_line_and_not_the_end(tmp_path: Path) -> None:
+    cpu = replace(H200, device="cpu", name="CPU")
+    (cell,) = cells(
+        [LOADS["llama-1b"]], ["none"], ["shardyard"], place_of(cpu, tmp_path),
+        settings=["precision.compute=fp8"],
+    )  # fmt: skip
+    (line,) = session_on(cpu, tmp_path, []).measure(cell, seconds=1000.0, least_s=1.0)
+    assert line["status"] == "failed"
+    assert "precision.compute=fp8 but CPU does not multiply fp8" in line["message"]
