@@ -354,3 +354,15 @@ def test_a_node_that_joins_resizes_the_group_and_a_drain_of_one_drains_both(
     (resized,) = agents.events("resized")
     assert (resized["world_size_before"], resized["world_size"]) == (1, 2)
     assert not agents.events("worker_lost")
+
+
+@pytest.mark.slow
+def test_a_run_that_could_begin_with_one_node_waits_for_its_second(agents: Agents) -> None:
+    agents.prepare(devices=1, nodes=2, min_nodes=1, start_wait_s=120.0)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    first = agents.start("finish", "--rendezvous", endpoint)
+    time.sleep(6.0)  # longer than the last call of torch's rendezvous
+    second = agents.start("finish", "--rendezvous", endpoint, "--node-rank", "1")
+    assert [answer(node)["outcome"] for node in (first, second)] == ["finished", "finished"]
+    assert [event["world_size"] for event in agents.events("rendezvous")] == [2]

@@ -59,6 +59,19 @@ def test_nodes_get_their_place_and_the_recipes_variables(tmp_path: Path) -> None
     assert words[4] == "--rendezvous" and words[5].startswith("127.0.0.1:")
 
 
+def test_a_folder_that_vanishes_is_not_made_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "job-0"
+    folder.mkdir()
+    job = JobFile(
+        program=[sys.executable, "-c", f"import os, shutil; shutil.rmtree({str(folder)!r}, True)\n"
+                 "os._exit(1)"],
+        run_dir=str(tmp_path), nodes=1, fewest_nodes=1, devices_per_node=1, env={},
+        max_restarts=1, drain_timeout_s=1.0, time_limit_s=None,
+    )  # fmt: skip
+    assert Supervisor(folder, job).run() == 1
+    assert not folder.exists()
+
+
 def test_a_lost_node_begins_a_new_session(tmp_path: Path) -> None:
     script = "session or rank and os.kill(os.getpid(), 9)\nprint('session', session)"
     code, status = supervise(tmp_path, script)

@@ -227,7 +227,8 @@ class Supervisor:
                 for node, code in zip(self._nodes, codes, strict=True)
             ],
         }
-        write_json(self._folder / "status.json", content)
+        if self._folder.is_dir():  # else it went with the run's folder: make nothing in its place
+            write_json(self._folder / "status.json", content)
 
 
 def verdict(codes: Sequence[int], *, is_stopped: bool) -> int:
