@@ -123,7 +123,8 @@ def recipe(cell: Cell, place: Place) -> Recipe:
             "eval_fraction": 0.0, "seq_len": cell.load.seq_len, "dir": str(place.prepared),
         },
         "optim": {
-            "name": "adamw", "lr": LR, "schedule": "constant", "warmup_steps": 0,
+            "name": "adamw", "lr": LR, "weight_decay": 0.1,
+            "schedule": "constant", "warmup_steps": 0,
             "global_batch": cell.load.sequences * place.devices, "micro_batch": cell.micro_batch,
         },
         "precision": {"compute": "bf16", "reduce": "fp32", "output": "bf16"},

@@ -80,8 +80,9 @@ def make_run(
     }
     merged = {name: {**base.get(name, {}), **sections.get(name, {})} for name in {*base, *sections}}
     recipe = Recipe.model_validate(merged)
-    shape = read_shape(recipe.model, None, corpus.facts.vocab_size)
-    resolved = resolve(recipe, shape=shape, machine=MACHINE, data=corpus.facts)
+    model_dir = None if recipe.model.path is None else Path(recipe.model.path)
+    shape = read_shape(recipe.model, model_dir, corpus.facts.vocab_size)
+    resolved = resolve(recipe, shape=shape, machine=MACHINE, data=corpus.facts, model_dir=model_dir)
     run_dir = RunDir(folder)
     write_run(run_dir, resolved, attempt=attempt)
     return run_dir
