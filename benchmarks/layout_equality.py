@@ -98,7 +98,8 @@ def main() -> int:
     content = {
         "seconds": round(time.monotonic() - started, 1),
         "work": {
-            "models": {SMALL: "a preset", LARGE: WIDE}, "seq_len": 32, "global_batch": GLOBAL_BATCH, "steps": STEPS,
+            "models": {SMALL: "a preset", LARGE: WIDE}, "seq_len": 32,
+            "global_batch": GLOBAL_BATCH, "steps": STEPS,
             "precision": "fp32", "optimizer": "adamw, clipped at 1",
             "reference": "one process, the whole batch in one micro-batch",
         },
