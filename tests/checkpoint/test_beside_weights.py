@@ -181,11 +181,16 @@ def test_a_preset_gets_a_generation_config_with_its_end_token(tmp_path: Path) ->
     assert GenerationConfig.from_pretrained(tmp_path / "out").eos_token_id == 90
 
 
-def test_a_source_that_is_gone_is_told(source: Path, tmp_path: Path) -> None:
+def test_a_source_that_is_gone_is_told_and_one_that_the_recipe_names_is_found(
+    source: Path, tmp_path: Path
+) -> None:
     write_tokenizer(tmp_path / "data", {"<stop>": 90}, eos_token="<stop>")
-    resolved = replace(resolved_of(source, tmp_path / "data"), model_dir=str(tmp_path / "moved"))
-    (warning,) = exported(resolved, tmp_path / "out").warnings
-    assert "moved is not there any more" in warning and "Bring it back" in warning
+    resolved = replace(resolved_of(source, tmp_path / "data"), model_dir="/on/another/machine")
+    assert exported(resolved, tmp_path / "out").config == CONFIG
+    source.rename(tmp_path / "moved")
+    (warning,) = exported(resolved, tmp_path / "again").warnings
+    assert f"{source} is not here, or not any more" in warning and "Bring it back" in warning
+    assert GenerationConfig.from_pretrained(tmp_path / "again").eos_token_id == 90
 
 
 def test_a_damaged_config_of_the_source_is_a_wrong_request(source: Path, tmp_path: Path) -> None:

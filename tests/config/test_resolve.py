@@ -291,3 +291,12 @@ def test_a_run_of_before_goes_on_without_a_token_that_begins_documents() -> None
 
 def test_only_loaded_weights_need_the_folder_of_the_model() -> None:
     assert resolved().model_dir is None
+
+
+def test_what_a_config_drops_is_only_the_default_of_a_setting_that_is_held() -> None:
+    """A run of before knows nothing of it, and goes on with the dropout that it had."""
+    before = resolved("model.dropout=0.0")
+    now = replace(before, shape=replace(before.shape, hidden_dropout=0.1))
+    check_resume(before, now)
+    with pytest.raises(RecipeError, match=r"model\.dropout: 0\.0 -> 0\.1 changes what is learnt"):
+        check_resume(before, resolved("model.dropout=0.1"))

@@ -114,7 +114,7 @@ def write_beside_weights(
         _write(folder / CONFIG, content)
     if (folder / GENERATION).exists():
         _write(folder / GENERATION, {**_read(folder / GENERATION), **ends})
-    elif ends:
+    elif ends and shape.is_causal:
         GenerationConfig(**ends).save_pretrained(folder)
 
 
@@ -137,16 +137,18 @@ def _source(resolved: Resolved) -> tuple[Path | None, tuple[str, ...]]:
     if asked.preset is not None or not (asked.path or asked.hub):
         return None, ()
     known = resolved.model_dir
-    try:
-        folder = Path(known) if known else model_folder(asked, needs_weights=False)
+    if known is not None and (Path(known) / CONFIG).is_file():
+        return Path(known), ()
+    try:  # the run was on other machines, or its weights were random
+        folder = model_folder(asked, needs_weights=False)
     except (RequestError, AccessError):
         folder = None
     if folder is not None and (folder / CONFIG).is_file():
         return folder, ()
     return None, (
-        f"{known or asked.path or asked.hub} is not there any more, so the export has a "
-        f"{CONFIG} made anew, and none of its other files ({GENERATION}, ...). Bring it back and "
-        "export once more, or copy them yourself.",
+        f"{asked.path or asked.hub} is not here, or not any more, so the export has a {CONFIG} "
+        f"made anew, and none of the other files of its model ({GENERATION}, ...). Bring it back "
+        "and export once more, or copy them yourself.",
     )
 
 

@@ -63,6 +63,9 @@ SHAPE, DATA = "model.shape", "data"
 DECAY = "optim.decay"
 """Held of SGD with momentum and decay: once the decay was coupled, a part of the momentum."""
 
+_ONLY_A_DEFAULT = ("hidden_dropout",)
+"""Of a shape: what a setting takes where it is auto, so that the setting is held, and not this."""
+
 _OF_FORMAT_1 = (
     "run.seed", "model.preset", "model.path", "model.hub", "model.weights", "model.dropout",
     "data.seq_len", "data.attend_across_documents", "optim.name", "optim.lr", "optim.betas",
@@ -103,7 +106,8 @@ def fingerprint_of(
     held = {name: value for name, value in settings.items() if not may_change(name)}
     if held["optim.momentum"] and held["optim.weight_decay"]:
         held[DECAY] = "decoupled"
-    return {**held, SHAPE: dict(shape), DATA: data}
+    sizes = {name: value for name, value in shape.items() if name not in _ONLY_A_DEFAULT}
+    return {**held, SHAPE: sizes, DATA: data}
 
 
 def compare(saved: Mapping[str, Any] | str, now: Mapping[str, Any]) -> Comparison:
