@@ -45,6 +45,19 @@ def test_the_answer_is_the_facts_of_the_data_set(tmp_path: Path) -> None:
     assert (again.stdout, again.stderr) == (done.stdout, b"")
 
 
+def test_a_vocabulary_that_the_model_has_no_rows_for_is_refused_before_text_becomes_tokens(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "x.txt").write_text("some text of a document")
+    recipe = recipe_of(tmp_path / "x.txt", tmp_path, tokenizer="train", vocab_size=300)
+    done = run(tmp_path, recipe, "--rows", "200")
+    answer = json.loads(done.stdout)
+    assert (done.returncode, answer["exit_code"]) == (2, 2)
+    assert "data.tokenizer=train has 2" in answer["error"]
+    assert "the model's embedding has 200 rows." in answer["error"]
+    assert b"turning text into tokens" not in done.stderr
+
+
 def test_a_wrong_request_is_answered_with_its_exit_code(tmp_path: Path) -> None:
     done = run(tmp_path, recipe_of(tmp_path / "no-such", tmp_path))
     answer = json.loads(done.stdout)

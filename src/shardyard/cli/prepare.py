@@ -12,7 +12,7 @@ from shardyard.cli.processes import run_program
 from shardyard.cli.request import Request
 from shardyard.cli.tables import print_table
 from shardyard.cli.terminal import tell
-from shardyard.config.model_source import has_tokenizer
+from shardyard.config.model_source import has_tokenizer, table_rows
 from shardyard.config.resolve import keep_previous
 from shardyard.config.resolved import DataFacts, Resolved
 
@@ -65,6 +65,8 @@ def prepare_data(
         recipe = Path(folder) / "recipe.json"
         recipe.write_text(keep_previous(request.recipe, previous)[0].model_dump_json())
         options = [] if request.model_dir is None else ["--model-dir", str(request.model_dir)]
+        rows = table_rows(request.recipe.model, request.shape)
+        options += [] if rows is None else ["--rows", str(rows)]
         options += ["--verify"] if verify else []
         return DataFacts(**run_program("shardyard.data", [str(recipe), *options]))
 

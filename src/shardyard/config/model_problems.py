@@ -70,6 +70,22 @@ def misfits(recipe: Recipe, shape: ModelShape | None) -> list[Problem]:
     ]
 
 
+def vocabulary_problems(*, tokenizer: str, vocab_size: int, rows: int | None) -> list[Problem]:
+    """A vocabulary that the model has no room for; known once there is a tokenizer.
+
+    Args:
+        tokenizer: ``data.tokenizer``.
+        rows: Of the model's table of tokens; None: as many as the tokenizer wants.
+    """
+    if rows is None or vocab_size <= rows:
+        return []
+    text = (
+        f"={tokenizer} has {vocab_size:,} tokens, the model's embedding has {rows:,} rows. Use the "
+        "model's own tokenizer, or a smaller data.vocab_size."
+    )
+    return [Problem("data.tokenizer", text)]
+
+
 def devices_per_node(recipe: Recipe) -> int | None:
     """Ranks of a node, where the recipe says it without a look at the machine."""
     cluster = recipe.cluster

@@ -151,6 +151,12 @@ def read_shape(model: Model, folder: Path | None, vocab_size: int) -> ModelShape
     )
 
 
+def table_rows(model: Model, shape: ModelShape) -> int | None:
+    """Rows of the model's table of tokens; None: as many as its tokenizer wants."""
+    is_open = model.preset is not None and not PRESETS[model.preset].shape.vocab_size
+    return None if is_open else shape.vocab_size
+
+
 def shape_of_config(
     config: dict[str, Any], source: str, *, is_random: bool, says_dropout: bool = False
 ) -> ModelShape:

@@ -20,7 +20,7 @@ from shardyard.config.auto import (
 from shardyard.config.fingerprint import SECTIONS_THAT_MAY_CHANGE, may_change
 from shardyard.config.format_problems import without_bf16
 from shardyard.config.legality import resolve_layout
-from shardyard.config.model_problems import misfits
+from shardyard.config.model_problems import misfits, vocabulary_problems
 from shardyard.config.presets import ModelShape
 from shardyard.config.resolved import DataFacts, Resolved, fingerprint, settings_in
 from shardyard.config.schema import Recipe
@@ -192,7 +192,11 @@ def _misfits(resolved: Resolved, machine: Machine) -> list[Problem]:
         *machine_problems(resolved.recipe, machine),
         *misfits(resolved.recipe, resolved.shape),
         *_sample_problems(resolved),
-        *_vocabulary_problems(resolved),
+        *vocabulary_problems(
+            tokenizer=resolved.recipe.data.tokenizer,
+            vocab_size=resolved.data.vocab_size,
+            rows=resolved.shape.vocab_size,
+        ),
     ]
 
 
@@ -249,20 +253,6 @@ def _sample_problems(resolved: Resolved) -> list[Problem]:
             "on. Raise it, or give data with more documents."
         )
         found.append(Problem("data.eval_fraction", text))
-    return found
-
-
-def _vocabulary_problems(resolved: Resolved) -> list[Problem]:
-    """A vocabulary that the model has no room for."""
-    shape = resolved.shape
-    found = []
-    if resolved.data.vocab_size > shape.vocab_size:
-        text = (
-            f"={resolved.recipe.data.tokenizer} has {resolved.data.vocab_size:,} tokens, the "
-            f"model's embedding has {shape.vocab_size:,} rows. Use the model's own tokenizer, or "
-            "a smaller data.vocab_size."
-        )
-        found.append(Problem("data.tokenizer", text))
     return found
 
 

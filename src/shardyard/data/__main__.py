@@ -26,9 +26,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m shardyard.data", description=__doc__)
     parser.add_argument("recipe", type=Path, help="JSON file that holds the recipe")
     parser.add_argument("--model-dir", type=Path, help="folder of the model's own files")
+    parser.add_argument("--rows", type=int, help="of the model's table of tokens, if it has one")
     parser.add_argument("--verify", action="store_true", help="check the SHA-256 of every file")
     options = parser.parse_args(arguments)
-    return _answer(lambda: _prepare(options.recipe, options.model_dir, verify=options.verify))
+    return _answer(
+        lambda: _prepare(
+            options.recipe, options.model_dir, rows=options.rows, verify=options.verify
+        )
+    )
 
 
 def _answer(work: Callable[[], dict[str, object]]) -> int:
@@ -44,7 +49,9 @@ def _answer(work: Callable[[], dict[str, object]]) -> int:
     return 0
 
 
-def _prepare(recipe_path: Path, model_dir: Path | None, *, verify: bool) -> dict[str, object]:
+def _prepare(
+    recipe_path: Path, model_dir: Path | None, *, rows: int | None, verify: bool
+) -> dict[str, object]:
     # Imported here and not above: a Ctrl-C during the import is then handled like any other.
     from dataclasses import asdict
 
@@ -53,7 +60,7 @@ def _prepare(recipe_path: Path, model_dir: Path | None, *, verify: bool) -> dict
 
     recipe = _read_recipe(recipe_path)
     with _shown_progress() as progress:
-        facts = prepare(recipe, model_dir=model_dir, progress=progress)
+        facts = prepare(recipe, model_dir=model_dir, progress=progress, rows=rows)
     if verify:
         shards.verify(Path(facts.dir))
     return asdict(facts)

@@ -129,7 +129,7 @@ class TokenizePiece:
             SourceError: Text cannot be read.
             StorageError: The file system refused a write.
         """
-        encoder = _encoder_in(self.folder)
+        encoder = encoder_in(self.folder)
         bos_id = None if self.bos_token is None else encoder.id_of(self.bos_token)
         builders = {split: _SplitBuilder(encoder, bos_id) for split in SPLITS}
         hashes: list[int] = []
@@ -189,7 +189,7 @@ def _npy_bytes(numbers: npt.NDArray[Any]) -> bytes:
 
 
 @lru_cache(maxsize=1)
-def _encoder_in(folder: Path) -> TextEncoder:
+def encoder_in(folder: Path) -> TextEncoder:
     """One tokenizer a process: a worker does many pieces."""
     files = {path.name: path.read_bytes() for path in folder.glob("*.json")}
     return TextEncoder(files, name=str(folder))

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardyard.config.fingerprint import digest
+from shardyard.config.model_problems import vocabulary_problems
 from shardyard.config.resolved import DataFacts
 from shardyard.config.schema import Data, Recipe
 from shardyard.data.formats import FORMATS, SECTION_BYTES
@@ -31,6 +32,7 @@ from shardyard.data.pieces import (
     HoldOut,
     TokenizePiece,
     cannot_write,
+    encoder_in,
     file_entry,
     write_file,
 )
@@ -51,7 +53,7 @@ from shardyard.data.tokenizer import (
     train_tokenizer,
 )
 from shardyard.data.workers import Task, run_tasks
-from shardyard.errors import DataError, RequestError, SourceError
+from shardyard.errors import DataError, RecipeError, RequestError, SourceError
 from shardyard.rundir.layout import flush_folder
 
 Progress = Callable[[str, int, int], None]
@@ -62,11 +64,14 @@ _TOKENIZER_SAMPLE_BYTES = 32 * 2**20
 """Text a tokenizer is trained on, taken evenly from the whole corpus: some 10 s of one core."""
 
 
-def prepare(recipe: Recipe, *, model_dir: Path | None, progress: Progress) -> DataFacts:
+def prepare(
+    recipe: Recipe, *, model_dir: Path | None, progress: Progress, rows: int | None = None
+) -> DataFacts:
     """Prepare the data set a recipe asks for; returns at once if it is there already.
 
     Args:
         model_dir: Folder of the model's own files, where ``data.tokenizer=auto`` looks first.
+        rows: Of the model's table of tokens; None: as many as the tokenizer wants.
 
     Raises:
         RequestError: The source or the tokenizer does not exist, or nothing can be held out.
@@ -85,6 +90,7 @@ def prepare(recipe: Recipe, *, model_dir: Path | None, progress: Progress) -> Da
             if not (folder / MANIFEST).exists():  # another process may just have written it
                 refuse_unreadable(files, data.text_key)
                 _write_tokenizer(folder, data, files, tokenizer, progress)
+                _refuse_large_vocabulary(folder, data, rows)
                 _build(folder, recipe, files, request, progress)
             # What a dying worker adds meanwhile is removed by the next call.
             shutil.rmtree(folder / SCRATCH, ignore_errors=True)
@@ -185,6 +191,14 @@ def _write_tokenizer(
         TextEncoder(tokenizer, name=f"data.tokenizer={data.tokenizer}")  # refuse it before work
     for name in sorted(tokenizer, key=lambda name: name == "tokenizer.json"):
         write_file(folder / name, tokenizer[name], folder=folder)
+
+
+def _refuse_large_vocabulary(folder: Path, data: Data, rows: int | None) -> None:
+    """Raise before anything is tokenised, not after an hour of it."""
+    vocab_size = encoder_in(folder).vocab_size
+    found = vocabulary_problems(tokenizer=data.tokenizer, vocab_size=vocab_size, rows=rows)
+    if found:
+        raise RecipeError(found)
 
 
 def _training_texts(pieces: Sequence[Piece], text_key: str, progress: Progress) -> Iterator[str]:
