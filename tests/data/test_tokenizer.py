@@ -2,11 +2,14 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
 from shardyard.data.tokenizer import (
@@ -57,6 +60,50 @@ def test_training_gives_the_same_bytes_with_one_thread_and_with_many(
     alone = {**os.environ, "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run([sys.executable, "-c", script], env=alone, stdout=-1, check=True)
     assert done.stdout == trained["tokenizer.json"]
+
+
+def plain_training(texts: list[str]) -> bytes:
+    """What the tokenizers library makes of texts without a limit to the length of words."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(iter(texts), trainer)
+    return tokenizer.to_str(pretty=True).encode()
+
+
+def test_the_limit_to_the_length_of_words_changes_no_tokenizer_of_text() -> None:
+    texts = [Path(module).read_text() for module in (json.decoder.__file__, subprocess.__file__)]
+    texts += ["é" * 200 + " " * 500 + "\n" + "-" * 500 + "\n", "𝔘nicode \U0001f600 日本語 " * 40]
+    assert train_tokenizer(iter(texts), vocab_size=600)["tokenizer.json"] == plain_training(texts)
+
+
+def test_a_word_of_any_length_is_trained_on_in_time_that_grows_with_it() -> None:
+    """100 kB took 2.4 s, and 4 times as long for twice the length; 3 MB never ended."""
+    draw = random.Random(0)
+    seconds = {}
+    for size in (40_000, 320_000):
+        word = "".join(draw.choices("ACGT", k=size))
+        began = time.process_time()
+        train_tokenizer(iter([word]), vocab_size=300)
+        seconds[size] = time.process_time() - began
+    assert seconds[320_000] < 24 * seconds[40_000]  # 8 times the length; it was 64
+    assert seconds[320_000] < 5
+
+
+@pytest.mark.parametrize("letters", ["ACGT", " ", "=", "é"])
+def test_a_long_word_is_encoded_and_decoded_whole(letters: str) -> None:
+    text = "".join(random.Random(0).choices(letters, k=20_000))
+    files = train_tokenizer(iter([text]), vocab_size=300)
+    encoder = TextEncoder(files, name="long")
+    tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
+    assert tokenizer.decode(encoder.encode(text)) == text
+    assert len(encoder.encode(text)) < len(text)
 
 
 def test_text_cannot_forge_the_end_of_a_document(trained: TokenizerFiles) -> None:

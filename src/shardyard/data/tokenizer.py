@@ -24,6 +24,8 @@ _CONFIG_FILE = "tokenizer_config.json"
 _SIDE_FILES = (_CONFIG_FILE, "special_tokens_map.json", "chat_template.jinja")
 _SLOW_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 _USUAL_END_TOKENS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
+_LONGEST_WORD_BYTES = 512
+"""Words above this (DNA, base64, a line of spaces) are learnt from in parts."""
 _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 
 
@@ -241,7 +243,12 @@ def train_tokenizer(texts: Iterator[str], *, vocab_size: int) -> TokenizerFiles:
     Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.2.
     """
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    # Training takes time with the square of a word's length. Encoding does not, so the tokenizer
+    # itself knows no such limit, and is the same where no word is as long.
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [words, pre_tokenizers.FixedLength(length=_LONGEST_WORD_BYTES)]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
@@ -250,6 +257,7 @@ def train_tokenizer(texts: Iterator[str], *, vocab_size: int) -> TokenizerFiles:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.pre_tokenizer = words
     special_tokens = _json_bytes({"eos_token": END_OF_TEXT})
     return _with_config(
         {
