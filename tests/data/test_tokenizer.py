@@ -12,6 +12,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
+from shardyard.config.load import load_recipe
+from shardyard.config.schema import Data
 from shardyard.data.tokenizer import (
     END_OF_TEXT,
     TextEncoder,
@@ -19,7 +21,7 @@ from shardyard.data.tokenizer import (
     find_tokenizer,
     train_tokenizer,
 )
-from shardyard.errors import DataError, RequestError
+from shardyard.errors import DataError, RecipeError, RequestError
 
 TEXTS = ["the cat sat on the mat\n" * 5, "def cat():\n    return 'the mat'\n" * 5]
 
@@ -79,7 +81,7 @@ def plain_training(texts: list[str]) -> bytes:
 
 def test_the_limit_to_the_length_of_words_changes_no_tokenizer_of_text() -> None:
     texts = [Path(module).read_text() for module in (json.decoder.__file__, subprocess.__file__)]
-    texts += ["é" * 200 + " " * 500 + "\n" + "-" * 500 + "\n", "𝔘nicode \U0001f600 日本語 " * 40]
+    texts += ["é" * 200 + " " * 500 + "\n" + "-" * 500 + "\n", "Ünicode \U0001f600 日本語 " * 40]
     assert train_tokenizer(iter(texts), vocab_size=600)["tokenizer.json"] == plain_training(texts)
 
 
@@ -152,6 +154,44 @@ def test_a_tokenizer_without_an_end_token_is_refused(trained: TokenizerFiles) ->
     content = trained["tokenizer.json"].replace(END_OF_TEXT.encode(), b"<start>")
     with pytest.raises(RequestError, match=r"odd has no end-of-text token.*eos_token.*train"):
         TextEncoder({"tokenizer.json": content}, name="odd")
+
+
+@pytest.mark.parametrize("content", [b"{oops", b"[" * 100_000, b"\xff"])
+@pytest.mark.parametrize("name", ["special_tokens_map.json", "tokenizer_config.json"])
+def test_a_damaged_side_file_is_named(
+    trained: TokenizerFiles, tmp_path: Path, name: str, content: bytes
+) -> None:
+    folder = write({"tokenizer.json": trained["tokenizer.json"], name: content}, tmp_path / "t")
+    with pytest.raises(DataError, match=rf"{name}.* is not JSON .*Fetch or save it again"):
+        files = find_tokenizer(str(folder), None)
+        assert files is not None
+        TextEncoder(files, name="t")
+
+
+def test_a_tokenizer_that_may_not_be_read_is_named(
+    trained: TokenizerFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write(trained, tmp_path / "t")
+
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(RequestError, match=r"t/tokenizer\.json cannot be read: Permission denied"):
+        find_tokenizer(str(folder), None)
+
+
+@pytest.mark.parametrize("vocab_size", [257, 2**24])
+def test_the_least_and_the_largest_vocabulary_are_trained(vocab_size: int) -> None:
+    assert Data(vocab_size=vocab_size).vocab_size == vocab_size
+    encoder = TextEncoder(train_tokenizer(iter(TEXTS), vocab_size=vocab_size), name="edge")
+    assert 257 <= encoder.vocab_size <= min(vocab_size, 400)
+
+
+@pytest.mark.parametrize("vocab_size", [256, 2**24 + 1, 2**31, 2**63])
+def test_a_vocabulary_out_of_bounds_is_refused_by_its_setting(vocab_size: int) -> None:
+    with pytest.raises(RecipeError, match=r"data\.vocab_size=\d+ is not .* 257 to 16777216"):
+        load_recipe([], [f"data.vocab_size={vocab_size}"])
 
 
 def test_a_damaged_tokenizer_is_named() -> None:

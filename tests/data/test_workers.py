@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.data.workers import Task, run_tasks
-from shardyard.errors import DataError, StorageError
+from shardyard.errors import DataError, SourceError, StorageError
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,52 @@ def test_an_error_of_a_task_comes_back_as_it_is() -> None:
     with pytest.raises(StorageError, match="no room"):
         run_tasks([Fail(), Fail()], workers=2, on_done=lambda _: None)
     assert active_children() == []
+
+
+@dataclass(frozen=True)
+class Panic(BaseException):
+    """As the Rust libraries raise."""
+
+
+@dataclass(frozen=True)
+class Raise:
+    error: BaseException
+
+    def __str__(self) -> str:
+        return "text.jsonl"
+
+    def __call__(self) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            UnicodeEncodeError("utf-8", "\ud800", 0, 1, "why"),
+            r"text\.jsonl: UnicodeEncodeError at ",
+        ),
+        (Panic(), r"text\.jsonl: Panic at test_workers\.py:\d+: .*a bug of shardyard: report it"),
+        (RuntimeError("odd"), r"at test_workers\.py:\d+: odd\. Finished pieces are kept"),
+        (MemoryError(), r"text\.jsonl: memory ran out\. .*with a smaller data\.workers"),
+    ],
+)
+def test_what_nobody_thought_of_is_one_message_too(
+    error: BaseException, message: str, workers: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(DataError, match=message) as told:
+        run_tasks([Raise(error), Raise(error)], workers=workers, on_done=lambda _: None)
+    assert "\n" not in str(told.value)
+    assert "Traceback" not in capfd.readouterr().err
+    assert active_children() == []
+
+
+def test_an_error_keeps_its_exit_code_on_the_way_from_a_worker() -> None:
+    tasks = [Raise(SourceError("a.jsonl:7: not JSON"))] * 2
+    with pytest.raises(SourceError, match=r"a\.jsonl:7") as told:
+        run_tasks(tasks, workers=2, on_done=lambda _: None)
+    assert told.value.exit_code == 2
 
 
 def test_a_killed_worker_is_named_and_says_what_to_do() -> None:

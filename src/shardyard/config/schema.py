@@ -101,8 +101,10 @@ class Data(Section):
     """A tokenizer folder, a hub name, or train; auto: the model's own, else train."""
     bos: bool | Auto = "auto"
     """A token that begins each document; auto: where the tokenizer itself puts one before texts."""
-    vocab_size: Annotated[int, Field(ge=257, le=2**31)] = 4096
+    vocab_size: Annotated[int, Field(ge=257, le=2**24)] = 4096
     """Vocabulary of the byte-level BPE when the tokenizer is trained on the corpus."""
+    # The largest in use is XLM-V's of 1 M (arXiv:2301.10472). From 2^31 the tokenizers library
+    # asks for so much memory at once that it ends the process.
     seq_len: Annotated[int, Field(ge=2)] | Auto = "auto"
     """Tokens in one sample; auto: the model's context length, at most 4,096."""
     eval_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.05

@@ -39,14 +39,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _answer(work: Callable[[], dict[str, object]]) -> int:
     from shardyard.errors import EXIT_INTERRUPTED, ShardyardError
 
+    answer: ShardyardError
     try:
         print(json.dumps(work()))
+        return 0
     except ShardyardError as error:
-        print(json.dumps({"error": str(error), "exit_code": error.exit_code}))
-        return error.exit_code
+        answer = error
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    return 0
+    except Exception as error:  # noqa: BLE001 - the outermost line
+        from shardyard.data.workers import unexpected
+
+        answer = unexpected("preparing data", error)
+    print(json.dumps({"error": str(answer), "exit_code": answer.exit_code}))
+    return answer.exit_code
 
 
 def _prepare(

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardyard.data.formats import Section
+from shardyard.data.formats import Section, shown
 from shardyard.data.shards import bin_name, idx_name, token_dtype
 from shardyard.data.sources import Piece, piece_size_bytes, read_sections
 from shardyard.data.tokenizer import TextEncoder
@@ -113,6 +113,15 @@ class TokenizePiece:
     @property
     def size_bytes(self) -> int:
         return piece_size_bytes(self.piece)
+
+    def __str__(self) -> str:
+        first, *others = self.piece
+        more = (
+            f", and {len(others)} files more"
+            if others
+            else f", bytes {first.start:,} to {first.stop:,}"
+        )
+        return f"{shown(first.path)}{more}"
 
     def finished(self) -> dict[str, Any] | None:
         """The record of this very piece if it is finished."""

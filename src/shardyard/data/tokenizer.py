@@ -154,7 +154,7 @@ def _declared_token(
 def _json_object(content: bytes, place: str) -> dict[str, Any]:
     try:
         parsed = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{place} is not JSON ({error}). Fetch or save it again.") from error
     return parsed if isinstance(parsed, dict) else {}
 
@@ -199,7 +199,14 @@ def _read_folder(folder: Path, *, is_required: bool) -> TokenizerFiles | None:
             "or set data.tokenizer=train."
         )
     paths = [main, *(folder / name for name in _SIDE_FILES)]
-    return _with_config({path.name: path.read_bytes() for path in paths if path.is_file()})
+    try:
+        files = {path.name: path.read_bytes() for path in paths if path.is_file()}
+    except OSError as error:
+        raise RequestError(
+            f"data.tokenizer: {error.filename} cannot be read: {error.strerror}. Check its "
+            "permissions, or name another folder."
+        ) from error
+    return _with_config(files)
 
 
 def _fetch_from_hub(name: str) -> TokenizerFiles:
@@ -276,7 +283,8 @@ def _with_config(files: TokenizerFiles) -> TokenizerFiles:
         "clean_up_tokenization_spaces": False,
     }
     if "special_tokens_map.json" in files:
-        config.update(json.loads(files["special_tokens_map.json"]))
+        content = files["special_tokens_map.json"]
+        config.update(_json_object(content, "special_tokens_map.json of data.tokenizer"))
     return {**files, _CONFIG_FILE: _json_bytes(config)}
 
 

@@ -8,11 +8,13 @@ ends notice at once when the other is gone.
 import os
 import signal
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import connection, get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
+from pathlib import Path
 
 from shardyard.errors import DataError, ShardyardError
 
@@ -28,11 +30,11 @@ def run_tasks(tasks: Sequence[Task], *, workers: int, on_done: Callable[[Task], 
 
     Raises:
         ShardyardError: What a task raised; tasks still running are killed.
-        DataError: A worker was killed.
+        DataError: A worker was killed, or a task failed in a way that nobody thought of.
     """
     if workers == 1 or len(tasks) == 1:
         for task in tasks:
-            task()
+            _do(task)
             on_done(task)
         return
     with _started(min(workers, len(tasks))) as processes:
@@ -117,13 +119,48 @@ def _work(pipe: Connection) -> None:
             task = pipe.recv()
         except (EOFError, ConnectionError):
             return
+        answer: ShardyardError | None = None
         try:
-            task()
-            pipe.send(None)
+            _do(task)
+        except ShardyardError as error:
+            answer = error
+        try:
+            pipe.send(answer)
         except ConnectionError:
             return  # the parent is gone
-        except ShardyardError as error:
-            pipe.send(error)
+
+
+def _do(task: Task) -> None:
+    """Do a task; whatever it raises becomes an error that can be told in one message.
+
+    Raises:
+        ShardyardError: What the task raised, or what says so.
+    """
+    try:
+        task()
+    except (ShardyardError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # of the Rust libraries, a panic is no Exception
+        raise unexpected(str(task), error) from error
+
+
+def unexpected(what: str, error: BaseException) -> DataError:
+    """The error for what nobody thought of; it says where in our code that was.
+
+    Args:
+        what: What was being worked on.
+    """
+    if isinstance(error, MemoryError):
+        return DataError(
+            f"{what}: memory ran out. Finished pieces are kept. Prepare again with a smaller "
+            "data.workers, or where there is more memory."
+        )
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return DataError(
+        f"{what}: {type(error).__name__}{where}: {error}. Finished pieces are kept. If the files "
+        "are sound, this is a bug of shardyard: report it with this line."
+    )
 
 
 def _die_with_parent() -> None:
