@@ -100,8 +100,9 @@ def batch_checks(
     if found[0].verdict == "problem":
         return found
     checks = {
-        "queue": _queue, "instances": _instances, "roles": _roles, "log group": _log_group,
-        "quota": _quota, "image": _image, "secrets": _secrets,
+        "queue": _queue, "instances": _instances, "task network": _task_networks,
+        "roles": _roles, "log group": _log_group, "quota": _quota, "image": _image,
+        "secrets": _secrets,
     }  # fmt: skip
     asked = {name: partial(check, account) for name, check in checks.items()}
     return found + gather(asked, essential="queue")
@@ -145,7 +146,6 @@ def _instances(account: _Account) -> Iterator[Finding]:
         name, ec2 = environment["computeEnvironmentName"], account.client("ec2")
         template = _template(account, ec2, resources.get("launchTemplate") or {})
         yield from _efa(account, name, template)
-        yield from _task_network(account, ec2, environment, template)
         if account.request.nodes > 1 and not resources.get("placementGroup"):
             yield Finding(
                 name="placement group", verdict="warning",
@@ -194,9 +194,17 @@ def _efa(account: _Account, name: str, template: Mapping[str, Any]) -> Iterator[
         )  # fmt: skip
 
 
-def _task_network(
-    account: _Account, ec2: Any, environment: Mapping[str, Any], template: Mapping[str, Any]
-) -> Iterator[Finding]:
+def _task_networks(account: _Account) -> Iterator[Finding]:
+    if account.request.nodes == 1:
+        return
+    for environment in account.environments:
+        ec2 = account.client("ec2")
+        template = _template(account, ec2, _resources(environment).get("launchTemplate") or {})
+        if template.get("NetworkInterfaces"):
+            yield from _task_network(account, ec2, environment)
+
+
+def _task_network(account: _Account, ec2: Any, environment: Mapping[str, Any]) -> Iterator[Finding]:
     """Whether nodes reach node 0 through the interface that ECS gives each container.
 
     It has the security groups of the compute environment; without any, the default one of the VPC.
@@ -204,8 +212,6 @@ def _task_network(
     them. Source: AWS Batch User Guide, mnp-ce; github.com/aws/aws-cdk issue 21577.
     """
     resources = _resources(environment)
-    if account.request.nodes == 1 or not template.get("NetworkInterfaces"):
-        return
     with aws_errors("look at the security groups", account.region):
         (subnet, *_) = ec2.describe_subnets(SubnetIds=resources["subnets"])["Subnets"]
         wanted = {"vpc-id": subnet["VpcId"], "group-name": "default"}
