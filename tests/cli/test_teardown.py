@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from shardyard.errors import CapacityError
 from shardyard.launch.base import JobState
 from shardyard.launch.ledger import Ledger
 from tests.cli.fake_launcher import FakeLauncher
@@ -44,6 +45,7 @@ def test_everything_is_removed_the_newest_first_and_a_repeat_finds_nothing(
 def test_a_dry_run_lists_what_would_be_removed_and_what_costs_money(
     tmp_path: Path, fake: FakeLauncher, capsys: Captured
 ) -> None:
+    fake.statuses = [status(JobState.RUNNING)]
     assert teardown(fake, tmp_path, "--dry-run") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == [f"still there, and may cost money: {name}" for name in OBJECTS]
@@ -52,6 +54,29 @@ def test_a_dry_run_lists_what_would_be_removed_and_what_costs_money(
         "persistent volume claim texts", "EFS file system fs-1",
     ]  # fmt: skip
     assert len(fake.created) == 2
+
+
+def test_of_a_job_that_ended_a_dry_run_does_not_say_that_it_may_cost_money(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    assert teardown(fake, tmp_path, "--dry-run") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("over, so it costs nothing") and lines[0].endswith(OBJECTS[0])
+    assert lines[1] == f"still there, and may cost money: {OBJECTS[1]}"
+    assert teardown(fake, tmp_path, "--dry-run", "--json") == 0
+    content = json.loads(capsys.readouterr().out)
+    assert (content["over"], content["left"]) == ([OBJECTS[0]], [OBJECTS[1]])
+    assert len(fake.created) == 2
+
+
+def test_a_job_whose_scheduler_does_not_answer_may_cost_money(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    fake.unanswered = [CapacityError("the controller is away.")]
+    assert teardown(fake, tmp_path, "--dry-run") == 0
+    said = capsys.readouterr()
+    assert "whether job 8 is over is not known: the controller is away." in said.err
+    assert [line for line in said.out.splitlines() if "over" in line] == []
 
 
 def test_what_cannot_be_removed_is_named_and_the_exit_code_says_so(

@@ -72,7 +72,7 @@ def _(desk: AnyDesk) -> int:
     return desk.shardyard("launch", *desk._recipe([]), "--on", desk.on)
 
 
-@row("run folder cannot be made", 1, says="cannot be written: Not a directory", do="run.dir")
+@row("run folder cannot be made", 2, says="which is a file and no folder", do="Mend the path")
 def _(desk: AnyDesk) -> int:
     (desk.folder / "file").write_text("")
     return desk.launch(f"run.dir={desk.folder / 'file' / 'runs'}")

@@ -6,7 +6,7 @@ none is removed: the run's own folder, volumes and file systems stay.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
@@ -16,7 +16,7 @@ from shardyard.cli.launching import Launchers, confirm, launcher_named
 from shardyard.cli.options import json_option, runs_dir_option, trust_option
 from shardyard.cli.terminal import say, tell
 from shardyard.config.load import load_recipe
-from shardyard.errors import RequestError
+from shardyard.errors import RequestError, ShardyardError
 from shardyard.launch.ledger import Entry, Ledger
 from shardyard.launch.trust import refuse_untrusted
 from shardyard.rundir.layout import RunDir, find_run
@@ -31,6 +31,8 @@ class Remains:
     """Created by this run, and still there."""
     untouched: list[str]
     """Used by this run, but not created by it."""
+    over: list[str] = field(default_factory=list)
+    """Jobs that ended: they cost nothing any more, and the ledger still names them."""
 
 
 @click.command()
@@ -58,10 +60,17 @@ def command(
     refuse_untrusted(run_dir.ledger, trusts_folder=trusts_folder)
     ledger = Ledger(run_dir.ledger)
     live, untouched = ledger.live(), _foreign(run_dir)
-    if dry_run or not live:
-        _show(run_dir, Remains(removed=[], left=_names(live), untouched=untouched), as_json=as_json)
-        return 0
     launchers = launchers_in(context)
+    if dry_run or not live:
+        ended = _ended(run_dir, ledger, launchers)
+        remains = Remains(
+            removed=[],
+            left=_names([entry for entry in live if entry.id not in ended]),
+            untouched=untouched,
+            over=_names([entry for entry in live if entry.id in ended]),
+        )
+        _show(run_dir, remains, as_json=as_json)
+        return 0
     if not is_forced:
         _refuse_running(run_dir, ledger, launchers)
     say(f"to be removed: {', '.join(_names(live))}")
@@ -81,6 +90,24 @@ def _remove(run_dir: RunDir, ledger: Ledger, launchers: Launchers | None) -> lis
             launcher = launcher_named(entry.launcher, launchers)
             removed += launcher.remove(job_of(run_dir, entry), ledger)
     return removed
+
+
+def _ended(run_dir: RunDir, ledger: Ledger, launchers: Launchers | None) -> set[str | None]:
+    """Ids of jobs that the ledger still names and that are over, as their schedulers say."""
+    named = {entry.id for entry in ledger.live()}
+    ended: set[str | None] = set()
+    for entry in ledger.jobs():
+        if entry.id not in named:
+            continue
+        job = job_of(run_dir, entry)
+        try:
+            status = launcher_named(job.launcher, launchers).status(job)
+        except ShardyardError as error:  # then it may cost money
+            say(f"warning: whether job {job.id} is over is not known: {error}")
+            continue
+        if status.state.is_over:
+            ended.add(entry.id)
+    return ended
 
 
 def _refuse_running(run_dir: RunDir, ledger: Ledger, launchers: Launchers | None) -> None:
@@ -122,15 +149,18 @@ def _show(run_dir: RunDir, remains: Remains, *, as_json: bool) -> None:
             "run_id": run_dir.run_id,
             "removed": remains.removed,
             "left": remains.left,
+            "over": remains.over,
             "untouched": remains.untouched,
         }
         tell(json.dumps(content, indent=1))
         return
     for name in remains.removed:
         tell(f"removed: {name}")
+    for name in remains.over:
+        tell(f"over, so it costs nothing; a tear-down strikes it from the ledger: {name}")
     for name in remains.left:
         tell(f"still there, and may cost money: {name}")
     for name in remains.untouched:
         tell(f"not created by this run, so not removed, and may cost money: {name}")
-    if not remains.left:
+    if not (remains.left or remains.over):
         tell(f"nothing of run {run_dir.run_id} is left elsewhere; {run_dir.path} stays")
