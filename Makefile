@@ -65,7 +65,7 @@ docs: .venv/installed-dev
 
 .venv-oldest/installed: pyproject.toml constraints-oldest.txt
 	test -d .venv-oldest || $(PYTHON) -m venv .venv-oldest
-	$(OLDEST)/pip install --quiet --disable-pip-version-check -c constraints-oldest.txt -e . pytest
+	$(OLDEST)/pip install --quiet --disable-pip-version-check -c constraints-oldest.txt -e '.[fp8]' pytest
 	touch $@
 
 clean:

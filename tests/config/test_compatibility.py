@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu.run import NEEDED
-from shardyard.config.compatibility import ENGINES, Engine, check_packages, engines_for
+from shardyard.config.compatibility import ENGINES, TORCHAO, Engine, check_packages, engines_for
 from shardyard.config.schema import Parallel, Precision, Recipe
 from shardyard.errors import RequestError
 
@@ -67,10 +67,10 @@ def test_the_least_versions_are_those_that_the_tests_run_with() -> None:
         re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "constraints-oldest.txt").read_text(), re.M)
     )
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for dependency in project["dependencies"]:
-        name, _, bound = dependency.partition(">=")
-        assert _is_release_of(least[name], bound), dependency
-    for engine in ENGINES:
+    for dependency in [*project["dependencies"], *project["optional-dependencies"]["fp8"]]:
+        name, _, bounds = dependency.partition(">=")
+        assert _is_release_of(least[name], bounds.split(",")[0]), dependency
+    for engine in (*ENGINES, TORCHAO):
         assert _is_release_of(least[engine.package], engine.at_least), engine
     for name, bound in NEEDED.items():
         if name in least:  # others come with these
