@@ -188,7 +188,7 @@ class Parallel(Section):
     virtual_stages: Degree = 1
     """Stages of one pipeline rank: 2 or more for interleaved, 2 for zb-v, any for zero-bubble."""
     ep: Degree = 1
-    """Ranks over which the experts are dealt, taken from dp_shard x cp."""
+    """Ranks over which experts are dealt, taken from dp_shard x cp; above 1 needs torch 2.12."""
     prefetch: Annotated[int, Field(ge=0)] = 1
     """Blocks whose parameters are gathered ahead of the one that computes."""
 
