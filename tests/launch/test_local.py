@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -262,3 +263,23 @@ def test_the_supervisor_of_another_user_is_not_ended(run: RunDir) -> None:
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.1)
         process.kill()
+
+
+def test_a_real_supervisor_is_known_by_its_folder_and_cancelled(run: RunDir) -> None:
+    folder = run.path / "logs" / "job-0"
+    folder.mkdir(parents=True)
+    content = {
+        "program": [sys.executable, "-c", "import time; time.sleep(60)"],
+        "run_dir": str(run.path), "nodes": 1, "fewest_nodes": 1,
+        "devices_per_node": 1, "env": {}, "max_restarts": 0, "drain_timeout_s": 1.0,
+        "time_limit_s": None,
+    }  # fmt: skip
+    write_json(folder / "job.json", content)
+    who = start_supervisor(folder)
+    details = {"folder": str(folder), "boot": who.boot}
+    job = Job(
+        launcher="local", run_id="r", id=f"{who.pid}-{who.started}", name="r/job-0", details=details
+    )
+    assert LOCAL.status(job).state is JobState.RUNNING
+    assert LOCAL.remove(job, Ledger(run.ledger)) == ["local job r/job-0"]
+    assert LOCAL.status(job).state is not JobState.RUNNING
