@@ -167,7 +167,7 @@ def test_a_worker_that_just_leaves_is_lost_too(agents: Agents) -> None:
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_drains(agents: Agents, number: signal.Signals, exit_code: int) -> None:
     agents.prepare()
-    agents.run.checkpoints.mkdir()
+    agents.run.checkpoint(7).mkdir(parents=True)
     agents.run.latest.write_text("step-00000007\n")
     process = agents.start("train_until_drained")
     agents.wait_for_training()
