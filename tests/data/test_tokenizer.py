@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 
 from shardyard.config.load import load_recipe
 from shardyard.config.schema import Data
+from shardyard.data import tokenizer as module
 from shardyard.data.tokenizer import (
     END_OF_TEXT,
     TextEncoder,
@@ -106,6 +107,24 @@ def test_a_long_word_is_encoded_and_decoded_whole(letters: str) -> None:
     tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
     assert tokenizer.decode(encoder.encode(text)) == text
     assert len(encoder.encode(text)) < len(text)
+
+
+@pytest.mark.parametrize("separator", [" ", "\n", "\n\n    ", "\r\n", ""])
+def test_a_huge_text_is_encoded_in_parts_to_the_same_tokens(
+    trained: TokenizerFiles, monkeypatch: pytest.MonkeyPatch, separator: str
+) -> None:
+    monkeypatch.setattr(module, "_PART_CHARACTERS", 100)
+    text = separator.join(["the", "mat", "def cat():", "é", "on"] * 200)
+    parts = list(module._parts(text))
+    assert "".join(parts) == text
+    assert len(parts) > 5
+    assert max(len(part) for part in parts) <= 200
+    tokenizer = Tokenizer.from_str(trained["tokenizer.json"].decode())
+    whole = tokenizer.encode(text).ids
+    ids = TextEncoder(trained, name="parts").encode(text)
+    if separator:
+        assert ids == whole
+    assert tokenizer.decode(ids) == text
 
 
 def test_text_cannot_forge_the_end_of_a_document(trained: TokenizerFiles) -> None:
