@@ -1,12 +1,9 @@
 """Which steps are evaluated, by hand: the steps in which so many passes over the data are full."""
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
 from shardyard.config.schema import Task
-from shardyard.train.loop import Loop
+from shardyard.train.evaluate import evaluation_due
 
 
 @pytest.mark.parametrize(
@@ -22,12 +19,9 @@ from shardyard.train.loop import Loop
     ],
 )
 def test_evaluations_are_due_in_the_steps_worked_out_by_hand(task: Task, due: list[int]) -> None:
-    loop: Any = Loop.__new__(Loop)
-    loop.recipe = SimpleNamespace(task=task)
-    loop.training = SimpleNamespace(
-        eval_source=object(),
-        train_source=SimpleNamespace(num_samples=10),
-        resolved=SimpleNamespace(steps=5),
-    )
-    loop._global_batch = 4
-    assert [step for step in range(1, 6) if loop._evaluation_due(step)] == due
+    found = [
+        step
+        for step in range(1, 6)
+        if evaluation_due(step, task=task, steps=5, global_batch=4, samples=10)
+    ]
+    assert found == due

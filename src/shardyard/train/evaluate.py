@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from shardyard.config.schema import Task
 from shardyard.data.loader import EvalSource, step_batches
 from shardyard.parallel.data import reshard
 from shardyard.parallel.mesh import Mesh
@@ -24,6 +25,25 @@ class Evaluation:
     def perplexity(self) -> float:
         """exp(loss); infinite where that is too large."""
         return math.exp(self.loss) if self.loss < 700 else math.inf
+
+
+def evaluation_due(step: int, *, task: Task, steps: int, global_batch: int, samples: int) -> bool:
+    """Whether a run is evaluated after a step, counted from 1.
+
+    Args:
+        steps: Of the whole run; the last one is always evaluated.
+        global_batch: Samples of a step.
+        samples: Of an epoch.
+    """
+    if step == steps:
+        return True
+    if task.eval_every_steps is not None:
+        return step % task.eval_every_steps == 0
+    if task.eval_every_epochs is None:
+        return False
+    every = task.eval_every_epochs * samples
+    before = (step - 1) * global_batch
+    return int(before // every) < int(step * global_batch // every)
 
 
 @torch.no_grad()

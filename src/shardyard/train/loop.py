@@ -10,18 +10,17 @@ import math
 import os
 import time
 from dataclasses import asdict, dataclass
-from typing import NoReturn
 
 from shardyard.checkpoint.save import Abandoned, Durable
 from shardyard.config.resolved import fingerprint
-from shardyard.errors import TrainingError
 from shardyard.observe.metrics import StepTimes
 from shardyard.observe.samples import log_samples
 from shardyard.parallel.device import peak_memory_bytes
 from shardyard.rundir.layout import RunDir
-from shardyard.train.evaluate import evaluate
+from shardyard.train.evaluate import evaluate, evaluation_due
 from shardyard.train.finish import finish
 from shardyard.train.hooks import Hooks
+from shardyard.train.not_finite import not_saved, too_many_skipped
 from shardyard.train.optim import lr_at, put_nan
 from shardyard.train.setup import Training, set_up
 from shardyard.train.state import checkpoint_values
@@ -101,7 +100,7 @@ class Loop:
             self._save()
         self._report_saves()
         if self.abandoned is not None and not self.drain:
-            raise self._not_finite(self.abandoned)
+            raise not_saved(self.abandoned, newest=self.durable_step)
 
     def _may_end(self) -> bool:
         """Whether the run is complete, or is to drain and no better state is to be hoped for."""
@@ -146,35 +145,11 @@ class Loop:
         self.drain = self.drain or result.drain_requested
         self.skipped_in_row = result.skipped_in_row
         if result.skipped_in_row > self.recipe.optim.max_skipped_steps:
-            self._end_for_skipped_steps(launched.step, result)
-
-    def _end_for_skipped_steps(self, step: int, result: StepResult) -> NoReturn:
-        self.training.saver.wait()
-        self._report_saves()
-        if self.abandoned is not None:
-            raise self._not_finite(self.abandoned)
-        raise TrainingError(
-            f"step {step}: loss {result.loss}, gradient norm {result.grad_norm}; "
-            f"{result.skipped_in_row} steps in a row were skipped because they were not "
-            "finite. Restarting would repeat them. Resume with precision.compute=fp32 if it "
-            "was not, or start a new run with a lower optim.lr or optim.grad_clip. "
-            f"{self._newest()}"
-        )
-
-    def _not_finite(self, save: Abandoned) -> TrainingError:
-        """NaN and infinities stay where they are: no later save of this process could succeed."""
-        return TrainingError(
-            f"step {save.step} was not saved, as the state is not finite: {save.reason}. No step "
-            f"can mend that. {self._newest()} Resume the run: after the fault of a device it goes "
-            "on; if the same comes again, resume with precision.compute=fp32, or start a new run "
-            "with a lower optim.lr or optim.grad_clip."
-        )
-
-    def _newest(self) -> str:
-        """What a resume would go on from."""
-        if not self.durable_step:
-            return "There is no checkpoint yet."
-        return f"The newest checkpoint is from step {self.durable_step} and finite."
+            self.training.saver.wait()
+            self._report_saves()
+            if self.abandoned is not None:
+                raise not_saved(self.abandoned, newest=self.durable_step)
+            raise too_many_skipped(launched.step, result, newest=self.durable_step)
 
     def _write_line(self, launched: _Launched, result: StepResult, step_time_s: float) -> None:
         samples = launched.step * self._global_batch
@@ -202,18 +177,14 @@ class Loop:
             sink.write(line)
 
     def _evaluation_due(self, step: int) -> bool:
-        task, source = self.recipe.task, self.training.train_source
-        if self.training.eval_source is None:
-            return False
-        if step == self.training.resolved.steps:
-            return True
-        if task.eval_every_steps is not None:
-            return step % task.eval_every_steps == 0
-        if task.eval_every_epochs is None:
-            return False
-        every = task.eval_every_epochs * source.num_samples
-        before = (step - 1) * self._global_batch
-        return int(before // every) < int(step * self._global_batch // every)
+        source = self.training.train_source
+        return self.training.eval_source is not None and evaluation_due(
+            step,
+            task=self.recipe.task,
+            steps=self.training.resolved.steps,
+            global_batch=self._global_batch,
+            samples=source.num_samples,
+        )
 
     def _evaluate(self) -> None:
         training, progress = self.training, self.progress
@@ -289,5 +260,5 @@ class Loop:
         if not self._is_complete():
             return DRAINED
         if self.abandoned is not None:
-            raise self._not_finite(self.abandoned)
+            raise not_saved(self.abandoned, newest=self.durable_step)
         return FINISHED
