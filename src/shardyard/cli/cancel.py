@@ -6,12 +6,12 @@ from pathlib import Path
 import click
 
 from shardyard.cli.launched import describe_job, find_steered, launchers_in
-from shardyard.cli.options import json_option, runs_dir_option, trust_option
+from shardyard.cli.options import json_option, run_argument, runs_dir_option, trust_option
 from shardyard.cli.terminal import tell
 
 
 @click.command()
-@click.argument("run")
+@run_argument
 @runs_dir_option
 @click.option("--dry-run", is_flag=True, help="Say what would be cancelled; cancel nothing.")
 @trust_option

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import click
 
-from shardyard.cli.options import json_option, runs_dir_option
+from shardyard.cli.options import LocalPath, json_option, run_argument, runs_dir_option
 from shardyard.rundir.layout import find_run
 
 
 @click.command("export")
-@click.argument("run")
-@click.option("--to", type=click.Path(path_type=Path), required=True, help="Folder to write.")
+@run_argument
+@click.option("--to", type=LocalPath(path_type=Path), required=True, help="Folder to write.")
 @click.option("--step", default="latest", show_default=True, help="A step, latest or best.")
 @click.option(
     "--dtype",

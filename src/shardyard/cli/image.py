@@ -67,7 +67,7 @@ def build(
     text = render_dockerfile(chosen)
     if dry_run:
         plain = {"base": chosen.image, "tag": name, "dockerfile": text}
-        tell(json.dumps(plain, indent=1) if as_json else text)
+        tell(json.dumps(plain, indent=1) if as_json else text.removesuffix("\n"))
         return
     refuse_unfit(chosen)
     program = find_tool(tool)

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from shardyard.cli.launched import Launched, find_launched, launchers_in
-from shardyard.cli.options import raw_option, runs_dir_option
+from shardyard.cli.options import raw_option, run_argument, runs_dir_option
 from shardyard.cli.terminal import tell, tell_exactly
 from shardyard.errors import RequestError
 from shardyard.launch.base import LogLine
@@ -15,7 +15,7 @@ from shardyard.printable import log_line
 
 
 @click.command()
-@click.argument("run")
+@run_argument
 @click.option("--node", type=click.IntRange(min=0), help="Of this node; default: of node 0.")
 @click.option("--all", "is_all", is_flag=True, help="Of all nodes, each line with its node.")
 @click.option("--follow", is_flag=True, help="Until the job is over.")

@@ -29,6 +29,7 @@ from shardyard.cli.limits import (
 )
 from shardyard.cli.mark_lines import marked_on_stdout, take_nonce
 from shardyard.cli.network_check import network_checked
+from shardyard.cli.options import LocalPath
 from shardyard.cli.request import Request
 from shardyard.cli.resume import is_finished, newest_attempt
 from shardyard.cli.sent_code import take_code
@@ -52,14 +53,14 @@ _PODS = ("jobset", "trainjob", "pytorchjob", "aws-batch")
 
 
 @click.command()
-@click.argument("recipe", type=click.Path(path_type=Path))
-@click.option("--run-dir", type=click.Path(path_type=Path), required=True, help="The run's folder.")
+@click.argument("recipe", type=LocalPath(path_type=Path))
+@click.option("--run-dir", type=LocalPath(path_type=Path), required=True, help="The run's folder.")
 @click.option("--place", "kind", type=click.Choice(KINDS), required=True, help="What starts it.")
 @click.option("--node-rank", type=click.IntRange(min=0), help="With --place given: this node.")
 @click.option("--nodes", type=click.IntRange(min=1), help="With --place given: how many.")
 @click.option("--rendezvous", metavar="HOST:PORT", help="With --place given: a port of node 0.")
 @click.option(
-    "--code", type=click.Path(path_type=Path), help="launch.code, where not in the run's folder."
+    "--code", type=LocalPath(path_type=Path), help="launch.code, where not in the run's folder."
 )
 @click.option("--session", help="With --place given: new at each start, the same on all nodes.")
 def command(

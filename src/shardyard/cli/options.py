@@ -1,14 +1,43 @@
 """Options that several verbs share, so that they are spelled and explained once."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
+
+class LocalPath(click.Path):
+    """A path of this machine, held to what paths among the settings are held to.
+
+    Without it a URL is the name of a local folder, and what was written there is looked for in vain
+    where it was asked to be.
+    """
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Any:
+        from shardyard.config.load import show  # `--help` waits for no schema
+        from shardyard.config.reach import why_not_reached
+        from shardyard.config.text_problems import why_no_path, without_secrets
+
+        text = os.fspath(value)
+        why = why_no_path(text) or why_not_reached(text)
+        if why is not None:
+            self.fail(f"{show(without_secrets(text))} {why}", param, ctx)
+        return super().convert(Path(text).expanduser() if text[:1] == "~" else text, param, ctx)
+
+
+run_argument = click.argument("run", type=LocalPath())
+"""A path, an id or the beginning of one."""
+
 runs_dir_option = click.option(
     "--runs-dir",
-    type=click.Path(path_type=Path),
+    type=LocalPath(path_type=Path, file_okay=False),
     default=Path("runs"),
     show_default=True,
     help="Folder that holds the runs (run.dir).",

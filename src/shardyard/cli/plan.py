@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from shardyard.cli.options import json_option
+from shardyard.cli.options import LocalPath, json_option
 from shardyard.cli.plan_tables import (
     show_details,
     show_dry_run,
@@ -90,7 +90,7 @@ class _AboveZero(click.ParamType[float]):
 @click.argument("recipe", nargs=-1, required=True)
 @json_option
 @click.option("--details", is_flag=True, help="Show every term with its reason.")
-@click.option("--page", type=click.Path(path_type=Path, dir_okay=False), help="Write a page here.")
+@click.option("--page", type=LocalPath(path_type=Path, dir_okay=False), help="Write a page here.")
 @click.option(
     "--layouts",
     "best",
@@ -102,7 +102,7 @@ class _AboveZero(click.ParamType[float]):
 @click.option(
     "--calibrate",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=LocalPath(path_type=Path),
     help="A measured table of collectives, a step profile or a run's folder; several may be given.",
 )
 @click.option("--dry-run-model", is_flag=True, help="Build and step the real model on no device.")

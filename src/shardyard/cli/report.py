@@ -5,14 +5,14 @@ from pathlib import Path
 
 import click
 
-from shardyard.cli.options import json_option, runs_dir_option
+from shardyard.cli.options import json_option, run_argument, runs_dir_option
 from shardyard.cli.terminal import say, tell
 from shardyard.report.write import write_report
 from shardyard.rundir.layout import find_run
 
 
 @click.command()
-@click.argument("run")
+@run_argument
 @runs_dir_option
 @json_option
 def command(run: str, *, runs_dir: Path, as_json: bool) -> None:

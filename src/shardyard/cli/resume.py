@@ -18,7 +18,13 @@ from shardyard.cli.launched import (
 )
 from shardyard.cli.launching import Launchers, Proposal, launcher_named, propose
 from shardyard.cli.limits import refuse_spent
-from shardyard.cli.options import as_override, json_option, launch_options, runs_dir_option
+from shardyard.cli.options import (
+    as_override,
+    json_option,
+    launch_options,
+    run_argument,
+    runs_dir_option,
+)
 from shardyard.cli.request import Request, take_secrets
 from shardyard.cli.terminal import say, tell
 from shardyard.cli.train import refuse_other_nodes
@@ -36,7 +42,7 @@ from shardyard.rundir.state import read_state
 
 
 @click.command()
-@click.argument("run")
+@run_argument
 @click.argument("overrides", nargs=-1)
 @runs_dir_option
 @click.option("--on", metavar="LAUNCHER", help="Launch it there; default: where it was launched.")

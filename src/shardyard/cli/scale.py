@@ -26,6 +26,7 @@ from shardyard.cli.options import (
     as_override,
     json_option,
     launch_options,
+    run_argument,
     runs_dir_option,
     trust_option,
 )
@@ -45,7 +46,7 @@ _CAN_GO_ON = (JobState.DRAINED, JobState.CANCELLED, JobState.GONE)
 
 
 @click.command()
-@click.argument("run")
+@run_argument
 @click.argument("nodes", type=click.IntRange(min=1))
 @runs_dir_option
 @launch_options

@@ -14,7 +14,7 @@ from shardyard.cli.launched import (
     find_launched,
     launchers_in,
 )
-from shardyard.cli.options import json_option, runs_dir_option
+from shardyard.cli.options import json_option, run_argument, runs_dir_option
 from shardyard.cli.tables import print_table
 from shardyard.cli.terminal import tell
 from shardyard.launch.base import JobState, JobStatus
@@ -24,7 +24,7 @@ from shardyard.units import format_usd
 
 
 @click.command()
-@click.argument("run")
+@run_argument
 @runs_dir_option
 @json_option
 @click.pass_context

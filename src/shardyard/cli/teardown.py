@@ -13,7 +13,7 @@ import click
 
 from shardyard.cli.launched import job_of, launchers_in
 from shardyard.cli.launching import Launchers, confirm, launcher_named
-from shardyard.cli.options import json_option, runs_dir_option, trust_option
+from shardyard.cli.options import json_option, run_argument, runs_dir_option, trust_option
 from shardyard.cli.terminal import say, tell
 from shardyard.config.load import load_recipe
 from shardyard.errors import RequestError, ShardyardError
@@ -36,7 +36,7 @@ class Remains:
 
 
 @click.command()
-@click.argument("run")
+@run_argument
 @runs_dir_option
 @click.option("--dry-run", is_flag=True, help="List what would be removed; remove nothing.")
 @click.option("--yes", "is_yes", is_flag=True, help="Do not ask.")

@@ -9,7 +9,7 @@ import click
 
 from shardyard.cli.launched import Launched, exit_code_of, find_launched, launchers_in
 from shardyard.cli.logs import print_lines
-from shardyard.cli.options import raw_option, runs_dir_option
+from shardyard.cli.options import raw_option, run_argument, runs_dir_option
 from shardyard.cli.terminal import say
 from shardyard.errors import EXIT_INTERRUPTED, AccessError, RequestError, ShardyardError
 from shardyard.launch.base import JobState, JobStatus
@@ -20,7 +20,7 @@ _ASKED_AGAIN = 30
 
 
 @click.command()
-@click.argument("run")
+@run_argument
 @click.option("--all", "is_all", is_flag=True, help="Output of all nodes, each line with its node.")
 @raw_option
 @runs_dir_option

@@ -49,6 +49,8 @@ _INSTEAD_OF_A_URL = {
 }
 """Settings that a URL is likely to be tried for -> what can be done today."""
 
+_A_PATH = "Give a path, such as one where it is mounted."
+
 _PLAIN = re.compile(r"[A-Za-z0-9_./-]{1,100}")
 """Names that may stand in the dotted name of a setting in a message."""
 
@@ -58,7 +60,7 @@ def text_problems(recipe: Recipe) -> Iterable[Problem]:
     for setting, text in texts(recipe.model_dump()):
         why = _why_not(setting, text)
         if why:
-            yield Problem(setting, f"={show(_without_secrets(text))} {why}")
+            yield Problem(setting, f"={show(without_secrets(text))} {why}")
 
 
 def texts(tree: Any, path: str = "") -> Iterable[tuple[str, str]]:
@@ -78,36 +80,61 @@ def texts(tree: Any, path: str = "") -> Iterable[tuple[str, str]]:
         yield path, tree
 
 
+def why_no_path(text: str, instead: str = _A_PATH) -> str | None:
+    """Why a text can be no path of this machine; None: it can be one.
+
+    Args:
+        instead: What to do now if it is a URL.
+    """
+    return _why_no_text(text) or _why_no_line(text) or _why_url(text, instead) or _why_no_name(text)
+
+
 def _why_not(setting: str, text: str) -> str | None:
+    if _PROSE.fullmatch(setting):
+        return _why_no_text(text)
+    if setting in PATHS:
+        return why_no_path(text, _INSTEAD_OF_A_URL.get(setting, _A_PATH))
+    why = _why_no_text(text) or _why_no_line(text)
+    if why is None and setting in _INSTEAD_OF_A_URL:
+        return _why_url(text, _INSTEAD_OF_A_URL[setting])
+    return why
+
+
+def _why_no_text(text: str) -> str | None:
     if "\0" in text:
         return "holds the character NUL, which no file name and no variable can. Remove it."
     try:
-        size = len(text.encode())
+        text.encode()
     except UnicodeEncodeError:
         return "is no Unicode text: half of a character stands alone in it. Write it as UTF-8."
-    if _PROSE.fullmatch(setting):
-        return None
+    return None
+
+
+def _why_no_line(text: str) -> str | None:
     control = next((c for c in text if unicodedata.category(c) == "Cc"), None)
     if control is not None:
         return (
             f"holds the control character {control!r}, which breaks the lines of scripts and logs "
             "that it stands in. Remove it."
         )
+    size = len(text.encode())
     if size > _WHOLE_BYTES:
         most = f"{_WHOLE_BYTES:,}"
         return f"has {size:,} bytes, and no path or name has more than {most}. Shorten it."
-    if _URL.match(text) and setting in {*PATHS, *_INSTEAD_OF_A_URL}:
-        instead = _INSTEAD_OF_A_URL.get(setting, "Give a path, such as one where it is mounted.")
-        return f"is a URL, which is not opened here. {instead}"
-    return _why_no_path(text) if setting in PATHS else None
+    return None
 
 
-def _without_secrets(text: str) -> str:
+def _why_url(text: str, instead: str) -> str | None:
+    return f"is a URL, which is not opened here. {instead}" if _URL.match(text) else None
+
+
+def without_secrets(text: str) -> str:
+    """A URL without what may be a password or a signature; any other text as it is."""
     url = _URL.match(text)
     return text if url is None else url[1] + url[2]
 
 
-def _why_no_path(text: str) -> str | None:
+def _why_no_name(text: str) -> str | None:
     if not text.strip():
         return "is empty. Write . if the current folder is meant."
     longest = max(text.split("/"), key=lambda part: len(part.encode()))
