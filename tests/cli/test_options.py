@@ -47,7 +47,7 @@ def test_every_path_of_every_verb_is_one_of_this_machine_or_refused_by_its_name(
         message = refused.value.format_message()
         assert words in message
         assert message.isprintable()
-        assert param.get_error_hint(None).strip("'") in message  # type: ignore[arg-type]
+        assert param.get_error_hint(None).strip("'") in message
 
 
 def test_an_export_to_object_storage_is_refused_and_writes_no_folder_of_that_name(

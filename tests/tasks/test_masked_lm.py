@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, models
 
 from shardyard.data.loader import IGNORED, MicroBatch
 from shardyard.errors import RequestError
+from shardyard.models.counter_random import keep_mask, key_of, random_bits
 from shardyard.tasks.masked_lm import Masking, mask_token_id
 
 MASK_ID = 1000
@@ -24,9 +25,17 @@ def _text(samples: range, *, valid: int = LENGTH) -> MicroBatch:
     return MicroBatch(tokens, targets, positions, rows, len(rows) * valid)
 
 
+def _lengths(batch: MicroBatch, *, valid: int = LENGTH) -> torch.Tensor:
+    return torch.full((len(batch.samples_B),), valid)
+
+
+def _hidden(batch: MicroBatch, *, valid: int = LENGTH) -> MicroBatch:
+    return MASKING(batch, _lengths(batch, valid=valid))
+
+
 def test_hidden_tokens_have_the_published_shares() -> None:
     before = _text(range(200))
-    after = MASKING(before)
+    after = _hidden(before)
     chosen = after.targets_BL != IGNORED
     assert torch.equal(after.targets_BL[chosen], before.tokens_BL[chosen])
     assert torch.equal(after.tokens_BL[~chosen], before.tokens_BL[~chosen])
@@ -41,16 +50,44 @@ def test_hidden_tokens_have_the_published_shares() -> None:
 
 
 def test_a_sample_is_masked_alike_in_every_micro_batch_and_anew_in_each_epoch() -> None:
-    together, alone = MASKING(_text(range(4))), MASKING(_text(range(2, 3)))
+    together, alone = _hidden(_text(range(4))), _hidden(_text(range(2, 3)))
     assert torch.equal(together.tokens_BL[2:3], alone.tokens_BL)
     assert torch.equal(together.targets_BL[2:3], alone.targets_BL)
     assert not torch.equal(together.targets_BL[0] != IGNORED, together.targets_BL[1] != IGNORED)
 
 
 def test_padding_is_never_hidden() -> None:
-    after = MASKING(_text(range(8), valid=100))
+    after = _hidden(_text(range(8), valid=100), valid=100)
     assert (after.targets_BL[:, :100] != IGNORED).any()
     assert (after.targets_BL[:, 100:] == IGNORED).all()
+
+
+def test_a_sample_that_has_text_has_a_hidden_token_and_one_without_has_none() -> None:
+    """At 15 %, one of eleven tokens: a sixth of the samples of eleven would have none."""
+    for length in (1, 2, 11):
+        after = _hidden(_text(range(300), valid=length), valid=length)
+        counts = (after.targets_BL != IGNORED).sum(dim=1)
+        assert int(counts.min()) == 1
+        assert (after.targets_BL[:, length:] == IGNORED).all()
+    places = (_hidden(_text(range(300), valid=2), valid=2).targets_BL != IGNORED).sum(dim=0)
+    assert places[0] > 120 and places[1] > 120  # either of two, not always the first
+    assert int(_hidden(_text(range(3), valid=0), valid=0).num_targets) == 0
+
+
+def test_where_some_are_hidden_no_other_is_added_for_it() -> None:
+    """Runs that were begun before go on with what was hidden."""
+    before = _text(range(50), valid=100)
+    key = random_bits(key_of(3, "masking", "train"), before.samples_B)[:, None]
+    drawn = ~keep_mask(key, 3 * torch.arange(100), drop=0.15)
+    assert drawn.any(dim=1).all()
+    assert torch.equal(_hidden(before, valid=100).targets_BL[:, :100] != IGNORED, drawn)
+
+
+def test_the_last_token_is_hidden_as_often_as_others_if_a_document_ends_there() -> None:
+    before = _text(range(400), valid=100)
+    before.targets_BL[:, 99] = IGNORED  # documents apart: it predicts no first token
+    hidden = (_hidden(before, valid=100).targets_BL != IGNORED).float().mean(dim=0)
+    assert float(hidden[99]) == pytest.approx(0.15, abs=0.05)
 
 
 def test_the_mask_token_is_the_tokenizers_own_or_the_last_row(tmp_path: Path) -> None:

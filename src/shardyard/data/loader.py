@@ -55,6 +55,15 @@ class MicroBatch:
         return MicroBatch(tokens, targets, positions, samples, self.num_tokens)
 
 
+Prepare = Callable[[MicroBatch, Tensor], MicroBatch]
+"""What a task makes of a micro-batch of text, and of the tokens that each of its rows has."""
+
+
+def unchanged(batch: MicroBatch, lengths_B: Tensor) -> MicroBatch:  # noqa: ARG001 - a Prepare
+    """Text as it is: each token predicts the next."""
+    return batch
+
+
 class _Source:
     """One split of a data set, seen as samples of ``seq_len`` tokens."""
 
@@ -65,7 +74,7 @@ class _Source:
         seq_len: int,
         vocab_size: int,
         attend_across_documents: bool,
-        prepare: Callable[[MicroBatch], MicroBatch] = lambda batch: batch,
+        prepare: Prepare = unchanged,
     ) -> None:
         """Args:
             vocab_size: Entries of the model's embedding; larger token ids are refused.
@@ -102,7 +111,7 @@ class _Source:
         positions_BL = np.tile(np.arange(self.seq_len, dtype=np.int64), (size, 1))
         samples_B = np.full(size, -1, dtype=np.int64)
         samples_B[: len(positions)] = positions
-        num_tokens = 0
+        lengths_B = np.zeros(size, dtype=np.int64)
         indices = self.sample_indices(samples_B[: len(positions)])
         for row, index in enumerate(indices.tolist()):
             start = index * self.seq_len
@@ -110,7 +119,7 @@ class _Source:
             tokens = self._read(start, stop)
             tokens_BL[row, : len(tokens) - 1] = tokens[:-1]
             targets_BL[row, : len(tokens) - 1] = tokens[1:]
-            num_tokens += len(tokens) - 1
+            lengths_B[row] = len(tokens) - 1
             if not self._attend_across_documents:
                 starts = self._shards.document_starts_in(start, stop)
                 _separate_documents(targets_BL[row], positions_BL[row], starts)
@@ -119,9 +128,9 @@ class _Source:
             torch.from_numpy(targets_BL),
             torch.from_numpy(positions_BL),
             torch.from_numpy(samples_B),
-            num_tokens,
+            int(lengths_B.sum()),
         )
-        return self._prepare(batch)
+        return self._prepare(batch, torch.from_numpy(lengths_B))
 
     def _read(self, start: int, stop: int) -> Tokens:
         # A step that indexed an embedding out of bounds would stop a GPU without saying why.
@@ -156,7 +165,7 @@ class TrainSource(_Source):
         vocab_size: int,
         attend_across_documents: bool,
         seed: int,
-        prepare: Callable[[MicroBatch], MicroBatch] = lambda batch: batch,
+        prepare: Prepare = unchanged,
     ) -> None:
         super().__init__(
             shards,

@@ -3,7 +3,9 @@
 Of the tokens 15 % are chosen; of those 80 % become the mask token, 10 % another token at random and
 10 % stay, and the model is to say what they were (Devlin et al. 2019, arXiv:1810.04805, section
 3.1). The choice is a function of (seed, sample, place in the sample): the same in every layout, new
-in every epoch. Shape suffixes: B = samples, L = tokens of a sample.
+in every epoch. A sample in which none falls under the 15 % hides the token that came nearest, as
+BERT's own code (google-research/bert, create_pretraining_data.py) hides at least one: without any,
+a step or an evaluation would have no mean. Shape suffixes: B = samples, L = tokens of a sample.
 """
 
 from dataclasses import dataclass, replace
@@ -37,13 +39,16 @@ class Masking:
     vocab_size: int
     """Of the tokenizer: random tokens are drawn from it."""
 
-    def __call__(self, batch: MicroBatch) -> MicroBatch:
-        """The micro-batch with hidden tokens, and targets where they are hidden."""
-        # what follows the last target of a sample is padding
-        is_text_BL = (batch.targets_BL != IGNORED).flip(1).cumsum(1).flip(1) > 0
+    def __call__(self, batch: MicroBatch, lengths_B: Tensor) -> MicroBatch:
+        """The micro-batch with hidden tokens, and targets where they are hidden.
+
+        Args:
+            lengths_B: Tokens of each row; what follows is padding.
+        """
+        places_L = torch.arange(batch.tokens_BL.shape[1])
         key_B1 = random_bits(key_of(self.seed, "masking", self.split), batch.samples_B)[:, None]
-        draws_L = 3 * torch.arange(batch.tokens_BL.shape[1])
-        is_chosen_BL = is_text_BL & ~keep_mask(key_B1, draws_L, drop=_CHOSEN)
+        draws_L = 3 * places_L
+        is_chosen_BL = _choose(key_B1, draws_L, is_text_BL=places_L < lengths_B[:, None])
         share_BL = _uniform(key_B1, draws_L + 1)
         random_BL = random_bits(key_B1, draws_L + 2).remainder(self.vocab_size)
         hidden_BL = torch.where(share_BL < _MASKED, self.mask_id, random_BL)
@@ -73,6 +78,16 @@ def mask_token_id(tokenizer_file: Path, *, vocab_size: int, tokenizer_size: int)
         f"{tokenizer_size:,} tokens use every row of the model's embedding. Use a tokenizer that "
         "has one, or a smaller data.vocab_size."
     )
+
+
+def _choose(key_B1: Tensor, draws_L: Tensor, *, is_text_BL: Tensor) -> Tensor:
+    """Which tokens are to be predicted: at least one of each row that has text."""
+    is_chosen_BL = is_text_BL & ~keep_mask(key_B1, draws_L, drop=_CHOSEN)
+    draw_BL = random_bits(key_B1, draws_L).bitwise_right_shift(11).bitwise_and(2**53 - 1)
+    nearest_B1 = torch.where(is_text_BL, draw_BL, 2**53).argmin(dim=1, keepdim=True)
+    has_none_B1 = ~is_chosen_BL.any(dim=1, keepdim=True)
+    is_nearest_BL = torch.zeros_like(is_chosen_BL).scatter(1, nearest_B1, value=True)
+    return is_chosen_BL | (is_nearest_BL & has_none_B1 & is_text_BL)
 
 
 def _uniform(key: Tensor, counter: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ optimizer after sharding (it must see the shards), the checkpoint last (it overw
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -24,7 +23,7 @@ from shardyard.config.legality import Layout, resolve_layout
 from shardyard.config.presets import ModelShape
 from shardyard.config.resolved import Resolved, fingerprint
 from shardyard.config.schema import Parallel, Recipe
-from shardyard.data.loader import EvalSource, Loader, MicroBatch, TrainSource
+from shardyard.data.loader import EvalSource, Loader, Prepare, TrainSource, unchanged
 from shardyard.data.shards import TokenShards
 from shardyard.errors import CheckpointError
 from shardyard.models.build import build_on_meta, fill_weights, give_storage
@@ -224,11 +223,11 @@ def _open_data(resolved: Resolved) -> tuple[TrainSource, EvalSource | None]:
     return train, held_out
 
 
-def _preparation(resolved: Resolved, split: str) -> Callable[[MicroBatch], MicroBatch]:
+def _preparation(resolved: Resolved, split: str) -> Prepare:
     """What the task makes of a micro-batch of text, where it is read."""
     match resolved.recipe.task.name:
         case "causal_lm":
-            return lambda batch: batch
+            return unchanged
         case "masked_lm":
             return _masking(resolved, split)
         case name:
