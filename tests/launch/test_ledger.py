@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,29 @@ def test_a_ledger_that_cannot_be_written_stops_what_follows(tmp_path: Path) -> N
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="Nothing is created outside"):
         intend(Ledger(tmp_path / "file" / "objects.jsonl"), "a")
+
+
+def make_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_loop(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def make_dangling(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, make_fifo, make_loop, make_dangling])
+def test_what_stands_in_the_place_of_a_ledger_does_not_say_that_nothing_is_left(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    make(ledger.path)
+    for look in (ledger.live, ledger.jobs, ledger.all):
+        with pytest.raises(StorageError, match=r"cannot be read: .* and cost money. Bring"):
+            look()
 
 
 SLURM = {"launcher": "slurm", "kind": "slurm job", "name": "r", "id": "17"}

@@ -12,6 +12,7 @@ from tests.cli.launched_runs import launch, runs_dir, shardyard
 
 Captured = pytest.CaptureFixture[str]
 STEERING = ("", "ledger.jsonl", "launch", "logs", "submissions")
+SUBMITTED = ("recipe.yaml", "submissions/2.yaml", "launch/slurm.sbatch")
 
 
 @pytest.fixture
@@ -51,6 +52,17 @@ def test_every_folder_in_which_a_verb_writes_is_looked_at(run: Path, name: str, 
     path.chmod(path.stat().st_mode | mode)
     with pytest.raises(AccessError, match="everybody" if mode == 0o002 else "its group"):
         refuse_untrusted(run / "ledger.jsonl", trusts_folder=False)
+
+
+@pytest.mark.parametrize("name", SUBMITTED)
+def test_what_a_verb_would_submit_is_looked_at_like_the_ledger(run: Path, name: str) -> None:
+    path = run / name
+    path.touch(mode=0o644)
+    refuse_untrusted(run / "ledger.jsonl", trusts_folder=False)
+    path.chmod(0o664)
+    with pytest.raises(AccessError, match=f"{name} may be written by its group") as refusal:
+        refuse_untrusted(run / "ledger.jsonl", trusts_folder=False)
+    assert f"chmod go-w {path}\n" in str(refusal.value)
 
 
 def test_a_ledger_of_another_user_is_refused(run: Path) -> None:

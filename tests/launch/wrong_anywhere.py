@@ -184,6 +184,14 @@ def _(desk: AnyDesk) -> int:
     return desk.steer("teardown", "--yes")
 
 
+@row("a folder in the place of the ledger", 1, says="it is no file", do="Bring the file back")
+def _(desk: AnyDesk) -> int:
+    desk.submitted("17")
+    desk.ledger().unlink()
+    desk.ledger().mkdir(mode=0o755)
+    return desk.steer("teardown", "--yes")
+
+
 @row("ledger overwritten with bytes", 1, says="line 1 is no line of a ledger", do="Mend or remove")
 def _(desk: AnyDesk) -> int:
     desk.ledger().write_bytes(bytes(range(128, 256)))

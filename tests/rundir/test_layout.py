@@ -43,3 +43,10 @@ def test_a_latest_that_names_nothing_is_no_checkpoint(tmp_path: Path, held: byte
 def test_a_latest_that_is_a_folder_is_no_checkpoint(tmp_path: Path) -> None:
     RunDir(tmp_path).latest.mkdir(parents=True)
     assert RunDir(tmp_path).latest_checkpoint() is None
+
+
+@pytest.mark.parametrize("name", ["²", "\uff15", "-1", "1.bak"])
+def test_a_folder_beside_the_attempts_is_none_of_them(tmp_path: Path, name: str) -> None:
+    for each in ("0", "10", name):
+        (tmp_path / "attempts" / each).mkdir(parents=True)
+    assert RunDir(tmp_path).attempts() == [0, 10]

@@ -14,6 +14,7 @@ import importlib
 import json
 import os
 import re
+import stat
 import time
 import unicodedata
 from collections.abc import Mapping
@@ -128,11 +129,8 @@ class Ledger:
         return os.fdopen(os.open(self.path, flags, FILE_MODE), "a+b")
 
     def _lines(self) -> list[dict[str, Any]]:
-        if not self.path.is_file():
-            return []
         lines = []
-        texts = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
-        for number, text in enumerate(texts, start=1):
+        for number, text in enumerate(self._read().splitlines(), start=1):
             try:
                 line = json.loads(text)
             except (ValueError, RecursionError):
@@ -150,6 +148,26 @@ class Ledger:
                 )
             lines.append(line)
         return lines
+
+    def _read(self) -> str:
+        """All that is written; nothing where there is no ledger.
+
+        Raises:
+            StorageError: Something is there that cannot be read, so nobody knows what it named.
+        """
+        if not os.path.lexists(self.path):
+            return ""
+        try:
+            if not stat.S_ISREG(self.path.stat().st_mode):
+                raise OSError(0, "it is no file")
+            return self.path.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise StorageError(
+                f"{self.path} cannot be read: {error.strerror}. It says what was created "
+                "elsewhere, which may be there still and cost money. Bring the file back, from a "
+                "copy or with its permissions. Where there is none, look with the scheduler's own "
+                "tools for what it may have named, and then remove what stands in its place."
+            ) from error
 
     def _write(self, action: str, entry: Entry, **more: str) -> None:
         line = {

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from shardyard.errors import AccessError
 
-_STEERING = ("launch", "logs", "submissions")
-"""Folders of a run in which a verb writes, or whose files it submits."""
+_STEERING = ("recipe.yaml", "launch", "launch/*", "logs", "submissions", "submissions/*")
+"""What is in a run that a verb submits, or writes into; globs."""
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -30,7 +30,7 @@ def refuse_untrusted(ledger: Path, *, trusts_folder: bool) -> None:
         return
     folder = ledger.parent
     real = ledger.resolve()
-    inside = [folder / name for name in _STEERING if (folder / name).is_dir()]
+    inside = [path for name in _STEERING for path in sorted(folder.glob(name)) if path.exists()]
     paths = list(dict.fromkeys([ledger, real, folder, real.parent, *inside]))
     foreign = [path for path in paths if path.stat().st_uid != os.geteuid()]
     writable = [path for path in paths if path.stat().st_mode & _OTHERS_WRITE]

@@ -132,7 +132,8 @@ class RunDir:
         folder = self.path / "attempts"
         if not folder.is_dir():
             return []
-        return sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdigit())
+        names = [entry.name for entry in folder.iterdir()]
+        return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
     def checkpoint_steps(self) -> list[int]:
         """Steps of all complete checkpoints, oldest first.
