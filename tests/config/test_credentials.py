@@ -40,6 +40,13 @@ CREDENTIALS = [
     ("a Hugging Face token", f"api_org_{some(34)}"),
     ("a GitHub token", f"github_pat_{some(22)}_{some(59)}"),
     ("an API key", f"sk-proj-{some(48)}"),
+    ("an API key", f"sk-svcacct-{some(74, URL_SAFE)}T3BlbkFJ{some(74, URL_SAFE)}"),
+    ("an API key", f"sk-admin-{some(58, URL_SAFE)}T3BlbkFJ{some(58, URL_SAFE)}"),
+    ("an API key", f"sk-{some(20)}T3BlbkFJ{some(20)}"),
+    ("an API key", f"sk-ant-api03-{some(93, URL_SAFE)}AA"),
+    ("an API key", f"sk-ant-admin01-{some(93, URL_SAFE)}AA"),
+    ("an API key", f"sk-or-v1-{some(64, HEX)}"),
+    ("an API key", f"sk-{some(32, HEX)}"),
     ("a PyPI or npm token", f"npm_{some(36)}"),
     ("a Slack token", f"https://hooks.slack.com/services/T{some(8)}/B{some(8)}/{some(24)}"),
 ]
@@ -60,6 +67,11 @@ INNOCENT = [
     "HABANA_VISIBLE_DEVICES=all NCCL_SOCKET_IFNAME=^lo,docker0",
     "$(nvapi)",
     "glpat",
+    "sk-learn-contrib-imbalanced-learn-2026",
+    "registry.example/ml/sk-proj-learning-to-rank-baseline",
+    "sk-antarctica-survey-segmentation-v2",
+    "/data/sk-SK-czech-slovak-parallel-corpus",
+    "task-0123456789abcdef01234567",  # the letters stand inside of a word
 ]
 
 

@@ -21,7 +21,11 @@ _KINDS = {
     "an Azure key": r"(?<![A-Za-z0-9+/])[A-Za-z0-9+/]{86}==|\b[\w~.]{3}\dQ~[\w~.-]{31,34}"
     r"|[?&]sig=[A-Za-z0-9%+/=]{30,}",
     "a signed token (JWT)": r"\beyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{10,}",
-    "an API key": r"\bsk-[A-Za-z0-9_-]{20,}",
+    "an API key": r"\bsk-(?:"
+    r"(?:proj|svcacct|admin|None)-(?=[\w-]*[0-9])(?=[\w-]*[A-Z])[\w-]{20,}"  # OpenAI
+    r"|ant-[a-z]+[0-9]{2}-[\w-]{20,}"  # Anthropic
+    r"|or-v1-[0-9a-f]{32,}"  # OpenRouter
+    r"|(?=[A-Za-z]*[0-9])[A-Za-z0-9]{20,})",  # OpenAI's older keys, DeepSeek and others
     "a PyPI or npm token": r"\b(?:pypi-[\w-]{40,}|npm_[A-Za-z0-9]{30,})",
     "a Slack token": r"\bxox[abeprs]-[A-Za-z0-9-]{10,}"
     r"|\bhooks\.slack\.com/services/\w+/\w+/\w{10,}",
