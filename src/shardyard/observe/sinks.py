@@ -1,12 +1,9 @@
-"""Where metric lines go: metrics.jsonl, the process's log, TensorBoard."""
+"""Where metric lines go: metrics.jsonl and TensorBoard."""
 
 from typing import Any, Protocol
 
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import LineWriter, write_line
-
-LOG_MARK = "@shardyard-metrics "
-"""Begins a log line that holds a metric line, so that metrics.jsonl can be rebuilt from logs."""
+from shardyard.rundir.lines import LineWriter
 
 
 class Sink(Protocol):
@@ -18,14 +15,13 @@ class Sink(Protocol):
 
 
 class MetricsFile:
-    """metrics.jsonl, and the same lines, marked, in the log."""
+    """metrics.jsonl. Node 0 of a launched run prints its lines, marked (cli/mark_lines.py)."""
 
     def __init__(self, run_dir: RunDir) -> None:
         self._lines = LineWriter(run_dir.metrics)
 
     def write(self, line: dict[str, Any]) -> None:
         self._lines.append(line)
-        print(LOG_MARK + write_line(line), flush=True)
 
     def close(self) -> None:
         self._lines.close()
