@@ -13,6 +13,7 @@ from shardyard.launch.base import (
     JobStatus,
     LaunchRequest,
     LogLine,
+    Removal,
     Rendered,
 )
 from shardyard.launch.ledger import EntryForm, Ledger
@@ -47,6 +48,8 @@ class FakeLauncher:
     cancelled: int = 0
     stuck: set[str] = field(default_factory=set)
     """Objects that cannot be removed."""
+    anothers: set[str] = field(default_factory=set)
+    """Objects whose names somebody else has by now."""
 
     def render(self, request: LaunchRequest) -> Rendered:
         self.submitted.append(request)
@@ -103,16 +106,19 @@ class FakeLauncher:
         self.cancelled += 1
         self.at_cancel()
 
-    def remove(self, job: Job, ledger: Ledger) -> list[str]:
+    def remove(self, job: Job, ledger: Ledger) -> Removal:
         assert job.launcher == self.name
-        removed = []
+        removal = Removal()
         for entry in reversed(ledger.live()):
             if entry.kind in self.stuck:
                 continue
-            self.created.discard(entry.kind)
             ledger.remove(entry)
-            removed.append(f"{entry.kind} {entry.name}")
-        return removed
+            if entry.kind in self.anothers:
+                removal.foreign.append(f"{entry.kind} {entry.name}")
+                continue
+            self.created.discard(entry.kind)
+            removal.removed.append(f"{entry.kind} {entry.name}")
+        return removal
 
 
 def fake_that_can(**changes: Any) -> FakeLauncher:

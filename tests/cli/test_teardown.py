@@ -42,6 +42,22 @@ def test_everything_is_removed_the_newest_first_and_a_repeat_finds_nothing(
     assert (tmp_path / "runs" / "first" / "recipe.yaml").exists()
 
 
+def test_what_another_has_made_in_its_place_is_left_alone_and_named(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    ledger = tmp_path / "runs" / "first" / "ledger.jsonl"
+    before = ledger.read_text()
+    fake.anothers = {"fake service"}
+    assert teardown(fake, tmp_path, "--yes") == 0
+    out = capsys.readouterr().out
+    assert "not this run's, so left alone: fake service sy-first" in out.splitlines()
+    assert "removed: fake service" not in out
+    ledger.write_text(before)
+    assert teardown(fake, tmp_path, "--yes", "--json") == 0
+    content = json.loads(capsys.readouterr().out)
+    assert (content["removed"], content["foreign"]) == (OBJECTS[:1], OBJECTS[1:])
+
+
 def test_a_dry_run_lists_what_would_be_removed_and_what_costs_money(
     tmp_path: Path, fake: FakeLauncher, capsys: Captured
 ) -> None:

@@ -100,10 +100,10 @@ def test_a_job_lives_from_submission_to_removal(batch: BatchServer, ledger: Ledg
     launcher.cancel(job)
     assert launcher.status(job).state is JobState.SUCCEEDED
 
-    assert launcher.remove(job, ledger) == [f"batch job definition {NAME}:1"]
+    assert launcher.remove(job, ledger).removed == [f"batch job definition {NAME}:1"]
     assert ledger.live() == []
     assert batch.definitions(NAME) == []
-    assert launcher.remove(job, ledger) == []
+    assert launcher.remove(job, ledger).removed == []
 
 
 def test_a_waiting_job_is_cancelled_twice(batch: BatchServer, ledger: Ledger) -> None:
@@ -124,7 +124,7 @@ def test_removal_ends_a_waiting_job_first(batch: BatchServer, ledger: Ledger) ->
     batch.hold_jobs(seconds=2)
     launcher = BatchLauncher()
     job = launcher.submit(rendered(), ledger)
-    assert launcher.remove(job, ledger) == [
+    assert launcher.remove(job, ledger).removed == [
         f"batch job {job.id}",
         f"batch job definition {NAME}:1",
     ]
@@ -154,7 +154,7 @@ def test_a_resumed_run_leaves_no_revision_behind(batch: BatchServer, ledger: Led
     job = launcher.submit(rendered(submission=2), ledger)
     assert job.name == f"{NAME}-s2" != again.name
     assert (len(batch.definitions(NAME)), len(batch.definitions(job.name))) == (2, 1)
-    assert len(launcher.remove(job, ledger)) == 3
+    assert len(launcher.remove(job, ledger).removed) == 3
     assert batch.definitions(NAME) + batch.definitions(job.name) == []
 
 
@@ -187,7 +187,7 @@ def test_an_interrupted_submission_is_found_by_its_name(
     ledger.intend("batch job definition", NAME, launcher="aws-batch", **place)
     ledger.intend("batch job", NAME, launcher="aws-batch", **place)
     unknown = Job(launcher="aws-batch", run_id="llama-1", id="", name=NAME, details=place)
-    assert launcher.remove(unknown, ledger) == [
+    assert launcher.remove(unknown, ledger).removed == [
         f"batch job {job.id}",
         f"batch job definition {NAME}:1",
     ]

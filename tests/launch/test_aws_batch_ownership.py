@@ -7,7 +7,7 @@ import pytest
 
 from shardyard.errors import AccessError, StorageError
 from shardyard.launch.aws_batch.launcher import BatchLauncher
-from shardyard.launch.base import Job
+from shardyard.launch.base import Job, Removal
 from shardyard.launch.ledger import Ledger
 from tests.launch.batch_server import REGION, BatchServer, batch_server
 from tests.launch.test_aws_batch import NAME, rendered
@@ -102,7 +102,9 @@ def test_an_interrupted_submission_ends_nothing_of_its_name_that_others_made(
     arn, job_id = of_colleague(batch, **tags)
     for kind in ("batch job definition", "batch job"):
         ledger.intend(kind, COLLEAGUE, launcher="aws-batch", **PLACE, origin="mine")
-    assert BatchLauncher().remove(job_of("", COLLEAGUE), ledger) == []
+    found = BatchLauncher().remove(job_of("", COLLEAGUE), ledger)
+    definition = f"batch job definition {arn.rpartition('/')[2]}"
+    assert found == Removal(foreign=[f"batch job {job_id}", definition])
     assert ledger.live() == [] and batch.definitions(COLLEAGUE) == [arn]
     assert status_of(batch, job_id) not in ("FAILED", "SUCCEEDED")
 
@@ -115,7 +117,7 @@ def test_the_job_of_another_user_s_run_of_the_same_id_lives_on(
     revisions = batch.definitions(NAME)
     for kind in ("batch job definition", "batch job"):
         ledger.intend(kind, NAME, launcher="aws-batch", **PLACE, origin="mine")
-    assert launcher.remove(job_of("", NAME), ledger) == []
+    assert launcher.remove(job_of("", NAME), ledger).removed == []
     assert batch.definitions(NAME) == revisions
     assert status_of(batch, theirs.id) not in ("FAILED", "SUCCEEDED")
 
@@ -152,6 +154,8 @@ def test_only_the_revisions_of_this_run_s_submissions_are_deregistered(
     job = launcher.submit(rendered(nonce="mine"), ledger)
     (mine,) = batch.definitions(NAME)
     both = other_submission()
-    removed = launcher.remove(job, ledger)
-    assert removed == [f"batch job {job.id}", f"batch job definition {mine.rpartition('/')[2]}"]
+    found = launcher.remove(job, ledger)
+    definition = f"batch job definition {mine.rpartition('/')[2]}"
+    # the other's revision has the name, but no line of the ledger may mean it
+    assert found == Removal(removed=[f"batch job {job.id}", definition])
     assert batch.definitions(NAME) == [arn for arn in both if arn != mine]

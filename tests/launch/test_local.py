@@ -12,7 +12,7 @@ import pytest
 from shardyard.config.load import dump_recipe
 from shardyard.config.schema import Cluster, Elastic, Launch, Recipe
 from shardyard.errors import RequestError, ShardyardError, StorageError
-from shardyard.launch.base import Job, JobState, LaunchRequest
+from shardyard.launch.base import Job, JobState, LaunchRequest, Removal
 from shardyard.launch.ledger import Ledger
 from shardyard.launch.local import LocalLauncher, start_supervisor
 from shardyard.launch.local_job import Identity, JobFile
@@ -221,10 +221,10 @@ def test_removing_is_repeatable_and_leaves_nothing_in_the_ledger(run: RunDir, jo
     assert [entry.name for entry in ledger.live()] == ["r/job-0"]
     ended(run, 0)
     gone = replace(job, id=f"{job.id}0")
-    assert LOCAL.remove(gone, ledger) == []
+    assert LOCAL.remove(gone, ledger).removed == []
     assert ledger.live() == []
-    assert LOCAL.remove(gone, ledger) == []
-    assert LOCAL.remove(job, ledger) == ["local job r/job-0"]  # it runs: it is cancelled
+    assert LOCAL.remove(gone, ledger).removed == []
+    assert LOCAL.remove(job, ledger).removed == ["local job r/job-0"]  # it runs: it is cancelled
 
 
 def test_a_process_that_is_not_the_supervisor_of_the_folder_is_not_ended(run: RunDir) -> None:
@@ -246,7 +246,8 @@ def test_a_process_that_is_not_the_supervisor_of_the_folder_is_not_ended(run: Ru
             )  # fmt: skip
             assert LOCAL.status(forged).state is JobState.FAILED
             LOCAL.cancel(forged)
-            assert LOCAL.remove(forged, ledger) == [] and ledger.live() == []
+            found = LOCAL.remove(forged, ledger)
+            assert found == Removal(foreign=[f"process {who.pid}"]) and ledger.live() == []
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(0.1)
         stranger.kill()
@@ -281,5 +282,5 @@ def test_a_real_supervisor_is_known_by_its_folder_and_cancelled(run: RunDir) -> 
         launcher="local", run_id="r", id=f"{who.pid}-{who.started}", name="r/job-0", details=details
     )
     assert LOCAL.status(job).state is JobState.RUNNING
-    assert LOCAL.remove(job, Ledger(run.ledger)) == ["local job r/job-0"]
+    assert LOCAL.remove(job, Ledger(run.ledger)).removed == ["local job r/job-0"]
     assert LOCAL.status(job).state is not JobState.RUNNING

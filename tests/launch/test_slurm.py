@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.errors import CapacityError, RequestError, ShardyardError, StorageError
-from shardyard.launch.base import Job, JobState, Rendered
+from shardyard.launch.base import Job, JobState, Removal, Rendered
 from shardyard.launch.ledger import Ledger
 from shardyard.launch.slurm.clients import Done
 from shardyard.launch.slurm.launcher import SlurmLauncher
@@ -106,9 +106,9 @@ def test_the_ledger_holds_what_was_submitted_until_it_is_removed(
     job = launcher.submit(_rendered(launcher, run_dir, "wait"), ledger)
     (entry,) = ledger.live()
     assert (entry.kind, entry.name, entry.id) == ("slurm job", run_dir.name, job.id)
-    assert launcher.remove(job, ledger) == [f"slurm job {job.id} ({run_dir.name})"]
+    assert launcher.remove(job, ledger).removed == [f"slurm job {job.id} ({run_dir.name})"]
     assert ledger.live() == []
-    assert launcher.remove(job, ledger) == []
+    assert launcher.remove(job, ledger).removed == []
 
 
 def test_a_failed_job_has_the_exit_code_of_its_nodes(
@@ -278,7 +278,7 @@ def test_an_interrupted_submission_is_found_by_its_name(
     ledger.path.write_text(lines[0] + "\n")  # killed between sbatch and its answer
     with pytest.raises(RequestError, match=f"has Slurm job {job.id} already"):
         launcher.submit(rendered, ledger)
-    assert launcher.remove(job, ledger) == [f"slurm job {job.id} ({run_dir.name})"]
+    assert launcher.remove(job, ledger).removed == [f"slurm job {job.id} ({run_dir.name})"]
     cluster.wait_until(lambda: launcher.status(job).state.is_over, "cancelled")
 
 
@@ -301,9 +301,10 @@ def test_what_a_forged_ledger_names_lives_on(
         ledger.intend("slurm job", name, launcher="slurm", **details)  # interrupted
         of_victim = Job(launcher="slurm", run_id=name, id=victim, name=name, details=details)
         launcher.cancel(of_victim)
-        assert launcher.remove(of_victim, ledger) == []
+        assert launcher.remove(of_victim, ledger).removed == []
         ledger.confirm(ledger.intend("slurm job", name, launcher="slurm", **details), victim)
-        assert launcher.remove(of_victim, ledger) == []
+        foreign = [f"slurm job {victim} ({name})"]
+        assert launcher.remove(of_victim, ledger) == Removal(foreign=foreign)
         assert "number " + victim + " is another job now" in launcher.status(of_victim).reason
         assert cluster.state(victim) in ("PENDING", "RUNNING")
     finally:

@@ -128,4 +128,4 @@ def test_the_job_of_another_user_cannot_be_cancelled(
     with pytest.raises(AccessError, match="Ask the administrators") as caught:
         SlurmLauncher(shell=shell_of_nobody).cancel(job)
     assert caught.value.exit_code == 4
-    assert launcher.remove(job, ledger) == [f"slurm job {job.id} ({job.name})"]
+    assert launcher.remove(job, ledger).removed == [f"slurm job {job.id} ({job.name})"]

@@ -113,8 +113,8 @@ def test_an_interrupted_submission_ends_no_other_job_of_its_name(run: Path) -> N
         details={"folder": str(run), "nodes": "1"},
     )  # fmt: skip
     launcher = SlurmLauncher(shell=controller.shell)
-    assert launcher.remove(interrupted, ledger) == [] and controller.ended == []
+    assert launcher.remove(interrupted, ledger).removed == [] and controller.ended == []
     controller.named += f"17 {ours}\n"
     ledger.intend("slurm job", "r", launcher="slurm", folder=str(run), nodes="1")
-    assert launcher.remove(interrupted, ledger) == ["slurm job 17 (r)"]
+    assert launcher.remove(interrupted, ledger).removed == ["slurm job 17 (r)"]
     assert controller.ended == [["scancel", "--", "17"]]

@@ -17,6 +17,7 @@ from shardyard.cli.options import json_option, run_argument, runs_dir_option, tr
 from shardyard.cli.terminal import say, tell
 from shardyard.config.load import load_recipe
 from shardyard.errors import RequestError, ShardyardError
+from shardyard.launch.base import Removal
 from shardyard.launch.ledger import Entry, Ledger
 from shardyard.launch.trust import refuse_untrusted
 from shardyard.rundir.layout import RunDir, find_run
@@ -31,6 +32,8 @@ class Remains:
     """Created by this run, and still there."""
     untouched: list[str]
     """Used by this run, but not created by it."""
+    foreign: list[str] = field(default_factory=list)
+    """Found under a name or number of the ledger, and not the run's."""
     over: list[str] = field(default_factory=list)
     """Jobs that ended: they cost nothing any more, and the ledger still names them."""
 
@@ -75,21 +78,28 @@ def command(
         _refuse_running(run_dir, ledger, launchers)
     say(f"to be removed: {', '.join(_names(live))}")
     confirm("remove it?", is_yes=is_yes)
-    removed = _remove(run_dir, ledger, launchers)
-    left = _names(ledger.live())
-    _show(run_dir, Remains(removed=removed, left=left, untouched=untouched), as_json=as_json)
-    return 1 if left else 0
+    removal = _remove(run_dir, ledger, launchers)
+    remains = Remains(
+        removed=removal.removed,
+        foreign=removal.foreign,
+        left=_names(ledger.live()),
+        untouched=untouched,
+    )
+    _show(run_dir, remains, as_json=as_json)
+    return 1 if remains.left else 0
 
 
-def _remove(run_dir: RunDir, ledger: Ledger, launchers: Launchers | None) -> list[str]:
+def _remove(run_dir: RunDir, ledger: Ledger, launchers: Launchers | None) -> Removal:
     """Ask each job's launcher, the newest job first, until nothing is left."""
-    removed: list[str] = []
+    removal = Removal()
     # an interrupted submission has objects and no job: its newest object stands for it
     for entry in [*reversed(ledger.jobs()), *reversed(ledger.live())]:
         if any(one.launcher == entry.launcher for one in ledger.live()):
             launcher = launcher_named(entry.launcher, launchers)
-            removed += launcher.remove(job_of(run_dir, entry), ledger)
-    return removed
+            found = launcher.remove(job_of(run_dir, entry), ledger)
+            removal.removed.extend(found.removed)
+            removal.foreign.extend(found.foreign)
+    return removal
 
 
 def _ended(run_dir: RunDir, ledger: Ledger, launchers: Launchers | None) -> set[str | None]:
@@ -148,6 +158,7 @@ def _show(run_dir: RunDir, remains: Remains, *, as_json: bool) -> None:
         content = {
             "run_id": run_dir.run_id,
             "removed": remains.removed,
+            "foreign": remains.foreign,
             "left": remains.left,
             "over": remains.over,
             "untouched": remains.untouched,
@@ -156,6 +167,8 @@ def _show(run_dir: RunDir, remains: Remains, *, as_json: bool) -> None:
         return
     for name in remains.removed:
         tell(f"removed: {name}")
+    for name in remains.foreign:
+        tell(f"not this run's, so left alone: {name}")
     for name in remains.over:
         tell(f"over, so it costs nothing; a tear-down strikes it from the ledger: {name}")
     for name in remains.left:

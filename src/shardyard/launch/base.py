@@ -120,6 +120,15 @@ class Rendered:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Removal:
+    """What came of the lines of a ledger, as a person reads it: kind and name of each object."""
+
+    removed: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
+    """Found under the name or number of a line, and not the run's: left alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """One submission to a scheduler; plain values, kept in the ledger."""
 
@@ -176,8 +185,12 @@ class Launcher(Protocol):
     def cancel(self, job: Job) -> None:
         """Ask it to drain and end; safe to repeat."""
 
-    def remove(self, job: Job, ledger: Ledger) -> list[str]:
-        """Remove what submit created, dependants first; returns what was removed. Repeatable."""
+    def remove(self, job: Job, ledger: Ledger) -> Removal:
+        """Remove what submit created, dependants first. Repeatable.
+
+        What has the name or the number of a line of the ledger and is another's is left alone; the
+        line is struck, and what was found is told.
+        """
 
 
 @runtime_checkable

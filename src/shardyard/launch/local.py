@@ -31,6 +31,7 @@ from shardyard.launch.base import (
     JobStatus,
     LaunchRequest,
     LogLine,
+    Removal,
     Rendered,
 )
 from shardyard.launch.ledger import RUN_ID, SUBMITTED, EntryForm, Ledger, form
@@ -175,10 +176,12 @@ class LocalLauncher:
             with suppress(ProcessLookupError):
                 os.kill(_pid(job), signal.SIGTERM)
 
-    def remove(self, job: Job, ledger: Ledger) -> list[str]:
+    def remove(self, job: Job, ledger: Ledger) -> Removal:
         """Drain the job if it runs, and wait for its end; its logs stay in the run's folder."""
-        removed = []
-        if _is_alive(job):
+        removed, foreign = [], []
+        if _identity(job).is_alive and not _is_alive(job):
+            foreign.append(f"process {_pid(job)}")
+        elif _is_alive(job):
             self.cancel(job)
             while _is_alive(job):  # the supervisor kills what does not drain in time
                 time.sleep(_POLL_S)
@@ -186,7 +189,7 @@ class LocalLauncher:
         for entry in ledger.live():
             if (entry.launcher, entry.kind, entry.name) == (self.name, _KIND, job.name):
                 ledger.remove(entry)
-        return removed
+        return Removal(removed=removed, foreign=foreign)
 
 
 def _script(job: JobFile, recipe_text: str) -> str:

@@ -147,9 +147,12 @@ def test_a_new_submission_forgets_the_cancellation_of_the_last(world: World) -> 
 def test_removal_leaves_nothing_and_is_safe_to_repeat(world: World) -> None:
     job = world.submit()
     config = job.details["config"]
-    assert world.launcher.remove(job, world.ledger) == [f"JobSet {RUN_ID}", f"ConfigMap {config}"]
+    assert world.launcher.remove(job, world.ledger).removed == [
+        f"JobSet {RUN_ID}",
+        f"ConfigMap {config}",
+    ]
     assert world.server.objects == {} and world.live() == []
-    assert world.launcher.remove(job, world.ledger) == []
+    assert world.launcher.remove(job, world.ledger).removed == []
 
 
 def test_an_object_of_an_interrupted_submission_is_removed_too(world: World) -> None:
@@ -157,7 +160,7 @@ def test_an_object_of_an_interrupted_submission_is_removed_too(world: World) -> 
     interrupted = Ledger(world.ledger.path.with_name("interrupted.jsonl"))
     (written,) = [line for line in world.ledger.live() if line.kind == "JobSet"]
     interrupted.intend("JobSet", job.name, launcher="kubernetes", **written.details)
-    assert world.launcher.remove(job, interrupted) == [f"JobSet {RUN_ID}"]
+    assert world.launcher.remove(job, interrupted).removed == [f"JobSet {RUN_ID}"]
 
 
 def test_a_pytorchjob_is_scaled_within_its_range(world: World) -> None:

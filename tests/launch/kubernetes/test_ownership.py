@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.errors import AccessError, CapacityError, RequestError
-from shardyard.launch.base import Job, JobState
+from shardyard.launch.base import Job, JobState, Removal
 from shardyard.launch.ledger import Ledger
 from tests.launch.kubernetes.api_server import running_server
 from tests.launch.kubernetes.requests import RUN_ID
@@ -63,7 +63,7 @@ def test_an_object_that_a_forged_line_names_by_its_uid_lives_on(
     assert [entry.name for entry in world.ledger.live()] == ["theirs"]
 
 
-def remove(world: World, job: Job) -> list[str]:
+def remove(world: World, job: Job) -> Removal:
     return world.launcher.remove(job, world.ledger)
 
 
@@ -84,7 +84,9 @@ def test_a_second_user_s_job_of_the_same_name_lives_on(world: World, tmp_path: P
     before = dict(world.server.objects)
     place = {key: theirs.details[key] for key in ("context", "namespace", "config")}
     his = Job(launcher="kubernetes", run_id=RUN_ID, id="", name=theirs.name, details=place)
-    assert other.launcher.remove(his, other.ledger) == [] and other.ledger.live() == []
+    found = other.launcher.remove(his, other.ledger)
+    assert found.removed == [] and other.ledger.live() == []
+    assert found.foreign == [f"JobSet {theirs.name}", f"ConfigMap {theirs.details['config']}"]
     assert world.server.objects == before and deleted(world) == []
     assert world.launcher.status(theirs).state is JobState.WAITING
 
@@ -95,7 +97,8 @@ def test_an_object_that_was_made_again_by_another_user_lives_on(world: World) ->
     for path, item in world.server.objects.items():
         assert path and item["metadata"].pop("uid")
         item["metadata"]["uid"] = UID
-    assert world.launcher.remove(job, world.ledger) == []
+    found = world.launcher.remove(job, world.ledger)
+    assert found == Removal(foreign=[f"JobSet {job.name}", f"ConfigMap {job.details['config']}"])
     world.launcher.cancel(job)
     assert deleted(world) == [] and world.live() == []
     assert "shardyard/cancelled" not in config["annotations"]
@@ -127,7 +130,7 @@ def test_a_runtime_stays_while_a_job_of_the_same_name_elsewhere_uses_it(world: W
         metadata={"uid": UID, "namespace": "team"},
         spec={"runtimeRef": {"name": runtime}},
     )
-    removed = world.launcher.remove(job, world.ledger)
+    removed = world.launcher.remove(job, world.ledger).removed
     assert [name.partition(" ")[0] for name in removed] == ["TrainJob", "ConfigMap"]
     assert world.server.names("clustertrainingruntimes") == [runtime]
 

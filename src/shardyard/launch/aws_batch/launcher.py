@@ -41,6 +41,7 @@ from shardyard.launch.base import (
     JobState,
     JobStatus,
     LogLine,
+    Removal,
     Rendered,
 )
 from shardyard.launch.base import LaunchRequest as Request
@@ -190,21 +191,21 @@ class BatchLauncher:
             if is_ours(found, entry, run_id=job.run_id, region=job.details["region"]):
                 self._terminate(batch, job.id)
 
-    def remove(self, job: Job, ledger: Ledger) -> list[str]:
+    def remove(self, job: Job, ledger: Ledger) -> Removal:
         """End the run's jobs, then deregister its job definitions; log streams are kept."""
         mine = [entry for entry in ledger.live() if entry.launcher == self.name]
-        removed = []
+        removal = Removal()
         for entry in sorted(mine, key=lambda entry: entry.kind != JOB):  # dependants first
             region = entry.details.get("region") or job.details["region"]
             batch = self._client(region, "batch")
             if entry.kind == JOB:
-                removed += self._end_jobs(batch, entry, job.run_id)
+                self._end_jobs(batch, entry, job.run_id, removal)
             elif entry.kind == DEFINITION:
                 confirmed = [one for one in ledger.all() if one.kind == entry.kind]
                 named = [one for one in confirmed if one.name == entry.name]
-                removed += _deregister(batch, [*named, entry], job.run_id)
+                _deregister(batch, [*named, entry], job.run_id, removal)
             ledger.remove(entry)
-        return removed
+        return removal
 
     def _client(self, region: str, service: str) -> Any:
         key = (region, service)
@@ -249,7 +250,7 @@ class BatchLauncher:
         except ShardyardError as error:
             ledger.fail(entry, type(error).__name__)
             with suppress(ShardyardError):  # then it stays in the ledger; the first error counts
-                _deregister(batch, [definition], params["tags"][RUN_TAG])
+                _deregister(batch, [definition], params["tags"][RUN_TAG], Removal())
                 ledger.remove(definition)
             raise
         job_id = str(answer["jobId"])
@@ -288,19 +289,18 @@ class BatchLauncher:
         ids = [f"{job.id}#{number}" for number in range(_num_nodes(found))]
         return [entry for entry in self._describe(batch, ids) if entry["jobId"] in ids]
 
-    def _end_jobs(self, batch: Any, entry: Entry, run_id: str) -> list[str]:
+    def _end_jobs(self, batch: Any, entry: Entry, run_id: str, removal: Removal) -> None:
         """Of an interrupted submission the id is not known, so jobs are found by their name."""
         place = {"jobName": entry.name, "jobQueue": entry.details["queue"]}
         ids = [entry.id] if entry.id else [one["jobId"] for one in _jobs_named(batch, place)]
         region = batch.meta.region_name
-        ended = [
-            str(found["jobId"])
-            for found in self._describe(batch, ids)
-            if not _is_over(found) and is_ours(found, entry, run_id=run_id, region=region)
-        ]
-        for job_id in ended:
-            self._terminate(batch, job_id)
-        return [f"{JOB} {job_id}" for job_id in ended]
+        going = [found for found in self._describe(batch, ids) if not _is_over(found)]
+        is_mine = [is_ours(found, entry, run_id=run_id, region=region) for found in going]
+        for found, mine in zip(going, is_mine, strict=True):
+            name = f"{JOB} {found['jobId']}"
+            if mine:
+                self._terminate(batch, str(found["jobId"]))
+            (removal.removed if mine else removal.foreign).append(name)
 
     def _terminate(self, batch: Any, job_id: str) -> None:
         with aws_errors("terminate the job", batch.meta.region_name):
@@ -333,7 +333,7 @@ def _origin(params: dict[str, Any]) -> dict[str, str]:
     return {ORIGIN_DETAIL: origin} if origin else {}
 
 
-def _deregister(batch: Any, entries: Sequence[Entry], run_id: str) -> list[str]:
+def _deregister(batch: Any, entries: Sequence[Entry], run_id: str, removal: Removal) -> None:
     """Those active revisions of one name that these lines stand for: each submission makes one."""
     region = batch.meta.region_name
     with aws_errors("remove the job definition", region):
@@ -343,12 +343,17 @@ def _deregister(batch: Any, entries: Sequence[Entry], run_id: str) -> list[str]:
             for page in pages.paginate(jobDefinitionName=entries[0].name, status="ACTIVE")
             for definition in page["jobDefinitions"]
         ]
-    revisions = [
-        str(definition["jobDefinitionArn"])
+    revisions = {
+        str(definition["jobDefinitionArn"]): any(
+            is_ours(definition, entry, run_id=run_id, region=region) for entry in entries
+        )
         for definition in found
-        if any(is_ours(definition, entry, run_id=run_id, region=region) for entry in entries)
-    ]
+    }
     with aws_errors("remove the job definition", region):
-        for revision in revisions:
-            batch.deregister_job_definition(jobDefinition=revision)
-    return [f"{DEFINITION} {revision.rpartition('/')[2]}" for revision in revisions]
+        for revision, is_mine in revisions.items():
+            name = f"{DEFINITION} {revision.rpartition('/')[2]}"
+            if is_mine:
+                batch.deregister_job_definition(jobDefinition=revision)
+                removal.removed.append(name)
+            elif any(entry.id is None for entry in entries):  # else no line may mean it
+                removal.foreign.append(name)

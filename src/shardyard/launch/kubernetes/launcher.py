@@ -17,6 +17,7 @@ from shardyard.launch.base import (
     JobStatus,
     LaunchRequest,
     LogLine,
+    Removal,
     Rendered,
 )
 from shardyard.launch.doctor import Finding
@@ -223,18 +224,21 @@ class KubernetesLauncher:
         _mark_cancelled(api, job.details["config"], str(int(time.time())), run_id=job.run_id)
         api.delete(kind, job.name, uid=job.id)
 
-    def remove(self, job: Job, ledger: Ledger) -> list[str]:
+    def remove(self, job: Job, ledger: Ledger) -> Removal:
         """Delete the job, then the ConfigMap its pods read, then a runtime that none uses."""
-        removed = []
+        removal = Removal()
         mine = {entry.id for entry in ledger.all()}
         for entry in sorted(_entries(ledger, job), key=_removal_order):
             if entry.kind == SHARED and any(one.kind in _JOB_KINDS for one in ledger.live()):
                 continue  # another job of the run is left, with which it goes
             api = Api(entry.details["context"], entry.details["namespace"], self._kubeconfig)
-            if _delete(api, entry, run_id=job.run_id, mine=mine):
-                removed.append(f"{entry.kind} {entry.name}")
+            found = api.get(entry.kind, entry.name)
+            if found is not None and not is_ours(api, found, entry, run_id=job.run_id):
+                removal.foreign.append(f"{entry.kind} {entry.name}")
+            elif found is not None and _delete(api, entry, found, mine=mine):
+                removal.removed.append(f"{entry.kind} {entry.name}")
             ledger.remove(entry)
-        return removed
+        return removal
 
     def _api_of(self, request: LaunchRequest) -> Api:
         settings = request.recipe.launch.kubernetes
@@ -357,11 +361,8 @@ def _removal_order(entry: Entry) -> int:
     return {"ConfigMap": 1, SHARED: 2}.get(entry.kind, 0)
 
 
-def _delete(api: Api, entry: Entry, *, run_id: str, mine: Container[str | None]) -> bool:
+def _delete(api: Api, entry: Entry, found: Object, *, mine: Container[str | None]) -> bool:
     """Delete the entry's object; False: it is gone, or a runtime that others use by now."""
-    found = api.get(entry.kind, entry.name)
-    if found is None or not is_ours(api, found, entry, run_id=run_id):
-        return False
     if entry.kind == SHARED and _is_used(api, entry.name, besides=mine):
         return False
     return api.delete(entry.kind, entry.name, uid=found["metadata"]["uid"])

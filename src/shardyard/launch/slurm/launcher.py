@@ -23,6 +23,7 @@ from shardyard.launch.base import (
     JobStatus,
     LaunchRequest,
     LogLine,
+    Removal,
     Rendered,
 )
 from shardyard.launch.doctor import Finding
@@ -201,16 +202,21 @@ class SlurmLauncher:
         write_text(Path(job.details["folder"]) / "launch" / f"stop-{job.id}", "cancel\n")
         self._scancel(job, "--batch", "--signal=USR2")
 
-    def remove(self, job: Job, ledger: Ledger) -> list[str]:
+    def remove(self, job: Job, ledger: Ledger) -> Removal:
         """End the job: Slurm's SIGTERM, and SIGKILL after its KillWait."""
-        removed = []
+        removal = Removal()
         for entry in _entries(ledger, job.name):
             for found in self._jobs_of(entry):
-                if not self._state(found).is_over:
+                record = self._record(found)
+                if record is None or _status(record, found).state.is_over:
+                    continue
+                if _is_ours(record, found):
                     self._scancel(found)
-                    removed.append(f"{KIND} {found.id} ({found.name})")
+                    removal.removed.append(f"{KIND} {found.id} ({found.name})")
+                else:
+                    removal.foreign.append(f"{KIND} {found.id} ({record.name})")
             ledger.remove(entry)
-        return removed
+        return removal
 
     def _state(self, job: Job) -> JobState:
         """`status` without the states of its nodes, which cost another question."""
