@@ -1,6 +1,7 @@
 """How the nodes of a job learn from node 0 which attempt they are in."""
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -62,6 +63,14 @@ def test_the_end_is_told_with_its_exit_code(run: RunDir) -> None:
     with waiting(run) as heard:
         Session(run, "s").end("the text is empty", 2)
     assert heard == [Ended("the text is empty", 2)]
+
+
+def test_a_folder_that_vanished_is_not_made_anew_to_tell_the_end(run: RunDir) -> None:
+    session = Session(run, "s")
+    with session.announced(0):
+        shutil.rmtree(run.path)
+    session.end("the folder is gone", 1)
+    assert not run.path.exists()
 
 
 def test_an_end_that_is_left_over_is_believed_late(run: RunDir) -> None:

@@ -44,6 +44,7 @@ class Session:
                 "Use letters, digits, dots, hyphens and underscores, at most 128."
             )
         self._run_dir = run_dir.path
+        self._was_there = self._run_dir.is_dir()
         self._path = run_dir.path / "sessions" / f"{name}.json"
 
     # -- node 0 -----------------------------------------------------------------------------
@@ -58,6 +59,7 @@ class Session:
         """Tell the others to join an attempt, again and again until it is over."""
         is_over = threading.Event()
         write_json(self._path, {"attempt": attempt, "beat": 0})
+        self._was_there = True
 
         def keep_beating() -> None:
             beat = 0
@@ -75,8 +77,8 @@ class Session:
 
     def end(self, words: str, exit_code: int) -> None:
         """Tell those who come late that there is nothing to join."""
-        if not self._run_dir.is_dir():
-            return  # gone: a new one would pass for it
+        if self._was_there and not self._run_dir.is_dir():
+            return  # it vanished: a new one would pass for it
         with suppress(ShardyardError):
             write_json(self._path, {"ended": words, "exit_code": exit_code})
 
