@@ -84,7 +84,8 @@ def test_the_job_of_another_script_is_not_ended(
     forge(run)
     steer(run, controller, *words)
     assert controller.asked != [] and controller.ended == []
-    capsys.readouterr()
+    is_told = "not this run's, so left alone: slurm job 17" in capsys.readouterr().out.splitlines()
+    assert is_told is (words[0] == "teardown")
 
 
 def test_the_status_of_a_number_that_another_job_has_says_so(run: Path) -> None:

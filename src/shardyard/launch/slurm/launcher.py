@@ -214,7 +214,7 @@ class SlurmLauncher:
                     self._scancel(found)
                     removal.removed.append(f"{KIND} {found.id} ({found.name})")
                 else:
-                    removal.foreign.append(f"{KIND} {found.id} ({record.name})")
+                    removal.foreign.append(f"{KIND} {found.id}")
             ledger.remove(entry)
         return removal
 
