@@ -17,7 +17,10 @@ from shardyard.rundir.resolved import write_resolved
 from shardyard.train.hooks import Hooks
 from shardyard.train.loop import train
 
-MACHINE = Machine(device="cpu", name="test", count=1, memory_bytes=2**34, cores=2, hostname="test")
+# fp8 products are emulated here: rounded as a device would, multiplied exactly
+MACHINE = Machine(
+    device="cpu", name="test", count=1, memory_bytes=2**34, cores=2, hostname="test", has_fp8=True
+)
 
 
 @dataclass(frozen=True)
