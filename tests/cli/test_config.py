@@ -24,6 +24,20 @@ def test_a_recipe_is_shown_by_section_with_reasons(
     assert "length 100 steps run.steps" in lines
 
 
+def test_a_note_tells_what_of_a_folder_is_done_in_another_way(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import MixtralConfig
+
+    MixtralConfig(router_aux_loss_coef=0.02).save_pretrained(tmp_path)
+    assert main(["config", f"model.path={tmp_path}", "model.weights=random"]) == 0
+    said = capsys.readouterr().err
+    assert said.startswith("note: ") and "router_aux_loss_coef=0.02, which weighs another" in said
+    chosen = "model.router_aux_loss=0.02"
+    assert main(["config", f"model.path={tmp_path}", "model.weights=random", chosen]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_json_holds_value_and_reason_of_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "model.preset=llama2-7b", "run.tokens=1e9", "--json"]) == 0
     content = json.loads(capsys.readouterr().out)

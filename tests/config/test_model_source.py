@@ -9,6 +9,7 @@ import pytest
 from shardyard.config.auto import Facts
 from shardyard.config.model_problems import misfits
 from shardyard.config.model_source import (
+    config_notes,
     has_tokenizer,
     model_folder,
     read_shape,
@@ -257,6 +258,18 @@ def test_attention_that_drops_is_taken_where_the_recipe_says_what_is_dropped_ins
     assert read_shape(model, tmp_path, 0).hidden_dropout == 0.1
 
 
+def test_the_weight_of_another_balance_loss_is_told_and_not_taken(tmp_path: Path) -> None:
+    sizes = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    folder = folder_with(tmp_path, model_type="mixtral", router_aux_loss_coef=0.02, **sizes)
+    (note,) = config_notes(Model(path=str(folder)), folder)
+    assert "config.json has router_aux_loss_coef=0.02, which weighs another loss" in note
+    assert "model.router_aux_loss=0.01 is; give it in the recipe to choose" in note
+    assert config_notes(Model(path=str(folder), router_aux_loss=0.01), folder) == []
+    assert config_notes(Model(preset="llama-tiny"), None) == []
+    dense = folder_with(tmp_path, router_aux_loss_coef=0.02)
+    assert config_notes(Model(path=str(dense)), dense) == []
+
+
 # What a config says that changes nothing of what is trained here, and why.
 WITHOUT_EFFECT = {
     # about files, versions, memory and the form of answers
@@ -266,7 +279,7 @@ WITHOUT_EFFECT = {
     "id2label", "label2id", "problem_type", "is_encoder_decoder", "classifier_dropout",
     # about text; the row of a padding token learns here too, as no sample is padded with it
     "pad_token_id", "bos_token_id", "eos_token_id",
-    # said by the recipe: model.router_aux_loss
+    # told by config_notes: model.router_aux_loss weighs another loss
     "output_router_logits", "router_aux_loss_coef",
     # read with use_sliding_window alone, which is refused with a window
     "max_window_layers", "use_sliding_window",

@@ -14,7 +14,7 @@ from shardyard.config.auto import Facts
 from shardyard.config.check import load_checked_recipe
 from shardyard.config.load import is_override
 from shardyard.config.model_problems import misfits
-from shardyard.config.model_source import has_tokenizer, model_folder, read_shape
+from shardyard.config.model_source import config_notes, has_tokenizer, model_folder, read_shape
 from shardyard.config.presets import ModelShape
 from shardyard.config.resolve import Preview, machine_problems, resolve, resolve_known
 from shardyard.config.resolved import DataFacts, Resolved
@@ -69,7 +69,10 @@ class Request:
         if runs_here:
             take_secrets(recipe)
         name = "-".join(file.stem for file in files) or "run"
-        return Request.of(recipe, name=name, needs_weights=needs_weights)
+        request = Request.of(recipe, name=name, needs_weights=needs_weights)
+        for note in config_notes(recipe.model, request.model_dir):
+            say(f"note: {note}")
+        return request
 
     @staticmethod
     def of(recipe: Recipe, *, name: str = "run", needs_weights: bool = True) -> "Request":

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from shardyard.config.load import show
 from shardyard.config.presets import PRESETS, ModelShape
 from shardyard.config.schema import Model
 from shardyard.errors import AccessError, RequestError
@@ -79,6 +80,8 @@ _OF_OTHER_FAMILIES = (
     "attention_chunk_size",
 )
 """Keys that change what Gemma, Granite, Cohere or Llama 4 compute."""
+
+_MIXTURES = ("mixtral", "qwen3_moe")
 
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _ROPE_WORDS = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
@@ -151,6 +154,27 @@ def read_shape(model: Model, folder: Path | None, vocab_size: int) -> ModelShape
     )
 
 
+def config_notes(model: Model, folder: Path | None) -> list[str]:
+    """What a folder's config.json asks for that is done in another way, for the user to know.
+
+    transformers weighs one balance loss over the visits of all blocks together
+    (``load_balancing_loss_func`` of 5.23), ours one for each block and sample: the same number
+    would be another weight, and which one depends on the model.
+    """
+    if folder is None or "router_aux_loss" in model.model_fields_set:
+        return []
+    config = _read_config(folder / "config.json")
+    theirs = config.get("router_aux_loss_coef")
+    if theirs is None or config.get("model_type") not in _MIXTURES:
+        return []
+    return [
+        f"{folder / 'config.json'} has router_aux_loss_coef={show(theirs)}, which weighs another "
+        "loss (of all blocks together) than is added here (for each block and sample), so it is "
+        "not taken. "
+        f"model.router_aux_loss={model.router_aux_loss} is; give it in the recipe to choose."
+    ]
+
+
 def table_rows(model: Model, shape: ModelShape) -> int | None:
     """Rows of the model's table of tokens; None: as many as its tokenizer wants."""
     is_open = model.preset is not None and not PRESETS[model.preset].shape.vocab_size
@@ -216,7 +240,7 @@ def _shape(config: dict[str, Any], source: str) -> ModelShape:
 
 def _experts(config: dict[str, Any], source: str) -> dict[str, int]:
     """Sizes of a mixture of experts; none for a dense model."""
-    if config["model_type"] not in ("mixtral", "qwen3_moe"):
+    if config["model_type"] not in _MIXTURES:
         return {}
     experts = config.get("num_local_experts") or config.get("num_experts")
     visits, width = config["num_experts_per_tok"], config.get("moe_intermediate_size")
