@@ -19,6 +19,7 @@ from shardyard.checkpoint.load import find_sound, load_tensors, read_values
 from shardyard.checkpoint.save import Abandoned, Durable, Saver
 from shardyard.checkpoint.verify import verify_manifest
 from shardyard.errors import CheckpointError, StorageError
+from tests.distributed.ranks import run_on_ranks
 
 Play = Callable[..., None]
 
@@ -227,3 +228,31 @@ def test_a_full_disk_stops_all_ranks_at_one_step_and_leaves_the_earlier_checkpoi
     assert "The checkpoint of step 1 is intact; resume the run" in message
     assert told[0]["left"] == ["latest", "step-00000001"]
     assert told[0]["after"] == [3]
+
+
+def _save_copies_of_which_one_is_broken(folder: Path) -> list[str]:
+    """As NO_SHARD has them: every rank holds all of it, and one of them writes it."""
+    saver = Saver(
+        folder,
+        group=dist.new_group(backend="gloo"),
+        rank=dist.get_rank(),
+        world_size=2,
+        keep_last=1,
+    )
+    reports = []
+    for step in (1, 2):
+        copies = {"model.w": torch.ones(3), "optim.exp_avg_sq.w": torch.ones(3)}
+        if dist.get_rank() == step - 1:
+            copies["optim.exp_avg_sq.w"][1] = torch.inf  # its updates would be 0, and no loss NaN
+        saver.save(step, copies, {})
+        saver.wait()
+        reports += saver.poll()
+    saver.close()
+    return [report.reason for report in reports if isinstance(report, Abandoned)]
+
+
+def test_a_copy_that_is_not_finite_is_found_though_another_rank_writes(tmp_path: Path) -> None:
+    told = run_on_ranks(_save_copies_of_which_one_is_broken, 2, tmp_path)
+    reasons = [f"rank {rank}: optim.exp_avg_sq.w holds an infinity" for rank in (0, 1)]
+    assert told == [reasons, reasons]
+    assert names(tmp_path) == []

@@ -94,6 +94,11 @@ class ShardPlanner(SavePlanner):
         self.total_bytes = 0
         """Bytes of all shards together; known to rank 0."""
 
+    @property
+    def held(self) -> dict[str, Tensor]:
+        """This rank's part of the state, copies of what another rank writes included."""
+        return self._shards
+
     def describe(self, tensors: dict[str, Tensor], shards: dict[str, Tensor]) -> None:
         """Take the next state to save: ``shards`` is this rank's part of ``tensors``."""
         layout = {name: _place(tensor) for name, tensor in tensors.items()}
@@ -217,15 +222,19 @@ class CheckpointWriter(StorageWriter):
         plan: SavePlan,
         planner: SavePlanner,  # noqa: ARG002 (it is self._planner)
     ) -> Future[list[WriteResult]]:
-        """Write and flush this rank's file, if what it would hold is finite."""
+        """Write and flush this rank's file, if the state that it holds is finite.
+
+        All of it, also what another rank writes: copies may differ once a device has failed, and
+        training goes on with each of them.
+        """
         results = []
+        refuse_not_finite(self._planner.held)
         if plan.items:
             name = f"rank-{self._rank:05d}.safetensors"
             shards = {
                 item.index.fqn: (self._planner.resolve_data(item), _offsets(item))
                 for item in plan.items
             }
-            refuse_not_finite({tensor: shard for tensor, (shard, _) in shards.items()})
             try:
                 digest = write_flushed(self._order.scratch / name, _safetensors(shards))
             except OSError as error:
