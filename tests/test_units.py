@@ -26,6 +26,11 @@ def test_what_is_printed_can_be_given_back(seconds: float) -> None:
     assert parse_seconds(format_seconds(seconds)) == seconds
 
 
+@pytest.mark.parametrize(("seconds", "text"), [(0.9996, "1 s"), (59.98, "1 min"), (0.41, "410 ms")])
+def test_what_rounds_to_the_next_unit_is_written_in_it(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
+
+
 NO_LENGTHS = [
     "", "24", "soon", "h", "0h", "-3h", "1h-2h", "x h", "24hours", "1 month", "nanh", "infd", "5ms",
     "9" * 400 + "d",

@@ -36,9 +36,9 @@ def format_flops(flops: float) -> str:
 
 def format_seconds(seconds: float) -> str:
     """``93784`` -> ``1 d 2 h``; two units at most."""
-    if seconds < 1:
+    if seconds < 0.9995:  # 0.9996 s are 1 s in three digits, not 1e+03 ms
         return f"{seconds * 1000:.3g} ms"
-    if seconds < 60:
+    if seconds < 59.95:
         return f"{seconds:.3g} s"
     whole = round(seconds)
     for name, size, small_name, small in (

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from shardyard.cli.attempt import _show
 from shardyard.cli.last_report import write_last_report
 from shardyard.config.schema import Elastic, Recipe
 from shardyard.rundir.layout import RunDir
@@ -34,6 +35,18 @@ def test_a_report_that_cannot_be_written_is_a_warning_and_the_numbers_are_there(
     assert summary is not None and summary.steps_done == 120
     said = capsys.readouterr().err
     assert said.startswith(f"warning: there is no report: {run.report_html} cannot be written")
+
+
+def test_no_path_is_printed_of_a_report_that_is_not_there(
+    run: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = write_last_report(run, 1, RECIPE)
+    assert summary is not None
+    _show(run, summary)
+    assert f"report_html: {run.report_html}" in capsys.readouterr().out
+    run.report_html.unlink()
+    _show(run, summary)
+    assert "report_html" not in capsys.readouterr().out
 
 
 def test_a_drain_writes_its_report_if_time_remains(run: RunDir) -> None:

@@ -133,3 +133,15 @@ def test_a_run_that_was_trained_here_goes_on_elsewhere(tmp_path: Path, capsys: C
     assert resume(fake, tmp_path, "--on", "fake", "--yes") == 0
     assert fake.submitted[-1].is_resume
     assert Ledger(folder / "ledger.jsonl").jobs()[0].launcher == "fake"
+
+
+@pytest.mark.parametrize("other", ["run.name=second", "run.id=second", "run.dir=elsewhere"])
+def test_a_run_that_goes_on_keeps_its_name_and_folder(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured, other: str
+) -> None:
+    assert resume(fake, tmp_path, "--yes", other) == 2
+    said = capsys.readouterr().err
+    assert f"{other}: run first goes on in its own folder, {tmp_path}/runs/first" in said
+    assert "Leave that out" in said and len(fake.submitted) == 1
+    same = ("run.id=first", f"run.dir={tmp_path}/runs")
+    assert resume(fake, tmp_path, "--yes", *same) == 0

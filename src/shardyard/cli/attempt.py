@@ -130,7 +130,8 @@ def _show(run_dir: RunDir, summary: Summary) -> None:
             tell(f"    {line}")
     tell()
     for name, path in _paths(run_dir).items():
-        tell(f"{name}: {path}")
+        if path is not None:  # without one it was said why
+            tell(f"{name}: {path}")
 
 
 def _nats(value: float | None) -> str:

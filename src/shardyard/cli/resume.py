@@ -31,7 +31,9 @@ from shardyard.cli.train import refuse_other_nodes
 from shardyard.config.anchor import anchor_paths
 from shardyard.config.check import load_checked_recipe
 from shardyard.config.compatibility import check_packages, engines_for
+from shardyard.config.load import load_recipe
 from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.config.schema import Recipe
 from shardyard.errors import RequestError
 from shardyard.launch.base import Launcher
 from shardyard.launch.ledger import Entry, Ledger
@@ -83,6 +85,7 @@ def _train_on(run_dir: RunDir, overrides: tuple[str, ...], *, dry_run: bool, as_
     Lease(run_dir.lease).close()  # refuse at once, not after a minute of preparation
     number, previous, asked = newest_attempt(run_dir)
     recipe = anchor_paths(load_checked_recipe([asked], overrides))
+    _refuse_other_run(run_dir, asked, recipe)
     check_packages(engines_for(recipe))
     refuse_other_nodes(recipe)
     take_secrets(recipe)
@@ -130,6 +133,7 @@ def propose_again(
     if Ledger(run_dir.ledger).jobs():
         asked = newest_asked(run_dir)
     recipe = load_checked_recipe([asked], overrides)
+    _refuse_other_run(run_dir, asked, recipe)
     refuse_spent(run_dir, recipe.launch)
     return propose(
         Request.of(recipe, name=run_dir.run_id, needs_weights=False),
@@ -139,6 +143,25 @@ def propose_again(
         is_resume=True,
         is_dry_run=is_dry_run,
     )
+
+
+def _refuse_other_run(run_dir: RunDir, asked: Path, recipe: Recipe) -> None:
+    """Raise if overrides name another run or place than the one that goes on."""
+    before, now = load_recipe([asked]).run, recipe.run
+    is_parent = Path(now.dir).expanduser().resolve() == run_dir.path.parent
+    given = {
+        f"run.name={now.name}": now.name == before.name,
+        f"run.id={now.id}": now.id in (before.id, run_dir.run_id),
+        f"run.dir={now.dir}": now.dir == before.dir or is_parent,
+    }
+    wrong = [setting for setting, is_kept in given.items() if not is_kept]
+    if wrong:
+        raise RequestError(
+            f"{', '.join(wrong)}: run {run_dir.run_id} goes on in its own folder, {run_dir.path}, "
+            "and a resume cannot give it another name or place. Leave that out. To have it "
+            "elsewhere, move the folder and give its new path for RUN; `shardyard train` begins "
+            "another run."
+        )
 
 
 def _refuse_live(run_dir: RunDir, entry: Entry, launchers: Launchers | None) -> None:

@@ -267,6 +267,8 @@ def forge(site: Site, changes: dict[str, str]) -> Path:
         ({"url": "https://evil.example/everything.yaml"}, 4),
         ({"how": "chart", "chart": "kube-prometheus", "chart_namespace": "monitoring"}, 4),
         ({"version": "0.11.0"}, 4),
+        ({"context": "production"}, 4),
+        ({"provides": ""}, 4),
         ({"url": "--all"}, 1),
         ({"context": "--kubeconfig=/x"}, 1),
     ],

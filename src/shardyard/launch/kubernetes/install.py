@@ -23,6 +23,7 @@ from shardyard.launch.kubernetes.ownership import is_ours
 from shardyard.launch.kubernetes.prerequisites import (
     ALL,
     ETCD,
+    JOBSET,
     TRAINER,
     Prerequisite,
     Release,
@@ -82,11 +83,13 @@ def uninstall(api: Api, ledger: Ledger, kubeconfig: Path | None) -> list[str]:
     """
     entries = [entry for entry in reversed(ledger.live()) if entry.launcher == _LAUNCHER]
     for entry in entries:
+        if entry.kind == RELEASE:
+            _release(entry, api)
         _refuse_used(entry, api)
     removed = []
     for entry in entries:
         if entry.kind == RELEASE:
-            release = _release(entry)
+            release = _release(entry, api)
             argv = release.remove(entry.details["context"])
             _require_program(argv[0])
             _run(_with_kubeconfig(argv, kubeconfig))
@@ -139,7 +142,7 @@ def _part(part: Prerequisite, request: LaunchRequest, api: Api) -> Part | None:
     if part is TRAINER and (api.serves("JobSet") or api.versions_of("JobSet")):
         command += ("--set", "jobset.install=false")  # a second one would fight with the first
     elif part is TRAINER:
-        provides += ",JobSet"
+        provides = _with_jobset(part)
     details = {
         "provides": provides, "how": release.how, "url": release.url,
         "read_on": release.read_on, "chart": release.chart, "chart_namespace": release.namespace,
@@ -149,14 +152,19 @@ def _part(part: Prerequisite, request: LaunchRequest, api: Api) -> Part | None:
     return Part(name=part.label, why=part.why, text=text, command=command, details=details)
 
 
-def _release(entry: Entry) -> Release:
+def _with_jobset(part: Prerequisite) -> str:
+    """What a part serves: Trainer's chart brings JobSet where the cluster has none."""
+    return f"{part.provides},{JOBSET.provides}" if part is TRAINER else part.provides
+
+
+def _release(entry: Entry, api: Api) -> Release:
     """Of one of our parts, as it was installed, which may be at another version than today's.
 
     Raises:
         AccessError: The ledger says otherwise than any version of this program installs it.
     """
     details = entry.details
-    for part in ALL:
+    for part in ALL if details["context"] == str(api.context) else ():
         release = part.release
         if release is None or entry.name != f"{part.name} {details['version']}":
             continue
@@ -165,13 +173,15 @@ def _release(entry: Entry) -> Release:
             url=release.url.replace(part.version, details["version"]),
             version=release.version and details["version"],
         )
-        if (then.how, then.url, then.chart, then.namespace) == tuple(
-            details[key] for key in ("how", "url", "chart", "chart_namespace")
-        ):
+        wanted = (then.how, then.url, then.chart, then.namespace)
+        said = tuple(details[key] for key in ("how", "url", "chart", "chart_namespace"))
+        # What it provides is asked for before it is removed, as jobs of others may need it.
+        if said == wanted and details["provides"] in (part.provides, _with_jobset(part)):
             return then
     raise AccessError(
-        f"release {entry.name} from {details['url']} is none that is installed from here, so it is "
-        "not removed: whoever can change the ledger could have anything deleted. If it is yours, "
+        f"release {entry.name} from {details['url']} in context {details['context']!r}, which is "
+        f"said to serve {details['provides']!r}, is none that is installed from here, so it is not "
+        "removed: whoever can change the ledger could have anything deleted. If it is yours, "
         "remove it by hand with kubectl or helm."
     )
 
