@@ -299,3 +299,17 @@ def test_the_page_on_versions_is_that_of_the_check() -> None:
 @pytest.mark.parametrize("page", [*PAGES, *EXAMPLES], ids=shown)
 def test_no_page_names_a_folder_of_one_machine(page: Path) -> None:
     assert re.findall(r"(?<![\w.<>])/(?:root|home|tmp|work|Users)/", page.read_text()) == []
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/verbs/plan.md"])
+def test_the_plan_that_a_page_shows_is_the_one_that_is_printed(
+    page: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = "plan model.preset=llama2-7b cluster.nodes=2 cluster.instance=p5.48xlarge"
+    words = f"{command} run.steps=500 optim.global_batch=64"
+    text = (ROOT / page).read_text()
+    _, _, block = text.partition(f"$ shardyard {words}\n")
+    shown = [line.partition("...")[0].strip() for line in block.partition("```")[0].splitlines()]
+    assert len(shown) > 8 and main(words.split()) == 0
+    printed = capsys.readouterr().out
+    assert [line for line in shown if line not in printed] == []
