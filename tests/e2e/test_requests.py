@@ -19,7 +19,7 @@ REFUSED = [
     ("train tiny.yaml optim.lrr=1", 2, ["there is no such setting", "Did you mean optim.lr?"]),
     ("train tiny.yaml data.source=./gone", 2, ["gone' does not exist", "Correct the path"]),
     ("train tiny.yaml data.source=./none", 2, ["names no file.", "Give a folder, file or glob"]),
-    ("train tiny.yaml data.source=./blank", 1, ["is an empty corpus", "Give files with text."]),
+    ("train tiny.yaml data.source=./blank", 2, ["is an empty corpus", "Give files with text."]),
     ("train tiny.yaml model.preset=null model.path=gone", 2, ["gone does not exist"]),
     ("train tiny.yaml parallel.dp_shard=3", 2, ["dp_shard=3 does not divide the 2", "Use 1 or 2"]),
     ("train tiny.yaml precision.compute=fp8", 2, ["1 problem", "Use bf16 or fp32"]),
