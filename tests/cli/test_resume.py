@@ -145,3 +145,15 @@ def test_a_run_that_goes_on_keeps_its_name_and_folder(
     assert "Leave that out" in said and len(fake.submitted) == 1
     same = ("run.id=first", f"run.dir={tmp_path}/runs")
     assert resume(fake, tmp_path, "--yes", *same) == 0
+
+
+def test_what_others_may_have_written_is_not_submitted_in_your_name(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    (tmp_path / "runs" / "first" / "recipe.yaml").chmod(0o666)
+    assert resume(fake, tmp_path, "--yes") == 4
+    said = capsys.readouterr().err
+    assert "recipe.yaml may be written by everybody" in said and "chmod go-w" in said
+    assert len(fake.submitted) == 1
+    assert resume(fake, tmp_path, "--yes", "--trust-folder") == 0
+    assert len(fake.submitted) == 2

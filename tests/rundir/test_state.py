@@ -76,7 +76,9 @@ def test_after_lost_work_the_step_is_the_one_it_is_at_now(tmp_path: Path) -> Non
 
 def test_lines_are_read_backwards_whole_however_long_they_are(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
-    lines = [{"n": n, "text": "x" * (n * 997)} for n in range(60)]  # beyond one block each, at last
+    lines = [
+        {"step": n, "text": "x" * (n * 997)} for n in range(60)
+    ]  # beyond one block each, at last
     path.write_text("".join(json.dumps(line) + "\n" for line in lines) + "torn {")
     assert list(read_lines_backwards(path)) == lines[::-1]
     assert list(read_lines_backwards(tmp_path / "none")) == []

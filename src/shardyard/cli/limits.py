@@ -196,10 +196,10 @@ def refuse_stopped(run_dir: RunDir, session: str) -> None:
         RequestError: What stopped it holds still.
     """
     for event in read_lines_backwards(run_dir.events, with_any=('"stopping"',)):
-        if event.get("kind") == "stopping" and event["session"] == session:
+        if event.get("kind") == "stopping" and event.get("session") == session:
             raise RequestError(
-                f"run {run_dir.run_id} stopped itself: {event['reason']}. This job will not go on "
-                f"with it. `shardyard resume {run_dir.handle}` submits another."
+                f"run {run_dir.run_id} stopped itself: {event.get('reason')}. This job will "
+                f"not go on with it. `shardyard resume {run_dir.handle}` submits another."
             )
         return
 
@@ -207,4 +207,6 @@ def refuse_stopped(run_dir: RunDir, session: str) -> None:
 def has_stopped_itself(run_dir: RunDir, attempt: int) -> bool:
     """Whether a limit ended an attempt."""
     events = read_lines_backwards(run_dir.events, with_any=('"stopping"',))
-    return any(event.get("kind") == "stopping" and event["attempt"] == attempt for event in events)
+    return any(
+        event.get("kind") == "stopping" and event.get("attempt") == attempt for event in events
+    )

@@ -46,7 +46,7 @@ trust_option = click.option(
     "--trust-folder",
     "trusts_folder",
     is_flag=True,
-    help="Also if others may write into the run's folder, and so decide what is ended.",
+    help="Also if others may write into the run's folder, and so decide what is ended or started.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
 

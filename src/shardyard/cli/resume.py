@@ -24,6 +24,7 @@ from shardyard.cli.options import (
     launch_options,
     run_argument,
     runs_dir_option,
+    trust_option,
 )
 from shardyard.cli.request import Request, take_secrets
 from shardyard.cli.terminal import say, tell
@@ -37,6 +38,7 @@ from shardyard.config.schema import Recipe
 from shardyard.errors import RequestError
 from shardyard.launch.base import Launcher
 from shardyard.launch.ledger import Entry, Ledger
+from shardyard.launch.trust import refuse_untrusted
 from shardyard.rundir.layout import RunDir, find_run
 from shardyard.rundir.lease import Lease
 from shardyard.rundir.resolved import newest_resolved
@@ -49,6 +51,7 @@ from shardyard.rundir.state import read_state
 @runs_dir_option
 @click.option("--on", metavar="LAUNCHER", help="Launch it there; default: where it was launched.")
 @launch_options
+@trust_option
 @click.option("--dry-run", is_flag=True, help="Say what would be continued; start nothing.")
 @json_option
 @click.pass_context
@@ -61,6 +64,7 @@ def command(
     runs_dir: Path,
     on: str | None,
     max_usd: float | None,
+    trusts_folder: bool,
     **terms: Any,
 ) -> int:
     """Continue RUN (a path, an id, or the beginning of one): a launched one by a new job.
@@ -69,6 +73,7 @@ def command(
     but not what is learnt: model, data, order and optimisation.
     """
     run_dir = find_run(run, runs_dir)
+    refuse_untrusted(run_dir.ledger, trusts_folder=trusts_folder)  # it submits what stands there
     if on is not None or Ledger(run_dir.ledger).jobs():
         return _submit_again(
             run_dir,

@@ -43,8 +43,8 @@ def refuse_untrusted(ledger: Path, *, trusts_folder: bool) -> None:
         mend.append(f"Take that right away: chmod go-w {shlex.join(map(str, writable))}")
     raise AccessError(
         f"{'; '.join(reasons)}; you are {_user(os.geteuid())}. Whoever writes there decides what "
-        f"this command ends, in your name. {' '.join(mend)}\nOr say --trust-folder if you trust "
-        "all of them: it is still asked whether what would be ended is the run's."
+        f"this command starts or ends in your name. {' '.join(mend)}\nOr say --trust-folder if you "
+        "trust all of them: it is still asked whether what would be ended is the run's."
     )
 
 

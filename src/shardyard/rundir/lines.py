@@ -2,7 +2,7 @@
 
 A line is appended by one write call to a file opened for appending, so that the agent of node 0 and
 rank 0, which run on the same node, never mix theirs. A kill can tear the last line: readers pass
-over a line that is no JSON, writers begin on a new one.
+over a line that is not of the form that writers give it, writers begin on a new one.
 """
 
 import json
@@ -42,6 +42,11 @@ EVENT_KINDS = (
 
 LOSSES = ("worker_lost", "worker_hung", "node_lost")
 """Kinds of events that end a generation."""
+
+_EVENT_NUMBERS = (
+    "t", "attempt", "generation", "step", "seconds", "usual_s", "exit_code", "usd", "usd_per_hour"
+)  # fmt: skip
+"""Keys of events that are counted with."""
 
 _BLOCK_BYTES = 16 * 2**10
 
@@ -175,9 +180,28 @@ def read_lines_backwards(path: Path, *, with_any: Sequence[str] = ()) -> Iterato
 def _object(line: bytes) -> dict[str, Any] | None:
     try:
         content = json.loads(line.decode(errors="replace"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return content if isinstance(content, dict) else None
+    return content if isinstance(content, dict) and _is_formed(content) else None
+
+
+def _is_formed(line: dict[str, Any]) -> bool:
+    """Whether a line can be counted with: one odd line may not hide a run, or a list of runs."""
+    if "kind" in line:
+        is_named = isinstance(line["kind"], str)
+        return is_named and all(_is_number(line.get(key)) for key in _EVENT_NUMBERS)
+    if type(line.get("step")) is not int:
+        return False
+    scores = line.get("eval", {})
+    if not isinstance(scores, dict):
+        return False
+    numbers = [line.get(key) for key in METRIC_KEYS]
+    return all(map(_is_number, [*numbers, *scores.values()]))
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is a number, or null for one that has no meaning."""
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def read_steps(path: Path) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ class Spending:
 def read_spending(run_dir: RunDir) -> Spending | None:
     """The newest count; None: no price was known, or nothing has run yet."""
     for event in read_lines_backwards(run_dir.events, with_any=('"spent"',)):
-        if event.get("kind") == "spent":
-            return Spending(usd=event["usd"], usd_per_hour=event["usd_per_hour"])
+        usd, usd_per_hour = event.get("usd"), event.get("usd_per_hour")
+        if event.get("kind") == "spent" and usd is not None and usd_per_hour is not None:
+            return Spending(usd=usd, usd_per_hour=usd_per_hour)
     return None

@@ -66,7 +66,7 @@ def read_state(run_dir: RunDir, *, is_training_elsewhere: bool = False) -> RunSt
         id=run_dir.run_id,
         state=state_of(events, is_leased=is_leased),
         step=step["step"] if step else None,
-        loss=step["loss"] if step else None,
+        loss=step.get("loss") if step else None,
         updated_at=max((path.stat().st_mtime for path in files), default=None),
         stop_reason=_stop_reason(events),
         no_step_s=no_step_s,
@@ -75,16 +75,16 @@ def read_state(run_dir: RunDir, *, is_training_elsewhere: bool = False) -> RunSt
 
 
 def _stop_reason(events: Sequence[dict[str, Any]]) -> str | None:
-    reasons = (str(event["reason"]) for event in reversed(events) if event["kind"] == "stopping")
-    return next(reasons, None)
+    said = next((event for event in reversed(events) if event["kind"] == "stopping"), None)
+    return None if said is None or "reason" not in said else str(said["reason"])
 
 
 def _stall(events: Sequence[dict[str, Any]]) -> tuple[float | None, float | None]:
     """How long no step has come, and what one takes else; None where they come."""
     said = next((event for event in reversed(events) if event["kind"] == "stalled"), None)
-    if said is None or not said["seconds"]:
+    if said is None or not said.get("seconds") or said.get("t") is None:
         return None, None
-    return time.time() - said["t"] + said["seconds"], said["usual_s"]
+    return time.time() - said["t"] + said["seconds"], said.get("usual_s")
 
 
 def _newest_events(run_dir: RunDir) -> list[dict[str, Any]]:
