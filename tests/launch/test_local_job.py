@@ -1,6 +1,7 @@
 """The supervisor of a local job: sessions of nodes that are small scripts here."""
 
 import json
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from shardyard.errors import StorageError
 from shardyard.launch.local_job import JobFile, Supervisor, verdict
 
 VERDICTS = [
@@ -69,6 +71,25 @@ def test_a_folder_that_vanishes_is_not_made_anew(tmp_path: Path) -> None:
         max_restarts=1, drain_timeout_s=1.0, time_limit_s=None,
     )  # fmt: skip
     assert Supervisor(folder, job).run() == 1
+    assert not folder.exists()
+
+
+def test_a_folder_that_vanishes_while_it_is_written_ends_no_supervisor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "job-0"
+    folder.mkdir()
+
+    def vanish(path: Path, _content: object) -> None:
+        shutil.rmtree(path.parent)
+        raise StorageError(f"{path} cannot be written")
+
+    monkeypatch.setattr("shardyard.launch.local_job.write_json", vanish)
+    job = JobFile(
+        program=[sys.executable, "-c", ""], run_dir=str(tmp_path), nodes=1, fewest_nodes=1,
+        devices_per_node=1, env={}, max_restarts=0, drain_timeout_s=1.0, time_limit_s=None,
+    )  # fmt: skip
+    assert Supervisor(folder, job).run() == 0
     assert not folder.exists()
 
 

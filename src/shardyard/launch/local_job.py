@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED
+from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED, StorageError
 from shardyard.rundir.layout import write_json
 
 MODULE = "shardyard.launch.local_job"
@@ -227,8 +227,13 @@ class Supervisor:
                 for node, code in zip(self._nodes, codes, strict=True)
             ],
         }
-        if self._folder.is_dir():  # else it went with the run's folder: make nothing in its place
+        if not self._folder.is_dir():
+            return  # it went with the run's folder: make nothing in its place
+        try:
             write_json(self._folder / "status.json", content)
+        except StorageError:
+            if self._folder.is_dir():  # else it went while this was written
+                raise
 
 
 def verdict(codes: Sequence[int], *, is_stopped: bool) -> int:
