@@ -1,4 +1,4 @@
-"""Who may have written a ledger, asked before a verb ends or removes what it names.
+"""Who may have written a ledger, asked before a verb ends or starts what stands there.
 
 Each launcher asks the far side as well whether an object is the run's; this is the near side.
 """
