@@ -94,6 +94,19 @@ def test_the_request_is_one_command_a_node_and_the_recipe(run: RunDir) -> None:
     assert rendered == LOCAL.render(request_for(run.path))  # pure
 
 
+def test_what_is_printed_does_not_act_on_a_terminal(run: RunDir) -> None:
+    plain = request_for(run.path)
+    launch = plain.recipe.launch.model_copy(update={"env": {"NAME": "a\x1b]0;b\x07'c"}})
+    recipe = plain.recipe.model_copy(update={"launch": launch})
+    text = LOCAL.render(replace(plain, recipe=recipe, recipe_text=dump_recipe(recipe))).text
+    assert all(line.isprintable() for line in text.splitlines())
+    export = next(line for line in text.splitlines() if line.startswith("export NAME="))
+    shown = subprocess.run(
+        ["bash", "-c", f'{export}; printf %s "$NAME"'], capture_output=True, check=True
+    )
+    assert shown.stdout == b"a\x1b]0;b\x07'c"
+
+
 @pytest.mark.parametrize("device", ["cuda", "hpu", "xpu"])
 def test_several_nodes_on_the_accelerators_of_one_machine_are_refused(
     run: RunDir, device: str

@@ -14,14 +14,18 @@ def add_checkpoint(run: RunDir, named: int, manifest: str | None) -> None:
         (run.checkpoint(named) / "manifest.json").write_text(manifest)
 
 
-def test_a_checkpoint_copied_to_another_steps_name_does_not_count(tmp_path: Path) -> None:
+def test_a_checkpoint_counts_that_holds_what_its_own_manifest_says(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    add_checkpoint(run, 2, json.dumps({"step": 2}))
-    add_checkpoint(run, 3, "{torn")  # a load tells what is wrong with these
+    for step, size in ((2, 3), (6, 4), (7, 3)):
+        files = {"values.json": {"bytes": size, "sha256": ""}}
+        add_checkpoint(run, step, json.dumps({"step": step, "files": files}))
+        (run.checkpoint(step) / "values.json").write_text("{}\n")
+    (run.checkpoint(7) / "values.json").unlink()
+    add_checkpoint(run, 3, "{torn")
     add_checkpoint(run, 4, None)
-    add_checkpoint(run, 99, json.dumps({"step": 2}))
+    add_checkpoint(run, 99, json.dumps({"step": 2, "files": {}}))
     (run.checkpoints / "step-00000005.tmp").mkdir()
-    assert run.checkpoint_steps() == [2, 3, 4]
+    assert run.checkpoint_steps() == [2]
 
 
 @pytest.mark.parametrize("name", ["step-5", "step-00000005.tmp", "step-00000005\n", "latest"])

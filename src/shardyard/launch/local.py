@@ -6,7 +6,6 @@ It survives Ctrl-C and the end of the shell. A job lives in ``logs/job-<k>/`` of
 import itertools
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -37,6 +36,7 @@ from shardyard.launch.base import (
 from shardyard.launch.ledger import RUN_ID, SUBMITTED, EntryForm, Ledger, form
 from shardyard.launch.local_job import MODULE, Identity, JobFile, supervises
 from shardyard.launch.log_files import read_logs
+from shardyard.launch.shell_words import word
 from shardyard.rundir.layout import FOLDER_MODE, RunDir, make_folder, write_json, write_text
 from shardyard.rundir.lease import is_held
 from shardyard.rundir.lines import read_lines
@@ -117,7 +117,7 @@ class LocalLauncher:
         try:
             for name, text in rendered.files.items():
                 write_text(folder / name, text)
-            program = [word.replace(_FOLDER, str(folder)) for word in content["program"]]
+            program = [part.replace(_FOLDER, str(folder)) for part in content["program"]]
             write_json(folder / "job.json", {**content, "program": program})
             who = start_supervisor(folder)
         except ShardyardError as error:
@@ -196,11 +196,11 @@ def _script(job: JobFile, recipe_text: str) -> str:
     """What a person reads: the commands, and the recipe they are given."""
     lines = [
         f"# {job.nodes} node{'s' * (job.nodes > 1)} on this machine. JOB is the next "
-        f"{shlex.quote(job.run_dir)}/logs/job-<k>, PORT a free one.",
-        *(f"export {name}={shlex.quote(value)}" for name, value in sorted(job.env.items())),
+        f"{word(job.run_dir)}/logs/job-<k>, PORT a free one.",
+        *(f"export {name}={word(value)}" for name, value in sorted(job.env.items())),
     ]
     for rank in range(job.nodes):
-        fixed = shlex.join([word.replace(_FOLDER, "JOB") for word in job.program])
+        fixed = " ".join(word(part.replace(_FOLDER, "JOB")) for part in job.program)
         lines.append(
             f"{fixed} --node-rank {rank} --nodes {job.nodes} --rendezvous 127.0.0.1:PORT "
             f"--session SESSION >> JOB/node-{rank}.log 2>&1 &"

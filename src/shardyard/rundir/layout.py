@@ -136,17 +136,16 @@ class RunDir:
         return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
     def checkpoint_steps(self) -> list[int]:
-        """Steps of all complete checkpoints, oldest first.
+        """Steps of all checkpoints that hold what their manifests say, oldest first.
 
-        What was copied to another step's name does not count, nor do ``.tmp`` folders.
+        Names and sizes are looked at; only a load reads the content. What was copied to another
+        step's name does not count, nor do ``.tmp`` folders.
         """
         if not self.checkpoints.is_dir():
             return []
         found = {step_of_name(entry.name): entry for entry in self.checkpoints.iterdir()}
         return sorted(
-            step
-            for step, folder in found.items()
-            if step is not None and not _is_of_other_step(folder, step)
+            step for step, folder in found.items() if step is not None and _is_whole(folder, step)
         )
 
     def latest_checkpoint(self) -> Path | None:
@@ -165,13 +164,17 @@ def step_of_name(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def _is_of_other_step(folder: Path, step: int) -> bool:
-    """Whether a checkpoint was copied to a name that is not its own."""
+def _is_whole(folder: Path, step: int) -> bool:
+    """Whether a checkpoint has its manifest, of this step, and every file in its size."""
     try:
         manifest = json.loads((folder / "manifest.json").read_bytes())
-    except (OSError, ValueError):
-        return False  # damaged in another way, which a load tells
-    return isinstance(manifest, dict) and manifest.get("step", step) != step
+        sizes = {name: entry["bytes"] for name, entry in manifest["files"].items()}
+        is_its_own: bool = manifest["step"] == step
+        return is_its_own and all(
+            (folder / name).stat().st_size == size for name, size in sizes.items()
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def new_run_id(name: str, now: float | None = None) -> str:

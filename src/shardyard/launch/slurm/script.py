@@ -14,6 +14,7 @@ from shardyard.config.schema import Recipe
 from shardyard.config.secret_reference import parse_references
 from shardyard.errors import RequestError
 from shardyard.launch.base import LaunchRequest
+from shardyard.launch.shell_words import word
 from shardyard.units import parse_seconds
 
 RECIPE_FILE = "launch/recipe.yaml"
@@ -98,7 +99,7 @@ def render_script(request: LaunchRequest, program: tuple[str, ...] = NODE_PROGRA
             "",
             "set -euo pipefail",
             "unset SLURM_EXPORT_ENV  # tasks get all that this script has",
-            f"run_dir={_word(request.run_dir)}",
+            f"run_dir={word(request.run_dir)}",
             f"requeue={'yes' if slurm.requeue else 'no'}",
             _array("environment", _environment(request)),
             _array("srun", _srun(request)),
@@ -279,19 +280,7 @@ def _option(name: str, value: str | int | None) -> str:
 
 
 def _array(name: str, words: list[str]) -> str:
-    return f"{name}=({' '.join(map(_word, words))})"
-
-
-def _word(text: str) -> str:
-    """One word of bash that stands for a text, on one line: sbatch takes no script with CR LF."""
-    if text.isprintable():
-        return shlex.quote(text)
-    quoted = text.replace("\\", "\\\\").replace("'", "\\'")
-    return "$'" + "".join(c if c.isprintable() else _in_bytes(c) for c in quoted) + "'"
-
-
-def _in_bytes(character: str) -> str:
-    return "".join(f"\\x{byte:02x}" for byte in character.encode())
+    return f"{name}=({' '.join(map(word, words))})"
 
 
 def _in_pattern(path: str) -> str:

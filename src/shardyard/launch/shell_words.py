@@ -1,0 +1,16 @@
+"""Words of bash that stand for any text, on one line and printable."""
+
+import shlex
+
+
+def word(text: str) -> str:
+    """One word of bash that stands for a text: sbatch takes no script with CR LF, and what a person
+    reads on a terminal must not act on it."""
+    if text.isprintable():
+        return shlex.quote(text)
+    quoted = text.replace("\\", "\\\\").replace("'", "\\'")
+    return "$'" + "".join(c if c.isprintable() else _in_bytes(c) for c in quoted) + "'"
+
+
+def _in_bytes(character: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in character.encode())
