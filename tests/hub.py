@@ -1,0 +1,361 @@
+"""A stand-in for the Hugging Face hub: a real server on 127.0.0.1 that huggingface_hub accepts.
+
+How to use it::
+
+    folder = saved_llama(tmp_path / "llama")       # config, weights, tokenizer; no torch, 0.1 s
+    with running_hub() as hub:
+        commit = hub.add("acme/llama", folder)     # again: a new commit, which main then names
+        place.run("train", ..., **hub.environ(tmp_path / "home"))   # for a process of its own
+        hub.take_over(monkeypatch, tmp_path / "home")               # for this process
+        assert hub.downloads["acme/llama", "model.safetensors"] == 1
+
+``environ`` sends a process here and gives it an empty home for tokens and cache. What goes wrong is
+set on the repository (``hub.repos["acme/llama"].is_gated = True``) or on the server (``cut``,
+``pause_s``). Served: model_info, the tree of files, and files, for branches, tags and commits, with
+HEAD and Range, ETag, X-Repo-Commit, X-Linked-Etag and X-Error-Code. Large files are not redirected
+to another host, and there is no Xet.
+"""
+
+import hashlib
+import json
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from shardyard.config.presets import PRESETS
+from shardyard.data.tokenizer import train_tokenizer
+
+TOKEN = "hf_of_one_who_may_read_everything"
+"""The token of a user who has accepted all terms."""
+STRANGER = "hf_of_one_who_has_accepted_nothing"
+"""A token that the hub knows, of a user without any permission."""
+
+_CHUNK = 64 * 1024
+_API = re.compile(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+))?/?")
+_FILE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
+
+
+@dataclass
+class Repo:
+    """One repository: its commits, and who may read it."""
+
+    commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    refs: dict[str, str] = field(default_factory=dict)
+    """Branch or tag -> commit."""
+    is_gated: bool = False
+    """Its files are for those who have accepted the terms; that it exists is known to all."""
+    is_private: bool = False
+    """To others it does not exist."""
+
+    def commit_of(self, revision: str) -> str | None:
+        return revision if revision in self.commits else self.refs.get(revision)
+
+
+class Hub:
+    """What the server holds and has counted; tests read and change it."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.repos: dict[str, Repo] = {}
+        self.requests: Counter[tuple[str, str]] = Counter()
+        """(method, path) -> how often it was asked."""
+        self.downloads: Counter[tuple[str, str]] = Counter()
+        """(repository, file) -> how often it was sent to its end, in one part or several."""
+        self.sent: Counter[tuple[str, str]] = Counter()
+        """(repository, file) -> bytes of it that were sent."""
+        self.pause_s = 0.0
+        """Between two parts of a file, of 64 KiB: a slow connection."""
+        self.is_down = False
+        """Every connection is closed without a word."""
+        self._cuts: dict[str, list[int]] = {}
+        self._lock = threading.Lock()
+        self.is_over = threading.Event()
+
+    def add(self, name: str, folder: Path, *, tag: str | None = None, branch: str = "main") -> str:
+        """Commit what a folder holds, and let a branch (and a tag) name it; returns the commit."""
+        files = {
+            str(path.relative_to(folder)): path.read_bytes()
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        }
+        repo = self.repos.setdefault(name, Repo())
+        digests = [hashlib.sha256(content).hexdigest() for content in files.values()]
+        commit = hashlib.sha1(json.dumps([name, list(files), digests]).encode()).hexdigest()
+        repo.commits[commit] = files
+        repo.refs[branch] = commit
+        if tag is not None:
+            repo.refs[tag] = commit
+        return commit
+
+    def cut(self, file: str, *, after: int, times: int = 1) -> None:
+        """Break the connection once so many bytes of a file were sent, so many times."""
+        self._cuts[file] = [after] * times
+
+    def environ(self, home: Path, *, token: str | None = None) -> dict[str, str]:
+        """The environment of a process that asks this hub, with an empty home of its own."""
+        return {
+            "HF_ENDPOINT": self.url,
+            "HF_HOME": str(home),
+            "HF_HUB_CACHE": str(home / "hub"),
+            "HF_TOKEN_PATH": str(home / "token"),
+            "HF_TOKEN": token or "",
+            "HF_HUB_OFFLINE": "",
+            "HF_HUB_DISABLE_UPDATE_CHECK": "1",
+            "NO_PROXY": "127.0.0.1",
+        }
+
+    def take_over(
+        self, monkeypatch: pytest.MonkeyPatch, home: Path, *, token: str | None = None
+    ) -> None:
+        """As ``environ``, for this process: huggingface_hub reads most of it at its import."""
+        from huggingface_hub import constants
+
+        for name, value in self.environ(home, token=token).items():
+            monkeypatch.setenv(name, value)
+        template = self.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "ENDPOINT", self.url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+
+    def next_cut(self, file: str) -> int | None:
+        with self._lock:
+            cuts = self._cuts.get(file, [])
+            return cuts.pop(0) if cuts else None
+
+    def count(self, table: Counter[tuple[str, str]], key: tuple[str, str], by: int = 1) -> None:
+        with self._lock:
+            table[key] += by
+
+
+@contextmanager
+def running_hub() -> Iterator[Hub]:
+    """A hub that serves until the block ends."""
+    hub = Hub()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
+    server.daemon_threads = True
+    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield hub
+    finally:
+        hub.is_over.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: Hub
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def _answer(self) -> None:
+        path = urlsplit(self.path).path
+        self.hub.count(self.hub.requests, (self.command, unquote(path)))
+        if self.hub.is_down:
+            self.close_connection = True
+            return
+        try:
+            if found := _API.fullmatch(path):
+                self._api(found[1], found[2], unquote(found[3] or "main"))
+            elif found := _FILE.fullmatch(path):
+                self._file(found[1], unquote(found[2]), unquote(found[3]))
+            else:
+                self._refuse(404, "RepoNotFound")
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True
+
+    def _api(self, name: str, kind: str | None, revision: str) -> None:
+        found = self._found(name, revision)
+        if found is None:
+            return
+        repo, commit = found
+        entries = [_entry(path, content) for path, content in repo.commits[commit].items()]
+        if kind == "tree":
+            self._send_json(entries)
+            return
+        siblings = [
+            {
+                "rfilename": entry["path"],
+                "size": entry["size"],
+                "blobId": entry["oid"],
+                **({"lfs": _lfs_of_sibling(entry["lfs"])} if "lfs" in entry else {}),
+            }
+            for entry in entries
+        ]
+        self._send_json({"id": name, "sha": commit, "siblings": siblings, "tags": []})
+
+    def _file(self, name: str, revision: str, path: str) -> None:
+        found = self._found(name, revision)
+        if found is None:
+            return
+        repo, commit = found
+        if repo.is_gated and self._who() != TOKEN:
+            self._refuse(403 if self._who() else 401, "GatedRepo")
+            return
+        content = repo.commits[commit].get(path)
+        if content is None:
+            self._refuse(404, "EntryNotFound", {"X-Repo-Commit": commit})
+            return
+        self._send_file(name, path, content, commit)
+
+    def _found(self, name: str, revision: str) -> tuple[Repo, str] | None:
+        repo = self.hub.repos.get(name)
+        if repo is None or (repo.is_private and self._who() != TOKEN):
+            self._refuse(404 if self._who() else 401, "RepoNotFound")
+            return None
+        commit = repo.commit_of(revision)
+        if commit is None:
+            self._refuse(404, "RevisionNotFound")
+            return None
+        return repo, commit
+
+    def _who(self) -> str | None:
+        token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
+        return token if token in (TOKEN, STRANGER) else None
+
+    def _refuse(self, status: int, code: str, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for key, value in {"X-Error-Code": code, **(headers or {})}.items():
+            self.send_header(key, value)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def _send_json(self, content: Any) -> None:
+        text = json.dumps(content).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(text)
+
+    def _send_file(self, name: str, path: str, content: bytes, commit: str) -> None:
+        entry = _entry(path, content)
+        wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")
+        start = int(wanted[1]) if wanted else 0
+        self.send_response(206 if wanted else 200)
+        self.send_header("X-Repo-Commit", commit)
+        self.send_header("ETag", f'"{entry["oid"]}"')
+        if "lfs" in entry:
+            self.send_header("X-Linked-Etag", f'"{entry["lfs"]["oid"]}"')
+            self.send_header("X-Linked-Size", str(len(content)))
+        self.send_header("Accept-Ranges", "bytes")
+        if wanted:
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        self.send_header("Content-Length", str(len(content) - start))
+        self.end_headers()
+        if self.command == "GET":
+            self._send_body(name, path, content, start)
+
+    def _send_body(self, name: str, path: str, content: bytes, start: int) -> None:
+        cut = self.hub.next_cut(path)
+        end = len(content) if cut is None else min(len(content), cut)
+        while start < end:
+            part = content[start : min(start + _CHUNK, end)]
+            self.wfile.write(part)
+            self.wfile.flush()
+            start += len(part)
+            self.hub.count(self.hub.sent, (name, path), len(part))
+            if self.hub.pause_s and self.hub.is_over.wait(self.hub.pause_s):
+                break
+        if start == len(content):
+            self.hub.count(self.hub.downloads, (name, path))
+        else:
+            self.close_connection = True
+
+
+def _entry(path: str, content: bytes) -> dict[str, Any]:
+    """A file in a tree, as the hub lists it; weights are in LFS, and have a SHA-256."""
+    blob = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+    entry: dict[str, Any] = {"type": "file", "path": path, "size": len(content), "oid": blob}
+    if path.endswith((".safetensors", ".bin")):
+        sha256 = hashlib.sha256(content).hexdigest()
+        entry["lfs"] = {"oid": sha256, "size": len(content), "pointerSize": 134}
+    return entry
+
+
+def _lfs_of_sibling(lfs: dict[str, Any]) -> dict[str, Any]:
+    return {"sha256": lfs["oid"], "size": lfs["size"], "pointerSize": lfs["pointerSize"]}
+
+
+def saved_llama(folder: Path, *, seed: int = 0) -> Path:
+    """A llama-tiny with its tokenizer as save_pretrained writes it; another seed, other weights."""
+    shape = PRESETS["llama-tiny"].shape
+    texts = [path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))]
+    tokenizer = train_tokenizer(iter(texts), vocab_size=512)
+    vocab_size = len(json.loads(tokenizer["tokenizer.json"])["model"]["vocab"])
+    folder.mkdir(parents=True)
+    for name, content in tokenizer.items():
+        (folder / name).write_bytes(content)
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": vocab_size,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.num_hidden_layers,
+        "num_attention_heads": shape.num_attention_heads,
+        "num_key_value_heads": shape.num_key_value_heads,
+        "max_position_embeddings": shape.max_position_embeddings,
+        "rms_norm_eps": shape.rms_norm_eps,
+        "rope_theta": shape.rope_theta,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "dtype": "float32",
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    draw = np.random.default_rng(seed)
+    weights = {
+        name: np.ones(size, np.float32)
+        if len(size) == 1
+        else draw.normal(0, 0.02, size).astype(np.float32)
+        for name, size in _llama_sizes(config).items()
+    }
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def _llama_sizes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Name -> size of each tensor of transformers' LlamaForCausalLM."""
+    hidden, inner, rows = (
+        config[key] for key in ("hidden_size", "intermediate_size", "vocab_size")
+    )
+    pairs = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
+    sizes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (rows, hidden)}
+    for number in range(config["num_hidden_layers"]):
+        block = f"model.layers.{number}."
+        sizes |= {
+            f"{block}input_layernorm.weight": (hidden,),
+            f"{block}self_attn.q_proj.weight": (hidden, hidden),
+            f"{block}self_attn.k_proj.weight": (pairs, hidden),
+            f"{block}self_attn.v_proj.weight": (pairs, hidden),
+            f"{block}self_attn.o_proj.weight": (hidden, hidden),
+            f"{block}post_attention_layernorm.weight": (hidden,),
+            f"{block}mlp.gate_proj.weight": (inner, hidden),
+            f"{block}mlp.up_proj.weight": (inner, hidden),
+            f"{block}mlp.down_proj.weight": (hidden, inner),
+        }
+    return sizes | {"model.norm.weight": (hidden,), "lm_head.weight": (rows, hidden)}
