@@ -1,8 +1,10 @@
 """An exported folder opens with transformers and computes what the run computed."""
 
+import hashlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,7 @@ from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
 from shardyard.errors import CheckpointError, RequestError, StorageError
 from shardyard.models.build import hf_config
+from shardyard.rundir.complete import COMPLETE
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import write_resolved
 
@@ -233,3 +236,68 @@ def test_the_verb_finds_the_run_and_starts_the_export(run_dir: RunDir, tmp_path:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("would export step-00000002: 103,232 parameters")
+
+
+def test_an_export_says_which_step_it_is_of_and_what_was_verified(
+    run_dir: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(run_dir.path), "--to", str(tmp_path / "hf")]) == 0
+    told = capsys.readouterr().out
+    assert "exported step-00000002" in told
+    assert "verified: the checkpoint's 3 files, " in told and "against its manifest" in told
+    listed = json.loads((tmp_path / "hf" / COMPLETE).read_text())
+    wanted = {
+        path.name: {
+            "bytes": path.stat().st_size,
+            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        }
+        for path in (tmp_path / "hf").iterdir()
+        if path.name != COMPLETE
+    }
+    assert listed["files"] == wanted and "model.safetensors" in wanted
+    assert (listed["made_of"]["step"], listed["made_of"]["dtype"]) == (2, "float32")
+
+
+def test_an_export_that_was_killed_and_is_repeated_has_equal_digests_and_leaves_no_scratch(
+    run_dir: RunDir, data_dir: Path, tmp_path: Path
+) -> None:
+    left = tmp_path / ".hf.export.tmp"  # what SIGKILL leaves
+    left.mkdir()
+    (left / "model.safetensors").write_bytes(b"half")
+    (left / "another-file").write_bytes(b"half")
+    export(run_dir.checkpoint(2), resolve(data_dir), tmp_path / "hf")
+    export(run_dir.checkpoint(2), resolve(data_dir), tmp_path / "other")
+    assert (tmp_path / "hf" / COMPLETE).read_bytes() == (tmp_path / "other" / COMPLETE).read_bytes()
+    assert not (tmp_path / "hf" / "another-file").exists()
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_the_same_export_again_finds_it_there_and_holds_every_file_to_its_digest(
+    run_dir: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = [str(run_dir.path), "--to", str(tmp_path / "hf")]
+    assert main(asked) == 0
+    before = (tmp_path / "hf" / "model.safetensors").stat().st_mtime_ns
+    assert main(asked) == 0
+    assert "had exported already step-00000002" in capsys.readouterr().out
+    assert (tmp_path / "hf" / "model.safetensors").stat().st_mtime_ns == before
+    assert main([*asked, "--dtype", "bfloat16"]) == 2  # another export
+    assert "is not an empty folder" in capsys.readouterr().err
+    (tmp_path / "hf" / "config.json").write_text("{}")
+    assert main(asked) == 2
+    told = capsys.readouterr().err
+    assert "it was changed since: config.json: 2 bytes long instead of" in told
+
+
+def test_what_an_export_says_of_itself_is_not_taken_into_the_next_export(
+    run_dir: RunDir, data_dir: Path, tmp_path: Path
+) -> None:
+    first = export(run_dir.checkpoint(1), resolve(data_dir), tmp_path / "first")
+    resolved = resolve(data_dir)
+    model = resolved.recipe.model.model_copy(
+        update={"preset": None, "path": str(tmp_path / "first")}
+    )
+    trained_on = replace(resolved, recipe=resolved.recipe.model_copy(update={"model": model}))
+    second = export(run_dir.checkpoint(2), trained_on, tmp_path / "second")
+    assert "tokenizer.json" in second.beside.copied and COMPLETE not in second.beside.copied
+    assert (first.made_of["step"], second.made_of["step"]) == (1, 2)

@@ -8,7 +8,6 @@ import pytest
 
 from shardyard.checkpoint.verify import (
     FORMAT,
-    FileDigest,
     Manifest,
     main,
     read_manifest,
@@ -17,6 +16,7 @@ from shardyard.checkpoint.verify import (
     write_manifest,
 )
 from shardyard.errors import CheckpointError
+from shardyard.rundir.complete import FileDigest
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from shardyard.config.presets import ModelShape
 from shardyard.config.resolved import Resolved
 from shardyard.errors import AccessError, RequestError
 from shardyard.models.build import build_on_meta, hf_config
+from shardyard.rundir.complete import COMPLETE
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 
@@ -174,7 +175,7 @@ def _taken(source: Path) -> tuple[dict[str, Path], list[str]]:
     taken, left_out = {}, []
     templates = sorted((source / _TEMPLATES).glob("*.jinja"))
     for path in [*sorted(source.iterdir()), *templates]:
-        if not path.is_file() or path.name == CONFIG or path.name.startswith("."):
+        if not path.is_file() or path.name in (CONFIG, COMPLETE) or path.name.startswith("."):
             continue
         name = str(path.relative_to(source))
         is_kind = path.suffix in _TAKEN or path.stem.upper() in _TAKEN_NAMES

@@ -2,7 +2,7 @@
 
 Run as a program: ``python -m shardyard.checkpoint.export RUN_DIR --to DIR [--step latest]``. Only
 the model's tensors are read, the ones of one output file at a time, so a model of any size passes
-through a few gigabytes of memory.
+through a few gigabytes of memory. ``complete.json``, written last, says what every file must be.
 """
 
 import argparse
@@ -27,12 +27,26 @@ from shardyard.checkpoint.beside_weights import (
 )
 from shardyard.checkpoint.load import Chosen, find_sound, load_tensors, read_shapes
 from shardyard.checkpoint.retention import complete_steps, read_pointer, step_name
-from shardyard.checkpoint.verify import verify_manifest
+from shardyard.checkpoint.verify import MANIFEST, read_manifest, verify_manifest
 from shardyard.config.resolved import Resolved
-from shardyard.errors import CheckpointError, RequestError, ShardyardError, StorageError
+from shardyard.errors import (
+    CheckpointError,
+    DataError,
+    RequestError,
+    ShardyardError,
+    StorageError,
+)
 from shardyard.models.build import build_on_meta
 from shardyard.models.families import Family, family_of
 from shardyard.models.hf import file_names
+from shardyard.rundir.complete import (
+    COMPLETE,
+    Complete,
+    damage_of,
+    digest_file,
+    read_complete,
+    write_complete,
+)
 from shardyard.rundir.layout import RunDir, flush_folder
 from shardyard.rundir.resolved import newest_resolved
 from shardyard.units import format_bytes
@@ -47,6 +61,15 @@ _PREFIX = "model."
 
 
 @dataclass(frozen=True, kw_only=True)
+class Exported:
+    """What lies in the folder now."""
+
+    complete: Complete
+    was_there: bool
+    """An earlier call had written it; every file was read and held to its SHA-256."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExportPlan:
     """What will be written; building it writes nothing."""
 
@@ -57,6 +80,15 @@ class ExportPlan:
     """Name of each weights file -> its parameters, by our names, and their shapes."""
     beside: BesideWeights
     """Config, tokenizer and whatever else belongs to the model."""
+
+    @property
+    def made_of(self) -> dict[str, Any]:
+        """What decides every byte of the weights; stands in ``complete.json``."""
+        return {
+            "step": read_manifest(self.checkpoint).step,
+            "checkpoint_sha256": digest_file(self.checkpoint / MANIFEST).sha256,
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }
 
     @property
     def parameters(self) -> int:
@@ -82,14 +114,8 @@ def plan_export(
         dtype: Of the weights written; None: as they were saved.
 
     Raises:
-        RequestError: ``to`` exists and is not empty.
         CheckpointError: The checkpoint does not hold the tensors of this model.
     """
-    if to.exists() and not (to.is_dir() and next(to.iterdir(), None) is None):
-        raise RequestError(
-            f"--to {to} exists and is not an empty folder; an export would mix with what is there."
-            " Give another folder, or remove that one."
-        )
     saved = {
         name.removeprefix(_PREFIX): (shape, dtype)
         for name, (shape, dtype) in read_shapes(checkpoint_dir).items()
@@ -123,21 +149,32 @@ def export(
     dtype: torch.dtype | None = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> ExportPlan:
-    """Write a folder that ``AutoModelForCausalLM.from_pretrained`` opens; return what it holds.
+    """Plan an export and write it."""
+    plan = plan_export(checkpoint_dir, resolved, to, dtype=dtype, max_shard_bytes=max_shard_bytes)
+    write_export(plan, resolved)
+    return plan
 
-    The folder appears under its name once it is whole.
+
+def write_export(plan: ExportPlan, resolved: Resolved) -> Exported:
+    """Write a folder that ``AutoModelForCausalLM.from_pretrained`` opens.
+
+    The folder appears under its name once it is whole. The same export made again finds it there.
 
     Raises:
-        RequestError: ``to`` exists and is not empty.
-        CheckpointError: The checkpoint cannot be read or is of another model.
-        StorageError: ``to`` cannot be written.
+        RequestError: The folder exists and holds something else.
+        CheckpointError: The checkpoint cannot be read.
+        StorageError: The folder cannot be written.
     """
-    plan = plan_export(checkpoint_dir, resolved, to, dtype=dtype, max_shard_bytes=max_shard_bytes)
+    to, made_of = plan.to, plan.made_of
+    there = find_export(to, made_of)
+    if there is not None:
+        return Exported(complete=there, was_there=True)
     scratch = to.absolute().with_name(f".{to.absolute().name}.export.tmp")
     try:
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True)
         _write(plan, resolved, scratch)
+        complete = write_complete(scratch, made_of)
         scratch.rename(to)
         flush_folder(to.absolute().parent)
     except (OSError, SafetensorError) as error:
@@ -148,7 +185,33 @@ def export(
         ) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return plan
+    return Exported(complete=complete, was_there=False)
+
+
+def find_export(to: Path, made_of: dict[str, Any]) -> Complete | None:
+    """The same export where it is there already, every file held to it; None: nothing is there.
+
+    Raises:
+        RequestError: Something else is there, or the export is damaged.
+    """
+    if not to.exists() or (to.is_dir() and next(to.iterdir(), None) is None):
+        return None
+    try:
+        complete = read_complete(to)
+    except DataError:
+        complete = None
+    if complete is None or complete.made_of != made_of:
+        raise RequestError(
+            f"--to {to} exists and is not an empty folder; an export would mix with what is there."
+            " Give another folder, or remove that one."
+        )
+    damage = damage_of(to, complete)
+    if damage:
+        raise RequestError(
+            f"--to {to} holds this export, but it was changed since: {'; '.join(damage)}. Remove "
+            "the folder and export again, or give another one."
+        )
+    return complete
 
 
 def choose_checkpoint(run_dir: RunDir, step: str) -> Chosen:
@@ -248,7 +311,8 @@ def _all_files(folder: Path) -> Iterator[Path]:
     return (path for path in sorted(folder.rglob("*")) if path.is_file())
 
 
-def _describe(plan: ExportPlan, chosen: Chosen) -> dict[str, Any]:
+def _describe(plan: ExportPlan, chosen: Chosen, exported: Exported | None) -> dict[str, Any]:
+    manifest = read_manifest(plan.checkpoint)
     return {
         "step": chosen.step,
         "checkpoint": str(plan.checkpoint),
@@ -259,6 +323,15 @@ def _describe(plan: ExportPlan, chosen: Chosen) -> dict[str, Any]:
         "files": list(plan.files),
         "tokenizer": plan.beside.has_tokenizer,
         "copied": sorted(plan.beside.copied),
+        "verified": {"files": len(manifest.files), "bytes": manifest.bytes},
+        "complete": None
+        if exported is None
+        else {
+            "files": len(exported.complete.files),
+            "bytes": exported.complete.bytes,
+            "sha256": exported.complete.sha256,
+            "was_there": exported.was_there,
+        },
     }
 
 
@@ -301,25 +374,37 @@ def main(argv: list[str]) -> int:
             print(f"warning: {chosen.note}. The newest sound one is exported.", file=sys.stderr)
         for damaged in chosen.damaged:
             print(f"warning: {damaged}. An older one is exported.", file=sys.stderr)
-        make = plan_export if asked.dry_run else export
-        plan = make(chosen.path, resolved, asked.to, dtype=DTYPES.get(asked.dtype))
+        plan = plan_export(chosen.path, resolved, asked.to, dtype=DTYPES.get(asked.dtype))
+        if asked.dry_run:
+            find_export(plan.to, plan.made_of)
+        exported = None if asked.dry_run else write_export(plan, resolved)
     except ShardyardError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     for warning in plan.beside.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    _print(plan, chosen, as_json=asked.json, dry_run=asked.dry_run)
+    told = _describe(plan, chosen, exported)
+    print(json.dumps(told, indent=1) if asked.json else sentence(told))
     return 0
 
 
-def _print(plan: ExportPlan, chosen: Chosen, *, as_json: bool, dry_run: bool) -> None:
-    if as_json:
-        print(json.dumps(_describe(plan, chosen), indent=1))
-        return
-    print(
-        f"{'would export' if dry_run else 'exported'} {step_name(chosen.step)}: "
-        f"{plan.parameters:,} parameters, {format_bytes(plan.bytes)}, "
-        f"{str(plan.dtype).removeprefix('torch.')}, {len(plan.files)} file(s) in {plan.to}"
+def sentence(told: dict[str, Any]) -> str:
+    """What was exported and what was verified, for a person."""
+    complete, verified = told["complete"], told["verified"]
+    verb = "would export" if complete is None else "exported"
+    if complete is not None and complete["was_there"]:
+        verb = "had exported already"
+    text = (
+        f"{verb} {step_name(told['step'])}: {told['parameters']:,} parameters, "
+        f"{format_bytes(told['bytes'])}, {told['dtype']}, {len(told['files'])} file(s) in "
+        f"{told['to']}\nverified: the checkpoint's {verified['files']} files, "
+        f"{format_bytes(verified['bytes'])}, against its manifest"
+    )
+    if complete is None:
+        return text
+    read = "each held to" if complete["was_there"] else "SHA-256 of each in"
+    return (
+        f"{text}; {complete['files']} files exported, {read} {COMPLETE} ({complete['sha256'][:12]})"
     )
 
 

@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 
 from shardyard.checkpoint.finite import not_finite_in_file
 from shardyard.errors import CheckpointError
+from shardyard.rundir.complete import FileDigest, why_differs
 from shardyard.rundir.layout import step_of_name
 
 MANIFEST = "manifest.json"
@@ -32,14 +33,6 @@ through for NaN and infinities when it is verified.
 _CHUNK_BYTES = 16 * 2**20
 """Written and hashed at a time: long enough that Python's lock is free nearly all the while,
 short enough that the bytes are still in the processor's cache when they are hashed."""
-
-
-@dataclass(frozen=True)
-class FileDigest:
-    """What a file must be."""
-
-    bytes: int
-    sha256: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,28 +141,12 @@ def verify_manifest(folder: Path, files: Collection[str] | None = None) -> list[
     found = [Damage(name, "not in the manifest") for name in sorted(strangers)]
     chosen = manifest.files if files is None else files
     for name in sorted(chosen):
-        reason = _compare(folder / name, manifest.files[name])
+        reason = why_differs(folder / name, manifest.files[name])
         if not reason and manifest.format < FORMAT and name.endswith(".safetensors"):
             reason = _not_finite(folder / name)
         if reason:
             found.append(Damage(name, reason))
     return found
-
-
-def _compare(path: Path, wanted: FileDigest) -> str | None:
-    try:
-        size = path.stat().st_size
-        if size != wanted.bytes:
-            return f"{size:,} bytes long instead of {wanted.bytes:,}"
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-    except FileNotFoundError:
-        return "missing"
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
-    if found != wanted.sha256:
-        return f"SHA-256 is {found[:12]}... instead of {wanted.sha256[:12]}..."
-    return None
 
 
 def _not_finite(path: Path) -> str | None:

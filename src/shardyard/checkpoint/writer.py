@@ -50,13 +50,13 @@ from shardyard.checkpoint.retention import (
 from shardyard.checkpoint.verify import (
     FORMAT,
     VALUES,
-    FileDigest,
     Manifest,
     write_flushed,
     write_manifest,
 )
 from shardyard.errors import StorageError
 from shardyard.models.local_shard import place_of
+from shardyard.rundir.complete import FileDigest
 from shardyard.rundir.layout import flush_folder
 from shardyard.units import format_bytes
 
