@@ -19,6 +19,8 @@ from uuid import uuid4
 
 import yaml
 
+from tests.launch.kubernetes.exec_endpoint import Execs, answer_exec
+
 TOKEN = "kubeconfig-token-51c0ffee"
 
 KINDS = {
@@ -56,6 +58,7 @@ class ApiServer:
         self.outputs: dict[str, Output] = {}
         self.refusals: dict[tuple[str, str], tuple[int, str]] = {}
         """(method, end of the path) -> what is answered instead."""
+        self.execs = Execs()
         self.forbidden: set[str] = set()
         """Resources of which an access review says no."""
         self.requests: list[tuple[str, str]] = []
@@ -192,7 +195,9 @@ class _Handler(BaseHTTPRequestHandler):
                 self._status(code, message)
                 return
         query = {key: values[0] for key, values in parse_qs(url.query).items()}
-        if url.path.endswith("/log"):
+        if url.path.endswith("/exec"):
+            self._exec(url.path, url.query)
+        elif url.path.endswith("/log"):
             self._log(url.path.split("/")[-2], query)
         elif url.path.startswith("/openapi/"):
             self._openapi()
@@ -290,6 +295,14 @@ class _Handler(BaseHTTPRequestHandler):
             "x-kubernetes-group-version-kind": [{"kind": "TrainJob"}],
         }
         self._json(200, {"components": {"schemas": {"TrainJob": schema}}})
+
+    def _exec(self, path: str, query: str) -> None:
+        pod = self.state.objects.get(path.removesuffix("/exec"))
+        name = path.split("/")[-2]
+        if pod is None:
+            self._status(404, f'pods "{name}" not found', name=name)
+        else:
+            answer_exec(self, name, query, self.state.execs)
 
     def _log(self, pod: str, query: dict[str, str]) -> None:
         output = self.state.outputs.get(pod)

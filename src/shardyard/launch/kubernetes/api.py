@@ -5,12 +5,19 @@ The context is always named, the kubeconfig is read and never written.
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import quote
 
 from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
+from shardyard.launch.kubernetes.exec import (
+    SILENCE_S,
+    HandshakeError,
+    LostConnectionError,
+    open_exec,
+    stdout_of,
+)
 from shardyard.launch.kubernetes.prerequisites import install_hint
 
 INSTALL_HINT = (
@@ -233,6 +240,44 @@ class Api:
             return  # the node or the pod is gone; whoever follows looks again
         finally:
             response.close()
+
+    def exec(
+        self,
+        pod: str,
+        *,
+        container: str,
+        command: Sequence[str],
+        silence_s: float = SILENCE_S,
+    ) -> Iterator[bytes]:
+        """Run a command in a container; what it prints on stdout, in pieces.
+
+        Args:
+            command: Program and arguments; no shell reads them.
+            silence_s: Without a byte, until it is asked whether anybody is there.
+
+        Raises:
+            LostConnectionError: The pod is gone, or the connection broke before the end.
+            CommandError: The command failed.
+            AccessError: These credentials may not.
+        """
+        path = f"/api/v1/namespaces/{quote(self.namespace)}/pods/{quote(pod)}/exec"
+        where = f"context {self.context!r}, namespace {self.namespace!r}, pod {pod}"
+        try:
+            connection = open_exec(self._client, path, container=container, command=command)
+        except HandshakeError as error:
+            if error.status == 403:
+                raise AccessError(
+                    f"{where}: {error.words}. Files of a pod are read through pods/exec, and your "
+                    "role lacks that right. Have an administrator grant get and create on "
+                    "pods/exec; docs/launch-kubernetes.md lists all that is needed."
+                ) from error
+            if error.status == 401:
+                raise AccessError(
+                    f"{where}: the API server does not accept your credentials. Log in again, "
+                    f"then see that kubectl --context {self.context} auth whoami answers."
+                ) from error
+            raise LostConnectionError(f"{where}: {error.words}") from error
+        yield from stdout_of(connection, silence_s=silence_s)
 
     def _path(self, kind: str, name: str = "", *, namespace: str | None = "own") -> str:
         version, plural, is_namespaced = PLURALS[kind]

@@ -1,0 +1,145 @@
+"""A command inside a running container, over a WebSocket: its stdout as bytes, as they come.
+
+The official client opens the connection (TLS, proxy, credentials). Its own reader of the stream is
+not used: it keeps all that it was sent, and waits on the socket while TLS holds data already.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from shardyard.errors import CapacityError, ShardyardError
+
+_PROTOCOL = "v4.channel.k8s.io"
+"""Without stdin nothing of v5 is needed. Source: constants.go of apimachinery's remotecommand."""
+_STDOUT, _STDERR, _STATUS = 1, 2, 3
+
+SILENCE_S = 20.0
+"""Then a ping asks whether anybody is there, before a balancer ends an idle connection."""
+_PINGS = 6
+"""Without an answer, the connection is lost."""
+_KEPT_BYTES = 4096
+"""Of stderr: its end, which says why."""
+
+
+class LostConnectionError(CapacityError):
+    """The stream ended before the command did; what it would have said next is not known."""
+
+
+class CommandError(ShardyardError):
+    """The command ran, and failed.
+
+    Args:
+        exit_code: None: it was not started.
+    """
+
+    def __init__(self, words: str, exit_code: int | None) -> None:
+        super().__init__(words)
+        self.words = words
+        self.exit_code = exit_code
+
+
+class HandshakeError(ShardyardError):
+    """The API server refused the connection, in its own words."""
+
+    def __init__(self, status: int, words: str) -> None:
+        super().__init__(words)
+        self.status, self.words = status, words
+
+
+def open_exec(client: Any, path: str, *, container: str, command: Sequence[str]) -> Any:
+    """A WebSocket on which the command's output comes.
+
+    Args:
+        client: The official ApiClient.
+        path: Of the pod's ``exec``.
+
+    Raises:
+        HandshakeError: It was refused.
+        LostConnectionError: Nobody answers.
+    """
+    import websocket
+    from kubernetes.stream.ws_client import create_websocket, get_websocket_url
+
+    query = [
+        ("container", container), ("stdin", "false"), ("stdout", "true"), ("stderr", "true"),
+        ("tty", "false"), ("command", list(command)),
+    ]  # fmt: skip
+    headers: dict[str, str] = {}
+    client.update_params_for_auth(headers, [], ["BearerToken"])
+    headers["sec-websocket-protocol"] = _PROTOCOL
+    url = get_websocket_url(f"{client.configuration.host}{path}", query)
+    websocket.setdefaulttimeout(SILENCE_S)  # of the connect too, which takes no other
+    try:
+        return create_websocket(client.configuration, url, headers)
+    except websocket.WebSocketBadStatusException as error:
+        raise HandshakeError(error.status_code, _refusal(error)) from error
+    except (websocket.WebSocketException, OSError) as error:
+        raise LostConnectionError(f"no connection to the container: {error}") from error
+
+
+def stdout_of(connection: Any, *, silence_s: float = SILENCE_S) -> Iterator[bytes]:
+    """What the command prints, until it has ended well; closes the connection.
+
+    Raises:
+        CommandError: It failed.
+        LostConnectionError: The connection broke before its end.
+    """
+    said = b""
+    try:
+        for channel, data in _messages(connection, silence_s):
+            if channel == _STDOUT and data:
+                yield data
+            elif channel == _STDERR:
+                said = (said + data)[-_KEPT_BYTES:]
+            elif channel == _STATUS and data:
+                _raise_unless_ended_well(data, said.decode(errors="replace").strip())
+                return
+        raise LostConnectionError("the connection ended before the command did")
+    finally:
+        connection.close(timeout=1)
+
+
+def _messages(connection: Any, silence_s: float) -> Iterator[tuple[int, bytes]]:
+    """Channel and content of each message; ends where the other side closes."""
+    import websocket
+
+    connection.settimeout(silence_s)
+    unanswered = 0
+    while True:
+        try:
+            kind, frame = connection.recv_data_frame(control_frame=True)
+        except websocket.WebSocketTimeoutException as error:
+            unanswered += 1
+            if unanswered > _PINGS:
+                raise LostConnectionError("nothing came any more") from error
+            connection.ping()
+            continue
+        except (websocket.WebSocketException, OSError) as error:
+            raise LostConnectionError(f"the connection broke: {error}") from error
+        unanswered = 0
+        if kind == websocket.ABNF.OPCODE_CLOSE:
+            return
+        if kind in (websocket.ABNF.OPCODE_BINARY, websocket.ABNF.OPCODE_TEXT) and frame.data:
+            yield frame.data[0], bytes(frame.data[1:])
+
+
+def _raise_unless_ended_well(status: bytes, said: str) -> None:
+    try:
+        content = json.loads(status)
+        if content["status"] == "Success":
+            return
+        causes = (content.get("details") or {}).get("causes") or []
+        code = next((int(c["message"]) for c in causes if c.get("reason") == "ExitCode"), None)
+        words = said or str(content.get("message") or "no reason given")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LostConnectionError("how the command ended was not told") from error
+    raise CommandError(words, code)
+
+
+def _refusal(error: Any) -> str:
+    try:
+        words = json.loads(error.resp_body)["message"]
+    except (TypeError, ValueError, KeyError):
+        words = str(error).partition(" -+-+-")[0]
+    return str(words).strip().rstrip(".")
