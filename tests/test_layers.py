@@ -16,7 +16,7 @@ SRC = Path(__file__).parents[1] / "src"
 PACKAGE = SRC / "shardyard"
 
 BASE = {"errors", "units", "printable", "config", "rundir", "hardware"}
-CONTROL = {"plan", "launch", "cluster", "report", "bench", "cli"}
+CONTROL = {"plan", "launch", "transfer", "cluster", "report", "bench", "cli"}
 TRAINING = {"data", "models", "tasks", "parallel", "checkpoint", "observe", "train", "elastic"} | {
     "library"
 }
@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "hardware": BASE,
     "plan": BASE,
     "launch": BASE | {"plan"},
+    "transfer": BASE | {"launch"},
     "cluster": BASE | {"plan", "launch"},
     "report": BASE | {"plan"},
     "bench": BASE | {"plan"},

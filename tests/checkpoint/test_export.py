@@ -15,7 +15,8 @@ from safetensors import safe_open
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from shardyard.checkpoint.export import choose_checkpoint, export, main, plan_export
+from shardyard.checkpoint.choice import choose_checkpoint
+from shardyard.checkpoint.export import export, main, plan_export
 from shardyard.checkpoint.retention import mark_best
 from shardyard.checkpoint.save import Saver
 from shardyard.config.presets import PRESETS, ModelShape

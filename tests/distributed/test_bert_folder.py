@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM
 
-from shardyard.checkpoint.export import choose_checkpoint, export
+from shardyard.checkpoint.choice import choose_checkpoint
+from shardyard.checkpoint.export import export
 from shardyard.config.model_source import read_shape
 from shardyard.config.resolve import resolve
 from shardyard.config.resolved import Resolved

@@ -9,7 +9,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
-from shardyard.checkpoint.export import choose_checkpoint, export
+from shardyard.checkpoint.choice import choose_checkpoint
+from shardyard.checkpoint.export import export
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_evaluations, read_steps
 from shardyard.rundir.resolved import read_resolved

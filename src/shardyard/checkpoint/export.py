@@ -25,9 +25,10 @@ from shardyard.checkpoint.beside_weights import (
     find_beside_weights,
     write_beside_weights,
 )
-from shardyard.checkpoint.load import Chosen, find_sound, load_tensors, read_shapes
-from shardyard.checkpoint.retention import complete_steps, read_pointer, step_name
-from shardyard.checkpoint.verify import MANIFEST, read_manifest, verify_manifest
+from shardyard.checkpoint.choice import choose_checkpoint
+from shardyard.checkpoint.load import Chosen, load_tensors, read_shapes
+from shardyard.checkpoint.retention import step_name
+from shardyard.checkpoint.verify import MANIFEST, read_manifest
 from shardyard.config.resolved import Resolved
 from shardyard.errors import (
     CheckpointError,
@@ -212,47 +213,6 @@ def find_export(to: Path, made_of: dict[str, Any]) -> Complete | None:
             "the folder and export again, or give another one."
         )
     return complete
-
-
-def choose_checkpoint(run_dir: RunDir, step: str) -> Chosen:
-    """The checkpoint that ``--step`` means, verified.
-
-    Args:
-        step: A number, ``best``, or ``latest``: the newest sound one.
-
-    Raises:
-        RequestError: There is none.
-        CheckpointError: It is damaged; for ``latest``: all are.
-    """
-    steps = complete_steps(run_dir.checkpoints)
-    if not steps:
-        raise RequestError(
-            f"run {run_dir.run_id} has no checkpoint yet: {run_dir.checkpoints} holds none. One is "
-            "written every checkpoint.every steps and at the end; wait, or resume the run."
-        )
-    if step == "latest":
-        chosen = find_sound(run_dir.checkpoints)
-        assert chosen is not None, steps
-        return chosen
-    number = read_pointer(run_dir.checkpoints, "best") if step == "best" else _number(step)
-    if number not in steps:
-        raise RequestError(
-            f"--step {step}: run {run_dir.run_id} has no such checkpoint. It has those of steps "
-            f"{', '.join(map(str, steps))}. Give one of them, latest, or best (named after an "
-            "evaluation)."
-        )
-    path = run_dir.checkpoint(number)
-    damage = verify_manifest(path)
-    if damage:
-        raise CheckpointError(
-            f"{path} is damaged: {'; '.join(map(str, damage))}. Its weights cannot be trusted. "
-            "Use --step latest for the newest sound checkpoint."
-        )
-    return Chosen(number, path, ())
-
-
-def _number(step: str) -> int | None:
-    return int(step) if step.isdecimal() else None
 
 
 def _deal(shapes: dict[str, torch.Size], max_elements: int) -> dict[str, dict[str, torch.Size]]:

@@ -51,7 +51,7 @@ def test_a_command_that_fails_is_told_with_its_words_and_exit_code(
     call = "import sys; print('half'); sys.stderr.write('disk on fire'); sys.exit(7)"
     with pytest.raises(CommandError, match="disk on fire") as failed:
         said(api, sys.executable, "-c", call)
-    assert failed.value.exit_code == 7
+    assert failed.value.code == 7
 
 
 def test_a_program_that_is_not_in_the_image_is_told(
@@ -60,7 +60,7 @@ def test_a_program_that_is_not_in_the_image_is_told(
     _, api = server_and_api
     with pytest.raises(CommandError, match=r"exec failed: .*no-such-program") as failed:
         said(api, "no-such-program")
-    assert failed.value.exit_code is None
+    assert failed.value.code is None
 
 
 def test_a_connection_that_breaks_is_no_end(server_and_api: tuple[ApiServer, Api]) -> None:

@@ -30,13 +30,13 @@ class CommandError(ShardyardError):
     """The command ran, and failed.
 
     Args:
-        exit_code: None: it was not started.
+        code: Its exit code; None: it was not started.
     """
 
-    def __init__(self, words: str, exit_code: int | None) -> None:
+    def __init__(self, words: str, code: int | None) -> None:
         super().__init__(words)
         self.words = words
-        self.exit_code = exit_code
+        self.code = code
 
 
 class HandshakeError(ShardyardError):

@@ -1,0 +1,57 @@
+"""A run's files inside a pod, read through exec: argument lists only, no shell there or here."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from shardyard.errors import DataError
+from shardyard.launch.kubernetes.exec import CommandError, LostConnectionError
+from shardyard.launch.kubernetes.logs import lines_of
+from shardyard.transfer.listing import Listing, read_listing
+from shardyard.transfer.receive import LostError
+
+
+class Exec(Protocol):
+    """Runs a command in one container: ``Api.exec`` of a pod that is known."""
+
+    def __call__(self, command: Sequence[str]) -> Iterator[bytes]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodSource:
+    """Files below a folder of a container."""
+
+    exec: Exec
+    folder: str
+    """As the container sees it; absolute."""
+
+    def read(self, name: str, offset: int) -> Iterator[bytes]:
+        # Of coreutils and busybox; counts from 1, and seeks where the file can
+        command = ["tail", "-c", f"+{offset + 1}", "--", f"{self.folder}/{name}"]
+        try:
+            yield from self.exec(command)
+        except LostConnectionError as error:
+            raise LostError(str(error)) from error
+        except CommandError as error:
+            raise DataError(
+                f"{name} cannot be read there: {error.words}. If the run goes on, it may have "
+                "removed it; repeat the command to take what is there now."
+            ) from error
+
+    def list(self, step: str) -> Listing:
+        """Files of the run that is in the folder, the checkpoint of a step among them, verified.
+
+        Raises:
+            LostError: The connection broke.
+            ShardyardError: What the far side answered.
+        """
+        command = ["python", "-m", "shardyard.checkpoint.listing", self.folder, "--step", step]
+        try:
+            return read_listing(lines_of(self.exec(command)))
+        except LostConnectionError as error:
+            raise LostError(str(error)) from error
+        except CommandError as error:
+            raise DataError(
+                f"the files of {self.folder} cannot be listed there: {error.words}. The image must "
+                "hold this version of shardyard (`shardyard image build`)."
+            ) from error

@@ -1,0 +1,246 @@
+"""Files from elsewhere into a folder here: each under a scratch name until its SHA-256 is right.
+
+A call that was interrupted is repeated: what is right stays, a half file goes on where it stopped,
+a connection that breaks in the middle too. What comes wrong is fetched once more, then refused.
+"""
+
+import errno
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from shardyard.errors import CapacityError, DataError, StorageError
+from shardyard.rundir.complete import COMPLETE, Complete, FileDigest, checked_name, why_differs
+from shardyard.rundir.layout import flush_folder, make_folder, write_text
+from shardyard.units import format_bytes
+
+PARTS = ".fetch"
+"""Folder of half files, below the folder that they are for."""
+
+_TRIES = 6
+"""Times that nothing came at all, one after the other, before it is given up."""
+_LONGEST_PAUSE_S = 20.0
+_BLOCK_BYTES = 2**20
+
+Told = Callable[[str, int], None]
+"""Name of a file, and bytes of it that are right here now that were not before."""
+
+
+class LostError(CapacityError):
+    """The connection broke; asking again may help."""
+
+
+class Source(Protocol):
+    """Where files come from."""
+
+    def read(self, name: str, offset: int) -> Iterator[bytes]:
+        """A file's bytes from an offset on.
+
+        Raises:
+            LostError: The connection broke before its end.
+            ShardyardError: It cannot be read.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderSource:
+    """Files of a folder that this machine sees."""
+
+    folder: Path
+
+    def read(self, name: str, offset: int) -> Iterator[bytes]:
+        try:
+            with (self.folder / name).open("rb") as file:
+                file.seek(offset)
+                while block := file.read(_BLOCK_BYTES):
+                    yield block
+        except OSError as error:
+            raise DataError(
+                f"{self.folder / name} cannot be read: {error.strerror}. If the run goes on, it "
+                "may have removed it; repeat the command to take what is there now."
+            ) from error
+
+
+def missing_here(files: Mapping[str, FileDigest], folder: Path) -> dict[str, FileDigest]:
+    """Those that are not here as they must be; reads what is here."""
+    return {
+        name: wanted
+        for name, wanted in files.items()
+        if why_differs(folder / checked_name(name), wanted) is not None
+    }
+
+
+def refuse_without_room(needed_bytes: int, folder: Path) -> None:
+    """Raise unless the file system of a folder has room.
+
+    Raises:
+        StorageError: It has not.
+    """
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    free = shutil.disk_usage(there).free
+    if needed_bytes > free:
+        raise StorageError(
+            f"{folder} has {format_bytes(free)} free, and {format_bytes(needed_bytes)} are to "
+            "come. Nothing was fetched. Make room, give another folder with --to, or fewer "
+            "checkpoints with --step."
+        )
+
+
+def receive(
+    source: Source,
+    files: Mapping[str, FileDigest],
+    folder: Path,
+    *,
+    told: Told,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Bring files into a folder; each appears under its name once it is right.
+
+    Raises:
+        DataError: A file came wrong twice.
+        LostError: Nothing comes any more.
+        StorageError: The folder cannot be written.
+    """
+    parts = folder / PARTS
+    try:
+        for name, wanted in sorted(files.items()):
+            target = folder / checked_name(name)
+            if why_differs(target, wanted) is None:
+                told(name, wanted.bytes)
+                continue
+            make_folder(parts)
+            key = hashlib.sha256(f"{name}\n{wanted.sha256}".encode()).hexdigest()[:32]
+            _bring(source, name, wanted, parts / key, told=told, sleep=sleep)
+            make_folder(target.parent)
+            (parts / key).replace(target)
+        shutil.rmtree(parts, ignore_errors=True)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            shutil.rmtree(parts, ignore_errors=True)
+        raise StorageError(
+            f"{folder} cannot be written: {error.strerror}. Make room (`df -h`) or take another "
+            "folder with --to, then repeat the command: it brings what is missing."
+        ) from error
+
+
+def receive_whole(
+    source: Source,
+    files: Mapping[str, FileDigest],
+    to: Path,
+    *,
+    told: Told,
+    complete: Complete | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Bring a folder that is of use as a whole alone; it appears under its name once it is.
+
+    Args:
+        complete: Written beside the files as ``complete.json``.
+
+    Raises:
+        As ``receive``.
+    """
+    if to.is_dir() and not missing_here(files, to):
+        for name, wanted in files.items():
+            told(name, wanted.bytes)
+        return
+    scratch = to.absolute().with_name(f".{to.name}.fetch")
+    try:
+        for name, wanted in files.items():  # of a damaged copy, what is right
+            if why_differs(to / name, wanted) is None and not (scratch / name).exists():
+                make_folder((scratch / name).parent)
+                os.link(to / name, scratch / name)
+        receive(source, files, scratch, told=told, sleep=sleep)
+        if complete is not None:
+            write_text(scratch / COMPLETE, complete.text())
+        _put_in_place(scratch, to)
+    except StorageError:
+        shutil.rmtree(scratch, ignore_errors=True)  # of a full disk nothing may be kept
+        raise
+    except OSError as error:
+        raise StorageError(
+            f"{to} cannot be written: {error.strerror}. Check that the place is yours and has room "
+            "(`df -h`), then repeat the command."
+        ) from error
+
+
+def _put_in_place(scratch: Path, to: Path) -> None:
+    flush_folder(scratch)
+    old = to.absolute().with_name(f".{to.name}.replaced")
+    shutil.rmtree(old, ignore_errors=True)
+    if to.exists():
+        to.rename(old)
+    scratch.rename(to)
+    flush_folder(to.absolute().parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _bring(
+    source: Source,
+    name: str,
+    wanted: FileDigest,
+    part: Path,
+    *,
+    told: Told,
+    sleep: Callable[[float], None],
+) -> None:
+    """One file, to its last byte and with the right digest."""
+    for is_last in (False, True):
+        found = _fill(source, name, wanted, part, told=told, sleep=sleep)
+        if found == wanted:
+            return
+        size = part.stat().st_size
+        told(name, -size)
+        part.unlink()
+        if is_last:
+            raise DataError(
+                f"{name} came wrong twice: {found.bytes:,} bytes with SHA-256 "
+                f"{found.sha256[:12]}... instead of {wanted.bytes:,} with {wanted.sha256[:12]}.... "
+                "It is not kept; all that came right is. If the file was changed meanwhile, repeat "
+                "the command; else something on the way, or the disk there, is broken."
+            )
+
+
+def _fill(
+    source: Source,
+    name: str,
+    wanted: FileDigest,
+    part: Path,
+    *,
+    told: Told,
+    sleep: Callable[[float], None],
+) -> FileDigest:
+    """Go on with a half file until it is as long as it must be, or its source has no more."""
+    checksum, size, in_vain = hashlib.sha256(), 0, 0
+    with part.open("a+b") as file:
+        file.seek(0)
+        while block := file.read(_BLOCK_BYTES):
+            checksum.update(block)
+            size += len(block)
+        told(name, size)
+        while size < wanted.bytes:
+            before = size
+            try:
+                for piece in source.read(name, size):
+                    kept = piece[: wanted.bytes - size]
+                    file.write(kept)
+                    checksum.update(kept)
+                    size += len(kept)
+                    told(name, len(kept))
+                    if size == wanted.bytes:
+                        break
+                else:
+                    break  # no more there is
+            except LostError:
+                in_vain = 0 if size > before else in_vain + 1
+                if in_vain == _TRIES:
+                    raise
+                sleep(min(_LONGEST_PAUSE_S, 0.5 * 2**in_vain))
+        file.flush()
+        os.fsync(file.fileno())
+    return FileDigest(size, checksum.hexdigest())
