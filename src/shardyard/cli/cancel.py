@@ -5,8 +5,14 @@ from pathlib import Path
 
 import click
 
-from shardyard.cli.launched import describe_job, find_steered, launchers_in
-from shardyard.cli.options import json_option, run_argument, runs_dir_option, trust_option
+from shardyard.cli.launched import Launched, Which, describe_job, find_steered, launchers_in
+from shardyard.cli.options import (
+    json_option,
+    run_argument,
+    runs_dir_option,
+    side_option,
+    trust_option,
+)
 from shardyard.cli.terminal import tell
 
 
@@ -14,6 +20,7 @@ from shardyard.cli.terminal import tell
 @run_argument
 @runs_dir_option
 @click.option("--dry-run", is_flag=True, help="Say what would be cancelled; cancel nothing.")
+@side_option
 @trust_option
 @json_option
 @click.pass_context
@@ -23,25 +30,40 @@ def command(
     *,
     runs_dir: Path,
     dry_run: bool,
+    is_side: bool,
     trusts_folder: bool,
     as_json: bool,
 ) -> None:
     """Cancel the job of RUN (a path, an id, or the beginning of one). Safe to repeat."""
-    launched = find_steered(run, runs_dir, launchers_in(context), trusts_folder=trusts_folder)
-    status, handle = launched.status(), launched.run_dir.handle
-    job = f"job {launched.job.id} on {launched.job.launcher}"
+    which: Which = "side" if is_side else "any"
+    launched = find_steered(
+        run, runs_dir, launchers_in(context), trusts_folder=trusts_folder, which=which
+    )
+    status = launched.status()
+    job = f"{'side ' * launched.is_side}job {launched.job.id} on {launched.job.launcher}"
     if status.state.is_over:
         words = f"{job} is over already: {status.state.value}"
     elif dry_run:
-        words = f"{job} is {status.state.value} and would be asked to save and end"
+        save = "" if launched.is_side else "save and "
+        words = f"{job} is {status.state.value} and would be asked to {save}end"
     else:
         launched.launcher.cancel(launched.job)
-        words = (
-            f"{job} was asked to save and end. `shardyard watch {handle}` follows it there, "
-            f"`shardyard resume {handle}` goes on later"
-        )
+        words = f"{job} was asked to {_what_next(launched)}"
     if as_json:
         content = {**describe_job(launched.job, status), "message": words}
         tell(json.dumps(content, indent=1))
     else:
         tell(words)
+
+
+def _what_next(launched: Launched) -> str:
+    handle = launched.run_dir.handle
+    if launched.is_side:
+        return (
+            f"end. `shardyard watch {handle} --side` follows it there; the command that started it "
+            "starts another, which goes on where this one stops"
+        )
+    return (
+        f"save and end. `shardyard watch {handle}` follows it there, `shardyard resume {handle}` "
+        "goes on later"
+    )

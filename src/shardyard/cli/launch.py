@@ -92,7 +92,7 @@ def agree(proposal: Proposal, terms: Terms, *, question: str) -> bool:
     if terms.dry_run:
         for reason in against:
             say(f"warning: it would be refused: {reason}")
-        _print_request(proposal, as_json=terms.as_json)
+        print_request(proposal, as_json=terms.as_json)
         return False
     if against and not terms.is_forced:
         raise RequestError("\n".join(against))
@@ -114,7 +114,8 @@ def say_next(proposal: Proposal, job: Job, terms: Terms) -> int:
     )
 
 
-def _print_request(proposal: Proposal, *, as_json: bool) -> None:
+def print_request(proposal: Proposal, *, as_json: bool) -> None:
+    """Exactly what would be sent."""
     if not as_json:
         tell_exactly(proposal.rendered.text)  # exactly what would be sent
         return

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -12,7 +12,7 @@ from shardyard.config.load import load_recipe
 from shardyard.config.schema import Recipe
 from shardyard.errors import EXIT_DRAINED, RequestError, ShardyardError
 from shardyard.launch.base import Job, JobState, JobStatus, Launcher
-from shardyard.launch.ledger import Entry, Ledger
+from shardyard.launch.ledger import SIDE_DETAIL, Entry, Ledger
 from shardyard.launch.marked import NONCE_DETAIL, rebuild
 from shardyard.launch.trust import refuse_untrusted
 from shardyard.rundir.layout import RunDir, find_run
@@ -25,9 +25,13 @@ _EXIT_CODES = {
 """Of jobs whose scheduler keeps none; all others failed."""
 
 
+Which = Literal["training", "side", "any"]
+"""Which job of a run is meant; any: the training, and where there is none the side job."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Launched:
-    """A run, its newest job, and who answers for it."""
+    """A run, its newest training or side job, and who answers for it."""
 
     run_dir: RunDir
     job: Job
@@ -39,9 +43,22 @@ class Launched:
         """What its node 0 marks its lines with; empty for a job of before there was one."""
         return self.job.details.get(NONCE_DETAIL, "")
 
+    @property
+    def is_side(self) -> bool:
+        """Whether the job is a side job, which trains nothing."""
+        return SIDE_DETAIL in self.job.details
+
     def recipe(self) -> Recipe:
         """What was asked of the job."""
         return load_recipe([newest_asked(self.run_dir)])
+
+    def most_nodes(self) -> int:
+        """How many nodes the job can have."""
+        if self.is_side:
+            return 1
+        recipe = self.recipe()
+        most = recipe.elastic.max_nodes
+        return recipe.cluster.nodes if most == "auto" else most
 
     def status(self) -> JobStatus:
         """What the scheduler says of the job now."""
@@ -49,12 +66,14 @@ class Launched:
 
     def fetch(self) -> None:
         """Where the nodes' folder is out of reach, add what node 0 has printed to ours."""
-        if not self.launcher.capabilities.shares_folder:
+        if not (self.is_side or self.launcher.capabilities.shares_folder):
             lines = self.launcher.logs(self.job, node=0, follow=False)
             rebuild((line.text for line in lines), self.run_dir.path, nonce=self.nonce)
 
 
-def find_launched(run: str, runs_dir: Path, launchers: Launchers | None = None) -> Launched:
+def find_launched(
+    run: str, runs_dir: Path, launchers: Launchers | None = None, *, which: Which = "any"
+) -> Launched:
     """The newest job of a run.
 
     Args:
@@ -63,11 +82,16 @@ def find_launched(run: str, runs_dir: Path, launchers: Launchers | None = None) 
     Raises:
         RequestError: There is no such run, or it has no job.
     """
-    return launched_of(find_run(run, runs_dir), launchers)
+    return launched_of(find_run(run, runs_dir), launchers, which=which)
 
 
 def find_steered(
-    run: str, runs_dir: Path, launchers: Launchers | None = None, *, trusts_folder: bool
+    run: str,
+    runs_dir: Path,
+    launchers: Launchers | None = None,
+    *,
+    trusts_folder: bool,
+    which: Which = "training",
 ) -> Launched:
     """As ``find_launched``, for a verb that ends or changes the job.
 
@@ -76,15 +100,23 @@ def find_steered(
     """
     run_dir = find_run(run, runs_dir)
     refuse_untrusted(run_dir.ledger, trusts_folder=trusts_folder)
-    return launched_of(run_dir, launchers)
+    return launched_of(run_dir, launchers, which=which)
 
 
-def launched_of(run_dir: RunDir, launchers: Launchers | None = None) -> Launched:
+def launched_of(
+    run_dir: RunDir, launchers: Launchers | None = None, *, which: Which = "training"
+) -> Launched:
     """As ``find_launched``, of a run that is found."""
     ledger = Ledger(run_dir.ledger)
-    jobs = ledger.jobs()
+    match which:
+        case "training":
+            jobs = ledger.jobs()
+        case "side":
+            jobs = ledger.side_jobs()
+        case "any":
+            jobs = ledger.jobs() or ledger.side_jobs()
     if not jobs:
-        raise RequestError(_no_job(run_dir, ledger.live()))
+        raise RequestError(_no_job(run_dir, ledger, which))
     job = job_of(run_dir, jobs[-1])
     launcher = launcher_named(job.launcher, launchers)
     return Launched(run_dir=run_dir, job=job, launcher=launcher, ledger=ledger)
@@ -142,7 +174,18 @@ def launchers_in(context: click.Context) -> Launchers | None:
     return found if found else None
 
 
-def _no_job(run_dir: RunDir, live: list[Entry]) -> str:
+def _no_job(run_dir: RunDir, ledger: Ledger, which: Which) -> str:
+    if which == "side":
+        return (
+            f"run {run_dir.run_id} has no side job (prepare, export, fetch or probe on a "
+            "launcher). Leave --side out for its training."
+        )
+    if ledger.side_jobs():
+        return (
+            f"run {run_dir.run_id} has no training: what stands in its folder was prepared or "
+            f"asked by side jobs. See them with `shardyard status {run_dir.handle} --side`."
+        )
+    live = ledger.live()
     if live:
         names = ", ".join(f"{entry.kind} {entry.name}" for entry in live)
         return (

@@ -109,7 +109,7 @@ def propose(
         RequestError: It cannot be launched there as it is.
     """
     recipe = request.recipe
-    _refuse_unlaunchable(recipe, launcher)
+    refuse_unlaunchable(recipe, launcher)
     machine = _machine(recipe, launcher, is_dry_run=is_dry_run)
     preview = _of_launcher(request.preview(machine, previous), launcher)
     if previous is not None:
@@ -220,11 +220,12 @@ def submit(proposal: Proposal) -> Job:
     ledger = Ledger(proposal.run_dir.ledger)
     with _claimed(proposal, ledger):
         send_code(proposal.request, proposal.run_dir)
-        if proposal.request.is_resume:
+        if proposal.request.is_resume and proposal.request.side is None:
             asked = proposal.run_dir.submission(proposal.request.submission)
             write_text(asked, proposal.request.recipe_text)
         job = proposal.launcher.submit(proposal.rendered, ledger)
-        job = replace(job, details={**job.details, NONCE_DETAIL: proposal.request.nonce})
+        added = {NONCE_DETAIL: proposal.request.nonce, **proposal.request.side_details}
+        job = replace(job, details={**job.details, **added})
         ledger.record(job)
     return job
 
@@ -258,10 +259,10 @@ def _claimed(proposal: Proposal, ledger: Ledger) -> Iterator[None]:
                 f"note: what was created before this stands in {ledger.path}; "
                 f"`shardyard teardown {run_dir.handle}` removes it"
             )
-        elif is_new and not ledger.jobs():
+        elif is_new and not _has_jobs(ledger):
             with suppress(OSError):
                 shutil.rmtree(run_dir.path)
-        elif not is_resume and not ledger.jobs():
+        elif not is_resume and not _has_jobs(ledger):
             run_dir.recipe.unlink(missing_ok=True)
         raise
 
@@ -278,9 +279,15 @@ def _alone(proposal: Proposal, ledger: Ledger) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise RequestError(_submitted_by_another(proposal)) from error
-        if len(ledger.jobs()) + 1 != proposal.request.submission:
+        side = proposal.request.side
+        before = ledger.jobs() if side is None else ledger.side_jobs(side.label)
+        if len(before) + 1 != proposal.request.submission:
             raise RequestError(_submitted_by_another(proposal))
         yield
+
+
+def _has_jobs(ledger: Ledger) -> bool:
+    return bool(ledger.jobs() or ledger.side_jobs())
 
 
 def _submitted_by_another(proposal: Proposal) -> str:
@@ -308,8 +315,8 @@ def _make(run_dir: RunDir, recipe_text: str) -> None:
         ) from error
 
 
-def _refuse_unlaunchable(recipe: Recipe, launcher: Launcher) -> None:
-    """What a launcher cannot do for any request."""
+def refuse_unlaunchable(recipe: Recipe, launcher: Launcher) -> None:
+    """Refuse what a launcher cannot do for any request, of a training or not."""
     name, can = launcher.name, launcher.capabilities
     refuse_unsupported(recipe.secrets, can.secrets, launcher=name)
     if can.needs_image and recipe.launch.image is None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import click
 
-from shardyard.cli.launched import Launched, find_launched, launchers_in
-from shardyard.cli.options import raw_option, run_argument, runs_dir_option
+from shardyard.cli.launched import Launched, Which, find_launched, launchers_in
+from shardyard.cli.options import raw_option, run_argument, runs_dir_option, side_option
 from shardyard.cli.terminal import tell, tell_exactly
 from shardyard.errors import RequestError
 from shardyard.launch.base import LogLine
@@ -19,6 +19,7 @@ from shardyard.printable import log_line
 @click.option("--node", type=click.IntRange(min=0), help="Of this node; default: of node 0.")
 @click.option("--all", "is_all", is_flag=True, help="Of all nodes, each line with its node.")
 @click.option("--follow", is_flag=True, help="Until the job is over.")
+@side_option
 @raw_option
 @runs_dir_option
 @click.pass_context
@@ -29,6 +30,7 @@ def command(
     node: int | None,
     is_all: bool,
     follow: bool,
+    is_side: bool,
     is_raw: bool,
     runs_dir: Path,
 ) -> None:
@@ -38,10 +40,9 @@ def command(
     """
     if is_all and node is not None:
         raise click.UsageError("--node and --all exclude each other.")
-    launched = find_launched(run, runs_dir, launchers_in(context))
-    recipe = launched.recipe()
-    most = recipe.elastic.max_nodes
-    nodes = recipe.cluster.nodes if most == "auto" else most
+    which: Which = "side" if is_side else "any"
+    launched = find_launched(run, runs_dir, launchers_in(context), which=which)
+    nodes = launched.most_nodes()
     if node is not None and node >= nodes:
         raise RequestError(
             f"--node {node}: run {launched.run_dir.run_id} has at most {nodes} nodes, numbered "

@@ -95,14 +95,15 @@ def command(
 
 def _listen() -> None:
     """SIGTERM and SIGINT end the preparation; the agent's start takes them over."""
-    signal.signal(signal.SIGTERM, _stop)
-    signal.signal(signal.SIGINT, _stop)  # may have been started with it ignored
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)  # may have been started with it ignored
     # Slurm's warning before the time limit. A handler and no thread that waits for it: the kernel
     # would give the signal to any thread of a library that does not hold it back.
     signal.signal(signal.SIGUSR1, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
 
 
-def _stop(number: int, _frame: FrameType | None) -> NoReturn:
+def stop(number: int, _frame: FrameType | None) -> NoReturn:
+    """A signal's handler: end, with the exit code that says by which."""
     raise SystemExit(EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_DRAINED)
 
 

@@ -1,8 +1,8 @@
 """`python -m shardyard.cli.node_from_environment`: a node whose recipe came in its environment.
 
 For schedulers that carry no files. Writes the recipe into a file without a name, which ends with
-the process, and becomes `python -m shardyard.cli.node` with the same arguments and the same process
-id, so that the scheduler's signals reach it.
+the process, and becomes `python -m shardyard.cli.node` (with --side: `shardyard.cli.side_job`) with
+the same arguments and the same process id, so that the scheduler's signals reach it.
 """
 
 import os
@@ -25,7 +25,8 @@ def main(arguments: Sequence[str]) -> int:
     recipe = os.memfd_create("recipe.yaml", flags=0)  # stays open through exec
     with os.fdopen(os.dup(recipe), "w", encoding="utf-8") as file:
         file.write(text)
-    command = ["-m", "shardyard.cli.node", f"/proc/self/fd/{recipe}", *arguments]
+    module = "shardyard.cli.side_job" if "--side" in arguments else "shardyard.cli.node"
+    command = ["-m", module, f"/proc/self/fd/{recipe}", *arguments]
     return os.execv(sys.executable, [sys.executable, *command])
 
 

@@ -50,6 +50,13 @@ trust_option = click.option(
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
 
+side_option = click.option(
+    "--side",
+    "is_side",
+    is_flag=True,
+    help="The newest side job (prepare, export, fetch, probe), not the training.",
+)
+
 raw_option = click.option(
     "--raw", "is_raw", is_flag=True, help="Print control characters as they come."
 )

@@ -70,9 +70,15 @@ def _read_answer(output: str, module: str, exit_code: int) -> dict[str, Any]:
             "said last stands above; run the same command again to go on where it stopped."
         ) from error
     if "error" in answer:
-        raise _ERRORS.get(answer.get("exit_code"), ShardyardError)(answer["error"])
+        raise error_of(answer.get("exit_code"), answer["error"])
     assert isinstance(answer, dict)
     return answer
+
+
+def error_of(exit_code: object, message: str) -> ShardyardError:
+    """The error whose exit code a program ended with."""
+    kind = _ERRORS.get(exit_code, ShardyardError) if isinstance(exit_code, int) else ShardyardError
+    return kind(message)
 
 
 def _ending(exit_code: int) -> str:

@@ -37,7 +37,7 @@ from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
 from shardyard.errors import RequestError
 from shardyard.launch.base import Launcher
-from shardyard.launch.ledger import Entry, Ledger
+from shardyard.launch.ledger import SIDE_DETAIL, Entry, Ledger
 from shardyard.launch.trust import refuse_untrusted
 from shardyard.rundir.layout import RunDir, find_run
 from shardyard.rundir.lease import Lease
@@ -74,6 +74,7 @@ def command(
     """
     run_dir = find_run(run, runs_dir)
     refuse_untrusted(run_dir.ledger, trusts_folder=trusts_folder)  # it submits what stands there
+    _refuse_side_alone(run_dir)
     if on is not None or Ledger(run_dir.ledger).jobs():
         return _submit_again(
             run_dir,
@@ -147,6 +148,19 @@ def propose_again(
         previous=previous,
         is_resume=True,
         is_dry_run=is_dry_run,
+    )
+
+
+def _refuse_side_alone(run_dir: RunDir) -> None:
+    """Raise if the folder is that of a side job, which has no training to go on with."""
+    ledger = Ledger(run_dir.ledger)
+    if not ledger.side_jobs() or ledger.jobs() or run_dir.attempts():
+        return
+    kind = ledger.side_jobs()[-1].details[SIDE_DETAIL].partition("-")[0]
+    raise RequestError(
+        f"run {run_dir.run_id} has no training to continue: its folder is that of a side job "
+        f"({kind}). Repeat `shardyard {kind} ... --on LAUNCHER` to go on with it, or start the "
+        "training with `shardyard launch`."
     )
 
 

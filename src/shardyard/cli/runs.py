@@ -14,7 +14,7 @@ from shardyard.cli.options import json_option, runs_dir_option
 from shardyard.cli.tables import print_table
 from shardyard.cli.terminal import say, tell
 from shardyard.errors import StorageError
-from shardyard.launch.ledger import Entry, Ledger
+from shardyard.launch.ledger import SIDE_DETAIL, Entry, Ledger
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.state import RunState, read_state
 from shardyard.units import format_seconds
@@ -66,11 +66,12 @@ def _read_all(runs_dir: Path) -> list[RunState]:
 
 
 def _jobs(runs_dir: Path, states: Sequence[RunState]) -> dict[str, Entry]:
-    """Run id -> its newest job, of those that were launched."""
+    """Run id -> its newest job, of those that were launched; a side job where it has no other."""
     found = {}
     for state in states:
         try:
-            jobs = Ledger(RunDir(runs_dir / state.id).ledger).jobs()
+            ledger = Ledger(RunDir(runs_dir / state.id).ledger)
+            jobs = ledger.jobs() or ledger.side_jobs()
         except StorageError as error:  # does not keep the others from being shown
             say(f"warning: {error}")
             continue
@@ -83,7 +84,9 @@ def _job_words(state: RunState, jobs: Mapping[str, Entry], told: Mapping[str, st
     if state.id not in jobs:
         return ""
     word = "over" if state.state == "finished" else told.get(state.id, "not told in time")
-    return f"{jobs[state.id].launcher}: {word}"
+    job = jobs[state.id]
+    kind = job.details.get(SIDE_DETAIL, "").partition("-")[0]
+    return f"{job.launcher}: {f'{kind} ' if kind else ''}{word}"
 
 
 def _job_json(
@@ -92,7 +95,8 @@ def _job_json(
     if state.id not in jobs:
         return None
     job = jobs[state.id]
-    return {"launcher": job.launcher, "id": job.id, "state": told.get(state.id)}
+    side = job.details.get(SIDE_DETAIL)
+    return {"launcher": job.launcher, "id": job.id, "state": told.get(state.id), "side": side}
 
 
 def _row(state: RunState, *, now: float) -> tuple[str, str, str, str, str]:

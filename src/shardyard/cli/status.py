@@ -9,15 +9,17 @@ import click
 from shardyard.cli.follow import describe_stall
 from shardyard.cli.launched import (
     Launched,
+    Which,
     describe_job,
     fetch_progress,
     find_launched,
     launchers_in,
 )
-from shardyard.cli.options import json_option, run_argument, runs_dir_option
+from shardyard.cli.options import json_option, run_argument, runs_dir_option, side_option
 from shardyard.cli.tables import print_table
 from shardyard.cli.terminal import tell
 from shardyard.launch.base import JobState, JobStatus
+from shardyard.launch.ledger import SIDE_DETAIL
 from shardyard.rundir.spending import Spending, read_spending
 from shardyard.rundir.state import RunState, read_state
 from shardyard.units import format_usd
@@ -26,12 +28,19 @@ from shardyard.units import format_usd
 @click.command()
 @run_argument
 @runs_dir_option
+@side_option
 @json_option
 @click.pass_context
-def command(context: click.Context, run: str, *, runs_dir: Path, as_json: bool) -> None:
+def command(
+    context: click.Context, run: str, *, runs_dir: Path, is_side: bool, as_json: bool
+) -> None:
     """Say how RUN (a path, an id, or the beginning of one) and its job stand."""
-    launched = find_launched(run, runs_dir, launchers_in(context))
+    which: Which = "side" if is_side else "any"
+    launched = find_launched(run, runs_dir, launchers_in(context), which=which)
     status = launched.status()
+    if launched.is_side:
+        _tell_side(launched, status, as_json=as_json)
+        return
     if status.state not in (JobState.WAITING, JobState.GONE):
         fetch_progress(launched)
     is_far = not launched.launcher.capabilities.shares_folder
@@ -51,15 +60,32 @@ def command(context: click.Context, run: str, *, runs_dir: Path, as_json: bool) 
     print_table(("", "", ""), _rows(launched, status, state, spending))
 
 
+def _tell_side(launched: Launched, status: JobStatus, *, as_json: bool) -> None:
+    job = launched.job
+    if as_json:
+        tell(json.dumps({**describe_job(job, status), "side": job.details[SIDE_DETAIL]}, indent=1))
+        return
+    rows = [
+        ("run", job.run_id, ""),
+        ("side job", job.details[SIDE_DETAIL], f"{job.id} ({job.name}) on {job.launcher}"),
+        ("state", status.state.value, _state_words(status)),
+    ]
+    print_table(("", "", ""), rows + [("node", name, words) for name, words in status.nodes])
+
+
+def _state_words(status: JobStatus) -> str:
+    code = "" if status.exit_code is None else f" (exit code {status.exit_code})"
+    return f"{status.reason}{code}"
+
+
 def _rows(
     launched: Launched, status: JobStatus, state: RunState, spending: Spending | None
 ) -> list[tuple[str, str, str]]:
     job = launched.job
-    code = "" if status.exit_code is None else f" (exit code {status.exit_code})"
     rows = [
         ("run", state.id, _run_words(state)),
         ("job", job.id, f"{job.name} on {job.launcher}"),
-        ("state", status.state.value, f"{status.reason}{code}"),
+        ("state", status.state.value, _state_words(status)),
     ]
     if state.step is not None:
         loss = "not finite" if state.loss is None else f"loss {state.loss:.4f}"

@@ -18,7 +18,7 @@ from shardyard.cli.terminal import say, tell
 from shardyard.config.load import load_recipe
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.launch.base import Removal
-from shardyard.launch.ledger import Entry, Ledger
+from shardyard.launch.ledger import SIDE_DETAIL, Entry, Ledger
 from shardyard.launch.trust import refuse_untrusted
 from shardyard.rundir.layout import RunDir, find_run
 
@@ -90,10 +90,11 @@ def command(
 
 
 def _remove(run_dir: RunDir, ledger: Ledger, launchers: Launchers | None) -> Removal:
-    """Ask each job's launcher, the newest job first, until nothing is left."""
+    """Ask each job's launcher, the newest job first, side jobs too, until nothing is left."""
     removal = Removal()
     # an interrupted submission has objects and no job: its newest object stands for it
-    for entry in [*reversed(ledger.jobs()), *reversed(ledger.live())]:
+    jobs = [*reversed(ledger.side_jobs()), *reversed(ledger.jobs())]
+    for entry in [*jobs, *reversed(ledger.live())]:
         if any(one.launcher == entry.launcher for one in ledger.live()):
             launcher = launcher_named(entry.launcher, launchers)
             found = launcher.remove(job_of(run_dir, entry), ledger)
@@ -106,7 +107,7 @@ def _ended(run_dir: RunDir, ledger: Ledger, launchers: Launchers | None) -> set[
     """Ids of jobs that the ledger still names and that are over, as their schedulers say."""
     named = {entry.id for entry in ledger.live()}
     ended: set[str | None] = set()
-    for entry in ledger.jobs():
+    for entry in [*ledger.jobs(), *ledger.side_jobs()]:
         if entry.id not in named:
             continue
         job = job_of(run_dir, entry)
@@ -121,16 +122,19 @@ def _ended(run_dir: RunDir, ledger: Ledger, launchers: Launchers | None) -> set[
 
 
 def _refuse_running(run_dir: RunDir, ledger: Ledger, launchers: Launchers | None) -> None:
-    jobs = ledger.jobs()
-    if not jobs:
-        return
-    job, handle = job_of(run_dir, jobs[-1]), run_dir.handle
-    status = launcher_named(job.launcher, launchers).status(job)
-    if not status.state.is_over:
+    handle, named = run_dir.handle, {entry.id for entry in ledger.live()}
+    side_jobs = [entry for entry in ledger.side_jobs() if entry.id in named]
+    for entry in [*ledger.jobs()[-1:], *side_jobs]:
+        job, is_side = job_of(run_dir, entry), SIDE_DETAIL in entry.details
+        status = launcher_named(job.launcher, launchers).status(job)
+        if status.state.is_over:
+            continue
+        loss = "what it is doing" if is_side else "the steps since its last checkpoint"
+        words = f"{handle}{' --side' * is_side}"
         raise RequestError(
-            f"job {job.id} of run {run_dir.run_id} is {status.state.value}. Removing it now would "
-            f"lose the steps since its last checkpoint. Use `shardyard cancel {handle}`, then "
-            f"`shardyard watch {handle}` until it is over; or --force."
+            f"{'side ' * is_side}job {job.id} of run {run_dir.run_id} is {status.state.value}. "
+            f"Removing it now would lose {loss}. Use `shardyard cancel {words}`, then "
+            f"`shardyard watch {words}` until it is over; or --force."
         )
 
 

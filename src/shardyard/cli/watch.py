@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from shardyard.cli.launched import Launched, exit_code_of, find_launched, launchers_in
+from shardyard.cli.launched import Launched, Which, exit_code_of, find_launched, launchers_in
 from shardyard.cli.logs import print_lines
-from shardyard.cli.options import raw_option, run_argument, runs_dir_option
+from shardyard.cli.options import raw_option, run_argument, runs_dir_option, side_option
 from shardyard.cli.terminal import say
 from shardyard.errors import EXIT_INTERRUPTED, AccessError, RequestError, ShardyardError
 from shardyard.launch.base import JobState, JobStatus
@@ -22,15 +22,25 @@ _ASKED_AGAIN = 30
 @click.command()
 @run_argument
 @click.option("--all", "is_all", is_flag=True, help="Output of all nodes, each line with its node.")
+@side_option
 @raw_option
 @runs_dir_option
 @click.pass_context
-def command(context: click.Context, run: str, *, is_all: bool, is_raw: bool, runs_dir: Path) -> int:
+def command(
+    context: click.Context,
+    run: str,
+    *,
+    is_all: bool,
+    is_side: bool,
+    is_raw: bool,
+    runs_dir: Path,
+) -> int:
     """Follow RUN (a path, an id, or the beginning of one) until its job is over.
 
     Ctrl-C ends the watching, not the job. Control characters are shown as text, such as \\x1b.
     """
-    launched = find_launched(run, runs_dir, launchers_in(context))
+    which: Which = "side" if is_side else "any"
+    launched = find_launched(run, runs_dir, launchers_in(context), which=which)
     return watch(launched, node=None if is_all else 0, is_raw=is_raw)
 
 
@@ -42,7 +52,7 @@ def watch(
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
     """Print the job's output until it is over; returns its exit code."""
-    handle = launched.run_dir.handle
+    handle = f"{launched.run_dir.handle}{' --side' * launched.is_side}"
     try:
         status = wait_until(launched, lambda status: status.state != JobState.WAITING, sleep=sleep)
         if status.state != JobState.GONE:
@@ -106,6 +116,8 @@ def _ask(launched: Launched, *, sleep: Callable[[float], None]) -> JobStatus:
 def _last_words(launched: Launched, status: JobStatus, code: int) -> str:
     handle = launched.run_dir.handle
     words = f"job {launched.job.id} {status.state.value}: {status.reason} (exit code {code})"
+    if launched.is_side:
+        return words
     if status.state == JobState.SUCCEEDED:
         return f"{words}. `shardyard report {handle}` shows the run"
     return f"{words}. `shardyard resume {handle}` goes on from the newest durable checkpoint"

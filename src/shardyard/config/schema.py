@@ -290,6 +290,8 @@ class Slurm(Section):
     """Paths mounted into the container, source:target."""
     python: str = "auto"
     """Python on the nodes; auto: the one that runs this command."""
+    side_partition: str | None = None
+    """Partition of side jobs; null: partition, with its constraint."""
 
 
 class Volume(Section):
@@ -322,6 +324,8 @@ class Kubernetes(Section):
     """Service account of the pods; null: the namespace's default, without its token."""
     node_selector: dict[str, str] = {}
     """Labels that nodes must have, beside the instance type."""
+    side_node_selector: dict[str, str] = {}
+    """Labels that nodes of side jobs must have, in place of node_selector and the instance type."""
     tolerations: Annotated[tuple[str, ...], Field(strict=False)] = ("nvidia.com/gpu",)
     """Taints that pods tolerate: key, key=value or key:Effect."""
     topology: Literal["none", "preferred", "required"] = "none"
@@ -349,6 +353,8 @@ class AwsBatch(Section):
     """AWS region; null: that of your AWS configuration."""
     queue: str | None = None
     """Job queue; must exist, or be made with the rendered prerequisites."""
+    side_queue: str | None = None
+    """Job queue of side jobs, on EC2; null: queue."""
     job_role: str | None = None
     """ARN of the role that the container acts as."""
     execution_role: str | None = None
@@ -369,6 +375,15 @@ class AwsBatch(Section):
     """Instance profile of its instances: a name or an ARN."""
     ami: str | None = None
     """Image of its instances; null: Amazon Linux 2023 for ECS, which lacks drivers for Gaudi."""
+
+
+class Side(Section):
+    """One node without accelerators that prepares, exports, fetches or probes for a run."""
+
+    cpus: Annotated[int, Field(ge=1)] = 4
+    """Cores of a side job; on local it has the whole machine."""
+    memory_gib: Annotated[int, Field(ge=1)] = 16
+    """Memory of a side job; on local it has the whole machine."""
 
 
 class Launch(Section):
@@ -395,6 +410,8 @@ class Launch(Section):
     """Drain a run that makes no step for so long, such as 30min; its start counts. null: never."""
     require_efa: bool = False
     """Fail where the network turns out to be sockets although the instance has EFA."""
+    side: Side = Side()
+    """What side jobs ask."""
     slurm: Slurm = Slurm()
     """What only Slurm asks."""
     kubernetes: Kubernetes = Kubernetes()

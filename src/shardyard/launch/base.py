@@ -6,15 +6,17 @@ launcher can do beyond that stands in its ``Capabilities``, from which docs/laun
 """
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
 
 from shardyard.config.schema import Recipe
+from shardyard.errors import RequestError
 from shardyard.hardware.cluster import Cluster
 from shardyard.launch.bundle import Bundle
-from shardyard.launch.ledger import EntryForm, Ledger
+from shardyard.launch.ledger import SIDE_DETAIL, EntryForm, Ledger
 from shardyard.launch.marked import NONCE_VARIABLE
 
 LAUNCHERS: dict[str, str] = {
@@ -61,6 +63,49 @@ class Capabilities:
     """Kinds of reference that its jobs can resolve."""
 
 
+SideKind = Literal["prepare", "export", "fetch", "probe"]
+SIDE_KINDS: tuple[SideKind, ...] = get_args(SideKind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SideJob:
+    """Work of one node without accelerators, where the run's files are."""
+
+    kind: SideKind
+    arguments: dict[str, Any] = field(default_factory=dict)
+    """Plain JSON."""
+
+    @property
+    def label(self) -> str:
+        """``<kind>-<digest of the arguments>``: the same for what is the same work."""
+        return f"{self.kind}-{hashlib.sha256(self.to_text().encode()).hexdigest()[:12]}"
+
+    def to_text(self) -> str:
+        """What its node is given."""
+        content = {"kind": self.kind, "arguments": self.arguments}
+        return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+    @staticmethod
+    def from_text(text: str) -> "SideJob":
+        """Read ``to_text``.
+
+        Raises:
+            RequestError: It is none, or of a kind that another version knows.
+        """
+        try:
+            content = json.loads(text)
+            kind, arguments = content["kind"], content["arguments"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            kind, arguments = None, None
+        if kind in SIDE_KINDS and isinstance(arguments, dict):
+            return SideJob(kind=kind, arguments=arguments)
+        raise RequestError(
+            f"--side {text[:100]!r} is no side job that this version of Shardyard knows: "
+            f"{', '.join(SIDE_KINDS)}. The command line writes it; if both are not of one version, "
+            "let the nodes' image or Python have that of the command line."
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class LaunchRequest:
     """All that a launcher renders from."""
@@ -81,7 +126,22 @@ class LaunchRequest:
     nonce: str = ""
     """New with each submission: what node 0 marks its lines with (launch/marked.py)."""
     submission: int = 1
-    """Which one of the run; names of jobs carry it from the second on, where they must differ."""
+    """Which one of the run, or of the side job; names of jobs differ by it where they must."""
+    side: SideJob | None = None
+    """None: the training."""
+
+    @property
+    def side_suffix(self) -> str:
+        """Ends the name of a side job, which no other job of any run has; empty: the training."""
+        if self.side is None:
+            return ""
+        text = f"{self.run_id}/{self.side.label}/{self.submission}"
+        return f"-{self.side.kind}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+    @property
+    def side_details(self) -> dict[str, str]:
+        """What the ledger's lines of a side job say beside a training's."""
+        return {} if self.side is None else {SIDE_DETAIL: self.side.label}
 
     @property
     def origin(self) -> str:
@@ -117,6 +177,8 @@ class Rendered:
     """What is allowed and may be regretted; shown on stderr before anything is sent."""
     target: dict[str, str] = field(default_factory=dict)
     """Where it is sent, as far as the recipe says it: region, context, namespace."""
+    side: dict[str, str] = field(default_factory=dict)
+    """``LaunchRequest.side_details``, for the ledger."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,6 +32,9 @@ _WITH_ID = ("created", "submitted")
 _ACTIONS = frozenset({"intended", "failed", "removed", *_WITH_ID})
 SUBMITTED = "job"
 """Kind of the line of a submission; an object that was created has a kind of its launcher."""
+SIDE_DETAIL = "side"
+"""Of the lines of a side job: its label (``SideJob``). A training's have none."""
+SIDE_LABEL = re.compile(r"[a-z]{1,20}-[0-9a-f]{12}", re.ASCII)
 RUN_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 UUID = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
@@ -105,7 +108,15 @@ class Ledger:
         self._write("submitted", entry)
 
     def jobs(self) -> list[Entry]:
-        """Every job that was submitted, oldest first."""
+        """Every training that was submitted, oldest first."""
+        return [entry for entry in self._submitted() if SIDE_DETAIL not in entry.details]
+
+    def side_jobs(self, label: str | None = None) -> list[Entry]:
+        """Every side job that was submitted, or those of one label, oldest first."""
+        found = [entry for entry in self._submitted() if SIDE_DETAIL in entry.details]
+        return [entry for entry in found if label in (None, entry.details[SIDE_DETAIL])]
+
+    def _submitted(self) -> list[Entry]:
         return [_entry(line) for line in self._lines() if line["action"] == "submitted"]
 
     def live(self) -> list[Entry]:
@@ -250,6 +261,7 @@ def _wrong_form(line: dict[str, Any], form: EntryForm, folder: Path) -> str:
     values |= {f"details.{key}": value for key, value in details.items()}
     wanted = {"name": form.name, "id": form.id}
     wanted |= {f"details.{key}": value for key, value in {**form.details, **form.optional}.items()}
+    wanted["details." + SIDE_DETAIL] = SIDE_LABEL
     missing = form.details.keys() - details.keys()
     if missing:
         return f"{line['kind']} has no details.{min(missing)}"

@@ -33,7 +33,7 @@ from shardyard.launch.base import (
     Removal,
     Rendered,
 )
-from shardyard.launch.ledger import RUN_ID, SUBMITTED, EntryForm, Ledger, form
+from shardyard.launch.ledger import RUN_ID, SIDE_DETAIL, SUBMITTED, EntryForm, Ledger, form
 from shardyard.launch.local_job import MODULE, Identity, JobFile, supervises
 from shardyard.launch.log_files import read_logs
 from shardyard.launch.shell_words import word
@@ -66,7 +66,7 @@ class LocalLauncher:
     forms: ClassVar[Mapping[str, EntryForm]] = {_KIND: _FORM, SUBMITTED: _FORM}
 
     def render(self, request: LaunchRequest) -> Rendered:
-        """The commands of all nodes."""
+        """The commands of all nodes, or of a side job."""
         recipe = request.recipe
         if request.nodes > 1 and recipe.cluster.device not in ("auto", "cpu"):
             raise RequestError(
@@ -76,10 +76,7 @@ class LocalLauncher:
             )
         limit = recipe.launch.time_limit
         job = JobFile(
-            program=[
-                sys.executable, "-m", "shardyard.cli.node", f"{_FOLDER}/recipe.yaml",
-                "--run-dir", request.run_dir, "--place", "given",
-            ],
+            program=_program(request),
             run_dir=request.run_dir,
             nodes=request.nodes,
             fewest_nodes=request.nodes
@@ -87,10 +84,11 @@ class LocalLauncher:
             else recipe.elastic.min_nodes,
             devices_per_node=request.devices_per_node,
             env=request.environment,
-            max_restarts=recipe.elastic.max_restarts,
+            max_restarts=0 if request.side else recipe.elastic.max_restarts,
             drain_timeout_s=recipe.elastic.drain_timeout_s,
             time_limit_s=None if limit is None else parse_seconds(limit),
-        )  # fmt: skip
+            is_side=request.side is not None,
+        )
         return Rendered(
             launcher=self.name,
             run_id=request.run_id,
@@ -98,6 +96,7 @@ class LocalLauncher:
             text=_script(job, request.recipe_text),
             objects=(asdict(job),),
             files={"recipe.yaml": request.recipe_text},
+            side=request.side_details,
         )
 
     def submit(self, rendered: Rendered, ledger: Ledger) -> Job:
@@ -109,10 +108,15 @@ class LocalLauncher:
         """
         (content,) = rendered.objects
         run = RunDir(Path(content["run_dir"]))
-        _refuse_running(run)
+        if not rendered.side:
+            _refuse_running(run)
         folder = _new_folder(run)
         entry = ledger.intend(
-            _KIND, f"{rendered.name}/{folder.name}", launcher=self.name, folder=str(folder)
+            _KIND,
+            f"{rendered.name}/{folder.name}",
+            launcher=self.name,
+            folder=str(folder),
+            **rendered.side,
         )
         try:
             for name, text in rendered.files.items():
@@ -131,19 +135,20 @@ class LocalLauncher:
         )  # fmt: skip
 
     def status(self, job: Job) -> JobStatus:
-        """From the supervisor, what it wrote, and the run's events."""
+        """From the supervisor, what it wrote, and of a training the run's events."""
         folder = Path(job.details["folder"])
         if not folder.is_dir():
             reason = f"{folder} is not there any more"
             return JobStatus(state=JobState.GONE, reason=reason)
         written = _read_status(folder)
-        run = RunDir(folder.parents[1])
+        run = None if SIDE_DETAIL in job.details else RunDir(folder.parents[1])
         nodes = tuple(
             (f"node {rank}", _word(node["exit_code"]))
             for rank, node in enumerate(written.get("nodes", ()))
         )
         if _is_alive(job):
-            return JobStatus(state=JobState.RUNNING, reason=_how_far(run, written), nodes=nodes)
+            reason = "running" if run is None else _how_far(run, written)
+            return JobStatus(state=JobState.RUNNING, reason=reason, nodes=nodes)
         code = _read_status(folder).get("exit_code")  # once more: it may just have ended
         if code is None:
             return _without_supervisor(run, nodes)
@@ -152,7 +157,8 @@ class LocalLauncher:
             EXIT_DRAINED: JobState.DRAINED,
             EXIT_INTERRUPTED: JobState.DRAINED,
         }.get(code, JobState.FAILED)
-        reason = "; ".join(filter(None, (_last_words(run), written.get("reason"))))
+        last_words = "" if run is None else _last_words(run)
+        reason = "; ".join(filter(None, (last_words, written.get("reason"))))
         return JobStatus(
             state=state, reason=reason or f"exit code {code}", exit_code=code, nodes=nodes
         )
@@ -192,6 +198,13 @@ class LocalLauncher:
         return Removal(removed=removed, foreign=foreign)
 
 
+def _program(request: LaunchRequest) -> list[str]:
+    module = "shardyard.cli.node" if request.side is None else "shardyard.cli.side_job"
+    last = ["--place", "given"] if request.side is None else ["--side", request.side.to_text()]
+    recipe = f"{_FOLDER}/recipe.yaml"
+    return [sys.executable, "-m", module, recipe, "--run-dir", request.run_dir, *last]
+
+
 def _script(job: JobFile, recipe_text: str) -> str:
     """What a person reads: the commands, and the recipe they are given."""
     lines = [
@@ -201,10 +214,10 @@ def _script(job: JobFile, recipe_text: str) -> str:
     ]
     for rank in range(job.nodes):
         fixed = " ".join(word(part.replace(_FOLDER, "JOB")) for part in job.program)
-        lines.append(
-            f"{fixed} --node-rank {rank} --nodes {job.nodes} --rendezvous 127.0.0.1:PORT "
-            f"--session SESSION >> JOB/node-{rank}.log 2>&1 &"
+        place = (
+            f" --node-rank {rank} --nodes {job.nodes} --rendezvous 127.0.0.1:PORT --session SESSION"
         )
+        lines.append(f"{fixed}{'' if job.is_side else place} >> JOB/node-{rank}.log 2>&1 &")
     return "\n".join([*lines, "", "# JOB/recipe.yaml", recipe_text])
 
 
@@ -302,16 +315,19 @@ def _last_words(run: RunDir) -> str:
     return str(ends[-1].get("reason") or "") if ends else ""
 
 
-def _without_supervisor(run: RunDir, nodes: tuple[tuple[str, str], ...]) -> JobStatus:
+def _without_supervisor(run: RunDir | None, nodes: tuple[tuple[str, str], ...]) -> JobStatus:
     """The supervisor was killed; its nodes drain by themselves."""
+    lost = "its supervising process was killed, or the machine was restarted; "
+    if run is None:
+        reason = f"{lost}the same command starts it again"
+        return JobStatus(state=JobState.FAILED, reason=reason, exit_code=1, nodes=nodes)
     if is_held(run.lease):
         reason = "its supervising process was killed; the nodes are draining"
         return JobStatus(state=JobState.RUNNING, reason=reason, nodes=nodes)
     return JobStatus(
         state=JobState.FAILED,
         reason=(
-            "its supervising process was killed, or the machine was restarted; "
-            f"`shardyard resume {run.handle}` goes on from the newest durable checkpoint"
+            f"{lost}`shardyard resume {run.handle}` goes on from the newest durable checkpoint"
         ),
         exit_code=1,
         nodes=nodes,

@@ -46,6 +46,8 @@ class JobFile:
     max_restarts: int
     drain_timeout_s: float
     time_limit_s: float | None
+    is_side: bool = False
+    """One program that is told no place among nodes, and no training."""
 
     @staticmethod
     def read(folder: Path) -> "JobFile":
@@ -191,9 +193,10 @@ class Supervisor:
         session = f"{self._folder.name}-{os.getpid()}.{self.restarts}"
         for rank in range(job.nodes):
             words = ["--node-rank", rank, "--nodes", job.nodes, "--rendezvous", endpoint]
+            place = [] if job.is_side else [*map(str, words), "--session", session]
             with (self._folder / f"node-{rank}.log").open("ab") as log:
                 yield subprocess.Popen(
-                    [*job.program, *map(str, words), "--session", session],
+                    [*job.program, *place],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,

@@ -1,8 +1,9 @@
-"""Marked lines: events and metrics of a run inside the output of its node 0.
+"""Marked lines: events and metrics of a run inside the output of its node 0, and answers.
 
 A run whose folder is out of reach (a claim, a Batch volume) is rebuilt from the scheduler's logs
 alone. A marked line is ``@shardyard:NONCE {"event": {...}}`` or ``... {"metrics": {...}}``; the
-scheduler may put a prefix before it.
+scheduler may put a prefix before it. A side job prints what came of it as ``{"answer": {...}}``,
+which stands in neither file.
 
 The nonce is new with each submission. The launcher keeps it with the job in the ledger and gives it
 to the nodes in a variable that no process of the training inherits. So a line of text that a
@@ -24,8 +25,9 @@ from typing import Any, Literal, get_args
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import LineWriter, read_lines, write_line
 
-Kind = Literal["event", "metrics"]
+Kind = Literal["event", "metrics", "answer"]
 _KINDS: tuple[Kind, ...] = get_args(Kind)
+_FILED: tuple[Kind, ...] = ("event", "metrics")
 NONCE_VARIABLE = "SHARDYARD_MARK"
 """Tells node 0 what to mark its lines with."""
 NONCE_DETAIL = "mark"
@@ -34,7 +36,7 @@ NONCE_DETAIL = "mark"
 
 @dataclass(frozen=True)
 class Marked:
-    """One line of events.jsonl or metrics.jsonl, as it came through a log."""
+    """One line of events.jsonl or metrics.jsonl, or an answer, as it came through a log."""
 
     kind: Kind
     content: dict[str, Any]
@@ -84,17 +86,17 @@ def rebuild(lines: Iterable[str], folder: Path, *, nonce: str = "") -> int:
         StorageError: The folder cannot be written.
     """
     run_dir = RunDir(folder)
-    files = {"event": run_dir.events, "metrics": run_dir.metrics}
-    known = {kind: {_digest(content) for content in read_lines(files[kind])} for kind in _KINDS}
+    files: dict[Kind, Path] = {"event": run_dir.events, "metrics": run_dir.metrics}
+    known = {kind: {_digest(content) for content in read_lines(files[kind])} for kind in _FILED}
     new = 0
     with (
         closing(LineWriter(run_dir.events)) as events,
         closing(LineWriter(run_dir.metrics)) as metrics,
     ):
-        writers = {"event": events, "metrics": metrics}
+        writers: dict[Kind, LineWriter] = {"event": events, "metrics": metrics}
         for line in lines:
             marked = parse(line, nonce=nonce)
-            if marked is None:
+            if marked is None or marked.kind not in _FILED:
                 continue
             digest = _digest(marked.content)
             if digest not in known[marked.kind]:

@@ -72,6 +72,10 @@ class RunDir:
         """What was asked of one job, from the second on: the recipe with a resume's overrides."""
         return self.path / "submissions" / f"{number}.yaml"
 
+    def answer(self, side_label: str) -> Path:
+        """What a side job answered, once that was handed on."""
+        return self.path / "side" / f"{side_label}.json"
+
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"

@@ -1,4 +1,4 @@
-"""AWS Batch: one multi-node parallel job, whose main node is node 0.
+"""AWS Batch: one multi-node parallel job, whose main node is node 0; of a side job one container.
 
 Prerequisites: an image, a queue on an EC2 compute environment, a file system for the run's folder
 (docs/launch-aws-batch.md). What is sent is made in objects.py.
@@ -110,6 +110,7 @@ class BatchLauncher:
             objects=calls,
             warnings=warnings(request),
             target={} if region is None else {"region": region},
+            side=request.side_details,
         )
 
     def submit(self, rendered: Rendered, ledger: Ledger) -> Job:
@@ -121,8 +122,9 @@ class BatchLauncher:
         check_queue(batch, job["jobQueue"], definition)
         self._refuse_second(batch, job)
         place = {"region": region, "queue": job["jobQueue"]}
-        registered = self._register(batch, definition, ledger, place)
-        job_id = self._submit(session, job, ledger, place=place, definition=registered)
+        noted = {**place, **rendered.side}
+        registered = self._register(batch, definition, ledger, noted)
+        job_id = self._submit(session, job, ledger, place=noted, definition=registered)
         return Job(
             launcher=self.name,
             run_id=rendered.run_id,
@@ -168,9 +170,8 @@ class BatchLauncher:
                 f"node {node} does not exist: job {job.id} has {count} nodes, numbered from 0. "
                 "Give a smaller number."
             )
-        ids = {
-            f"{job.id}#{number}": number for number in (range(count) if node is None else [node])
-        }
+        wanted = range(count) if node is None else [node]
+        ids = {f"{job.id}#{number}": number for number in wanted if _is_multinode(found[0])}
         streams = {
             ids[entry["jobId"]]: stream_names(entry)
             for entry in self._describe(batch, list(ids))
@@ -286,6 +287,8 @@ class BatchLauncher:
         return found
 
     def _describe_nodes(self, batch: Any, job: Job, found: dict[str, Any]) -> list[dict[str, Any]]:
+        if not _is_multinode(found):
+            return []
         ids = [f"{job.id}#{number}" for number in range(_num_nodes(found))]
         return [entry for entry in self._describe(batch, ids) if entry["jobId"] in ids]
 
@@ -310,6 +313,10 @@ class BatchLauncher:
 def _is_over(found: dict[str, Any]) -> bool:
     state = STATES.get(found["status"])
     return state is not None and state.is_over
+
+
+def _is_multinode(found: dict[str, Any]) -> bool:
+    return bool(found.get("nodeProperties"))
 
 
 def _num_nodes(found: dict[str, Any]) -> int:

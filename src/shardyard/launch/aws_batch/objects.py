@@ -1,7 +1,8 @@
 """What is sent to AWS Batch for a run: its job definition and the submission, as plain values.
 
 A multi-node parallel job has one container on each of its instances; all are described by one node
-range, ``0:``. Numbers of devices come from the catalogue of instances, never from the recipe.
+range, ``0:``. Numbers of devices come from the catalogue of instances, never from the recipe. A
+side job is a job of one container, on whatever instance its queue has.
 """
 
 import hashlib
@@ -53,15 +54,21 @@ _DEVICE_RIGHTS = ["READ", "WRITE", "MKNOD"]
 """All that a device has where none are given, and what AWS's own samples for EFA give."""
 
 
-def job_name(run_id: str, submission: int = 1) -> str:
+_LONGEST_NAME = 128
+
+
+def job_name(run_id: str, submission: int = 1, *, side_suffix: str = "") -> str:
     """Of job and job definition: letters, digits, hyphens and underscores, at most 128.
 
     It starts with ``shardyard-``, so that a policy can name the job definitions of this program.
-    From the second submission of a run on it ends with its number.
+    From the second submission of a run on it ends with its number; a side job's with a suffix that
+    is unique, so that the beginning of a long run's name will do.
     """
     name = re.sub(r"[^A-Za-z0-9_-]", "_", run_id)
     if name != run_id:  # two ids must not become one name
         name += "-" + hashlib.sha256(run_id.encode()).hexdigest()[:8]
+    if side_suffix:
+        return f"shardyard-{name}"[: _LONGEST_NAME - len(side_suffix)] + side_suffix
     suffix = "" if submission == 1 else f"-s{submission}"
     return f"shardyard-{name}{suffix}"
 
@@ -76,12 +83,7 @@ def job_definition(request: LaunchRequest) -> dict[str, Any]:
     _check(request)
     params: dict[str, Any] = {
         "jobDefinitionName": _name(request),
-        "type": "multinode",
-        "nodeProperties": {
-            "numNodes": request.nodes,
-            "mainNode": 0,
-            "nodeRangeProperties": [{"targetNodes": "0:", "container": _container(request)}],
-        },
+        **_nodes(request),
         "retryStrategy": {
             "attempts": recipe.launch.aws_batch.attempts,
             "evaluateOnExit": [dict(rule) for rule in RETRY_RULES],
@@ -95,13 +97,27 @@ def job_definition(request: LaunchRequest) -> dict[str, Any]:
     return params
 
 
+def _nodes(request: LaunchRequest) -> dict[str, Any]:
+    if request.side is not None:
+        return {"type": "container", "containerProperties": _container(request)}
+    return {
+        "type": "multinode",
+        "nodeProperties": {
+            "numNodes": request.nodes,
+            "mainNode": 0,
+            "nodeRangeProperties": [{"targetNodes": "0:", "container": _container(request)}],
+        },
+    }
+
+
 def job_submission(request: LaunchRequest) -> dict[str, Any]:
     """Parameters of SubmitJob.
 
     Raises:
         RequestError: No queue is named.
     """
-    queue = request.recipe.launch.aws_batch.queue
+    aws_batch = request.recipe.launch.aws_batch
+    queue = aws_batch.queue if request.side is None else aws_batch.side_queue or aws_batch.queue
     if queue is None:
         raise RequestError(
             "launch.aws_batch.queue is not given. A job waits in a queue, which brings it to "
@@ -137,7 +153,7 @@ def warnings(request: LaunchRequest) -> tuple[str, ...]:
 
 
 def _name(request: LaunchRequest) -> str:
-    return job_name(request.run_id, request.submission)
+    return job_name(request.run_id, request.submission, side_suffix=request.side_suffix)
 
 
 def chosen_instance(recipe: Recipe) -> Instance | None:
@@ -178,7 +194,7 @@ _UNSIZED = (
 
 
 def _container(request: LaunchRequest) -> dict[str, Any]:
-    recipe, machine = request.recipe, chosen_instance(request.recipe)
+    recipe, machine = request.recipe, _machine(request)
     aws_batch = recipe.launch.aws_batch
     memory_mib = _memory_mib(request)
     container: dict[str, Any] = {
@@ -212,15 +228,22 @@ def _container(request: LaunchRequest) -> dict[str, Any]:
     return container
 
 
+def _machine(request: LaunchRequest) -> Instance | None:
+    """The type that the container must be on; a side job may be on any."""
+    return None if request.side is not None else chosen_instance(request.recipe)
+
+
 def _command(request: LaunchRequest) -> list[str]:
-    module = "shardyard.cli.node_from_environment"
-    return ["python", "-m", module, "--place", "aws-batch", "--run-dir", request.run_dir]
+    words = ["python", "-m", "shardyard.cli.node_from_environment"]
+    if request.side is not None:
+        return [*words, "--side", request.side.to_text(), "--run-dir", request.run_dir]
+    return [*words, "--place", "aws-batch", "--run-dir", request.run_dir]
 
 
 def _environment(request: LaunchRequest) -> list[dict[str, str]]:
     values = request.environment
     values[RECIPE_VARIABLE] = request.recipe_text
-    machine = chosen_instance(request.recipe)
+    machine = _machine(request)
     if machine is not None and has_gaudi(machine):
         values.setdefault("HABANA_VISIBLE_DEVICES", "all")
     return [{"name": name, "value": values[name]} for name in sorted(values)]
@@ -258,9 +281,10 @@ def _secrets(recipe: Recipe) -> list[dict[str, str]]:
 
 
 def _resources(request: LaunchRequest, memory_mib: int) -> list[dict[str, str]]:
-    machine = chosen_instance(request.recipe)
+    machine, side = _machine(request), request.recipe.launch.side
+    vcpus = container_vcpus(request.recipe) if request.side is None else side.cpus
     resources = [
-        {"type": "VCPU", "value": str(container_vcpus(request.recipe))},
+        {"type": "VCPU", "value": str(vcpus)},
         {"type": "MEMORY", "value": str(memory_mib)},
     ]
     if machine is not None and has_gpus(machine):
@@ -269,6 +293,8 @@ def _resources(request: LaunchRequest, memory_mib: int) -> list[dict[str, str]]:
 
 
 def _memory_mib(request: LaunchRequest) -> int:
+    if request.side is not None:
+        return request.recipe.launch.side.memory_gib * 1024
     asked, machine = request.recipe.launch.aws_batch.memory_gib, chosen_instance(request.recipe)
     if asked is not None:
         return asked * 1024
@@ -324,7 +350,7 @@ def _time_limit_s(text: str) -> int:
 
 
 def _check(request: LaunchRequest) -> None:
-    recipe, machine = request.recipe, chosen_instance(request.recipe)
+    recipe, machine = request.recipe, _machine(request)
     if recipe.launch.image is None:
         raise RequestError(
             "launch.image is not given. Batch runs containers. Name an image that holds Shardyard "
@@ -336,6 +362,8 @@ def _check(request: LaunchRequest) -> None:
             "into the image (FROM the one that `shardyard image build` makes, COPY it, set "
             "PYTHONPATH)."
         )
+    if request.side is not None:
+        return
     if recipe.cluster.file is not None:
         raise RequestError(
             f"cluster.file={recipe.cluster.file!r} describes machines of your own, and Batch rents "

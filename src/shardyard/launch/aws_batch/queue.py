@@ -1,4 +1,4 @@
-"""Whether a queue can run a multi-node job: asked before anything is created."""
+"""Whether a queue can run a job: asked before anything is created."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,32 +15,38 @@ def check_queue(batch: Any, name: str, definition: Mapping[str, Any]) -> None:
         definition: Parameters of RegisterJobDefinition.
 
     Raises:
-        RequestError: The queue is missing, disabled, or of a kind without multi-node jobs.
+        RequestError: The queue is missing, disabled, or of a kind without such jobs.
         CapacityError: Its compute environments are too small.
     """
-    queue = queue_named(batch, name)
+    setting = _setting(definition)
+    queue = queue_named(batch, name, setting=setting)
     if queue.get("state") == "DISABLED":
         raise RequestError(
-            f"launch.aws_batch.queue={name!r} is disabled and takes no jobs. Enable it (`aws batch "
+            f"{setting}={name!r} is disabled and takes no jobs. Enable it (`aws batch "
             "update-job-queue --state ENABLED`), or name another."
         )
     if queue.get("status") in ("DELETING", "DELETED", "INVALID"):
         raise RequestError(
-            f"launch.aws_batch.queue={name!r} is {queue['status']}: "
+            f"{setting}={name!r} is {queue['status']}: "
             f"{queue.get('statusReason', 'Batch gives no reason')}. Mend it, or name another."
         )
     environments = environments_of(batch, queue)
     reasons = [reason for one in environments if (reason := _why_not(one, definition))]
     if environments and len(reasons) == len(environments):
         raise RequestError(
-            f"launch.aws_batch.queue={name!r} cannot run this job. {' '.join(reasons)} "
+            f"{setting}={name!r} cannot run this job. {' '.join(reasons)} "
             "docs/launch-aws-batch.md shows how to make one that can."
         )
     _check_size(name, environments, definition)
 
 
-def queue_named(batch: Any, name: str) -> dict[str, Any]:
+def queue_named(
+    batch: Any, name: str, *, setting: str = "launch.aws_batch.queue"
+) -> dict[str, Any]:
     """What DescribeJobQueues says of a queue.
+
+    Args:
+        setting: Where the name can be given.
 
     Raises:
         RequestError: There is none of that name.
@@ -52,7 +58,7 @@ def queue_named(batch: Any, name: str) -> dict[str, Any]:
             return found[0]
         others = [queue["jobQueueName"] for queue in batch.describe_job_queues()["jobQueues"]]
     raise RequestError(
-        f"launch.aws_batch.queue={name!r} does not exist in {region}. "
+        f"{setting}={name!r} does not exist in {region}. "
         + (f"There is {', '.join(sorted(others)[:10])}." if others else "No queue does.")
         + " Name another, set launch.aws_batch.region, or make it: docs/launch-aws-batch.md."
     )
@@ -77,18 +83,29 @@ def _why_not(environment: Mapping[str, Any], definition: Mapping[str, Any]) -> s
         return f"Its compute environment {name} is disabled."
     if environment.get("status") == "INVALID":
         return f"Its compute environment {name} is INVALID: {environment.get('statusReason', '')}."
+    kind = resources.get("type", "EC2")
+    if "nodeProperties" not in definition:  # a side job
+        return _why_no_container(name, kind)
     if environment.get("type") == "UNMANAGED":
         return f"Its compute environment {name} is unmanaged; multi-node jobs need a managed one."
-    if resources.get("type", "EC2") != "EC2":
+    if kind != "EC2":
         return (
-            f"Its compute environment {name} is of type {resources['type']}; multi-node jobs need "
-            "EC2 on demand."
+            f"Its compute environment {name} is of type {kind}; multi-node jobs need EC2 on demand."
         )
     wanted = _container(definition).get("instanceType")
     types = resources.get("instanceTypes") or []
     if wanted and types and not _offers(types, wanted):
         return f"Its compute environment {name} has {', '.join(types)}, not {wanted}."
     return None
+
+
+def _why_no_container(name: str, kind: str) -> str | None:
+    if kind in ("EC2", "SPOT"):
+        return None
+    return (
+        f"Its compute environment {name} is of type {kind}; a side job needs EC2, whose containers "
+        "mount what the training's do. Name such a queue with launch.aws_batch.side_queue."
+    )
 
 
 def _offers(types: list[str], wanted: str) -> bool:
@@ -99,7 +116,9 @@ def _offers(types: list[str], wanted: str) -> bool:
 def _check_size(
     name: str, environments: list[dict[str, Any]], definition: Mapping[str, Any]
 ) -> None:
-    wanted = int(definition["nodeProperties"]["numNodes"]) * _vcpus(definition)
+    setting = _setting(definition)
+    nodes = definition.get("nodeProperties", {}).get("numNodes", 1)
+    wanted = int(nodes) * _vcpus(definition)
     most = [
         int(size)
         for environment in environments
@@ -107,17 +126,26 @@ def _check_size(
     ]
     if most and max(most) < wanted:
         raise CapacityError(
-            f"launch.aws_batch.queue={name!r} has at most {max(most)} vCPUs (maxvCpus), and the "
+            f"{setting}={name!r} has at most {max(most)} vCPUs (maxvCpus), and the "
             f"job needs {wanted}. It would wait for ever. Raise maxvCpus of the compute "
             "environment, or use fewer nodes."
         )
 
 
 def _container(definition: Mapping[str, Any]) -> Mapping[str, Any]:
+    if "containerProperties" in definition:
+        alone: Mapping[str, Any] = definition["containerProperties"]
+        return alone
     container: Mapping[str, Any] = definition["nodeProperties"]["nodeRangeProperties"][0][
         "container"
     ]
     return container
+
+
+def _setting(definition: Mapping[str, Any]) -> str:
+    """Where another queue can be given."""
+    is_side = "containerProperties" in definition
+    return "launch.aws_batch.side_queue" if is_side else "launch.aws_batch.queue"
 
 
 def _vcpus(definition: Mapping[str, Any]) -> int:

@@ -35,6 +35,7 @@ _MOST_LOGS = 512
 
 PLURALS = {
     "ConfigMap": ("v1", "configmaps", True),
+    "Job": ("batch/v1", "jobs", True),
     "JobSet": ("jobset.x-k8s.io/v1alpha2", "jobsets", True),
     "TrainJob": ("trainer.kubeflow.org/v1alpha1", "trainjobs", True),
     "ClusterTrainingRuntime": ("trainer.kubeflow.org/v1alpha1", "clustertrainingruntimes", False),

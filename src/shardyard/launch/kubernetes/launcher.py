@@ -1,4 +1,4 @@
-"""The Kubernetes launcher: JobSet, TrainJob and PyTorchJob behind the same verbs.
+"""The Kubernetes launcher: JobSet, TrainJob, PyTorchJob and plain Jobs behind the same verbs.
 
 Prerequisites: an image, a claim for the run's folder, and what prerequisites.py lists
 (docs/launch-kubernetes.md).
@@ -33,7 +33,7 @@ from shardyard.launch.kubernetes.install import (
     uninstall,
 )
 from shardyard.launch.kubernetes.logs import follow_logs, logs_so_far
-from shardyard.launch.kubernetes.names import TARGETS
+from shardyard.launch.kubernetes.names import SIDE_KIND, TARGETS, container_of
 from shardyard.launch.kubernetes.objects import render_objects, to_yaml
 from shardyard.launch.kubernetes.ownership import (
     ORIGIN,
@@ -52,7 +52,8 @@ CANCELLED = "shardyard/cancelled"
 _PLACE = {"context": form(".+"), "namespace": form(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")}
 _NAME = form(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _OBJECT = EntryForm(name=_NAME, id=form(UUID), details=_PLACE)
-_JOB_KINDS = tuple(target.kind for target in TARGETS.values())
+_TRAINING_KINDS = tuple(target.kind for target in TARGETS.values())
+_JOB_KINDS = (*_TRAINING_KINDS, SIDE_KIND)
 _SUBMITTED = EntryForm(
     name=_NAME,
     id=form(UUID),
@@ -69,6 +70,7 @@ _POD_LABELS = {
     "JobSet": "jobset.sigs.k8s.io/jobset-name",
     "TrainJob": "jobset.sigs.k8s.io/jobset-name",
     "PyTorchJob": "training.kubeflow.org/job-name",
+    SIDE_KIND: "batch.kubernetes.io/job-name",
 }
 
 
@@ -107,6 +109,7 @@ class KubernetesLauncher:
             text=to_yaml(objects),
             objects=objects,
             target=target,
+            side=request.side_details,
             warnings=pod.warnings(request.recipe),
         )
 
@@ -145,9 +148,10 @@ class KubernetesLauncher:
             job = for_schema(job, trainjob_schema(api))
         for item in shared:
             _ensure_runtime(api, item, ledger, place)
-        config_entry = _create_config(api, config, ledger, place)
+        noted = {**place, **rendered.side}
+        config_entry = _create_config(api, config, ledger, noted)
         try:
-            uid = _create(api, job, ledger, place)
+            uid = _create(api, job, ledger, noted)
         except UncertainError:
             raise  # the job may exist and needs its ConfigMap; both stand in the ledger
         except ShardyardError:
@@ -170,8 +174,7 @@ class KubernetesLauncher:
     def logs(self, job: Job, *, node: int | None, follow: bool) -> Iterator[LogLine]:
         """Output of the pods that are there; pods of earlier starts are gone with theirs."""
         api = self._api(job)
-        kind = job.details["kind"]
-        container = next(t.container for t in TARGETS.values() if t.kind == kind)
+        container = container_of(job.details["kind"])
 
         def read(pod: Object, follow: bool) -> Iterator[bytes]:
             return api.log(pod["metadata"]["name"], container=container, follow=follow)
@@ -229,8 +232,8 @@ class KubernetesLauncher:
         removal = Removal()
         mine = {entry.id for entry in ledger.all()}
         for entry in sorted(_entries(ledger, job), key=_removal_order):
-            if entry.kind == SHARED and any(one.kind in _JOB_KINDS for one in ledger.live()):
-                continue  # another job of the run is left, with which it goes
+            if entry.kind == SHARED and any(one.kind in _TRAINING_KINDS for one in ledger.live()):
+                continue  # another training of the run is left, with which it goes
             api = Api(entry.details["context"], entry.details["namespace"], self._kubeconfig)
             found = api.get(entry.kind, entry.name)
             if found is not None and not is_ours(api, found, entry, run_id=job.run_id):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from shardyard.config.schema import Recipe
 from shardyard.errors import RequestError
+from shardyard.launch.base import LaunchRequest
 
 LONGEST = 63
 """Of a DNS label (RFC 1123), which pods, services and label values are."""
@@ -45,6 +46,35 @@ TARGETS: dict[str, Target] = {
 }
 
 
+SIDE_KIND = "Job"
+"""Of a side job: Kubernetes' own, which needs no controller beside it."""
+
+
+def job_kind(request: LaunchRequest) -> str:
+    """Kind of the object that stands for a request's job."""
+    if request.side is not None:
+        return SIDE_KIND
+    return TARGETS[request.recipe.launch.kubernetes.target].kind
+
+
+def container_of(kind: str) -> str:
+    """What the pods of a kind of job call their one container."""
+    return next((target.container for target in TARGETS.values() if target.kind == kind), JOB)
+
+
+def side_job_name(run_id: str, suffix: str) -> str:
+    """Name of a side job's object: of a long run's name the beginning, as the suffix is unique."""
+    longest = LONGEST - _POD_SUFFIX - len(suffix)
+    name = _label_of(run_id)[:longest].rstrip("-") + suffix
+    assert _LABEL.fullmatch(name), name
+    return name
+
+
+def _label_of(run_id: str) -> str:
+    name = re.sub(r"[._]+", "-", run_id.lower()).strip("-")
+    return name if name[:1].isalpha() else f"r-{name}"
+
+
 def job_name(run_id: str, submission: int, *, target: str, nodes: int) -> str:
     """Name of the job object.
 
@@ -57,8 +87,7 @@ def job_name(run_id: str, submission: int, *, target: str, nodes: int) -> str:
     Raises:
         RequestError: It, or a name that a controller makes of it, would be too long.
     """
-    name = re.sub(r"[._]+", "-", run_id.lower()).strip("-")
-    name = name if name[:1].isalpha() else f"r-{name}"
+    name = _label_of(run_id)
     suffix = "" if submission == 1 else f"-s{submission}"
     name += suffix
     over = TARGETS[target].longest_part(name, nodes) - LONGEST
@@ -110,11 +139,17 @@ def check_labels(recipe: Recipe) -> None:
     Raises:
         RequestError: No node can have such a one.
     """
-    for name, value in recipe.launch.kubernetes.node_selector.items():
+    kubernetes = recipe.launch.kubernetes
+    asked = {
+        "node_selector": kubernetes.node_selector,
+        "side_node_selector": kubernetes.side_node_selector,
+    }
+    labels = [(setting, *label) for setting, found in asked.items() for label in found.items()]
+    for setting, name, value in labels:
         if _LABEL_NAME.fullmatch(name) and re.fullmatch(f"{_LABEL_VALUE}?", value):
             continue
         raise RequestError(
-            f"launch.kubernetes.node_selector has {name!r}: {value!r}, which no node's label can "
+            f"launch.kubernetes.{setting} has {name!r}: {value!r}, which no node's label can "
             "be. Names and values have letters, digits and inner hyphens, dots and underscores, at "
             "most 63; a name may have a prefix and a slash before it. Give one as `kubectl get "
             "nodes --show-labels` shows it."

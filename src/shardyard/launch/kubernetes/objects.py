@@ -7,22 +7,34 @@ import yaml
 
 from shardyard.launch.base import LaunchRequest
 from shardyard.launch.kubernetes.jobset import jobset
-from shardyard.launch.kubernetes.names import check_labels, check_namespaced, job_name
+from shardyard.launch.kubernetes.names import (
+    check_labels,
+    check_namespaced,
+    job_name,
+    side_job_name,
+)
 from shardyard.launch.kubernetes.pod import config_map
 from shardyard.launch.kubernetes.pytorchjob import node_range, pytorchjob
+from shardyard.launch.kubernetes.side_job import side_job
 from shardyard.launch.kubernetes.trainjob import runtime, trainjob
 
 
 def render_objects(request: LaunchRequest) -> tuple[dict[str, Any], ...]:
     """The recipe's ConfigMap, a runtime where the target has one, and last the job.
 
+    A side job is a plain Job, whatever the target.
+
     Raises:
         RequestError: Names are too long, or the recipe asks what the target cannot do.
     """
-    target = request.recipe.launch.kubernetes.target
-    most = node_range(request)[1] if target == "pytorchjob" else request.nodes
     check_namespaced(request.recipe)
     check_labels(request.recipe)
+    if request.side is not None:
+        name = side_job_name(request.run_id, request.side_suffix)
+        config = config_map(request, name)
+        return (config, side_job(request, name, config=config["metadata"]["name"]))
+    target = request.recipe.launch.kubernetes.target
+    most = node_range(request)[1] if target == "pytorchjob" else request.nodes
     name = job_name(request.run_id, request.submission, target=target, nodes=most)
     config = config_map(request, name)
     config_name = config["metadata"]["name"]

@@ -11,7 +11,7 @@ from shardyard.config.secret_reference import parse_references
 from shardyard.errors import RequestError
 from shardyard.launch.base import LaunchRequest
 from shardyard.launch.bundle import Bundle
-from shardyard.launch.kubernetes.names import TARGETS
+from shardyard.launch.kubernetes.names import container_of, job_kind
 from shardyard.launch.kubernetes.ownership import RUN_ID, origin_notes
 from shardyard.launch.kubernetes.resources import Demand, chosen_instance, demand_of
 
@@ -128,16 +128,15 @@ def pod_template(
     meta["annotations"] = {
         RUN_ID: request.run_id,
         **STAYS,
-        **_topology_annotation(request),
+        **({} if request.side else _topology_annotation(request)),
     }
     return {"metadata": meta, "spec": spec}
 
 
 def container(request: LaunchRequest, demand: Demand, *, env: list[EnvVar]) -> dict[str, Any]:
     """The one container."""
-    target = request.recipe.launch.kubernetes.target
     return {
-        "name": TARGETS[target].container,
+        "name": container_of(job_kind(request)),
         "image": image(request.recipe),
         "imagePullPolicy": "IfNotPresent",
         "command": command(request),
@@ -170,10 +169,12 @@ def image(recipe: Recipe) -> str:
 
 def command(request: LaunchRequest) -> list[str]:
     """What a node runs; an argument list, so that no shell reads it."""
+    module, last = "shardyard.cli.node", ["--place", request.recipe.launch.kubernetes.target]
+    if request.side is not None:
+        module, last = "shardyard.cli.side_job", ["--side", literal(request.side.to_text())]
     return [
-        "python", "-m", "shardyard.cli.node", f"{RECIPE_FOLDER}/recipe.yaml",
-        "--run-dir", literal(request.run_dir),
-        "--place", request.recipe.launch.kubernetes.target,
+        "python", "-m", module, f"{RECIPE_FOLDER}/recipe.yaml",
+        "--run-dir", literal(request.run_dir), *last,
         *(["--code", f"{RECIPE_FOLDER}/{_code_file(request.code)}"] if request.code else []),
     ]  # fmt: skip
 
@@ -302,10 +303,13 @@ def placement(request: LaunchRequest, demand: Demand) -> dict[str, Any]:
     settings = request.recipe.launch.kubernetes
     machine = chosen_instance(request)
     selector = {"node.kubernetes.io/instance-type": machine.name} if machine else {}
+    selector |= settings.node_selector
+    if request.side is not None:
+        selector = settings.side_node_selector
     # Node groups with accelerators are tainted with the resource's name by convention.
     taints = [*settings.tolerations, *(key for key in demand.devices if "efa" not in key)]
     found: dict[str, Any] = {
-        "nodeSelector": selector | settings.node_selector,
+        "nodeSelector": selector,
         "tolerations": [_toleration(text) for text in dict.fromkeys(taints)],
     }
     return {key: value for key, value in found.items() if value}

@@ -68,6 +68,10 @@ def demand_of(request: LaunchRequest) -> Demand:
     Raises:
         RequestError: More than a node has, or no device plugin is known for its devices.
     """
+    if request.side is not None:
+        side = request.recipe.launch.side
+        memory_mib = side.memory_gib * 1024
+        return Demand(devices={}, huge_pages_mib=0, cpus=side.cpus, memory_mib=memory_mib)
     machine = chosen_instance(request)
     devices: dict[str, int] = {}
     share = 1.0

@@ -10,6 +10,13 @@ Object = dict[str, Any]
 _PHASES = {"Pending", "Running", "Succeeded", "Failed", "Unknown"}
 # Condition type -> state once its status is True. None: says nothing about where the job stands.
 _CONDITIONS: dict[str, dict[str, JobState | None]] = {
+    "Job": {
+        "Complete": JobState.SUCCEEDED,
+        "Failed": JobState.FAILED,
+        "Suspended": JobState.WAITING,
+        "SuccessCriteriaMet": None,  # its last pods still end
+        "FailureTarget": None,
+    },
     "JobSet": {
         "Completed": JobState.SUCCEEDED,
         "Failed": JobState.FAILED,
@@ -63,7 +70,7 @@ def status_of(kind: str, job: Object | None, pods: list[Object], *, cancelled: b
     """The status of a job.
 
     Args:
-        kind: JobSet, TrainJob or PyTorchJob.
+        kind: Job, JobSet, TrainJob or PyTorchJob.
         job: As the API server has it; None: it has none.
         pods: All that are there.
         cancelled: Whether we were asked to cancel it.
@@ -77,7 +84,8 @@ def status_of(kind: str, job: Object | None, pods: list[Object], *, cancelled: b
         return _without_job(job, newest, nodes, cancelled=cancelled)
     state, words = _by_condition(kind, job)
     if state is JobState.FAILED:
-        code = _failing_exit_code(pods)
+        # Of a Job the last pod counts: one before it was lost, and made again.
+        code = _failing_exit_code(newest if kind == "Job" else pods)
         if code in (EXIT_DRAINED, EXIT_INTERRUPTED):  # the latter by its own wish: no restart
             code = EXIT_DRAINED
             state, words = JobState.DRAINED, f"asked to stop, saved, can be resumed ({words})"

@@ -41,10 +41,10 @@ from shardyard.launch.slurm.clients import (
 )
 from shardyard.launch.slurm.script import (
     NODE_PROGRAM,
-    RECIPE_FILE,
-    SCRIPT_FILE,
     ended_with,
+    recipe_file,
     render_script,
+    script_file,
     warnings,
 )
 from shardyard.launch.slurm.states import (
@@ -59,7 +59,7 @@ from shardyard.rundir.layout import make_folder, write_text
 KIND = "slurm job"
 
 _FORM = EntryForm(
-    name=form(RUN_ID),
+    name=form(rf"{RUN_ID}(-[a-z]{{1,20}}-[0-9a-f]{{8}})?"),  # the latter ends a side job's
     id=form(r"[1-9]\d{0,9}"),
     details={"nodes": form(r"\d{1,6}")},
     optional={"cluster": form(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")},
@@ -92,9 +92,13 @@ class SlurmLauncher:
         return Rendered(
             launcher=self.name,
             run_id=request.run_id,
-            name=request.run_id,
+            name=f"{request.run_id}{request.side_suffix}",
             text=script,
-            files={RECIPE_FILE: request.recipe_text, SCRIPT_FILE: script},
+            files={
+                recipe_file(request.side_details): request.recipe_text,
+                script_file(request.side_details): script,
+            },
+            side=request.side_details,
             warnings=warnings(request.recipe),
         )
 
@@ -119,9 +123,11 @@ class SlurmLauncher:
             launcher=self.name,
             folder=str(run_dir),
             nodes=_option(rendered, "nodes"),
+            **rendered.side,
         )
+        script = str(run_dir / script_file(rendered.side))
         try:
-            answer = ask(self.shell, ["sbatch", "--parsable", str(run_dir / SCRIPT_FILE)])
+            answer = ask(self.shell, ["sbatch", "--parsable", script])
         except NoAnswerError:
             raise  # it may have been created: the intent stands
         except ShardyardError as error:
@@ -294,7 +300,7 @@ def _job(run_id: str, entry: Entry) -> Job:
 
 def _script_in(details: Mapping[str, str]) -> str:
     """What was given to sbatch, and so the command of the job."""
-    return str(Path(details["folder"]) / SCRIPT_FILE)
+    return str(Path(details["folder"]) / script_file(details))
 
 
 def _is_ours(record: JobRecord, job: Job) -> bool:

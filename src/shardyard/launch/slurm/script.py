@@ -9,17 +9,18 @@ import math
 import re
 import shlex
 import sys
+from collections.abc import Mapping
 
 from shardyard.config.schema import Recipe
 from shardyard.config.secret_reference import parse_references
 from shardyard.errors import RequestError
 from shardyard.launch.base import LaunchRequest
+from shardyard.launch.ledger import SIDE_DETAIL
 from shardyard.launch.shell_words import word
 from shardyard.units import parse_seconds
 
-RECIPE_FILE = "launch/recipe.yaml"
-SCRIPT_FILE = "launch/slurm.sbatch"
 NODE_PROGRAM = ("-m", "shardyard.cli.node")
+SIDE_PROGRAM = ("-m", "shardyard.cli.side_job")
 
 SIGNAL_SLACK_S = 60
 """Slurm may send the warning this much earlier than asked (sbatch(1), --signal)."""
@@ -80,6 +81,20 @@ exit "$code"
 """
 
 
+def recipe_file(side: Mapping[str, str]) -> str:
+    """What the nodes read, in the run's folder.
+
+    Args:
+        side: ``LaunchRequest.side_details``, or details of a ledger's line.
+    """
+    return f"launch/{side[SIDE_DETAIL]}.yaml" if SIDE_DETAIL in side else "launch/recipe.yaml"
+
+
+def script_file(side: Mapping[str, str]) -> str:
+    """What sbatch is given, in the run's folder; arguments as of ``recipe_file``."""
+    return f"launch/{side[SIDE_DETAIL]}.sbatch" if SIDE_DETAIL in side else "launch/slurm.sbatch"
+
+
 def render_script(request: LaunchRequest, program: tuple[str, ...] = NODE_PROGRAM) -> str:
     """Return the whole script; pure.
 
@@ -100,7 +115,7 @@ def render_script(request: LaunchRequest, program: tuple[str, ...] = NODE_PROGRA
             "set -euo pipefail",
             "unset SLURM_EXPORT_ENV  # tasks get all that this script has",
             f"run_dir={word(request.run_dir)}",
-            f"requeue={'yes' if slurm.requeue else 'no'}",
+            f"requeue={'yes' if slurm.requeue and request.side is None else 'no'}",
             _array("environment", _environment(request)),
             _array("srun", _srun(request)),
             _array("node", _node(request, program)),
@@ -149,18 +164,16 @@ def _directives(request: LaunchRequest) -> list[tuple[str, str | int | None]]:
     """Options of sbatch; None: without a value."""
     launch, slurm = request.recipe.launch, request.recipe.launch.slurm
     wanted: list[tuple[str, str | int | None]] = [
-        ("job-name", request.run_id),
+        ("job-name", f"{request.run_id}{request.side_suffix}"),
         ("nodes", request.nodes),
         ("ntasks-per-node", 1),
         *_devices(request),
     ]
     if launch.time_limit is not None:
         wanted.append(("time", math.ceil(parse_seconds(launch.time_limit) / 60)))
-    for name in ("partition", "account", "qos", "constraint"):
-        if getattr(slurm, name) is not None:
-            wanted.append((name, getattr(slurm, name)))
+    wanted += _queue(request)
     wanted += [
-        ("requeue" if slurm.requeue else "no-requeue", None),
+        ("requeue" if slurm.requeue and request.side is None else "no-requeue", None),
         ("signal", f"B:USR1@{slurm.signal_before_s}"),
         ("open-mode", "append"),
         ("output", f"{_in_pattern(request.run_dir)}/logs/slurm-%j.log"),
@@ -169,8 +182,26 @@ def _directives(request: LaunchRequest) -> list[tuple[str, str | int | None]]:
     return wanted
 
 
+def _queue(request: LaunchRequest) -> list[tuple[str, str | int | None]]:
+    """Where it waits; a side job's own partition has not what a training's nodes must have."""
+    slurm = request.recipe.launch.slurm
+    partition, constraint = slurm.partition, slurm.constraint
+    if request.side is not None and slurm.side_partition is not None:
+        partition, constraint = slurm.side_partition, None
+    asked = {
+        "partition": partition,
+        "account": slurm.account,
+        "qos": slurm.qos,
+        "constraint": constraint,
+    }
+    return [(name, value) for name, value in asked.items() if value is not None]
+
+
 def _devices(request: LaunchRequest) -> list[tuple[str, str | int | None]]:
     """Whole nodes where there are accelerators; on others a core for each process."""
+    if request.side is not None:
+        side = request.recipe.launch.side
+        return [("cpus-per-task", side.cpus), ("mem", f"{side.memory_gib}G")]
     kind = _device_kind(request)
     if kind == "auto":
         return []
@@ -197,8 +228,9 @@ def _srun(request: LaunchRequest) -> list[str]:
     slurm = recipe.launch.slurm
     words = ["srun", "--kill-on-bad-exit=0", f"--wait={math.ceil(recipe.elastic.drain_timeout_s)}"]
     words.append("--cpu-bind=none")  # the only task of a node would be bound to one core
-    if _device_kind(request) == "cpu":
-        words.append(f"--cpus-per-task={request.devices_per_node}")  # not inherited since 22.05
+    cpus = dict(_devices(request)).get("cpus-per-task")
+    if cpus is not None:
+        words.append(f"--cpus-per-task={cpus}")  # not inherited since 22.05
     words += [
         "--open-mode=append",
         f"--output={_in_pattern(request.run_dir)}/logs/slurm-%j-node-%t.log",
@@ -225,8 +257,10 @@ def _node(request: LaunchRequest, program: tuple[str, ...]) -> list[str]:
     python = slurm.python
     if python == "auto":
         python = sys.executable if slurm.container_image is None else "python3"
-    recipe = f"{request.run_dir}/{RECIPE_FILE}"
-    return [python, *program, recipe, "--run-dir", request.run_dir, "--place", "slurm"]
+    words = [f"{request.run_dir}/{recipe_file(request.side_details)}", "--run-dir", request.run_dir]
+    if request.side is not None:
+        return [python, *SIDE_PROGRAM, *words, "--side", request.side.to_text()]
+    return [python, *program, *words, "--place", "slurm"]
 
 
 def _refuse_unwritable(request: LaunchRequest) -> None:
@@ -235,6 +269,7 @@ def _refuse_unwritable(request: LaunchRequest) -> None:
     values = {
         f"{place}: run folder": request.run_dir,
         "launch.slurm.partition": slurm.partition,
+        "launch.slurm.side_partition": slurm.side_partition,
         "launch.slurm.account": slurm.account,
         "launch.slurm.qos": slurm.qos,
         "launch.slurm.constraint": slurm.constraint,
