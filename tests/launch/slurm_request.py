@@ -1,11 +1,12 @@
 """Requests to launch on Slurm, as the command line makes them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from shardyard.config.load import dump_recipe, load_recipe
 from shardyard.hardware.catalogue import instance
 from shardyard.hardware.cluster import cluster_of
-from shardyard.launch.base import LaunchRequest
+from shardyard.launch.base import LaunchRequest, SideJob
 
 CASES: dict[str, tuple[int, tuple[str, ...]]] = {
     "llama-tiny-cpu-4": (4, ("cluster.device=cpu",)),
@@ -77,8 +78,34 @@ CASES: dict[str, tuple[int, tuple[str, ...]]] = {
     ),
     "llama-1b-dl1.24xlarge-2": (2, ("model.preset=llama-1b", "cluster.instance=dl1.24xlarge")),
     "llama-tiny-unlisted-gpus-1": (1, ("cluster.device=cuda",)),
+    "side-p5.48xlarge": (
+        1,
+        (
+            "model.preset=llama2-7b",
+            "cluster.instance=p5.48xlarge",
+            "launch.slurm.partition=main",
+            "launch.slurm.constraint=fast",
+            "launch.side={cpus: 2, memory_gib: 3}",
+            "launch.time_limit=2h",
+        ),
+    ),
+    "side-own-partition-container": (
+        1,
+        (
+            "model.preset=llama2-7b",
+            "cluster.instance=p5.48xlarge",
+            "launch.slurm.partition=main",
+            "launch.slurm.constraint=fast",
+            "launch.slurm.side_partition=short",
+            "launch.slurm.container_image=registry.example/shardyard@sha256:0123",
+            "launch.slurm.container_mounts=['/fsx:/fsx']",
+            "secrets={HF_TOKEN: env}",
+        ),
+    ),
 }
 """Requests whose scripts are kept in golden/slurm and shown to a real sbatch: nodes, overrides."""
+
+SIDE = SideJob(kind="export", arguments={"step": 7, "to": "/fsx/it's"})
 
 
 def golden_request(name: str) -> LaunchRequest:
@@ -87,7 +114,8 @@ def golden_request(name: str) -> LaunchRequest:
     words = ("launch.slurm.python=/opt/shardyard/bin/python", *overrides)
     if "launch.slurm.container_image" in " ".join(overrides):
         words = overrides
-    return slurm_request(*words, nodes=nodes, run_dir=f"/shared/it's 100%/runs/{name}")
+    request = slurm_request(*words, nodes=nodes, run_dir=f"/shared/it's 100%/runs/{name}")
+    return replace(request, side=SIDE) if name.startswith("side-") else request
 
 
 def slurm_request(

@@ -1,6 +1,8 @@
 """What is sent to AWS Batch: golden files, botocore's own validator, the catalogue's numbers."""
 
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from shardyard.launch.aws_batch.objects import (
     job_name,
     job_submission,
 )
+from shardyard.launch.base import SideJob
 from tests.launch.batch_requests import EXECUTION_ROLE, ROLE, batch_request
 
 GOLDEN = Path(__file__).parent / "golden" / "aws-batch"
@@ -34,6 +37,19 @@ COMBINATIONS = [
     ("llama-1b", "dl1.24xlarge", 16),
     ("llama-tiny", "g4dn.xlarge", 1),
 ]
+
+SIDE = SideJob(kind="export", arguments={"step": 7, "to": "s3://bucket/weights"})
+
+SIDE_JOBS = {
+    "side-g5.12xlarge": ["cluster.instance=g5.12xlarge", "cluster.nodes=2"],
+    "side-own-queue": [
+        "cluster.instance=dl1.24xlarge",
+        "launch.aws_batch.side_queue=cpus",
+        "launch.side={cpus: 2, memory_gib: 3}",
+        "launch.time_limit=2h",
+        "secrets={HF_TOKEN: ssm:/shardyard/hf-token}",
+    ],
+}
 
 TRAINABLE = [
     name for name in instance_names() if instance(name).accelerator.device in ("cuda", "hpu")
@@ -86,8 +102,21 @@ def test_the_request_is_the_golden_one_and_botocore_accepts_it(
         assert batch_complaints(sent["call"], sent["params"]) == ""
 
 
+@pytest.mark.parametrize("name", SIDE_JOBS)
+def test_a_side_job_is_a_container_that_botocore_accepts(name: str) -> None:
+    request = batch_request(*SIDE_JOBS[name], run_id="llama-20261121-120000-abcd")
+    rendered = BatchLauncher().render(replace(request, side=SIDE, nodes=1, cluster=None))
+    golden = GOLDEN / f"{name}.json"
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(rendered.text)
+    assert golden.read_text() == rendered.text
+    for sent in json.loads(rendered.text):
+        assert batch_complaints(sent["call"], sent["params"]) == ""
+
+
 def test_golden_files_are_all_compared() -> None:
     named = {f"{model}-{machine}-{nodes}.json" for model, machine, nodes in COMBINATIONS}
+    named |= {f"{name}.json" for name in SIDE_JOBS}
     assert {path.name for path in GOLDEN.glob("*.json")} == named
 
 

@@ -100,14 +100,20 @@ def run_side_job(
     assert request.side is not None
     refuse_untrusted(run_dir.ledger, trusts_folder=terms.trusts_folder)
     found = find_side_job(run_dir, launcher, request.side)
-    if found is not None:
-        answer = _old_answer(found, request.side, terms)
-        if answer is not None:
-            return answer
-    is_alive = found is not None and not found.status().state.is_over
-    if found is not None and is_alive:
-        say(f"{_name(found)} lives already: it is followed")
-        return None if terms.dry_run else follow_side_job(found)
+    if found is not None and _is_handed_on(found):
+        old = handed_on(run_dir, request.side.label)
+        if terms.takes_old and old is not None:
+            return old
+    elif found is not None:
+        status = found.status()
+        if not status.state.is_over:
+            say(f"{_name(found)} lives already: it is followed")
+            return None if terms.dry_run else follow_side_job(found)
+        answer = None if status.state is JobState.GONE else _answer_in_log(found)
+        if answer is not None and "result" in answer:
+            say(f"{_name(found)} is done already")
+            return None if terms.dry_run else _take(found, status, answer)
+        say(f"{_name(found)} is over ({status.state.value}: {status.reason}): another is submitted")
     started = start_side_job(run_dir, launcher, request, terms)
     return None if started is None else follow_side_job(started)
 
@@ -184,25 +190,14 @@ def handed_on(run_dir: RunDir, side_label: str) -> dict[str, Any] | None:
     return content["result"] if is_whole else None
 
 
-def _old_answer(found: Launched, side: SideJob, terms: SideTerms) -> dict[str, Any] | None:
-    """The answer of one that is done; None: another must be asked."""
-    old = handed_on(found.run_dir, side.label)
-    if old is not None and _is_of(found, side):
-        return old if terms.takes_old else None
-    status = found.status()
-    if not status.state.is_over:
-        return None
-    answer = None if status.state is JobState.GONE else _answer_in_log(found)
-    if answer is None or "result" not in answer:
-        say(f"{_name(found)} is over ({status.state.value}: {status.reason}): another is submitted")
-        return None
-    return None if terms.dry_run else _take(found, status, answer)
-
-
-def _is_of(found: Launched, side: SideJob) -> bool:
-    """Whether what was handed on is this submission's."""
-    text = found.run_dir.answer(side.label).read_text(encoding="utf-8")
-    return bool(json.loads(text).get("job_id") == found.job.id)
+def _is_handed_on(found: Launched) -> bool:
+    """Whether the answer of this very submission was."""
+    path = found.run_dir.answer(found.job.details[SIDE_DETAIL])
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and content.get("job_id") == found.job.id
 
 
 def _read_log(launched: Launched) -> dict[str, Any] | None:

@@ -32,7 +32,7 @@ KINDS = {
 }
 BUILT_IN = {
     "configmaps", "daemonsets", "namespaces", "nodes", "persistentvolumeclaims", "pods",
-    "resourcequotas", "serviceaccounts",
+    "resourcequotas", "serviceaccounts", "jobs",
 }  # fmt: skip
 
 

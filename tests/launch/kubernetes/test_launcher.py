@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shardyard.errors import CapacityError, RequestError
-from shardyard.launch.base import Job, JobState
+from shardyard.launch.base import Job, JobState, SideJob
 from shardyard.launch.kubernetes.launcher import KubernetesLauncher
 from shardyard.launch.ledger import Ledger
 from tests.launch.kubernetes.api_server import (
@@ -271,3 +271,53 @@ def test_an_image_by_tag_is_warned_of(world: World) -> None:
     assert "by digest" in rendered.warnings[0]
     assert world.launcher.render(request_for()).warnings == ()
     assert replace(rendered).target == {"namespace": "default", "context": "test"}
+
+
+SIDE = SideJob(kind="export", arguments={"step": 7})
+
+
+def side_job(world: World) -> Job:
+    return world.submit(side=SIDE, nodes=1, cluster=None)
+
+
+def test_a_side_job_needs_no_controller_beside_kubernetes(world: World) -> None:
+    world.server.served.clear()
+    job = side_job(world)
+    assert job.name == world.server.only("jobs")["metadata"]["name"] != RUN_ID
+    assert job.details["kind"] == "Job"
+    assert world.launcher.status(job).state is JobState.WAITING
+    labels = {"batch.kubernetes.io/job-name": job.name}
+    for number, code in enumerate((137, 2)):  # lost, and made again
+        world.server.add(
+            f"/api/v1/namespaces/default/pods/p{number}",
+            metadata={"labels": labels, "uid": f"u{number}", "creationTimestamp": f"t{number}"},
+            status=exited(code),
+        )
+    world.server.only("jobs")["status"] = {
+        "conditions": [
+            {"type": "FailureTarget", "status": "True"},
+            {"type": "Failed", "status": "True", "message": "exit code 2"},
+        ]
+    }
+    status = world.launcher.status(job)
+    assert (status.state, status.exit_code) == (JobState.FAILED, 2)
+    world.launcher.remove(job, world.ledger)
+    assert world.server.names("jobs") == world.server.names("configmaps") == []
+
+
+def test_a_side_job_and_the_training_are_removed_each_by_itself(world: World) -> None:
+    training, side = world.submit(), side_job(world)
+    world.launcher.remove(side, world.ledger)
+    assert world.server.names("jobsets") == [RUN_ID]
+    assert len(world.server.names("configmaps")) == 1
+    world.launcher.remove(training, world.ledger)
+    assert world.server.objects == {}
+    assert world.ledger.live() == []
+
+
+def test_lines_of_a_side_job_say_that_they_are_its(world: World) -> None:
+    side_job(world)
+    assert {entry.details["side"] for entry in world.ledger.live()} == {SIDE.label}
+    world.ledger.path.unlink()
+    world.submit()
+    assert not any("side" in entry.details for entry in world.ledger.live())

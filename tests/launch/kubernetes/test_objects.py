@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from shardyard.launch.base import SideJob
 from shardyard.launch.bundle import Bundle
 from shardyard.launch.kubernetes.objects import render_objects, to_yaml
 from shardyard.launch.kubernetes.trainjob import Schema, for_schema
@@ -67,6 +68,24 @@ SPECIAL = {
 }
 
 
+SIDE = SideJob(kind="export", arguments={"step": 7, "to": "/runs/$HOME"})
+
+SIDE_JOBS = {
+    "side": [],
+    "side-trainjob": [
+        "launch.kubernetes.target=trainjob",
+        "launch.side={cpus: 2, memory_gib: 3}",
+        "launch.kubernetes.side_node_selector={pool: cpus}",
+        "launch.kubernetes.node_selector={pool: train}",
+        "launch.kubernetes.queue=team",
+        "launch.kubernetes.topology=required",
+        "launch.kubernetes.service_account=trainer",
+        "launch.time_limit=36h",
+        "secrets.HF_TOKEN=k8s:hugging-face/token",
+    ],
+}
+
+
 def compare(name: str, text: str) -> None:
     """Against the golden file; UPDATE_GOLDEN=1 writes it instead."""
     path = GOLDEN / f"{name}.yaml"
@@ -107,6 +126,16 @@ def test_a_special_wish(name: str) -> None:
     check_all(objects)
 
 
+@pytest.mark.parametrize("name", SIDE_JOBS)
+def test_a_side_job_is_a_plain_job_whatever_the_target(name: str) -> None:
+    request = replace(request_for(*SIDE_JOBS[name]), side=SIDE, nodes=1, cluster=None)
+    config, job = render_objects(request)
+    compare(name, to_yaml((config, job)))
+    for item in (config, job):
+        check_builtin(item)
+    check_pod(job["spec"]["template"])
+
+
 def test_code_travels_in_the_config_map_under_its_digest() -> None:
     code = Bundle(digest="0123456789abcdef" * 4, archive=b"an archive", files=2)
     objects = render_objects(replace(request_for("launch.code=[mine]"), code=code))
@@ -132,7 +161,7 @@ def test_a_value_that_reads_as_a_number_is_quoted_for_every_parser(text: str) ->
 
 def test_there_is_no_golden_file_that_nothing_renders() -> None:
     known = {f"{target}-{row[1]}" for target in TARGETS for row in MACHINES} | set(SPECIAL)
-    known.add("jobset-code")
+    known |= {"jobset-code", *SIDE_JOBS}
     assert {path.stem for path in GOLDEN.glob("*.yaml")} == known
     assert len(known) >= 30
 
