@@ -95,8 +95,8 @@ def _job_json(
     if state.id not in jobs:
         return None
     job = jobs[state.id]
-    side = job.details.get(SIDE_DETAIL)
-    return {"launcher": job.launcher, "id": job.id, "state": told.get(state.id), "side": side}
+    side = {"side": job.details[SIDE_DETAIL]} if SIDE_DETAIL in job.details else {}
+    return {"launcher": job.launcher, "id": job.id, "state": told.get(state.id), **side}
 
 
 def _row(state: RunState, *, now: float) -> tuple[str, str, str, str, str]:

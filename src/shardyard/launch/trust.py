@@ -11,8 +11,9 @@ from pathlib import Path
 
 from shardyard.errors import AccessError
 
-_STEERING = ("recipe.yaml", "launch", "launch/*", "logs", "submissions", "submissions/*")
-"""What is in a run that a verb submits, or writes into; globs."""
+_STEERING = ("recipe.yaml", "launch", "launch/*", "logs", "submissions", "submissions/*",
+             "side", "side/*")  # fmt: skip
+"""What is in a run that a verb submits, believes, or writes into; globs."""
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
