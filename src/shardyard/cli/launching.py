@@ -117,8 +117,8 @@ def propose(
     devices = _devices(preview, launcher)
     prediction, why_no_plan = _plan(request, preview, machine, devices=devices)
     shares_folder = launcher.capabilities.shares_folder
-    asked = _for_nodes(
-        recipe if shares_folder else _without_our_files(request.as_written),
+    asked = for_nodes(
+        recipe if shares_folder else without_our_files(request.as_written),
         preview,
         run_dir,
         devices=devices,
@@ -384,7 +384,7 @@ def _plan(
     return prediction, ""
 
 
-def _without_our_files(recipe: Recipe) -> Recipe:
+def without_our_files(recipe: Recipe) -> Recipe:
     """Machines that a file here describes are known by now; the nodes do not have that file."""
     if recipe.cluster.file is None:
         return recipe
@@ -392,12 +392,16 @@ def _without_our_files(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"cluster": cluster})
 
 
-def _for_nodes(recipe: Recipe, preview: Preview, run_dir: RunDir, *, devices: int) -> Recipe:
-    """The recipe that the nodes read: what is asked, and what was settled here."""
+def for_nodes(recipe: Recipe, preview: Preview, run_dir: RunDir, *, devices: int | None) -> Recipe:
+    """The recipe that the nodes read: what is asked, and what was settled here.
+
+    Args:
+        devices: None: no node uses any.
+    """
     parent = recipe.launch.run_dir or str(run_dir.path.parent)
     settled: dict[str, dict[str, Any]] = {
         "run": {"id": run_dir.run_id, "name": preview.recipe.run.name, "dir": parent},
-        "cluster": {"devices": devices},
+        "cluster": {} if devices is None else {"devices": devices},
     }
     for section, values in settled.items():
         content = getattr(recipe, section).model_copy(update=values)

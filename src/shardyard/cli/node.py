@@ -19,6 +19,7 @@ import click
 from shardyard.cli import main
 from shardyard.cli.agent_process import run_node_process
 from shardyard.cli.attempt import Attempt, resolve_here, write_down
+from shardyard.cli.homes import with_homes
 from shardyard.cli.last_report import write_last_report
 from shardyard.cli.limits import (
     Terms,
@@ -188,11 +189,7 @@ class _Lead:
 
     def _recipe(self) -> Recipe:
         recipe = anchor_paths(load_checked_recipe([self._file], []))
-        if self.kind in _PODS and "dir" not in recipe.data.model_fields_set:
-            # The folder that a command starts in is a pod's own; the runs' folder is shared.
-            home = {"dir": str(self.run.path.parent / "prepared")}
-            data = recipe.data.model_copy(update=home)
-            recipe = recipe.model_copy(update={"data": data})
+        recipe = with_homes(recipe, self.run, shares_folder=self.kind not in _PODS)
         return with_nodes(recipe, self.place.nodes)
 
 
