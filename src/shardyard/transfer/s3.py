@@ -1,0 +1,437 @@
+"""Files to S3 and from there: S3 is given the SHA-256 of all it takes, ``complete.json`` goes last.
+
+A prefix that holds ``complete.json`` is whole. Before it is written each object is asked for: its
+size, and the checksum that S3 itself computed. A store that keeps none is read back instead. So a
+call that was killed is repeated, and sends only what is missing.
+"""
+
+import base64
+import hashlib
+import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardyard.errors import AccessError, DataError, RequestError, ShardyardError
+from shardyard.launch.aws_errors import INSTALL_HINT, aws_errors, error_code
+from shardyard.rundir.complete import (
+    COMPLETE,
+    Complete,
+    FileDigest,
+    checked_name,
+    parse_complete,
+)
+from shardyard.transfer.receive import LostError, Told
+from shardyard.units import format_bytes
+
+_MIB = 2**20
+PART_BYTES = 64 * _MIB
+"""Held in memory once."""
+_MOST_PARTS = 10_000
+"""Source: docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html."""
+_BLOCK_BYTES = _MIB
+
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", re.ASCII)
+_RIGHTS = (
+    "s3:ListBucket on the bucket; s3:PutObject, s3:GetObject, s3:DeleteObject and "
+    "s3:AbortMultipartUpload on its objects"
+)
+_ELSEWHERE = frozenset(
+    {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException",
+     "301", "307"}
+)  # fmt: skip
+_LOST = frozenset(
+    {"ConnectionError", "EndpointConnectionError", "HTTPClientError", "IncompleteReadError"}
+)
+"""botocore's, by name; a subclass counts as its base."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A bucket and what begins the keys in it."""
+
+    bucket: str
+    prefix: str
+
+    def __str__(self) -> str:
+        return f"s3://{self.bucket}/{self.prefix}"
+
+    def key(self, name: str) -> str:
+        return f"{self.prefix}/{checked_name(name)}"
+
+
+def parse_place(text: str) -> Place:
+    """Read ``s3://bucket/prefix``.
+
+    Raises:
+        RequestError: It is none, or has no prefix.
+    """
+    bucket, _, prefix = text.removeprefix("s3://").partition("/")
+    prefix = prefix.rstrip("/")
+    try:
+        if not text.startswith("s3://") or not _BUCKET.fullmatch(bucket):
+            raise ValueError(f"{bucket!r} is no name of a bucket")
+        if not prefix:
+            raise ValueError("a prefix is missing, and objects of a whole bucket would be mixed")
+        checked_name(prefix)
+    except ValueError as error:
+        raise RequestError(
+            f"{text!r} is no place in S3: {error}. Give s3://bucket/prefix, such as "
+            "s3://my-models/llama2-7b-tuned."
+        ) from error
+    return Place(bucket=bucket, prefix=prefix)
+
+
+def is_s3(text: str) -> bool:
+    """Whether a text names a place in S3."""
+    return text.startswith("s3:")
+
+
+def s3_client() -> Any:
+    """A client of S3, in the region and with the credentials that boto3 finds.
+
+    Raises:
+        RequestError: boto3 is missing, or its configuration is wrong.
+    """
+    try:
+        import boto3.session
+        from botocore.config import Config
+    except ImportError as error:
+        raise RequestError(INSTALL_HINT) from error
+    config = Config(
+        connect_timeout=5,
+        read_timeout=60,
+        retries={"mode": "standard", "total_max_attempts": 6},
+        user_agent_extra="shardyard",
+    )
+    with aws_errors("reach S3", "your AWS configuration"):
+        session = boto3.session.Session()
+        return session.client("s3", region_name=session.region_name or "us-east-1", config=config)
+
+
+def upload(
+    client: Any,
+    folder: Path,
+    complete: Complete,
+    place: Place,
+    *,
+    told: Told,
+    replaces: bool = False,
+    part_bytes: int = PART_BYTES,
+) -> bool:
+    """Send the files of a folder, then ``complete.json``; what is there already is not sent again.
+
+    Args:
+        told: Told the bytes of what is there now.
+        replaces: Whether a ``complete.json`` of the same run, with other files, may be replaced.
+
+    Returns:
+        Whether anything was missing.
+
+    Raises:
+        RequestError: There is no such bucket, or something else lies under the prefix.
+        AccessError: Credentials or rights are missing.
+        LostError: The connection broke.
+        DataError: A file changed while it was read.
+    """
+    old = _found_complete(client, place)
+    is_same = old is not None and old.text() == complete.text()
+    if not is_same:
+        _refuse_others(client, place, complete, old, replaces=replaces)
+        if old is not None:
+            with s3_errors("remove the old complete.json from", place):
+                client.delete_object(Bucket=place.bucket, Key=place.key(COMPLETE))
+    sent = False
+    for name, digest in sorted(complete.files.items()):
+        sending = _Sending(client, place, name, folder / name, digest, part_bytes)
+        if not sending.is_there():
+            sending.send()
+            sent = True
+            if not sending.is_there():
+                raise DataError(
+                    f"{place}/{name} is not what was sent: S3 keeps another size or checksum. "
+                    "Something on the way is broken. Repeat the command; it sends that file again."
+                )
+        told(name, digest.bytes)
+    if sent or not is_same:
+        with s3_errors("write to", place):
+            client.put_object(
+                Bucket=place.bucket, Key=place.key(COMPLETE), Body=complete.text().encode(),
+                ContentType="application/json",
+            )  # fmt: skip
+    return sent or not is_same
+
+
+@dataclass(frozen=True, kw_only=True)
+class S3Source:
+    """Files below a prefix."""
+
+    client: Any
+    place: Place
+
+    def complete(self) -> Complete:
+        """What must be there.
+
+        Raises:
+            RequestError: No upload was finished there.
+        """
+        found = _found_complete(self.client, self.place)
+        if found is None:
+            raise RequestError(
+                f"{self.place} holds no {COMPLETE}: nothing was uploaded there, or the upload was "
+                "interrupted. Correct the place, or repeat the command that uploads."
+            )
+        return found
+
+    def read(self, name: str, offset: int) -> Iterator[bytes]:
+        from botocore.exceptions import ClientError
+
+        with s3_errors(f"read {name} of", self.place):
+            try:
+                answer = self.client.get_object(
+                    Bucket=self.place.bucket, Key=self.place.key(name), Range=f"bytes={offset}-"
+                )
+            except ClientError as error:
+                if error_code(error) in ("InvalidRange", "416"):
+                    return  # it is shorter than it must be, which its digest tells
+                raise
+            try:
+                yield from answer["Body"].iter_chunks(_BLOCK_BYTES)
+            finally:
+                answer["Body"].close()
+
+
+@contextmanager
+def s3_errors(doing: str, place: Place) -> Iterator[None]:
+    """Turn botocore's errors into ours, in the words of S3.
+
+    Args:
+        doing: What was tried, to stand before the place: ``write to``.
+    """
+    try:
+        with aws_errors(f"{doing} {place}", "S3"):
+            yield
+    except ShardyardError as error:
+        raise _in_words_of_s3(error, f"cannot {doing} {place}", place) from error.__cause__
+
+
+def _in_words_of_s3(error: ShardyardError, where: str, place: Place) -> ShardyardError:
+    cause = error.__cause__
+    names = {kind.__name__ for kind in type(cause).__mro__}
+    if names & _LOST:
+        return LostError(
+            f"{where}: {str(cause).strip().rstrip('.')}. Check the network and AWS_ENDPOINT_URL, "
+            "then repeat the command: only what is missing is sent."
+        )
+    if "ClientError" not in names:
+        return error
+    answer: Any = getattr(cause, "response", {})
+    code = error_code(cause)
+    meta = answer.get("ResponseMetadata", {})
+    if code == "NoSuchBucket":
+        return RequestError(
+            f"{where}: there is no bucket {place.bucket!r}. Correct the name, or create it: aws s3 "
+            f"mb s3://{place.bucket}"
+        )
+    if code in _ELSEWHERE:
+        region = meta.get("HTTPHeaders", {}).get("x-amz-bucket-region")
+        known = f"in region {region}" if region else "in another region than was asked"
+        return RequestError(
+            f"{where}: the bucket is {known} ({code}). Say which: export "
+            f"AWS_REGION={region or '<its region>'}, or set region in your AWS profile."
+        )
+    if code in ("AccessDenied", "AllAccessDisabled", "403", "Forbidden"):
+        return AccessError(
+            f"{where}: {answer.get('Error', {}).get('Message', code)} ({code}). Your credentials "
+            f"are valid but lack a right. Needed are {_RIGHTS}. On the nodes they are those of the "
+            "job's role."
+        )
+    if meta.get("HTTPStatusCode", 0) >= 500:
+        return LostError(f"{where}: S3 itself failed ({code}). Repeat the command in a minute.")
+    return error
+
+
+@dataclass(frozen=True)
+class _Sending:
+    """One file on its way to one object."""
+
+    client: Any
+    place: Place
+    name: str
+    path: Path
+    digest: FileDigest
+    asked_part_bytes: int
+
+    @property
+    def part_bytes(self) -> int:
+        """The same for the same file, as the checksum of an object depends on it."""
+        least = math.ceil(self.digest.bytes / _MOST_PARTS / _MIB) * _MIB
+        return max(self.asked_part_bytes, least)
+
+    @property
+    def where(self) -> dict[str, str]:
+        return {"Bucket": self.place.bucket, "Key": self.place.key(self.name)}
+
+    def is_there(self) -> bool:
+        """Whether S3 holds these very bytes."""
+        from botocore.exceptions import ClientError
+
+        with s3_errors(f"look at {self.name} in", self.place):
+            try:
+                found = self.client.head_object(**self.where, ChecksumMode="ENABLED")
+            except ClientError as error:
+                if error_code(error) in ("404", "NoSuchKey", "NotFound"):
+                    return False
+                raise
+        if found["ContentLength"] != self.digest.bytes:
+            return False
+        kept = str(found.get("ChecksumSHA256") or "").partition("-")[0]  # -N: of N parts
+        if kept and kept in (_base64(bytes.fromhex(self.digest.sha256)), self._of_parts()):
+            return True
+        return self._read_back() == self.digest
+
+    def send(self) -> None:
+        """Write the object.
+
+        Raises:
+            DataError: The file is not any more what it was when it was listed.
+        """
+        if self.digest.bytes <= self.part_bytes:
+            content = self.path.read_bytes()
+            self._refuse_changed(hashlib.sha256(content).hexdigest())
+            checksum = _base64(hashlib.sha256(content).digest())
+            with s3_errors("write to", self.place):
+                self.client.put_object(
+                    **self.where, Body=content, ChecksumAlgorithm="SHA256", ChecksumSHA256=checksum
+                )
+            return
+        self._abort_old()
+        with s3_errors("write to", self.place):
+            begun = self.client.create_multipart_upload(**self.where, ChecksumAlgorithm="SHA256")
+        upload_id = begun["UploadId"]
+        try:
+            self._send_parts(upload_id)
+        except BaseException:
+            self._abort(upload_id)
+            raise
+
+    def _send_parts(self, upload_id: str) -> None:
+        whole, parts = hashlib.sha256(), []
+        for number, content in enumerate(self._parts(), start=1):
+            whole.update(content)
+            checksum = _base64(hashlib.sha256(content).digest())
+            with s3_errors("write to", self.place):
+                answer = self.client.upload_part(
+                    **self.where, UploadId=upload_id, PartNumber=number, Body=content,
+                    ChecksumSHA256=checksum,
+                )  # fmt: skip
+            parts.append({"PartNumber": number, "ETag": answer["ETag"], "ChecksumSHA256": checksum})
+        self._refuse_changed(whole.hexdigest())
+        with s3_errors("write to", self.place):
+            self.client.complete_multipart_upload(
+                **self.where, UploadId=upload_id, MultipartUpload={"Parts": parts}
+            )
+
+    def _parts(self) -> Iterator[bytes]:
+        with self.path.open("rb") as file:
+            while content := file.read(self.part_bytes):
+                yield content
+
+    def _refuse_changed(self, sha256: str) -> None:
+        if sha256 != self.digest.sha256:
+            raise DataError(
+                f"{self.path} changed while it was read: nothing of it was kept in {self.place}. "
+                "Repeat the command."
+            )
+
+    def _of_parts(self) -> str:
+        """What S3 keeps of an object that came in these parts: the checksum of their checksums."""
+        joined = b"".join(hashlib.sha256(content).digest() for content in self._parts())
+        return _base64(hashlib.sha256(joined).digest())
+
+    def _read_back(self) -> FileDigest:
+        checksum, size = hashlib.sha256(), 0
+        for block in S3Source(client=self.client, place=self.place).read(self.name, 0):
+            checksum.update(block)
+            size += len(block)
+        return FileDigest(size, checksum.hexdigest())
+
+    def _abort_old(self) -> None:
+        """End uploads of this object that were killed: their parts would be billed for ever."""
+        try:
+            with s3_errors("list unfinished uploads to", self.place):
+                found = self.client.list_multipart_uploads(
+                    Bucket=self.place.bucket, Prefix=self.where["Key"]
+                )
+        except AccessError:
+            return  # a right of its own, that nothing else needs
+        for old in found.get("Uploads", []):
+            if old["Key"] == self.where["Key"]:
+                self._abort(old["UploadId"])
+
+    def _abort(self, upload_id: str) -> None:
+        try:
+            with s3_errors("end an upload to", self.place):
+                self.client.abort_multipart_upload(**self.where, UploadId=upload_id)
+        except ShardyardError:
+            return  # why it failed is told by what failed before; the next call tries again
+
+
+def _found_complete(client: Any, place: Place) -> Complete | None:
+    from botocore.exceptions import ClientError
+
+    with s3_errors("read", place):
+        try:
+            answer = client.get_object(Bucket=place.bucket, Key=place.key(COMPLETE))
+            data = answer["Body"].read()
+        except ClientError as error:
+            if error_code(error) in ("NoSuchKey", "404"):
+                return None
+            raise
+    try:
+        return parse_complete(data)
+    except DataError as error:
+        raise RequestError(
+            f"{place} holds something else: {error}. Give another prefix, or remove what is there."
+        ) from error
+
+
+def _refuse_others(
+    client: Any, place: Place, complete: Complete, old: Complete | None, *, replaces: bool
+) -> None:
+    """Raise where the prefix holds what these files would be mixed with.
+
+    Raises:
+        RequestError: It does.
+    """
+    if old is not None:
+        if replaces and old.made_of.get("run") == complete.made_of.get("run"):
+            return
+        raise RequestError(
+            f"{place} holds something else already: {len(old.files)} files, "
+            f"{format_bytes(old.bytes)}, made of {_words(old.made_of)}. Give another prefix, or "
+            f"remove it: aws s3 rm --recursive {place}/"
+        )
+    ours = {place.key(name) for name in complete.files}
+    with s3_errors("list", place):
+        pages = client.get_paginator("list_objects_v2").paginate(
+            Bucket=place.bucket, Prefix=f"{place.prefix}/"
+        )
+        for page in pages:
+            for found in page.get("Contents", []):
+                if found["Key"] not in ours:
+                    raise RequestError(
+                        f"{place} is not empty: it holds {found['Key']!r}, which is none of these "
+                        "files. Give another prefix."
+                    )
+
+
+def _words(made_of: Any) -> str:
+    return ", ".join(f"{key} {value}" for key, value in sorted(made_of.items())) or "nothing known"
+
+
+def _base64(digest: bytes) -> str:
+    return base64.b64encode(digest).decode()
