@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+from shardyard.config.schema import Recipe
+from shardyard.config.sight import Sight
 from shardyard.errors import ShardyardError
 from shardyard.launch.base import (
     Capabilities,
@@ -15,6 +17,7 @@ from shardyard.launch.base import (
     LogLine,
     Removal,
     Rendered,
+    mounted,
 )
 from shardyard.launch.ledger import EntryForm, Ledger
 from shardyard.launch.marked import Kind, mark
@@ -50,6 +53,11 @@ class FakeLauncher:
     """Objects that cannot be removed."""
     anothers: set[str] = field(default_factory=set)
     """Objects whose names somebody else has by now."""
+
+    def sees(self, recipe: Recipe) -> Sight:
+        if not self.capabilities.shares_folder:
+            return mounted(recipe.launch, launcher=self.name)
+        return Sight(launcher=self.name, sees_this_machine=True)
 
     def render(self, request: LaunchRequest) -> Rendered:
         self.submitted.append(request)

@@ -8,7 +8,10 @@ from shardyard.errors import RecipeError
 
 PROBLEMS = [
     (["model.preset=null"], "model: names nothing to train. Write `model: {preset: llama-tiny}`"),
-    (["model.path=x"], "model.preset and model.path each name a model. Keep one"),
+    (["model.path=x", "model.hub=a/b"], "model.path and model.hub each name a model. Keep one"),
+    (["model.config=c.json", "model.path=x"], "model.config: and model.preset each say what shape"),
+    (["model.preset=null", "model.config=c.json"], "Give model.path or model.hub too"),
+    (["launch.image_paths=[data]"], "launch.image_paths=data is no absolute path"),
     (["model.preset=lama-tiny"], "model.preset=lama-tiny is no preset. Did you mean llama-tiny?"),
     (["model.preset=zzz"], "Presets are llama-tiny, llama-laptop"),
     (["model.weights=load"], "a preset has no weights. Use model.path or model.hub"),

@@ -14,7 +14,10 @@ from shardyard.config.model_source import (
     model_folder,
     read_shape,
     shape_of_config,
+    stated_shape,
+    table_rows,
 )
+from shardyard.config.presets import PRESETS
 from shardyard.config.resolve import resolve_known
 from shardyard.config.schema import Data, Model, Recipe
 from shardyard.errors import RequestError
@@ -328,3 +331,70 @@ def _another(value: Any) -> Any:
         return not value
     assert isinstance(value, int | float), value
     return value * 2 if value else 0.125
+
+
+# config.json of meta-llama/Llama-2-7b-hf as published on the hub
+LLAMA_2_7B = {
+    "_name_or_path": "meta-llama/Llama-2-7b-hf",
+    "architectures": ["LlamaForCausalLM"],
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 4096,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float16",
+    "transformers_version": "4.31.0.dev0",
+    "use_cache": True,
+    "vocab_size": 32000,
+}
+
+
+def test_the_preset_of_llama_2_agrees_with_its_published_config(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_2_7B))
+    shape = read_shape(Model(preset="llama2-7b", path=str(tmp_path)), tmp_path, 4096)
+    assert shape == PRESETS["llama2-7b"].shape
+
+
+def test_a_folder_that_is_not_of_the_preset_is_refused_field_by_field(tmp_path: Path) -> None:
+    changed = {**LLAMA_2_7B, "num_hidden_layers": 30, "vocab_size": 32001}
+    (tmp_path / "config.json").write_text(json.dumps(changed))
+    with pytest.raises(RequestError) as refused:
+        read_shape(Model(preset="llama2-7b", hub="owner/name"), tmp_path, 4096)
+    said = str(refused.value)
+    assert "is not what model.preset=llama2-7b says of the model" in said
+    assert "vocab_size=32001, not 32000; num_hidden_layers=30, not 32" in said
+    assert "leave it out" in said
+
+
+def test_a_folder_that_is_not_what_model_config_says_is_refused(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path)
+    same = Model(path=str(folder), config=dict(LLAMA))
+    assert read_shape(same, folder, 0) == read_shape(Model(path=str(folder)), folder, 0)
+    other = Model(path=str(folder), config={**LLAMA, "num_key_value_heads": 4})
+    with pytest.raises(RequestError, match="num_key_value_heads=2, not 4"):
+        read_shape(other, folder, 0)
+
+
+def test_a_preset_with_an_open_vocabulary_takes_the_folders(tmp_path: Path) -> None:
+    tiny = PRESETS["llama-tiny"].shape.to_dict()
+    folder = folder_with(tmp_path, **{**tiny, "vocab_size": 777, "rope_scaling": None})
+    shape = read_shape(Model(preset="llama-tiny", path=str(folder)), folder, 4096)
+    assert shape.vocab_size == 777
+    assert table_rows(Model(preset="llama-tiny", path=str(folder)), shape) == 777
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"model_type": "gpt_neox"}'])
+def test_a_model_config_that_says_no_shape_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "c.json").write_text(text)
+    with pytest.raises(RequestError, match=r"model\.config|c\.json"):
+        stated_shape(Model(hub="a/b", config=str(tmp_path / "c.json")), 0)

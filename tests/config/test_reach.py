@@ -14,7 +14,10 @@ from shardyard.config.text_problems import PATHS
 from shardyard.hardware.machine import Machine
 from tests.cli.fake_launcher import FakeLauncher
 
-OF_NODES = {"launch.run_dir", "launch.volumes.path", "launch.volumes.host", "launch.slurm.python"}
+OF_NODES = {
+    "launch.run_dir", "launch.volumes.path", "launch.volumes.host", "launch.image_paths",
+    "launch.slurm.python",
+}  # fmt: skip
 """Paths of other machines: nothing here can say what they lead to."""
 
 SETTINGS = [*sorted(PATHS - OF_NODES), "secrets.TOKEN"]
@@ -75,8 +78,9 @@ FAKE = {"fake": FakeLauncher()}
 
 def request_with(setting: str, path: str, folder: Path) -> list[str]:
     """The verb that takes the setting, and a recipe in which it has the path."""
+    models = {"model.path": {}, "model.config": {"path": str(folder)}}
     recipe: dict[str, Any] = {
-        "model": {} if setting == "model.path" else {"preset": "llama-tiny"},
+        "model": models.get(setting, {"preset": "llama-tiny"}),
         "run": {"steps": 1, "dir": str(folder / "runs")},
         "cluster": {},
     }

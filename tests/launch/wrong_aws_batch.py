@@ -21,7 +21,7 @@ class BatchDesk(Desk):
 
     on = "aws-batch"
     recipe = (
-        "model.preset=llama-tiny", "data.source=/data/text", "run.steps=10",
+        "model.preset=llama-tiny", "data.source=/runs/text", "run.steps=10",
         "optim.global_batch=16", "cluster.instance=p4d.24xlarge", "cluster.nodes=2", *SETTINGS,
     )  # fmt: skip
     endpoint: Endpoint

@@ -135,7 +135,7 @@ def changed_config(
 def _source(resolved: Resolved) -> tuple[Path | None, tuple[str, ...]]:
     """Folder that the model came from; None for a preset, and where it is gone."""
     asked = resolved.recipe.model
-    if asked.preset is not None or not (asked.path or asked.hub):
+    if not (asked.path or asked.hub):
         return None, ()
     known = resolved.model_dir
     if known is not None and (Path(known) / CONFIG).is_file():

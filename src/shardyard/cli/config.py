@@ -39,7 +39,7 @@ def _show_recipe(arguments: tuple[str, ...], *, as_json: bool) -> None:
     from shardyard.config.resolved import settings_in
     from shardyard.units import format_count
 
-    request = Request.read(arguments, to_train=False, needs_weights=False)
+    request = Request.read(arguments, to_train=False, needs_weights=False, only_looks=True)
     preview = request.preview()
     given = settings_in(request.recipe.model_dump(mode="json", exclude_unset=True))
     values = settings_in(preview.recipe.model_dump(mode="json"))
@@ -53,7 +53,7 @@ def _show_recipe(arguments: tuple[str, ...], *, as_json: bool) -> None:
     }
     if as_json:
         length = {"value": preview.steps, "reason": preview.why_steps}
-        content = {"settings": settings, "steps": length, "shape": request.shape.to_dict()}
+        content = {"settings": settings, "steps": length, "shape": request.known_shape.to_dict()}
         tell(json.dumps(content, indent=1))
         return
     sections: dict[str, list[tuple[str, str, str]]] = {}
@@ -63,10 +63,10 @@ def _show_recipe(arguments: tuple[str, ...], *, as_json: bool) -> None:
         sections.setdefault(section, []).append(row)
     for section, rows in sections.items():
         print_table(("", "", ""), rows, title=section)
-    parameters = format_count(request.shape.parameters)
+    parameters = format_count(request.known_shape.parameters)
     length_text = "not known yet" if preview.steps is None else f"{preview.steps:,} steps"
     rows = [
-        ("parameters", parameters, f"a {request.shape.model_type} of this shape"),
+        ("parameters", parameters, f"a {request.known_shape.model_type} of this shape"),
         ("length", length_text, preview.why_steps),
     ]
     print_table(("", "", ""), rows, title="derived")

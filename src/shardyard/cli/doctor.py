@@ -14,7 +14,7 @@ from shardyard.cli.installing import (
     remove_installed,
 )
 from shardyard.cli.launched import launchers_in
-from shardyard.cli.launching import Launchers, launcher_named, refusals
+from shardyard.cli.launching import launcher_named, refusals
 from shardyard.cli.options import json_option, trust_option
 from shardyard.cli.request import Request
 from shardyard.cli.tables import print_table
@@ -58,21 +58,22 @@ def command(
     """
     if on not in (None, _HERE) and not recipe:
         raise click.UsageError(f"RECIPE is missing. It says what is wanted of {on}.")
-    request = Request.read(recipe, needs_weights=False) if recipe else None
+    launcher = None if on in (None, _HERE) else launcher_named(str(on), launchers_in(context))
+    request = _read(recipe, launcher) if recipe else None
     if is_installing or is_removing:
         if is_installing and is_removing:
             raise click.UsageError("--install and --uninstall exclude each other.")
-        if request is None or on in (None, _HERE):
+        if request is None or launcher is None:
             raise click.UsageError("--install and --uninstall need --on and a RECIPE.")
         terms = InstallTerms(
             is_yes=is_yes, dry_run=dry_run, trusts_folder=trusts_folder, as_json=as_json
         )
         change = install_missing if is_installing else remove_installed
-        return change(request, launcher_named(str(on), launchers_in(context)), terms)
-    if request is None or on in (None, _HERE):
+        return change(request, launcher, terms)
+    if request is None or launcher is None:
         findings = _findings_here(request)
     else:
-        findings = _findings_there(request, str(on), launchers_in(context))
+        findings = _findings_there(request, launcher)
     problems = count(findings, "problem")
     if as_json:
         answer = {
@@ -97,15 +98,19 @@ def _findings_here(request: Request | None) -> list[Finding]:
             Path(recipe.run.dir).expanduser(),
             devices_wanted=None if is_cpu or devices == "auto" else int(devices),
             # weights in fp32 and the optimizer's state of each
-            checkpoint_bytes=request.shape.parameters * (4 + optimizer_bytes(recipe)),
+            checkpoint_bytes=request.known_shape.parameters * (4 + optimizer_bytes(recipe)),
             checkpoints=recipe.checkpoint.keep_last + recipe.checkpoint.keep_best,
         ),
         *_secrets(request),
     ]
 
 
-def _findings_there(request: Request, on: str, launchers: Launchers | None) -> list[Finding]:
-    launcher = launcher_named(on, launchers)
+def _read(recipe: tuple[str, ...], launcher: Launcher | None) -> Request:
+    sees = None if launcher is None else launcher.sees
+    return Request.read(recipe, needs_weights=False, only_looks=True, sees=sees)
+
+
+def _findings_there(request: Request, launcher: Launcher) -> list[Finding]:
     try:
         proposal = proposal_for(request, launcher)
     except ShardyardError as error:
@@ -113,7 +118,7 @@ def _findings_there(request: Request, on: str, launchers: Launchers | None) -> l
     wrong = [
         Finding(name="request", verdict="problem", what=reason) for reason in refusals(proposal)
     ]
-    right = Finding(name="request", verdict="ok", what=f"{on} can be asked for it")
+    right = Finding(name="request", verdict="ok", what=f"{launcher.name} can be asked for it")
     findings = wrong or [right]
     if _reads_secrets_here(launcher):
         findings += _secrets(request)

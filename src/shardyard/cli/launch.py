@@ -62,7 +62,8 @@ def command(
     """
     asked = Terms(**terms)
     launcher = launcher_named(on, launchers_in(context))
-    request = Request.read((*recipe, *as_override(max_usd)), needs_weights=False)
+    words = (*recipe, *as_override(max_usd))
+    request = Request.read(words, needs_weights=False, only_looks=True, sees=launcher.sees)
     run = request.recipe.run
     run_id = run.id or new_run_id(str(request.preview().recipe.run.name))
     run_dir = RunDir(Path(run.dir).expanduser().resolve() / run_id)

@@ -19,6 +19,7 @@ from shardyard.cli.request import Request, refuse_misfits
 from shardyard.cli.sent_code import packed_code, send_code
 from shardyard.cli.terminal import say
 from shardyard.config.load import dump_recipe
+from shardyard.config.model_source import config_content
 from shardyard.config.resolve import Preview, check_resume
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Kubernetes, Recipe
@@ -108,6 +109,8 @@ def propose(
     Raises:
         RequestError: It cannot be launched there as it is.
     """
+    if request.shape is None and previous is not None:
+        request = replace(request, shape=previous.shape)
     recipe = request.recipe
     refuse_unlaunchable(recipe, launcher)
     machine = _machine(recipe, launcher, is_dry_run=is_dry_run)
@@ -116,13 +119,7 @@ def propose(
         check_resume(previous, replace(previous, recipe=preview.recipe))
     devices = _devices(preview, launcher)
     prediction, why_no_plan = _plan(request, preview, machine, devices=devices)
-    shares_folder = launcher.capabilities.shares_folder
-    asked = for_nodes(
-        recipe if shares_folder else without_our_files(request.as_written),
-        preview,
-        run_dir,
-        devices=devices,
-    )
+    asked = for_nodes(read_there(request, launcher), preview, run_dir, devices=devices)
     recipe_text = dump_recipe(asked)
     content = LaunchRequest(
         run_id=run_dir.run_id,
@@ -365,7 +362,13 @@ def _plan(
 ) -> tuple[Plan | None, str]:
     """The prediction, or why there is none."""
     recipe = preview.recipe
-    refuse_misfits(recipe, request.shape)
+    shape = request.shape
+    if shape is None:
+        return None, (
+            f"{request.why_no_shape}, so memory, time and price are not known here; node 0 settles "
+            "what is open. Give model.preset or model.config to see them before"
+        )
+    refuse_misfits(recipe, shape)
     open_settings = {
         "cluster.device": recipe.cluster.device,
         "precision.compute": recipe.precision.compute,
@@ -375,7 +378,7 @@ def _plan(
         return None, f"{still_open[0]}=auto and no machines are named (cluster.instance or file)"
     prediction = plan_recipe(
         recipe,
-        shape=request.shape,
+        shape=shape,
         steps=preview.steps,
         world_size=recipe.cluster.nodes * devices,
         devices_per_node=devices,
@@ -384,12 +387,24 @@ def _plan(
     return prediction, ""
 
 
-def without_our_files(recipe: Recipe) -> Recipe:
-    """Machines that a file here describes are known by now; the nodes do not have that file."""
-    if recipe.cluster.file is None:
+def read_there(request: Request, launcher: Launcher) -> Recipe:
+    """The recipe as the nodes of a launcher can read it: its paths are theirs."""
+    shares_folder = launcher.capabilities.shares_folder
+    recipe = request.recipe if shares_folder else request.as_written
+    if launcher.sees(request.recipe).sees_this_machine:
         return recipe
-    cluster = recipe.cluster.model_copy(update={"file": None})
-    return recipe.model_copy(update={"cluster": cluster})
+    return _without_our_files(recipe)
+
+
+def _without_our_files(recipe: Recipe) -> Recipe:
+    """The nodes do not have files of this machine: what they hold is known by now, or sent."""
+    if recipe.cluster.file is not None:
+        cluster = recipe.cluster.model_copy(update={"file": None})
+        recipe = recipe.model_copy(update={"cluster": cluster})
+    if recipe.model.config is not None:
+        content = {"config": config_content(recipe.model.config)}
+        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update=content)})
+    return recipe
 
 
 def for_nodes(recipe: Recipe, preview: Preview, run_dir: RunDir, *, devices: int | None) -> Recipe:

@@ -188,13 +188,13 @@ def _resolved(
     Returns:
         Also the instance that was assumed, where all are compared and the recipe names none.
     """
-    request = Request.read(arguments, to_train=False, needs_weights=False)
+    request = Request.read(arguments, to_train=False, needs_weights=False, only_looks=True)
     cluster = request.recipe.cluster
     named = "instance" if cluster.instance else "file" if cluster.file else None
     assumed = ANY_INSTANCE if is_open and not named else None
     if assumed:
         arguments = (*arguments, f"cluster.instance={assumed}")
-        request = Request.read(arguments, to_train=False, needs_weights=False)
+        request = Request.read(arguments, to_train=False, needs_weights=False, only_looks=True)
     if cluster.device == "cpu" and (named or assumed):
         wanted = (
             f"cluster.{named} names accelerators" if named else "--offers compares accelerators"
@@ -220,19 +220,19 @@ def _answer(
     recipe = preview.recipe
     devices = recipe.cluster.devices
     assert isinstance(devices, int)  # an instance and a machine both say how many
-    refuse_misfits(recipe, request.shape)
+    refuse_misfits(recipe, request.known_shape)
     cluster = planned_cluster(recipe, machine, devices_per_node=devices)
     calibration = _calibration(calibrate, cluster)
     plan = plan_recipe(
         recipe,
-        shape=request.shape,
+        shape=request.known_shape,
         steps=preview.steps,
         world_size=recipe.cluster.nodes * devices,
         devices_per_node=devices,
         machine=machine,
         calibration=calibration,
     )
-    workload = workload_of(recipe, request.shape, plan.layout)
+    workload = workload_of(recipe, request.known_shape, plan.layout)
     return Answer(
         plan=plan,
         asked=request.recipe.parallel,
@@ -240,7 +240,7 @@ def _answer(
         workload=workload,
         found=_search(workload, cluster, calibration, best=best),
         offers=None,
-        dry=dry_run(recipe, request.shape, plan.layout) if dry_run_model else None,
+        dry=dry_run(recipe, request.known_shape, plan.layout) if dry_run_model else None,
         cluster=cluster,
         assumed=None,
     )

@@ -65,7 +65,7 @@ def prepare_data(
         recipe = Path(folder) / "recipe.json"
         recipe.write_text(keep_previous(request.recipe, previous)[0].model_dump_json())
         options = [] if request.model_dir is None else ["--model-dir", str(request.model_dir)]
-        rows = table_rows(request.recipe.model, request.shape)
+        rows = table_rows(request.recipe.model, request.known_shape)
         options += [] if rows is None else ["--rows", str(rows)]
         options += ["--verify"] if verify else []
         return DataFacts(**run_program("shardyard.data", [str(recipe), *options]))

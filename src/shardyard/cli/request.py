@@ -4,7 +4,7 @@ The first step of every verb that takes a recipe.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,13 +14,20 @@ from shardyard.config.auto import Facts
 from shardyard.config.check import load_checked_recipe
 from shardyard.config.load import is_override
 from shardyard.config.model_problems import misfits
-from shardyard.config.model_source import config_notes, has_tokenizer, model_folder, read_shape
+from shardyard.config.model_source import (
+    config_notes,
+    has_tokenizer,
+    model_folder,
+    read_shape,
+    stated_shape,
+)
 from shardyard.config.presets import ModelShape
 from shardyard.config.resolve import Preview, machine_problems, resolve, resolve_known
 from shardyard.config.resolved import DataFacts, Resolved
-from shardyard.config.schema import Recipe
+from shardyard.config.schema import Model, Recipe
+from shardyard.config.sight import Sight, absent_problems, unseen_problems
 from shardyard.config.trainable import trainable_problems
-from shardyard.errors import RecipeError
+from shardyard.errors import AccessError, Problem, RecipeError, RequestError
 from shardyard.hardware.machine import Machine
 from shardyard.launch.secrets import loose_files, resolve_local
 
@@ -35,9 +42,12 @@ class Request:
     name: str
     """Name of the recipe's files; the run is named after it."""
     model_dir: Path | None
-    """The model's own files: config.json, tokenizer, weights. None for a preset."""
-    shape: ModelShape
-    """Before the data is prepared, its vocabulary may be that of the tokenizer to be trained."""
+    """The model's own files: config.json, tokenizer, weights. None for a preset, and where they
+    have not been opened."""
+    shape: ModelShape | None
+    """Before the data is prepared, its vocabulary may be that of the tokenizer to be trained. None:
+    not known here, and node 0 of the launch settles it."""
+    why_no_shape: str = ""
 
     @staticmethod
     def read(
@@ -45,7 +55,9 @@ class Request:
         *,
         to_train: bool = True,
         needs_weights: bool = True,
+        only_looks: bool = False,
         runs_here: bool = False,
+        sees: Callable[[Recipe], Sight] | None = None,
     ) -> "Request":
         """Load and check a recipe, and find its model.
 
@@ -53,9 +65,11 @@ class Request:
             arguments: Recipe files and ``section.key=value`` overrides, in any order.
             to_train: Whether what can be planned but not trained yet is refused; else it is
                 said, and goes on.
-            needs_weights: Whether weights that the recipe loads must be there; False for verbs
-                that only look.
+            needs_weights: Whether weights that the recipe loads must be there.
+            only_looks: Whether the model's files are opened only to learn its shape, and not at
+                all where the recipe says it.
             runs_here: Whether the work is done on this machine, so that its secrets are taken.
+            sees: What nodes see that do the work, of a recipe; None: this machine does it.
 
         Raises:
             RequestError: Anything in it is wrong; every problem that can be seen is named.
@@ -68,23 +82,59 @@ class Request:
             say(f"note: {problem}")
         if runs_here:
             take_secrets(recipe)
+        sight = None if sees is None else sees(recipe)
+        if sight is not None:
+            _refuse(absent_problems(recipe, sight))
         name = "-".join(file.stem for file in files) or "run"
-        request = Request.of(recipe, name=name, needs_weights=needs_weights)
+        request = Request.of(
+            recipe, name=name, needs_weights=needs_weights, only_looks=only_looks, sight=sight
+        )
         for note in config_notes(recipe.model, request.model_dir):
             say(f"note: {note}")
         return request
 
     @staticmethod
-    def of(recipe: Recipe, *, name: str = "run", needs_weights: bool = True) -> "Request":
+    def of(
+        recipe: Recipe,
+        *,
+        name: str = "run",
+        needs_weights: bool = True,
+        only_looks: bool = False,
+        sight: Sight | None = None,
+    ) -> "Request":
         """The request of a recipe that is loaded and checked, such as the one of a run."""
-        anchored = anchor_paths(recipe)
-        folder = model_folder(anchored.model, needs_weights=needs_weights)
-        shape = read_shape(anchored.model, folder, anchored.data.vocab_size)
+        if sight is not None:
+            _refuse(unseen_problems(recipe, sight))
+        anchored = anchor_paths(recipe, sight)
+        model, vocab_size = anchored.model, anchored.data.vocab_size
+        folder, why_no_shape = None, ""
+        shape = stated_shape(model, vocab_size) if only_looks else None
+        if shape is None:
+            folder, why_no_shape = _find(model, sight, needs_weights=needs_weights)
+            shape = None if why_no_shape else read_shape(model, folder, vocab_size)
         request = Request(
-            recipe=anchored, as_written=recipe, name=name, model_dir=folder, shape=shape
+            recipe=anchored,
+            as_written=recipe,
+            name=name,
+            model_dir=folder,
+            shape=shape,
+            why_no_shape=why_no_shape,
         )
         request.refuse_misfits()
         return request
+
+    @property
+    def known_shape(self) -> ModelShape:
+        """The model's shape, of a request that is made without nodes elsewhere."""
+        assert self.shape is not None
+        return self.shape
+
+    @property
+    def model_has_tokenizer(self) -> bool | None:
+        """Whether the model brings a tokenizer; None: its files have not been opened."""
+        model = self.recipe.model
+        has_files = model.path is not None or model.hub is not None
+        return None if has_files and self.model_dir is None else has_tokenizer(self.model_dir)
 
     def refuse_misfits(
         self, machine: Machine | None = None, previous: Resolved | None = None
@@ -104,7 +154,7 @@ class Request:
         facts = Facts(
             name=self.name,
             shape=self.shape,
-            model_has_tokenizer=has_tokenizer(self.model_dir),
+            model_has_tokenizer=self.model_has_tokenizer,
             machine=machine,
             data=None if previous is None else previous.data,
             previous=previous,
@@ -143,7 +193,27 @@ def take_secrets(recipe: Recipe) -> None:
     os.environ.update(resolve_local(recipe.secrets, os.environ))
 
 
-def refuse_misfits(recipe: Recipe, shape: ModelShape, machine: Machine | None = None) -> None:
+def _find(model: Model, sight: Sight | None, *, needs_weights: bool) -> tuple[Path | None, str]:
+    """The model's own files; or why its shape is not known here, which node 0 then settles."""
+    is_elsewhere = sight is not None and model.path is not None and sight.holds(model.path)
+    if is_elsewhere:
+        return None, f"model.path={model.path} is on the nodes"
+    try:
+        return model_folder(model, needs_weights=needs_weights), ""
+    except (RequestError, AccessError) as error:
+        if sight is None or model.hub is None:
+            raise
+        return None, f"model.hub={model.hub} could not be read here ({error})"
+
+
+def _refuse(problems: list[Problem]) -> None:
+    if problems:
+        raise RecipeError(problems)
+
+
+def refuse_misfits(
+    recipe: Recipe, shape: ModelShape | None, machine: Machine | None = None
+) -> None:
     """As ``Request.refuse_misfits``, of a recipe that is resolved as far as it can be.
 
     Raises:

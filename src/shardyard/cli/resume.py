@@ -142,7 +142,13 @@ def propose_again(
     _refuse_other_run(run_dir, asked, recipe)
     refuse_spent(run_dir, recipe.launch)
     return propose(
-        Request.of(recipe, name=run_dir.run_id, needs_weights=False),
+        Request.of(
+            recipe,
+            name=run_dir.run_id,
+            needs_weights=False,
+            only_looks=True,
+            sight=launcher.sees(recipe),
+        ),
         launcher,
         run_dir=run_dir,
         previous=previous,

@@ -10,19 +10,23 @@ from typing import Any
 
 from shardyard.config.reach import reach_problems
 from shardyard.config.schema import Data, Recipe
+from shardyard.config.sight import Sight
 from shardyard.errors import RecipeError
 
 _NO_PATH = Data().source
 """python-stdlib, which is a name."""
 
 
-def anchor_paths(recipe: Recipe) -> Recipe:
+def anchor_paths(recipe: Recipe, sight: Sight | None = None) -> Recipe:
     """The recipe with its relative paths made absolute; settings that were not given stay so.
+
+    Args:
+        sight: What the nodes see that open the paths; None: this machine opens them.
 
     Raises:
         RecipeError: Paths that the system cannot follow.
     """
-    unreached = reach_problems(recipe)
+    unreached = reach_problems(recipe, sight)
     if unreached:
         raise RecipeError(unreached)
     for section, places in _places(recipe).items():
@@ -35,13 +39,17 @@ def anchor_paths(recipe: Recipe) -> Recipe:
 
 def _places(recipe: Recipe) -> dict[str, dict[str, Any]]:
     data, path, cluster_file = recipe.data, recipe.model.path, recipe.cluster.file
+    config = recipe.model.config
     is_one = isinstance(data.source, str)
     sources = (data.source,) if isinstance(data.source, str) else data.source
     anchored = tuple(entry if entry == _NO_PATH else _anchor_source(entry) for entry in sources)
     is_folder = Path(data.tokenizer).expanduser().exists()  # else a hub name, or a word
     return {
         "run": {"dir": _anchor(recipe.run.dir)},
-        "model": {"path": None if path is None else _anchor(path)},
+        "model": {
+            "path": None if path is None else _anchor(path),
+            "config": _anchor(config) if isinstance(config, str) else config,
+        },
         "cluster": {"file": None if cluster_file is None else _anchor(cluster_file)},
         "data": {
             "source": anchored[0] if is_one else anchored,

@@ -38,7 +38,8 @@ class Facts:
     name: str = "run"
     """Name of the recipe's file."""
     shape: ModelShape | None = None
-    model_has_tokenizer: bool = False
+    model_has_tokenizer: bool | None = False
+    """None: its folder has not been opened."""
     machine: Machine | None = None
     """This machine, or one of the cluster's."""
     data: DataFacts | None = None
@@ -124,7 +125,7 @@ def _name(draft: Draft) -> tuple[str, str]:
 
 
 def _weights(draft: Draft) -> tuple[str, str]:
-    if draft.recipe.model.preset is not None:
+    if draft.recipe.model.path is None and draft.recipe.model.hub is None:
         return "random", "a preset is a shape without weights"
     return "load", "the model comes with weights"
 
@@ -136,6 +137,8 @@ def _dropout(draft: Draft) -> tuple[float, str]:
 
 def _tokenizer(draft: Draft) -> tuple[str, str]:
     own = draft.recipe.model.path or draft.recipe.model.hub
+    if own and draft.facts.model_has_tokenizer is None:
+        raise NotYetKnown("known once the model's folder is opened")
     if own and draft.facts.model_has_tokenizer:
         return own, "the model's own"
     return "train", "the model brings none: byte-level BPE trained on the corpus"

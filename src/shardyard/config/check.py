@@ -93,15 +93,10 @@ def _length(recipe: Recipe) -> Iterable[Problem]:
 
 def _model(recipe: Recipe) -> Iterable[Problem]:
     model = recipe.model
-    sources = {
-        "preset": model.preset,
-        "path": model.path,
-        "hub": model.hub,
-        "module": model.module,
-    }
+    sources = {"path": model.path, "hub": model.hub, "module": model.module}
     given = [key for key, value in sources.items() if value is not None]
     presets = ", ".join(PRESETS)
-    if not given:
+    if not given and model.preset is None:
         yield Problem(
             "model",
             "names nothing to train. Write `model: {preset: llama-tiny}`, or path or hub. "
@@ -110,6 +105,12 @@ def _model(recipe: Recipe) -> Iterable[Problem]:
     if len(given) > 1:
         named = " and ".join(f"model.{key}" for key in given)
         yield Problem("model", f"{named} each name a model. Keep one of them.")
+    if model.config is not None and model.preset is not None:
+        text = "and model.preset each say what shape the model has. Keep one of them."
+        yield Problem("model.config", text)
+    elif model.config is not None and not (model.path or model.hub):
+        text = "says what shape a model has, and names none. Give model.path or model.hub too."
+        yield Problem("model.config", text)
     if model.module is not None:
         text = f"={_show(model.module)}: a model of your own is not built yet. "
         yield Problem("model.module", f"{text}Use preset, path or hub.")
@@ -117,7 +118,7 @@ def _model(recipe: Recipe) -> Iterable[Problem]:
         near = difflib.get_close_matches(model.preset, PRESETS, n=1)
         hint = f"Did you mean {near[0]}?" if near else f"Presets are {presets}."
         yield Problem("model.preset", f"={_show(model.preset)} is no preset. {hint}")
-    if model.preset is not None and model.weights == "load":
+    if model.preset is not None and not given and model.weights == "load":
         text = "=load but a preset has no weights. Use model.path or model.hub, or weights: random."
         yield Problem("model.weights", text)
 

@@ -34,6 +34,8 @@ SETTINGS_THAT_MAY_CHANGE = (
     "run.samples",
     "run.epochs",
     "run.target_loss",
+    # says what the shape is, which is held
+    "model.config",
     # the same model, compiled
     "model.compile",
     # when it is judged, and what it writes at the end

@@ -13,6 +13,7 @@ def launch_problems(recipe: Recipe) -> Iterable[Problem]:
     launch = recipe.launch
     yield from _run_dir(launch)
     yield from _volumes(launch)
+    yield from _image_paths(launch)
     yield from _efa(recipe)
     yield from _slurm(launch.slurm)
     yield from _kubernetes(launch.kubernetes)
@@ -51,6 +52,13 @@ def _volumes(launch: Launch) -> Iterable[Problem]:
         if count > 1:
             text = f"{count} volumes are mounted at {path}, and only one can be seen. Keep one."
             yield Problem("launch.volumes", text)
+
+
+def _image_paths(launch: Launch) -> Iterable[Problem]:
+    for path in launch.image_paths:
+        if not path.startswith("/"):
+            text = f"={path} is no absolute path. Give the whole path, as the nodes see it."
+            yield Problem("launch.image_paths", text)
 
 
 def _efa(recipe: Recipe) -> Iterable[Problem]:

@@ -122,14 +122,32 @@ def has_tokenizer(folder: Path | None) -> bool:
 
 
 def read_shape(model: Model, folder: Path | None, vocab_size: int) -> ModelShape:
-    """Sizes of the model, from its preset or from its folder's config.json.
+    """Sizes of the model, from its folder's config.json, or from its preset where it has none.
 
     Args:
         folder: What ``model_folder`` returned.
         vocab_size: That of the tokenizer; used by presets that leave theirs open.
 
     Raises:
-        RequestError: config.json is missing or damaged, or says something that is not built.
+        RequestError: config.json is missing or damaged, says something that is not built, or is
+            not what the recipe says of the model's shape.
+    """
+    stated = stated_shape(model, vocab_size)
+    if folder is None:
+        assert stated is not None, "check() saw to it that a model is named"
+        return stated
+    path = folder / "config.json"
+    shape = _known_shape(_read_config(path), str(path), model)
+    if stated is not None:
+        _refuse_difference(model, stated, shape, path)
+    return shape
+
+
+def stated_shape(model: Model, vocab_size: int) -> ModelShape | None:
+    """What the recipe itself says of the model's shape; None: its folder alone can say.
+
+    Raises:
+        RequestError: model.config cannot be read, or says something that is not built.
     """
     if model.preset is not None:
         shape = PRESETS[model.preset].shape
@@ -137,21 +155,60 @@ def read_shape(model: Model, folder: Path | None, vocab_size: int) -> ModelShape
             return shape
         mask_rows = 0 if shape.is_causal else 1  # the tokenizer that we train has no mask token
         return replace(shape, vocab_size=vocab_size + mask_rows)
-    assert folder is not None, "check() saw to it that a model is named"
-    path = folder / "config.json"
-    config = _read_config(path)
+    if model.config is not None:
+        return _known_shape(config_content(model.config), "model.config", model)
+    return None
+
+
+def config_content(config: str | dict[str, Any]) -> dict[str, Any]:
+    """What model.config says: the file's content, or the content that was sent with the recipe.
+
+    Raises:
+        RequestError: The file cannot be read.
+    """
+    return config if isinstance(config, dict) else _read_config(Path(config).expanduser())
+
+
+def _known_shape(config: dict[str, Any], source: str, model: Model) -> ModelShape:
     model_type = config.get("model_type")
     if model_type not in _CONFIG_DEFAULTS:
         raise RequestError(
-            f"{path}: model_type={model_type!r} is not built yet. Blocks are known for "
+            f"{source}: model_type={model_type!r} is not built yet. Blocks are known for "
             f"{', '.join(_CONFIG_DEFAULTS)} so far; use a model of one of these types."
         )
     return shape_of_config(
         config,
-        str(path),
+        source,
         is_random=model.weights == "random",
         says_dropout=model.dropout != "auto",
     )
+
+
+_BY_THE_FOLDER = ("hidden_dropout", "head_dim", "moe_intermediate_size")
+"""Of a shape: what is no size, or stands in another word (``head_width``, ``expert_width``)."""
+
+
+def _refuse_difference(model: Model, stated: ModelShape, found: ModelShape, path: Path) -> None:
+    """Raise if the folder holds another model than the one that was planned."""
+    is_open = model.preset is not None and not PRESETS[model.preset].shape.vocab_size
+    skipped = (*_BY_THE_FOLDER, *(("vocab_size",) if is_open else ()))
+    compared = {
+        **{name: value for name, value in stated.to_dict().items() if name not in skipped},
+        "head_width": stated.head_width,
+        "expert_width": stated.expert_width,
+    }
+    wrong = [
+        f"{name}={show(getattr(found, name))}, not {show(value)}"
+        for name, value in compared.items()
+        if getattr(found, name) != value
+    ]
+    if wrong:
+        said = "model.config" if model.preset is None else f"model.preset={model.preset}"
+        raise RequestError(
+            f"{path} is not what {said} says of the model: {'; '.join(wrong)}. Memory, speed and "
+            "price were planned for another model. Give the preset or config.json of this one, or "
+            "leave it out."
+        )
 
 
 def config_notes(model: Model, folder: Path | None) -> list[str]:
@@ -177,7 +234,8 @@ def config_notes(model: Model, folder: Path | None) -> list[str]:
 
 def table_rows(model: Model, shape: ModelShape) -> int | None:
     """Rows of the model's table of tokens; None: as many as its tokenizer wants."""
-    is_open = model.preset is not None and not PRESETS[model.preset].shape.vocab_size
+    is_preset = model.preset is not None and model.path is None and model.hub is None
+    is_open = is_preset and not PRESETS[str(model.preset)].shape.vocab_size
     return None if is_open else shape.vocab_size
 
 

@@ -8,28 +8,36 @@ import os
 from pathlib import Path
 
 from shardyard.config.schema import Data, Recipe
+from shardyard.config.sight import Sight, fixed_part
 from shardyard.errors import Problem
 
 _NO_PATH = Data().source
 """python-stdlib, which is a name."""
 
 
-def reach_problems(recipe: Recipe) -> list[Problem]:
-    """Every path of this machine in a recipe that cannot be followed."""
-    data = recipe.data
+def reach_problems(recipe: Recipe, sight: Sight | None = None) -> list[Problem]:
+    """Every path of this machine in a recipe that cannot be followed.
+
+    Args:
+        sight: What the nodes see that open the paths; None: this machine opens them.
+    """
+    data, config = recipe.data, recipe.model.config
     sources = (data.source,) if isinstance(data.source, str) else data.source
+    ours = [("run.dir", recipe.run.dir), *([("model.config", config)] if config else [])]
     places = [
-        ("run.dir", recipe.run.dir),
         ("model.path", recipe.model.path),
         ("data.dir", data.dir),
         *(("data.source", _fixed_part(entry)) for entry in sources if entry != _NO_PATH),
     ]
     if data.tokenizer.startswith(("/", ".", "~")):  # else a hub name, or a word
         places.append(("data.tokenizer", data.tokenizer))
+    if sight is not None:
+        is_ours = sight.sees_this_machine
+        places = [(name, at) for name, at in places if is_ours and not sight.holds(at or "")]
     return [
         Problem(setting, f"={place} {why}")
-        for setting, place in places
-        if place is not None and (why := why_not_reached(place)) is not None
+        for setting, place in [*ours, *places]
+        if isinstance(place, str) and (why := why_not_reached(place)) is not None
     ]
 
 
@@ -61,12 +69,6 @@ def _is_file(path: Path) -> bool:
 
 
 def _fixed_part(entry: str) -> str:
-    """A path up to its first wildcard."""
-    if not glob.has_magic(entry) or os.path.lexists(Path(entry).expanduser()):
-        return entry
-    fixed = []
-    for part in Path(entry).parts:
-        if glob.has_magic(part):
-            break
-        fixed.append(part)
-    return str(Path(*fixed)) if fixed else "."
+    """A path up to its first wildcard, unless the whole of it is a name that is there."""
+    is_whole = not glob.has_magic(entry) or os.path.lexists(Path(entry).expanduser())
+    return entry if is_whole else fixed_part(entry)

@@ -5,7 +5,7 @@ by ``config/resolve.py``, which also says why. What no type can say is checked i
 ``config/check.py``; what a layout may be is checked in ``config/legality.py``.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -51,14 +51,16 @@ class Run(Section):
 
 
 class Model(Section):
-    """What is trained: exactly one of preset, path, hub and module."""
+    """What is trained: a preset, a path, a hub repository or a module."""
 
     preset: str | None = None
-    """A named shape; `shardyard config --presets` lists them."""
+    """A named shape (`shardyard config --presets`); beside path or hub: the shape that is there."""
     path: str | None = None
-    """A Hugging Face folder on this machine: config.json, and weights if they are to be loaded."""
+    """A Hugging Face folder that the run sees: config.json, and weights if they are loaded."""
     hub: str | None = None
     """A repository name on the Hugging Face hub, fetched once."""
+    config: str | Annotated[dict[str, Any], Field(description="its content")] | None = None
+    """A config.json on this machine, which says the shape of a path or hub repository instead."""
     module: str | None = None
     """A user's own model as package.module:function. Not built yet."""
     weights: Literal["auto", "random", "load"] = "auto"
@@ -404,6 +406,8 @@ class Launch(Section):
     """Folders, files or globs of your own code, importable on nodes; not on AWS Batch."""
     volumes: Annotated[tuple[Volume, ...], Field(strict=False)] = ()
     """What is mounted into containers."""
+    image_paths: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Folders that nodes hold by themselves, in the image or on a disk: not looked for here."""
     max_usd: Annotated[float, Field(gt=0)] | None = None
     """Most that the run may cost: a plan above it is refused, and a run that reaches it drains."""
     stop_idle_after: Annotated[str, Field(pattern=r"^\d+(\.\d+)?(min|h|d)$")] | None = None

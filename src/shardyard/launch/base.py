@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
 
-from shardyard.config.schema import Recipe
+from shardyard.config.schema import Launch, Recipe
+from shardyard.config.sight import Sight
 from shardyard.errors import RequestError
 from shardyard.hardware.cluster import Cluster
 from shardyard.launch.bundle import Bundle
@@ -224,6 +225,14 @@ class LogLine:
     text: str
 
 
+def mounted(launch: Launch, *, launcher: str) -> Sight:
+    """What containers see that get ``launch.volumes``, and nothing else of any machine."""
+    volumes = tuple(volume.path for volume in launch.volumes)
+    return Sight(
+        launcher=launcher, sees_this_machine=False, folders=(*volumes, *launch.image_paths)
+    )
+
+
 class Launcher(Protocol):
     """One way to start a run elsewhere. Methods raise ShardyardError with what to do now."""
 
@@ -231,6 +240,9 @@ class Launcher(Protocol):
     capabilities: ClassVar[Capabilities]
     forms: ClassVar[Mapping[str, EntryForm]]
     """Of its lines in a ledger, by kind; what it reads there is checked before it gets a job."""
+
+    def sees(self, recipe: Recipe) -> Sight:
+        """Which files its nodes see, of a launch with these settings. Pure."""
 
     def render(self, request: LaunchRequest) -> Rendered:
         """Pure: no service is asked, no file is read."""

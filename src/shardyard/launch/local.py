@@ -16,6 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
+from shardyard.config.schema import Recipe
+from shardyard.config.sight import Sight
 from shardyard.errors import (
     EXIT_DRAINED,
     EXIT_INTERRUPTED,
@@ -64,6 +66,11 @@ class LocalLauncher:
         resizes=(), requeues=True, needs_image=False, shares_folder=True, secrets=("env", "file")
     )
     forms: ClassVar[Mapping[str, EntryForm]] = {_KIND: _FORM, SUBMITTED: _FORM}
+
+    def sees(self, recipe: Recipe) -> Sight:
+        """This machine's files: its nodes are processes here."""
+        held = recipe.launch.image_paths
+        return Sight(launcher=self.name, sees_this_machine=True, folders=held)
 
     def render(self, request: LaunchRequest) -> Rendered:
         """The commands of all nodes, or of a side job."""

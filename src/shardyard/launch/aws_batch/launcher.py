@@ -12,6 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
+from shardyard.config.schema import Recipe
+from shardyard.config.sight import Sight
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.launch.aws_batch.checks import batch_checks
 from shardyard.launch.aws_batch.logs import read_logs, stream_names
@@ -43,6 +45,7 @@ from shardyard.launch.base import (
     LogLine,
     Removal,
     Rendered,
+    mounted,
 )
 from shardyard.launch.base import LaunchRequest as Request
 from shardyard.launch.doctor import Finding
@@ -93,6 +96,10 @@ class BatchLauncher:
         self._now = now
         self._sleep = sleep
         self._clients: dict[tuple[str, str], Any] = {}
+
+    def sees(self, recipe: Recipe) -> Sight:
+        """Volumes, and what the image holds."""
+        return mounted(recipe.launch, launcher=self.name)
 
     def render(self, request: Request) -> Rendered:
         """RegisterJobDefinition and SubmitJob, as a JSON list of calls and parameters."""

@@ -9,6 +9,8 @@ from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import ClassVar
 
+from shardyard.config.schema import Recipe
+from shardyard.config.sight import Sight
 from shardyard.errors import AccessError, RequestError, ShardyardError
 from shardyard.launch.base import (
     ORIGIN_DETAIL,
@@ -19,6 +21,7 @@ from shardyard.launch.base import (
     LogLine,
     Removal,
     Rendered,
+    mounted,
 )
 from shardyard.launch.doctor import Finding
 from shardyard.launch.installation import Part
@@ -94,6 +97,10 @@ class KubernetesLauncher:
     def __init__(self, *, kubeconfig: Path | None = None, poll_s: float = 2.0) -> None:
         self._kubeconfig = kubeconfig
         self._poll_s = poll_s
+
+    def sees(self, recipe: Recipe) -> Sight:
+        """Volumes, and what the image holds."""
+        return mounted(recipe.launch, launcher=self.name)
 
     def render(self, request: LaunchRequest) -> Rendered:
         """A YAML stream: the recipe's ConfigMap, a runtime for a TrainJob, the job."""

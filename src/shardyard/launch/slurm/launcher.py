@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
+from shardyard.config.schema import Recipe
+from shardyard.config.sight import Sight
 from shardyard.errors import EXIT_DRAINED, RequestError, ShardyardError
 from shardyard.launch.base import (
     Capabilities,
@@ -84,6 +86,21 @@ class SlurmLauncher:
     """What Python is told to run on each node."""
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     """Where sbatch finds the secrets that it passes on by name."""
+
+    def sees(self, recipe: Recipe) -> Sight:
+        """The shared file system; in a container the targets of its mounts and the run's folder."""
+        launch, run = recipe.launch, recipe.run
+        if launch.slurm.container_image is None:
+            held = launch.image_paths
+            return Sight(launcher=self.name, sees_this_machine=True, folders=held)
+        own = () if run.id is None else (f"{launch.run_dir or Path(run.dir).resolve()}/{run.id}",)
+        targets = tuple(map(_target, launch.slurm.container_mounts))
+        return Sight(
+            launcher=self.name,
+            sees_this_machine=False,
+            folders=(*targets, *own, *launch.image_paths),
+            mounts="launch.slurm.container_mounts",
+        )
 
     def render(self, request: LaunchRequest) -> Rendered:
         """Return the batch script and the recipe that its nodes read."""
@@ -333,6 +350,12 @@ def _gone(job: Job, other: JobRecord | None) -> JobStatus:
         runs = other.command or f"job {other.name}"
         knows += f": number {job.id} is another job now, which runs {runs}"
     return JobStatus(state=JobState.GONE, reason=f"{knows}{ending}", exit_code=exit_code)
+
+
+def _target(mount: str) -> str:
+    """Where ``source:target`` or ``source:target:flags`` is in the container."""
+    source, *others = mount.split(":")
+    return others[0] if others else source
 
 
 def _option(rendered: Rendered, name: str) -> str:

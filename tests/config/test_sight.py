@@ -1,0 +1,108 @@
+"""A path that no node can have is refused, by its setting, with what the nodes do see."""
+
+from pathlib import Path
+
+import pytest
+
+from shardyard.cli.launching import launcher_named
+from shardyard.config.check import load_checked_recipe
+from shardyard.config.schema import Recipe
+from shardyard.config.sight import Sight, absent_problems, unseen_problems
+from shardyard.launch.base import LAUNCHERS, Launcher
+
+VOLUMES = "launch.volumes=[{path: /runs, claim: runs}, {path: /data/, claim: data}]"
+FAR = Sight(launcher="far", sees_this_machine=False, folders=("/runs", "/data/"))
+
+
+def recipe(*overrides: str) -> Recipe:
+    return load_checked_recipe([], ["model.preset=llama-tiny", *overrides])
+
+
+def unseen(*overrides: str) -> list[str]:
+    return [str(problem) for problem in unseen_problems(recipe(*overrides), FAR)]
+
+
+SEEN = (
+    "data.source=/data", "data.source=/data/text", "data.source=/data/*/x.txt", "data.dir=/runs/p",
+    "data.source=python-stdlib", "data.tokenizer=owner/name", "data.tokenizer=/data/tokenizer",
+    "model.path=/data/../runs/weights", "data.source=[/data/a, /runs/b]",
+)  # fmt: skip
+ELSEWHERE = (
+    "data.source=/data2", "data.source=/data/../etc", "data.source=/d*/text", "data.dir=/prepared",
+    "data.tokenizer=/tokenizer", "model.path=/weights", "data.source=[/data/a, /b]",
+)  # fmt: skip
+RELATIVE = (
+    "data.source=my-text", "data.source=./my-text", "data.source=~/my-text", "data.source=*.txt",
+    "data.dir=prepared", "data.tokenizer=./tokenizer", "model.path=weights",
+    "data.tokenizer=tokenizer",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("override", SEEN)
+def test_what_lies_on_a_volume_need_not_exist_here(override: str) -> None:
+    assert unseen(override) == []
+
+
+@pytest.mark.parametrize("override", ELSEWHERE)
+def test_a_path_outside_the_volumes_is_refused(override: str) -> None:
+    (said,) = unseen(override)
+    setting, _, value = override.partition("=")
+    place = {"[/data/a, /b]": "/b"}.get(value, value)
+    assert said.startswith(f"{setting}={place} is in no folder that nodes of far see. They see")
+    assert "/runs, /data/ (launch.volumes, launch.image_paths)" in said
+    assert "mount what holds it with launch.volumes" in said
+
+
+@pytest.mark.parametrize("override", RELATIVE)
+def test_a_relative_path_is_refused_where_no_folder_is_shared(
+    override: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tokenizer").mkdir()
+    (tmp_path / "tokenizer" / "tokenizer.json").write_text("{}")
+    (said,) = unseen(override)
+    assert said.startswith(f"{override} is relative")
+    assert "nodes of far share no folder with this machine" in said
+    assert "Give the whole path on them" in said
+
+
+def test_all_are_told_at_once() -> None:
+    found = unseen("data.source=[a, /b]", "model.path=c", "data.dir=d")
+    assert [line.partition(" ")[0] for line in found] == [
+        "model.path=c", "data.source=a", "data.source=/b", "data.dir=d",
+    ]  # fmt: skip
+
+
+def test_what_is_not_there_is_told_where_nodes_see_this_machine(tmp_path: Path) -> None:
+    here = Sight(launcher="near", sees_this_machine=True, folders=("/scratch",))
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.txt").write_text("a")
+    for there in (f"{tmp_path}/text", f"{tmp_path}/*/a.txt", "/scratch/of/nodes", "python-stdlib"):
+        assert absent_problems(recipe(f"data.source={there}"), here) == []
+    for absent in (f"{tmp_path}/other", f"{tmp_path}/*/b.txt"):
+        (said,) = absent_problems(recipe(f"data.source={absent}", "data.dir=/not/yet"), here)
+        assert str(said).startswith(f"data.source={absent}: nothing is there on this machine")
+
+
+def seen_by(name: str, *overrides: str) -> Sight:
+    launcher: Launcher = launcher_named(name)
+    return launcher.sees(recipe(*overrides))
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_every_launcher_says_what_its_nodes_see(name: str) -> None:
+    sight = seen_by(name, VOLUMES, "launch.image_paths=[/opt/data]")
+    assert sight.launcher == name
+    assert sight.sees_this_machine == (name in ("local", "slurm"))
+    volumes = () if sight.sees_this_machine else ("/runs", "/data/")
+    assert sight.folders == (*volumes, "/opt/data")
+
+
+def test_a_container_on_slurm_sees_its_mounts_and_the_folder_of_the_run() -> None:
+    mounts = "launch.slurm.container_mounts=[/lustre/text:/data, /scratch, '/a:/b:ro']"
+    where = ("launch.slurm.container_image=image", mounts, "run.id=one", "launch.run_dir=/runs")
+    sight = seen_by("slurm", *where)
+    assert not sight.sees_this_machine
+    assert sight.folders == ("/data", "/scratch", "/b", "/runs/one")
+    (said,) = unseen_problems(recipe(*where, "data.source=/lustre/text"), sight)
+    assert "mount what holds it with launch.slurm.container_mounts" in str(said)
