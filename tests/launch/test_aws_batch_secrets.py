@@ -23,7 +23,7 @@ pytest.importorskip("moto.server", reason="needs moto[batch,server]")
 RUN = "planted"
 RECIPE = (
     "model.preset=llama-tiny", "run.steps=2", "cluster.instance=p4d.24xlarge", f"run.id={RUN}",
-    "data.source=/data", "data.seq_len=32", *SETTINGS,
+    "data.source=/runs/text", "data.seq_len=32", *SETTINGS,
 )  # fmt: skip
 
 

@@ -15,7 +15,12 @@ from shardyard.config.load import show
 from shardyard.config.schema import Recipe
 from shardyard.errors import Problem
 
-MAPPINGS = frozenset({"launch.env", "launch.kubernetes.node_selector", "secrets"})
+MAPPINGS = frozenset(
+    {
+        "launch.env", "launch.kubernetes.node_selector", "launch.kubernetes.side_node_selector",
+        "secrets",
+    }
+)  # fmt: skip
 """Settings whose keys are the user's own names."""
 
 _PROSE = re.compile(r"task\.prompt|launch\.env(\..*)?")

@@ -47,7 +47,7 @@ class Site:
 
     def doctor(self, *words: str) -> int:
         recipe = (
-            "model.preset=llama-tiny", "data.source=/data/text", "run.steps=2", "cluster.nodes=2",
+            "model.preset=llama-tiny", "data.source=/runs/text", "run.steps=2", "cluster.nodes=2",
             "cluster.device=cpu", "cluster.devices=2", f"launch.image={TRAINING_IMAGE}",
             "launch.run_dir=/runs", "launch.volumes=[{path: /runs, claim: runs}]",
             "launch.kubernetes.context=test", f"run.dir={self.runs}",
