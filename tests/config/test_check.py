@@ -35,7 +35,31 @@ PROBLEMS = [
         "model.compile=true with parallel.schedule=zero-bubble: a compiled block has one backward",
     ),
     (["optim.name=sgd"], "optim.lr=auto is known for adamw only. Give one"),
-    (["optim.momentum=0.9"], "optim.momentum=0.9 is a setting of sgd; optim.name is adamw."),
+    (["optim.name=lamb"], "known for adamw only. Give one; 1e-3 is a usual start for lamb."),
+    (
+        ["optim.momentum=0.9"],
+        "optim.momentum=0.9 is a setting of sgd; optim.name is adamw, which reads betas and eps.",
+    ),
+    # given, so somebody believes that it acts, also where it is the default
+    (
+        ["optim.name=sgd", "optim.lr=0.1", "optim.eps=1e-8"],
+        "optim.eps=1e-08 is a setting of adamw and lamb; optim.name is sgd, which reads momentum "
+        "and nesterov. Leave it out.",
+    ),
+    (["optim.nesterov=false"], "optim.nesterov=False is a setting of sgd"),
+    (
+        ["optim.name=sgd", "optim.lr=0.1", "optim.nesterov=true"],
+        "optim.nesterov=True steps along the momentum, and optim.momentum is 0. Give one",
+    ),
+    (
+        [
+            "precision.optimizer_states=bf16",
+            "optim.name=lamb",
+            "optim.lr=1",
+            "optim.betas=[.999,0]",
+        ],
+        "precision.optimizer_states=bf16 with optim.betas of 0.999",
+    ),
     (
         ["precision.optimizer_states=bf16", "optim.betas=[0.9, 0.999]"],
         "precision.optimizer_states=bf16 with optim.betas of 0.999: a step moves such an average "
@@ -98,7 +122,8 @@ def test_a_contradiction_says_what_to_do(overrides: list[str], words: str) -> No
         ["cluster.instance=p5.48xlarge", "cluster.nodes=2"],
         ["parallel.strategy=HYBRID_SHARD", "parallel.dp_shard=2", "cluster.devices=4"],
         ["elastic.min_nodes=1", "cluster.nodes=2", "elastic.max_nodes=4"],
-        ["optim.name=sgd", "optim.lr=0.1", "optim.momentum=0.9"],
+        ["optim.name=sgd", "optim.lr=0.1", "optim.momentum=0.9", "optim.nesterov=true"],
+        ["optim.name=lamb", "optim.lr=1e-3", "optim.betas=[0.9, 0.999]", "optim.eps=1e-6"],
         ["launch.require_efa=true", "cluster.instance=p5.48xlarge"],
         ["launch.kubernetes.target=pytorchjob", "launch.kubernetes.etcd=e:2379"],
         ["launch.kubernetes.topology=preferred", "launch.kubernetes.queue=q"],

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.config.schema import Optim
-from shardyard.plan.workload import Workload, averages, optimizer_bytes, workload_of
+from shardyard.plan.workload import Workload, optimizer_bytes, workload_of
 from tests.plan.recipes import resolved_recipe, shape_of
 from tests.plan.workloads import layout, workload
 
@@ -50,18 +49,31 @@ def test_copies_read_different_samples_and_model_ranks_the_same() -> None:
         ({"name": "adamw"}, 8),
         ({"name": "sgd", "momentum": 0.9}, 4),
         ({"name": "sgd", "momentum": 0.0}, 0),
+        ({"name": "sgd", "momentum": 0.9, "nesterov": True}, 4),
+        ({"name": "lamb"}, 8),
     ],
 )
 def test_the_optimizer_decides_its_bytes_a_parameter(optim: dict[str, Any], nbytes: int) -> None:
+    optim = {"lr": 0.1, **optim}
     assert optimizer_bytes(resolved_recipe(optim=optim)) == nbytes
     assert of(optim=optim).formats.optimizer_bytes == nbytes
-    assert of(optim=optim).formats.averages == nbytes / 4
 
 
-def test_an_optimizer_that_is_not_known_has_no_state_by_falling_through() -> None:
-    optim = Optim().model_copy(update={"name": "lion"})
-    with pytest.raises(AssertionError, match="lion"):
-        averages(optim)
+@pytest.mark.parametrize(
+    ("optim", "nbytes"),
+    [
+        # weight, gradient and copy; each average is read and written in fp32
+        ({"name": "sgd"}, 24),
+        ({"name": "sgd", "momentum": 0.9}, 24 + 8),
+        ({"name": "adamw"}, 24 + 2 * 8),
+        # and LAMB writes its direction and reads it twice, and the weight twice more
+        ({"name": "lamb"}, 24 + 2 * 8 + 5 * 4),
+    ],
+)
+def test_the_optimizer_decides_what_an_update_moves(optim: dict[str, Any], nbytes: int) -> None:
+    for states in ("fp32", "bf16"):  # made fp32 for the update
+        found = of(optim={"lr": 0.1, **optim}, precision={"optimizer_states": states})
+        assert found.formats.update_bytes == nbytes
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def _step_on_real_tensors(recipe: Recipe, layout: Layout, shape: ModelShape) -> 
     device = torch.device("cpu")
     mesh = build_mesh(layout, "cpu")
     task = build_sharded(recipe, shape, mesh)
-    optimizer = build_optimizer(recipe, task, device=device)
+    optimizer = build_optimizer(recipe, task, mesh, device=device)
     ids = torch.zeros(2, SEQ_LEN, dtype=torch.int64)
     batch = MicroBatch(ids, ids, ids, torch.zeros(2, dtype=torch.int64), ids.numel())
     stepper = Stepper(task, optimizer, mesh, device=device, grad_clip=1.0)

@@ -9,8 +9,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, assert_never
+from typing import Any
 
+from shardyard.config.optimizers import optimizer_of
 from shardyard.config.presets import ModelShape
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
@@ -267,6 +268,8 @@ def _samples_per_rank(global_batch: int, *, micro_batch: int, ranks: int) -> int
 
 
 def _lr(draft: Draft) -> tuple[float, str]:
+    # whose rate is not known is refused without one; a rate of another optimizer would be a guess
+    assert optimizer_of(draft.recipe.optim).knows_lr, draft.recipe.optim.name
     if draft.recipe.model.weights == "load":
         return 2e-5, _FINE_TUNING
     shape = draft.shape
@@ -280,14 +283,8 @@ def _lr(draft: Draft) -> tuple[float, str]:
 
 
 def _weight_decay(draft: Draft) -> tuple[float, str]:
-    name = draft.recipe.optim.name
-    match name:
-        case "adamw":
-            return 0.1, "as Llama 2 (arXiv:2307.09288, section 2.2)"
-        case "sgd":
-            return 0.0, "sgd decays only where it is asked to"
-        case _:
-            assert_never(name)
+    row = optimizer_of(draft.recipe.optim)
+    return row.weight_decay, row.decay_reason
 
 
 def _warmup_steps(draft: Draft) -> tuple[int, str]:

@@ -13,8 +13,9 @@ from shardyard.config.format_problems import format_problems
 from shardyard.config.launch_problems import launch_problems
 from shardyard.config.load import read_settings, source_of
 from shardyard.config.model_problems import misfits
+from shardyard.config.optimizers import OPTIMIZERS, factors_of, optimizer_of, readers_of
 from shardyard.config.presets import PRESETS
-from shardyard.config.schema import Optim, Recipe
+from shardyard.config.schema import Recipe
 from shardyard.config.secret_reference import is_variable, parse_references
 from shardyard.config.text_problems import text_problems, texts
 from shardyard.config.trainable import trainable_problems
@@ -143,16 +144,22 @@ def _fit(recipe: Recipe) -> Iterable[Problem]:
 
 
 def _optim(recipe: Recipe) -> Iterable[Problem]:
-    optim, defaults = recipe.optim, Optim()
-    if optim.name != "adamw" and optim.lr == "auto":
-        text = "=auto is known for adamw only. Give one; 0.1 is a usual start for sgd."
-        yield Problem("optim.lr", text)
-    for other, keys in SETTINGS_OF.items():
-        for key in keys:
-            value = getattr(optim, key)
-            if key not in SETTINGS_OF[optim.name] and value != getattr(defaults, key):
-                text = f"={value} is a setting of {other}; optim.name is {optim.name}."
-                yield Problem(f"optim.{key}", f"{text} Leave it out.")
+    optim = recipe.optim
+    row = optimizer_of(optim)
+    if not row.knows_lr and optim.lr == "auto":
+        known = " and ".join(name for name, other in OPTIMIZERS.items() if other.knows_lr)
+        text = f"=auto is known for {known} only. Give one; {row.usual_lr} is a usual start for"
+        yield Problem("optim.lr", f"{text} {optim.name}.")
+    for key in sorted(optim.model_fields_set):
+        readers = readers_of(key)
+        if readers and optim.name not in readers:
+            text = f"={getattr(optim, key)} is a setting of {' and '.join(readers)}"
+            reads = " and ".join(row.settings) or "none that others do not read"
+            text = f"{text}; optim.name is {optim.name}, which reads {reads}. Leave it out."
+            yield Problem(f"optim.{key}", text)
+    if "nesterov" in row.settings and optim.nesterov and not optim.momentum:
+        text = "=True steps along the momentum, and optim.momentum is 0. Give one, such as 0.9"
+        yield Problem("optim.nesterov", f"{text}, or leave it out.")
     warmup, decay = optim.warmup_steps, optim.decay_steps
     if warmup != "auto" and decay != "auto" and warmup >= decay:
         text = (
@@ -166,10 +173,7 @@ def _optimizer_states(recipe: Recipe) -> Iterable[Problem]:
     """bf16 keeps 8 bits: averages that move less than the last of them stand still."""
     if recipe.precision.optimizer_states == "fp32":
         return
-    optim = recipe.optim
-    factors = {"betas": max(optim.betas), "momentum": optim.momentum}
-    for key in AVERAGING_OF[optim.name]:
-        value = factors[key]
+    for key, value in factors_of(recipe.optim).items():
         if value > MOST_AVERAGING_IN_BF16:
             text = (
                 f"=bf16 with optim.{key} of {value}: a step moves such an average by "
@@ -178,12 +182,6 @@ def _optimizer_states(recipe: Recipe) -> Iterable[Problem]:
             )
             yield Problem("precision.optimizer_states", text)
 
-
-SETTINGS_OF = {"adamw": ("betas", "eps"), "sgd": ("momentum",)}
-"""Optimizer -> settings that only some optimizers have, and it has."""
-
-AVERAGING_OF = {"adamw": ("betas",), "sgd": ("momentum",)}
-"""Optimizer -> those that say how slowly an average follows."""
 
 MOST_AVERAGING_IN_BF16 = 0.99
 """An average then settles within 40 % of what it averages; within 8 % at 0.95, the default."""

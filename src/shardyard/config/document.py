@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from shardyard.config import schema
+from shardyard.config.optimizers import OPTIMIZERS, readers_of
 from shardyard.config.presets import PRESETS
 
 
@@ -143,7 +144,26 @@ def _settings_of(name: str, section: type[schema.Section]) -> Iterator[Setting]:
         if isinstance(kind, type) and issubclass(kind, schema.Section):
             yield from _settings_of(f"{name}.{key}", kind)
         else:
-            yield _describe(f"{name}.{key}", field, _sentences(section)[key])
+            dotted = f"{name}.{key}"
+            sentence = " ".join([_sentences(section)[key], *_by_optimizer(dotted)])
+            yield _describe(dotted, field, sentence)
+
+
+def _by_optimizer(setting: str) -> list[str]:
+    """What the rows of the optimizers add to a sentence of the schema."""
+    section, _, key = setting.rpartition(".")
+    if section != "optim":
+        return []
+    match key:
+        case "lr":
+            known = [name for name, row in OPTIMIZERS.items() if row.knows_lr]
+            return [f"auto is known for {' and '.join(known)}."]
+        case "weight_decay":
+            values = [f"{row.weight_decay:g} for {name}" for name, row in OPTIMIZERS.items()]
+            return [f"auto: {', '.join(values)}."]
+        case _:
+            readers = readers_of(key)
+            return [f"Read by {' and '.join(readers)} alone."] if readers else []
 
 
 def _describe(name: str, field: FieldInfo, sentence: str) -> Setting:

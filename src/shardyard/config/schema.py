@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from shardyard.config.optimizers import OptimizerName
+
 Auto = Literal["auto"]
 Degree = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -124,19 +126,20 @@ class Data(Section):
 class Optim(Section):
     """Optimizer, schedule and batch."""
 
-    name: Literal["adamw", "sgd"] = "adamw"
-    """The optimizer, in its fused form."""
+    name: OptimizerName = "adamw"
+    """The optimizer. A setting that it does not read is refused."""
     lr: Annotated[float, Field(gt=0)] | Auto = "auto"
     """Peak learning rate; auto: by model size and whether weights are loaded."""
     betas: Annotated[tuple[Averaging, Averaging], Field(strict=False)] = (0.9, 0.95)
-    """AdamW's averaging factors of gradient and squared gradient."""
+    """Averaging factors of gradient and squared gradient."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
-    """AdamW's term against division by zero."""
+    """Term against division by zero."""
     weight_decay: Annotated[float, Field(ge=0)] | Auto = "auto"
-    """Decoupled weight decay, on matrices only (not on norms and biases); auto: 0.1 for adamw, 0
-    for sgd."""
+    """Decoupled weight decay, on matrices only (not on norms and biases)."""
     momentum: Averaging = 0.0
-    """SGD's momentum."""
+    """Averaging factor of the gradient."""
+    nesterov: bool = False
+    """Step along the gradient as the momentum will have moved it (Nesterov)."""
     grad_clip: Annotated[float, Field(gt=0)] | None = 1.0
     """Largest global gradient norm; larger gradients are scaled down. null: no clipping."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"

@@ -29,27 +29,42 @@ def square_sum(params: Mapping[str, Tensor], *, held_twice: Collection[str] = ()
     by_holders: dict[int, list[Tensor]] = {}
     for name, param in params.items():
         if param.grad is not None:
-            holders = _holders(param) * (2 if name in held_twice else 1)
-            by_holders.setdefault(holders, []).append(local_part(param.grad))
-    shares = [_squares(found) / holders for holders, found in by_holders.items()]
+            number = holders(param) * (2 if name in held_twice else 1)
+            by_holders.setdefault(number, []).append(local_part(param.grad))
+    shares = [_squares(found) / number for number, found in by_holders.items()]
     if not shares:  # a pipeline stage of which nothing is trained
         return torch.zeros((), dtype=torch.float64, device=next(iter(params.values())).device)
     return torch.stack(shares).sum()
 
 
+def square_sums(parts: Sequence[Tensor]) -> Tensor:
+    """Sum of the squares of all elements of each, fp64."""
+    by_rows, rest = _norms(parts)
+    sums = list(rest.double().square().unbind())
+    for index, norms in by_rows.items():
+        sums[index] = sums[index] + norms.double().square().sum()
+    return torch.stack(sums)
+
+
 def _squares(parts: Sequence[Tensor]) -> Tensor:
-    """Sum of the squares of all elements, fp64."""
-    rows: list[Tensor] = []
-    small: list[Tensor] = []
-    for part in parts:
+    """Sum of the squares of all elements of all, fp64."""
+    by_rows, rest = _norms(parts)
+    return torch.cat([*by_rows.values(), rest]).double().square().sum()
+
+
+def _norms(parts: Sequence[Tensor]) -> tuple[dict[int, Tensor], Tensor]:
+    """Norms of the rows of each large part, by its index; and of what is left of every part."""
+    by_rows: dict[int, Tensor] = {}
+    rest: list[Tensor] = []
+    for index, part in enumerate(parts):
         flat = part.reshape(-1)
         dtype = torch.promote_types(part.dtype, torch.float32)
         end = len(flat) - len(flat) % _ROW if len(flat) > _SMALL else 0
         if end:
-            rows.append(torch.linalg.vector_norm(flat[:end].view(-1, _ROW), dim=1, dtype=dtype))
-        small.append(flat[end:].to(dtype))
-    rows.append(torch.stack(torch._foreach_norm(small)))
-    return torch.cat(rows).double().square().sum()
+            rows = flat[:end].view(-1, _ROW)
+            by_rows[index] = torch.linalg.vector_norm(rows, dim=1, dtype=dtype)
+        rest.append(flat[end:].to(dtype))
+    return by_rows, torch.stack(torch._foreach_norm(rest))
 
 
 def local_part(tensor: Tensor) -> Tensor:
@@ -57,7 +72,7 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _holders(param: Tensor) -> int:
+def holders(param: Tensor) -> int:
     """How many ranks hold the same part of a parameter."""
     if not isinstance(param, DTensor):
         return 1

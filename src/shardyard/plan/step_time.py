@@ -29,12 +29,6 @@ BUSY = 0.12
 """Collectives occupy processors and memory: compute slows by this share of the time they run
 beside it (NCCL takes 16 to 24 of the 108 to 132 multiprocessors)."""
 
-UPDATE_BYTES = 24
-"""Read and written per parameter: fp32 weight, gradient for norm, clip and update, 16-bit copy."""
-
-AVERAGE_BYTES = 8
-"""And for each average of the optimizer, fp32 in the update: AdamW has two."""
-
 OPTIMIZER_START_S = 1e-3
 """Gradient norm, clip, schedule: some small kernels and one all-reduce."""
 
@@ -260,7 +254,7 @@ class StepModel:
     def _optimizer_s(self, layout: Layout, layers: float) -> float:
         shards = layout.dp_shard * layout.cp
         held = stage_parameters(self.times.shape, layout, layers) / shards
-        moved = held * (UPDATE_BYTES + AVERAGE_BYTES * self.times.formats.averages)
+        moved = held * self.times.formats.update_bytes
         return moved / self.times.rates.bytes_per_s + OPTIMIZER_START_S
 
     def _offload_s(

@@ -5,11 +5,12 @@ A recipe becomes a workload here; a row of the table of published runs becomes o
 """
 
 from dataclasses import dataclass
-from typing import Literal, assert_never
+from typing import Literal
 
 from shardyard.config.legality import Layout
+from shardyard.config.optimizers import averages_of, moved_bytes
 from shardyard.config.presets import ModelShape
-from shardyard.config.schema import Optim, Recipe
+from shardyard.config.schema import Recipe
 
 FORMAT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
 """Bytes of an activation and of a gathered parameter; fp8 is the products' format alone."""
@@ -32,8 +33,8 @@ class Formats:
     """All that zero 1 splits: moments, and an fp32 master copy where the weight is 16 bit."""
     reduce_bytes: float
     """The gradient on the wire."""
-    averages: int = 2
-    """What an update reads and writes beside the parameter: Adam's two moments."""
+    update_bytes: float = 40
+    """What the optimizer reads and writes in its update; 40 are AdamW's with two fp32 moments."""
     compute_bytes: float = 2
     """A gathered parameter and an activation."""
     weight_split_from: Literal[1, 3] = 3
@@ -155,7 +156,7 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
             weight_bytes=4,
             gradient_bytes=4,
             optimizer_bytes=optimizer_bytes(recipe),
-            averages=averages(recipe.optim),
+            update_bytes=moved_bytes(recipe.optim),
             reduce_bytes=FORMAT_BYTES[recipe.precision.reduce],
             compute_bytes=FORMAT_BYTES[compute],
             weight_split_from=1,
@@ -180,15 +181,4 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
 
 def optimizer_bytes(recipe: Recipe) -> int:
     """State of a parameter that zero 1 splits."""
-    return averages(recipe.optim) * FORMAT_BYTES[recipe.precision.optimizer_states]
-
-
-def averages(optim: Optim) -> int:
-    """Averages that an optimizer holds of each parameter."""
-    match optim.name:
-        case "adamw":
-            return 2
-        case "sgd":
-            return 1 if optim.momentum > 0 else 0
-        case _:
-            assert_never(optim.name)
+    return len(averages_of(recipe.optim)) * FORMAT_BYTES[recipe.precision.optimizer_states]

@@ -2,7 +2,7 @@
 
 torch's own MemTracker looks at all live tensors at every operator; here each storage is written
 down once when it is born and once when it dies, and the peak is found afterwards. By then it is
-also known what a storage became: a gradient, say, is only recognised when the optimizer reads it.
+also known what a storage became: a gradient, say, is only known when the optimizer is given it.
 """
 
 import weakref
@@ -38,8 +38,6 @@ _BLOCK_BYTES = 512
 _READ_BY: dict[str, Callable[[Sequence[Any], dict[str, Any]], dict[str, Any]]] = {
     "fsdp::all_gather_copy_in": lambda args, _: {GATHERED: args[:2]},
     "fsdp::chunk_cat": lambda args, named: {UNREDUCED: [args[0], named["out"]]},
-    "aten::_fused_adamw_": lambda args, _: {GRADIENTS: args[1]},
-    "aten::_fused_sgd_": lambda args, _: {GRADIENTS: args[1]},
 }
 """Operators that show what their arguments are for."""
 

@@ -11,13 +11,14 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -27,7 +28,13 @@ from shardyard.config.schema import Recipe
 from shardyard.data.loader import MicroBatch
 from shardyard.errors import ShardyardError
 from shardyard.parallel.mesh import build_mesh
-from shardyard.train.allocations import OPTIMIZER, PARAMETERS, SET_UP, AllocationLog
+from shardyard.train.allocations import (
+    GRADIENTS,
+    OPTIMIZER,
+    PARAMETERS,
+    SET_UP,
+    AllocationLog,
+)
 from shardyard.train.setup import build_optimizer, build_sharded
 from shardyard.train.step import Stepper
 
@@ -86,15 +93,27 @@ def _take_a_step(
     # sharding cuts each parameter into as many pieces as there are ranks: slow on fake tensors
     task = build_sharded(recipe, shape, mesh)
     with FakeTensorMode(allow_non_fake_inputs=True), log:
-        optimizer = build_optimizer(recipe, task, device=device)
+        optimizer = build_optimizer(recipe, task, mesh, device=device)
         tensors = optimizer.tensors()
         log.mark(task.model.buffers(), PARAMETERS)
         for kind, category in (("model.", PARAMETERS), ("optim.", OPTIMIZER)):
             log.mark((held for name, held in tensors.items() if name.startswith(kind)), category)
-        stepper = Stepper(task, optimizer, mesh, device=device, grad_clip=recipe.optim.grad_clip)
+        stepper = _Watched(task, optimizer, mesh, device=device, grad_clip=recipe.optim.grad_clip)
+        stepper.log = log
         batch = _micro_batch(recipe)  # one for all: a device holds one at a time
         log.begin_step()
         stepper.run([batch] * passes, lr=1.0, drain=False)
+
+
+class _Watched(Stepper):
+    """Says which allocations are the gradients, before the optimizer has them."""
+
+    log: AllocationLog
+
+    def accumulate(self, batches: Sequence[MicroBatch]) -> tuple[Tensor, int]:
+        found = super().accumulate(batches)
+        self.log.mark(self._optimizer.gradients(), GRADIENTS)
+        return found
 
 
 def _micro_batch(recipe: Recipe) -> MicroBatch:

@@ -106,7 +106,7 @@ def set_up(run_dir: RunDir, attempt: int, hooks: Hooks, *, local_rank: int) -> T
     data_s = time.monotonic() - started
     mesh = build_mesh(layout, device.type)
     task = build_sharded(recipe, resolved.shape, mesh)
-    optimizer = build_optimizer(recipe, task, device=device)
+    optimizer = build_optimizer(recipe, task, mesh, device=device)
     stepper = Stepper(task, optimizer, mesh, device=device, grad_clip=recipe.optim.grad_clip)
     started_load = time.monotonic()
     chosen = choose(
@@ -253,12 +253,19 @@ def build_sharded(recipe: Recipe, shape: ModelShape, mesh: Mesh) -> CausalLM:
     return parallelize(model, mesh, recipe=recipe, shape=shape, family=family)
 
 
-def build_optimizer(recipe: Recipe, task: CausalLM, *, device: torch.device) -> ShardOptimizer:
+def build_optimizer(
+    recipe: Recipe, task: CausalLM, mesh: Mesh, *, device: torch.device
+) -> ShardOptimizer:
     """Give a task's sharded model its storage, without values yet, and an optimizer."""
     give_storage(task.model, device, stages=task.pipeline.modules if task.pipeline else ())
     task.model.train()
-    states = recipe.precision.optimizer_states
-    return ShardOptimizer(task.model, recipe.optim, states=states, held_twice=task.held_twice)
+    return ShardOptimizer(
+        task.model,
+        recipe.optim,
+        states=recipe.precision.optimizer_states,
+        held_twice=task.held_twice,
+        names=names_on_all_stages((name for name, _ in task.model.named_parameters()), mesh),
+    )
 
 
 def _fill(

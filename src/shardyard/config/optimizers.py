@@ -1,0 +1,138 @@
+"""The optimizers: one row each, with all that is known of one without torch.
+
+A row says what the recipe check, the planner and the doctor need. It names the update, which is
+torch code in ``train/optimizers/``. Nothing else dispatches on the name of an optimizer.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+OptimizerName = Literal["adamw", "sgd", "lamb"]
+"""Every name has a row in ``OPTIMIZERS``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Average:
+    """One state of each parameter, in the parameter's form: an average over steps."""
+
+    name: str
+    """In checkpoints: ``optim.<name>.<parameter>``."""
+    factor: str
+    """Setting of ``optim`` that says how slowly it follows; where that is 0 there is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """What is known of one optimizer."""
+
+    averages: tuple[Average, ...]
+    counts_steps: bool
+    """Whether each parameter has a count of its steps too, one number: ``optim.step.<parameter>``.
+    """
+    settings: tuple[str, ...]
+    """Of ``optim``, those that it reads and some other optimizer does not."""
+    knows_lr: bool
+    """Whether a learning rate by model size is known. Without one, ``optim.lr`` must be given."""
+    usual_lr: str
+    """A start for who has to give one; printed."""
+    weight_decay: float
+    """Where it is auto."""
+    decay_reason: str
+    moved_bytes: int
+    """What an update reads and writes of a parameter, beside its averages."""
+    update: str
+    """``module:class``, a ``train.optimizers.Update``."""
+
+
+_ONE_PASS_BYTES = 24
+"""Where one kernel updates a parameter: fp32 weight, gradient for norm, clip and update, and the
+copy in the computing format."""
+
+OPTIMIZERS: dict[OptimizerName, Optimizer] = {
+    "adamw": Optimizer(
+        averages=(
+            Average(name="exp_avg", factor="betas"),
+            Average(name="exp_avg_sq", factor="betas"),
+        ),
+        counts_steps=True,
+        settings=("betas", "eps"),
+        knows_lr=True,
+        usual_lr="3e-4",
+        weight_decay=0.1,
+        decay_reason="as Llama 2 (arXiv:2307.09288, section 2.2)",
+        moved_bytes=_ONE_PASS_BYTES,
+        update="shardyard.train.optimizers.fused:AdamW",
+    ),
+    "sgd": Optimizer(
+        averages=(Average(name="momentum_buffer", factor="momentum"),),
+        counts_steps=False,
+        settings=("momentum", "nesterov"),
+        knows_lr=False,
+        usual_lr="0.1",
+        weight_decay=0.0,
+        decay_reason="sgd decays only where it is asked to",
+        moved_bytes=_ONE_PASS_BYTES,
+        update="shardyard.train.optimizers.fused:SGD",
+    ),
+    "lamb": Optimizer(
+        averages=(
+            Average(name="exp_avg", factor="betas"),
+            Average(name="exp_avg_sq", factor="betas"),
+        ),
+        counts_steps=True,
+        settings=("betas", "eps"),
+        knows_lr=False,
+        usual_lr="1e-3",
+        weight_decay=0.01,
+        decay_reason="as BERT, which its authors trained (arXiv:1810.04805, appendix A.2)",
+        # the direction is written, read for its norm and read again to be applied, and the
+        # weight is read for its norm and once more
+        moved_bytes=_ONE_PASS_BYTES + 5 * 4,
+        update="shardyard.train.optimizers.lamb:LAMB",
+    ),
+}
+
+
+class Named(Protocol):
+    """The ``optim`` section of a recipe."""
+
+    @property
+    def name(self) -> OptimizerName:
+        """Of the optimizer."""
+
+
+def optimizer_of(optim: Named) -> Optimizer:
+    """The row of the optimizer that a recipe names.
+
+    Raises:
+        LookupError: There is none of that name; nothing falls through to another's.
+    """
+    if optim.name not in OPTIMIZERS:
+        raise LookupError(f"no optimizer is called {optim.name!r}: {', '.join(OPTIMIZERS)}")
+    return OPTIMIZERS[optim.name]
+
+
+def averages_of(optim: Named) -> tuple[str, ...]:
+    """Names of the averages that these settings hold of each parameter."""
+    return tuple(
+        average.name for average in optimizer_of(optim).averages if getattr(optim, average.factor)
+    )
+
+
+def factors_of(optim: Named) -> dict[str, float]:
+    """Setting -> the slowest of the averages that it rules."""
+    found = {}
+    for average in optimizer_of(optim).averages:
+        value = getattr(optim, average.factor)
+        found[average.factor] = max(value) if isinstance(value, tuple) else value
+    return found
+
+
+def moved_bytes(optim: Named) -> int:
+    """What an update of these settings reads and writes of a parameter, its averages in fp32."""
+    return optimizer_of(optim).moved_bytes + 8 * len(averages_of(optim))
+
+
+def readers_of(setting: str) -> tuple[OptimizerName, ...]:
+    """Optimizers that read a setting which not all of them do; none for any other setting."""
+    return tuple(name for name, row in OPTIMIZERS.items() if setting in row.settings)

@@ -1,0 +1,59 @@
+"""What each optimizer does in a step: one class each, named by its row in ``config/optimizers.py``.
+
+An update works on this rank's shards, as plain tensors. Where it needs the norm of a whole
+parameter it asks for it once a step (``parallel/whole_norms.py``).
+"""
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from shardyard.config.optimizers import optimizer_of
+from shardyard.config.schema import Optim
+from shardyard.parallel.whole_norms import WholeNorms
+
+State = dict[str, Tensor]
+"""Name -> average in fp32, of a shard's form, and ``step`` where the row counts steps."""
+
+
+class Update(Protocol):
+    """One optimizer over the shards of this rank. Nothing in it may wait for the device."""
+
+    most_elements: float
+    """Parameters that one ``update`` may get where their state is fp32: for what it needs beside
+    them. Infinity: all at once."""
+
+    def __init__(self, shards: Mapping[str, nn.Parameter], optim: Optim, norms: WholeNorms) -> None:
+        """Args:
+        shards: Name -> what this rank holds of it; what is frozen is not among them.
+        """
+
+    def begin(self, *, lr: float, divisor: Tensor, skip: Tensor) -> None:
+        """A step begins.
+
+        Args:
+            divisor: Of all gradients.
+            skip: 1 where weights and state must stay as they are, bit for bit.
+        """
+
+    def update(self, names: Sequence[str], states: Mapping[str, State]) -> None:
+        """Take some of the shards, with their undivided ``.grad``; each is given once a step.
+
+        State is changed in place. The shard itself may wait for ``finish``.
+        """
+
+    def finish(self) -> None:
+        """All shards have been given. Afterwards none has a gradient."""
+
+
+def make_update(shards: Mapping[str, nn.Parameter], optim: Optim, norms: WholeNorms) -> Update:
+    """The update of the optimizer that the recipe names.
+
+    Raises:
+        LookupError: There is no optimizer of that name.
+    """
+    module, _, name = optimizer_of(optim).update.partition(":")
+    made: Update = getattr(import_module(module), name)(shards, optim, norms)
+    return made

@@ -1,0 +1,98 @@
+"""AdamW and SGD by torch's fused optimizers, on the local shards as plain tensors.
+
+On DTensors there is no fused SGD, every call pays for a dispatch in Python, and fused AdamW has
+been seen to leak host memory (pytorch/torchtitan issue 3790).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardyard.config.schema import Optim
+from shardyard.parallel.whole_norms import WholeNorms
+from shardyard.train.optimizers import State
+
+
+class _Fused:
+    """One of torch's, which divides and skips by itself."""
+
+    most_elements = math.inf
+
+    def __init__(
+        self,
+        shards: Mapping[str, nn.Parameter],
+        made: torch.optim.Optimizer,
+        *,
+        decay_apart: float = 0.0,
+    ) -> None:
+        """Args:
+        decay_apart: Decay of matrices that torch's optimizer does not do.
+        """
+        self._shards = shards
+        self._torch = made
+        self._decay_apart = decay_apart
+
+    def begin(self, *, lr: float, divisor: Tensor, skip: Tensor) -> None:
+        for group in self._torch.param_groups:
+            group["lr"] = lr
+        fused: Any = self._torch  # fused optimizers read these two attributes
+        fused.grad_scale = divisor.float()
+        fused.found_inf = skip.float()
+        self._kept = 1.0 - lr * self._decay_apart * (1.0 - skip.float())
+
+    def update(self, names: Sequence[str], states: Mapping[str, State]) -> None:
+        shards = [self._shards[name] for name in names]
+        decaying = [shard.data for shard in shards if shard.dim() >= 2 and shard.grad is not None]
+        if self._decay_apart and decaying:
+            torch._foreach_mul_(decaying, self._kept)
+        for name, shard in zip(names, shards, strict=True):
+            self._torch.state[shard] = states[name]
+        self._torch.step()  # it skips those that it is given no gradient of
+        self._torch.state.clear()
+        for shard in shards:
+            shard.grad = None
+
+    def finish(self) -> None:
+        """Each part was finished when it was given."""
+
+
+class AdamW(_Fused):
+    """Loshchilov and Hutter 2019, arXiv:1711.05101, algorithm 2."""
+
+    def __init__(self, shards: Mapping[str, nn.Parameter], optim: Optim, norms: WholeNorms) -> None:
+        del norms  # each element by itself
+        decay = float(optim.weight_decay)
+        groups: list[dict[str, Any]] = [
+            {"params": [shard for shard in shards.values() if shard.dim() >= 2]},
+            {"params": [shard for shard in shards.values() if shard.dim() < 2], "weight_decay": 0},
+        ]
+        made = torch.optim.AdamW(
+            groups,
+            lr=float(optim.lr),
+            betas=optim.betas,
+            eps=optim.eps,
+            weight_decay=decay,
+            fused=True,
+        )
+        super().__init__(shards, made)
+
+
+class SGD(_Fused):
+    """With momentum, Nesterov's too, and decoupled decay (arXiv:1711.05101, algorithm 1).
+
+    torch's own decay would go into the gradient, and so into the momentum.
+    """
+
+    def __init__(self, shards: Mapping[str, nn.Parameter], optim: Optim, norms: WholeNorms) -> None:
+        del norms  # each element by itself
+        made = torch.optim.SGD(
+            list(shards.values()),
+            lr=float(optim.lr),
+            momentum=optim.momentum,
+            nesterov=optim.nesterov,
+            fused=True,
+        )
+        super().__init__(shards, made, decay_apart=float(optim.weight_decay))

@@ -1,0 +1,103 @@
+"""A row is all that is known of an optimizer outside of its update."""
+
+import ast
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+import shardyard
+from shardyard.config.auto import AFTER_LAYOUT, Draft, Facts
+from shardyard.config.check import check
+from shardyard.config.load import load_recipe
+from shardyard.config.optimizers import OPTIMIZERS, Average, OptimizerName
+from shardyard.config.presets import PRESETS
+from shardyard.config.schema import Recipe
+from shardyard.errors import RecipeError
+from shardyard.plan.workload import optimizer_bytes, workload_of
+from tests.plan.recipes import resolved_recipe
+from tests.plan.workloads import layout
+
+PACKAGE = Path(shardyard.__file__).parent
+SHAPE = PRESETS["llama-tiny"].shape
+
+
+def named(recipe: Recipe, name: str) -> Recipe:
+    """With an optimizer that the schema has no word for."""
+    return recipe.model_copy(update={"optim": recipe.optim.model_copy(update={"name": name})})
+
+
+def test_every_name_of_the_schema_has_a_row_and_every_row_a_name() -> None:
+    assert tuple(OPTIMIZERS) == get_args(OptimizerName)
+
+
+def test_a_new_row_is_followed_by_everything_that_depends_on_an_optimizer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    row = replace(
+        OPTIMIZERS["adamw"],
+        averages=tuple(Average(name=name, factor="betas") for name in ("a", "b", "c")),
+        settings=("momentum",),
+        knows_lr=False,
+        usual_lr="7",
+        weight_decay=0.3,
+        decay_reason="because",
+        moved_bytes=100,
+    )
+    monkeypatch.setitem(OPTIMIZERS, "new", row)  # type: ignore[misc]
+    asked = load_recipe([], ["model.preset=llama-tiny", "optim.eps=1e-8", "optim.momentum=0.5"])
+    with pytest.raises(RecipeError) as refused:
+        check(named(asked, "new"))
+    problems = [str(problem) for problem in refused.value.problems]
+    assert len(problems) == 2
+    assert problems[0].startswith("optim.lr=auto is known for adamw only. Give one; 7 is a usual")
+    assert "optim.eps=1e-08 is a setting of adamw and lamb; optim.name is new" in problems[1]
+    assert problems[1].endswith("which reads momentum. Leave it out.")
+    draft = Draft(recipe=named(asked, "new"), facts=Facts(shape=SHAPE))
+    assert AFTER_LAYOUT["optim.weight_decay"](draft) == (0.3, "because")
+    with pytest.raises(AssertionError, match="new"):  # never the rate of another
+        AFTER_LAYOUT["optim.lr"](draft)
+    planned = named(resolved_recipe(precision={"optimizer_states": "bf16"}), "new")
+    assert optimizer_bytes(planned) == 3 * 2
+    assert workload_of(planned, SHAPE, layout()).formats.optimizer_bytes == 3 * 2
+    assert workload_of(planned, SHAPE, layout()).formats.update_bytes == 100 + 3 * 8
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda recipe: check(recipe),
+        lambda recipe: optimizer_bytes(recipe),
+        lambda recipe: workload_of(recipe, SHAPE, layout()),
+        lambda recipe: AFTER_LAYOUT["optim.lr"](Draft(recipe=recipe, facts=Facts(shape=SHAPE))),
+        lambda recipe: AFTER_LAYOUT["optim.weight_decay"](
+            Draft(recipe=recipe, facts=Facts(shape=SHAPE))
+        ),
+    ],
+)
+def test_a_name_without_a_row_falls_through_nowhere(ask: Any) -> None:
+    with pytest.raises(LookupError, match="no optimizer is called 'lion': adamw, sgd, lamb"):
+        ask(named(resolved_recipe(), "lion"))
+
+
+def test_no_code_but_the_rows_knows_an_optimizer_by_its_name() -> None:
+    allowed = {
+        "config/optimizers.py": 2 * len(OPTIMIZERS),  # the type, and the rows
+        "config/schema.py": 1,  # the default
+        # passes over memory of published runs of other programs, which have one of three
+        "plan/vision.py": 7,
+    }
+    found: dict[str, int] = {}
+    for file in sorted(PACKAGE.rglob("*.py")):
+        text = file.read_text()
+        if not any(f'"{name}"' in text or f"'{name}'" in text for name in OPTIMIZERS):
+            continue  # to parse all of them takes seconds
+        names = [
+            node.value
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.Constant) and node.value in list(OPTIMIZERS)
+        ]
+        if names:
+            found[file.relative_to(PACKAGE).as_posix()] = len(names)
+    assert found == allowed
