@@ -11,7 +11,7 @@ from typing import Literal
 
 from benchmarks.planner_shapes import Unknown
 from benchmarks.planner_table import Row
-from shardyard.plan.workload import Formats, Recompute, Techniques
+from shardyard.plan.workload import Formats, Keeping, Recompute, Techniques
 
 _WORDS = ("framework", "task", "sharding", "act_ckpt", "precision", "notes", "flags")
 
@@ -70,6 +70,19 @@ def excluded(row: Row) -> str | None:
 
 # --- number formats
 
+BUFFERED = Keeping(
+    splits_weights_from=3,
+    splits_gradients_from=2,
+    copies_whole_stage=False,
+    has_gradient_buffers=True,
+    sums_zero_1_at_end=False,
+    sums_each_block=False,
+)
+"""Megatron-LM, DeepSpeed and what is built on them hold whole weights below ZeRO-3 and whole
+gradients below ZeRO-2, in one buffer from the start (megatron/core/distributed,
+param_and_grad_buffer.py; deepspeed/runtime/zero/stage_1_and_2.py). So do the others that are not
+PyTorch's FSDP, as far as is known."""
+
 
 def compute_format(row: Row) -> Literal["fp32", "bf16", "fp16", "fp8"]:
     """The format of matrix products; where no word says it, what the device was built for."""
@@ -105,7 +118,7 @@ def formats_of(row: Row) -> Formats:
         optimizer_bytes=optimizer,
         reduce_bytes=reduce,
         compute_bytes=4 if compute == "fp32" else 2,
-        weight_split_from=1 if sharding_of(row).is_fsdp else 3,
+        keeping=Keeping() if sharding_of(row).is_fsdp else BUFFERED,
     )
 
 

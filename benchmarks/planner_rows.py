@@ -296,7 +296,7 @@ def _least_state_bytes(workload: Workload) -> float:
     shards = layout.dp_shard * layout.cp
     split = {level: shards if layout.zero >= level else 1 for level in (1, 2, 3)}
     each = (
-        formats.weight_bytes / split[formats.weight_split_from]
+        formats.weight_bytes / split[formats.keeping.splits_weights_from]
         + formats.gradient_bytes / split[2]
         + formats.optimizer_bytes / split[1]
     )

@@ -41,7 +41,6 @@ def time_search(gpus: int, global_batch: int, *, repeats: int) -> dict[str, Any]
         global_batch=global_batch,
         formats=Formats(
             compute="bf16", weight_bytes=4, gradient_bytes=4, optimizer_bytes=8, reduce_bytes=4,
-            weight_split_from=1,
         ),
         techniques=Techniques(kernels="compiled"),
     )  # fmt: skip

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.planner_frameworks import BUFFERED
 from benchmarks.record import write_result
 from benchmarks.source_vision import efa_gains, epochs_by_nodes, published_rates
 from shardyard.config.legality import Layout
@@ -67,8 +68,9 @@ ran under Habana's fork of DeepSpeed, which below ZeRO-2 sums gradients after th
 (deepspeedai/DeepSpeed, runtime/engine.py, allreduce_gradients; overlap_comm is off by default)."""
 
 DEEPSPEED_BF16 = Formats(
-    compute="bf16", weight_bytes=2, gradient_bytes=4, optimizer_bytes=12, reduce_bytes=4
-)
+    compute="bf16", weight_bytes=2, gradient_bytes=4, optimizer_bytes=12, reduce_bytes=4,
+    keeping=BUFFERED,
+)  # fmt: skip
 """bf16 weights, and fp32 gradients that are accumulated and summed as they are
 (deepspeedai/DeepSpeed, runtime/bf16_optimizer.py)."""
 
@@ -82,8 +84,9 @@ ONE_EFA_BUS_BYTES_PER_S = 5.89e9
 Amazon EKS and Torch Distributed Elastic, 2022; p4d.24xlarge)."""
 
 FSDP_BF16 = Formats(
-    compute="bf16", weight_bytes=4, gradient_bytes=4, optimizer_bytes=8, reduce_bytes=2
-)
+    compute="bf16", weight_bytes=4, gradient_bytes=4, optimizer_bytes=8, reduce_bytes=2,
+    keeping=BUFFERED,
+)  # fmt: skip
 """The policy of the fine-tuning script there: parameters, reductions and buffers in bf16
 (meta-llama/llama-recipes, policies/mixed_precision.py, bfSixteen)."""
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.planner_frameworks import BUFFERED
 from benchmarks.planner_rows import Case, Skipped, row_to_case, with_cumulative_features
 from benchmarks.planner_table import COUNTS, QUANTITIES, Row, read_table
 from shardyard.config.legality import Layout
@@ -52,8 +53,9 @@ def test_bloom_is_an_early_megatron_on_jean_zay() -> None:
     assert (load.shape.hidden_size, load.shape.num_hidden_layers) == (14336, 70)
     assert load.shape.vocab_size == 250880
     assert load.formats == Formats(
-        compute="bf16", weight_bytes=2, gradient_bytes=6, optimizer_bytes=12, reduce_bytes=4
-    )  # 20 bytes: a bf16 gradient, and an fp32 one that sums the micro-batches
+        compute="bf16", weight_bytes=2, gradient_bytes=6, optimizer_bytes=12, reduce_bytes=4,
+        keeping=BUFFERED,
+    )  # fmt: skip # 20 bytes: a bf16 gradient, and an fp32 one that sums the micro-batches
     assert load.recompute == "full"
     assert (load.techniques.attention, load.techniques.kernels) == ("unfused", "fused")
     assert load.techniques.dropout
@@ -92,7 +94,7 @@ def test_torchtitan_cuts_a_local_batch_into_one_micro_batch_a_stage() -> None:
     assert plain.techniques.schedule == "1f1b"
     assert plain.techniques.overlap_tensor
     # a stage is gathered once a step, though its weights stay split between steps
-    assert (plain.layout.zero, plain.formats.weight_split_from) == (1, 1)
+    assert (plain.layout.zero, plain.formats.keeping.splits_weights_from) == (1, 1)
     looped = case("torchtitan-0014").workload
     assert (looped.techniques.schedule, looped.techniques.virtual_stages) == ("interleaved", 2)
     assert (looped.micro_batch, looped.micro_batches) == (2, 16)

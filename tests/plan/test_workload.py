@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.plan.workload import Workload, optimizer_bytes, workload_of
+from shardyard.plan.workload import Keeping, Workload, optimizer_bytes, workload_of
 from tests.plan.recipes import resolved_recipe, shape_of
 from tests.plan.workloads import layout, workload
 
@@ -22,7 +22,7 @@ def test_the_step_of_a_recipe_is_that_of_fully_shard() -> None:
     assert (formats.compute, formats.compute_bytes) == ("bf16", 2)
     # master weights, gradients and two moments in fp32, each split at every zero level
     states = (formats.weight_bytes, formats.gradient_bytes, formats.optimizer_bytes)
-    assert (*states, formats.weight_split_from) == (4, 4, 8, 1)
+    assert (*states, formats.keeping) == (4, 4, 8, Keeping())
     assert found.techniques.kernels == "eager"
     assert not found.techniques.masked_tokens_alone  # BERT's logits are computed for all tokens
 

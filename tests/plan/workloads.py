@@ -3,21 +3,20 @@
 from dataclasses import replace
 from typing import Any
 
+from benchmarks.planner_frameworks import BUFFERED
 from shardyard.config.legality import Layout
 from shardyard.config.presets import PRESETS, ModelShape
 from shardyard.hardware.catalogue import accelerator_by_name, instance
 from shardyard.hardware.cluster import Cluster, cluster_of, default_cluster
 from shardyard.plan.workload import Formats, Techniques, Workload
 
-OURS = Formats(
-    compute="bf16", weight_bytes=4, gradient_bytes=4, optimizer_bytes=8, reduce_bytes=4,
-    weight_split_from=1,
-)  # fmt: skip
+OURS = Formats(compute="bf16", weight_bytes=4, gradient_bytes=4, optimizer_bytes=8, reduce_bytes=4)
 """As ``fully_shard`` with mixed precision keeps them."""
 
 ZERO_PAPER = Formats(
-    compute="fp16", weight_bytes=2, gradient_bytes=2, optimizer_bytes=12, reduce_bytes=2
-)
+    compute="fp16", weight_bytes=2, gradient_bytes=2, optimizer_bytes=12, reduce_bytes=2,
+    keeping=BUFFERED,
+)  # fmt: skip
 """Mixed-precision Adam of Rajbhandari et al. 2020, arXiv:1910.02054, and of Megatron-LM in fp16."""
 
 EAGER = Techniques(kernels="eager", loss="in place")

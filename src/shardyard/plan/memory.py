@@ -158,83 +158,238 @@ def fit(device_bytes: float, limit_bytes: int | None) -> Fit:
 # --- the moments --------------------------------------------------------------------------------
 
 
+class _Held(NamedTuple):
+    """What one stage holds on one rank: parameters, before the data axes split them, and more."""
+
+    layers: int
+    block: float
+    """Of one of its blocks."""
+    table: float
+    """Of the embedding, or of the head."""
+    tables: int
+    """How many of these the stage has."""
+    has_head: bool
+    elements: float
+    """All parameters."""
+    kept: float
+    """Activations that each block keeps on the device, on average: bytes per token."""
+    again: float
+    """Those of a block while it is recomputed; 0 if none is."""
+    flying: float
+    """Passes whose activations are there at once."""
+
+
 def needs(w: Workload, stage: int) -> tuple[Need, ...]:
     """What each moment of a step needs, in the order of ``MOMENTS``."""
-    layout, formats, tech, shape = w.layout, w.formats, w.techniques, w.shape
-    shards, tokens = layout.dp_shard * layout.cp, w.tokens / layout.cp
+    held = _held(w, stage)
+    in_block, at_end = _in_block(w, held), _at_end(w, held)
+    # without the head there is no loss: the most of a forward pass is that of a backward pass
+    return (_at_loss(w, held) if held.has_head else in_block, in_block, at_end)
+
+
+def _at_loss(w: Workload, held: _Held) -> Need:
+    """The last block has kept what it keeps, and the first gradients are not there yet."""
+    head = w.formats.compute_bytes * held.table if _gathers(w) else 0.0
+    earlier = _earlier_passes(w)
+    return Need(
+        parameters=_parameters(w, held),
+        gradients=earlier * _gradients(w, held),
+        optimizer=_optimizer(w, held),
+        gathered=_whole_copy(w, held) + head,
+        unreduced=earlier * _waiting(w, held) + _left_of_last_pass(w, held),
+        activations=_kept(w, held) + _ends(w),
+        logits=_logits_bytes(w, _tokens(w)),
+    )
+
+
+def _in_block(w: Workload, held: _Held) -> Need:
+    """A block is made again and its gradient computed, while the next ones are gathered."""
+    earlier = _earlier_passes(w)
+    return Need(
+        parameters=_parameters(w, held),
+        gradients=earlier * _gradients(w, held),
+        optimizer=_optimizer(w, held),
+        gathered=_whole_copy(w, held) + _gathered_ahead(w, held),
+        unreduced=earlier * _waiting(w, held) + _in_sum(w, held.block),
+        activations=_kept(w, held) + _made_again(w, held),
+        logits=0.0,
+    )
+
+
+def _at_end(w: Workload, held: _Held) -> Need:
+    """The first block's gradients are made; all others are there, and activations are gone."""
+    last = w.formats.compute_bytes * (held.block + held.table) if _gathers(w) else 0.0
+    return Need(
+        parameters=_parameters(w, held),
+        gradients=_gradients(w, held),
+        optimizer=_optimizer(w, held),
+        gathered=_whole_copy(w, held) + last,
+        unreduced=_waiting(w, held)
+        + _in_sum(w, max(held.block, held.table if held.tables else 0.0)),
+        activations=_tokens(w) * (held.again or held.kept),
+        logits=0.0,
+    )
+
+
+# --- what is held between steps ------------------------------------------------------------------
+
+
+def _held(w: Workload, stage: int) -> _Held:
+    shape, layout = w.shape, w.layout
     first, last = has_ends(w, stage)
-    layers = stage_blocks(w, stage)
-    block, table = block_elements(shape, layout), table_parameters(shape, layout)
-    tables = (1 if first else 0) + (1 if last else 0)
-    if first and last and shape.tie_word_embeddings:
-        tables = 1
-    held = layers * block + tables * table + small_parameters(shape, first=first, last=last)
-
-    splits_weight = layout.zero >= formats.weight_split_from
-    parameters = held * formats.weight_bytes / (shards if splits_weight else 1)
-    optimizer = held * formats.optimizer_bytes / shards
-    if tech.offload in ("optimizer", "params"):
-        optimizer = 0.0
-    if tech.offload == "params":
-        parameters = 0.0
-
-    compute, reduce = formats.compute_bytes, formats.reduce_bytes
-    gathers = layout.zero == 3 and (shards > 1 or compute != formats.weight_bytes)
-    gathers |= tech.offload == "params"
-    whole = 0.0  # a copy of the whole stage in the computing format
-    if not gathers and formats.weight_split_from == 1 and (shards > 1 or compute < 4):
-        whole = compute * held
-    is_first_pass = w.micro_batches == 1 and formats.weight_split_from == 1
-    sums_late = formats.weight_split_from == 1 and layout.zero == 1 and layout.data_ranks > 1
-    sums_late &= not is_first_pass
-    gradients = held * formats.gradient_bytes / (shards if _splits_gradients(w) else 1)
-    unreduced = tech.bucket_bytes if layout.data_ranks * layout.cp > 1 else 0.0
-    if sums_late:
-        unreduced, gradients = reduce * held, 0.0
-    sums_early = gathers or (formats.weight_split_from == 1 and not sums_late)
-    leftover = reduce * table if sums_early and tables and not is_first_pass else 0.0
-
+    is_tied = first and last and shape.tie_word_embeddings
+    tables = 1 if is_tied else int(first) + int(last)
+    layers, block = stage_blocks(w, stage), block_elements(shape, layout)
+    table = table_parameters(shape, layout)
+    small = small_parameters(shape, first=first, last=last)
     kept, again = kept_bytes(w)
-    if tech.offload == "activations":
+    flying = in_flight(w, stage)
+    if w.techniques.offload == "activations":
         # forward the block that computes and one that leaves, backward one and those that come
-        kept *= min(1.0, max(2, 1 + tech.offload_depth) / layers)
-    flying = 1 if tech.offload == "activations" else in_flight(w, stage)
-    activations = tokens * (layers * kept * flying + _rotary_bytes(w))
-    split = layout.tp if tech.sequence_parallel else 1
-    ends = tokens * _norm_bytes(w) * shape.hidden_size / split if last else 0.0
-    logits = _logits_bytes(w, tokens) if last else 0.0
-    before = 0.0 if is_first_pass else 1.0  # gradients of earlier micro-batches
+        kept *= min(1.0, max(2, 1 + w.techniques.offload_depth) / layers)
+        flying = 1
+    return _Held(
+        layers=layers,
+        block=block,
+        table=table,
+        tables=tables,
+        has_head=last,
+        elements=layers * block + tables * table + small,
+        kept=kept,
+        again=again,
+        flying=flying,
+    )
 
-    at_loss = Need(
-        parameters, before * gradients, optimizer,
-        whole + (compute * table if gathers and last else 0.0),
-        before * unreduced + leftover, activations + ends, logits,
-    )  # fmt: skip
-    ahead = min(layers, 1 + tech.prefetch) * block
-    largest = max(block, table if tables else 0.0)
-    in_sum = (compute + reduce) if sums_early else 0.0
-    one = tokens * kept * flying / max(flying, 1.0)
-    in_block = Need(
-        parameters, before * gradients, optimizer,
-        whole + (compute * ahead if gathers else 0.0),
-        before * unreduced + in_sum * block,
-        activations + (tokens * again - one if again else 0.0), 0.0,
-    )  # fmt: skip
-    at_end = Need(
-        parameters, gradients, optimizer,
-        whole + (compute * (block + table) if gathers else 0.0),
-        unreduced + in_sum * largest,
-        tokens * (again or kept), 0.0,
-    )  # fmt: skip
-    return (at_loss, in_block, at_end) if last else (in_block, in_block, at_end)
+
+def _shards(w: Workload) -> int:
+    """Ranks that split the states of one stage."""
+    return w.layout.dp_shard * w.layout.cp
+
+
+def _splits_weights(w: Workload) -> bool:
+    return w.layout.zero >= w.formats.keeping.splits_weights_from
 
 
 def _splits_gradients(w: Workload) -> bool:
-    """``fully_shard`` splits them at every level; below zero 2 it sums once, in the last pass."""
-    return w.layout.zero >= 2 or w.formats.weight_split_from == 1
+    return w.layout.zero >= w.formats.keeping.splits_gradients_from
 
 
-# --- activations --------------------------------------------------------------------------------
+def _parameters(w: Workload, held: _Held) -> float:
+    if w.techniques.offload == "params":
+        return 0.0
+    return held.elements * w.formats.weight_bytes / (_shards(w) if _splits_weights(w) else 1)
+
+
+def _optimizer(w: Workload, held: _Held) -> float:
+    if w.techniques.offload in ("optimizer", "params"):
+        return 0.0
+    return held.elements * w.formats.optimizer_bytes / _shards(w)
+
+
+# --- parameters that are whole for a while -------------------------------------------------------
+
+
+def _gathers(w: Workload) -> bool:
+    """Whether blocks are made whole, or into the computing format, one by one and freed again."""
+    if w.techniques.offload == "params":
+        return True
+    is_other_format = w.formats.compute_bytes != w.formats.weight_bytes
+    return w.layout.zero == 3 and (_shards(w) > 1 or is_other_format)
+
+
+def _whole_copy(w: Workload, held: _Held) -> float:
+    """The stage in the computing format, where it stays so from the first pass to the last."""
+    if _gathers(w) or not w.formats.keeping.copies_whole_stage:
+        return 0.0
+    is_needed = _shards(w) > 1 or w.formats.compute_bytes < 4
+    return w.formats.compute_bytes * held.elements if is_needed else 0.0
+
+
+def _gathered_ahead(w: Workload, held: _Held) -> float:
+    """The block that computes and those that are gathered ahead of it."""
+    if not _gathers(w):
+        return 0.0
+    return w.formats.compute_bytes * min(held.layers, 1 + w.techniques.prefetch) * held.block
+
+
+# --- gradients -----------------------------------------------------------------------------------
+
+
+def _is_first_pass(w: Workload) -> bool:
+    """Whether the pass at its peak finds no memory of gradients."""
+    return w.micro_batches == 1 and not w.formats.keeping.has_gradient_buffers
+
+
+def _earlier_passes(w: Workload) -> float:
+    """1 where gradients of earlier passes, or their buffers, are there beside a pass."""
+    return 0.0 if _is_first_pass(w) else 1.0
+
+
+def _sums_at_end(w: Workload) -> bool:
+    """Whether whole gradients are added up over passes, to be summed over ranks in the last."""
+    is_one_of_several = w.layout.zero == 1 and w.layout.data_ranks > 1 and not _is_first_pass(w)
+    return is_one_of_several and w.formats.keeping.sums_zero_1_at_end
+
+
+def _sums_blocks(w: Workload) -> bool:
+    """Whether a block's gradient is made whole, sent and freed before the next block's."""
+    return _gathers(w) or (w.formats.keeping.sums_each_block and not _sums_at_end(w))
+
+
+def _gradients(w: Workload, held: _Held) -> float:
+    """In the format in which they are held from pass to pass."""
+    if _sums_at_end(w):
+        return 0.0
+    return held.elements * w.formats.gradient_bytes / (_shards(w) if _splits_gradients(w) else 1)
+
+
+def _waiting(w: Workload, held: _Held) -> float:
+    """Whole gradients that wait for the last pass, or buffers that are set aside for sending."""
+    if _sums_at_end(w):
+        return w.formats.reduce_bytes * held.elements
+    return w.techniques.bucket_bytes if w.layout.data_ranks * w.layout.cp > 1 else 0.0
+
+
+def _in_sum(w: Workload, elements: float) -> float:
+    """A gradient as it was computed, and as it is sent."""
+    return (w.formats.compute_bytes + w.formats.reduce_bytes) * elements if _sums_blocks(w) else 0.0
+
+
+def _left_of_last_pass(w: Workload, held: _Held) -> float:
+    """The last gradient of the pass before, the table's, is freed when the next one is sent."""
+    if not _sums_blocks(w) or not held.tables or _is_first_pass(w):
+        return 0.0
+    return w.formats.reduce_bytes * held.table
+
+
+# --- activations of a stage ----------------------------------------------------------------------
+
+
+def _tokens(w: Workload) -> float:
+    """Of one pass on one rank."""
+    return w.tokens / w.layout.cp
+
+
+def _kept(w: Workload, held: _Held) -> float:
+    """What all passes in flight have kept for their backward passes."""
+    return _tokens(w) * (held.layers * held.kept * held.flying + _rotary_bytes(w))
+
+
+def _made_again(w: Workload, held: _Held) -> float:
+    """A block's activations beyond what is kept of it, while it is recomputed."""
+    if not held.again:
+        return 0.0
+    one = _tokens(w) * held.kept * held.flying / max(held.flying, 1.0)
+    return _tokens(w) * held.again - one
+
+
+def _ends(w: Workload) -> float:
+    """What the norm after all blocks keeps."""
+    split = w.layout.tp if w.techniques.sequence_parallel else 1
+    return _tokens(w) * _norm_bytes(w) * w.shape.hidden_size / split
+
+
+# --- activations of a block -----------------------------------------------------------------------
 
 
 def block_bytes(w: Workload) -> float:
@@ -335,7 +490,7 @@ def kept_bytes(w: Workload) -> tuple[float, float]:
 def _logits_bytes(w: Workload, tokens: float) -> float:
     """Logits, fp32 log-probabilities, and the gradients of both as the backward pass starts.
 
-    Megatron's loss overwrites its logits: the 16-bit ones and one fp32 copy.
+    A loss that writes over its logits holds the 16-bit ones and one fp32 copy.
     """
     size, tech = w.formats.compute_bytes, w.techniques
     per_logit = 3 * size if tech.kernels == "fused" and not w.shape.is_gated else 12
@@ -360,7 +515,7 @@ def _terms(w: Workload, stage: int, need: Need) -> tuple[Term, ...]:
     tokens = w.tokens // layout.cp
     flying = in_flight(w, stage)
     several = f" of {flying:.3g} micro-batches in flight" if layout.pp > 1 else ""
-    split = over if layout.zero >= formats.weight_split_from else " whole on every rank"
+    split = over if _splits_weights(w) else " whole on every rank"
     reasons = {
         "parameters": f"{formats.weight_bytes:g} bytes each{where},{split or ' not split'}",
         "gradients": f"{formats.gradient_bytes:g} bytes each"

@@ -21,6 +21,28 @@ what is cheap and keeps matrix products; an int n: every n-th block."""
 
 
 @dataclass(frozen=True, kw_only=True)
+class Keeping:
+    """What ranks that share parameters keep of a step's states, and for how long.
+
+    The defaults are ours: FSDP2's ``fully_shard`` at every zero level.
+    """
+
+    splits_weights_from: Literal[1, 3] = 1
+    """Lowest zero level at which a rank holds its part alone of the weights between steps."""
+    splits_gradients_from: Literal[1, 2] = 1
+    """The same of the gradients that are held from pass to pass."""
+    copies_whole_stage: bool = True
+    """Below zero 3 a copy of the stage in the computing format stays for the whole step."""
+    has_gradient_buffers: bool = False
+    """Gradients have their memory before the first backward pass; else from that pass on."""
+    sums_zero_1_at_end: bool = True
+    """At zero 1 gradients of all passes are added up whole, in the format of the wire, and summed
+    over ranks in the last one."""
+    sums_each_block: bool = True
+    """Each block's gradient is made whole, sent and freed; else only where blocks are gathered."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Formats:
     """Bytes of one parameter in each role, and the format that computes."""
 
@@ -37,9 +59,8 @@ class Formats:
     """What the optimizer reads and writes in its update; 40 are AdamW's with two fp32 moments."""
     compute_bytes: float = 2
     """A gathered parameter and an activation."""
-    weight_split_from: Literal[1, 3] = 3
-    """Lowest zero level that splits the held parameter. 1: ``fully_shard`` splits it at every
-    level, and below zero 3 keeps a whole copy in the computing format for the whole step."""
+    keeping: Keeping = Keeping()
+    """Which of these a rank holds whole, and when."""
 
 
 MASKED_SHARE = 0.15
@@ -159,7 +180,6 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
             update_bytes=moved_bytes(recipe.optim),
             reduce_bytes=FORMAT_BYTES[recipe.precision.reduce],
             compute_bytes=FORMAT_BYTES[compute],
-            weight_split_from=1,
         ),
         recompute="none" if isinstance(recompute, tuple) else recompute,
         techniques=Techniques(
