@@ -20,7 +20,7 @@ from shardyard.launch.base import (
     mounted,
 )
 from shardyard.launch.ledger import EntryForm, Ledger
-from shardyard.launch.marked import Kind, mark
+from shardyard.launch.marked import NONCE_DETAIL, Kind, mark
 
 CAPABILITIES = Capabilities(
     resizes=("fake",), requeues=False, needs_image=False, shares_folder=True, secrets=("env",)
@@ -135,3 +135,19 @@ def fake_that_can(**changes: Any) -> FakeLauncher:
     made = kind()
     assert isinstance(made, FakeLauncher)
     return made
+
+
+@dataclass
+class AnsweringLauncher(FakeLauncher):
+    """Its side jobs answer what they are told to, and are over then."""
+
+    result: dict[str, Any] = field(default_factory=dict)
+    statuses: list[JobStatus] = field(
+        default_factory=lambda: [JobStatus(state=JobState.SUCCEEDED, reason="done")]
+    )
+
+    def logs(self, job: Job, *, node: int | None, follow: bool) -> Iterator[LogLine]:
+        yield from super().logs(job, node=node, follow=follow)
+        content = {"side": job.details["side"], "exit_code": 0, "result": self.result}
+        text = mark("answer", content, nonce=job.details[NONCE_DETAIL])
+        yield LogLine(source="node 0", text=text)

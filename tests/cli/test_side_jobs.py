@@ -10,7 +10,6 @@ from shardyard.cli.launched import newest_asked
 from shardyard.cli.side_jobs import (
     SideJobStoppedError,
     SideTerms,
-    handed_on,
     run_side_job,
     side_request,
 )
@@ -18,6 +17,7 @@ from shardyard.config.load import load_recipe
 from shardyard.errors import AccessError, ShardyardError
 from shardyard.launch.base import JobState, LaunchRequest, LogLine, SideJob
 from shardyard.launch.ledger import Ledger
+from shardyard.rundir.answers import read_answer
 from shardyard.rundir.layout import RunDir
 from tests.cli.fake_launcher import FakeLauncher
 from tests.cli.launched_runs import launch, runs_dir, shardyard, status
@@ -63,6 +63,10 @@ class Site:
         running = status(JobState.RUNNING)
         self.fake.statuses = [running, status(JobState.SUCCEEDED if is_good else JobState.FAILED)]
 
+    def handed_on(self) -> dict[str, Any] | None:
+        found = read_answer(self.run_dir, SIDE.label)
+        return None if found is None else found.result
+
     def submissions(self) -> int:
         return len(self.ledger.side_jobs())
 
@@ -82,7 +86,7 @@ def test_it_is_submitted_followed_and_answered(site: Site, capsys: Captured) -> 
     assert "it works" in err and "@shardyard" not in err
     assert [job.details["side"] for job in site.ledger.side_jobs()] == [SIDE.label]
     assert len(site.ledger.jobs()) == 1, "the training"
-    assert handed_on(site.run_dir, SIDE.label) == RESULT
+    assert site.handed_on() == RESULT
 
 
 def test_a_dry_run_prints_what_would_be_sent_and_creates_nothing(
@@ -112,7 +116,7 @@ def test_its_error_is_the_verbs_error(
     with pytest.raises(kind, match=r"^no room\. Make some\.$") as caught:
         site.ask(error="no room. Make some.", exit_code=exit_code)
     assert type(caught.value) is kind
-    assert handed_on(site.run_dir, SIDE.label) is None
+    assert site.handed_on() is None
 
 
 def test_one_that_ended_without_an_answer_is_named_with_what_to_do(site: Site) -> None:
@@ -170,7 +174,7 @@ def test_a_command_that_was_killed_takes_the_answer_of_one_that_is_done_since(si
     site.fake.statuses = [status(JobState.SUCCEEDED)]
     assert site.ask(SideTerms(is_yes=False)) == RESULT
     assert site.submissions() == 1
-    assert handed_on(site.run_dir, SIDE.label) == RESULT
+    assert site.handed_on() == RESULT
 
 
 @pytest.mark.parametrize("state", [JobState.FAILED, JobState.GONE, JobState.CANCELLED])

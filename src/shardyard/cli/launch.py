@@ -1,7 +1,7 @@
 """`shardyard launch`: shows the plan and its price, asks, submits; the run goes on elsewhere."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import click
 
 from shardyard.cli.launched import Launched, launchers_in
 from shardyard.cli.launching import (
+    HERE,
     Proposal,
     confirm,
     describe,
@@ -19,6 +20,7 @@ from shardyard.cli.launching import (
     submit,
 )
 from shardyard.cli.options import as_override, json_option, launch_options
+from shardyard.cli.prepared import data_line, find_prepared
 from shardyard.cli.request import Request
 from shardyard.cli.terminal import say, tell, tell_exactly
 from shardyard.cli.watch import watch
@@ -69,7 +71,17 @@ def command(
     run_dir = RunDir(Path(run.dir).expanduser().resolve() / run_id)
     refuse_existing(run_dir)
     proposal = propose(request, launcher, run_dir=run_dir, is_dry_run=asked.dry_run)
-    return submit_proposal(proposal, asked)
+    return submit_proposal(replace(proposal, data=_of_data(proposal, recipe)), asked)
+
+
+def _of_data(proposal: Proposal, words: tuple[str, ...]) -> str:
+    """What is said of the data; where idle accelerators cost nothing, only that it is ready."""
+    asked, launcher = proposal.request, proposal.launcher
+    found = find_prepared(proposal.run_dir.path.parent, launcher, asked.recipe)
+    rate = None if proposal.plan is None else proposal.plan.price.usd_per_hour
+    if found is None and (launcher.name == HERE or asked.recipe.cluster.device == "cpu"):
+        return ""
+    return data_line(found, words, launcher=launcher.name, nodes=asked.nodes, usd_per_hour=rate)
 
 
 def submit_proposal(proposal: Proposal, terms: Terms) -> int:

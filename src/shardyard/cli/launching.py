@@ -54,6 +54,8 @@ class Proposal:
     rendered: Rendered
     plan: Plan | None
     why_no_plan: str
+    data: str = ""
+    """What is said of the data; empty: nothing."""
 
     @property
     def most_usd(self) -> float | None:
@@ -184,6 +186,7 @@ def describe(proposal: Proposal) -> list[str]:
     each = f"{request.devices_per_node} process{'es' * (request.devices_per_node > 1)} each"
     lines = [f"launch: run {request.run_id} as {where}: {nodes}, {each}"]
     lines += [f"warning: {warning}" for warning in _warnings(proposal)]
+    lines += [proposal.data] if proposal.data else []
     if plan is None:
         return [*lines, f"plan: nothing is predicted: {proposal.why_no_plan}"]
     lines += [plan.line(), f"memory: {plan.fits}: {plan.fits_reason}"]

@@ -1,4 +1,4 @@
-"""`shardyard prepare`: text into token shards, in a process of its own."""
+"""`shardyard prepare`: text into token shards, in a process of its own, here or on a launcher."""
 
 import json
 import tempfile
@@ -7,26 +7,57 @@ from pathlib import Path
 
 import click
 
+from shardyard.cli.launched import launchers_in
+from shardyard.cli.launching import launcher_named
 from shardyard.cli.options import json_option
+from shardyard.cli.prepare_on import prepare_on
 from shardyard.cli.processes import run_program
 from shardyard.cli.request import Request
+from shardyard.cli.side_jobs import SideTerms
 from shardyard.cli.tables import print_table
 from shardyard.cli.terminal import tell
 from shardyard.config.model_source import has_tokenizer, table_rows
 from shardyard.config.resolve import keep_previous
 from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.launch.base import LAUNCHERS
 
 
 @click.command()
 @click.argument("recipe", nargs=-1, required=True)
-@click.option("--dry-run", is_flag=True, help="Say what would be read and written.")
+@click.option(
+    "--on",
+    metavar="LAUNCHER",
+    help="Prepare as a job of this launcher, the model too: " + ", ".join(LAUNCHERS) + ".",
+)
+@click.option("--yes", "is_yes", is_flag=True, help="With --on: do not ask.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Say what would be read and written; with --on print exactly what would be sent.",
+)
 @click.option("--verify", is_flag=True, help="Read every prepared file and check its SHA-256.")
 @json_option
-def command(recipe: tuple[str, ...], *, dry_run: bool, verify: bool, as_json: bool) -> None:
+@click.pass_context
+def command(
+    context: click.Context,
+    recipe: tuple[str, ...],
+    *,
+    on: str | None,
+    is_yes: bool,
+    dry_run: bool,
+    verify: bool,
+    as_json: bool,
+) -> None:
     """Prepare the data of RECIPE (files and section.key=value overrides).
 
     Does nothing where the data is prepared already, and goes on where a killed call stopped.
     """
+    if on is not None:
+        terms = SideTerms(is_yes=is_yes, dry_run=dry_run, as_json=as_json)
+        _prepare_elsewhere(context, recipe, on, terms, verify=verify)
+        return
+    if is_yes:
+        raise click.UsageError("--yes goes with --on: here nothing is asked.")
     request = Request.read(recipe, needs_weights=False, runs_here=True)
     if dry_run:
         plan = _what_would_happen(request)
@@ -39,7 +70,31 @@ def command(recipe: tuple[str, ...], *, dry_run: bool, verify: bool, as_json: bo
     if as_json:
         tell(json.dumps(asdict(facts), indent=1))
         return
-    rows = [
+    print_table(("", ""), _rows(facts))
+
+
+def _prepare_elsewhere(
+    context: click.Context, recipe: tuple[str, ...], on: str, terms: SideTerms, *, verify: bool
+) -> None:
+    launcher = launcher_named(on, launchers_in(context))
+    request = Request.read(recipe, needs_weights=False)
+    found = prepare_on(request, launcher, terms, verify=verify)
+    if found is None:
+        return
+    run_dir, answer = found
+    if terms.as_json:
+        tell(
+            json.dumps({"run_id": run_dir.run_id, "run_dir": str(run_dir.path), **answer}, indent=1)
+        )
+        return
+    rows = _rows(DataFacts(**answer["data"]))
+    if answer["model_dir"] is not None:
+        rows.append(("model", answer["model_dir"]))
+    print_table(("", ""), [("run", run_dir.run_id), *rows])
+
+
+def _rows(facts: DataFacts) -> list[tuple[str, str]]:
+    return [
         ("folder", facts.dir),
         ("training", f"{facts.train_tokens:,} tokens of {facts.train_documents:,} documents"),
         ("evaluation", f"{facts.eval_tokens:,} tokens of {facts.eval_documents:,} documents"),
@@ -47,7 +102,6 @@ def command(recipe: tuple[str, ...], *, dry_run: bool, verify: bool, as_json: bo
         ("documents begin with", facts.bos_token or "no token of their own"),
         ("unigram entropy", f"{facts.unigram_entropy:.3f} nats a token"),
     ]
-    print_table(("", ""), rows)
 
 
 def prepare_data(

@@ -28,7 +28,9 @@ from shardyard.launch.marked import mark
 from shardyard.launch.secrets import resolve_local
 from shardyard.rundir.layout import RunDir
 
-FUNCTIONS: dict[str, str] = {}
+FUNCTIONS: dict[str, str] = {
+    "prepare": "shardyard.cli.side_prepare:prepare",
+}
 """Kind -> module:function, imported on first use: takes a ``SideWork``, returns plain JSON."""
 
 LONGEST_ANSWER_BYTES = 15_000  # of what a function returns

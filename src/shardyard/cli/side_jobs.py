@@ -5,7 +5,6 @@ the digest of what was asked: one that lives is followed, also after this comman
 answer of one that is done is taken, unless it was handed on before; else another is submitted.
 """
 
-import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -26,7 +25,8 @@ from shardyard.launch.ledger import SIDE_DETAIL, Entry, Ledger
 from shardyard.launch.marked import new_nonce, parse
 from shardyard.launch.trust import refuse_untrusted
 from shardyard.printable import log_line
-from shardyard.rundir.layout import RunDir, write_json
+from shardyard.rundir.answers import read_answer, write_answer
+from shardyard.rundir.layout import RunDir
 
 _LOOKS = 3
 """At the log of one that has ended, for an answer that a shared file system shows late."""
@@ -100,10 +100,10 @@ def run_side_job(
     assert request.side is not None
     refuse_untrusted(run_dir.ledger, trusts_folder=terms.trusts_folder)
     found = find_side_job(run_dir, launcher, request.side)
-    if found is not None and _is_handed_on(found):
-        old = handed_on(run_dir, request.side.label)
-        if terms.takes_old and old is not None:
-            return old
+    old = read_answer(run_dir, request.side.label)
+    if found is not None and old is not None and old.job_id == found.job.id:
+        if terms.takes_old:
+            return old.result
     elif found is not None:
         status = found.status()
         if not status.state.is_over:
@@ -180,26 +180,6 @@ def follow_side_job(
     return _take(launched, status, answer)
 
 
-def handed_on(run_dir: RunDir, side_label: str) -> dict[str, Any] | None:
-    """What a side job answered, as far as a command has handed it on: its result."""
-    try:
-        content = json.loads(run_dir.answer(side_label).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    is_whole = isinstance(content, dict) and isinstance(content.get("result"), dict)
-    return content["result"] if is_whole else None
-
-
-def _is_handed_on(found: Launched) -> bool:
-    """Whether the answer of this very submission was."""
-    path = found.run_dir.answer(found.job.details[SIDE_DETAIL])
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(content, dict) and content.get("job_id") == found.job.id
-
-
 def _read_log(launched: Launched) -> dict[str, Any] | None:
     """Show the log to its end; the last answer in it. A retry's answer comes after the first."""
     found: dict[str, Any] | None = None
@@ -250,17 +230,9 @@ def _answer_of(launched: Launched, line: LogLine) -> dict[str, Any] | None:
 def _take(launched: Launched, status: JobStatus, answer: dict[str, Any] | None) -> dict[str, Any]:
     """Hand an answer on, written down first; or raise its error."""
     if answer is not None and isinstance(answer.get("result"), dict):
-        label = launched.job.details[SIDE_DETAIL]
-        content = {
-            "side": label,
-            "launcher": launched.job.launcher,
-            "job_id": launched.job.id,
-            "t": time.time(),
-            "result": answer["result"],
-        }
-        write_json(launched.run_dir.answer(label), content)
-        result: dict[str, Any] = answer["result"]
-        return result
+        label, result = launched.job.details[SIDE_DETAIL], answer["result"]
+        write_answer(launched.run_dir, label, job_id=launched.job.id, result=result)
+        return dict(result)
     words = f"{_name(launched)} is over ({status.state.value}: {status.reason})"
     if status.state in (JobState.DRAINED, JobState.CANCELLED):
         raise SideJobStoppedError(

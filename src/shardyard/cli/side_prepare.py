@@ -1,0 +1,28 @@
+"""The side job `prepare` on its node: the model is fetched, the data prepared, as node 0 would."""
+
+from dataclasses import asdict
+from typing import Any
+
+from shardyard.cli.homes import with_homes
+from shardyard.cli.prepare import prepare_data
+from shardyard.cli.request import Request
+from shardyard.cli.side_job import SideWork
+from shardyard.cli.terminal import say
+from shardyard.config.anchor import anchor_paths
+
+
+def prepare(work: SideWork) -> dict[str, Any]:
+    """Fetch the model, prepare the data; what is there already is found."""
+    recipe = anchor_paths(work.recipe)
+    shares_folder = bool(work.arguments["shares_folder"])
+    recipe = with_homes(recipe, work.run, shares_folder=shares_folder)
+    if recipe.data.workers == "auto" and work.arguments["on"] != "local":
+        # a container counts the cores of its whole machine
+        data = recipe.data.model_copy(update={"workers": recipe.launch.side.cpus})
+        recipe = recipe.model_copy(update={"data": data})
+    request = Request.of(recipe, name=work.run.run_id)
+    model_dir = None if request.model_dir is None else str(request.model_dir)
+    if model_dir is not None:
+        say(f"the model's files are in {model_dir}")
+    facts = prepare_data(request, verify=bool(work.arguments["verify"]))
+    return {"data": asdict(facts), "model_dir": model_dir}
