@@ -77,7 +77,7 @@ def _prepare_elsewhere(
     context: click.Context, recipe: tuple[str, ...], on: str, terms: SideTerms, *, verify: bool
 ) -> None:
     launcher = launcher_named(on, launchers_in(context))
-    request = Request.read(recipe, needs_weights=False)
+    request = Request.read(recipe, needs_weights=False, only_looks=True, sees=launcher.sees)
     found = prepare_on(request, launcher, terms, verify=verify)
     if found is None:
         return

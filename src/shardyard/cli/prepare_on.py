@@ -8,7 +8,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from shardyard.cli.launching import for_nodes, without_our_files
+from shardyard.cli.launching import for_nodes, read_there
 from shardyard.cli.prepared import prepare_folders
 from shardyard.cli.request import Request
 from shardyard.cli.side_jobs import SideTerms, run_side_job, side_request
@@ -31,7 +31,7 @@ def prepare_on(
     """
     shares_folder = launcher.capabilities.shares_folder
     preview = request.preview()
-    seen = request.recipe if shares_folder else without_our_files(request.as_written)
+    seen = read_there(request, launcher)
     parent, name = Path(request.recipe.run.dir).expanduser().resolve(), str(preview.recipe.run.name)
     nowhere = for_nodes(seen, preview, RunDir(parent / "any"), devices=None)
     side = SideJob(
