@@ -134,9 +134,9 @@ def test_what_was_prepared_elsewhere_or_of_something_else_is_not_ready(
 
 
 def test_what_a_shared_folder_holds_no_more_is_not_ready(site: Site, tmp_path: Path) -> None:
-    site.fake = AnsweringLauncher(
-        result={**RESULT, "data": {**asdict(FACTS), "dir": str(tmp_path)}}
-    )
+    site.words.append("data.source=python-stdlib")
+    data = {**asdict(FACTS), "dir": str(tmp_path)}
+    site.fake = AnsweringLauncher(result={**RESULT, "data": data})
     assert site.run("prepare", "--yes") == 0
     (folder,) = site.folders()
     recipe = load_recipe([folder / "recipe.yaml"])
