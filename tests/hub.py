@@ -18,7 +18,10 @@ to another host, and there is no Xet.
 
 import hashlib
 import json
+import logging
 import re
+import socket
+import struct
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -78,7 +81,9 @@ class Hub:
         """Between two parts of a file, of 64 KiB: a slow connection."""
         self.is_down = False
         """Every connection is closed without a word."""
-        self._cuts: dict[str, list[int]] = {}
+        self.spoiled: set[str] = set()
+        """Files whose bytes are changed on the way; the digests stay those of the hub."""
+        self._cuts: dict[str, list[tuple[int, bool]]] = {}
         self._lock = threading.Lock()
         self.is_over = threading.Event()
 
@@ -98,9 +103,13 @@ class Hub:
             repo.refs[tag] = commit
         return commit
 
-    def cut(self, file: str, *, after: int, times: int = 1) -> None:
-        """Break the connection once so many bytes of a file were sent, so many times."""
-        self._cuts[file] = [after] * times
+    def cut(self, file: str, *, after: int, times: int = 1, is_reset: bool = False) -> None:
+        """Break the connection once so many bytes of a file were sent, so many times.
+
+        Args:
+            is_reset: By a reset, which huggingface_hub does not try again after; else by an end.
+        """
+        self._cuts[file] = [(after, is_reset)] * times
 
     def environ(self, home: Path, *, token: str | None = None) -> dict[str, str]:
         """The environment of a process that asks this hub, with an empty home of its own."""
@@ -129,8 +138,10 @@ class Hub:
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        # Its handler keeps the stderr of its import, which pytest has closed by now.
+        monkeypatch.setattr(logging.getLogger("huggingface_hub"), "handlers", [])
 
-    def next_cut(self, file: str) -> int | None:
+    def next_cut(self, file: str) -> tuple[int, bool] | None:
         with self._lock:
             cuts = self._cuts.get(file, [])
             return cuts.pop(0) if cuts else None
@@ -222,6 +233,10 @@ class _Handler(BaseHTTPRequestHandler):
         self._send_file(name, path, content, commit)
 
     def _found(self, name: str, revision: str) -> tuple[Repo, str] | None:
+        if self.headers.get("Authorization") and not self._who():
+            words = "Invalid credentials in Authorization header"
+            self._refuse(401, "", {"X-Error-Message": words})
+            return None
         repo = self.hub.repos.get(name)
         if repo is None or (repo.is_private and self._who() != TOKEN):
             self._refuse(404 if self._who() else 401, "RepoNotFound")
@@ -271,8 +286,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_body(name, path, content, start)
 
     def _send_body(self, name: str, path: str, content: bytes, start: int) -> None:
-        cut = self.hub.next_cut(path)
-        end = len(content) if cut is None else min(len(content), cut)
+        cut, is_reset = self.hub.next_cut(path) or (len(content), False)
+        end = min(len(content), cut)
+        if path in self.hub.spoiled:
+            content = bytes(len(content))
         while start < end:
             part = content[start : min(start + _CHUNK, end)]
             self.wfile.write(part)
@@ -284,6 +301,9 @@ class _Handler(BaseHTTPRequestHandler):
         if start == len(content):
             self.hub.count(self.hub.downloads, (name, path))
         else:
+            if is_reset:
+                linger = struct.pack("ii", 1, 0)
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             self.close_connection = True
 
 

@@ -300,3 +300,14 @@ def test_what_a_config_drops_is_only_the_default_of_a_setting_that_is_held() -> 
     check_resume(before, now)
     with pytest.raises(RecipeError, match=r"model\.dropout: 0\.0 -> 0\.1 changes what is learnt"):
         check_resume(before, resolved("model.dropout=0.1"))
+
+
+def test_a_resume_keeps_the_commit_of_the_hub_and_one_of_before_there_were_any_goes_on() -> None:
+    before = replace(resolved(), model_commit="a" * 40, model_digest="d")
+    assert Resolved.from_json(before.to_json()) == before
+    check_resume(before, replace(before, model_digest="e"))  # another file of the same commit
+    with pytest.raises(RecipeError, match=r"model\.commit: 'a+' -> 'b+' changes what is learnt"):
+        check_resume(before, replace(before, model_commit="b" * 40))
+    content = before.to_json()
+    del content["model_commit"], content["model_digest"]
+    check_resume(Resolved.from_json(content), before)

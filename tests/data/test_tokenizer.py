@@ -243,5 +243,5 @@ def test_a_hub_name_without_network_says_so(tmp_path: Path) -> None:
     )
     offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", script], env=offline, stdout=-1, check=True)
-    assert "could not be had from the Hugging Face hub" in done.stdout.decode()
-    assert "Check the name and the network" in done.stdout.decode()
+    assert "HF_HUB_OFFLINE forbids to ask the Hugging Face hub" in done.stdout.decode()
+    assert "give its folder instead of the name" in done.stdout.decode()

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.hub import running_hub
 from tests.launch.batch_endpoint import batch_endpoint
 from tests.launch.batch_server import BatchServer, batch_server
 from tests.launch.kubernetes.api_server import TOKEN, running_server
 from tests.launch.wrong_anywhere import AnyDesk
 from tests.launch.wrong_aws_batch import BatchDesk
+from tests.launch.wrong_hub import HubDesk
 from tests.launch.wrong_kubernetes import KubernetesDesk
 from tests.launch.wrong_situations import Desk, Situation, all_situations, page
 from tests.launch.wrong_slurm import SlurmDesk
@@ -21,6 +23,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
 ROWS = list(all_situations())
 DESKS: dict[str, type[Desk]] = {
     "any launcher": AnyDesk,
+    "Hugging Face hub": HubDesk,
     "slurm": SlurmDesk,
     "kubernetes": KubernetesDesk,
     "aws-batch": BatchDesk,
@@ -50,6 +53,9 @@ def desks(
             if isinstance(desk, KubernetesDesk):
                 pytest.importorskip("kubernetes", reason="needs shardyard[kubernetes]")
                 desk.connect(*stack.enter_context(running_server(tmp_path)))
+            if isinstance(desk, HubDesk):
+                desk.connect(stack.enter_context(running_hub()))
+                stack.callback(desk.close)
             if isinstance(desk, BatchDesk):
                 pytest.importorskip("boto3", reason="needs shardyard[aws]")
                 desk.connect(stack.enter_context(batch_endpoint()), ask_moto)

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, GenerationConfig
 
+from shardyard.config.hub import COMPLETE
 from shardyard.config.model_source import model_folder
 from shardyard.config.presets import ModelShape
 from shardyard.config.resolved import Resolved
-from shardyard.errors import AccessError, RequestError
+from shardyard.errors import RequestError, ShardyardError
 from shardyard.models.build import build_on_meta, hf_config
 from shardyard.rundir.complete import COMPLETE
 
@@ -141,8 +142,8 @@ def _source(resolved: Resolved) -> tuple[Path | None, tuple[str, ...]]:
     if known is not None and (Path(known) / CONFIG).is_file():
         return Path(known), ()
     try:  # the run was on other machines, or its weights were random
-        folder = model_folder(asked, needs_weights=False)
-    except (RequestError, AccessError):
+        folder = model_folder(asked, needs_weights=False, commit=resolved.model_commit)
+    except ShardyardError:
         folder = None
     if folder is not None and (folder / CONFIG).is_file():
         return folder, ()

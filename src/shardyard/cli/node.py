@@ -164,7 +164,7 @@ class _Lead:
             say(f"warning: {warning}")
         refuse_spent(self.run, recipe.launch)
         refuse_stopped(self.run, self.place.session)
-        request = Request.of(recipe, name=self.run.run_id)
+        request = Request.of(recipe, name=self.run.run_id, previous=previous)
         is_same_data = (
             previous is not None
             and load_checked_recipe([asked_before], []).data == recipe.data

@@ -27,7 +27,7 @@ from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Model, Recipe
 from shardyard.config.sight import Sight, absent_problems, unseen_problems
 from shardyard.config.trainable import trainable_problems
-from shardyard.errors import AccessError, Problem, RecipeError, RequestError
+from shardyard.errors import Problem, RecipeError, ShardyardError
 from shardyard.hardware.machine import Machine
 from shardyard.launch.secrets import loose_files, resolve_local
 
@@ -101,8 +101,13 @@ class Request:
         needs_weights: bool = True,
         only_looks: bool = False,
         sight: Sight | None = None,
+        previous: Resolved | None = None,
     ) -> "Request":
-        """The request of a recipe that is loaded and checked, such as the one of a run."""
+        """The request of a recipe that is loaded and checked, such as the one of a run.
+
+        Args:
+            previous: The last attempt, on a resume: its commit of the hub is taken again.
+        """
         if sight is not None:
             _refuse(unseen_problems(recipe, sight))
         anchored = anchor_paths(recipe, sight)
@@ -110,7 +115,12 @@ class Request:
         folder, why_no_shape = None, ""
         shape = stated_shape(model, vocab_size) if only_looks else None
         if shape is None:
-            folder, why_no_shape = _find(model, sight, needs_weights=needs_weights)
+            folder, why_no_shape = _find(
+                model,
+                sight,
+                needs_weights=needs_weights,
+                commit=None if previous is None else _commit_before(anchored, previous),
+            )
             shape = None if why_no_shape else read_shape(model, folder, vocab_size)
         request = Request(
             recipe=anchored,
@@ -181,6 +191,13 @@ class Request:
         )
 
 
+def _commit_before(recipe: Recipe, previous: Resolved) -> str | None:
+    """The commit that a run began with, unless another revision is asked for now."""
+    now, before = recipe.model, previous.recipe.model
+    is_same = (now.hub, now.revision) == (before.hub, before.revision)
+    return previous.model_commit if is_same else None
+
+
 def take_secrets(recipe: Recipe) -> None:
     """Put a recipe's secrets into the environment of this process, which its children inherit.
 
@@ -193,14 +210,17 @@ def take_secrets(recipe: Recipe) -> None:
     os.environ.update(resolve_local(recipe.secrets, os.environ))
 
 
-def _find(model: Model, sight: Sight | None, *, needs_weights: bool) -> tuple[Path | None, str]:
+def _find(
+    model: Model, sight: Sight | None, *, needs_weights: bool, commit: str | None
+) -> tuple[Path | None, str]:
     """The model's own files; or why its shape is not known here, which node 0 then settles."""
     is_elsewhere = sight is not None and model.path is not None and sight.holds(model.path)
     if is_elsewhere:
         return None, f"model.path={model.path} is on the nodes"
     try:
-        return model_folder(model, needs_weights=needs_weights), ""
-    except (RequestError, AccessError) as error:
+        folder = model_folder(model, needs_weights=needs_weights, commit=commit, say=say)
+        return folder, ""
+    except ShardyardError as error:
         if sight is None or model.hub is None:
             raise
         return None, f"model.hub={model.hub} could not be read here ({error})"

@@ -96,7 +96,7 @@ def _train_on(run_dir: RunDir, overrides: tuple[str, ...], *, dry_run: bool, as_
     refuse_other_nodes(recipe)
     take_secrets(recipe)
     machine, resolved = resolve_here(
-        Request.of(recipe, name=run_dir.run_id),
+        Request.of(recipe, name=run_dir.run_id, previous=previous),
         previous=previous,
         data=None if previous is None else _data_as_before(previous, overrides),
     )
@@ -148,6 +148,7 @@ def propose_again(
             needs_weights=False,
             only_looks=True,
             sight=launcher.sees(recipe),
+            previous=previous,
         ),
         launcher,
         run_dir=run_dir,

@@ -49,6 +49,7 @@ def _places(recipe: Recipe) -> dict[str, dict[str, Any]]:
         "model": {
             "path": None if path is None else _anchor(path),
             "config": _anchor(config) if isinstance(config, str) else config,
+            "dir": None if recipe.model.dir is None else _anchor(recipe.model.dir),
         },
         "cluster": {"file": None if cluster_file is None else _anchor(cluster_file)},
         "data": {

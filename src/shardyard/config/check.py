@@ -119,6 +119,9 @@ def _model(recipe: Recipe) -> Iterable[Problem]:
         near = difflib.get_close_matches(model.preset, PRESETS, n=1)
         hint = f"Did you mean {near[0]}?" if near else f"Presets are {presets}."
         yield Problem("model.preset", f"={_show(model.preset)} is no preset. {hint}")
+    if model.revision is not None and model.hub is None:
+        text = f"={_show(model.revision)} is of a repository on the hub, and model.hub names none. "
+        yield Problem("model.revision", f"{text}Name it, or leave the revision out.")
     if model.preset is not None and not given and model.weights == "load":
         text = "=load but a preset has no weights. Use model.path or model.hub, or weights: random."
         yield Problem("model.weights", text)

@@ -36,7 +36,9 @@ SETTINGS_THAT_MAY_CHANGE = (
     "run.target_loss",
     # says what the shape is, which is held
     "model.config",
-    # the same model, compiled
+    # the same model: model.commit stands for the revision; compiled; from another folder
+    "model.revision",
+    "model.dir",
     "model.compile",
     # when it is judged, and what it writes at the end
     "task.eval_every_steps",
@@ -59,8 +61,9 @@ SETTINGS_THAT_MAY_CHANGE = (
     "optim.max_skipped_steps",
 )
 
-SHAPE, DATA = "model.shape", "data"
-"""Held beside settings: the sizes of the model, and the fingerprint of the prepared data."""
+SHAPE, DATA, COMMIT = "model.shape", "data", "model.commit"
+"""Held beside settings: the sizes of the model, the fingerprint of the prepared data, and the
+commit of a model of the hub."""
 
 DECAY = "optim.decay"
 """Held of SGD with momentum and decay: once the decay was coupled, a part of the momentum."""
@@ -102,14 +105,15 @@ def may_change(setting: str) -> bool:
 
 
 def fingerprint_of(
-    settings: Mapping[str, Any], *, shape: Mapping[str, Any], data: str
+    settings: Mapping[str, Any], *, shape: Mapping[str, Any], data: str, commit: str | None = None
 ) -> dict[str, Any]:
     """What all attempts of a run must share: dotted name -> value."""
     held = {name: value for name, value in settings.items() if not may_change(name)}
     if held["optim.momentum"] and held["optim.weight_decay"]:
         held[DECAY] = "decoupled"
     sizes = {name: value for name, value in shape.items() if name not in _ONLY_A_DEFAULT}
-    return {**held, SHAPE: sizes, DATA: data}
+    found = {} if commit is None else {COMMIT: commit}
+    return {**held, **found, SHAPE: sizes, DATA: data}
 
 
 def compare(saved: Mapping[str, Any] | str, now: Mapping[str, Any]) -> Comparison:

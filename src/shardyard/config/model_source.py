@@ -9,13 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from shardyard.config.hub import Say, Wanted, fetch
 from shardyard.config.load import show
 from shardyard.config.presets import PRESETS, ModelShape
 from shardyard.config.schema import Model
-from shardyard.errors import AccessError, RequestError
-
-_HUB_FILES = ("*.json", "*.safetensors", "*.jinja")
-"""Fetched from the hub: config, tokenizer and weights; nothing that runs code when opened."""
+from shardyard.errors import RequestError
 
 _CONFIG_DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "sliding_window": None},
@@ -88,15 +86,26 @@ _ROPE_WORDS = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 """Keys of rotary settings that are not parameters of a scaling."""
 
 
-def model_folder(model: Model, *, needs_weights: bool = True) -> Path | None:
+def model_folder(
+    model: Model,
+    *,
+    needs_weights: bool = True,
+    commit: str | None = None,
+    say: Say = lambda _: None,
+) -> Path | None:
     """Folder of the model's own files on this machine, or None for a preset.
 
     Args:
         needs_weights: Whether weights that the recipe loads are fetched too, and must be there.
+            Without them the cache of this machine is enough, as model.dir may be elsewhere.
+        commit: Of the hub, where a run has found one before; it is taken again.
+        say: Told before a long fetch.
 
     Raises:
-        RequestError: There is no such folder or repository, or the hub cannot be reached.
+        RequestError: There is no such folder or repository.
         AccessError: The hub asks for permission.
+        CapacityError: The hub cannot be reached.
+        StorageError: There is no room for what is fetched.
     """
     loads = needs_weights and model.weights != "random"
     if model.path is not None:
@@ -108,7 +117,14 @@ def model_folder(model: Model, *, needs_weights: bool = True) -> Path | None:
                 "config.json, or name a hub repository with model.hub."
             )
     elif model.hub is not None:
-        folder = _fetch(model.hub, with_weights=loads)
+        wanted = Wanted(
+            kind="model.hub",
+            name=model.hub,
+            revision=commit or model.revision,
+            level="weights" if loads else "config",
+        )
+        store = None if model.dir is None or not needs_weights else Path(model.dir).expanduser()
+        folder = fetch(wanted, store, say=say)
     else:
         return None
     if loads:
@@ -434,35 +450,3 @@ def _require_weights(folder: Path, model: Model) -> None:
         f"{setting} has no weights to load: {why}. Save it once with transformers' "
         "save_pretrained, or start from random weights with model.weights=random."
     )
-
-
-def _fetch(name: str, *, with_weights: bool) -> Path:
-    """Fetch a repository of the hub, or find it in the local cache."""
-    from huggingface_hub import errors, snapshot_download  # takes 0.2 s, rarely needed
-
-    patterns = [p for p in _HUB_FILES if with_weights or p != "*.safetensors"]
-    try:
-        return Path(snapshot_download(name, allow_patterns=patterns))
-    except errors.GatedRepoError as error:
-        raise AccessError(
-            f"model.hub={name}: the hub asks for permission. Accept the terms on the model's page, "
-            "then log in with `hf auth login` or set HF_TOKEN."
-        ) from error
-    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
-        raise RequestError(
-            f"model.hub={name}: the Hugging Face hub has no such repository, or it is private. "
-            "Check the name (owner/name); for a private one log in with `hf auth login`."
-        ) from error
-    except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, OSError) as error:
-        offline = " HF_HUB_OFFLINE is set." if _is_offline() else ""
-        raise RequestError(
-            f"model.hub={name} is not in the local cache and the Hugging Face hub cannot be "
-            f"reached.{offline} Check the network, or fetch it elsewhere and give its folder with "
-            "model.path."
-        ) from error
-
-
-def _is_offline() -> bool:
-    from huggingface_hub import constants
-
-    return bool(constants.HF_HUB_OFFLINE)

@@ -26,6 +26,7 @@ def reach_problems(recipe: Recipe, sight: Sight | None = None) -> list[Problem]:
     ours = [("run.dir", recipe.run.dir), *([("model.config", config)] if config else [])]
     places = [
         ("model.path", recipe.model.path),
+        ("model.dir", recipe.model.dir),
         ("data.dir", data.dir),
         *(("data.source", _fixed_part(entry)) for entry in sources if entry != _NO_PATH),
     ]

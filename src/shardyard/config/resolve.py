@@ -19,6 +19,7 @@ from shardyard.config.auto import (
 )
 from shardyard.config.fingerprint import SECTIONS_THAT_MAY_CHANGE, may_change
 from shardyard.config.format_problems import without_bf16
+from shardyard.config.hub import commit_of, digest_of
 from shardyard.config.legality import resolve_layout
 from shardyard.config.model_problems import misfits, vocabulary_problems
 from shardyard.config.presets import ModelShape
@@ -86,6 +87,10 @@ def resolve(
         data=data,
         steps=preview.steps,
         model_dir=str(model_dir) if loads else None,
+        model_commit=None
+        if recipe.model.hub is None or model_dir is None
+        else commit_of(model_dir),
+        model_digest=digest_of(model_dir) if model_dir is not None and loads else None,
     )
     found = _misfits(resolved, machine)
     if found:
@@ -125,7 +130,7 @@ def check_resume(previous: Resolved, now: Resolved) -> None:
     found = [
         Problem(name, f"{old[name]!r} -> {value!r} changes what is learnt.")
         for name, value in new.items()
-        if old[name] != value
+        if name in old and old[name] != value  # a run that is older than a name goes on
     ]
     if found:
         raise RecipeError(

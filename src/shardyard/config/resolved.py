@@ -49,6 +49,10 @@ class Resolved:
     """Optimizer steps of the whole run."""
     model_dir: str | None = None
     """Hugging Face folder that weights are loaded from; None: they are drawn from the seed."""
+    model_commit: str | None = None
+    """Of a model of the hub: what model.revision was when the run began."""
+    model_digest: str | None = None
+    """Of the files of a model that is kept in model.dir: the same on every node."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; ``from_json`` gives the same object back."""
@@ -62,6 +66,8 @@ class Resolved:
             "data": asdict(self.data),
             "steps": self.steps,
             "model_dir": self.model_dir,
+            "model_commit": self.model_commit,
+            "model_digest": self.model_digest,
             "fingerprint": fingerprint(self),
         }
 
@@ -81,6 +87,8 @@ class Resolved:
             data=DataFacts(**content["data"]),
             steps=content["steps"],
             model_dir=content["model_dir"],
+            model_commit=content.get("model_commit"),  # before there was one
+            model_digest=content.get("model_digest"),
         )
 
 
@@ -94,6 +102,7 @@ def fingerprint(resolved: Resolved) -> dict[str, Any]:
         settings_in(resolved.recipe.model_dump(mode="json")),
         shape=resolved.shape.to_dict(),
         data=resolved.data.fingerprint,
+        commit=resolved.model_commit,
     )
 
 

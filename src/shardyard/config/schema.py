@@ -60,7 +60,12 @@ class Model(Section):
     path: str | None = None
     """A Hugging Face folder that the run sees: config.json, and weights if they are loaded."""
     hub: str | None = None
-    """A repository name on the Hugging Face hub, fetched once."""
+    """A repository on the Hugging Face hub, owner/name."""
+    revision: str | None = None
+    """Branch, tag or commit of model.hub; null: the default branch. A resume keeps the commit."""
+    dir: str | None = None
+    """Folder for what is fetched from the hub, one folder a commit; null: `models` beside the runs
+    on launched nodes, the Hugging Face cache elsewhere."""
     config: str | Annotated[dict[str, Any], Field(description="its content")] | None = None
     """A config.json on this machine, which says the shape of a path or hub repository instead."""
     module: str | None = None
@@ -102,7 +107,7 @@ class Data(Section):
     text_key: str = "text"
     """The key that holds the text of each object in .jsonl, .ndjson and .json files."""
     tokenizer: str = "auto"
-    """A tokenizer folder, a hub name, or train; auto: the model's own, else train."""
+    """A folder, a hub name (owner/name or owner/name@revision), or train; auto: the model's own."""
     bos: bool | Auto = "auto"
     """A token that begins each document; auto: where the tokenizer itself puts one before texts."""
     vocab_size: Annotated[int, Field(ge=257, le=2**24)] = 4096

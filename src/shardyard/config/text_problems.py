@@ -28,8 +28,8 @@ _PROSE = re.compile(r"task\.prompt|launch\.env(\..*)?")
 
 PATHS = frozenset(
     {
-        "run.dir", "model.path", "model.config", "cluster.file", "data.source", "data.dir",
-        "data.tokenizer",
+        "run.dir", "model.path", "model.dir", "model.config", "cluster.file",
+        "data.source", "data.dir", "data.tokenizer",
         "launch.run_dir", "launch.code", "launch.volumes.path", "launch.volumes.host",
         "launch.image_paths", "launch.slurm.python",
     }

@@ -81,7 +81,8 @@ def prepare(
     """
     data = recipe.data
     files = _files_of(recipe)
-    tokenizer = find_tokenizer(data.tokenizer, model_dir)
+    store = None if recipe.model.dir is None else Path(recipe.model.dir).expanduser()
+    tokenizer = find_tokenizer(data.tokenizer, model_dir, store=store)
     bos_token = choose_bos(data.bos, tokenizer, name=f"data.tokenizer={data.tokenizer}")
     request = _request(data, files, tokenizer, bos_token)
     folder = Path(data.dir).expanduser().resolve() / f"{_name(data.source)}-{digest(request)}"

@@ -7,13 +7,15 @@ pickle, no code from a hub.
 
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from shardyard.errors import AccessError, DataError, RequestError
+from shardyard.config.hub import Wanted, fetch
+from shardyard.errors import DataError, RequestError
 
 TokenizerFiles = dict[str, bytes]
 """File name -> content; holds at least tokenizer.json and tokenizer_config.json."""
@@ -28,7 +30,7 @@ _PART_CHARACTERS = 2**20
 _BEHIND_A_WORD = re.compile(r"(?<=\S)\s")
 _LONGEST_WORD_BYTES = 512
 """Words above this (DNA, base64, a line of spaces) are learnt from in parts."""
-_HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[\w./-]+)?")
 
 
 class TextEncoder:
@@ -178,15 +180,19 @@ def _json_object(content: bytes, place: str) -> dict[str, Any]:
     return parsed if isinstance(parsed, dict) else {}
 
 
-def find_tokenizer(setting: str, model_dir: Path | None) -> TokenizerFiles | None:
+def find_tokenizer(
+    setting: str, model_dir: Path | None, *, store: Path | None = None
+) -> TokenizerFiles | None:
     """Files of the tokenizer that ``data.tokenizer`` asks for; None: one is to be trained.
 
     Args:
         model_dir: Folder of the model's own files, if it has any; only ``auto`` looks there.
+        store: Where one of the hub is kept (model.dir); None: this machine's Hugging Face cache.
 
     Raises:
         RequestError: There is no such tokenizer, or none in a form that can be read.
         AccessError: The hub refuses access.
+        CapacityError: The hub cannot be reached.
     """
     if setting == "train":
         return None
@@ -197,12 +203,12 @@ def find_tokenizer(setting: str, model_dir: Path | None) -> TokenizerFiles | Non
         return _read_folder(path, is_required=True)
     if path.is_file() and path.name == _MAIN_FILE:
         return _read_folder(path.parent, is_required=True)
-    if path.exists() or not _HUB_NAME.match(setting):
+    if path.exists() or not _HUB_NAME.fullmatch(setting):
         raise RequestError(
             f"data.tokenizer={setting!r} is neither a tokenizer folder nor a hub name. Give a "
             f"folder that holds {_MAIN_FILE}, a hub name such as owner/name, or train."
         )
-    return _fetch_from_hub(setting)
+    return _fetch_from_hub(setting, store)
 
 
 def _read_folder(folder: Path, *, is_required: bool) -> TokenizerFiles | None:
@@ -228,36 +234,21 @@ def _read_folder(folder: Path, *, is_required: bool) -> TokenizerFiles | None:
     return _with_config(files)
 
 
-def _fetch_from_hub(name: str) -> TokenizerFiles:
-    from huggingface_hub import errors, hf_hub_download  # takes 0.2 s, rarely needed
-
-    files: TokenizerFiles = {}
-    for file_name in (_MAIN_FILE, *_SIDE_FILES):
-        try:
-            files[file_name] = Path(hf_hub_download(name, file_name)).read_bytes()
-        except (errors.EntryNotFoundError, errors.LocalEntryNotFoundError) as error:
-            if files:  # the other files are optional
-                continue
-            raise RequestError(
-                f"data.tokenizer={name!r} is no folder here, and {_MAIN_FILE} could not be had "
-                f"from the Hugging Face hub: {_first_line(error)} Check the name and the network, "
-                "or give a folder, or train."
-            ) from error
-        except errors.GatedRepoError as error:
-            raise AccessError(
-                f"data.tokenizer={name!r}: the hub asks for permission. Accept the terms on the "
-                "model's page, then log in with `hf auth login`."
-            ) from error
-        except (errors.HfHubHTTPError, errors.HFValidationError) as error:
-            raise RequestError(
-                f"data.tokenizer={name!r} is no folder here, and the Hugging Face hub does not "
-                f"have it: {_first_line(error)} Check the name; private ones need `hf auth login`."
-            ) from error
-    return _with_config(files)
+def _fetch_from_hub(setting: str, store: Path | None) -> TokenizerFiles:
+    name, _, revision = setting.partition("@")
+    wanted = Wanted(
+        kind="data.tokenizer",
+        name=name,
+        revision=revision or None,
+        level="tokenizer",
+    )
+    files = _read_folder(fetch(wanted, store, say=_say), is_required=True)
+    assert files is not None
+    return files
 
 
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+def _say(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)
 
 
 def train_tokenizer(texts: Iterator[str], *, vocab_size: int) -> TokenizerFiles:

@@ -1,0 +1,540 @@
+"""The Hugging Face hub: repositories are fetched into a store, or into this machine's cache.
+
+A store is one folder, on a volume that nodes share or on a node's own disk. It holds a folder for
+each commit of a repository, ``<owner>--<name>@<first 12 digits>``, fetched by one process at a time
+and whole once ``complete.json`` is there: every file with its bytes and SHA-256. Whoever opens it
+holds the files against that list, so that nodes can compare what they have by a digest.
+
+huggingface_hub fetches the files: finished ones stay when a process is killed, a broken connection
+goes on within a file. Since 2.x it begins the file anew that a killed process had half of, and
+leaves the half behind; those are removed here.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, get_args
+
+from shardyard.config.fingerprint import digest
+from shardyard.config.hub_errors import HubOfflineError, HubSetting, hub_errors_told
+from shardyard.errors import CapacityError, DataError, RequestError, StorageError
+from shardyard.rundir.layout import FILE_MODE, make_folder, write_json
+from shardyard.units import format_bytes
+
+Level = Literal["tokenizer", "config", "weights"]
+"""How much of a repository is fetched; each level holds those before it."""
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
+_PATTERNS: dict[Level, tuple[str, ...]] = {
+    "tokenizer": _TOKENIZER_FILES,
+    "config": ("*.json", "*.jinja"),
+    "weights": ("*.json", "*.jinja", "*.safetensors"),
+}
+"""Nothing that runs code when opened."""
+
+COMPLETE = "complete.json"
+_FORMAT = 1
+_LOCK = ".lock"
+_PART = ".part"
+_SCRATCH = ".cache"
+"""Where huggingface_hub keeps its notes and half files, in the folder that it fetches into."""
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_READ_BYTES = 2**20
+_NO_ROOM_LEFT_BYTES = 2**20
+"""For notes, the list and the file system's own blocks."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a recipe asks of the hub."""
+
+    kind: HubSetting
+    name: str
+    revision: str | None
+    """Branch, tag or commit; None: the default branch."""
+    level: Level
+
+    @property
+    def words(self) -> str:
+        asked = f"{self.kind}={self.name}"
+        return asked if self.revision is None else f"{asked} at revision {self.revision}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredFile:
+    """A file as it was when the list was made."""
+
+    bytes: int
+    sha256: str
+    mtime_ns: int
+    """The same size and time: the file is not read again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Complete:
+    """The content of complete.json."""
+
+    name: str
+    commit: str
+    level: Level
+    revisions: tuple[str | None, ...]
+    """What was asked for when this commit was the answer; found again without the hub."""
+    files: Mapping[str, StoredFile]
+
+    @property
+    def digest(self) -> str:
+        """Equal where the files are."""
+        return digest({name: file.sha256 for name, file in self.files.items()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Expected:
+    """What the hub, or the cache, says of a file."""
+
+    bytes: int
+    sha256: str | None
+    """Of large files, which are in LFS."""
+    blob: str | None
+    """Git's SHA-1, of the others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Listing:
+    """The files of a commit that are wanted."""
+
+    commit: str
+    files: Mapping[str, _Expected]
+
+
+def fetch(wanted: Wanted, store: Path | None, *, say: Say) -> Path:
+    """Fetch a repository, or find it fetched.
+
+    Args:
+        store: Where nodes look for it; None: the Hugging Face cache of this machine.
+        say: Told before a long fetch or wait.
+
+    Returns:
+        The folder of its files.
+
+    Raises:
+        RequestError: There is no such repository or revision; or what the store holds was changed.
+        AccessError: The hub asks for permission.
+        CapacityError: The hub cannot be reached.
+        StorageError: The store or the cache cannot be written, or is full.
+        DataError: What came is not what the hub has.
+    """
+    if not sys.stderr.isatty():
+        from huggingface_hub.utils.tqdm import disable_progress_bars  # takes 0.2 s, rarely needed
+
+        disable_progress_bars()  # a log of bars is thousands of lines
+    return _into_cache(wanted) if store is None else _into_store(wanted, store, say)
+
+
+def commit_of(folder: Path) -> str | None:
+    """The commit that a folder of the store or of the cache holds; None: it is neither."""
+    complete = _read_complete(folder, say=lambda _: None)
+    if complete is not None:
+        return complete.commit
+    is_snapshot = folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name)
+    return folder.name if is_snapshot else None
+
+
+def digest_of(folder: Path) -> str | None:
+    """Equal where two folders of a store hold the same files; None: it is none."""
+    complete = _read_complete(folder, say=lambda _: None)
+    return None if complete is None else complete.digest
+
+
+def verified(folder: Path, *, say: Say = lambda _: None) -> Complete | None:
+    """The list of a store's folder, once its files are held against it; None: it is not whole.
+
+    A file whose size and time are as they were is taken for the same; any other is read.
+
+    Raises:
+        RequestError: A file was changed after it was fetched.
+    """
+    complete = _read_complete(folder, say=say)
+    if complete is None:
+        return None
+    for name, file in complete.files.items():
+        path = folder / name
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            say(f"note: {path} is gone; it is fetched again")
+            return None
+        if (found.st_size, found.st_mtime_ns) == (file.bytes, file.mtime_ns):
+            continue
+        if found.st_size != file.bytes or digests_of(path).sha256 != file.sha256:
+            raise RequestError(
+                f"{path} was changed after it was fetched: it has {found.st_size:,} bytes and "
+                f"another SHA-256 than {COMPLETE} beside it says. A run from it would not be one "
+                f"from {complete.name} at {complete.commit[:12]}. Remove the file to have it "
+                "fetched again; if the change is wanted, copy the folder elsewhere and name it "
+                "with model.path."
+            )
+    return complete
+
+
+def _into_cache(wanted: Wanted) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        with hub_errors_told(wanted.words, setting=wanted.kind):
+            found = snapshot_download(
+                wanted.name, revision=wanted.revision, allow_patterns=list(_PATTERNS[wanted.level])
+            )
+    except OSError as error:
+        raise StorageError(
+            f"{wanted.words} cannot be fetched into the Hugging Face cache of this machine: "
+            f"{error.filename or 'its disk'}: {error.strerror}. Make room (`df -h`), or choose "
+            "another folder with HF_HOME or model.dir."
+        ) from error
+    except CapacityError:  # huggingface_hub itself looks there after some errors only
+        cached = _in_cache(wanted, wanted.revision)
+        if cached is None:
+            raise
+        return cached
+    return Path(found)
+
+
+def _into_store(wanted: Wanted, store: Path, say: Say) -> Path:
+    revision = wanted.revision or ""
+    if _COMMIT.fullmatch(revision):
+        folder = store / _folder_name(wanted.name, revision)
+        if _serves(verified(folder, say=say), wanted.level):
+            return folder
+    try:
+        listing = _ask(wanted)
+    except (CapacityError, HubOfflineError):
+        commit = _commit_known_here(wanted, store, say)
+        folder = store / _folder_name(wanted.name, commit or "")
+        if commit is not None and _serves(verified(folder, say=say), wanted.level):
+            return folder
+        cached = _in_cache(wanted, commit or wanted.revision)
+        if cached is None:
+            raise
+        listing = _listing_of(cached, wanted.level)
+    folder = store / _folder_name(wanted.name, listing.commit)
+    with _storage_errors_told(wanted, store), _sole_writer(folder, say):
+        held = verified(folder, say=say)
+        if held is not None and _serves(held, wanted.level):
+            if wanted.revision not in held.revisions:
+                with suppress(StorageError):  # a store that is only read
+                    _write_complete(folder, held, wanted)
+            return folder
+        _bring(wanted, listing, folder, say)
+    return folder
+
+
+def _folder_name(name: str, commit: str) -> str:
+    return f"{name.replace('/', '--')}@{commit[:12]}"
+
+
+def _serves(complete: Complete | None, level: Level) -> bool:
+    levels = get_args(Level)
+    return complete is not None and levels.index(complete.level) >= levels.index(level)
+
+
+def _ask(wanted: Wanted) -> _Listing:
+    """What the hub has."""
+    from huggingface_hub import HfApi
+
+    with hub_errors_told(wanted.words, setting=wanted.kind):
+        info = HfApi().model_info(wanted.name, revision=wanted.revision, files_metadata=True)
+    files = {}
+    for sibling in info.siblings or ():
+        if _is_wanted(sibling.rfilename, wanted.level):
+            lfs = sibling.lfs
+            files[sibling.rfilename] = _Expected(
+                bytes=int(sibling.size or 0),
+                sha256=None if lfs is None else lfs.sha256,
+                blob=None if lfs is not None else sibling.blob_id,
+            )
+    return _Listing(commit=str(info.sha), files=files)
+
+
+def _is_wanted(name: str, level: Level) -> bool:
+    return _is_inside(name) and any(fnmatch(name, pattern) for pattern in _PATTERNS[level])
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a file's name, joined to a folder, stays in it."""
+    path = PurePosixPath(name)
+    return bool(name) and not path.is_absolute() and ".." not in path.parts
+
+
+def _commit_known_here(wanted: Wanted, store: Path, say: Say) -> str | None:
+    """The commit that the hub named when it was asked the same, of a folder of the store."""
+    beginning = _folder_name(wanted.name, "")
+    for folder in sorted(store.iterdir()) if store.is_dir() else ():
+        held = _read_complete(folder, say=say) if folder.name.startswith(beginning) else None
+        if held is not None and wanted.revision in held.revisions:
+            return held.commit
+    return None
+
+
+def _in_cache(wanted: Wanted, revision: str | None) -> Path | None:
+    """What this machine's cache holds, without asking the hub; None: not all of it."""
+    from huggingface_hub import errors, snapshot_download
+
+    patterns = list(_PATTERNS[wanted.level])
+    try:
+        found = snapshot_download(
+            wanted.name, revision=revision, allow_patterns=patterns, local_files_only=True
+        )
+    except (errors.LocalEntryNotFoundError, ValueError):
+        return None
+    return Path(found)
+
+
+def _listing_of(cached: Path, level: Level) -> _Listing:
+    names = [str(path.relative_to(cached)) for path in cached.rglob("*") if path.is_file()]
+    files = {name: _of_blob(cached / name) for name in names if _is_wanted(name, level)}
+    return _Listing(commit=cached.name, files=files)
+
+
+def _of_blob(path: Path) -> _Expected:
+    """A file of the cache is a link to a blob that is named by its digest."""
+    blob = path.resolve().name
+    return _Expected(
+        bytes=path.stat().st_size,
+        sha256=blob if _SHA256.fullmatch(blob) else None,
+        blob=blob if _COMMIT.fullmatch(blob) else None,
+    )
+
+
+@contextmanager
+def _sole_writer(folder: Path, say: Say) -> Iterator[None]:
+    """Wait until no other process fetches this folder; the lock ends with its holder."""
+    make_folder(folder)
+    descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"waiting for another process that fetches {folder}")
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _bring(wanted: Wanted, listing: _Listing, folder: Path, say: Say) -> None:
+    """Fetch what the folder lacks, hold all of it against the listing, write the list last."""
+    shutil.rmtree(folder / _SCRATCH, ignore_errors=True)  # halves that a killed process left
+    for half in folder.rglob(f"*{_PART}"):
+        half.unlink()
+    missing = {
+        name: file for name, file in listing.files.items() if not _has_size(folder / name, file)
+    }
+    total_bytes = sum(file.bytes for file in missing.values())
+    _refuse_full(folder, total_bytes)
+    if missing:
+        say(f"fetching {wanted.words} ({format_bytes(total_bytes)}) into {folder}")
+    _copy_from_cache(wanted, listing.commit, missing, folder)
+    not_cached = {
+        name: file for name, file in missing.items() if not _has_size(folder / name, file)
+    }
+    _download(wanted, listing.commit, not_cached, folder, is_forced=False)
+    files = {name: _verified_file(wanted, listing, name, folder) for name in sorted(listing.files)}
+    shutil.rmtree(folder / _SCRATCH, ignore_errors=True)
+    complete = Complete(
+        name=wanted.name, commit=listing.commit, level=wanted.level, revisions=(), files=files
+    )
+    _write_complete(folder, complete, wanted)
+
+
+def _has_size(path: Path, file: _Expected) -> bool:
+    try:
+        return path.stat().st_size == file.bytes
+    except OSError:
+        return False
+
+
+def _refuse_full(folder: Path, needed_bytes: int) -> None:
+    free_bytes = shutil.disk_usage(folder).free
+    if needed_bytes + _NO_ROOM_LEFT_BYTES > free_bytes:
+        text = (
+            f"{folder}: {format_bytes(needed_bytes)} are to be fetched and "
+            f"{format_bytes(free_bytes)} are free"
+        )
+        raise OSError(errno.ENOSPC, text, str(folder))
+
+
+def _download(
+    wanted: Wanted, commit: str, names: Mapping[str, Any], folder: Path, *, is_forced: bool
+) -> None:
+    if not names:
+        return
+    from huggingface_hub import snapshot_download
+
+    with hub_errors_told(wanted.words, setting=wanted.kind):
+        snapshot_download(
+            wanted.name,
+            revision=commit,
+            allow_patterns=sorted(names),
+            local_dir=folder,
+            force_download=is_forced,
+        )
+
+
+def _copy_from_cache(
+    wanted: Wanted, commit: str, names: Mapping[str, _Expected], folder: Path
+) -> None:
+    """Take what this machine has of the same commit already."""
+    from huggingface_hub import try_to_load_from_cache
+
+    for name in names:
+        cached = try_to_load_from_cache(wanted.name, name, revision=commit)
+        if isinstance(cached, str):
+            path = folder / name
+            make_folder(path.parent)
+            part = path.with_name(f"{path.name}{_PART}")
+            shutil.copyfile(cached, part)
+            part.replace(path)
+
+
+@dataclass(frozen=True)
+class Digests:
+    sha256: str
+    blob: str
+
+
+def digests_of(path: Path) -> Digests:
+    """SHA-256, and the SHA-1 that Git gives a file; what was read is on the disk after that."""
+    sha256, blob = hashlib.sha256(), hashlib.sha1(usedforsecurity=False)
+    blob.update(b"blob %d\0" % path.stat().st_size)
+    with path.open("rb") as file:
+        while part := file.read(_READ_BYTES):
+            sha256.update(part)
+            blob.update(part)
+        os.fsync(file.fileno())
+    return Digests(sha256.hexdigest(), blob.hexdigest())
+
+
+def _verified_file(wanted: Wanted, listing: _Listing, name: str, folder: Path) -> StoredFile:
+    """Hold one file against the hub's digest; one that is wrong is fetched once more."""
+    expected, path = listing.files[name], folder / name
+    found = digests_of(path)
+    if not _is_as(expected, found):  # damaged in the cache, perhaps
+        path.unlink()
+        _download(wanted, listing.commit, {name: expected}, folder, is_forced=True)
+        found = digests_of(path)
+    if not _is_as(expected, found):
+        path.unlink()
+        raise DataError(
+            f"{path} has another digest than the hub gives for it (SHA-256 "
+            f"{found.sha256[:16]}...): it was damaged on the way or on the disk. It is removed; do "
+            "the same again, and check the disk if it comes back."
+        )
+    state = path.stat()
+    return StoredFile(bytes=state.st_size, sha256=found.sha256, mtime_ns=state.st_mtime_ns)
+
+
+def _is_as(expected: _Expected, found: Digests) -> bool:
+    return (expected.sha256 or found.sha256) == found.sha256 and (
+        expected.blob or found.blob
+    ) == found.blob
+
+
+def _write_complete(folder: Path, complete: Complete, wanted: Wanted) -> None:
+    revisions = dict.fromkeys((*complete.revisions, wanted.revision, complete.commit))
+    content = {
+        "format": _FORMAT,
+        "name": complete.name,
+        "commit": complete.commit,
+        "level": complete.level,
+        "revisions": list(revisions),
+        "files": {name: asdict(file) for name, file in complete.files.items()},
+    }
+    write_json(folder / COMPLETE, content)
+
+
+def _read_complete(folder: Path, *, say: Say) -> Complete | None:
+    path = folder / COMPLETE
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        say(f"note: {path} cannot be read ({error}); the files are held against the hub again")
+        return None
+    complete = _parsed(content)
+    if complete is None:
+        say(f"note: {path} is not what was written there; the files are held against the hub again")
+    return complete
+
+
+def _parsed(content: Any) -> Complete | None:
+    """complete.json, if each part of it has the form that it was written in."""
+    try:
+        files = {
+            name: StoredFile(**_typed(entry, bytes=int, sha256=str, mtime_ns=int))
+            for name, entry in content["files"].items()
+        }
+        revisions = tuple(content["revisions"])
+        is_whole = (
+            content["format"] == _FORMAT
+            and isinstance(content["name"], str)
+            and _COMMIT.fullmatch(content["commit"])
+            and content["level"] in get_args(Level)
+            and all(map(_is_inside, files))
+            and all(entry is None or isinstance(entry, str) for entry in revisions)
+        )
+    except (AttributeError, KeyError, TypeError):
+        return None
+    if not is_whole:
+        return None
+    return Complete(
+        name=content["name"],
+        commit=content["commit"],
+        level=content["level"],
+        revisions=revisions,
+        files=files,
+    )
+
+
+def _typed(entry: Any, **kinds: type) -> dict[str, Any]:
+    values = {key: entry[key] for key in kinds}
+    if not all(isinstance(values[key], kind) for key, kind in kinds.items()):
+        raise TypeError
+    return values
+
+
+@contextmanager
+def _storage_errors_told(wanted: Wanted, store: Path) -> Iterator[None]:
+    try:
+        yield
+    except StorageError as error:  # of the list itself
+        raise _cannot_store(wanted, store, str(error).partition(". ")[0]) from error
+    except OSError as error:
+        why = f"{error.filename or store}: {error.strerror or error}"
+        raise _cannot_store(wanted, store, why) from error
+
+
+def _cannot_store(wanted: Wanted, store: Path, why: str) -> StorageError:
+    return StorageError(
+        f"{wanted.words} cannot be fetched into {store}: {why}. What is there stays, and is not "
+        "fetched again. Make room (`df -h`) or give the run's user the right to write there, or "
+        "choose another folder with model.dir."
+    )

@@ -1,0 +1,152 @@
+"""Why the Hugging Face hub gave nothing: what its client raises, told with a remedy."""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
+
+_HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
+_OF_A_DISK = (
+    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOTDIR,
+    errno.ENAMETOOLONG, errno.ESTALE,
+)  # fmt: skip
+"""Error numbers of a file system; those of a connection are told as a hub that is not reached."""
+
+
+HubSetting = Literal["model.hub", "data.tokenizer"]
+_REVISION: dict[HubSetting, str] = {
+    "model.hub": "name one with model.revision; null takes the newest of the default branch",
+    "data.tokenizer": "write one behind the name, owner/name@revision",
+}
+_FOLDER: dict[HubSetting, str] = {
+    "model.hub": "give its folder with model.path",
+    "data.tokenizer": "give its folder instead of the name",
+}
+
+
+class HubOfflineError(RequestError):
+    """HF_HUB_OFFLINE is set, and what is wanted is not here."""
+
+
+@contextmanager
+def hub_errors_told(words: str, *, setting: HubSetting) -> Iterator[None]:
+    """Turn what huggingface_hub raises into one of our errors.
+
+    Args:
+        words: The setting and its value, with the revision.
+        setting: The one that asks, for the remedy.
+
+    Raises:
+        RequestError: There is no such repository, revision or file; or HF_HUB_OFFLINE is set.
+        AccessError: A token is missing, wrong, or of somebody who may not read it.
+        CapacityError: The hub cannot be reached, or the connection broke.
+        OSError: The file system refused.
+    """
+    try:
+        yield
+    except ShardyardError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _OF_A_DISK and not _is_answer(error):
+            raise
+        raise _told(error, words, setting) from error
+
+
+def _told(error: Exception, words: str, setting: HubSetting) -> Exception:
+    from huggingface_hub import errors
+
+    for cause in (error, error.__cause__):
+        match cause:
+            case errors.GatedRepoError():
+                return _gated(words)
+            case errors.RepositoryNotFoundError():
+                return _not_found(words)
+            case errors.RevisionNotFoundError():
+                return RequestError(
+                    f"{words}: the repository has no such branch, tag or commit (any more). Look "
+                    f"at its page for those that it has, and {_REVISION[setting]}."
+                )
+            case errors.HFValidationError():
+                return RequestError(
+                    f"{words} is no name of a repository: {_first_line(cause)} Write owner/name."
+                )
+            case errors.HfHubHTTPError() if cause.response.status_code in (401, 403):
+                return AccessError(
+                    f"{words}: the hub refuses the token that this process has "
+                    f"({_first_line(cause)}). Make another one that may read, and log in with `hf "
+                    "auth login` or set HF_TOKEN."
+                )
+            case errors.OfflineModeIsEnabled():
+                return HubOfflineError(_offline(words, setting))
+    if isinstance(error, errors.LocalEntryNotFoundError) and _is_offline():
+        return HubOfflineError(_offline(words, setting))
+    if _is_connection(error):
+        return CapacityError(
+            f"{words} is not on this machine whole, and the Hugging Face hub cannot be reached "
+            f"({_reason(error)}). Finished files are kept. Check the network and do the same "
+            f"again, or fetch it elsewhere and {_FOLDER[setting]}."
+        )
+    return error
+
+
+def _gated(words: str) -> AccessError:
+    which = "its token is of somebody who has not" if _has_token() else "it has no token"
+    return AccessError(
+        f"{words}: the hub gives the files only to those who have accepted the model's terms, and "
+        f"this process cannot show that: {which}. Accept them on the model's page, then log in "
+        "with `hf auth login` or set HF_TOKEN; for launched nodes, `secrets: {HF_TOKEN: ...}` in "
+        "the recipe."
+    )
+
+
+def _not_found(words: str) -> RequestError:
+    who = "the token of this process" if _has_token() else "somebody without a token"
+    return RequestError(
+        f"{words}: the Hugging Face hub has no such repository, or it is private and {who} may not "
+        "see it. Check the name (owner/name); for a private one log in with `hf auth login` or set "
+        "HF_TOKEN."
+    )
+
+
+def _offline(words: str, setting: HubSetting) -> str:
+    return (
+        f"{words} is not on this machine whole, and HF_HUB_OFFLINE forbids to ask the Hugging Face "
+        f"hub. Unset it, or fetch it elsewhere and {_FOLDER[setting]}."
+    )
+
+
+def _has_token() -> bool:
+    from huggingface_hub import get_token
+
+    return get_token() is not None
+
+
+def _is_offline() -> bool:
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def _is_answer(error: Exception) -> bool:
+    from huggingface_hub import errors
+
+    return isinstance(error, errors.HfHubHTTPError | errors.EntryNotFoundError)
+
+
+def _is_connection(error: Exception) -> bool:
+    of_http = type(error).__module__.partition(".")[0] in _HTTP_LIBRARIES
+    of_xet = type(error).__module__.partition(".")[0] == "hf_xet" or "Xet" in type(error).__name__
+    return of_http or of_xet or isinstance(error, OSError)
+
+
+def _reason(error: Exception) -> str:
+    """The cause of a broken connection, without the addresses that messages repeat."""
+    cause = error.__cause__ if error.__cause__ is not None else error
+    line = _first_line(cause)
+    return line if line.startswith(type(cause).__name__) else f"{type(cause).__name__}: {line}"
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
