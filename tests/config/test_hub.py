@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 
 from shardyard.cli.request import Request
-from shardyard.config.hub import COMPLETE, Level, Wanted, commit_of, digest_of, fetch
+from shardyard.config.hub import Level, Wanted, commit_of, digest_of, fetch
 from shardyard.config.model_source import model_folder
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Model, Recipe
 from shardyard.errors import CapacityError, RecipeError, RequestError
 from shardyard.hardware.machine import Machine
+from shardyard.rundir.complete import COMPLETE
 from tests.hub import Hub, running_hub, saved_llama
 
 NAME = "acme/llama"
@@ -169,7 +170,7 @@ def test_a_file_that_is_gone_is_fetched_again_and_a_changed_one_is_refused(
 
 @pytest.mark.parametrize(
     "text",
-    ["{", "[]", "{}", '{"format": 1, "name": "x", "commit": "..", "level": "all", "files": {}}'],
+    ["{", "[]", "{}", '{"format": 1, "made_of": {"hub": "x", "commit": ".."}, "files": {}}'],
 )
 def test_a_damaged_list_is_made_again_from_files_that_are_held_against_the_hub(
     text: str, hub: Hub, llama: Path, tmp_path: Path
@@ -180,7 +181,7 @@ def test_a_damaged_list_is_made_again_from_files_that_are_held_against_the_hub(
     (folder / COMPLETE).write_text(text)
     said.clear()
     assert get(tmp_path / "store") == folder
-    assert any(str(folder / COMPLETE) in words for words in said)
+    assert any(f"note: {folder}: {COMPLETE} is" in words for words in said)
     assert json.loads((folder / COMPLETE).read_text())["files"] == before
     assert set(hub.downloads.values()) == {1}
 

@@ -265,8 +265,8 @@ def _(desk: HubDesk) -> int:
 @row(
     "list of what was fetched is damaged, and the hub does not answer",
     3,
-    says="complete.json cannot be read (Expecting value: line 1 column 1 (char 0)); the files are "
-    "held against the hub again",
+    says="complete.json is damaged (JSONDecodeError: Expecting value: line 1 column 1 (char 0)); "
+    "its files are held against the hub again",
     do="Check the network",
 )
 def _(desk: HubDesk) -> int:

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, GenerationConfig
 
-from shardyard.config.hub import COMPLETE
 from shardyard.config.model_source import model_folder
 from shardyard.config.presets import ModelShape
 from shardyard.config.resolved import Resolved

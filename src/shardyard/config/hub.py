@@ -13,14 +13,13 @@ leaves the half behind; those are removed here.
 import errno
 import fcntl
 import hashlib
-import json
 import os
 import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args
@@ -28,7 +27,8 @@ from typing import Any, Literal, get_args
 from shardyard.config.fingerprint import digest
 from shardyard.config.hub_errors import HubOfflineError, HubSetting, hub_errors_told
 from shardyard.errors import CapacityError, DataError, RequestError, StorageError
-from shardyard.rundir.layout import FILE_MODE, make_folder, write_json
+from shardyard.rundir.complete import COMPLETE, Complete, FileDigest, read_complete
+from shardyard.rundir.layout import FILE_MODE, make_folder, write_text
 from shardyard.units import format_bytes
 
 Level = Literal["tokenizer", "config", "weights"]
@@ -47,8 +47,6 @@ _PATTERNS: dict[Level, tuple[str, ...]] = {
 }
 """Nothing that runs code when opened."""
 
-COMPLETE = "complete.json"
-_FORMAT = 1
 _LOCK = ".lock"
 _PART = ".part"
 _SCRATCH = ".cache"
@@ -80,25 +78,17 @@ class Wanted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredFile:
-    """A file as it was when the list was made."""
-
-    bytes: int
-    sha256: str
-    mtime_ns: int
-    """The same size and time: the file is not read again."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Complete:
-    """The content of complete.json."""
+class Stored:
+    """What complete.json says of a folder of the store."""
 
     name: str
     commit: str
     level: Level
     revisions: tuple[str | None, ...]
     """What was asked for when this commit was the answer; found again without the hub."""
-    files: Mapping[str, StoredFile]
+    files: Mapping[str, FileDigest]
+    mtimes_ns: Mapping[str, int]
+    """A file of the same size and time is not read again."""
 
     @property
     def digest(self) -> str:
@@ -151,20 +141,20 @@ def fetch(wanted: Wanted, store: Path | None, *, say: Say) -> Path:
 
 def commit_of(folder: Path) -> str | None:
     """The commit that a folder of the store or of the cache holds; None: it is neither."""
-    complete = _read_complete(folder, say=lambda _: None)
-    if complete is not None:
-        return complete.commit
+    stored = _read_stored(folder, say=lambda _: None)
+    if stored is not None:
+        return stored.commit
     is_snapshot = folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name)
     return folder.name if is_snapshot else None
 
 
 def digest_of(folder: Path) -> str | None:
     """Equal where two folders of a store hold the same files; None: it is none."""
-    complete = _read_complete(folder, say=lambda _: None)
-    return None if complete is None else complete.digest
+    stored = _read_stored(folder, say=lambda _: None)
+    return None if stored is None else stored.digest
 
 
-def verified(folder: Path, *, say: Say = lambda _: None) -> Complete | None:
+def verified(folder: Path, *, say: Say = lambda _: None) -> Stored | None:
     """The list of a store's folder, once its files are held against it; None: it is not whole.
 
     A file whose size and time are as they were is taken for the same; any other is read.
@@ -172,27 +162,27 @@ def verified(folder: Path, *, say: Say = lambda _: None) -> Complete | None:
     Raises:
         RequestError: A file was changed after it was fetched.
     """
-    complete = _read_complete(folder, say=say)
-    if complete is None:
+    stored = _read_stored(folder, say=say)
+    if stored is None:
         return None
-    for name, file in complete.files.items():
+    for name, file in stored.files.items():
         path = folder / name
         try:
             found = path.stat()
         except FileNotFoundError:
             say(f"note: {path} is gone; it is fetched again")
             return None
-        if (found.st_size, found.st_mtime_ns) == (file.bytes, file.mtime_ns):
+        if (found.st_size, found.st_mtime_ns) == (file.bytes, stored.mtimes_ns[name]):
             continue
         if found.st_size != file.bytes or digests_of(path).sha256 != file.sha256:
             raise RequestError(
                 f"{path} was changed after it was fetched: it has {found.st_size:,} bytes and "
                 f"another SHA-256 than {COMPLETE} beside it says. A run from it would not be one "
-                f"from {complete.name} at {complete.commit[:12]}. Remove the file to have it "
+                f"from {stored.name} at {stored.commit[:12]}. Remove the file to have it "
                 "fetched again; if the change is wanted, copy the folder elsewhere and name it "
                 "with model.path."
             )
-    return complete
+    return stored
 
 
 def _into_cache(wanted: Wanted) -> Path:
@@ -250,9 +240,9 @@ def _folder_name(name: str, commit: str) -> str:
     return f"{name.replace('/', '--')}@{commit[:12]}"
 
 
-def _serves(complete: Complete | None, level: Level) -> bool:
+def _serves(stored: Stored | None, level: Level) -> bool:
     levels = get_args(Level)
-    return complete is not None and levels.index(complete.level) >= levels.index(level)
+    return stored is not None and levels.index(stored.level) >= levels.index(level)
 
 
 def _ask(wanted: Wanted) -> _Listing:
@@ -287,7 +277,7 @@ def _commit_known_here(wanted: Wanted, store: Path, say: Say) -> str | None:
     """The commit that the hub named when it was asked the same, of a folder of the store."""
     beginning = _folder_name(wanted.name, "")
     for folder in sorted(store.iterdir()) if store.is_dir() else ():
-        held = _read_complete(folder, say=say) if folder.name.startswith(beginning) else None
+        held = _read_stored(folder, say=say) if folder.name.startswith(beginning) else None
         if held is not None and wanted.revision in held.revisions:
             return held.commit
     return None
@@ -358,10 +348,15 @@ def _bring(wanted: Wanted, listing: _Listing, folder: Path, say: Say) -> None:
     _download(wanted, listing.commit, not_cached, folder, is_forced=False)
     files = {name: _verified_file(wanted, listing, name, folder) for name in sorted(listing.files)}
     shutil.rmtree(folder / _SCRATCH, ignore_errors=True)
-    complete = Complete(
-        name=wanted.name, commit=listing.commit, level=wanted.level, revisions=(), files=files
+    stored = Stored(
+        name=wanted.name,
+        commit=listing.commit,
+        level=wanted.level,
+        revisions=(),
+        files=files,
+        mtimes_ns={name: (folder / name).stat().st_mtime_ns for name in files},
     )
-    _write_complete(folder, complete, wanted)
+    _write_complete(folder, stored, wanted)
 
 
 def _has_size(path: Path, file: _Expected) -> bool:
@@ -432,7 +427,7 @@ def digests_of(path: Path) -> Digests:
     return Digests(sha256.hexdigest(), blob.hexdigest())
 
 
-def _verified_file(wanted: Wanted, listing: _Listing, name: str, folder: Path) -> StoredFile:
+def _verified_file(wanted: Wanted, listing: _Listing, name: str, folder: Path) -> FileDigest:
     """Hold one file against the hub's digest; one that is wrong is fetched once more."""
     expected, path = listing.files[name], folder / name
     found = digests_of(path)
@@ -447,8 +442,7 @@ def _verified_file(wanted: Wanted, listing: _Listing, name: str, folder: Path) -
             f"{found.sha256[:16]}...): it was damaged on the way or on the disk. It is removed; do "
             "the same again, and check the disk if it comes back."
         )
-    state = path.stat()
-    return StoredFile(bytes=state.st_size, sha256=found.sha256, mtime_ns=state.st_mtime_ns)
+    return FileDigest(bytes=path.stat().st_size, sha256=found.sha256)
 
 
 def _is_as(expected: _Expected, found: Digests) -> bool:
@@ -457,68 +451,55 @@ def _is_as(expected: _Expected, found: Digests) -> bool:
     ) == found.blob
 
 
-def _write_complete(folder: Path, complete: Complete, wanted: Wanted) -> None:
-    revisions = dict.fromkeys((*complete.revisions, wanted.revision, complete.commit))
-    content = {
-        "format": _FORMAT,
-        "name": complete.name,
-        "commit": complete.commit,
-        "level": complete.level,
+def _write_complete(folder: Path, stored: Stored, wanted: Wanted) -> None:
+    revisions = dict.fromkeys((*stored.revisions, wanted.revision, stored.commit))
+    made_of = {
+        "hub": stored.name,
+        "commit": stored.commit,
+        "level": stored.level,
         "revisions": list(revisions),
-        "files": {name: asdict(file) for name, file in complete.files.items()},
+        "mtimes_ns": dict(stored.mtimes_ns),
     }
-    write_json(folder / COMPLETE, content)
+    write_text(folder / COMPLETE, Complete(files=stored.files, made_of=made_of).text())
 
 
-def _read_complete(folder: Path, *, say: Say) -> Complete | None:
-    path = folder / COMPLETE
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+def _read_stored(folder: Path, *, say: Say) -> Stored | None:
+    if not (folder / COMPLETE).is_file():
         return None
-    except (OSError, ValueError) as error:
-        say(f"note: {path} cannot be read ({error}); the files are held against the hub again")
-        return None
-    complete = _parsed(content)
-    if complete is None:
-        say(f"note: {path} is not what was written there; the files are held against the hub again")
-    return complete
-
-
-def _parsed(content: Any) -> Complete | None:
-    """complete.json, if each part of it has the form that it was written in."""
     try:
-        files = {
-            name: StoredFile(**_typed(entry, bytes=int, sha256=str, mtime_ns=int))
-            for name, entry in content["files"].items()
-        }
-        revisions = tuple(content["revisions"])
-        is_whole = (
-            content["format"] == _FORMAT
-            and isinstance(content["name"], str)
-            and _COMMIT.fullmatch(content["commit"])
-            and content["level"] in get_args(Level)
-            and all(map(_is_inside, files))
-            and all(entry is None or isinstance(entry, str) for entry in revisions)
+        return _stored(read_complete(folder))
+    except DataError as error:
+        say(f"note: {folder}: {error}; its files are held against the hub again")
+        return None
+
+
+def _stored(complete: Complete) -> Stored:
+    """The folder of a store, if the file is of one.
+
+    Raises:
+        DataError: It is of something else; the text says only why.
+    """
+    made_of = complete.made_of
+    try:
+        stored = Stored(
+            name=made_of["hub"],
+            commit=made_of["commit"],
+            level=made_of["level"],
+            revisions=tuple(made_of["revisions"]),
+            files=complete.files,
+            mtimes_ns={name: int(made_of["mtimes_ns"][name]) for name in complete.files},
         )
-    except (AttributeError, KeyError, TypeError):
-        return None
-    if not is_whole:
-        return None
-    return Complete(
-        name=content["name"],
-        commit=content["commit"],
-        level=content["level"],
-        revisions=revisions,
-        files=files,
-    )
-
-
-def _typed(entry: Any, **kinds: type) -> dict[str, Any]:
-    values = {key: entry[key] for key in kinds}
-    if not all(isinstance(values[key], kind) for key, kind in kinds.items()):
-        raise TypeError
-    return values
+        has_form = (
+            isinstance(stored.name, str)
+            and _COMMIT.fullmatch(stored.commit)
+            and stored.level in get_args(Level)
+            and all(entry is None or isinstance(entry, str) for entry in stored.revisions)
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{COMPLETE} is of no model of the hub ({error!r})") from error
+    if not has_form:
+        raise DataError(f"{COMPLETE} is of no model of the hub")
+    return stored
 
 
 @contextmanager
