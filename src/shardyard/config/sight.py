@@ -83,6 +83,8 @@ def _places(recipe: Recipe) -> Iterator[tuple[str, str]]:
     data, model = recipe.data, recipe.model
     if model.path is not None:
         yield "model.path", model.path
+    if model.dir is not None:
+        yield "model.dir", model.dir
     for entry in (data.source,) if isinstance(data.source, str) else data.source:
         if entry != _NO_PATH:
             yield "data.source", entry
