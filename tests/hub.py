@@ -216,7 +216,8 @@ class _Handler(BaseHTTPRequestHandler):
             }
             for entry in entries
         ]
-        self._send_json({"id": name, "sha": commit, "siblings": siblings, "tags": []})
+        access = {"gated": "manual" if repo.is_gated else False, "private": repo.is_private}
+        self._send_json({"id": name, "sha": commit, "siblings": siblings, "tags": [], **access})
 
     def _file(self, name: str, revision: str, path: str) -> None:
         found = self._found(name, revision)

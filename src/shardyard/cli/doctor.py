@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from shardyard.cli.hub_access import access_problems
 from shardyard.cli.installing import (
     InstallTerms,
     install_missing,
@@ -115,9 +116,8 @@ def _findings_there(request: Request, launcher: Launcher) -> list[Finding]:
         proposal = proposal_for(request, launcher)
     except ShardyardError as error:
         return [Finding(name="request", verdict="problem", what=str(error))]
-    wrong = [
-        Finding(name="request", verdict="problem", what=reason) for reason in refusals(proposal)
-    ]
+    against = [*refusals(proposal), *access_problems(request.recipe, launcher)]
+    wrong = [Finding(name="request", verdict="problem", what=reason) for reason in against]
     right = Finding(name="request", verdict="ok", what=f"{launcher.name} can be asked for it")
     findings = wrong or [right]
     if _reads_secrets_here(launcher):

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from shardyard.cli.hub_access import access_problems
 from shardyard.cli.launched import Launched, launchers_in
 from shardyard.cli.launching import (
     HERE,
@@ -102,6 +103,8 @@ def agree(proposal: Proposal, terms: Terms, *, question: str) -> bool:
     for line in describe(proposal):
         say(line)
     against = refusals(proposal)
+    if not terms.dry_run:  # which asks no service
+        against += access_problems(proposal.request.recipe, proposal.launcher)
     if terms.dry_run:
         for reason in against:
             say(f"warning: it would be refused: {reason}")

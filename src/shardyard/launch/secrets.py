@@ -15,12 +15,14 @@ from urllib.parse import quote
 
 from shardyard.config.credentials import HIDDEN
 from shardyard.config.reach import why_not_reached
+from shardyard.config.schema import Launch
 from shardyard.config.secret_reference import Kind, Reference, parse_reference, parse_references
 from shardyard.errors import AccessError, RequestError, ShardyardError
 
 __all__ = [
     "Kind",
     "Reference",
+    "how_to_keep",
     "loose_files",
     "parse_reference",
     "parse_references",
@@ -97,6 +99,41 @@ def refuse_unsupported(
             f"{'; '.join(wrong)}. Jobs of {launcher} cannot read that. Keep it in "
             f"{' or '.join(kinds) or 'nothing: this launcher passes no secrets'}."
         )
+
+
+def how_to_keep(name: str, kinds: Collection[str], launch: Launch) -> list[tuple[str, str]]:
+    """For each place where a launcher's jobs find a secret: the line that puts it there.
+
+    Each line reads the value from stdin: on a command line others would see it, and the shell's
+    history would keep it.
+
+    Returns:
+        Line of a shell and what ``secrets`` then says.
+    """
+    called = name.lower().replace("_", "-")
+    key = called.rpartition("-")[2]
+    pods, region = launch.kubernetes, launch.aws_batch.region
+    where = f" --region {shlex.quote(region)}" if region else ""
+    file = Path.home() / f".{called}"
+    ways = {
+        "k8s": (
+            f"kubectl create secret generic {called} --from-file={key}=/dev/stdin --context "
+            f"{shlex.quote(pods.context or 'CONTEXT')} --namespace {shlex.quote(pods.namespace)}",
+            f"k8s:{called}/{key}",
+        ),
+        "aws-sm": (
+            f"aws secretsmanager create-secret --name {called} --secret-string file:///dev/stdin"
+            f"{where}",
+            f"aws-sm:{called}",
+        ),
+        "ssm": (
+            f"aws ssm put-parameter --type SecureString --name {called} --value file:///dev/stdin"
+            f"{where}",
+            f"ssm:{called}",
+        ),
+        "file": (f"install -m 600 /dev/stdin {shlex.quote(str(file))}", f"file:{file}"),
+    }
+    return [ways[kind] for kind in kinds if kind in ways]
 
 
 def redact(text: str, values: Iterable[str]) -> str:
