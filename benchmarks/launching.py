@@ -39,17 +39,16 @@ LINE_BYTES, ROUNDS, ROUND_S = 100, 40, 0.1
 
 _FAR = (
     "examples/llama2-7b-finetune.yaml",
-    "model.path=null",
-    "model.preset=llama2-7b",
     "launch.image=registry.example/shardyard@sha256:0123",
-    "launch.run_dir=/runs",
+    "launch.run_dir=/shared/runs",
 )
-_EFS = "launch.volumes=[{path: /runs, efs: fs-0123456789abcdef0}]"
-_CLAIM = "launch.volumes=[{path: /runs, claim: runs}]"
+_EFS = "launch.volumes=[{path: /shared, efs: fs-0123456789abcdef0}]"
+_CLAIM = "launch.volumes=[{path: /shared, claim: shared}]"
+_IN_PODS, _IN_BATCH = "secrets.HF_TOKEN=k8s:hf-token/token", "secrets.HF_TOKEN=ssm:hf-token"
 DRY_RUNS = {
     "slurm": ("examples/quickstart.yaml", "launch.slurm.partition=cpu", "cluster.devices=8"),
-    "kubernetes": (*_FAR, "launch.kubernetes.context=mine", _CLAIM),
-    "aws-batch": (*_FAR, "launch.aws_batch.queue=gpu", _EFS),
+    "kubernetes": (*_FAR, "launch.kubernetes.context=mine", _CLAIM, _IN_PODS),
+    "aws-batch": (*_FAR, "launch.aws_batch.queue=gpu", _EFS, _IN_BATCH),
 }
 
 

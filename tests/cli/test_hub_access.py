@@ -41,8 +41,8 @@ ON = {
     ),
     "aws-batch": (
         "aws secretsmanager create-secret --name hf-token --secret-string file:///dev/stdin "
-        "--region eu-west-1",
-        "secrets.HF_TOKEN=aws-sm:hf-token",
+        "--region eu-west-1 --query ARN --output text",
+        "secrets.HF_TOKEN=aws-sm:ARN",
     ),
     "slurm": (
         f"install -m 600 /dev/stdin {Path.home()}/.hf-token",
@@ -62,7 +62,8 @@ def test_the_message_has_the_line_that_keeps_the_token(name: str) -> None:
     assert said.startswith("model.hub=acme/gated is gated on the Hugging Face hub, and secrets.HF_")
     for words in ON[name]:
         assert words in said
-    reference = ON[name][1]
+    reference = ON[name][1].replace("aws-sm:ARN", "ssm:hf-token")
+    assert reference in said
     assert problems(name, *PLACE, "model.hub=acme/gated", reference) == []
 
 

@@ -123,8 +123,8 @@ def how_to_keep(name: str, kinds: Collection[str], launch: Launch) -> list[tuple
         ),
         "aws-sm": (
             f"aws secretsmanager create-secret --name {called} --secret-string file:///dev/stdin"
-            f"{where}",
-            f"aws-sm:{called}",
+            f"{where} --query ARN --output text",
+            "aws-sm:ARN",  # Batch takes a name for one of SSM
         ),
         "ssm": (
             f"aws ssm put-parameter --type SecureString --name {called} --value file:///dev/stdin"

@@ -1,0 +1,163 @@
+"""Every command of the pages on launching runs as a dry run in a folder that has only the examples.
+
+Two kinds of command are not answered alone, and are known by their form: `doctor --on` asks a
+target, and what names a RUN asks for a run that was launched before.
+"""
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from shardyard.cli import main
+from shardyard.cli.launching import launcher_named
+from shardyard.config.schema import Recipe
+from shardyard.config.sight import unseen_problems
+from shardyard.config.yaml_text import read_yaml
+from shardyard.launch.aws_batch import setup
+from tests.test_docs import _FENCED, ROOT
+
+PAGES = sorted((ROOT / "docs").glob("launch*.md"))
+EXAMPLE = "examples/llama2-7b-finetune.yaml"
+EXAMPLE_TEXT = (ROOT / EXAMPLE).read_text()
+
+
+def lines() -> Iterator[tuple[str, str]]:
+    for page in PAGES:
+        for language, block in _FENCED.findall(page.read_text()):
+            for line in block.splitlines() if language == "sh" else ():
+                if line.startswith(("shardyard ", "python -m shardyard.")):
+                    yield page.name, line
+    for line in re.findall(r"^# +(shardyard launch .*)$", EXAMPLE_TEXT, re.MULTILINE):
+        yield "llama2-7b-finetune.yaml", line
+
+
+LINES = list(lines())
+
+
+def test_all_pages_on_launching_have_commands() -> None:
+    assert {page for page, _ in LINES} >= {page.name for page in PAGES}
+    assert len(LINES) >= 10
+
+
+@pytest.fixture
+def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the examples, without a network, a cluster or an account."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "aws"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+
+
+@pytest.mark.usefixtures("_empty_folder")
+@pytest.mark.parametrize(("page", "line"), LINES)
+def test_a_command_of_a_page_runs(
+    page: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = shlex.split(line, comments=True)
+    if words[0] == "python":
+        assert words[2] == setup.__name__, f"{page}: {line}"
+        assert setup.main(words[3:]) == 0
+        return
+    verb, *rest = words[1:]
+    names_a_run = "RUN" in rest
+    asks_a_target = verb == "doctor" and "--on" in rest
+    if _has_dry_run(verb) and "--dry-run" not in rest and not asks_a_target:
+        rest.append("--dry-run")
+    code = main([verb, *rest])
+    said = capsys.readouterr()
+    assert "Traceback" not in said.err and "bug of shardyard" not in said.err
+    if names_a_run:
+        assert code == 2 and "RUN" in said.err, said.err
+    elif asks_a_target:
+        assert code in (1, 2, 3, 4), said.out + said.err  # there is none
+    elif "/shared/my-text" in _refused(said.err):  # of nodes that see this machine, which lacks it
+        assert code == 2 and "--on slurm" in line
+    else:
+        assert code == 0, said.err
+        _refuse_paths_of_this_machine(said.out, line, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"examples"}
+
+
+@pytest.mark.usefixtures("_empty_folder")
+@pytest.mark.parametrize("target", ["jobset", "trainjob", "pytorchjob"])
+def test_the_example_is_rendered_for_every_kind_of_job(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = next(line for page, line in LINES if "yaml" in page and "--on kubernetes" in line)
+    words = [*shlex.split(line)[1:], f"launch.kubernetes.target={target}", "--dry-run"]
+    assert main(words) == 0
+    said = capsys.readouterr()
+    assert "price: $110.08 an hour, about $38.09 for the run" in said.err
+    recipe = _refuse_paths_of_this_machine(said.out, line, tmp_path)
+    assert recipe.model.hub == "meta-llama/Llama-2-7b-hf"
+    assert recipe.secrets == {"HF_TOKEN": "k8s:hf-token/token"}
+
+
+@pytest.mark.usefixtures("_empty_folder")
+def test_the_example_without_what_a_place_needs_says_what_to_do(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for on, words in (("kubernetes", "Keep it in k8s"), ("aws-batch", "Keep it in aws-sm or ssm")):
+        volume = ("launch.volumes=[{path: /shared, host: /a}]", "launch.run_dir=/shared/runs")
+        assert main(["launch", EXAMPLE, "--on", on, "--dry-run", *volume]) == 2
+        assert words in capsys.readouterr().err
+        assert main(["launch", EXAMPLE, "--on", on, "--dry-run"]) == 2
+        assert f"data.source=/shared/my-text is in no folder that nodes of {on} see" in (
+            capsys.readouterr().err
+        )
+
+
+def _has_dry_run(verb: str) -> bool:
+    program = import_module(f"shardyard.cli.{verb}").command
+    return any("--dry-run" in param.opts for param in program.params)
+
+
+def _refused(said: str) -> str:
+    return said if "nothing is there on this machine" in said else ""
+
+
+def _refuse_paths_of_this_machine(out: str, line: str, folder: Path) -> Recipe:
+    """A request for nodes elsewhere names no folder of this machine; its recipe."""
+    if ("--on kubernetes" not in line and "--on aws-batch" not in line) or "launch" not in line:
+        return Recipe()
+    assert str(folder) not in out and str(Path.home()) not in out and sys.prefix not in out
+    recipe = Recipe.model_validate(read_yaml(_sent_recipe(out), source="what is sent"))
+    place = "kubernetes" if "--on kubernetes" in line else "aws-batch"
+
+    assert unseen_problems(recipe, launcher_named(place).sees(recipe)) == []
+    return recipe
+
+
+def _sent_recipe(out: str) -> str:
+    """The recipe in a ConfigMap, or in a variable of a job definition."""
+
+    if out.startswith("["):
+        found = [value for key, value in _pairs(json.loads(out)) if key == "SHARDYARD_RECIPE"]
+    else:
+        maps = [each for each in yaml.safe_load_all(out) if each["kind"] == "ConfigMap"]
+        found = [each["data"]["recipe.yaml"] for each in maps]
+    assert len(set(found)) == 1
+    return str(found[0])
+
+
+def _pairs(tree: Any) -> Iterator[tuple[str, Any]]:
+    """Every ``{"name": ..., "value": ...}`` in a request."""
+    if isinstance(tree, dict):
+        if "name" in tree and "value" in tree:
+            yield tree["name"], tree["value"]
+        tree = list(tree.values())
+    for inner in tree if isinstance(tree, list) else ():
+        yield from _pairs(inner)
