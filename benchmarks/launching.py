@@ -44,11 +44,15 @@ _FAR = (
 )
 _EFS = "launch.volumes=[{path: /shared, efs: fs-0123456789abcdef0}]"
 _CLAIM = "launch.volumes=[{path: /shared, claim: shared}]"
-_IN_PODS, _IN_BATCH = "secrets.HF_TOKEN=k8s:hf-token/token", "secrets.HF_TOKEN=ssm:hf-token"
+_IN_PODS = ("secrets.HF_TOKEN=k8s:hf-token/token",)
+_IN_BATCH = (
+    "secrets.HF_TOKEN=ssm:hf-token",
+    "launch.aws_batch.execution_role=arn:aws:iam::123456789012:role/reads-hf-token",
+)
 DRY_RUNS = {
     "slurm": ("examples/quickstart.yaml", "launch.slurm.partition=cpu", "cluster.devices=8"),
-    "kubernetes": (*_FAR, "launch.kubernetes.context=mine", _CLAIM, _IN_PODS),
-    "aws-batch": (*_FAR, "launch.aws_batch.queue=gpu", _EFS, _IN_BATCH),
+    "kubernetes": (*_FAR, "launch.kubernetes.context=mine", _CLAIM, *_IN_PODS),
+    "aws-batch": (*_FAR, "launch.aws_batch.queue=gpu", _EFS, *_IN_BATCH),
 }
 
 
