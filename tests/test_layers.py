@@ -37,9 +37,10 @@ MAY_IMPORT = {
     "bench": BASE | {"plan"},
     "cli": BASE | CONTROL,
     **dict.fromkeys(BUILDING_BLOCKS, BASE | BUILDING_BLOCKS),
+    **dict.fromkeys(("data", "models", "parallel"), BASE | {"data", "models", "parallel"}),
     "train": BASE | BUILDING_BLOCKS,
     "elastic": BASE | BUILDING_BLOCKS | {"train"},
-    "library": BASE | BUILDING_BLOCKS,
+    "library": BASE | BUILDING_BLOCKS | {"train"},
 }
 """Package -> packages it may import, beside itself and shardyard's version."""
 

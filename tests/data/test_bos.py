@@ -15,7 +15,7 @@ from shardyard.config.schema import Recipe
 from shardyard.data.prepare import prepare
 from shardyard.data.shards import TokenShards, read_facts
 from shardyard.errors import RequestError
-from shardyard.train.finish import _prompt_ids
+from shardyard.tasks.causal_lm import prompt_ids
 
 TEXTS = ["the cat", "a hat é\nthe", "the", "hat cat " * 50, "", "a"]
 _PIECES = ("▁", "t", "h", "e", "c", "a", "▁t", "he", "▁the", "▁c", "at", "▁cat")
@@ -183,5 +183,5 @@ def test_a_prompt_begins_as_documents_do_and_has_no_end(tmp_path: Path) -> None:
         single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
     )
     bare = tokenizer.encode("the cat", add_special_tokens=False).ids
-    assert _prompt_ids(tokenizer, "the cat", "<s>") == [1, *bare]
-    assert _prompt_ids(tokenizer, "the cat", None) == bare
+    assert prompt_ids(tokenizer, "the cat", "<s>") == [1, *bare]
+    assert prompt_ids(tokenizer, "the cat", None) == bare

@@ -57,11 +57,15 @@ def eval_source(shards: TokenShards, *, attend: bool = True) -> EvalSource:
     return EvalSource(shards, seq_len=SEQ_LEN, vocab_size=84, attend_across_documents=attend)
 
 
+def predicted(batch: MicroBatch) -> int:
+    return int((batch["targets"] != IGNORED).sum())
+
+
 def row(batch: MicroBatch, number: int) -> tuple[list[int], list[int], list[int]]:
     return (
-        batch.tokens_BL[number].tolist(),
-        batch.targets_BL[number].tolist(),
-        batch.positions_BL[number].tolist(),
+        batch["tokens"][number].tolist(),
+        batch["targets"][number].tolist(),
+        batch["positions"][number].tolist(),
     )
 
 
@@ -82,10 +86,10 @@ def test_tokens_are_counted_without_padding_and_whether_or_not_they_predict(
     shards: TokenShards,
 ) -> None:
     apart = eval_source(shards, attend=False).micro_batch(range(4), 6)  # two rows of padding
-    assert (apart.num_tokens, apart.num_targets) == (4 * 8, 4 * 8 - 3)
+    assert (apart.work, predicted(apart)) == (4 * 8, 4 * 8 - 3)
     last = eval_source(shards).micro_batch(range(10, 11), 2)
-    assert (last.num_tokens, last.num_targets) == (2, 2)
-    assert eval_source(shards).micro_batch(range(0), 2).num_tokens == 0
+    assert (last.work, predicted(last)) == (2, 2)
+    assert eval_source(shards).micro_batch(range(0), 2).work == 0
 
 
 def test_an_evaluation_predicts_every_token_once(shards: TokenShards) -> None:
@@ -94,7 +98,7 @@ def test_an_evaluation_predicts_every_token_once(shards: TokenShards) -> None:
         for batch in step_batches(
             eval_source(shards), positions=range(11), micro_batch=2, rank=rank, world_size=3
         ):
-            targets += batch.targets_BL[batch.targets_BL != IGNORED].tolist()
+            targets += batch["targets"][batch["targets"] != IGNORED].tolist()
     assert sorted(targets) == list(range(2, 84))
 
 
@@ -115,7 +119,7 @@ def test_documents_are_kept_apart_when_asked(shards: TokenShards) -> None:
 def test_training_samples_follow_the_permutation_of_each_epoch(shards: TokenShards) -> None:
     batch = train_source(shards).micro_batch(range(9, 14), 5)
     expected = [sample_index(position, 11, seed=3) * SEQ_LEN + 1 for position in range(9, 14)]
-    assert batch.tokens_BL[:, 0].tolist() == expected
+    assert batch["tokens"][:, 0].tolist() == expected
     assert batch.samples_B.tolist() == [9, 10, 11, 12, 13]
 
 
@@ -135,7 +139,7 @@ def test_every_sample_of_a_step_is_computed_once_on_any_number_of_ranks(
     ]
     num_micro_batches = -(-10 // micro_batch)
     assert {len(batches) for batches in by_rank} == {-(-num_micro_batches // world_size)}
-    assert {batch.tokens_BL.shape for batches in by_rank for batch in batches} == {(micro_batch, 8)}
+    assert {batch["tokens"].shape for batches in by_rank for batch in batches} == {(micro_batch, 8)}
     samples = torch.cat([batch.samples_B for batches in by_rank for batch in batches])
     assert sorted(samples[samples >= 0].tolist()) == list(range(20, 30))
     for rank, batches in enumerate(by_rank):
@@ -143,7 +147,7 @@ def test_every_sample_of_a_step_is_computed_once_on_any_number_of_ranks(
             first = 20 + (turn * world_size + rank) * micro_batch
             wanted = [p if p < 30 else -1 for p in range(first, first + micro_batch)]
             assert batch.samples_B.tolist() == wanted
-            assert (batch.targets_BL[batch.samples_B < 0] == IGNORED).all()
+            assert (batch["targets"][batch.samples_B < 0] == IGNORED).all()
 
 
 def test_a_token_outside_the_vocabulary_is_refused(shards: TokenShards) -> None:

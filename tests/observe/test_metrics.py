@@ -14,13 +14,11 @@ from shardyard.rundir.lines import METRIC_KEYS
 H100 = FlopBudget(flops_per_token=57.9e9, peak_flops_per_s=989e12)
 
 
-def _line(
-    budget: FlopBudget, router: tuple[float, float, float] | None = None
-) -> dict[str, object]:
+def _line(budget: FlopBudget, **counted: float) -> dict[str, object]:
     lines = MetricLines(budget, attempt=1, generation=2, world_size=4)
     return lines.step(
         step=3, epoch=0.5, loss=2.0, grad_norm=1.0, lr=1e-3, tokens=900, targets=40, samples=30,
-        step_tokens=300, step_samples=10, peak_memory_bytes=7, router=router,
+        step_tokens=300, step_samples=10, peak_memory_bytes=7, counted=counted,
         times=StepTimes(step_time_s=0.5, data_wait_s=0.1, checkpoint_blocked_s=0.2),
     )  # fmt: skip
 
@@ -37,7 +35,8 @@ def test_a_line_has_the_keys_of_the_contract_and_rates() -> None:
 
 def test_the_router_of_a_mixture_is_told_and_a_dense_model_has_none() -> None:
     keys = ("expert_load", "router_aux_loss", "router_z_loss")
-    assert [_line(H100, (1.5, 1.1, 4.0))[key] for key in keys] == [1.5, 1.1, 4.0]
+    counted = dict(zip(keys, (1.5, 1.1, 4.0), strict=True))
+    assert [_line(H100, **counted)[key] for key in keys] == [1.5, 1.1, 4.0]
     assert [_line(H100)[key] for key in keys] == [None] * 3
 
 

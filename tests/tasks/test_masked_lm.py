@@ -22,7 +22,8 @@ def _text(samples: range, *, valid: int = LENGTH) -> MicroBatch:
     targets[:, valid:] = IGNORED
     positions = torch.arange(LENGTH).expand_as(tokens)
     rows = torch.tensor(list(samples))
-    return MicroBatch(tokens, targets, positions, rows, len(rows) * valid)
+    fields = {"tokens": tokens, "targets": targets, "positions": positions}
+    return MicroBatch(fields=fields, samples_B=rows, work=len(rows) * valid)
 
 
 def _lengths(batch: MicroBatch, *, valid: int = LENGTH) -> torch.Tensor:
@@ -36,12 +37,12 @@ def _hidden(batch: MicroBatch, *, valid: int = LENGTH) -> MicroBatch:
 def test_hidden_tokens_have_the_published_shares() -> None:
     before = _text(range(200))
     after = _hidden(before)
-    chosen = after.targets_BL != IGNORED
-    assert torch.equal(after.targets_BL[chosen], before.tokens_BL[chosen])
-    assert torch.equal(after.tokens_BL[~chosen], before.tokens_BL[~chosen])
+    chosen = after["targets"] != IGNORED
+    assert torch.equal(after["targets"][chosen], before["tokens"][chosen])
+    assert torch.equal(after["tokens"][~chosen], before["tokens"][~chosen])
     count = int(chosen.sum())
     assert count / chosen.numel() == pytest.approx(0.15, abs=0.005)
-    seen, original = after.tokens_BL[chosen], before.tokens_BL[chosen]
+    seen, original = after["tokens"][chosen], before["tokens"][chosen]
     assert float((seen == MASK_ID).float().mean()) == pytest.approx(0.8, abs=0.01)
     assert float((seen == original).float().mean()) == pytest.approx(0.1, abs=0.01)
     others = seen[(seen != MASK_ID) & (seen != original)]
@@ -51,27 +52,27 @@ def test_hidden_tokens_have_the_published_shares() -> None:
 
 def test_a_sample_is_masked_alike_in_every_micro_batch_and_anew_in_each_epoch() -> None:
     together, alone = _hidden(_text(range(4))), _hidden(_text(range(2, 3)))
-    assert torch.equal(together.tokens_BL[2:3], alone.tokens_BL)
-    assert torch.equal(together.targets_BL[2:3], alone.targets_BL)
-    assert not torch.equal(together.targets_BL[0] != IGNORED, together.targets_BL[1] != IGNORED)
+    assert torch.equal(together["tokens"][2:3], alone["tokens"])
+    assert torch.equal(together["targets"][2:3], alone["targets"])
+    assert not torch.equal(together["targets"][0] != IGNORED, together["targets"][1] != IGNORED)
 
 
 def test_padding_is_never_hidden() -> None:
     after = _hidden(_text(range(8), valid=100), valid=100)
-    assert (after.targets_BL[:, :100] != IGNORED).any()
-    assert (after.targets_BL[:, 100:] == IGNORED).all()
+    assert (after["targets"][:, :100] != IGNORED).any()
+    assert (after["targets"][:, 100:] == IGNORED).all()
 
 
 def test_a_sample_that_has_text_has_a_hidden_token_and_one_without_has_none() -> None:
     """At 15 %, one of eleven tokens: a sixth of the samples of eleven would have none."""
     for length in (1, 2, 11):
         after = _hidden(_text(range(300), valid=length), valid=length)
-        counts = (after.targets_BL != IGNORED).sum(dim=1)
+        counts = (after["targets"] != IGNORED).sum(dim=1)
         assert int(counts.min()) == 1
-        assert (after.targets_BL[:, length:] == IGNORED).all()
-    places = (_hidden(_text(range(300), valid=2), valid=2).targets_BL != IGNORED).sum(dim=0)
+        assert (after["targets"][:, length:] == IGNORED).all()
+    places = (_hidden(_text(range(300), valid=2), valid=2)["targets"] != IGNORED).sum(dim=0)
     assert places[0] > 120 and places[1] > 120  # either of two, not always the first
-    assert int(_hidden(_text(range(3), valid=0), valid=0).num_targets) == 0
+    assert (_hidden(_text(range(3), valid=0), valid=0)["targets"] == IGNORED).all()
 
 
 def test_where_some_are_hidden_no_other_is_added_for_it() -> None:
@@ -80,13 +81,13 @@ def test_where_some_are_hidden_no_other_is_added_for_it() -> None:
     key = random_bits(key_of(3, "masking", "train"), before.samples_B)[:, None]
     drawn = ~keep_mask(key, 3 * torch.arange(100), drop=0.15)
     assert drawn.any(dim=1).all()
-    assert torch.equal(_hidden(before, valid=100).targets_BL[:, :100] != IGNORED, drawn)
+    assert torch.equal(_hidden(before, valid=100)["targets"][:, :100] != IGNORED, drawn)
 
 
 def test_the_last_token_is_hidden_as_often_as_others_if_a_document_ends_there() -> None:
     before = _text(range(400), valid=100)
-    before.targets_BL[:, 99] = IGNORED  # documents apart: it predicts no first token
-    hidden = (_hidden(before, valid=100).targets_BL != IGNORED).float().mean(dim=0)
+    before["targets"][:, 99] = IGNORED  # documents apart: it predicts no first token
+    hidden = (_hidden(before, valid=100)["targets"] != IGNORED).float().mean(dim=0)
     assert float(hidden[99]) == pytest.approx(0.15, abs=0.05)
 
 

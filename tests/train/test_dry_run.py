@@ -74,10 +74,12 @@ def allocated_peak(recipe: Recipe, layout: Layout, shape: ModelShape = SHAPE) ->
 def _step_on_real_tensors(recipe: Recipe, layout: Layout, shape: ModelShape) -> None:
     device = torch.device("cpu")
     mesh = build_mesh(layout, "cpu")
-    task = build_sharded(recipe, shape, mesh)
+    task = build_sharded(recipe, shape, mesh, device=device)
     optimizer = build_optimizer(recipe, task, mesh, device=device)
     ids = torch.zeros(2, SEQ_LEN, dtype=torch.int64)
-    batch = MicroBatch(ids, ids, ids, torch.zeros(2, dtype=torch.int64), ids.numel())
+    fields = {"tokens": ids, "targets": ids, "positions": ids}
+    rows = torch.zeros(2, dtype=torch.int64)
+    batch = MicroBatch(fields=fields, samples_B=rows, work=ids.numel())
     stepper = Stepper(task, optimizer, mesh, device=device, grad_clip=1.0)
     stepper.run([batch, batch], lr=1e-3, drain=False)
 

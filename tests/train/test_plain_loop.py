@@ -61,8 +61,8 @@ def _plain(
     found = []
     for step, rate in enumerate(RATES):
         batch = training.train_source.micro_batch(range(step * BATCH, (step + 1) * BATCH), BATCH)
-        logits: Tensor = model(input_ids=batch.tokens_BL).logits
-        loss = F.cross_entropy(logits.flatten(0, 1), batch.targets_BL.flatten())
+        logits: Tensor = model(input_ids=batch["tokens"]).logits
+        loss = F.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten())
         loss.backward()  # type: ignore[no-untyped-call]
         norm = nn.utils.clip_grad_norm_(model.parameters(), clip)
         for group in optimizer.param_groups:

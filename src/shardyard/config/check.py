@@ -17,6 +17,7 @@ from shardyard.config.optimizers import OPTIMIZERS, factors_of, optimizer_of, re
 from shardyard.config.presets import PRESETS
 from shardyard.config.schema import Recipe
 from shardyard.config.secret_reference import is_variable, parse_references
+from shardyard.config.tasks import TASKS
 from shardyard.config.text_problems import text_problems, texts
 from shardyard.config.trainable import trainable_problems
 from shardyard.errors import Problem, RecipeError, RequestError
@@ -192,7 +193,7 @@ MOST_AVERAGING_IN_BF16 = 0.99
 
 def _generation(recipe: Recipe) -> Iterable[Problem]:
     task = recipe.task
-    if task.name == "masked_lm" and task.generate_tokens:
+    if task.generate_tokens and not TASKS[task.name].continues_text:
         text = f"={task.generate_tokens}: a model that fills gaps does not continue text. Use 0."
         yield Problem("task.generate_tokens", text)
 

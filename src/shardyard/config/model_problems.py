@@ -10,6 +10,7 @@ from shardyard.config.legality import SPLIT_BACKWARD
 from shardyard.config.legality import problems as layout_problems
 from shardyard.config.presets import ModelShape
 from shardyard.config.schema import Recipe
+from shardyard.config.tasks import TASKS, tasks_of
 from shardyard.errors import Problem, RequestError
 from shardyard.hardware.chosen import chosen_cluster
 
@@ -103,8 +104,8 @@ def devices_per_node(recipe: Recipe) -> int | None:
 def _model_problems(recipe: Recipe, shape: ModelShape) -> Iterable[Problem]:
     """A task, samples or names that the model has no room for."""
     model, task, seq_len = recipe.model, recipe.task.name, recipe.data.seq_len
-    if shape.is_causal != (task == "causal_lm"):
-        fits = "causal_lm" if shape.is_causal else "masked_lm"
+    if shape.is_causal != TASKS[task].is_causal:
+        fits = " or ".join(tasks_of(is_causal=shape.is_causal))
         sees = "earlier tokens alone" if shape.is_causal else "tokens on both sides"
         name = model.preset or model.path or model.hub or f"a model of type {shape.model_type}"
         yield Problem("task.name", f"={task}: in {name} a token sees {sees}. Use task.name={fits}.")

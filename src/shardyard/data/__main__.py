@@ -61,10 +61,11 @@ def _prepare(
     # Imported here and not above: a Ctrl-C during the import is then handled like any other.
     from dataclasses import asdict
 
+    from shardyard.config.tasks import TASKS, imported
     from shardyard.data import shards
-    from shardyard.data.prepare import prepare
 
     recipe = _read_recipe(recipe_path)
+    prepare = imported(TASKS[recipe.task.name].prepare)
     with _shown_progress() as progress:
         facts = prepare(recipe, model_dir=model_dir, progress=progress, rows=rows)
     if verify:

@@ -7,10 +7,11 @@ Shape suffixes in this file:
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -26,33 +27,48 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What one forward and backward pass reads; tensors are int64, on the CPU."""
+    """What one forward and backward pass reads: named fields, which a task knows by their names."""
 
-    tokens_BL: Tensor
-    targets_BL: Tensor
-    """What each token predicts, as a rule the next one; or ``IGNORED``."""
-    positions_BL: Tensor
+    fields: Mapping[str, Tensor]
+    """Name -> (B, ...), on the CPU. Of text: tokens, targets and positions, int64."""
     samples_B: Tensor
-    """Position of each sample in the stream of samples; -1 for a row of padding."""
-    num_tokens: int
-    """Tokens that are read, padding left out."""
+    """Position of each sample in the stream of samples, int64; -1 for a row of padding."""
+    work: int
+    """What went through the model, padding left out: of text, tokens."""
 
-    @property
-    def num_targets(self) -> int:
-        """What is predicted of them; asked of a device, it waits for the device."""
-        return int((self.targets_BL != IGNORED).sum())
+    def __getitem__(self, name: str) -> Tensor:
+        return self.fields[name]
+
+    def with_fields(self, **fields: Tensor) -> "MicroBatch":
+        """The same samples with other values of some fields."""
+        return replace(self, fields={**self.fields, **fields})
 
     def to(self, device: torch.device) -> "MicroBatch":
         """The same micro-batch on a device."""
         if device.type == "cpu":
             return self
-        tensors = (self.tokens_BL, self.targets_BL, self.positions_BL, self.samples_B)
-        # only from pinned memory does a copy not wait for the device's earlier work
-        pinned = (tensor if tensor.device == device else tensor.pin_memory() for tensor in tensors)
-        tokens, targets, positions, samples = (
-            tensor.to(device, non_blocking=True) for tensor in pinned
-        )
-        return MicroBatch(tokens, targets, positions, samples, self.num_tokens)
+        fields = {name: _moved(field, device) for name, field in self.fields.items()}
+        return replace(self, fields=fields, samples_B=_moved(self.samples_B, device))
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    # only from pinned memory does a copy not wait for the device's earlier work
+    pinned = tensor if tensor.device == device else tensor.pin_memory()
+    return pinned.to(device, non_blocking=True)
+
+
+class Samples(Protocol):
+    """One split of a data set: what the loader and an evaluation read of it."""
+
+    @property
+    def num_samples(self) -> int:
+        """Of the split."""
+
+    def sample_indices(self, positions: Positions) -> Positions:
+        """Which samples of the split are at these positions of the stream."""
+
+    def micro_batch(self, positions: range, size: int) -> MicroBatch:
+        """The samples at these positions, padded with weightless rows to ``size`` rows."""
 
 
 Prepare = Callable[[MicroBatch, Tensor], MicroBatch]
@@ -123,12 +139,11 @@ class _Source:
             if not self._attend_across_documents:
                 starts = self._shards.document_starts_in(start, stop)
                 _separate_documents(targets_BL[row], positions_BL[row], starts)
+        fields = {"tokens": tokens_BL, "targets": targets_BL, "positions": positions_BL}
         batch = MicroBatch(
-            torch.from_numpy(tokens_BL),
-            torch.from_numpy(targets_BL),
-            torch.from_numpy(positions_BL),
-            torch.from_numpy(samples_B),
-            int(lengths_B.sum()),
+            fields={name: torch.from_numpy(field) for name, field in fields.items()},
+            samples_B=torch.from_numpy(samples_B),
+            work=int(lengths_B.sum()),
         )
         return self._prepare(batch, torch.from_numpy(lengths_B))
 
@@ -188,7 +203,7 @@ class EvalSource(_Source):
 
 
 def step_batches(
-    source: TrainSource | EvalSource,
+    source: Samples,
     *,
     positions: range,
     micro_batch: int,
@@ -219,7 +234,7 @@ class Loader:
 
     def __init__(
         self,
-        source: TrainSource,
+        source: Samples,
         *,
         global_batch: int,
         micro_batch: int,

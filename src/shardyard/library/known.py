@@ -18,19 +18,18 @@ from shardyard.config.model_source import shape_of_config
 from shardyard.config.presets import ModelShape
 from shardyard.config.resolve import resolve_known
 from shardyard.config.schema import Recipe
+from shardyard.config.tasks import tasks_of
 from shardyard.config.trainable import trainable_problems
 from shardyard.data.loader import IGNORED, MicroBatch
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.library.mesh import devices_per_node
-from shardyard.library.state import Loss
 from shardyard.models.attention import NAME
 from shardyard.models.build import give_storage, replace_experts
 from shardyard.models.families import FAMILIES, family_of
 from shardyard.parallel import apply
-from shardyard.parallel.data import reshard
 from shardyard.parallel.mesh import Mesh
-from shardyard.tasks.accumulate import Accumulator
-from shardyard.tasks.causal_lm import CausalLM
+from shardyard.tasks.language import LanguageModel
+from shardyard.tasks.own import Loss
 
 _SECTIONS = {
     "attend_across_documents": "data",
@@ -76,10 +75,11 @@ def shard_known(
     model.set_attn_implementation(NAME)
     replace_experts(model, shape)
     family = family_of(shape.model_type)
-    task = apply.parallelize(model, mesh, recipe=recipe, shape=shape, family=family)
+    parts = apply.parallelize(model, mesh, recipe=recipe, shape=shape, family=family)
     if on_meta:
-        give_storage(model, device, stages=task.pipeline.modules if task.pipeline else ())
-    return KnownModel(task, mesh, device=device, shape=shape, recipe=recipe, seq_len=seq_len)
+        give_storage(model, device, stages=parts.pipeline.modules if parts.pipeline else ())
+    computation = LanguageModel(parts, mesh, device=device)
+    return KnownModel(computation, shape=shape, recipe=recipe, seq_len=seq_len)
 
 
 def request(
@@ -113,7 +113,7 @@ def request(
     if seq_len is not None:
         asked["data.seq_len"] = seq_len
     if shape is not None and not shape.is_causal:
-        asked["task.name"] = "masked_lm"
+        asked["task.name"] = tasks_of(is_causal=False)[0]
     try:
         recipe = load_recipe(
             (), [f"{name}={json.dumps(value, default=str)}" for name, value in asked.items()]
@@ -187,22 +187,17 @@ def _bert_shape(config: Mapping[str, Any], name: str) -> ModelShape:
 
 
 class KnownModel:
-    """Computes batches as transformers' models read them: ``input_ids`` and ``labels``, (B, L)."""
+    """Reads batches as transformers' models do: ``input_ids`` and ``labels``, (B, L)."""
 
     def __init__(
         self,
-        task: CausalLM,
-        mesh: Mesh,
+        computation: LanguageModel,
         *,
-        device: torch.device,
         shape: ModelShape,
         recipe: Recipe,
         seq_len: int | None,
     ) -> None:
-        self._task = task
-        self._mesh = mesh
-        self._device = device
-        self._accumulate = Accumulator(task, mesh.layout, device=device)
+        self._computation = computation
         self._is_causal = shape.is_causal
         self._window = shape.sliding_window
         self._attend_across = recipe.data.attend_across_documents
@@ -213,25 +208,40 @@ class KnownModel:
     @property
     def held_twice(self) -> Collection[str]:
         """Names of parameters that both ends of a pipeline hold."""
-        return self._task.held_twice
+        return self._computation.held_twice
 
-    def check(self, batches: Sequence[Any], loss: Loss | None) -> None:
-        """Refuse batches of another form."""
+    def read(
+        self, batches: Sequence[Any], loss: Loss | None
+    ) -> tuple[LanguageModel, Sequence[MicroBatch]]:
+        """As micro-batches of text; refuses batches of another form."""
         if loss is not None:
             raise RequestError(
-                f"loss= is for modules of your own; {type(self._task.model).__name__} has its "
-                "loss, cross-entropy of the labels. Leave it out."
+                f"loss= is for modules of your own; {type(self._computation.model).__name__} has "
+                "its loss, cross-entropy of the labels. Leave it out."
             )
         for batch in batches:
             self._check(batch)
-        if self._task.pipeline is None:
-            return
+        if self._computation.pipeline is not None:
+            self._check_form(batches)
+        return self._computation, [self._micro_batch(batch) for batch in batches]
+
+    def _check_form(self, batches: Sequence[Mapping[str, Tensor]]) -> None:
+        """The stages of a pipeline hand on tensors of one size, in a schedule that is made once."""
         sizes = {tuple(batch["input_ids"].shape) for batch in batches}
         if len(sizes) > 1:
             raise RequestError(
                 f"micro-batches of {len(sizes)} sizes in one step: {sorted(sizes)}. The stages of "
                 "a pipeline hand on tensors of one size. Pad with labels of -100."
             )
+        form = (len(batches), *sizes.pop())
+        if torch.is_grad_enabled():  # an evaluation goes through no schedule
+            if self._form not in (None, form):
+                raise RequestError(
+                    f"a step of (micro-batches, samples, tokens) {form} follows one of "
+                    f"{self._form}. The schedule of a pipeline is made once. Give equally many in "
+                    "every step."
+                )
+            self._form = form
 
     def _check(self, batch: Any) -> None:
         keys = sorted(batch) if isinstance(batch, Mapping) else None
@@ -265,37 +275,6 @@ class KnownModel:
                 "leave position_ids out."
             )
 
-    def backward(self, batches: Sequence[Any], loss: Loss | None) -> tuple[Tensor, int]:  # noqa: ARG002
-        """Forward and backward passes of all micro-batches."""
-        read = self._read(batches)
-        form = (len(read), *read[0].tokens_BL.shape)
-        if self._task.pipeline is not None and self._form not in (None, form):
-            raise RequestError(
-                f"a step of (micro-batches, samples, tokens) {form} follows one of {self._form}. "
-                "The schedule of a pipeline is made once. Give equally many in every step."
-            )
-        self._form = form
-        return self._part(self._accumulate(read)), self._targets(read)
-
-    def forward(self, batches: Sequence[Any], loss: Loss | None) -> tuple[Tensor, int]:  # noqa: ARG002
-        """Forward passes alone."""
-        read = self._read(batches)
-        losses = [self._task.loss_sum(batch.to(self._device)).double() for batch in read]
-        reshard(self._task.roots)
-        return self._part(torch.stack(losses).sum()), self._targets(read)
-
-    def _part(self, loss_sum: Tensor) -> Tensor:
-        # the other ranks of tp have computed the same loss
-        return loss_sum if self._mesh.tensor_rank == 0 else torch.zeros_like(loss_sum)
-
-    def _targets(self, batches: Sequence[MicroBatch]) -> int:
-        if not self._mesh.speaks_for_samples:
-            return 0
-        return sum(batch.num_targets for batch in batches)
-
-    def _read(self, batches: Sequence[Mapping[str, Tensor]]) -> list[MicroBatch]:
-        return [self._micro_batch(batch) for batch in batches]
-
     def _micro_batch(self, batch: Mapping[str, Tensor]) -> MicroBatch:
         tokens_BL, targets_BL = batch["input_ids"].long(), batch["labels"].long()
         if self._is_causal:  # labels are those of the tokens themselves
@@ -308,4 +287,5 @@ class KnownModel:
             positions_BL = torch.arange(length, device=tokens_BL.device).expand(samples, -1)
         rows_B = torch.arange(samples, device=tokens_BL.device)
         # which of them are padding only the script knows; nothing here counts them
-        return MicroBatch(tokens_BL, targets_BL, positions_BL.long(), rows_B, tokens_BL.numel())
+        fields = {"tokens": tokens_BL, "targets": targets_BL, "positions": positions_BL.long()}
+        return MicroBatch(fields=fields, samples_B=rows_B, work=tokens_BL.numel())

@@ -14,7 +14,7 @@ from shardyard.errors import RequestError
 from shardyard.library.known import shard_known
 from shardyard.library.mesh import local_device
 from shardyard.library.own import shard_own
-from shardyard.library.state import Computation, Sharded, attach, is_sharded, sharded
+from shardyard.library.state import Reader, Sharded, attach, is_sharded, sharded
 from shardyard.models import build
 from shardyard.parallel.mesh import Mesh
 
@@ -78,19 +78,19 @@ def parallelize(
     is_known = blocks is None and plan is None
     if has_weights:
         _refuse_differing_weights(model, control)
-    computation: Computation
+    reader: Reader
     if is_known:
-        computation = shard_known(model, mesh, device=device, seq_len=seq_len, options={**options})
+        reader = shard_known(model, mesh, device=device, seq_len=seq_len, options={**options})
     else:
         names = (blocks,) if isinstance(blocks, str) else tuple(blocks or ())
         given = {**options} if seq_len is None else {**options, "seq_len": seq_len}
-        computation = shard_own(model, mesh, blocks=names, plan=plan or {}, options=given)
+        reader = shard_own(model, mesh, blocks=names, plan=plan or {}, options=given)
     attach(
         model,
         Sharded(
             mesh=mesh,
             device=device,
-            computation=computation,
+            reader=reader,
             params=dict(model.named_parameters()),
             has_weights=has_weights,
             is_known=is_known,

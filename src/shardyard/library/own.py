@@ -3,18 +3,15 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from shardyard.config.schema import Recipe
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.library.known import request
-from shardyard.library.state import Loss
-from shardyard.parallel.data import GradientSync, backward_all, reshard, shard_groups
+from shardyard.parallel import apply
 from shardyard.parallel.mesh import Mesh
-from shardyard.parallel.precision import mixed_precision
-from shardyard.parallel.recompute import apply_recompute
-from shardyard.parallel.tensor_plan import names_matching, read_plan, split_by_plan
+from shardyard.parallel.tensor_plan import names_matching, read_plan
+from shardyard.tasks.base import Computation
+from shardyard.tasks.own import Loss, OwnComputation
 
 _OF_KNOWN_MODELS = {
     "cp": "attention would have to exchange keys and values, and where that is is not known",
@@ -51,34 +48,8 @@ def shard_own(
     found += [*_axis_problems(mesh, plan), *unmatched, *_module_problems(model, chosen, tp=tp)]
     if found:
         raise RecipeError(found, "parallelize()")
-    _change(model, mesh, recipe=recipe, words=words, blocks=chosen)
+    apply.parallelize_own(model, mesh, recipe=recipe, blocks=chosen, words=words)
     return OwnModel(model, mesh)
-
-
-def _change(
-    model: nn.Module,
-    mesh: Mesh,
-    *,
-    recipe: Recipe,
-    words: Mapping[str, str],
-    blocks: dict[str, nn.Module],
-) -> None:
-    """In the order of ``parallel/apply.py``, and for its reasons."""
-    if mesh.layout.tp > 1:
-        split_by_plan(model, mesh.dense["tp"], words)
-    apply_recompute(blocks, recipe.memory.recompute, keys=None)
-    if recipe.model.compile:
-        for block in blocks.values():
-            block.compile()
-    precision = mixed_precision(recipe.precision)
-    shard_groups(
-        model,
-        mesh,
-        blocks=list(blocks.values()),
-        precision=precision,
-        output_dtype=precision.output_dtype,
-        prefetch=recipe.parallel.prefetch,
-    )
 
 
 def _axis_problems(mesh: Mesh, plan: Mapping[str, str]) -> list[Problem]:
@@ -167,48 +138,21 @@ def _shared_parameters(model: nn.Module, blocks: Mapping[str, nn.Module]) -> lis
 
 
 class OwnModel:
-    """Computes batches by the loss function that comes with each call."""
+    """Reads batches by the loss function that comes with each call."""
 
     held_twice: Collection[str] = ()
 
     def __init__(self, model: nn.Module, mesh: Mesh) -> None:
         self._model = model
-        self._tp = mesh.layout.tp
-        self._is_counted = mesh.tensor_rank == 0
-        self._sync = GradientSync(model, mesh.layout)
+        self._mesh = mesh
 
-    def check(self, batches: Sequence[Any], loss: Loss | None) -> None:  # noqa: ARG002
-        """Refuse a call without a loss function."""
+    def read(
+        self, batches: Sequence[Any], loss: Loss | None
+    ) -> tuple[Computation[Any], Sequence[Any]]:
+        """The batches as they are."""
         if loss is None:
             raise RequestError(
                 f"what the loss of a {type(self._model).__name__} is, only you know. Give loss=, a "
                 "function of (model, batch) that returns the sum of the losses and their number."
             )
-
-    def backward(self, batches: Sequence[Any], loss: Loss | None) -> tuple[Tensor, Tensor]:
-        """Forward and backward passes of all micro-batches."""
-        counts: list[Tensor] = []
-        losses = (self._loss(batch, loss, counts) for batch in batches)
-        total = backward_all(losses, self._sync, number=len(batches))
-        return total, torch.stack(counts).sum()
-
-    def forward(self, batches: Sequence[Any], loss: Loss | None) -> tuple[Tensor, Tensor]:
-        """Forward passes alone."""
-        counts: list[Tensor] = []
-        losses = [self._loss(batch, loss, counts).double() for batch in batches]
-        reshard([self._model])
-        return torch.stack(losses).sum(), torch.stack(counts).sum()
-
-    def _loss(self, batch: Any, loss: Loss | None, counts: list[Tensor]) -> Tensor:
-        """This rank's part of a micro-batch's loss; ``counts`` gets that of its number."""
-        assert loss is not None
-        answer = loss(self._model, batch)
-        if not (isinstance(answer, tuple) and len(answer) == 2) or answer[0].dim():
-            raise RequestError(
-                "loss= must return two things: the sum of the losses of a batch (a tensor of one "
-                "number, not their mean) and how many they are."
-            )
-        loss_sum, count = answer
-        own_count = count if self._is_counted else 0
-        counts.append(torch.as_tensor(own_count, dtype=torch.float64, device=loss_sum.device))
-        return loss_sum / self._tp
+        return OwnComputation(self._model, self._mesh, loss, said_by="loss="), batches

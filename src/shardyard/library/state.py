@@ -1,41 +1,36 @@
 """What belongs to the layout of a model, hung on the model as one attribute."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from shardyard.errors import RequestError
 from shardyard.parallel.mesh import Mesh
+from shardyard.tasks.base import Computation
+from shardyard.tasks.own import Loss
 
 _NAME = "_shardyard"
 
-Loss = Callable[[Any, Any], tuple[Tensor, int | Tensor]]
-"""(model, batch) -> sum of its losses, and how many they are."""
 
-
-class Computation(Protocol):
-    """How the losses of micro-batches are computed here.
-
-    Both return this rank's part of the loss sum and of the number of what was predicted: added up
-    over all ranks they are those of the step.
-    """
+class Reader(Protocol):
+    """How the batches of a script are read, and what computes them."""
 
     @property
     def held_twice(self) -> Collection[str]:
         """Names of parameters that both ends of a pipeline hold."""
 
-    def check(self, batches: Sequence[Any], loss: Loss | None) -> None:
-        """Refuse what cannot be computed, before anything is."""
+    def read(
+        self, batches: Sequence[Any], loss: Loss | None
+    ) -> tuple[Computation[Any], Sequence[Any]]:
+        """What computes them, and the batches in its form.
 
-    def backward(self, batches: Sequence[Any], loss: Loss | None) -> tuple[Tensor, int | Tensor]:
-        """Forward and backward passes; adds up undivided gradients."""
-
-    def forward(self, batches: Sequence[Any], loss: Loss | None) -> tuple[Tensor, int | Tensor]:
-        """Forward passes alone."""
+        Raises:
+            RequestError: They cannot be computed.
+        """
 
 
 @dataclass(kw_only=True)
@@ -44,7 +39,7 @@ class Sharded:
 
     mesh: Mesh
     device: torch.device
-    computation: Computation
+    reader: Reader
     params: dict[str, nn.Parameter]
     """Named once: FSDP shows other parameters while they are gathered."""
     has_weights: bool

@@ -14,8 +14,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from shardyard.errors import RequestError
-from shardyard.library.state import Loss, Sharded, sharded
+from shardyard.library.state import Sharded, sharded
 from shardyard.parallel.gradients import local_part, square_sum
+from shardyard.tasks.base import Computation
+from shardyard.tasks.own import Loss
+from shardyard.train.step import Totals, sum_over_ranks
 
 
 def accumulate(model: nn.Module, batches: Sequence[Any], loss: Loss | None = None) -> Tensor:
@@ -37,7 +40,7 @@ def accumulate(model: nn.Module, batches: Sequence[Any], loss: Loss | None = Non
         RequestError: Gradients of an earlier step are still there, all parameters are frozen, or
             the batches do not fit.
     """
-    parts = _ready(model, batches, loss, trains=True)
+    parts, computation, read = _ready(model, batches, loss, trains=True)
     left = next((name for name, param in parts.params.items() if param.grad is not None), None)
     if left is not None:
         raise RequestError(
@@ -45,21 +48,24 @@ def accumulate(model: nn.Module, batches: Sequence[Any], loss: Loss | None = Non
             "by the tokens of this one. Call optimizer.zero_grad() after each step; for several "
             "micro-batches a step pass all of them in one call."
         )
-    loss_sum, count = parts.computation.backward(batches, loss)
-    mean, divisor = _mean(loss_sum, count, parts)
+    totals = sum_over_ranks(
+        computation.backward(read), device=parts.device, statistics=computation.statistics
+    )
+    mean, divisor = _mean(totals)
     _divide(parts, divisor)
+    totals.give_back(skipped=torch.zeros((), dtype=torch.bool, device=parts.device))
     return mean
 
 
 @torch.no_grad()
 def evaluate(model: nn.Module, batches: Sequence[Any], loss: Loss | None = None) -> Tensor:
     """Mean loss over batches of all ranks, without gradients; arguments as for ``accumulate``."""
-    parts = _ready(model, batches, loss)
+    parts, computation, read = _ready(model, batches, loss)
     was_training = model.training
     model.eval()
-    loss_sum, count = parts.computation.forward(batches, loss)
+    part = computation.forward(read)
     model.train(was_training)
-    return _mean(loss_sum, count, parts)[0]
+    return _mean(sum_over_ranks(part, device=parts.device))[0]
 
 
 @torch.no_grad()
@@ -79,7 +85,7 @@ def clip_gradients(model: nn.Module, max_norm: float) -> Tensor:
             "there are no gradients to clip. Call shardyard.accumulate(model, batches) before, and "
             "optimizer.zero_grad() after the optimizer's step."
         )
-    total = square_sum(parts.params, held_twice=parts.computation.held_twice)
+    total = square_sum(parts.params, held_twice=parts.reader.held_twice)
     dist.all_reduce(total)
     norm = total.sqrt()
     _divide(parts, (norm / max_norm).clamp(min=1.0))
@@ -88,8 +94,8 @@ def clip_gradients(model: nn.Module, max_norm: float) -> Tensor:
 
 def _ready(
     model: nn.Module, batches: Sequence[Any], loss: Loss | None, *, trains: bool = False
-) -> Sharded:
-    """Refuse what would hang, or train on garbage."""
+) -> tuple[Sharded, Computation[Any], Sequence[Any]]:
+    """Refuse what would hang, or train on garbage; else say what computes the batches."""
     parts = sharded(model)
     if not parts.has_weights:
         raise RequestError(
@@ -98,7 +104,7 @@ def _ready(
         )
     if not batches:
         raise RequestError("there are no batches. A step takes one or more of them on every rank.")
-    parts.computation.check(batches, loss)
+    computation, read = parts.reader.read(batches, loss)
     is_frozen = not any(param.requires_grad for param in parts.params.values())
     facts = parts.agree((len(batches), parts.mesh.data_rank, _digest(batches), is_frozen))
     if trains and all(frozen for *_, frozen in facts):
@@ -123,7 +129,7 @@ def _ready(
             "mesh.data_rank work on the same ones. Deal samples by mesh.data_rank of "
             "mesh.layout.data_ranks, not by the process's rank."
         )
-    return parts
+    return parts, computation, read
 
 
 def _digest(batches: Sequence[Any]) -> int:
@@ -136,14 +142,10 @@ def _digest(batches: Sequence[Any]) -> int:
     return digest
 
 
-def _mean(loss_sum: Tensor, count: int | Tensor, parts: Sharded) -> tuple[Tensor, Tensor]:
+def _mean(totals: Totals) -> tuple[Tensor, Tensor]:
     """The mean over all ranks, and what it was divided by."""
-    sums = torch.zeros(2, dtype=torch.float64, device=parts.device)
-    sums[0] = loss_sum.detach()
-    sums[1] = count
-    dist.all_reduce(sums)
-    divisor = sums[1].clamp(min=1.0)
-    return sums[0] / divisor, divisor
+    divisor = totals.divisor.clamp(min=1.0)
+    return totals.loss_sum / divisor, divisor
 
 
 @torch.no_grad()

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardyard.models.dropout import SampleKeys
+from shardyard.rundir.lines import ROUTER_KEYS
 
 
 class RouterStatistics(NamedTuple):
@@ -36,11 +37,18 @@ class RouterStatistics(NamedTuple):
 
 
 class RouterTotals:
-    """What passed through the routers since the last step, block by block."""
+    """What passed through the routers since the last step, block by block: a ``Statistics``."""
+
+    metrics = ROUTER_KEYS
 
     def __init__(self, *, blocks: int, experts: int) -> None:
         self._shape = (blocks, experts + 3)
         self._totals: Tensor | None = None
+
+    @property
+    def size(self) -> int:
+        """Numbers in a row."""
+        return self._shape[0] * self._shape[1]
 
     def add(self, block: int, row: Tensor) -> None:
         """Add the visits of each expert, the two loss sums and the tokens of a micro-batch."""
@@ -54,6 +62,10 @@ class RouterTotals:
         if totals is None:
             totals = torch.zeros(self._shape, dtype=torch.float64, device=device)
         return totals.flatten()
+
+    def give_back(self, summed: Tensor, *, skipped: Tensor) -> RouterStatistics:  # noqa: ARG002
+        """For the metrics line; nothing is kept."""
+        return self.statistics(summed)
 
     def statistics(self, summed: Tensor) -> RouterStatistics:
         """From the sum over ranks of what they took."""

@@ -1,6 +1,7 @@
 """From a step's result to its line in metrics.jsonl: global numbers, rates and MFU."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ class MetricLines:
         step_samples: int,
         times: StepTimes,
         peak_memory_bytes: int,
-        router: tuple[float, float, float] | None,
+        counted: Mapping[str, float],
     ) -> dict[str, Any]:
         """The line of one step; ``tokens`` and ``samples`` count from the beginning of the run.
 
@@ -88,7 +89,7 @@ class MetricLines:
             targets: What was predicted in this step: the divisor of its loss.
             step_tokens: What went through the model in this step, padding left out; rates and MFU
                 are its, as the plan's are.
-            router: Of a mixture of experts: largest load, load-balance loss and z-loss.
+            counted: What modules counted beside the loss, by its name; of routers ``ROUTER_KEYS``.
         """
         tokens_per_s = step_tokens / times.step_time_s
         per_device = tokens_per_s / self._place["world_size"]
@@ -109,6 +110,7 @@ class MetricLines:
             "tokens_per_s_per_device": per_device,
             "mfu": self._budget.mfu(per_device),
             "peak_memory_bytes": peak_memory_bytes,
-            **dict(zip(ROUTER_KEYS, router or (None,) * 3, strict=True)),
+            **dict.fromkeys(ROUTER_KEYS),
+            **counted,
             **self._place,
         }

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shardyard.data.loader import MicroBatch, TrainSource
+from shardyard.data.loader import MicroBatch, Samples
 
 SAMPLES_MARK = "@shardyard-samples "
 """Begins a log line that says which samples this rank reads at a step."""
 
 
-def log_samples(step: int, batches: Sequence[MicroBatch], source: TrainSource) -> None:
+def log_samples(step: int, batches: Sequence[MicroBatch], source: Samples) -> None:
     """Print one marked line: positions in the stream of samples, and the samples there.
 
     Takes micro-batches as the loader gives them, still in host memory. Padding is left out.

@@ -1,6 +1,7 @@
 """The one order in which a model is changed into its parallel form."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -19,7 +20,7 @@ from shardyard.models.local_shard import local_shard
 from shardyard.models.router_loss import RouterLoss, RouterTotals
 from shardyard.models.stage import keep_blocks, stage_of
 from shardyard.parallel.context import context_attention, context_share
-from shardyard.parallel.data import shard_data_parallel
+from shardyard.parallel.data import Groups, groups_of, shard_groups
 from shardyard.parallel.expert import shard_experts, sparse_blocks
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.offload import ActivationOffload
@@ -27,21 +28,47 @@ from shardyard.parallel.pipeline import Pipeline, StagePlan
 from shardyard.parallel.precision import DTYPES, mixed_precision
 from shardyard.parallel.product import refuse_wrapped
 from shardyard.parallel.recompute import apply_recompute, selective_contexts
+from shardyard.parallel.statistics import Statistics
 from shardyard.parallel.tensor import shard_tensors, token_share
+from shardyard.parallel.tensor_plan import split_by_plan
 from shardyard.parallel.vocab_loss import VocabLoss
-from shardyard.tasks import TASKS
-from shardyard.tasks.causal_lm import CausalLM
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelModel:
+    """A model in its parallel form, and what is known of it outside."""
+
+    model: nn.Module
+    """With a pipeline, the modules of all stages of this rank."""
+    token_losses: VocabLoss
+    """Sum of the losses of logits (B, l, V) against targets (B, l)."""
+    statistics: Sequence[Statistics] = ()
+    """What its modules count beside the loss."""
+    tokens_l: Tensor | None = None
+    """Indices in a sample of the tokens of this rank; None: all."""
+    pipeline: Pipeline | None = None
+    """The way through the stages of the model; None: it is whole."""
+
+    @property
+    def roots(self) -> Sequence[nn.Module]:
+        """What is sharded as a whole: the stages of this rank, or the model."""
+        return self.pipeline.modules if self.pipeline else [self.model]
+
+    @property
+    def held_twice(self) -> Collection[str]:
+        """Names of parameters that both ends of the pipeline hold."""
+        return self.pipeline.held_twice if self.pipeline else ()
 
 
 def parallelize(
     model: PreTrainedModel, mesh: Mesh, *, recipe: Recipe, shape: ModelShape, family: Family
-) -> CausalLM:
+) -> ParallelModel:
     """Change a model in place as a resolved recipe says; weights that it has stay.
 
     Of a pipeline only this rank's stages stay of the model.
 
     Returns:
-        The model with the task that feeds it and makes a loss of what it returns.
+        The model with all that a task needs to feed it and to make a loss of what it returns.
 
     Raises:
         RequestError: A matrix that is to be split, or to multiply in fp8, is wrapped.
@@ -72,36 +99,84 @@ def parallelize(
     if mesh.layout.tp > 1:
         keeps_sums = recipe.memory.recompute == "selective"
         shard_tensors(model, mesh.dense["tp"], family, keeps_sums=keeps_sums)
-    task = _task(model, mesh, recipe=recipe, family=family, router=router, tokens_l=computed_l)
+    token_losses = _token_losses(model, mesh, family)
     # 3. dropout: its hooks must see a module's output before FSDP's hooks let go of it
     drop = recipe.model.dropout
     assert not isinstance(drop, str), "resolved"
     if drop:
         places = dropout_places(model, family)
         add_dropout(places, drop=drop, seed=recipe.run.seed, keys=keys)
-    blocks = blocks_of(model, family)
+    precision = mixed_precision(recipe.precision)
+    _wrap(
+        [(stage, groups_of(stage, mesh, family, precision)) for stage in stages.values()],
+        blocks_of(model, family),
+        mesh,
+        recipe=recipe,
+        keys=keys,
+        offload=offload,
+    )
+    pipeline = None
+    if mesh.layout.pp > 1:
+        dtype = DTYPES[recipe.precision.compute]
+        tied = family.embedding if shape.tie_word_embeddings else None
+        pipeline = Pipeline(stages, mesh, plan, width=shape.hidden_size, dtype=dtype, tied=tied)
+    return ParallelModel(
+        model=model,
+        token_losses=token_losses,
+        statistics=() if router is None else (router,),
+        tokens_l=computed_l,
+        pipeline=pipeline,
+    )
+
+
+def parallelize_own(
+    module: nn.Module,
+    mesh: Mesh,
+    *,
+    recipe: Recipe,
+    blocks: Mapping[str, nn.Module],
+    words: Mapping[str, str],
+) -> None:
+    """Change a module in place of which nothing is known but what its owner says.
+
+    Args:
+        blocks: What is recomputed, compiled and sharded one by one, by full name.
+        words: How tp splits its matrices: name -> a word of ``tensor_plan``.
+    """
+    # 1. it calls its modules itself, and 3. drops what it drops
+    # 2. what modules compute
+    if mesh.layout.tp > 1:
+        split_by_plan(module, mesh.dense["tp"], words)
+    output_dtype = mixed_precision(recipe.precision).output_dtype
+    groups = Groups(blocks=list(blocks.values()), output_dtype=output_dtype)
+    _wrap([(module, groups)], blocks, mesh, recipe=recipe, keys=None, offload=None)
+
+
+def _wrap(
+    roots: Sequence[tuple[nn.Module, Groups]],
+    blocks: Mapping[str, nn.Module],
+    mesh: Mesh,
+    *,
+    recipe: Recipe,
+    keys: SampleKeys | None,
+    offload: ActivationOffload | None,
+) -> None:
+    """The end of the order, for every module.
+
+    Args:
+        roots: What is sharded as a whole, and its groups.
+        keys: What dropout of ours asks; None: it is torch's own.
+    """
     # 4. recompute inside compile: the compiler then sees, and may fuse, what is made again
-    apply_recompute(blocks, recipe.memory.recompute, keys=keys, offload=offload)
+    apply_recompute(dict(blocks), recipe.memory.recompute, keys=keys, offload=offload)
     # 5. compile inside sharding: one small graph a block; gathers stay outside of it
     if recipe.model.compile:
         for block in blocks.values():
             block.compile()
     # 6. shard last: groups are formed from the parameters as they now are
-    for stage in stages.values():
-        shard_data_parallel(
-            stage,
-            mesh,
-            family=family,
-            precision=mixed_precision(recipe.precision),
-            prefetch=recipe.parallel.prefetch,
-        )
-    if mesh.layout.pp > 1:
-        dtype = DTYPES[recipe.precision.compute]
-        tied = family.embedding if shape.tie_word_embeddings else None
-        task.pipeline = Pipeline(
-            stages, mesh, plan, width=shape.hidden_size, dtype=dtype, tied=tied
-        )
-    return task
+    precision = mixed_precision(recipe.precision)
+    for root, groups in roots:
+        shard_groups(root, mesh, groups, precision=precision, prefetch=recipe.parallel.prefetch)
 
 
 def _own_tokens(recipe: Recipe, mesh: Mesh) -> tuple[Tensor | None, Tensor | None]:
@@ -197,17 +272,8 @@ def _add_router_losses(
     return totals
 
 
-def _task(
-    model: nn.Module,
-    mesh: Mesh,
-    *,
-    recipe: Recipe,
-    family: Family,
-    router: RouterTotals | None,
-    tokens_l: Tensor | None,
-) -> CausalLM:
+def _token_losses(model: nn.Module, mesh: Mesh, family: Family) -> VocabLoss:
     head = part_of(model, family.head)
-    losses = VocabLoss()
-    if head is not None and isinstance(head.weight, DTensor):
-        losses = VocabLoss(group=mesh.group("tp"), first=local_shard(head.weight).offsets[0])
-    return TASKS[recipe.task.name](model, token_losses=losses, router=router, tokens_l=tokens_l)
+    if head is None or not isinstance(head.weight, DTensor):
+        return VocabLoss()
+    return VocabLoss(group=mesh.group("tp"), first=local_shard(head.weight).offsets[0])

@@ -16,7 +16,7 @@ Gradients are summed, not averaged: the loss is a sum, and the step divides it o
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,31 +34,36 @@ Placement = Callable[[nn.Parameter], Any]
 """How a parameter is split; None: along its first dimension over all shards."""
 
 
-def shard_data_parallel(
-    model: nn.Module,
-    mesh: Mesh,
-    *,
-    family: Family,
-    precision: MixedPrecisionPolicy,
-    prefetch: int,
-) -> None:
-    """Shard a model or a stage in place: a group for each block, so that one at a time is whole."""
-    blocks = list(blocks_of(model, family).values())
+@dataclass(frozen=True, kw_only=True)
+class Groups:
+    """What of a module is gathered together; all that is not named is one group more."""
+
+    first: Sequence[nn.Module] = ()
+    """What computes before the blocks, a group each."""
+    blocks: Sequence[nn.Module]
+    """A group each, so that one at a time is whole."""
+    last: Sequence[nn.Module] = ()
+    """What computes after them, one group."""
+    output_dtype: torch.dtype | None
+    """Of what the module returns."""
+    placement: Placement | None = None
+
+
+def groups_of(
+    model: nn.Module, mesh: Mesh, family: Family, precision: MixedPrecisionPolicy
+) -> Groups:
+    """The groups of a model or a stage of a known family."""
     embedding, norm, head = (
         part_of(model, name) for name in (family.embedding, family.norm, family.head)
     )
     # tied ones stay in the root's group: two groups would untie them silently
     tied = is_tied(model, family)
-    shard_groups(
-        model,
-        mesh,
+    return Groups(
         first=[embedding] if embedding is not None and not tied else [],
-        blocks=blocks,
+        blocks=list(blocks_of(model, family).values()),
         last=[norm, head] if norm is not None and head is not None and not tied else [],
-        precision=precision,
         # what a pipeline stage returns goes into blocks
         output_dtype=precision.param_dtype if head is None else precision.output_dtype,
-        prefetch=prefetch,
         placement=_expert_placement(model, mesh, family),
     )
 
@@ -66,34 +71,25 @@ def shard_data_parallel(
 def shard_groups(
     model: nn.Module,
     mesh: Mesh,
+    groups: Groups,
     *,
-    first: Sequence[nn.Module] = (),
-    blocks: Sequence[nn.Module],
-    last: Sequence[nn.Module] = (),
     precision: MixedPrecisionPolicy,
-    output_dtype: torch.dtype | None,
     prefetch: int,
-    placement: Placement | None = None,
 ) -> None:
-    """Shard a module in place: each block a group of its own, the rest one.
-
-    Args:
-        first: What computes before the blocks, a group each; they may be left to the rest.
-        last: What computes after them, one group.
-        output_dtype: Of what the module returns.
-    """
+    """Shard a module in place, group by group."""
     # logits are a view of a matrix product; nothing here changes them in place
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     sharding = mesh.sharding()
-    options: dict[str, Any] = {"mesh": sharding, "shard_placement_fn": placement}
+    options: dict[str, Any] = {"mesh": sharding, "shard_placement_fn": groups.placement}
     # on one rank resharding still frees the copies in the compute format
     reshard = mesh.layout.zero == 3
-    for module in [*first, *blocks]:
+    ahead = [*groups.first, *groups.blocks]
+    for module in ahead:
         fully_shard(module, mp_policy=precision, reshard_after_forward=reshard, **options)
-    if last:
+    if groups.last:
         # backward begins here: freeing them after forward would gather twice for nothing
-        fully_shard(list(last), mp_policy=precision, reshard_after_forward=False, **options)
-    of_root = replace(precision, output_dtype=output_dtype)
+        fully_shard(list(groups.last), mp_policy=precision, reshard_after_forward=False, **options)
+    of_root = replace(precision, output_dtype=groups.output_dtype)
     fully_shard(model, mp_policy=of_root, reshard_after_forward=False, **options)
 
     if sharding.size() > 1:  # over one rank torch averages nothing, but would divide a copy
@@ -102,7 +98,7 @@ def shard_groups(
             # without it gloo refuses the factor (it would need a pre-multiplied sum)
             group.set_force_sum_reduction_for_comms(True)
     # a tied model's head is in the root's group, and the root stays whole
-    _set_prefetch([*first, *blocks, *last[:1]], prefetch)
+    _set_prefetch([*ahead, *groups.last[:1]], prefetch)
 
 
 def _expert_placement(model: nn.Module, mesh: Mesh, family: Family) -> Placement | None:

@@ -8,25 +8,39 @@ BERT's own code (google-research/bert, create_pretraining_data.py) hides at leas
 a step or an evaluation would have no mean. Shape suffixes: B = samples, L = tokens of a sample.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from shardyard.config.resolved import Resolved
 from shardyard.data.loader import IGNORED, MicroBatch
 from shardyard.errors import RequestError
 from shardyard.models.counter_random import keep_mask, key_of, random_bits
-from shardyard.tasks.causal_lm import CausalLM
+from shardyard.tasks.language import LanguageTask, vocabulary
 
 _CHOSEN = 0.15
 _MASKED, _RANDOM = 0.8, 0.1
 _MASK_TOKENS = ("[MASK]", "<mask>")
 
 
-class MaskedLM(CausalLM):
-    """Forward pass and loss are those of next tokens: what is predicted stands in the targets."""
+class MaskedLM(LanguageTask):
+    """What is predicted stands in the targets: forward pass and loss are those of next tokens."""
+
+    @staticmethod
+    def preparation(resolved: Resolved, split: str) -> "Masking":
+        """Hides tokens of a micro-batch, where it is read."""
+        tokenizer_size = resolved.data.vocab_size
+        mask_id = mask_token_id(
+            Path(resolved.data.dir) / "tokenizer.json",
+            vocab_size=vocabulary(resolved),
+            tokenizer_size=tokenizer_size,
+        )
+        return Masking(
+            seed=resolved.recipe.run.seed, split=split, mask_id=mask_id, vocab_size=tokenizer_size
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,18 +59,17 @@ class Masking:
         Args:
             lengths_B: Tokens of each row; what follows is padding.
         """
-        places_L = torch.arange(batch.tokens_BL.shape[1])
+        places_L = torch.arange(batch["tokens"].shape[1])
         key_B1 = random_bits(key_of(self.seed, "masking", self.split), batch.samples_B)[:, None]
         draws_L = 3 * places_L
         is_chosen_BL = _choose(key_B1, draws_L, is_text_BL=places_L < lengths_B[:, None])
         share_BL = _uniform(key_B1, draws_L + 1)
         random_BL = random_bits(key_B1, draws_L + 2).remainder(self.vocab_size)
         hidden_BL = torch.where(share_BL < _MASKED, self.mask_id, random_BL)
-        hidden_BL = torch.where(share_BL < _MASKED + _RANDOM, hidden_BL, batch.tokens_BL)
-        return replace(
-            batch,
-            tokens_BL=torch.where(is_chosen_BL, hidden_BL, batch.tokens_BL),
-            targets_BL=torch.where(is_chosen_BL, batch.tokens_BL, IGNORED),
+        hidden_BL = torch.where(share_BL < _MASKED + _RANDOM, hidden_BL, batch["tokens"])
+        return batch.with_fields(
+            tokens=torch.where(is_chosen_BL, hidden_BL, batch["tokens"]),
+            targets=torch.where(is_chosen_BL, batch["tokens"], IGNORED),
         )
 
 

@@ -25,9 +25,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from shardyard.config.legality import Layout
 from shardyard.config.presets import ModelShape
 from shardyard.config.schema import Recipe
-from shardyard.data.loader import MicroBatch
 from shardyard.errors import ShardyardError
 from shardyard.parallel.mesh import build_mesh
+from shardyard.tasks.base import Part, task_class
 from shardyard.train.allocations import (
     GRADIENTS,
     OPTIMIZER,
@@ -91,16 +91,18 @@ def _take_a_step(
     device = torch.device("cpu")
     mesh = build_mesh(layout, device.type)  # reads ranks back from tensors, so none may be fake
     # sharding cuts each parameter into as many pieces as there are ranks: slow on fake tensors
-    task = build_sharded(recipe, shape, mesh)
+    computation = build_sharded(recipe, shape, mesh, device=device)
     with FakeTensorMode(allow_non_fake_inputs=True), log:
-        optimizer = build_optimizer(recipe, task, mesh, device=device)
+        optimizer = build_optimizer(recipe, computation, mesh, device=device)
         tensors = optimizer.tensors()
-        log.mark(task.model.buffers(), PARAMETERS)
+        log.mark(computation.model.buffers(), PARAMETERS)
         for kind, category in (("model.", PARAMETERS), ("optim.", OPTIMIZER)):
             log.mark((held for name, held in tensors.items() if name.startswith(kind)), category)
-        stepper = _Watched(task, optimizer, mesh, device=device, grad_clip=recipe.optim.grad_clip)
+        clip = recipe.optim.grad_clip
+        stepper = _Watched(computation, optimizer, mesh, device=device, grad_clip=clip)
         stepper.log = log
-        batch = _micro_batch(recipe)  # one for all: a device holds one at a time
+        # one for all: a device holds one at a time
+        batch = task_class(recipe.task.name).empty_batch(recipe)
         log.begin_step()
         stepper.run([batch] * passes, lr=1.0, drain=False)
 
@@ -110,19 +112,10 @@ class _Watched(Stepper):
 
     log: AllocationLog
 
-    def accumulate(self, batches: Sequence[MicroBatch]) -> tuple[Tensor, int]:
+    def accumulate(self, batches: Sequence[MicroBatch]) -> Part:
         found = super().accumulate(batches)
         self.log.mark(self._optimizer.gradients(), GRADIENTS)
         return found
-
-
-def _micro_batch(recipe: Recipe) -> MicroBatch:
-    samples, seq_len = int(recipe.optim.micro_batch), int(recipe.data.seq_len)
-    tokens_BL, targets_BL, positions_BL = torch.zeros(
-        3, samples, seq_len, dtype=torch.int64
-    ).unbind()
-    samples_B = torch.zeros(samples, dtype=torch.int64)
-    return MicroBatch(tokens_BL, targets_BL, positions_BL, samples_B, samples * seq_len)
 
 
 def _micro_batch_tokens(recipe: Recipe) -> int:

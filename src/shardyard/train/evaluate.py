@@ -1,33 +1,35 @@
 """Evaluation on the held-out split: every sample once, on whichever rank, summed exactly."""
 
-import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 
-from shardyard.config.schema import Task
-from shardyard.data.loader import EvalSource, step_batches
-from shardyard.parallel.data import reshard
+from shardyard.config import schema
+from shardyard.data.loader import MicroBatch, Samples, step_batches
 from shardyard.parallel.mesh import Mesh
-from shardyard.tasks.causal_lm import CausalLM
+from shardyard.tasks.base import Task
+from shardyard.train.step import sum_over_ranks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
     """Result over the whole split."""
 
-    loss: float
-    """Mean over all predicted tokens, nats."""
+    scores: dict[str, float]
+    """Every metric of the task."""
     targets: int
+    """What divided the loss."""
 
     @property
-    def perplexity(self) -> float:
-        """exp(loss); infinite where that is too large."""
-        return math.exp(self.loss) if self.loss < 700 else math.inf
+    def loss(self) -> float:
+        """Mean over all that was predicted."""
+        return self.scores["loss"]
 
 
-def evaluation_due(step: int, *, task: Task, steps: int, global_batch: int, samples: int) -> bool:
+def evaluation_due(
+    step: int, *, task: schema.Task, steps: int, global_batch: int, samples: int
+) -> bool:
     """Whether a run is evaluated after a step, counted from 1.
 
     Args:
@@ -48,34 +50,31 @@ def evaluation_due(step: int, *, task: Task, steps: int, global_batch: int, samp
 
 @torch.no_grad()
 def evaluate(
-    task: CausalLM,
-    source: EvalSource,
+    task: Task,
+    source: Samples,
     *,
     micro_batch: int,
     mesh: Mesh,
     device: torch.device,
 ) -> Evaluation:
-    """Loss over all samples of a source. All ranks call it together and get the same result."""
+    """Score all samples of a source. All ranks call it together and get the same result."""
     task.model.eval()
-    sums = torch.zeros(2, dtype=torch.float64, device=device)
+    part = task.computation.forward(_batches(source, micro_batch=micro_batch, mesh=mesh))
+    task.model.train()
+    totals = sum_over_ranks(part, device=device)
+    loss_sum, targets = totals.loss_sum.item(), totals.divisor.item()
+    return Evaluation(scores=task.scores(loss_sum / targets), targets=round(targets))
+
+
+def _batches(source: Samples, *, micro_batch: int, mesh: Mesh) -> Iterator[MicroBatch]:
+    """This rank's share of a split, read as it is asked for."""
     data_ranks = mesh.layout.data_ranks
     at_once = micro_batch * data_ranks
     for start in range(0, source.num_samples, at_once):
-        positions = range(start, min(start + at_once, source.num_samples))
-        for batch in step_batches(
+        yield from step_batches(
             source,
-            positions=positions,
+            positions=range(start, min(start + at_once, source.num_samples)),
             micro_batch=micro_batch,
             rank=mesh.data_rank,
             world_size=data_ranks,
-        ):
-            loss_sum = task.loss_sum(batch.to(device))
-            if mesh.tensor_rank == 0:  # the others have computed the same
-                sums[0] += loss_sum
-            if mesh.speaks_for_samples:
-                sums[1] += batch.num_targets
-    task.model.train()
-    reshard(task.roots)
-    dist.all_reduce(sums)
-    total, targets = sums.tolist()
-    return Evaluation(loss=total / targets, targets=round(targets))
+        )

@@ -170,7 +170,7 @@ class Loop:
                 checkpoint_blocked_s=self.blocked_s,
             ),
             peak_memory_bytes=peak_memory_bytes(self.training.device),
-            router=result.router,
+            counted=result.counted,
         )
         self.blocked_s = 0.0
         for sink in self.training.sinks:
@@ -198,7 +198,7 @@ class Loop:
             device=training.device,
         )
         seconds = time.monotonic() - started
-        scores = {"loss": result.loss, "perplexity": result.perplexity}
+        scores = result.scores
         epoch = progress.position / training.train_source.num_samples
         training.report(
             "evaluated", step=progress.step, seconds=seconds, targets=result.targets, **scores

@@ -9,7 +9,7 @@ import time
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,8 +23,7 @@ from shardyard.config.legality import Layout, resolve_layout
 from shardyard.config.presets import ModelShape
 from shardyard.config.resolved import Resolved, fingerprint
 from shardyard.config.schema import Parallel, Recipe
-from shardyard.data.loader import EvalSource, Loader, Prepare, TrainSource, unchanged
-from shardyard.data.shards import TokenShards
+from shardyard.data.loader import Loader, MicroBatch, Samples
 from shardyard.errors import CheckpointError
 from shardyard.models.build import build_on_meta, fill_weights, give_storage
 from shardyard.models.families import family_of
@@ -35,8 +34,7 @@ from shardyard.parallel.device import peak_memory_bytes, select_device
 from shardyard.parallel.mesh import Mesh, build_mesh, names_on_all_stages
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import read_resolved
-from shardyard.tasks.causal_lm import CausalLM
-from shardyard.tasks.masked_lm import Masking, mask_token_id
+from shardyard.tasks.base import Computation, Task, task_class
 from shardyard.train.hooks import Hooks
 from shardyard.train.optim import ShardOptimizer
 from shardyard.train.state import Progress, memory_by_kind
@@ -54,10 +52,10 @@ class Training:
     world_size: int
     device: torch.device
     mesh: Mesh
-    task: CausalLM
+    task: Task
     stepper: Stepper
-    train_source: TrainSource
-    eval_source: EvalSource | None
+    train_source: Samples
+    eval_source: Samples | None
     loader: Loader
     saver: Saver
     tensors: dict[str, Tensor]
@@ -102,11 +100,13 @@ def set_up(run_dir: RunDir, attempt: int, hooks: Hooks, *, local_rank: int) -> T
     device = select_device(recipe.cluster.device, local_rank)
     control, saving = (_gloo_group(recipe.elastic.collective_timeout_s) for _ in range(2))
     started = time.monotonic()
-    train_source, eval_source = _open_data(resolved)
+    kind = task_class(recipe.task.name)
+    train_source, eval_source = kind.open_data(resolved)
     data_s = time.monotonic() - started
     mesh = build_mesh(layout, device.type)
-    task = build_sharded(recipe, resolved.shape, mesh)
-    optimizer = build_optimizer(recipe, task, mesh, device=device)
+    computation = build_sharded(recipe, resolved.shape, mesh, device=device)
+    task = kind(computation)
+    optimizer = build_optimizer(recipe, computation, mesh, device=device)
     stepper = Stepper(task, optimizer, mesh, device=device, grad_clip=recipe.optim.grad_clip)
     started_load = time.monotonic()
     chosen = choose(
@@ -198,79 +198,35 @@ def _with_open_degrees(resolved: Resolved) -> Parallel:
     return resolved.recipe.parallel.model_copy(update=dict.fromkeys(names, "auto"))
 
 
-def _open_data(resolved: Resolved) -> tuple[TrainSource, EvalSource | None]:
-    recipe, folder = resolved.recipe, Path(resolved.data.dir)
-    seq_len = recipe.data.seq_len
-    assert isinstance(seq_len, int)
-    across = recipe.data.attend_across_documents
-    train = TrainSource(
-        TokenShards(folder, "train"),
-        seq_len=seq_len,
-        seed=recipe.run.seed,
-        vocab_size=resolved.shape.vocab_size,
-        attend_across_documents=across,
-        prepare=_preparation(resolved, "train"),
-    )
-    if not resolved.data.num_samples("eval", seq_len):
-        return train, None
-    held_out = EvalSource(
-        TokenShards(folder, "eval"),
-        seq_len=seq_len,
-        vocab_size=resolved.shape.vocab_size,
-        attend_across_documents=across,
-        prepare=_preparation(resolved, "eval"),
-    )
-    return train, held_out
-
-
-def _preparation(resolved: Resolved, split: str) -> Prepare:
-    """What the task makes of a micro-batch of text, where it is read."""
-    match resolved.recipe.task.name:
-        case "causal_lm":
-            return unchanged
-        case "masked_lm":
-            return _masking(resolved, split)
-        case name:
-            assert_never(name)
-
-
-def _masking(resolved: Resolved, split: str) -> Masking:
-    tokenizer_size = resolved.data.vocab_size
-    mask_id = mask_token_id(
-        Path(resolved.data.dir) / "tokenizer.json",
-        vocab_size=resolved.shape.vocab_size,
-        tokenizer_size=tokenizer_size,
-    )
-    return Masking(
-        seed=resolved.recipe.run.seed, split=split, mask_id=mask_id, vocab_size=tokenizer_size
-    )
-
-
-def build_sharded(recipe: Recipe, shape: ModelShape, mesh: Mesh) -> CausalLM:
-    """The task with its model in parallel form, on the meta device: sizes without storage."""
+def build_sharded(
+    recipe: Recipe, shape: ModelShape, mesh: Mesh, *, device: torch.device
+) -> Computation[MicroBatch]:
+    """What computes the task, its model in parallel form on the meta device: without storage."""
     model = build_on_meta(shape)
     family = family_of(shape.model_type)
-    return parallelize(model, mesh, recipe=recipe, shape=shape, family=family)
+    parts = parallelize(model, mesh, recipe=recipe, shape=shape, family=family)
+    return task_class(recipe.task.name).compute(parts, mesh, device=device)
 
 
 def build_optimizer(
-    recipe: Recipe, task: CausalLM, mesh: Mesh, *, device: torch.device
+    recipe: Recipe, computation: Computation[MicroBatch], mesh: Mesh, *, device: torch.device
 ) -> ShardOptimizer:
-    """Give a task's sharded model its storage, without values yet, and an optimizer."""
-    give_storage(task.model, device, stages=task.pipeline.modules if task.pipeline else ())
-    task.model.train()
+    """Give a sharded model its storage, without values yet, and an optimizer."""
+    model = computation.model
+    give_storage(model, device, stages=computation.roots)
+    model.train()
     return ShardOptimizer(
-        task.model,
+        model,
         recipe.optim,
         states=recipe.precision.optimizer_states,
-        held_twice=task.held_twice,
-        names=names_on_all_stages((name for name, _ in task.model.named_parameters()), mesh),
+        held_twice=computation.held_twice,
+        names=names_on_all_stages((name for name, _ in model.named_parameters()), mesh),
     )
 
 
 def _fill(
     resolved: Resolved,
-    task: CausalLM,
+    task: Task,
     tensors: dict[str, Tensor],
     stepper: Stepper,
     chosen: Chosen | None,
@@ -306,7 +262,7 @@ def _fill(
     return Progress(**values["progress"]), told
 
 
-def _open_loader(resolved: Resolved, source: TrainSource, progress: Progress, mesh: Mesh) -> Loader:
+def _open_loader(resolved: Resolved, source: Samples, progress: Progress, mesh: Mesh) -> Loader:
     optim = resolved.recipe.optim
     assert isinstance(optim.global_batch, int) and isinstance(optim.micro_batch, int)
     return Loader(

@@ -1,13 +1,14 @@
 """One optimizer step, from micro-batches to new weights, without waiting for the device.
 
-The loss is the sum of all token losses of the step, divided once by the number of its targets (the
-tokens predicted in it), over all ranks. Gradients are therefore summed undivided; the division, the
-clipping and the skip of a step that is not finite all happen inside the fused optimizer. One small
-all-reduce a step carries everything that ranks must agree on.
+The loss is the sum of all losses of the step, divided once by how many there are, over all ranks.
+Gradients are therefore summed undivided; the division, the clipping and the skip of a step that is
+not finite all happen inside the fused optimizer. One small all-reduce a step carries everything
+that ranks must agree on. A script of one's own takes the same step as far as its gradients
+(``library/step.py``), and brings its own optimizer.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -15,8 +16,8 @@ from torch import Tensor
 
 from shardyard.data.loader import MicroBatch
 from shardyard.parallel.mesh import Mesh
-from shardyard.tasks.accumulate import Accumulator
-from shardyard.tasks.causal_lm import CausalLM
+from shardyard.parallel.statistics import Statistics
+from shardyard.tasks.base import Computation, Part, Task
 from shardyard.train.optim import ShardOptimizer, put_nan
 
 
@@ -25,25 +26,27 @@ class StepResult:
     """What a step came to, the same on every rank."""
 
     loss: float
-    """Mean over targets, nats."""
+    """Mean over all losses of the step."""
     grad_norm: float
     """Global norm before clipping."""
     targets: int
-    """Tokens predicted: what divided the loss."""
+    """What divided the loss: of text, tokens predicted."""
     tokens: int
-    """Tokens that went through the model, padding left out."""
+    """What went through the model, padding left out."""
     skipped_in_row: int
     """Steps in a row, this one included, that were not applied because they were not finite."""
     drain_requested: bool
     """Whether any rank was asked to drain before this step."""
-    router: tuple[float, float, float] | None = None
-    """Of a mixture of experts: largest load, load-balance loss, z-loss (``RouterStatistics``)."""
+    counted: dict[str, float] = field(default_factory=dict)
+    """What modules counted beside the loss, by its names in metrics.jsonl."""
 
 
 class PendingResult:
     """A step's result on its way from the device; reading it waits for that step, not a later."""
 
-    def __init__(self, on_device: Tensor) -> None:
+    def __init__(self, on_device: Tensor, names: Sequence[str] = ()) -> None:
+        """Take the numbers of a result in order, and the names of those that modules count."""
+        self._names = names
         self._event: torch.Event | None = None
         if on_device.device.type == "cpu":
             self._values = on_device
@@ -62,7 +65,7 @@ class PendingResult:
         """Wait for the step and return its result."""
         if self._event is not None:
             self._event.synchronize()
-        loss, norm, targets, tokens, skipped, drain, *router = self._values.tolist()
+        loss, norm, targets, tokens, skipped, drain, *counted = self._values.tolist()
         return StepResult(
             loss=loss,
             grad_norm=norm,
@@ -70,8 +73,48 @@ class PendingResult:
             tokens=round(tokens),
             skipped_in_row=round(skipped),
             drain_requested=drain > 0,
-            router=(router[0], router[1], router[2]) if router else None,
+            counted=dict(zip(self._names, counted, strict=True)),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Totals:
+    """Sums over all ranks, on the device; fp64, as fp32 would round counts."""
+
+    loss_sum: Tensor
+    divisor: Tensor
+    others: Tensor
+    """What the caller added."""
+    rows: Sequence[tuple[Statistics, Tensor]]
+
+    def give_back(self, *, skipped: Tensor) -> list[Tensor]:
+        """Hand the statistics of the step to whoever counted them; returns their metrics."""
+        given = (statistics.give_back(row, skipped=skipped) for statistics, row in self.rows)
+        return [number for numbers in given for number in numbers]
+
+
+def sum_over_ranks(
+    part: Part,
+    *,
+    device: torch.device,
+    others: Sequence[float | Tensor] = (),
+    statistics: Sequence[Statistics] = (),
+) -> Totals:
+    """Add up what each rank has of a step, in one all-reduce. All ranks call it together."""
+    sums = torch.zeros(2 + len(others), dtype=torch.float64, device=device)
+    for place, number in enumerate((*part, *others)):
+        sums[place] = number
+    sizes = [len(sums), *(each.size for each in statistics)]
+    if statistics:
+        sums = torch.cat([sums, *(each.take(device) for each in statistics)])
+    dist.all_reduce(sums)
+    sums, *rows = torch.split(sums, sizes)
+    return Totals(
+        loss_sum=sums[0],
+        divisor=sums[1],
+        others=sums[2:],
+        rows=list(zip(statistics, rows, strict=True)),
+    )
 
 
 class Stepper:
@@ -79,19 +122,19 @@ class Stepper:
 
     def __init__(
         self,
-        task: CausalLM,
+        task: Task | Computation[MicroBatch],
         optimizer: ShardOptimizer,
         mesh: Mesh,
         *,
         device: torch.device,
         grad_clip: float | None,
     ) -> None:
-        self._task = task
+        self._computation = task.computation if isinstance(task, Task) else task
         self._optimizer = optimizer
         self._mesh = mesh
         self._device = device
         self._grad_clip = grad_clip
-        self._accumulate = Accumulator(task, mesh.layout, device=device)
+        self._names = [name for each in self._computation.statistics for name in each.metrics]
         self.skipped_in_row = torch.zeros((), dtype=torch.float64, device=device)
 
     def run(
@@ -103,43 +146,31 @@ class Stepper:
             drain: This rank's wish; the result holds that of all ranks.
             poisoned: Put NaN into a gradient first, for a drill.
         """
-        loss_sum, targets = self.accumulate(batches)
+        part = self.accumulate(batches)
         if poisoned:
             put_nan(self._optimizer.gradients())
-        # fp64: a sum of squares over many ranks, and counts that fp32 would round
-        stats = torch.zeros(5, dtype=torch.float64, device=self._device)
-        if self._mesh.tensor_rank == 0:  # the others have computed the same loss
-            stats[0] = loss_sum
-        stats[1] = self._optimizer.square_sum()
-        if self._mesh.speaks_for_samples:
-            stats[2] = targets
-            stats[3] = sum(batch.num_tokens for batch in batches)
-        stats[4] = float(drain)
-        router = self._task.router
-        if router is not None:
-            stats = torch.cat([stats, router.take(self._device)])
-        dist.all_reduce(stats)
-        loss, norm = stats[0] / stats[2], stats[1].sqrt() / stats[2]
-        self._apply(loss, norm, targets=stats[2], lr=lr)
-        values = [loss, norm, stats[2], stats[3], self.skipped_in_row, stats[4]]
-        if router is not None:
-            values += router.statistics(stats[5:])
-        return PendingResult(torch.stack(values))
-
-    def accumulate(self, batches: Sequence[MicroBatch]) -> tuple[Tensor, int]:
-        """Add up undivided gradients.
-
-        Returns:
-            This rank's loss sum (fp64), and the targets of its samples.
-        """
-        targets = sum(batch.num_targets for batch in batches)  # still in host memory
-        return self._accumulate(batches), targets
-
-    def _apply(self, loss: Tensor, norm: Tensor, *, targets: Tensor, lr: float) -> None:
-        """Divide, clip and apply the gradients, or skip the step if it is not finite."""
+        work = sum(batch.work for batch in batches) if self._mesh.speaks_for_samples else 0
+        totals = sum_over_ranks(
+            part,
+            device=self._device,
+            others=(self._optimizer.square_sum(), work, float(drain)),
+            statistics=self._computation.statistics,
+        )
+        square_sum, tokens, drains = totals.others
+        loss, norm = totals.loss_sum / totals.divisor, square_sum.sqrt() / totals.divisor
         not_finite = ~(torch.isfinite(loss) & torch.isfinite(norm))
-        self.skipped_in_row = (self.skipped_in_row + 1.0) * not_finite
-        divisor = targets
+        self._apply(norm, divisor=totals.divisor, lr=lr, skip=not_finite)
+        counted = totals.give_back(skipped=not_finite)
+        values = [loss, norm, totals.divisor, tokens, self.skipped_in_row, drains, *counted]
+        return PendingResult(torch.stack(values), self._names)
+
+    def accumulate(self, batches: Sequence[MicroBatch]) -> Part:
+        """Add up undivided gradients; returns what this rank adds to loss sum and divisor."""
+        return self._computation.backward(batches)
+
+    def _apply(self, norm: Tensor, *, divisor: Tensor, lr: float, skip: Tensor) -> None:
+        """Divide, clip and apply the gradients, or skip the step if it is not finite."""
+        self.skipped_in_row = (self.skipped_in_row + 1.0) * skip
         if self._grad_clip is not None:
-            divisor = targets * (norm / self._grad_clip).clamp(min=1.0)
-        self._optimizer.step(lr=lr, divisor=divisor, skip=not_finite)
+            divisor = divisor * (norm / self._grad_clip).clamp(min=1.0)
+        self._optimizer.step(lr=lr, divisor=divisor, skip=skip)

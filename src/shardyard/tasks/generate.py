@@ -8,22 +8,22 @@ from shardyard.data.loader import MicroBatch
 from shardyard.models.counter_random import key_of
 from shardyard.parallel.data import reshard
 from shardyard.parallel.mesh import Mesh
-from shardyard.tasks.causal_lm import CausalLM
+from shardyard.tasks.language import LanguageModel
 
 _TEMPERATURE = 0.8
 
 
 @torch.no_grad()
 def generate(
-    task: CausalLM, prompt: list[int], *, num_tokens: int, seq_len: int, vocab_size: int,
-    seed: int, mesh: Mesh, device: torch.device,
+    computation: LanguageModel, prompt: list[int], *, num_tokens: int, seq_len: int,
+    vocab_size: int, seed: int, mesh: Mesh, device: torch.device,
 ) -> list[int]:  # fmt: skip
     """Continue ``prompt`` by ``num_tokens`` tokens drawn at temperature 0.8.
 
     All ranks call it together: each forward pass is a collective. There is no KV cache: a short
     text is quicker than the code for one would be long.
     """
-    task.model.eval()
+    computation.model.eval()
     draw = torch.Generator().manual_seed(key_of(seed, "generate") % 2**63)
     tokens = list(prompt)
     # where ranks share a sample, its length is that of training; what follows is not attended to
@@ -31,43 +31,42 @@ def generate(
     for _ in range(num_tokens):
         window = tokens[-seq_len:]
         batch = _batch(window, length or len(window), device)
-        logits_V = _logits(task, batch, len(window) - 1, mesh=mesh, vocab_size=vocab_size)
+        logits_V = _logits(computation, batch, len(window) - 1, mesh=mesh, vocab_size=vocab_size)
         probabilities = torch.softmax(logits_V.cpu() / _TEMPERATURE, dim=-1)
         tokens.append(int(torch.multinomial(probabilities, 1, generator=draw)))
-    task.model.train()
-    reshard(task.roots)
+    computation.model.train()
+    reshard(computation.roots)
     return tokens[len(prompt) :]
 
 
 def _logits(
-    task: CausalLM, batch: MicroBatch, index: int, *, mesh: Mesh, vocab_size: int
+    computation: LanguageModel, batch: MicroBatch, index: int, *, mesh: Mesh, vocab_size: int
 ) -> Tensor:
     """Logits (V) of the one token at ``index``, the same to the last bit on every rank."""
-    logits_BlV = task.output(batch)
-    row = _row(task, index)
-    whole_V = torch.zeros(vocab_size, device=batch.tokens_BL.device)
+    logits_BlV = computation.output(batch)
+    row = _row(computation, index)
+    whole_V = torch.zeros(vocab_size, device=batch.samples_B.device)
     if mesh.data_rank == 0 and row is not None and logits_BlV is not None:
-        first = task.token_losses.first
+        first = computation.token_losses.first
         whole_V[first : first + logits_BlV.shape[-1]] = logits_BlV[0, row].float()
     dist.all_reduce(whole_V)
     return whole_V
 
 
-def _row(task: CausalLM, index: int) -> int | None:
+def _row(computation: LanguageModel, index: int) -> int | None:
     """Where this rank holds a token of a sample, if it does."""
-    if task.tokens_l is None:
+    if computation.tokens_l is None:
         return index
-    held: list[int] = task.tokens_l.tolist()
+    held: list[int] = computation.tokens_l.tolist()
     return held.index(index) if index in held else None
 
 
 def _batch(window: list[int], length: int, device: torch.device) -> MicroBatch:
     tokens_BL = torch.zeros(1, length, dtype=torch.int64, device=device)
     tokens_BL[0, : len(window)] = torch.tensor(window, device=device)
+    positions_BL = torch.arange(length, device=device)[None]
     return MicroBatch(
-        tokens_BL=tokens_BL,
-        targets_BL=tokens_BL,
-        positions_BL=torch.arange(length, device=device)[None],
+        fields={"tokens": tokens_BL, "targets": tokens_BL, "positions": positions_BL},
         samples_B=torch.zeros(1, dtype=torch.int64, device=device),
-        num_tokens=len(window),
+        work=len(window),
     )

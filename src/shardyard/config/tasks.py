@@ -1,0 +1,69 @@
+"""What can be learnt: one row for each task, without torch.
+
+The file in ``tasks/`` that a row names does the work; everything that has to know what a task is
+like asks its row, and nothing asks for its name.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """A number that an evaluation comes to."""
+
+    is_better_higher: bool = False
+
+    def is_reached(self, value: float, target: float) -> bool:
+        """Whether a value is at a target or beyond it; one that is no number never is."""
+        return value >= target if self.is_better_higher else value <= target
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskRow:
+    """What a recipe's check, the planner and the programs know of a task."""
+
+    code: str
+    """module:class of its ``tasks.base.Task``."""
+    prepare: str
+    """module:function that writes its data set, as ``data.prepare.prepare``."""
+    metrics: Mapping[str, Metric]
+    """Of an evaluation, by name; the loss first."""
+    is_causal: bool
+    """Whether its models see earlier tokens alone."""
+    continues_text: bool = False
+    """Whether a model that has learnt it can write on from a prompt."""
+
+
+_TEXT = "shardyard.data.prepare:prepare"
+_OF_TOKENS = {"loss": Metric(), "perplexity": Metric()}
+
+TASKS: dict[str, TaskRow] = {
+    "causal_lm": TaskRow(
+        code="shardyard.tasks.causal_lm:CausalLM",
+        prepare=_TEXT,
+        metrics=_OF_TOKENS,
+        is_causal=True,
+        continues_text=True,
+    ),
+    "masked_lm": TaskRow(
+        code="shardyard.tasks.masked_lm:MaskedLM",
+        prepare=_TEXT,
+        metrics=_OF_TOKENS,
+        is_causal=False,
+    ),
+}
+"""``task.name`` -> its row."""
+
+
+def tasks_of(*, is_causal: bool) -> list[str]:
+    """Names of the tasks that a kind of model can learn, the usual one first."""
+    return [name for name, row in TASKS.items() if row.is_causal == is_causal]
+
+
+def imported(place: str) -> Any:
+    """What ``module:name`` names, imported now."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
