@@ -116,7 +116,7 @@ def test_a_checkpoint_after_an_evaluation_holds_the_optimizer(
 
 def test_a_run_ends_early_at_its_target(corpus: Corpus, tmp_path: Path) -> None:
     sections = _sections(1)
-    sections["run"]["target_loss"] = 100.0
+    sections["run"]["target"] = {"loss": 100.0}
     run_dir = make_run(tmp_path / "run", corpus, sections)
     assert run_on_ranks(train_here, 1, run_dir) == [FINISHED]
     assert [line["step"] for line in read_evaluations(run_dir.metrics)] == [2]

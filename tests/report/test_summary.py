@@ -29,7 +29,7 @@ def test_the_numbers_are_those_of_the_metrics_file(tmp_path: Path) -> None:
     assert summary.loss == steps[120]["loss"]
     assert summary.tokens == steps[120]["tokens"]
     assert summary.eval_loss == evaluations[-1]["loss"]
-    assert summary.perplexity == pytest.approx(math.exp(evaluations[-1]["loss"]))
+    assert summary.scores["perplexity"] == pytest.approx(math.exp(evaluations[-1]["loss"]))
     assert summary.unigram_entropy == 6.123
     assert summary.peak_memory_bytes == 471 * 2**20
     assert summary.restarts == 1

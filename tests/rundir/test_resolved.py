@@ -1,12 +1,14 @@
 """A torn resolved.json costs an attempt, never a run."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from shardyard.cli.resume import newest_attempt
-from shardyard.errors import RequestError
-from shardyard.rundir.layout import RunDir
+from shardyard.config.check import load_checked_recipe
+from shardyard.errors import RecipeError, RequestError
+from shardyard.rundir.layout import RunDir, write_json
 from shardyard.rundir.resolved import newest_resolved, read_resolved, write_resolved
 from tests.config.test_fingerprint import resolved
 
@@ -51,3 +53,20 @@ def test_a_resume_goes_on_from_the_recipe_where_nothing_else_is_left(run: RunDir
     run.resolved(0).write_text("")
     run.asked(1).unlink()
     assert newest_attempt(run) == (3, None, run.recipe)
+
+
+@pytest.mark.parametrize(("loss", "target"), [(2.5, {"loss": 2.5}), (None, None)])
+def test_a_run_of_before_run_target_goes_on_with_the_loss_that_it_aimed_at(
+    tmp_path: Path, loss: float | None, target: dict[str, float] | None
+) -> None:
+    content = resolved(run={"seed": 5}).to_json()
+    del content["settings"]["run.target"]
+    content["settings"]["run.target_loss"] = {"value": loss, "reason": "given"}
+    write_json(tmp_path / "resolved.json", content)
+    assert read_resolved(tmp_path / "resolved.json").recipe.run.target == target
+    asked = tmp_path / "recipe.yaml"
+    asked.write_text(f"run: {{target_loss: {json.dumps(loss)}}}\nmodel: {{preset: llama-tiny}}\n")
+    recipe = load_checked_recipe([asked], ["run.steps=3"], of_run=True)
+    assert (recipe.run.target, recipe.run.steps) == (target, 3)
+    with pytest.raises(RecipeError, match=r"Write `run: \{target: \{loss: 2\.5\}\}`"):
+        load_checked_recipe([asked])

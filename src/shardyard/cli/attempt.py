@@ -106,8 +106,11 @@ def _show(run_dir: RunDir, summary: Summary) -> None:
         ("loss", _nats(summary.loss), "of the last step"),
     ]
     if summary.eval_loss is not None:
-        perplexity = "-" if summary.perplexity is None else f"{summary.perplexity:,.1f}"
-        rows.append(("evaluation", _nats(summary.eval_loss), f"perplexity {perplexity}"))
+        scores = (
+            f"{name} {'-' if value is None else f'{value:,.1f}'}"
+            for name, value in summary.scores.items()
+        )
+        rows.append(("evaluation", _nats(summary.eval_loss), ", ".join(scores)))
     rows += [
         ("unigram entropy", _nats(summary.unigram_entropy), "what ignoring all context reaches"),
         ("tokens", format_count(summary.tokens or 0), "read in training"),

@@ -50,7 +50,7 @@ class Launched:
 
     def recipe(self) -> Recipe:
         """What was asked of the job."""
-        return load_recipe([newest_asked(self.run_dir)])
+        return load_recipe([newest_asked(self.run_dir)], of_run=True)
 
     def most_nodes(self) -> int:
         """How many nodes the job can have."""

@@ -167,7 +167,7 @@ class _Lead:
         request = Request.of(recipe, name=self.run.run_id, previous=previous)
         is_same_data = (
             previous is not None
-            and load_checked_recipe([asked_before], []).data == recipe.data
+            and load_checked_recipe([asked_before], [], of_run=True).data == recipe.data
             and Path(previous.data.dir).is_dir()
         )
         machine, resolved = resolve_here(

@@ -90,7 +90,7 @@ def _train_on(run_dir: RunDir, overrides: tuple[str, ...], *, dry_run: bool, as_
     """Continue a run here."""
     Lease(run_dir.lease).close()  # refuse at once, not after a minute of preparation
     number, previous, asked = newest_attempt(run_dir)
-    recipe = anchor_paths(load_checked_recipe([asked], overrides))
+    recipe = anchor_paths(load_checked_recipe([asked], overrides, of_run=True))
     _refuse_other_run(run_dir, asked, recipe)
     check_packages(engines_for(recipe))
     refuse_other_nodes(recipe)
@@ -138,7 +138,7 @@ def propose_again(
     _, previous, asked = newest_attempt(run_dir)
     if Ledger(run_dir.ledger).jobs():
         asked = newest_asked(run_dir)
-    recipe = load_checked_recipe([asked], overrides)
+    recipe = load_checked_recipe([asked], overrides, of_run=True)
     _refuse_other_run(run_dir, asked, recipe)
     refuse_spent(run_dir, recipe.launch)
     return propose(
@@ -173,7 +173,7 @@ def _refuse_side_alone(run_dir: RunDir) -> None:
 
 def _refuse_other_run(run_dir: RunDir, asked: Path, recipe: Recipe) -> None:
     """Raise if overrides name another run or place than the one that goes on."""
-    before, now = load_recipe([asked]).run, recipe.run
+    before, now = load_recipe([asked], of_run=True).run, recipe.run
     is_parent = Path(now.dir).expanduser().resolve() == run_dir.path.parent
     given = {
         f"run.name={now.name}": now.name == before.name,
@@ -232,10 +232,10 @@ def is_finished(run_dir: RunDir, previous: Resolved | None, now: Resolved) -> bo
 
 
 def _has_met_its_target(run_dir: RunDir, previous: Resolved | None, now: Resolved) -> bool:
-    """Whether the run ended early at run.target_loss, and the same target and length are asked."""
+    """Whether the run ended early at run.target, and the same target and length are asked."""
     if previous is None or read_state(run_dir).state != "finished":
         return False
-    asked = [(each.steps, each.recipe.run.target_loss) for each in (previous, now)]
+    asked = [(each.steps, each.recipe.run.target) for each in (previous, now)]
     return asked[0] == asked[1]
 
 

@@ -149,7 +149,7 @@ def _names(entries: Sequence[Entry]) -> list[str]:
 def _foreign(run_dir: RunDir) -> list[str]:
     """Storage that the run used and somebody else made."""
     found = []
-    for volume in load_recipe([run_dir.recipe]).launch.volumes:
+    for volume in load_recipe([run_dir.recipe], of_run=True).launch.volumes:
         if volume.claim is not None:
             found.append(f"persistent volume claim {volume.claim}")
         if volume.efs is not None:

@@ -41,19 +41,23 @@ def check(recipe: Recipe, source: str = "recipe", *, to_train: bool = True) -> N
 
 
 def load_checked_recipe(
-    files: Sequence[Path], overrides: Sequence[str] = (), *, to_train: bool = True
+    files: Sequence[Path],
+    overrides: Sequence[str] = (),
+    *,
+    to_train: bool = True,
+    of_run: bool = False,
 ) -> Recipe:
     """Load and check a recipe, so that wrong settings and contradictions are told together.
 
     Args:
-        files: As ``load_recipe`` takes them, and so are ``overrides``.
+        files: As ``load_recipe`` takes them, and so are ``overrides`` and ``of_run``.
         to_train: Whether what can be planned but not trained yet is refused too.
 
     Raises:
         RequestError: A file cannot be read or is no YAML mapping.
         RecipeError: All problems of the recipe.
     """
-    recipe, problems = read_settings(files, overrides)
+    recipe, problems = read_settings(files, overrides, of_run=of_run)
     # a section that has lost a setting for being wrong is not told that it lacks one
     broken = {problem.path for problem in problems}
     broken |= {problem.path.partition(".")[0] for problem in problems}
@@ -206,12 +210,23 @@ def _evaluation(recipe: Recipe) -> Iterable[Problem]:
     wants = {
         "task.eval_every_steps": task.eval_every_steps,
         "task.eval_every_epochs": task.eval_every_epochs,
-        "run.target_loss": recipe.run.target_loss,
+        "run.target": recipe.run.target,
     }
     wanting = [name for name, value in wants.items() if value is not None]
     if wanting and recipe.data.eval_fraction == 0:
         text = f"=0 holds nothing out, but {wanting[0]} needs an evaluation. Use 0.05, say."
         yield Problem("data.eval_fraction", text)
+
+
+def _target(recipe: Recipe) -> Iterable[Problem]:
+    """A metric that the task does not have would never be reached."""
+    metrics = list(TASKS[recipe.task.name].metrics)
+    for name in recipe.run.target or ():
+        if name not in metrics:
+            near = difflib.get_close_matches(name, metrics, n=1)
+            hint = f"Did you mean {near[0]}?" if near else f"It has {', '.join(metrics)}."
+            text = f"names {_show(name)}, which is no metric of {recipe.task.name}. {hint}"
+            yield Problem("run.target", text)
 
 
 def _cluster(recipe: Recipe) -> Iterable[Problem]:
@@ -267,6 +282,7 @@ _CHECKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
     _optim,
     _optimizer_states,
     _evaluation,
+    _target,
     _cluster,
     _device,
     _machines,

@@ -240,7 +240,8 @@ def _one(member: Any, limits: tuple[Any, ...]) -> str:
             f"a list, each {item}" if items[-1] is ... else f"a list of {len(items)}, each {item}"
         )
     if get_origin(member) is dict:
-        return "a name and a text each"
+        _, value = get_args(member)
+        return f"a name and {'a text' if value is str else accepts(value)} each"
     if isinstance(member, type) and issubclass(member, schema.Section):
         return f"settings of its own ({', '.join(member.model_fields)})"
     return "text"

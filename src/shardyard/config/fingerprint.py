@@ -33,7 +33,7 @@ SETTINGS_THAT_MAY_CHANGE = (
     "run.tokens",
     "run.samples",
     "run.epochs",
-    "run.target_loss",
+    "run.target",
     # says what the shape is, which is held
     "model.config",
     # the same model: model.commit stands for the revision; compiled; from another folder

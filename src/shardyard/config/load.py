@@ -44,14 +44,24 @@ _ELSEWHERE = {
 """What other trainers call a setting -> its name here, for the hint on an unknown key."""
 
 
+_REPLACED = {
+    "run.target_loss": "run.target names the metric that is to be reached. Write "
+    "`run: {target: {loss: 2.5}}`, or run.target.loss=2.5 as an override.",
+}
+"""Setting of before -> what takes its place, in words."""
+
 _TEXTS = ("text", "a name ", "an id ")
 """How the words for a setting begin that accepts any text."""
 
 
-def load_recipe(files: Sequence[Path], overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(
+    files: Sequence[Path], overrides: Sequence[str] = (), *, of_run: bool = False
+) -> Recipe:
     """Read recipe files and overrides into one recipe.
 
     Args:
+        of_run: Whether the files are what a run was asked, maybe by an earlier version: settings
+            of before are then read as those that took their place.
         files: YAML files, each a mapping of sections; later ones win setting by setting.
         overrides: ``section.key=value``, the value as YAML, a text as it is; they win over files.
 
@@ -59,14 +69,19 @@ def load_recipe(files: Sequence[Path], overrides: Sequence[str] = ()) -> Recipe:
         RequestError: A file cannot be read or is no YAML mapping.
         RecipeError: Unknown keys, wrong types or values out of bounds; all of them.
     """
-    recipe, problems = read_settings(files, overrides)
+    recipe, problems = read_settings(files, overrides, of_run=of_run)
     if problems:
         raise RecipeError(problems, source_of(files))
     return recipe
 
 
-def read_settings(files: Sequence[Path], overrides: Sequence[str]) -> tuple[Recipe, list[Problem]]:
+def read_settings(
+    files: Sequence[Path], overrides: Sequence[str], *, of_run: bool = False
+) -> tuple[Recipe, list[Problem]]:
     """The recipe of all settings that are valid, and a problem for each one that is not.
+
+    Args:
+        of_run: As for ``load_recipe``.
 
     Raises:
         RequestError: A file cannot be read or is no YAML mapping.
@@ -74,7 +89,10 @@ def read_settings(files: Sequence[Path], overrides: Sequence[str]) -> tuple[Reci
     problems: list[Problem] = []
     merged: dict[str, Any] = {}
     for file in files:
-        _merge(merged, _known_settings(_read(file), problems))
+        content = _read(file)
+        if of_run:
+            _rename_of_before(content)
+        _merge(merged, _known_settings(content, problems))
     for override in overrides:
         _merge(merged, _known_settings(_read_override(override, problems), problems))
     try:
@@ -85,6 +103,14 @@ def read_settings(files: Sequence[Path], overrides: Sequence[str]) -> tuple[Reci
         *above, key = problem.path.split(".")
         _inside(merged, above).pop(key, None)
     return Recipe.model_validate(merged), [*problems, *wrong]
+
+
+def _rename_of_before(content: dict[str, Any]) -> None:
+    """In place, what ``_REPLACED`` names."""
+    run = content.get("run")
+    if isinstance(run, dict) and "target_loss" in run:
+        loss = run.pop("target_loss")
+        run.setdefault("target", None if loss is None else {"loss": loss})
 
 
 def source_of(files: Sequence[Path]) -> str:
@@ -217,6 +243,8 @@ def _known_keys(section: str, content: Any, problems: list[Problem]) -> dict[str
             found[key] = value
         elif any(known.startswith(f"{name}.") for known in settings()):
             found[key] = _known_keys(name, value, problems)
+        elif name in _REPLACED:
+            problems.append(Problem(name, f"there is no such setting any more: {_REPLACED[name]}"))
         else:
             near = _nearest(key, section)
             inside = [known for known in settings() if known.startswith(f"{section}.")]

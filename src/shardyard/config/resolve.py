@@ -252,7 +252,7 @@ def _sample_problems(resolved: Resolved) -> list[Problem]:
         )
         found.append(Problem("data.source", text))
     wants_eval = recipe.task.eval_every_steps or recipe.task.eval_every_epochs
-    if (wants_eval or recipe.run.target_loss) and not data.num_samples("eval", draft.seq_len):
+    if (wants_eval or recipe.run.target) and not data.num_samples("eval", draft.seq_len):
         text = (
             f"={recipe.data.eval_fraction} held out no document, so there is nothing to evaluate "
             "on. Raise it, or give data with more documents."

@@ -73,7 +73,7 @@ class Resolved:
 
     @staticmethod
     def from_json(content: dict[str, Any]) -> "Resolved":
-        settings = {**_UNTIL_THERE_WAS_A_CHOICE, **content["settings"]}
+        settings = _by_names_of_now({**_UNTIL_THERE_WAS_A_CHOICE, **content["settings"]})
         return Resolved(
             recipe=Recipe.model_validate(
                 unflatten({name: entry["value"] for name, entry in settings.items()})
@@ -94,6 +94,16 @@ class Resolved:
 
 _UNTIL_THERE_WAS_A_CHOICE = {"data.bos": {"value": False, "reason": "as the run began"}}
 """What runs did, and go on with, that were resolved before there was such a setting."""
+
+
+def _by_names_of_now(settings: dict[str, Any]) -> dict[str, Any]:
+    """run.target took the place of run.target_loss."""
+    if "run.target_loss" not in settings:
+        return settings
+    now = dict(settings)
+    loss = now.pop("run.target_loss")
+    target = None if loss["value"] is None else {"loss": loss["value"]}
+    return {"run.target": {**loss, "value": target}, **now}
 
 
 def fingerprint(resolved: Resolved) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from shardyard.config.optimizers import OptimizerName
 Auto = Literal["auto"]
 Degree = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+PositiveNumber = Annotated[float, Field(gt=0)]
 Averaging = Annotated[float, Field(ge=0, lt=1)]
 
 _NAME = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
@@ -48,8 +49,9 @@ class Run(Section):
     """Length in samples read; rounded up to whole steps."""
     epochs: Annotated[float, Field(gt=0)] | None = None
     """Length in passes over the data; rounded up to whole steps. Without any length: one epoch."""
-    target_loss: Annotated[float, Field(gt=0)] | None = None
-    """Stop early once an evaluation's loss (nats per token) is at or below this."""
+    target: Annotated[dict[str, PositiveNumber], Field(min_length=1)] | None = None
+    """Stop early once an evaluation reaches this: {metric: value}, all of them where several stand
+    there; the metrics of a task are in docs/verbs/train.md."""
 
 
 class Model(Section):

@@ -31,7 +31,8 @@ class Summary:
     loss: float | None
     """Of the last step, nats per token."""
     eval_loss: float | None
-    perplexity: float | None
+    scores: dict[str, float | None]
+    """Other metrics of that evaluation, by name."""
     unigram_entropy: float | None
     """Nats per token of a model that knows how frequent each token is and nothing else."""
     best_eval_loss: float | None
@@ -104,7 +105,7 @@ def summarize(record: RunRecord) -> Summary:
         tokens=last.get("tokens"),
         loss=last.get("loss"),
         eval_loss=newest_eval.get("loss"),
-        perplexity=newest_eval.get("perplexity"),
+        scores={name: value for name, value in newest_eval.items() if name != "loss"},
         unigram_entropy=record.resolved.data.unigram_entropy if record.resolved else None,
         best_eval_loss=min(losses, default=None),
         tokens_per_s=median_tokens_per_s(record),

@@ -7,7 +7,7 @@ ABSENT = "-"
 
 
 def format_nats(value: float | None) -> str:
-    """A loss or perplexity: three decimals, one where it is large."""
+    """A loss or another metric: three decimals, one where it is large."""
     if value is None:
         return ABSENT
     return f"{value:.3f}" if abs(value) < 100 else f"{value:,.1f}"

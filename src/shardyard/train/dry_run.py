@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardyard.config.legality import Layout
 from shardyard.config.presets import ModelShape
 from shardyard.config.schema import Recipe
+from shardyard.data.loader import MicroBatch
 from shardyard.errors import ShardyardError
 from shardyard.parallel.mesh import build_mesh
 from shardyard.tasks.base import Part, task_class

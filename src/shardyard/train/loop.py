@@ -9,10 +9,12 @@ import gc
 import math
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from shardyard.checkpoint.save import Abandoned, Durable
 from shardyard.config.resolved import fingerprint
+from shardyard.config.tasks import TASKS
 from shardyard.observe.metrics import StepTimes
 from shardyard.observe.samples import log_samples
 from shardyard.parallel.device import peak_memory_bytes
@@ -211,9 +213,16 @@ class Loop:
             progress.best_loss, progress.best_step = result.loss, progress.step
             if self.recipe.checkpoint.keep_best:
                 self._save(is_best=True)
-        target = self.recipe.run.target_loss
-        self.target_met = target is not None and result.loss <= target
+        self.target_met = self._is_target(scores)
         self.step_ended_at += seconds  # the next step's time does not count it
+
+    def _is_target(self, scores: Mapping[str, float]) -> bool:
+        """Whether an evaluation is all that run.target asks for."""
+        target = self.recipe.run.target
+        metrics = TASKS[self.recipe.task.name].metrics
+        return target is not None and all(
+            metrics[name].is_reached(scores[name], value) for name, value in target.items()
+        )
 
     def _save(self, *, is_best: bool = False) -> None:
         """Start a checkpoint of the step just done; training goes on while it is written.
