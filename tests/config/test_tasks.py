@@ -30,8 +30,9 @@ def test_no_code_asks_what_a_task_is_called() -> None:
     guilty = []
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            is_name = isinstance(node, ast.Constant) and node.value in TASKS
-            if is_name and str(path.relative_to(PACKAGE)) not in NAMING:
+            if not isinstance(node, ast.Constant) or node.value not in TASKS:
+                continue
+            if str(path.relative_to(PACKAGE)) not in NAMING:
                 guilty.append(f"{path.name}:{node.lineno}")
     assert guilty == []
 

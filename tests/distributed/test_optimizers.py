@@ -97,8 +97,8 @@ def _by_hand(run_dir: RunDir) -> tuple[list[float], dict[str, Tensor], dict[str,
     losses = []
     for step in range(STEPS):
         batch = training.train_source.micro_batch(range(step * BATCH, (step + 1) * BATCH), BATCH)
-        logits: Tensor = model(input_ids=batch.tokens_BL).logits
-        loss = F.cross_entropy(logits.flatten(0, 1), batch.targets_BL.flatten())
+        logits: Tensor = model(input_ids=batch["tokens"]).logits
+        loss = F.cross_entropy(logits.flatten(0, 1), batch["targets"].flatten())
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), OPTIM["grad_clip"])
         lamb.step()

@@ -134,7 +134,6 @@ class Stepper:
         self._mesh = mesh
         self._device = device
         self._grad_clip = grad_clip
-        self._names = [name for each in self._computation.statistics for name in each.metrics]
         self.skipped_in_row = torch.zeros((), dtype=torch.float64, device=device)
 
     def run(
@@ -162,7 +161,8 @@ class Stepper:
         self._apply(norm, divisor=totals.divisor, lr=lr, skip=not_finite)
         counted = totals.give_back(skipped=not_finite)
         values = [loss, norm, totals.divisor, tokens, self.skipped_in_row, drains, *counted]
-        return PendingResult(torch.stack(values), self._names)
+        names = [name for each in self._computation.statistics for name in each.metrics]
+        return PendingResult(torch.stack(values), names)
 
     def accumulate(self, batches: Sequence[MicroBatch]) -> Part:
         """Add up undivided gradients; returns what this rank adds to loss sum and divisor."""
