@@ -18,6 +18,8 @@ from shardyard.cli.launched import launchers_in
 from shardyard.cli.launching import launcher_named, refusals
 from shardyard.cli.options import json_option, trust_option
 from shardyard.cli.request import Request
+from shardyard.cli.side_jobs import SideTerms
+from shardyard.cli.side_probe import probe_on
 from shardyard.cli.tables import print_table
 from shardyard.cli.terminal import tell
 from shardyard.errors import ShardyardError
@@ -35,6 +37,12 @@ _HERE = "local"
 @click.option("--on", metavar="LAUNCHER", help=f"Look at a target: one of {', '.join(LAUNCHERS)}.")
 @click.option("--install", "is_installing", is_flag=True, help="Install what the target lacks.")
 @click.option("--uninstall", "is_removing", is_flag=True, help="Remove what --install installed.")
+@click.option(
+    "--probe",
+    "is_probing",
+    is_flag=True,
+    help="Also start a short job there, which looks at the recipe's paths.",
+)
 @click.option("--dry-run", is_flag=True, help="Print what would be run or sent; change nothing.")
 @click.option("--yes", "is_yes", is_flag=True, help="Do not ask.")
 @trust_option
@@ -47,6 +55,7 @@ def command(
     on: str | None,
     is_installing: bool,
     is_removing: bool,
+    is_probing: bool,
     dry_run: bool,
     is_yes: bool,
     trusts_folder: bool,
@@ -60,6 +69,10 @@ def command(
     if on not in (None, _HERE) and not recipe:
         raise click.UsageError(f"RECIPE is missing. It says what is wanted of {on}.")
     launcher = None if on in (None, _HERE) else launcher_named(str(on), launchers_in(context))
+    if is_probing:
+        if on is None or not recipe or is_installing or is_removing:
+            raise click.UsageError("--probe needs --on and a RECIPE, and goes with no --install.")
+        launcher = launcher_named(on, launchers_in(context))
     request = _read(recipe, launcher) if recipe else None
     if is_installing or is_removing:
         if is_installing and is_removing:
@@ -71,10 +84,18 @@ def command(
         )
         change = install_missing if is_installing else remove_installed
         return change(request, launcher, terms)
-    if request is None or launcher is None:
-        findings = _findings_here(request)
-    else:
-        findings = _findings_there(request, launcher)
+    findings = _findings_here(request) if on in (None, _HERE) else []
+    if request is not None and launcher is not None:
+        findings += [] if on == _HERE else _findings_there(request, launcher)
+        job = SideTerms(is_yes=is_yes, dry_run=dry_run, as_json=as_json)
+        probed = _findings_of_a_node(request, launcher, job) if is_probing else []
+        if probed is None:
+            return 0  # its request was printed alone
+        findings += probed
+    return _answer(findings, as_json=as_json)
+
+
+def _answer(findings: list[Finding], *, as_json: bool) -> int:
     problems = count(findings, "problem")
     if as_json:
         answer = {
@@ -125,6 +146,15 @@ def _findings_there(request: Request, launcher: Launcher) -> list[Finding]:
     if isinstance(launcher, HasChecks):
         findings += launcher.checks(proposal.request)
     return findings
+
+
+def _findings_of_a_node(
+    request: Request, launcher: Launcher, terms: SideTerms
+) -> list[Finding] | None:
+    try:
+        return probe_on(request, launcher, terms)
+    except ShardyardError as error:
+        return [Finding(name="probe", verdict="problem", what=str(error))]
 
 
 def _reads_secrets_here(launcher: Launcher) -> bool:

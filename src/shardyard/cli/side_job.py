@@ -30,6 +30,7 @@ from shardyard.rundir.layout import RunDir
 
 FUNCTIONS: dict[str, str] = {
     "prepare": "shardyard.cli.side_prepare:prepare",
+    "probe": "shardyard.cli.side_probe:probe",
 }
 """Kind -> module:function, imported on first use: takes a ``SideWork``, returns plain JSON."""
 

@@ -1,0 +1,226 @@
+"""What a node finds at the paths of a recipe: is it there, may it be read, may it be written.
+
+Run on a node before a training is (`shardyard doctor --probe`). What the user may do is tried, not
+read from modes: a claim, an export and a container each have a say in it.
+"""
+
+import errno
+import glob
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+from shardyard.config.model_source import model_folder, read_shape
+from shardyard.config.schema import Data, Recipe
+from shardyard.config.sight import is_folder
+from shardyard.errors import ShardyardError
+from shardyard.launch.doctor import Finding
+from shardyard.units import format_bytes
+
+_NO_PATH = Data().source
+_GIB = 2**30
+_MOST_FILES = 1000
+"""Files of one place that are opened: more would take long on a busy file system."""
+
+
+def check_paths(
+    recipe: Recipe, runs: Path, *, checkpoint_bytes: int | None, mounts: Iterable[str] = ()
+) -> list[Finding]:
+    """Look at every path of a recipe as the user of this process; leaves nothing behind.
+
+    Args:
+        recipe: As this node reads it, data.dir settled.
+        runs: Parent of the run's folder, as this node sees it.
+        checkpoint_bytes: Of one checkpoint; None: not known.
+        mounts: Folders where something ought to be mounted.
+    """
+    found = [*_mounts(mounts), *_model(recipe), *_data(recipe), *_tokenizer(recipe)]
+    where = "run.dir" if recipe.launch.run_dir is None else "launch.run_dir"
+    places = {where: runs, "data.dir": Path(recipe.data.dir)}
+    if recipe.model.hub is not None:
+        places["model.dir"] = Path(recipe.model.dir or runs / "models")
+    found += [_writing(setting, place) for setting, place in places.items()]
+    return [*found, _room(where, runs, recipe, checkpoint_bytes)]
+
+
+def _mounts(mounts: Iterable[str]) -> Iterator[Finding]:
+    for mount in mounts:
+        if not Path(mount).is_dir():
+            yield Finding(
+                name="launch.volumes", verdict="problem",
+                what=f"{mount}: no volume is mounted there on {os.uname().nodename}",
+                mend="Mend launch.volumes (on Slurm launch.slurm.container_mounts).",
+            )  # fmt: skip
+
+
+def _model(recipe: Recipe) -> Iterator[Finding]:
+    """A folder with config.json that the recipe's words fit, and weights that can be opened."""
+    model = recipe.model
+    if model.path is None:
+        return
+    folder = Path(model.path)
+    why = _why_unread(folder)
+    if why is not None:
+        yield _unreadable("model.path", str(folder), why)
+        return
+    try:
+        read_shape(model, model_folder(model), recipe.data.vocab_size)
+    except ShardyardError as error:
+        yield Finding(name="model.path", verdict="problem", what=str(error))
+        return
+    yield _opened("model.path", str(folder), _below(folder))
+
+
+def _data(recipe: Recipe) -> Iterator[Finding]:
+    source = recipe.data.source
+    for entry in (source,) if isinstance(source, str) else source:
+        if entry == _NO_PATH:
+            continue
+        path = Path(entry)
+        if os.path.lexists(path) or not glob.has_magic(entry):
+            why = _why_unread(path)
+            if why is not None:
+                yield _unreadable("data.source", entry, why)
+                continue
+            files: Iterable[Path] = _below(path) if path.is_dir() else (path,)
+        else:
+            files = (Path(name) for name in glob.iglob(entry, recursive=True))  # noqa: PTH207
+        yield _opened("data.source", entry, files)
+
+
+def _tokenizer(recipe: Recipe) -> Iterator[Finding]:
+    tokenizer = recipe.data.tokenizer
+    if not is_folder(tokenizer):
+        return
+    file = Path(tokenizer) / "tokenizer.json"
+    why = _why_unread(file)
+    if why is not None:
+        yield _unreadable("data.tokenizer", str(file), why)
+    else:
+        yield Finding(name="data.tokenizer", verdict="ok", what=f"{file} can be read")
+
+
+def _opened(setting: str, place: str, paths: Iterable[Path]) -> Finding:
+    """Open what is there, as far as it is files, and list what is folders."""
+    count = 0
+    for path in islice(paths, _MOST_FILES):
+        why = _why_unread(path)
+        if why is not None:
+            return _unreadable(setting, place, f"{path}: {why}")
+        count += not path.is_dir()
+    if not count:
+        return _unreadable(setting, place, "there is no file in it")
+    most = " or more" if count >= _MOST_FILES else ""
+    what = f"{place}: {count}{most} file{'s' * (count > 1)} can be read"
+    return Finding(name=setting, verdict="ok", what=what)
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    """All that is in a folder; one that cannot be listed comes as itself."""
+    yield folder
+    for root, folders, files in os.walk(folder):
+        yield from (Path(root) / name for name in (*files, *folders))
+
+
+def _unreadable(setting: str, place: str, why: str) -> Finding:
+    what = f"={place}: {why}" if place not in why else f"={why}"
+    return Finding(
+        name=setting, verdict="problem", what=f"{setting}{what}, as {_user()}",
+        mend="Bring it there, give another path, or let its owner open it to this user.",
+    )  # fmt: skip
+
+
+def _why_unread(path: Path) -> str | None:
+    """Why this user cannot read a file or list a folder; None: it can."""
+    try:
+        if path.is_dir():
+            with os.scandir(path) as entries:
+                next(entries, None)
+        else:
+            with path.open("rb") as file:
+                file.read(1)
+    except FileNotFoundError:
+        return "nothing is there"
+    except NotADirectoryError:
+        return "it leads through a file"
+    except PermissionError:
+        return "it may not be read"
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
+    return None
+
+
+def _writing(setting: str, folder: Path) -> Finding:
+    """Write a small file, flush it, rename it, remove it; where the folder will be made."""
+    there = next((at for at in (folder, *folder.parents) if os.path.lexists(at)), folder)
+    where = f"{folder}" if there == folder else f"{folder} (to be made in {there})"
+    if not there.is_dir():
+        return Finding(
+            name=setting, verdict="problem", what=f"{setting}={folder}: {there} is no folder",
+            mend=f"Choose another place with {setting}, or move the file away.",
+        )  # fmt: skip
+    first, second = (there / f".shardyard-{secrets.token_hex(8)}" for _ in range(2))
+    try:
+        with first.open("xb") as file:
+            file.write(b"shardyard" * 64)
+            file.flush()
+            os.fsync(file.fileno())
+        first.rename(second)
+        second.unlink()
+    except OSError as error:
+        return _unwritable(setting, where, there, error)
+    finally:
+        for left in (first, second):
+            with suppress(OSError):
+                left.unlink()
+    return Finding(name=setting, verdict="ok", what=f"{where} can be written by {_user()}")
+
+
+def _unwritable(setting: str, where: str, there: Path, error: OSError) -> Finding:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        why, mend = "it is full", f"Free some room, or choose another place with {setting}."
+    elif error.errno == errno.EROFS:
+        why, mend = (
+            "it is mounted to be read only",
+            "Mount it writable: what a run makes lies there.",
+        )
+    elif error.errno in (errno.EACCES, errno.EPERM):
+        state = there.stat()
+        why = (
+            f"{_user()} may not write there; it belongs to user {state.st_uid} and group "
+            f"{state.st_gid}, mode {state.st_mode & 0o7777:04o}"
+        )
+        mend = f"chown it to {os.geteuid()}:{os.getegid()}, or open it to one of the groups."
+    else:
+        why, mend = f"it cannot be written: {error.strerror}", f"Mend it, or change {setting}."
+    return Finding(name=setting, verdict="problem", what=f"{setting}={where}: {why}", mend=mend)
+
+
+def _room(setting: str, runs: Path, recipe: Recipe, checkpoint_bytes: int | None) -> Finding:
+    there = next((at for at in (runs, *runs.parents) if at.is_dir()), Path("/"))
+    try:
+        state = os.statvfs(there)
+    except OSError as error:
+        what = f"room on {there} is not known: {error.strerror}"
+        return Finding(name="room", verdict="warning", what=what, mend="See that it is mounted.")
+    free = state.f_bavail * state.f_frsize
+    # one more than is kept: the old one goes once the new one is durable
+    count = recipe.checkpoint.keep_last + recipe.checkpoint.keep_best + 1
+    needed = count * (checkpoint_bytes or 0)
+    what = f"{there}: {format_bytes(free)} free"
+    if checkpoint_bytes is not None:
+        what += f", and {count} checkpoints of {format_bytes(checkpoint_bytes)} take "
+        what += format_bytes(needed)
+    if needed > free or free < _GIB:
+        return Finding(
+            name="room", verdict="problem", what=what,
+            mend=f"Free some, choose another place with {setting}, or lower checkpoint.keep_last.",
+        )  # fmt: skip
+    return Finding(name="room", verdict="ok", what=what)
+
+
+def _user() -> str:
+    return f"user {os.geteuid()}, group {os.getegid()}"
