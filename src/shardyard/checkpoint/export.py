@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +41,13 @@ from shardyard.models.build import build_on_meta
 from shardyard.models.families import Family, family_of
 from shardyard.models.hf import file_names
 from shardyard.rundir.complete import (
-    COMPLETE,
     Complete,
     damage_of,
     digest_file,
     read_complete,
     write_complete,
 )
+from shardyard.rundir.exported import sentence
 from shardyard.rundir.layout import RunDir, flush_folder
 from shardyard.rundir.resolved import newest_resolved
 from shardyard.units import format_bytes
@@ -315,57 +315,53 @@ def _newest_attempt(run_dir: RunDir) -> Resolved:
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m shardyard.checkpoint.export")
     parser.add_argument("run_dir", type=Path)
-    parser.add_argument("--to", type=Path, required=True)
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--to", type=Path)
+    where.add_argument("--into", type=Path, help="a folder for exports, each named by its content")
     parser.add_argument("--step", default="latest", help="a number, latest or best")
     parser.add_argument("--dtype", choices=DTYPES, help="of the weights; default: as saved")
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--answer", action="store_true", help="in one line of JSON, errors too")
     return parser.parse_args(argv)
 
 
 def main(argv: list[str]) -> int:
     """Export and print what was written; returns the exit code."""
     asked = _parse(argv)
-    run_dir = RunDir(asked.run_dir.resolve())
     try:
-        resolved = _newest_attempt(run_dir)
-        chosen = choose_checkpoint(run_dir, asked.step)
-        if chosen.note is not None:
-            print(f"warning: {chosen.note}. The newest sound one is exported.", file=sys.stderr)
-        for damaged in chosen.damaged:
-            print(f"warning: {damaged}. An older one is exported.", file=sys.stderr)
-        plan = plan_export(chosen.path, resolved, asked.to, dtype=DTYPES.get(asked.dtype))
-        if asked.dry_run:
-            find_export(plan.to, plan.made_of)
-        exported = None if asked.dry_run else write_export(plan, resolved)
+        told = _export(asked)
     except ShardyardError as error:
-        print(f"error: {error}", file=sys.stderr)
+        if asked.answer:
+            print(json.dumps({"error": str(error), "exit_code": error.exit_code}))
+        else:
+            print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    for warning in plan.beside.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
-    told = _describe(plan, chosen, exported)
-    print(json.dumps(told, indent=1) if asked.json else sentence(told))
+    if asked.answer:
+        print(json.dumps(told))
+    else:
+        print(json.dumps(told, indent=1) if asked.json else sentence(told))
     return 0
 
 
-def sentence(told: dict[str, Any]) -> str:
-    """What was exported and what was verified, for a person."""
-    complete, verified = told["complete"], told["verified"]
-    verb = "would export" if complete is None else "exported"
-    if complete is not None and complete["was_there"]:
-        verb = "had exported already"
-    text = (
-        f"{verb} {step_name(told['step'])}: {told['parameters']:,} parameters, "
-        f"{format_bytes(told['bytes'])}, {told['dtype']}, {len(told['files'])} file(s) in "
-        f"{told['to']}\nverified: the checkpoint's {verified['files']} files, "
-        f"{format_bytes(verified['bytes'])}, against its manifest"
-    )
-    if complete is None:
-        return text
-    read = "each held to" if complete["was_there"] else "SHA-256 of each in"
-    return (
-        f"{text}; {complete['files']} files exported, {read} {COMPLETE} ({complete['sha256'][:12]})"
-    )
+def _export(asked: argparse.Namespace) -> dict[str, Any]:
+    run_dir, dtype = RunDir(asked.run_dir.resolve()), DTYPES.get(asked.dtype)
+    resolved = _newest_attempt(run_dir)
+    chosen = choose_checkpoint(run_dir, asked.step)
+    if chosen.note is not None:
+        print(f"warning: {chosen.note}. The newest sound one is exported.", file=sys.stderr)
+    for damaged in chosen.damaged:
+        print(f"warning: {damaged}. An older one is exported.", file=sys.stderr)
+    plan = plan_export(chosen.path, resolved, asked.to or asked.into, dtype=dtype)
+    if asked.into is not None:
+        name = f"{step_name(chosen.step)}-{str(plan.dtype).removeprefix('torch.')}"
+        plan = replace(plan, to=asked.into / name)
+    if asked.dry_run:
+        find_export(plan.to, plan.made_of)
+    exported = None if asked.dry_run else write_export(plan, resolved)
+    for warning in plan.beside.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    return _describe(plan, chosen, exported)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ _VERBS = {
     "scale": "goes on with another number of nodes",
     "teardown": "removes what launching created elsewhere",
     "runs": "lists the runs and how they stand",
+    "fetch": "brings what a run made elsewhere into its folder here",
     "export": "writes a checkpoint as a Hugging Face folder",
     "report": "writes a run's page and Markdown summary",
     "image": "builds the container that runs it, and pushes it to a registry",

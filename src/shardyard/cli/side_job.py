@@ -31,6 +31,8 @@ from shardyard.rundir.layout import RunDir
 FUNCTIONS: dict[str, str] = {
     "prepare": "shardyard.cli.side_prepare:prepare",
     "probe": "shardyard.cli.side_probe:probe",
+    "export": "shardyard.cli.export:export_there",
+    "fetch": "shardyard.cli.fetch:serve",
 }
 """Kind -> module:function, imported on first use: takes a ``SideWork``, returns plain JSON."""
 

@@ -7,7 +7,7 @@ launcher can do beyond that stands in its ``Capabilities``, from which docs/laun
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
@@ -276,3 +276,16 @@ class Resizer(Protocol):
 
     def resize(self, job: Job, nodes: int) -> None:
         """Change the number of nodes."""
+
+
+@runtime_checkable
+class Executor(Protocol):
+    """A launcher that runs a command beside a job that lives: how files come from out of reach."""
+
+    def exec(self, job: Job, command: Sequence[str]) -> Iterator[bytes]:
+        """What the command prints on stdout, in pieces; no shell reads its arguments.
+
+        Raises:
+            CapacityError: The job has no running container, or the connection broke.
+            ShardyardError: The command failed, or may not be run.
+        """

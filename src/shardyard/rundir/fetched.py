@@ -9,7 +9,16 @@ import re
 from shardyard.rundir.complete import checked_name
 
 _STAYS = frozenset(
-    {"ledger.jsonl", "lease.json", "recipe.yaml", "launch", "submissions", "sessions", "exports"}
+    {
+        "ledger.jsonl",
+        "lease.json",
+        "recipe.yaml",
+        "launch",
+        "submissions",
+        "sessions",
+        "side",
+        "exports",
+    }
 )
 """First parts of names."""
 _CHECKPOINT = re.compile(r"checkpoints/step-\d{8}/[^/]+", re.ASCII)

@@ -112,6 +112,16 @@ def s3_client() -> Any:
         return session.client("s3", region_name=session.region_name or "us-east-1", config=config)
 
 
+def refuse_unusable(client: Any, place: Place) -> None:
+    """Ask for a place before hours go into what is to be sent there.
+
+    Raises:
+        RequestError: There is no such bucket, or it is elsewhere.
+        AccessError: Credentials or rights are missing.
+    """
+    _found_complete(client, place)
+
+
 def upload(
     client: Any,
     folder: Path,

@@ -5,7 +5,7 @@ Prerequisites: an image, a claim for the run's folder, and what prerequisites.py
 """
 
 import time
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -28,6 +28,7 @@ from shardyard.launch.installation import Part
 from shardyard.launch.kubernetes import pod
 from shardyard.launch.kubernetes.api import Api, ExistsError, UncertainError
 from shardyard.launch.kubernetes.checks import kubernetes_checks
+from shardyard.launch.kubernetes.exec import LostConnectionError
 from shardyard.launch.kubernetes.install import (
     RELEASE,
     RELEASE_FORM,
@@ -45,7 +46,7 @@ from shardyard.launch.kubernetes.ownership import (
     is_ours,
 )
 from shardyard.launch.kubernetes.served import require_served, trainjob_schema
-from shardyard.launch.kubernetes.state import Object, status_of
+from shardyard.launch.kubernetes.state import Object, is_running, newest_pods, status_of
 from shardyard.launch.kubernetes.trainjob import CONTENT, for_schema
 from shardyard.launch.ledger import SUBMITTED, UUID, Entry, EntryForm, Ledger, form
 
@@ -196,6 +197,19 @@ class KubernetesLauncher:
                 poll_s=self._poll_s,
             )
         return logs_so_far(_pods(api, job), read, node=node)
+
+    def exec(self, job: Job, command: Sequence[str]) -> Iterator[bytes]:
+        """Run a command in the newest running pod of a job."""
+        api = self._api(job)
+        running = [pod for pod in newest_pods(_pods(api, job)) if is_running(pod)]
+        if not running:
+            raise LostConnectionError(
+                f"job {job.name} has no running pod any more (context {api.context!r}, namespace "
+                f"{api.namespace!r}). It ended, or its node was lost. Repeat the command: it "
+                "starts another and goes on."
+            )
+        name, container = running[-1]["metadata"]["name"], container_of(job.details["kind"])
+        return api.exec(name, container=container, command=command)
 
     def resizes(self, job: Job) -> bool:
         """A PyTorchJob; a JobSet and a TrainJob keep the nodes they started with."""

@@ -66,6 +66,14 @@ def newest_pods(pods: list[Object]) -> list[Object]:
     return [found[rank] for rank in sorted(found)]
 
 
+def is_running(pod: Object) -> bool:
+    """Whether its container runs and will go on to."""
+    if pod["metadata"].get("deletionTimestamp"):
+        return False
+    states = pod.get("status", {}).get("containerStatuses", [])
+    return any("running" in state.get("state", {}) for state in states)
+
+
 def status_of(kind: str, job: Object | None, pods: list[Object], *, cancelled: bool) -> JobStatus:
     """The status of a job.
 

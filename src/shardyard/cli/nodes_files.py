@@ -1,0 +1,169 @@
+"""Files that only the nodes see, through an idle side job and commands beside it.
+
+The side job `fetch` does nothing but be there. It ends by itself when nobody has read for a while,
+and is removed at once when all that was wanted is here.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardyard.cli.launched import Launched
+from shardyard.cli.side_job import SideWork
+from shardyard.cli.side_jobs import SideTerms, find_side_job, side_request, start_side_job
+from shardyard.cli.terminal import say
+from shardyard.cli.watch import wait_until
+from shardyard.config.schema import Recipe
+from shardyard.errors import CapacityError, RequestError, ShardyardError
+from shardyard.launch.base import Executor, JobState, SideJob
+from shardyard.launch.trust import refuse_untrusted
+from shardyard.rundir.layout import RunDir
+from shardyard.transfer.pod import PodSource
+from shardyard.transfer.receive import LostError
+
+IDLE_S = 300
+"""Without a reader, after which the side job ends by itself."""
+_POLL_S = 1.0
+_FIRST_TRIES = 5
+"""Of the first command: a container is said to run a little before it can be entered."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """An idle side job that lives."""
+
+    source: PodSource
+    job: Launched
+
+    def of(self, folder: str) -> PodSource:
+        """Files of another folder of the same storage."""
+        return PodSource(exec=self.source.exec, folder=folder)
+
+    def remove(self, folder: str) -> None:
+        """Remove a folder there; its not being removed harms nothing but room."""
+        try:
+            for _ in self.source.exec(["rm", "-rf", "--", folder]):
+                pass
+        except ShardyardError as error:
+            say(f"warning: {folder} was not removed on the nodes' storage: {error}")
+
+
+@contextmanager
+def opened(
+    run_dir: RunDir,
+    trained: Launched,
+    recipe: Recipe,
+    terms: SideTerms,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Opened | None]:
+    """Let a side job be there whose container sees the run's files; it is removed afterwards.
+
+    After Ctrl-C and after a lost connection it stays for a while: the same command finds it.
+
+    Yields:
+        None: with ``dry_run`` its request was printed alone.
+    """
+    launcher = trained.launcher
+    if not isinstance(launcher, Executor):
+        raise RequestError(
+            f"nodes of {launcher.name} cannot be read from here: they share no folder with this "
+            "machine, and no command can be run on them. Let them send the files through a bucket: "
+            "shardyard fetch --via s3://bucket/prefix, shardyard export --to s3://bucket/prefix."
+        )
+    refuse_untrusted(run_dir.ledger, trusts_folder=terms.trusts_folder)
+    side = SideJob(kind="fetch", arguments={"idle_s": IDLE_S})
+    request = side_request(run_dir, launcher, side, recipe=recipe)
+    job = find_side_job(run_dir, launcher, side)
+    if job is not None and not job.status().state.is_over and not terms.dry_run:
+        say(f"side job {job.job.id} ({job.job.name}) lives already: files are read there")
+    else:
+        job = start_side_job(run_dir, launcher, request, terms)
+    if job is None:
+        yield None
+        return
+    status = wait_until(job, lambda now: now.state is not JobState.WAITING, sleep=sleep)
+    if status.state is not JobState.RUNNING:
+        raise ShardyardError(
+            f"side job {job.job.id} ({job.job.name}) is over ({status.state.value}: "
+            f"{status.reason}) before a file was read. `shardyard logs {run_dir.handle} --side` "
+            "shows what it said."
+        )
+    found = job
+
+    def run(command: Sequence[str]) -> Iterator[bytes]:
+        return launcher.exec(found.job, command)
+
+    _wait_for_container(run, sleep=sleep)
+    try:
+        yield Opened(source=PodSource(exec=run, folder=request.run_dir), job=job)
+    except (KeyboardInterrupt, LostError):
+        raise
+    except BaseException:
+        _end(job)
+        raise
+    _end(job)
+
+
+def _wait_for_container(
+    run: Callable[[Sequence[str]], Iterator[bytes]], *, sleep: Callable[[float], None]
+) -> None:
+    for tries_left in range(_FIRST_TRIES - 1, -1, -1):
+        try:
+            for _ in run(["true"]):
+                pass
+            return
+        except CapacityError:
+            if not tries_left:
+                raise
+            sleep(2.0)
+
+
+def _end(job: Launched) -> None:
+    try:
+        job.launcher.remove(job.job, job.ledger)
+    except ShardyardError as error:
+        say(
+            f"warning: side job {job.job.name} was not removed: {error} It ends by itself within "
+            f"{IDLE_S // 60} minutes; `shardyard teardown {job.run_dir.handle}` removes the rest."
+        )
+
+
+def stay(
+    work: SideWork,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+    processes: Path = Path("/proc"),
+) -> dict[str, Any]:
+    """On the node: be there until nobody has read for a while."""
+    idle_s = float(work.arguments["idle_s"])
+    last = clock()
+    while clock() - last < idle_s:
+        sleep(_POLL_S)
+        if has_reader(processes):
+            last = clock()
+    return {"ended": f"nobody read for {idle_s:.0f} s"}
+
+
+def has_reader(processes: Path) -> bool:
+    """Whether another process than this one and those that started it runs in this container."""
+    known, pid = {1}, os.getpid()
+    while pid > 1 and pid not in known:
+        known.add(pid)
+        pid = _parent(processes, pid)
+    others = [int(entry.name) for entry in processes.iterdir() if entry.name.isdecimal()]
+    # its own children were started by it; a command of a reader comes from outside
+    return any(each not in known and _parent(processes, each) not in known - {1} for each in others)
+
+
+def _parent(processes: Path, pid: int) -> int:
+    try:
+        stat = (processes / str(pid) / "stat").read_text()
+        return int(stat.rpartition(")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return os.getpid()  # gone meanwhile
