@@ -36,7 +36,7 @@ from shardyard.rundir.complete import (
 )
 from shardyard.rundir.exported import sentence
 from shardyard.rundir.layout import RunDir, find_run
-from shardyard.transfer.receive import receive_whole, refuse_without_room
+from shardyard.transfer.receive import receive_whole, refuse_without_room, steadily
 from shardyard.transfer.s3 import (
     is_s3,
     parse_place,
@@ -195,7 +195,7 @@ def _from_nodes(
 def _bring(nodes: Opened, there: str, to: Path, wanted: str) -> None:
     """Bring an export from the nodes' storage, and remove it there."""
     source = nodes.of(there)
-    complete = _complete(b"".join(source.read(COMPLETE, 0)), there)
+    complete = _complete(b"".join(steadily(source, COMPLETE, 0)), there)
     if complete.sha256 != wanted:
         raise DataError(
             f"{there} on the nodes' storage is not the export that was just made: something else "

@@ -31,7 +31,7 @@ class PodSource:
         try:
             yield from self.exec(command)
         except LostConnectionError as error:
-            raise LostError(str(error)) from error
+            raise _lost(error) from error
         except CommandError as error:
             raise DataError(
                 f"{name} cannot be read there: {error.words}. If the run goes on, it may have "
@@ -49,9 +49,16 @@ class PodSource:
         try:
             return read_listing(lines_of(self.exec(command)))
         except LostConnectionError as error:
-            raise LostError(str(error)) from error
+            raise _lost(error) from error
         except CommandError as error:
             raise DataError(
                 f"the files of {self.folder} cannot be listed there: {error.words}. The image must "
                 "hold this version of shardyard (`shardyard image build`)."
             ) from error
+
+
+def _lost(error: LostConnectionError) -> LostError:
+    words = str(error).rstrip(".")
+    return LostError(
+        f"{words}. What came right is kept. Repeat the command: it goes on from there."
+    )

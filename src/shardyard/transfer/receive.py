@@ -91,6 +91,29 @@ def refuse_without_room(needed_bytes: int, folder: Path) -> None:
         )
 
 
+def steadily(
+    source: Source, name: str, offset: int, *, sleep: Callable[[float], None] = time.sleep
+) -> Iterator[bytes]:
+    """A file's bytes, gone on with where a connection broke.
+
+    Raises:
+        LostError: Nothing comes any more.
+    """
+    in_vain = 0
+    while True:
+        try:
+            for piece in source.read(name, offset):
+                offset += len(piece)
+                in_vain = 0 if piece else in_vain
+                yield piece
+            return
+        except LostError:
+            in_vain += 1
+            if in_vain == _TRIES:
+                raise
+            sleep(min(_LONGEST_PAUSE_S, 0.5 * 2**in_vain))
+
+
 def receive(
     source: Source,
     files: Mapping[str, FileDigest],
@@ -216,31 +239,22 @@ def _fill(
     sleep: Callable[[float], None],
 ) -> FileDigest:
     """Go on with a half file until it is as long as it must be, or its source has no more."""
-    checksum, size, in_vain = hashlib.sha256(), 0, 0
+    checksum, size = hashlib.sha256(), 0
     with part.open("a+b") as file:
         file.seek(0)
         while block := file.read(_BLOCK_BYTES):
             checksum.update(block)
             size += len(block)
         told(name, size)
-        while size < wanted.bytes:
-            before = size
-            try:
-                for piece in source.read(name, size):
-                    kept = piece[: wanted.bytes - size]
-                    file.write(kept)
-                    checksum.update(kept)
-                    size += len(kept)
-                    told(name, len(kept))
-                    if size == wanted.bytes:
-                        break
-                else:
-                    break  # no more there is
-            except LostError:
-                in_vain = 0 if size > before else in_vain + 1
-                if in_vain == _TRIES:
-                    raise
-                sleep(min(_LONGEST_PAUSE_S, 0.5 * 2**in_vain))
+        pieces = steadily(source, name, size, sleep=sleep) if size < wanted.bytes else ()
+        for piece in pieces:
+            kept = piece[: wanted.bytes - size]
+            file.write(kept)
+            checksum.update(kept)
+            size += len(kept)
+            told(name, len(kept))
+            if size == wanted.bytes:
+                break
         file.flush()
         os.fsync(file.fileno())
     return FileDigest(size, checksum.hexdigest())

@@ -113,6 +113,13 @@ def _rights(request: LaunchRequest, api: Api) -> Iterator[Finding]:
         what = f"you may not {', '.join(lacking)} in the namespace {api.namespace}"
         mend = "Have an administrator grant it; docs/launch-kubernetes.md has the role"
         yield Finding(name="rights", verdict="problem", what=what, mend=mend)
+    if not api.may("get", "pods/exec"):
+        what = f"you may not get pods/exec in the namespace {api.namespace}"
+        mend = (
+            "Training needs it not; shardyard fetch, and export to a folder here, read files so. "
+            "docs/launch-kubernetes.md has the role"
+        )
+        yield Finding(name="exec", verdict="warning", what=what, mend=mend)
     else:
         yield Finding(name="rights", verdict="ok", what="all that a run needs is allowed")
 

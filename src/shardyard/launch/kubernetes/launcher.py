@@ -205,8 +205,7 @@ class KubernetesLauncher:
         if not running:
             raise LostConnectionError(
                 f"job {job.name} has no running pod any more (context {api.context!r}, namespace "
-                f"{api.namespace!r}). It ended, or its node was lost. Repeat the command: it "
-                "starts another and goes on."
+                f"{api.namespace!r}): it ended, or its node was lost"
             )
         name, container = running[-1]["metadata"]["name"], container_of(job.details["kind"])
         return api.exec(name, container=container, command=command)
