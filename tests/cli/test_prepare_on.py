@@ -185,6 +185,8 @@ def test_a_node_prepares_beside_the_runs_where_a_later_node_0_looks(tmp_path: Pa
 
 def test_a_folder_that_the_recipe_names_or_that_is_shared_stays() -> None:
     run = RunDir(Path("/vol/runs/first"))
-    given = load_recipe([], ["data.dir=/vol/mine"])
+    given = load_recipe([], ["data.dir=/vol/mine", "model.dir=/vol/models"])
     assert with_homes(given, run, shares_folder=False) is given
-    assert with_homes(Recipe(), run, shares_folder=True) == Recipe()
+    settled = with_homes(Recipe(), run, shares_folder=True)
+    assert settled.data == Recipe().data
+    assert settled.model.dir == "/vol/runs/models"

@@ -10,6 +10,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -31,6 +33,7 @@ from shardyard.cli.limits import (
 from shardyard.cli.mark_lines import marked_on_stdout, take_nonce
 from shardyard.cli.network_check import network_checked
 from shardyard.cli.options import LocalPath
+from shardyard.cli.readiness import Readiness, answering, made_ready, wait_for_nodes
 from shardyard.cli.request import Request
 from shardyard.cli.resume import is_finished, newest_attempt
 from shardyard.cli.sent_code import take_code
@@ -136,6 +139,12 @@ def _join(run: RunDir, place: Place, talk: Session, *, kind: str) -> int:
     if isinstance(word, Ended):
         say(f"node 0: {word.words}")
         return word.exit_code
+    files = Readiness(run, place.session)
+    with made_ready(files, word, place.node_rank, say=say):
+        end = talk.wait_to_begin(word)
+    if end is not None:
+        say(f"node 0: {end.words}")
+        return end.exit_code
     exit_code, _ = _train(run, word, place)
     return told_exit_code(exit_code, run, word, kind)
 
@@ -195,10 +204,38 @@ class _Lead:
 
 def _lead(lead: _Lead, talk: Session, *, began_s: float) -> int:
     """Node 0."""
-    run = lead.run
+    run, files = lead.run, Readiness(lead.run, lead.place.session)
     talk.withdraw()
-    try:
+    files.withdraw()
+    with _failure_told(talk):
         attempt = lead.prepare()
+    if attempt is None:
+        words = f"{run.run_id} is finished"
+        talk.end(words, 0)
+        say(words)
+        return 0
+    terms = _terms(attempt, lead.place, began_s=began_s)
+    number, resolved = attempt.number, attempt.resolved
+    with (
+        _failure_told(talk),
+        answering(files, number, resolved),
+        talk.announced(number) as begin,
+        held_to_limits(run, number, terms),
+    ):
+        wait_for_nodes(files, number, resolved, say=say)
+        begin()
+        exit_code, words = _train(run, number, lead.place)
+    exit_code = told_exit_code(exit_code, run, attempt.number, lead.kind)
+    talk.end(words, exit_code)
+    write_last_report(run, attempt.number, attempt.resolved.recipe)
+    return exit_code
+
+
+@contextmanager
+def _failure_told(talk: Session) -> Iterator[None]:
+    """Have the other nodes end too, with the reason, where node 0 does not come to train."""
+    try:
+        yield
     except ShardyardError as error:
         talk.end(str(error), error.exit_code)
         raise
@@ -208,18 +245,6 @@ def _lead(lead: _Lead, talk: Session, *, began_s: float) -> int:
     except BaseException as error:
         talk.end(f"failed before the training began ({type(error).__name__}: {error})", 1)
         raise
-    if attempt is None:
-        words = f"{run.run_id} is finished"
-        talk.end(words, 0)
-        say(words)
-        return 0
-    terms = _terms(attempt, lead.place, began_s=began_s)
-    with talk.announced(attempt.number), held_to_limits(run, attempt.number, terms):
-        exit_code, words = _train(run, attempt.number, lead.place)
-    exit_code = told_exit_code(exit_code, run, attempt.number, lead.kind)
-    talk.end(words, exit_code)
-    write_last_report(run, attempt.number, attempt.resolved.recipe)
-    return exit_code
 
 
 def _terms(attempt: Attempt, place: Place, *, began_s: float) -> Terms:

@@ -16,12 +16,14 @@ from shardyard.errors import (
     EXIT_INTERRUPTED,
     AccessError,
     CapacityError,
+    LostNodeError,
     RequestError,
     ShardyardError,
 )
 
 _ERRORS: dict[int, type[ShardyardError]] = {
-    error.exit_code: error for error in (ShardyardError, RequestError, CapacityError, AccessError)
+    error.exit_code: error
+    for error in (ShardyardError, RequestError, CapacityError, AccessError, LostNodeError)
 }
 
 

@@ -1,9 +1,10 @@
 """sessions/<session>.json: how node 0 tells the other nodes of a job which attempt they are in.
 
 Node 0 prepares alone, which may take long; the others wait for its word. ``{"attempt": n, "beat":
-k}`` says go; the beat changes as long as node 0 lives, so that a node which was started again
-knows the word of a node 0 that is there from one that is left over. ``{"ended": words,
-"exit_code": n}`` says that there is nothing to join any more.
+k, "begins": false}`` has them get ready (``cli/readiness.py``), ``"begins": true`` train. The beat
+changes as long as node 0 lives, so that a node which was started again knows the word of a node 0
+that is there from one that is left over. ``{"ended": words, "exit_code": n}`` says that there is
+nothing to join any more.
 """
 
 import json
@@ -23,6 +24,8 @@ from shardyard.units import format_seconds
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _BEAT_S = 2.0
 _POLL_S = 0.5
+_LOST_AFTER_S = 60.0
+"""Network file systems may show a new word as late as this."""
 
 
 @dataclass(frozen=True)
@@ -55,24 +58,33 @@ class Session:
             self._path.unlink()
 
     @contextmanager
-    def announced(self, attempt: int) -> Iterator[None]:
-        """Tell the others to join an attempt, again and again until it is over."""
-        is_over = threading.Event()
-        write_json(self._path, {"attempt": attempt, "beat": 0})
+    def announced(self, attempt: int) -> Iterator[Callable[[], None]]:
+        """Tell the others to join an attempt, again and again until it is over.
+
+        Yields:
+            To be called once all are ready: the others then begin to train.
+        """
+        is_over, begins = threading.Event(), threading.Event()
+        write_json(self._path, {"attempt": attempt, "beat": 0, "begins": False})
         self._was_there = True
 
         def keep_beating() -> None:
             beat = 0
-            while not is_over.wait(_BEAT_S):
-                beat += 1
-                _replace(self._path, {"attempt": attempt, "beat": beat})
+            while not is_over.is_set():
+                wakes = is_over if begins.is_set() else begins
+                wakes.wait(_BEAT_S)
+                if not is_over.is_set():
+                    beat += 1
+                    word = {"attempt": attempt, "beat": beat, "begins": begins.is_set()}
+                    replace_quickly(self._path, word)
 
         thread = threading.Thread(target=keep_beating, name="session", daemon=True)
         thread.start()
         try:
-            yield
+            yield begins.set
         finally:
             is_over.set()
+            begins.set()  # wakes it
             thread.join()
 
     def end(self, words: str, exit_code: int) -> None:
@@ -124,6 +136,34 @@ class Session:
                 say(f"waiting for node 0 ({now_s - started_s:.0f} s so far)")
             time.sleep(_POLL_S)
 
+    def wait_to_begin(self, attempt: int, *, lost_after_s: float = _LOST_AFTER_S) -> Ended | None:
+        """Wait until node 0 has heard of all: None to train, or that there is nothing to join.
+
+        Raises:
+            LostNodeError: Node 0 gives no sign of life, or is in another attempt.
+        """
+        newest, changed_s = self._read(), time.monotonic()
+        while True:
+            content = self._read()
+            if content is not None and "ended" in content:
+                return Ended(str(content["ended"]), int(content["exit_code"]))
+            if content is not None and content.get("attempt") not in (None, attempt):
+                raise LostNodeError(
+                    f"node 0 was started again and is in attempt {content['attempt']}, while this "
+                    f"node got ready for attempt {attempt}. Start this node again too."
+                )
+            if content is not None and content.get("begins") is True:
+                return None
+            if content != newest:
+                newest, changed_s = content, time.monotonic()
+            if time.monotonic() - changed_s > lost_after_s:
+                raise LostNodeError(
+                    f"node 0 gave no sign of life for {format_seconds(lost_after_s)} in "
+                    f"{self._path}, while this node was ready to train. Look at the output of node "
+                    "0, and start the job again."
+                )
+            time.sleep(_POLL_S / 2)
+
     def _read(self) -> dict[str, Any] | None:
         try:
             content = json.loads(self._path.read_text(encoding="utf-8"))
@@ -132,7 +172,7 @@ class Session:
         return content if isinstance(content, dict) else None
 
 
-def _replace(path: Path, content: dict[str, Any]) -> None:
+def replace_quickly(path: Path, content: dict[str, Any]) -> None:
     """As `write_json`, but not flushed to disk: a beat is worth nothing after a crash."""
     scratch = path.with_name(f".{path.name}.beat")
     with suppress(OSError):  # a full disk is told by those who write the run's own files

@@ -27,11 +27,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("recipe", type=Path, help="JSON file that holds the recipe")
     parser.add_argument("--model-dir", type=Path, help="folder of the model's own files")
     parser.add_argument("--rows", type=int, help="of the model's table of tokens, if it has one")
+    parser.add_argument("--folder", type=Path, help="to write, as another node has named it")
     parser.add_argument("--verify", action="store_true", help="check the SHA-256 of every file")
     options = parser.parse_args(arguments)
     return _answer(
         lambda: _prepare(
-            options.recipe, options.model_dir, rows=options.rows, verify=options.verify
+            options.recipe,
+            options.model_dir,
+            rows=options.rows,
+            verify=options.verify,
+            folder=options.folder,
         )
     )
 
@@ -56,7 +61,12 @@ def _answer(work: Callable[[], dict[str, object]]) -> int:
 
 
 def _prepare(
-    recipe_path: Path, model_dir: Path | None, *, rows: int | None, verify: bool
+    recipe_path: Path,
+    model_dir: Path | None,
+    *,
+    rows: int | None,
+    verify: bool,
+    folder: Path | None,
 ) -> dict[str, object]:
     # Imported here and not above: a Ctrl-C during the import is then handled like any other.
     from dataclasses import asdict
@@ -67,7 +77,7 @@ def _prepare(
     recipe = _read_recipe(recipe_path)
     prepare = imported(TASKS[recipe.task.name].prepare)
     with _shown_progress() as progress:
-        facts = prepare(recipe, model_dir=model_dir, progress=progress, rows=rows)
+        facts = prepare(recipe, model_dir=model_dir, progress=progress, rows=rows, folder=folder)
     if verify:
         shards.verify(Path(facts.dir))
     return asdict(facts)

@@ -65,13 +65,20 @@ _TOKENIZER_SAMPLE_BYTES = 32 * 2**20
 
 
 def prepare(
-    recipe: Recipe, *, model_dir: Path | None, progress: Progress, rows: int | None = None
+    recipe: Recipe,
+    *,
+    model_dir: Path | None,
+    progress: Progress,
+    rows: int | None = None,
+    folder: Path | None = None,
 ) -> DataFacts:
     """Prepare the data set a recipe asks for; returns at once if it is there already.
 
     Args:
         model_dir: Folder of the model's own files, where ``data.tokenizer=auto`` looks first.
         rows: Of the model's table of tokens; None: as many as the tokenizer wants.
+        folder: Where another node has prepared the same; None: named by what is asked for. The
+            name depends on the times of the files, which differ between nodes.
 
     Raises:
         RequestError: The source or the tokenizer does not exist, or nothing can be held out.
@@ -85,7 +92,8 @@ def prepare(
     tokenizer = find_tokenizer(data.tokenizer, model_dir, store=store)
     bos_token = choose_bos(data.bos, tokenizer, name=f"data.tokenizer={data.tokenizer}")
     request = _request(data, files, tokenizer, bos_token)
-    folder = Path(data.dir).expanduser().resolve() / f"{_name(data.source)}-{digest(request)}"
+    if folder is None:
+        folder = Path(data.dir).expanduser().resolve() / f"{_name(data.source)}-{digest(request)}"
     if not _is_finished(folder):
         with _sole_writer(folder, progress):
             if not (folder / MANIFEST).exists():  # another process may just have written it
