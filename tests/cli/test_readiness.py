@@ -160,7 +160,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 def of_hub(facts: DataFacts, store: Path, commit: str) -> Resolved:
     folder = store / f"acme--llama@{commit[:12]}"
     model = {"hub": "acme/llama", "dir": str(store)}
-    return replace(resolved(facts, folder, model=model), model_commit=commit)
+    found = digest_of(folder)  # of node 0: the other one has not fetched it yet
+    return replace(resolved(facts, folder, model=model), model_commit=commit, model_digest=found)
 
 
 def fetched(store: Path) -> Path:

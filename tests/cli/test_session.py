@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.cli.session import Ended, Session
-from shardyard.errors import RequestError, ShardyardError
+from shardyard.errors import LostNodeError, RequestError, ShardyardError
 from shardyard.rundir.layout import RunDir
 
 
@@ -109,3 +109,16 @@ def test_sessions_of_other_names_are_not_heard(run: RunDir) -> None:
 def test_a_name_that_is_no_file_name_is_refused(run: RunDir, name: str) -> None:
     with pytest.raises(RequestError, match="cannot be a file name"):
         Session(run, name)
+
+
+def test_a_node_that_is_ready_begins_when_node_0_says_so(run: RunDir) -> None:
+    node = Session(run, "s")
+    with Session(run, "s").announced(3) as begin:
+        with pytest.raises(LostNodeError, match="gave no sign of life for 300 ms"):
+            node.wait_to_begin(3, lost_after_s=0.3)  # it has not said so, and beats every 2 s
+        begin()
+        assert node.wait_to_begin(3) is None
+        with pytest.raises(LostNodeError, match="is in attempt 3, while this node got ready for"):
+            node.wait_to_begin(2)
+    Session(run, "s").end("a file differs", 2)
+    assert node.wait_to_begin(3) == Ended("a file differs", 2)

@@ -23,7 +23,7 @@ from shardyard.cli.processes import error_of
 from shardyard.cli.request import Request
 from shardyard.cli.session import replace_quickly
 from shardyard.config.check import load_checked_recipe
-from shardyard.config.hub import Wanted, fetch
+from shardyard.config.hub import Wanted, digest_of, fetch
 from shardyard.config.model_files import (
     ModelFiles,
     differences,
@@ -317,6 +317,8 @@ def _get_model(resolved: Resolved, files: Readiness, attempt: int, reporter: _Re
             kind="model.hub", name=model.hub, revision=resolved.model_commit, level="weights"
         )
         fetch(wanted, folder.parent, say=reporter.says)
+        if resolved.model_digest is not None and digest_of(folder) == resolved.model_digest:
+            return
     if not folder.is_dir():
         raise RequestError(
             f"{folder} is not there, and node 0 reads the model from it. Put it on a volume that "
