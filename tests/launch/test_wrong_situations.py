@@ -16,6 +16,7 @@ from tests.launch.wrong_anywhere import AnyDesk
 from tests.launch.wrong_aws_batch import BatchDesk
 from tests.launch.wrong_hub import HubDesk
 from tests.launch.wrong_kubernetes import KubernetesDesk
+from tests.launch.wrong_paths import PathsDesk
 from tests.launch.wrong_situations import Desk, Situation, all_situations, page
 from tests.launch.wrong_slurm import SlurmDesk
 
@@ -24,6 +25,7 @@ ROWS = list(all_situations())
 DESKS: dict[str, type[Desk]] = {
     "any launcher": AnyDesk,
     "Hugging Face hub": HubDesk,
+    "paths, of any launcher": PathsDesk,
     "slurm": SlurmDesk,
     "kubernetes": KubernetesDesk,
     "aws-batch": BatchDesk,

@@ -111,7 +111,14 @@ class Situations:
         return add
 
 
-LISTS = ("wrong_anywhere", "wrong_hub", "wrong_slurm", "wrong_kubernetes", "wrong_aws_batch")
+LISTS = (
+    "wrong_anywhere",
+    "wrong_paths",
+    "wrong_hub",
+    "wrong_slurm",
+    "wrong_kubernetes",
+    "wrong_aws_batch",
+)
 
 
 def all_situations() -> Iterator[tuple[str, Situation]]:
