@@ -18,13 +18,19 @@ from shardyard.config.schema import Recipe
 from shardyard.launch.ledger import Ledger
 from shardyard.rundir.layout import RunDir
 from tests.cli.fake_launcher import CAPABILITIES, AnsweringLauncher
+from tests.hub import running_hub, saved_llama
 
 Captured = pytest.CaptureFixture[str]
 FACTS = DataFacts(
     dir="/vol/runs/prepared/x-1", fingerprint="f", vocab_size=300, train_tokens=12345,
     eval_tokens=10, train_documents=3, eval_documents=1, unigram_entropy=2.0,
 )  # fmt: skip
-RESULT = {"data": asdict(FACTS), "model_dir": None}
+RESULT = {
+    "data": asdict(FACTS),
+    "model_dir": "/vol/runs/models/acme--llama@0123",
+    "model_commit": "0123",
+    "model_digest": "45",
+}
 FAR = replace(CAPABILITIES, shares_folder=False)
 
 
@@ -68,7 +74,9 @@ def test_the_nodes_get_the_recipe_and_the_folder_is_one_of_its_own(
     assert request.recipe.run.dir == "/vol/runs"
     assert Ledger(folder / "ledger.jsonl").jobs() == []
     assert site.run("prepare", "--yes") == 0
-    assert "12,345 tokens of 3 documents" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "12,345 tokens of 3 documents" in out
+    assert "/vol/runs/models/acme--llama@0123, commit 0123" in out
 
 
 def test_a_dry_run_prints_the_request_and_makes_nothing(site: Site, capsys: Captured) -> None:
@@ -181,6 +189,24 @@ def test_a_node_prepares_beside_the_runs_where_a_later_node_0_looks(tmp_path: Pa
     written = (folder / "manifest.json").stat().st_mtime_ns
     assert prepare(work) == answer
     assert (folder / "manifest.json").stat().st_mtime_ns == written, "nothing is done twice"
+
+
+def test_the_model_of_the_hub_is_fetched_once_for_all_that_come_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = work_on(tmp_path, on="kubernetes", shares_folder=False)
+    with running_hub() as hub:
+        commit = hub.add("acme/llama", saved_llama(tmp_path / "llama"))
+        hub.take_over(monkeypatch, tmp_path / "home")
+        model = work.recipe.model.model_copy(update={"preset": None, "hub": "acme/llama"})
+        work = replace(work, recipe=work.recipe.model_copy(update={"model": model}))
+        answer = prepare(work)
+        assert prepare(work) == answer
+        assert set(hub.downloads.values()) == {1}
+    folder = Path(answer["model_dir"])
+    assert folder.parent == tmp_path / "volume" / "runs" / "models"
+    assert (folder / "complete.json").is_file() and (folder / "model.safetensors").is_file()
+    assert answer["model_commit"] == commit and answer["model_digest"]
 
 
 def test_a_folder_that_the_recipe_names_or_that_is_shared_stays() -> None:

@@ -10,9 +10,15 @@ from typing import Any
 import pytest
 
 from shardyard.cli import main
-from shardyard.cli.side_job import FUNCTIONS, LONGEST_ANSWER_BYTES, SideWork, command
+from shardyard.cli.side_job import (
+    FUNCTIONS,
+    LONGEST_ANSWER_BYTES,
+    SideWork,
+    command,
+    function_of,
+)
 from shardyard.errors import AccessError
-from shardyard.launch.base import SideJob
+from shardyard.launch.base import SIDE_KINDS, SideJob
 from shardyard.launch.marked import NONCE_VARIABLE, parse
 
 Captured = pytest.CaptureFixture[str]
@@ -127,3 +133,9 @@ def test_a_kind_that_this_version_does_not_have_is_refused_with_what_to_do(
     out, err = capsys.readouterr()
     assert "has no side job 'probe'" in err and "of another version" in err
     assert parse(out, nonce=NONCE) is not None
+
+
+def test_every_kind_has_its_function() -> None:
+    assert set(FUNCTIONS) == set(SIDE_KINDS)
+    for kind in SIDE_KINDS:
+        assert callable(function_of(kind))

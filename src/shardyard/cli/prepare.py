@@ -89,7 +89,8 @@ def _prepare_elsewhere(
         return
     rows = _rows(DataFacts(**answer["data"]))
     if answer["model_dir"] is not None:
-        rows.append(("model", answer["model_dir"]))
+        commit = f", commit {answer['model_commit']}" if answer["model_commit"] else ""
+        rows.append(("model", f"{answer['model_dir']}{commit}"))
     print_table(("", ""), [("run", run_dir.run_id), *rows])
 
 

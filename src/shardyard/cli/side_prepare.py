@@ -9,6 +9,7 @@ from shardyard.cli.request import Request
 from shardyard.cli.side_job import SideWork
 from shardyard.cli.terminal import say
 from shardyard.config.anchor import anchor_paths
+from shardyard.config.hub import commit_of, digest_of
 
 
 def prepare(work: SideWork) -> dict[str, Any]:
@@ -21,8 +22,13 @@ def prepare(work: SideWork) -> dict[str, Any]:
         data = recipe.data.model_copy(update={"workers": recipe.launch.side.cpus})
         recipe = recipe.model_copy(update={"data": data})
     request = Request.of(recipe, name=work.run.run_id)
-    model_dir = None if request.model_dir is None else str(request.model_dir)
-    if model_dir is not None:
-        say(f"the model's files are in {model_dir}")
+    folder = request.model_dir
+    if folder is not None:
+        say(f"the model's files are in {folder}")
     facts = prepare_data(request, verify=bool(work.arguments["verify"]))
-    return {"data": asdict(facts), "model_dir": model_dir}
+    return {
+        "data": asdict(facts),
+        "model_dir": None if folder is None else str(folder),
+        "model_commit": None if folder is None else commit_of(folder),
+        "model_digest": None if folder is None else digest_of(folder),
+    }
