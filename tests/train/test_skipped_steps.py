@@ -13,7 +13,9 @@ from shardyard.rundir.lines import EventWriter, read_lines
 from shardyard.train.hooks import Faults, Hooks
 from shardyard.train.loop import DRAINED, FINISHED, train
 from tests.distributed.ranks import run_on_ranks
-from tests.distributed.runs import Corpus, make_run, prepare_corpus
+from tests.distributed.runs import Corpus, make_run
+
+pytestmark = pytest.mark.heavy
 
 STEPS = 6
 
@@ -28,11 +30,6 @@ class Told:
     """Of the checkpoints that are there."""
     latest: str
     abandoned: list[dict[str, Any]] = field(repr=False)
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    return prepare_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 def made(folder: Path, corpus: Corpus, *, attempt: int = 0, **checkpoint: Any) -> RunDir:
@@ -93,6 +90,21 @@ def test_the_last_step_of_a_run_is_saved_though_skipped_and_removes_nothing(
     run = made(tmp_path / "run", corpus, keep_last=1)
     told = run_on_ranks(train_with, 1, run, gradient(STEPS))[0]
     assert (told.outcome, told.steps) == (FINISHED, [4, 6])
+
+
+def test_skipped_steps_are_counted_on_in_a_resume(corpus: Corpus, tmp_path: Path) -> None:
+    def part(attempt: int, steps: int) -> RunDir:
+        sections = {
+            "run": {"steps": steps},
+            "optim": {"max_skipped_steps": 1, "decay_steps": 4},
+        }
+        return make_run(tmp_path / "run", corpus, sections, attempt=attempt)
+
+    run = part(0, 2)
+    part(1, 4)
+    first, second = run_on_ranks(each, 1, [(run, gradient(2)), (run, gradient(3), 1)])[0]
+    assert (first.outcome, first.steps) == (FINISHED, [2])
+    assert "2 steps in a row were skipped" in second.outcome
 
 
 def test_a_weight_that_is_not_finite_is_named_and_the_run_resumes_from_before_it(

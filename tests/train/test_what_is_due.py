@@ -1,0 +1,59 @@
+"""A run of eight steps with a resume in it, worked out by hand: what is saved, what is the best."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lines import read_evaluations
+from shardyard.train import loop
+from shardyard.train.evaluate import Evaluation
+from shardyard.train.hooks import Hooks
+from tests.distributed.ranks import run_on_ranks
+from tests.distributed.runs import Corpus, make_run
+
+pytestmark = pytest.mark.heavy
+
+LOSSES = {2: 5.0, 4: 3.0, 6: 4.0, 8: 6.0}
+"""What the evaluations of the run are made to find, by step; the best is in its first part."""
+DRAINED_AT = 5
+
+
+def _train_in_two_parts(run_dir: RunDir) -> list[tuple[str, str | None]]:
+    """Of each part: how it ended, and what ``best`` named then."""
+    losses = iter(LOSSES.values())
+    loop.evaluate = lambda *_, **__: Evaluation(scores={"loss": next(losses)}, targets=1)  # type: ignore[attr-defined]
+    calls = 0
+
+    def drain_requested() -> bool:
+        nonlocal calls
+        calls += 1
+        return calls == DRAINED_AT
+
+    found = []
+    for attempt in range(2):
+        hooks = Hooks(generation=0, drain_requested=drain_requested, events=None)
+        outcome = loop.train(run_dir, attempt, hooks)
+        found.append((outcome, run_dir.best.read_text().strip() if run_dir.best.exists() else None))
+    return found
+
+
+def test_saves_evaluations_and_the_best_are_those_of_the_settings_also_after_a_resume(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    sections: dict[str, dict[str, Any]] = {
+        "run": {"steps": 8},
+        "task": {"eval_every_steps": 2},
+        "checkpoint": {"every": 3, "keep_last": 9},
+    }
+    run_dir = make_run(tmp_path / "run", corpus, sections)
+    make_run(run_dir.path, corpus, sections, attempt=1)
+    parts = run_on_ranks(_train_in_two_parts, 1, run_dir)[0]
+    assert parts == [(loop.DRAINED, "step-00000004"), (loop.FINISHED, "step-00000004")]
+    assert {line["step"]: line["eval"]["loss"] for line in read_evaluations(run_dir.metrics)} == (
+        LOSSES
+    )
+    # every third; the two that were the best so far; the drained one; the last
+    assert run_dir.checkpoint_steps() == [2, 3, 4, 5, 6, 8]
+    assert run_dir.latest.read_text().strip() == "step-00000008"
