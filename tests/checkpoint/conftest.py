@@ -1,13 +1,13 @@
 """Processes for the tests of checkpoints."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+
+from tests.checkpoint.scenes import play_scene
+from tests.distributed.ranks import run_forked
 
 Play = Callable[..., None]
 
@@ -17,25 +17,8 @@ def play() -> Play:
     """Run a scene of scenes.py on some processes and wait for them."""
 
     def run(scene: str, folder: Path, *more: str, world_size: int) -> None:
-        python = [sys.executable, "-W", "error", str(Path(__file__).with_name("scenes.py"))]
         (folder / "rendezvous").unlink(missing_ok=True)
-        ranks = [
-            subprocess.Popen(
-                [*python, scene, str(rank), str(world_size), str(folder), *more],
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for rank in range(world_size)
-        ]
-        try:
-            outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-        for number, (rank, output) in enumerate(zip(ranks, outputs, strict=True)):
-            assert rank.returncode == 0, f"rank {number} of {scene}:\n{output}"
+        run_forked(play_scene, world_size, scene, folder, *more, timeout_s=120)
 
     return run
 

@@ -1,14 +1,13 @@
-"""What the ranks of a multi-process test do: ``python scenes.py SCENE RANK WORLD_SIZE FOLDER``.
+"""What the ranks of a multi-process test do.
 
-A program of its own, because importing torch in several processes costs seconds: each scene plays
-several tests' worth, and the tests look at what it leaves behind.
+Each scene plays several tests' worth, and the tests look at what it leaves behind.
 """
 
 import json
 import os
 import signal
-import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from transformers import LlamaForCausalLM
 
 from shardyard.checkpoint.load import choose, load_tensors, read_shapes
 from shardyard.checkpoint.save import Saver
 from shardyard.config.presets import PRESETS, ModelShape
 from shardyard.errors import CheckpointError, StorageError
+from shardyard.models.build import hf_config
 
 VOCABULARY = 96
 
@@ -69,10 +70,6 @@ def whole(tensor: Tensor) -> Tensor:
 
 def train_and_save(rank: int, world_size: int, folder: Path) -> None:
     """FSDP2 Llama with AdamW; a save that runs beside training collectives; logits of step 2."""
-    from transformers import LlamaForCausalLM  # seconds that the other scenes save
-
-    from shardyard.models.build import hf_config
-
     start(rank, world_size, folder)
     torch.manual_seed(0)
     model = LlamaForCausalLM(hf_config(tiny_shape()))
@@ -143,7 +140,7 @@ def reshard(rank: int, world_size: int, folder: Path) -> None:
     saver.close()
 
 
-def fill_the_disk(rank: int, world_size: int, folder: Path) -> None:
+def fill_the_disk(rank: int, world_size: int, folder: Path, told_in: str) -> None:
     """``folder`` has 4 MiB: one checkpoint of 2 MiB fits, the next does not, then room is made."""
     start(rank, world_size, folder)
     mesh = init_device_mesh("cpu", (world_size,))
@@ -169,7 +166,7 @@ def fill_the_disk(rank: int, world_size: int, folder: Path) -> None:
     saver.save(3, small, {})
     saver.wait()
     told["after"] = [each.step for each in saver.poll()]
-    Path(sys.argv[5], f"told-{rank}.json").write_text(json.dumps(told))
+    Path(told_in, f"told-{rank}.json").write_text(json.dumps(told))
     saver.close()
 
 
@@ -225,8 +222,7 @@ def save_until_killed(rank: int, world_size: int, folder: Path) -> None:
         (folder / "checkpoints").rename(folder / f"checkpoints-{number}")
 
 
-if __name__ == "__main__":
-    scene, own_rank, ranks, place = sys.argv[1:5]
-    globals()[scene](int(own_rank), int(ranks), Path(place))
-    sys.stdout.flush()
-    os._exit(0)  # tests look at files; an orderly end of gloo threads is not what they ask
+def play_scene(rank: int, world_size: int, scene: str, folder: Path, *more: str) -> None:
+    """Entry point of a rank; no warning passes."""
+    warnings.simplefilter("error")
+    globals()[scene](rank, world_size, folder, *more)

@@ -95,7 +95,7 @@ def answering(status: int, headers: dict[str, str], body: bytes = b"") -> Iterat
             del format, args
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
         yield f"127.0.0.1:{server.server_port}"
