@@ -1,21 +1,42 @@
 # make demo   train a small sharded model on this machine's own Python files, and look at it
-# make test   lint, types and tests (half an hour on 2 cores)
+# make test   lint, types, and the quick part of every package: what a change should pass first
+# make test-fast   the tests that start no process and take at most half a second each
+# make test-system   launchers, schedulers, containers, whole runs, and more layouts
+# make test-all   every test but those that need an accelerator
 # make test-oldest   the same training with the oldest torch and others that are accepted (5 GB)
-# make test-all, make bench: the slow proofs; their results are in benchmarks/results/
+# make bench   the slow proofs; their results are in benchmarks/results/
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-all test-oldest lint types bench docs clean
+.PHONY: demo test test-fast test-system test-all test-oldest durations lint types bench docs clean
 
 demo: .venv/installed
 	$(BIN)/shardyard train examples/quickstart.yaml
 
+# One thread a process: the ranks of a test are as many as the cores, or more.
+export OMP_NUM_THREADS ?= 1
+
+# Kinds of tests: tests/selection.py. Two files at a time; those that measure time or fill the
+# machine with processes of their own are of the system half, which runs alone.
+PYTEST := $(BIN)/python -m pytest --account
+SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
+
 test: lint types
-	$(BIN)/python -m pytest -m "not slow and not gpu" --durations=25
+	$(PYTEST) $(SIDE_BY_SIDE) -m "not system and not slow and not gpu"
+
+test-fast: .venv/installed-dev
+	$(PYTEST) $(SIDE_BY_SIDE) -m "not heavy and not system and not slow and not gpu"
+
+test-system: .venv/installed-dev
+	$(PYTEST) -m "system and not slow and not gpu" --durations=25
 
 test-all: lint types
-	$(BIN)/python -m pytest -m "not gpu" --durations=25
+	$(PYTEST) -m "not gpu" --durations=25
+
+# What the last of these runs cost becomes what the next ones are compared with.
+durations:
+	cp .durations.json tests/durations.json
 
 # Not part of CI: torch 2.11 brings 5 GB of parts for accelerators with it.
 OLDEST := .venv-oldest/bin
@@ -69,4 +90,4 @@ docs: .venv/installed-dev
 	touch $@
 
 clean:
-	rm -rf .venv .venv-oldest runs prepared
+	rm -rf .venv .venv-oldest .durations.json runs prepared

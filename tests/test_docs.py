@@ -114,6 +114,7 @@ def test_a_command_parses_and_its_recipe_is_good(
 LOOKING = [command for command in COMMANDS if command.arguments[0] in ("config", "plan", "runs")]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("command", LOOKING, ids=str)
 def test_a_command_that_only_looks_runs(
     command: Command,
@@ -177,11 +178,13 @@ def shardyard(folder: Path, *arguments: str) -> dict[str, object]:
     return answer
 
 
+@pytest.mark.heavy
 def test_the_quickstart_trains(folder: Path) -> None:
     answer = train(folder, "quick", "examples/quickstart.yaml", "data.source=my-text")
     assert answer["outcome"] == "finished"
 
 
+@pytest.mark.system
 def test_weights_come_in_and_go_out_as_a_hugging_face_folder(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,8 @@ from shardyard.config.resolved import DataFacts
 from shardyard.config.trainable import trainable_problems
 from shardyard.hardware.machine import Machine
 
+pytestmark = pytest.mark.system
+
 H200 = Machine(
     device="cuda", name="NVIDIA H200", count=1, memory_bytes=143771 * 2**20, cores=16, hostname="-"
 )

@@ -14,6 +14,8 @@ from benchmarks.gpu.kernels import kernel_table
 from benchmarks.gpu.pack import too_large
 from shardyard.config.presets import PRESETS
 
+pytestmark = pytest.mark.system
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = "benchmarks/gpu/one_call.sh"
 

@@ -203,6 +203,7 @@ def test_json_is_printed_alone_and_rows_are_written_beside(
     assert lines[1]["skipped"] == "recompute mode not understood"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "how", [["benchmarks/planner_accuracy.py"], ["-m", "benchmarks.planner_accuracy"]]
 )

@@ -86,6 +86,7 @@ def logits_of(folder: Path) -> torch.Tensor:
     return logits
 
 
+@pytest.mark.heavy
 def test_an_export_computes_the_logits_of_the_sharded_run(
     run_dir: RunDir, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -100,6 +101,7 @@ def test_an_export_computes_the_logits_of_the_sharded_run(
     assert AutoTokenizer.from_pretrained(tmp_path / "hf").eos_token == "<|end|>"
 
 
+@pytest.mark.heavy
 def test_many_small_files_and_one_large_file_hold_the_same(
     run_dir: RunDir, data_dir: Path, tmp_path: Path
 ) -> None:
@@ -133,6 +135,7 @@ def test_tied_embeddings_stay_tied(
     assert opened.lm_head.weight is opened.model.embed_tokens.weight
 
 
+@pytest.mark.heavy
 def test_the_dtype_asked_for_is_the_one_written(run_dir: RunDir, tmp_path: Path) -> None:
     assert main([str(run_dir.path), "--to", str(tmp_path / "hf"), "--dtype", "bfloat16"]) == 0
     opened = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
@@ -141,6 +144,7 @@ def test_the_dtype_asked_for_is_the_one_written(run_dir: RunDir, tmp_path: Path)
     assert PARAMETERS * 2 < size < PARAMETERS * 2 + 10_000
 
 
+@pytest.mark.heavy
 def test_a_dry_run_says_what_it_would_write_and_writes_nothing(
     run_dir: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -155,6 +159,7 @@ def test_a_dry_run_says_what_it_would_write_and_writes_nothing(
     assert not (tmp_path / "hf").exists()
 
 
+@pytest.mark.heavy
 def test_a_folder_that_is_not_empty_is_refused(
     run_dir: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,6 +171,7 @@ def test_a_folder_that_is_not_empty_is_refused(
     assert [path.name for path in (tmp_path / "hf").iterdir()] == ["mine.txt"]
 
 
+@pytest.mark.heavy
 def test_a_damaged_checkpoint_is_passed_over_for_latest_and_refused_by_number(
     run_dir: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -180,6 +186,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_latest_and_refused_by_number(
     assert "exported step-00000001" in answer
 
 
+@pytest.mark.heavy
 def test_best_is_what_an_evaluation_named(run_dir: RunDir) -> None:
     with pytest.raises(RequestError, match=r"--step best: .* has no such checkpoint.*1, 2"):
         choose_checkpoint(run_dir, "best")
@@ -187,6 +194,7 @@ def test_best_is_what_an_evaluation_named(run_dir: RunDir) -> None:
     assert choose_checkpoint(run_dir, "best").step == 1
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("step", ["7", "newest", "-1"])
 def test_a_step_that_does_not_exist_is_refused_with_those_that_do(
     run_dir: RunDir, step: str
@@ -205,11 +213,13 @@ def test_no_run_and_no_checkpoint_are_wrong_requests(
     assert "has no checkpoint yet" in capsys.readouterr().err
 
 
+@pytest.mark.heavy
 def test_a_checkpoint_of_another_model_is_refused(run_dir: RunDir, data_dir: Path) -> None:
     with pytest.raises(CheckpointError, match=r"1 tensors differ.*lm_head\.weight"):
         plan_export(run_dir.checkpoint(2), resolve(data_dir, tied=True), Path("hf"))
 
 
+@pytest.mark.heavy
 def test_an_unwritable_target_is_told_and_leaves_nothing(
     run_dir: RunDir, data_dir: Path, tmp_path: Path
 ) -> None:
@@ -218,6 +228,7 @@ def test_an_unwritable_target_is_told_and_leaves_nothing(
         export(run_dir.checkpoint(2), resolve(data_dir), tmp_path / "file" / "hf")
 
 
+@pytest.mark.heavy
 def test_without_its_tokenizer_the_export_says_so(
     run_dir: RunDir, data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -227,6 +238,7 @@ def test_without_its_tokenizer_the_export_says_so(
     assert (tmp_path / "hf" / "model.safetensors").exists()
 
 
+@pytest.mark.heavy
 def test_the_verb_finds_the_run_and_starts_the_export(run_dir: RunDir, tmp_path: Path) -> None:
     run_dir.recipe.write_text("")
     call = "import sys; from shardyard.cli.export import command; command(sys.argv[1:])"
@@ -239,6 +251,7 @@ def test_the_verb_finds_the_run_and_starts_the_export(run_dir: RunDir, tmp_path:
     assert done.stdout.startswith("would export step-00000002: 103,232 parameters")
 
 
+@pytest.mark.heavy
 def test_an_export_says_which_step_it_is_of_and_what_was_verified(
     run_dir: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -259,6 +272,7 @@ def test_an_export_says_which_step_it_is_of_and_what_was_verified(
     assert (listed["made_of"]["step"], listed["made_of"]["dtype"]) == (2, "float32")
 
 
+@pytest.mark.heavy
 def test_an_export_that_was_killed_and_is_repeated_has_equal_digests_and_leaves_no_scratch(
     run_dir: RunDir, data_dir: Path, tmp_path: Path
 ) -> None:
@@ -273,6 +287,7 @@ def test_an_export_that_was_killed_and_is_repeated_has_equal_digests_and_leaves_
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.heavy
 def test_the_same_export_again_finds_it_there_and_holds_every_file_to_its_digest(
     run_dir: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -290,6 +305,7 @@ def test_the_same_export_again_finds_it_there_and_holds_every_file_to_its_digest
     assert "it was changed since: config.json: 2 bytes long instead of" in told
 
 
+@pytest.mark.heavy
 def test_what_an_export_says_of_itself_is_not_taken_into_the_next_export(
     run_dir: RunDir, data_dir: Path, tmp_path: Path
 ) -> None:

@@ -58,6 +58,7 @@ def steps(tmp_path: Path, alone: dist.ProcessGroup) -> Path:
     return tmp_path
 
 
+@pytest.mark.heavy
 def test_two_ranks_save_four_load_and_save_and_one_loads_equal_bytes(
     play: Play, trained: Path, tmp_path: Path
 ) -> None:
@@ -144,6 +145,7 @@ def test_if_none_is_sound_all_are_named_and_none_is_touched(
     assert (steps / "step-00000003").is_dir()
 
 
+@pytest.mark.heavy
 def test_a_rank_that_stays_away_from_the_load_is_named_and_one_that_dies_is_noticed(
     play: Play, tmp_path: Path
 ) -> None:
@@ -182,6 +184,7 @@ def test_a_stage_reads_its_part_of_what_all_stages_hold(steps: Path) -> None:
         load_tensors(folder, {}, of_others=set())
 
 
+@pytest.mark.heavy
 def test_a_missing_part_of_a_tensor_is_noticed_without_the_manifest(
     trained: Path, tmp_path: Path
 ) -> None:
@@ -328,6 +331,7 @@ def test_a_latest_that_is_a_folder_is_kept_aside_and_the_newest_is_used(
     assert (steps / "latest").read_text() == "step-00000004\n"
 
 
+@pytest.mark.heavy
 @needs_root
 def test_a_latest_that_cannot_be_moved_away_is_told_with_what_to_do(steps: Path) -> None:
     (steps / "latest").unlink()

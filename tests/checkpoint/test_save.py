@@ -176,6 +176,7 @@ def test_an_unwritable_place_is_told_with_what_to_do(
     saver.close()
 
 
+@pytest.mark.heavy
 def test_training_collectives_beside_a_save_neither_hang_nor_change_it(trained: Path) -> None:
     for rank in (0, 1):
         assert json.loads((trained / f"reports-{rank}.json").read_text()) == [1, 2]
@@ -183,6 +184,7 @@ def test_training_collectives_beside_a_save_neither_hang_nor_change_it(trained: 
         assert verify_manifest(trained / "checkpoints" / f"step-{step:08d}") == []
 
 
+@pytest.mark.heavy
 def test_after_a_kill_at_any_moment_latest_names_a_sound_checkpoint(
     play: Play, tmp_path: Path
 ) -> None:
@@ -213,6 +215,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
+@pytest.mark.heavy
 def test_a_full_disk_stops_all_ranks_at_one_step_and_leaves_the_earlier_checkpoint(
     play: Play, small_disk: Path, tmp_path: Path
 ) -> None:
@@ -251,6 +254,7 @@ def _save_copies_of_which_one_is_broken(folder: Path) -> list[str]:
     return [report.reason for report in reports if isinstance(report, Abandoned)]
 
 
+@pytest.mark.heavy
 def test_a_copy_that_is_not_finite_is_found_though_another_rank_writes(tmp_path: Path) -> None:
     told = run_on_ranks(_save_copies_of_which_one_is_broken, 2, tmp_path)
     reasons = [f"rank {rank}: optim.exp_avg_sq.w holds an infinity" for rank in (0, 1)]

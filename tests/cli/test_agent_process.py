@@ -25,6 +25,8 @@ from tests.elastic.agents import (
 )
 from tests.mounts import mounted, needs_root
 
+pytestmark = pytest.mark.heavy
+
 _PROGRAM = str(Path(__file__).parents[1] / "elastic" / "bodies.py")
 
 
@@ -98,6 +100,7 @@ def test_a_node_asks_its_agent_once_and_heeds_no_signal_after_it(run: RunDir) ->
     assert after == [signal.SIG_IGN, signal.SIG_IGN]
 
 
+@pytest.mark.system
 def test_a_killed_program_of_a_node_takes_its_agent_with_it_and_drains_nothing(
     run: RunDir, scratch: str
 ) -> None:
@@ -121,6 +124,7 @@ def test_a_killed_program_of_a_node_takes_its_agent_with_it_and_drains_nothing(
     assert not agents.events("attempt_ended")
 
 
+@pytest.mark.system
 @needs_root
 def test_a_killed_agent_leaves_no_semaphore_in_shared_memory(
     run: RunDir, scratch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -168,6 +172,7 @@ def scratch() -> Iterator[str]:
         yield folder
 
 
+@pytest.mark.system
 def test_a_killed_command_line_lets_the_run_drain(run: RunDir, scratch: str) -> None:
     code = (
         "import sys; from pathlib import Path; from rich.console import Console\n"

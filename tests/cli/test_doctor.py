@@ -23,6 +23,7 @@ class CheckedLauncher(FakeLauncher):
         return [Finding(name="queue", verdict="problem", what=what, mend="Open the queue.")]
 
 
+@pytest.mark.heavy
 def test_this_machine_is_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -37,6 +38,7 @@ def test_this_machine_is_looked_at(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.heavy
 def test_a_problem_is_told_with_its_remedy_and_exit_code_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,6 +17,7 @@ def test_a_dry_run_prints_the_dockerfile(capsys: pytest.CaptureFixture[str]) -> 
     assert json.loads(capsys.readouterr().out)["tag"] == f"shardyard:{__version__}-cpu"
 
 
+@pytest.mark.heavy
 def test_an_image_is_built_and_pushed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,6 +27,7 @@ def ask_to_stop(run: RunDir, *, ago_s: float) -> None:
     events.close()
 
 
+@pytest.mark.heavy
 def test_a_report_that_cannot_be_written_is_a_warning_and_the_numbers_are_there(
     run: RunDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -37,6 +38,7 @@ def test_a_report_that_cannot_be_written_is_a_warning_and_the_numbers_are_there(
     assert said.startswith(f"warning: there is no report: {run.report_html} cannot be written")
 
 
+@pytest.mark.heavy
 def test_no_path_is_printed_of_a_report_that_is_not_there(
     run: RunDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -49,6 +51,7 @@ def test_no_path_is_printed_of_a_report_that_is_not_there(
     assert "report_html" not in capsys.readouterr().out
 
 
+@pytest.mark.heavy
 def test_a_drain_writes_its_report_if_time_remains(run: RunDir) -> None:
     ask_to_stop(run, ago_s=1.0)
     assert write_last_report(run, 1, RECIPE) is not None
@@ -66,6 +69,7 @@ def test_a_drain_whose_time_is_over_leaves_without_a_report(
     assert "the 60 s of elastic.drain_timeout_s are over; `shardyard report " in said
 
 
+@pytest.mark.heavy
 def test_the_drain_of_another_attempt_limits_nothing(run: RunDir) -> None:
     assert write_last_report(run, 1, Recipe(elastic=Elastic(drain_timeout_s=0.001))) is not None
     assert run.report_html.is_file()

@@ -246,6 +246,7 @@ def test_output_and_json_do_not_go_together(tmp_path: Path, fake: FakeLauncher) 
     assert fake.created == set()
 
 
+@pytest.mark.heavy
 def test_on_a_terminal_it_asks_and_no_submits_nothing(tmp_path: Path) -> None:
     """A process of its own on a pseudo-terminal, with the launcher of the test."""
     program = (
@@ -273,6 +274,7 @@ def test_on_a_terminal_it_asks_and_no_submits_nothing(tmp_path: Path) -> None:
         assert (tmp_path / "runs" / "first").exists() == (code == 0)
 
 
+@pytest.mark.heavy
 def test_a_dry_run_answers_within_a_second(tmp_path: Path) -> None:
     """Of processor time, as the machine may be busy with other tests."""
     program = (

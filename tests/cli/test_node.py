@@ -32,6 +32,7 @@ def node(folder: Path, *options: str, text: str = "") -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "options",
     [GIVEN, [*GIVEN[:6], "--session", "s"], [*GIVEN[:-1], "here", "--session", "s"]],
@@ -42,6 +43,7 @@ def test_a_given_place_is_given_whole(tmp_path: Path, options: list[str]) -> Non
     assert "--place given needs all of --node-rank K --nodes N" in talk
 
 
+@pytest.mark.heavy
 def test_a_node_beyond_the_last_is_refused(tmp_path: Path) -> None:
     words = [*GIVEN, "--session", "s"]
     words[words.index("--node-rank") + 1] = "2"
@@ -50,11 +52,13 @@ def test_a_node_beyond_the_last_is_refused(tmp_path: Path) -> None:
     assert "--node-rank 2 is no node of --nodes 2" in talk and "Use 0 to 1" in talk
 
 
+@pytest.mark.heavy
 def test_a_place_without_its_variables_names_the_first_that_is_missing(tmp_path: Path) -> None:
     code, talk = node(tmp_path, "--place", "slurm")
     assert code == 2 and "the variable SLURM_JOB_ID is not set" in talk
 
 
+@pytest.mark.heavy
 def test_node_0_leaves_its_error_for_the_others(tmp_path: Path) -> None:
     text = "model: {preset: llama-tiny}\nrun: {steps: 1}\ncluster: {nodes: 3, device: cpu}\n"
     code, talk = node(tmp_path, *GIVEN, "--session", "s", text=text)

@@ -123,6 +123,7 @@ def test_the_best_layouts_come_with_reasons_and_settings(
     assert re.search(r"The first is \d+% faster than this recipe:", text)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "asked",
     [
@@ -231,6 +232,7 @@ def test_offers_need_a_length(recipe: str, capsys: pytest.CaptureFixture[str]) -
     assert "Give run.steps, run.samples or run.tokens" in text
 
 
+@pytest.mark.heavy
 def test_a_deadline_gets_an_instance_and_the_settings_that_keep_it(
     recipe: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -246,6 +248,7 @@ def test_a_deadline_gets_an_instance_and_the_settings_that_keep_it(
     assert there["usd"] == pytest.approx(float(usd), abs=0.01)
 
 
+@pytest.mark.system
 def test_a_wish_that_nothing_meets_is_told_what_comes_nearest(
     recipe: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -256,6 +259,7 @@ def test_a_wish_that_nothing_meets_is_told_what_comes_nearest(
     assert re.search(r"; the fastest is \d+ x \S+, \d+ min", last)
 
 
+@pytest.mark.system
 def test_offers_without_a_named_machine_do_not_talk_of_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -322,6 +326,7 @@ def test_a_run_scales_the_step_that_was_planned(
     assert best["step_s"] == pytest.approx(1.25 * plain_best["step_s"])
 
 
+@pytest.mark.heavy
 def test_nothing_is_calibrated_where_no_accelerator_is_planned(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -382,6 +387,7 @@ def test_a_cluster_of_ones_own_is_planned(
     assert own["search"]["legal"] == rented["search"]["legal"]
 
 
+@pytest.mark.heavy
 def test_a_plan_needs_no_torch(recipe: str) -> None:
     program = (
         "import sys; from shardyard.cli import main; code = main(sys.argv[1:]);"

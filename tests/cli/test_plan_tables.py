@@ -46,6 +46,7 @@ def planned() -> Plan:
     )  # fmt: skip
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("columns", [80, 120])
 def test_a_terminal_shows_whole_words_and_few_lines(columns: int) -> None:
     lines = screen(columns, "plan", *RENTED, "cluster.nodes=2")

@@ -32,6 +32,7 @@ def recipe(tmp_path: Path) -> list[str]:
     ]
 
 
+@pytest.mark.heavy
 def test_prepared_data_is_described_and_found_again(
     recipe: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -44,6 +45,7 @@ def test_prepared_data_is_described_and_found_again(
     assert facts["dir"] in capfd.readouterr().out
 
 
+@pytest.mark.heavy
 def test_a_run_of_before_whose_data_is_gone_gets_it_again_as_it_was(
     recipe: list[str], tmp_path: Path
 ) -> None:
@@ -60,6 +62,7 @@ def test_a_run_of_before_whose_data_is_gone_gets_it_again_as_it_was(
     )
 
 
+@pytest.mark.heavy
 def test_a_flipped_bit_is_found_when_asked_for(
     recipe: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,6 +91,7 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(
     assert json.loads(capsys.readouterr().out)["held out"] == "30% of the documents"
 
 
+@pytest.mark.heavy
 def test_an_error_of_the_data_program_is_ours(
     recipe: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -105,6 +109,7 @@ def program(folder: Path, code: str) -> str:
     return "fake_program"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("exit_code", "error"), [(1, ShardyardError), (2, RequestError), (4, AccessError)]
 )
@@ -122,6 +127,7 @@ def test_an_exit_code_says_which_error_it_was(
     assert type(raised.value) is error
 
 
+@pytest.mark.heavy
 def test_a_program_that_dies_without_an_answer_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +137,7 @@ def test_a_program_that_dies_without_an_answer_is_named(
         run_program(module, [])
 
 
+@pytest.mark.heavy
 def test_an_interrupted_program_interrupts_us(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

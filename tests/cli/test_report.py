@@ -9,6 +9,7 @@ from shardyard.cli import main
 from tests.report.synthetic import write_whole_run
 
 
+@pytest.mark.heavy
 def test_the_paths_are_the_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write_whole_run(tmp_path)
     assert main(["report", "quickstart", "--runs-dir", str(tmp_path)]) == 0
@@ -18,6 +19,7 @@ def test_the_paths_are_the_answer(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert run.report_html.is_file() and run.report_markdown.is_file()
 
 
+@pytest.mark.heavy
 def test_json_holds_the_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write_whole_run(tmp_path)
     assert main(["report", str(run.path), "--json"]) == 0

@@ -104,6 +104,7 @@ def test_a_launcher_that_fails_or_hangs_does_not_keep_the_list(
     never.set()
 
 
+@pytest.mark.heavy
 def test_a_thousand_launched_runs_are_listed_in_two_seconds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

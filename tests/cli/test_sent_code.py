@@ -40,6 +40,7 @@ def imported(cwd: Path) -> str:
     ).stdout
 
 
+@pytest.mark.heavy
 def test_a_node_imports_what_was_launched(
     run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,6 +68,7 @@ def test_a_run_without_code_has_nothing_to_take(
     assert not (run.path / "launch").exists()
 
 
+@pytest.mark.heavy
 def test_code_that_was_lost_on_its_way_is_told(run: RunDir) -> None:
     (run.path / "launch" / "code.json").unlink()
     with pytest.raises(DataError, match=r"code\.json is missing.*Launch again"):
@@ -82,6 +84,7 @@ def test_code_that_is_not_there_is_refused_before_anything_is_created(
     assert fake.created == set() and not (tmp_path / "runs" / "first").exists()
 
 
+@pytest.mark.heavy
 def test_a_pod_imports_what_its_config_map_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,6 +126,7 @@ def test_code_that_a_config_map_cannot_take_is_refused_with_the_way_out(tmp_path
         render_objects(request)
 
 
+@pytest.mark.heavy
 def test_a_resume_sends_the_code_that_was_launched(run: RunDir, tmp_path: Path) -> None:
     (tmp_path / "mine" / "__init__.py").write_text("ANSWER = 'changed since'\n")
     fake = FakeLauncher(statuses=[status(JobState.FAILED)])

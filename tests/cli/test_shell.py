@@ -30,6 +30,7 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out == f"shardyard {__version__}\n"
 
 
+@pytest.mark.heavy
 def test_python_m_shardyard_is_the_command_line() -> None:
     answer = subprocess.run([*MODULE, "--version"], capture_output=True, text=True, check=False)
     assert (answer.returncode, answer.stderr) == (0, "")
@@ -78,6 +79,7 @@ def test_ctrl_c_ends_with_130(capsys: pytest.CaptureFixture[str]) -> None:
     assert "interrupted" in capsys.readouterr().err
 
 
+@pytest.mark.heavy
 def test_a_reader_that_has_had_enough_ends_it_quietly() -> None:
     shell = f"set -o pipefail; '{sys.executable}' -m shardyard config --schema | head -1"
     answer = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
@@ -85,6 +87,7 @@ def test_a_reader_that_has_had_enough_ends_it_quietly() -> None:
     assert answer.stdout.startswith("run: ")
 
 
+@pytest.mark.heavy
 def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys; from shardyard.cli import main; main(['--help']); "
@@ -97,6 +100,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert answer.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.heavy
 def test_a_recipe_is_refused_without_the_training_half() -> None:
     code = (
         "import sys; from shardyard.cli import main; main(['config', 'optim.lr=fast']); "
@@ -113,6 +117,7 @@ def test_a_recipe_is_refused_without_the_training_half() -> None:
 # Promised: --help within 0.3 s, a refused recipe within 0.7 s, on an idle machine
 # (benchmarks/start_up.py measures that). Here CPU time is held to it: other tests may share the
 # cores, and neither command waits for anything.
+@pytest.mark.heavy
 @pytest.mark.parametrize(("words", "limit_s"), [(["--help"], 0.3), (["config", "a=b"], 0.7)])
 def test_an_answer_comes_at_once(words: list[str], limit_s: float, tmp_path: Path) -> None:
     times_s = []
@@ -124,6 +129,7 @@ def test_an_answer_comes_at_once(words: list[str], limit_s: float, tmp_path: Pat
     assert min(times_s) <= limit_s
 
 
+@pytest.mark.heavy
 def test_a_closed_stdout_is_no_bug(tmp_path: Path) -> None:
     answer = subprocess.run(
         ["sh", "-c", '"$@" >&-', "sh", *MODULE, "config", "model.preset=llama-tiny"],

@@ -228,6 +228,7 @@ fetch(wanted, Path(sys.argv[1]), say=print)
 """
 
 
+@pytest.mark.heavy
 def test_a_process_killed_in_the_middle_leaves_no_half_and_the_next_has_equal_digests(
     hub: Hub, llama: Path, tmp_path: Path
 ) -> None:

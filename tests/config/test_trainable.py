@@ -35,6 +35,7 @@ def test_what_only_the_planner_knows_is_refused_with_a_remedy(override: str, wor
     check(load_recipe([], given), to_train=False)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("verb", ["plan", "config"])
 @pytest.mark.parametrize(("override", "words"), REFUSED)
 def test_verbs_that_only_look_say_that_it_cannot_be_trained(

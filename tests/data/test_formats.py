@@ -135,6 +135,7 @@ def test_an_odd_row_that_is_right_is_read(tmp_path: Path, name: str, row: str, t
     assert texts_of(path) == [text]
 
 
+@pytest.mark.heavy
 def test_a_line_of_100_mb_is_read(tmp_path: Path) -> None:
     path = tmp_path / "long.jsonl"
     with path.open("wb") as file:

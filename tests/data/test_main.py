@@ -11,6 +11,8 @@ import pytest
 from shardyard.data.shards import read_facts
 from shardyard.data.tokenizer import train_tokenizer
 
+pytestmark = pytest.mark.heavy
+
 
 def run(tmp_path: Path, recipe: str, *options: str) -> "subprocess.CompletedProcess[bytes]":
     path = tmp_path / "recipe.json"

@@ -29,6 +29,7 @@ def test_a_large_length_is_permuted_too() -> None:
     assert sorted(permute_many(np.arange(100_003), 100_003, key=5).tolist()) == list(range(100_003))
 
 
+@pytest.mark.heavy
 def test_all_orders_of_three_are_about_equally_frequent() -> None:
     orders = Counter(
         tuple(permute(position, 3, key=key) for position in range(3)) for key in range(1200)

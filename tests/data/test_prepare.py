@@ -144,6 +144,7 @@ def test_a_second_call_does_nothing(corpus: Path, reference: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in reference.iterdir()} == times
 
 
+@pytest.mark.heavy
 def test_three_workers_write_the_same_bytes(corpus: Path, reference: Path, tmp_path: Path) -> None:
     process = start(recipe_of(corpus, tmp_path / "out", workers=3), tmp_path)
     answer, talk = process.communicate(timeout=60)
@@ -154,6 +155,7 @@ def test_three_workers_write_the_same_bytes(corpus: Path, reference: Path, tmp_p
     assert re.search("turning text into tokens: (\\S+) of \\1 MB", talk.decode())
 
 
+@pytest.mark.heavy
 def test_kills_at_random_moments_change_no_byte(
     corpus: Path, reference: Path, tmp_path: Path
 ) -> None:
@@ -171,6 +173,7 @@ def test_kills_at_random_moments_change_no_byte(
     assert contents(Path(facts.dir)) == contents(reference)
 
 
+@pytest.mark.heavy
 def test_finished_pieces_are_kept_after_a_kill(corpus: Path, tmp_path: Path) -> None:
     class StopError(Exception):
         pass
@@ -192,6 +195,7 @@ def test_finished_pieces_are_kept_after_a_kill(corpus: Path, tmp_path: Path) -> 
     assert len(calls) < 4
 
 
+@pytest.mark.heavy
 def test_ctrl_c_ends_everything_with_130_and_no_traceback(corpus: Path, tmp_path: Path) -> None:
     process = start(recipe_of(corpus, tmp_path / "out", workers=2), tmp_path)
     while not list((tmp_path / "out").glob("*/pieces/*.json")):
@@ -228,6 +232,7 @@ def test_a_second_process_waits_for_the_first(corpus: Path, reference: Path) -> 
     assert not (folder / "pieces").exists()
 
 
+@pytest.mark.heavy
 def test_two_at_once_write_one_sound_data_set(
     corpus: Path, reference: Path, tmp_path: Path
 ) -> None:
@@ -238,6 +243,7 @@ def test_two_at_once_write_one_sound_data_set(
     assert contents(Path(json.loads(answers[0])["dir"])) == contents(reference)
 
 
+@pytest.mark.heavy
 def test_copied_text_gives_the_same_fingerprint_elsewhere(
     corpus: Path, reference: Path, tmp_path: Path
 ) -> None:
@@ -274,6 +280,7 @@ def test_what_an_earlier_version_took_for_one_text_is_prepared_anew(name: str, f
     assert requests[0]["files"] != requests[1]["files"]
 
 
+@pytest.mark.heavy
 def test_changed_text_is_prepared_anew(tmp_path: Path) -> None:
     source = tmp_path / "a.txt"
     source.write_text("some words\n" * 20000)
@@ -291,6 +298,7 @@ def test_equal_documents_are_on_one_side(tmp_path: Path) -> None:
     assert facts.eval_documents + facts.train_documents == 200
 
 
+@pytest.mark.heavy
 def test_a_single_book_has_a_held_out_part_and_nothing_is_lost(tmp_path: Path) -> None:
     text = "".join(f"line {number} of the book\n" for number in range(45000))  # 1.1 MB
     (tmp_path / "book.txt").write_text(text)
@@ -335,6 +343,7 @@ def test_lines_without_text_are_an_empty_corpus(tmp_path: Path) -> None:
         run(tmp_path / "x.jsonl", tmp_path)
 
 
+@pytest.mark.heavy
 def test_the_models_own_tokenizer_is_used_and_kept(
     corpus: Path, reference: Path, tmp_path: Path
 ) -> None:
@@ -348,6 +357,7 @@ def test_the_models_own_tokenizer_is_used_and_kept(
     assert (kept / "train-00000.bin").read_bytes() == (reference / "train-00000.bin").read_bytes()
 
 
+@pytest.mark.heavy
 def test_text_that_changes_meanwhile_is_refused(corpus: Path, tmp_path: Path) -> None:
     source = shutil.copyfile(corpus, tmp_path / "lines.jsonl")
 
@@ -375,6 +385,7 @@ def test_a_folder_that_cannot_be_made_is_named(corpus: Path, tmp_path: Path) -> 
         run(corpus, tmp_path / "file")
 
 
+@pytest.mark.heavy
 def test_a_full_disk_is_one_message_and_the_next_try_goes_on(
     corpus: Path, reference: Path, tmp_path: Path
 ) -> None:

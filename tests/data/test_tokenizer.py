@@ -52,6 +52,7 @@ def test_transformers_opens_a_trained_tokenizer_and_agrees(
     assert len(theirs) == ours.vocab_size <= 300
 
 
+@pytest.mark.heavy
 def test_training_gives_the_same_bytes_with_one_thread_and_with_many(
     trained: TokenizerFiles,
 ) -> None:
@@ -234,6 +235,7 @@ def test_a_path_that_is_missing_is_not_looked_for_on_the_hub() -> None:
         find_tokenizer("./no/such/folder", None)
 
 
+@pytest.mark.heavy
 def test_a_hub_name_without_network_says_so(tmp_path: Path) -> None:
     script = (
         "from shardyard.data.tokenizer import find_tokenizer\n"

@@ -32,6 +32,7 @@ class Die:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("workers", [1, 2, 9])
 def test_every_task_is_done_once(tmp_path: Path, workers: int) -> None:
     tasks: list[Task] = [Write(tmp_path / str(number)) for number in range(5)]
@@ -47,6 +48,7 @@ def test_no_task_needs_no_worker() -> None:
     run_tasks([], workers=2, on_done=lambda _: None)
 
 
+@pytest.mark.heavy
 def test_an_error_of_a_task_comes_back_as_it_is() -> None:
     with pytest.raises(StorageError, match="no room"):
         run_tasks([Fail(), Fail()], workers=2, on_done=lambda _: None)
@@ -69,6 +71,7 @@ class Raise:
         raise self.error
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(
     ("error", "message"),
@@ -92,6 +95,7 @@ def test_what_nobody_thought_of_is_one_message_too(
     assert active_children() == []
 
 
+@pytest.mark.heavy
 def test_an_error_keeps_its_exit_code_on_the_way_from_a_worker() -> None:
     tasks = [Raise(SourceError("a.jsonl:7: not JSON"))] * 2
     with pytest.raises(SourceError, match=r"a\.jsonl:7") as told:
@@ -99,6 +103,7 @@ def test_an_error_keeps_its_exit_code_on_the_way_from_a_worker() -> None:
     assert told.value.exit_code == 2
 
 
+@pytest.mark.heavy
 def test_a_killed_worker_is_named_and_says_what_to_do() -> None:
     message = r"worker prepare-\d was killed by SIGKILL.*memory.*smaller data\.workers"
     with pytest.raises(DataError, match=message):

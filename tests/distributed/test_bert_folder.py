@@ -19,15 +19,10 @@ from shardyard.errors import RecipeError
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import read_resolved
 from tests.distributed.ranks import run_on_ranks
-from tests.distributed.runs import MACHINE, Corpus, prepare_corpus, train_here, write_run
+from tests.distributed.runs import MACHINE, Corpus, train_here, write_run
 
 VOCABULARY = 525
 """More rows than the 512 tokens of the corpus, and not divisible by two."""
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    return prepare_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture
@@ -72,7 +67,13 @@ def _logits(folder: Path) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("processes", "parallel"), [(1, {}), (2, {"pp": 2}), (2, {"tp": 2}), (2, {"dp_shard": 2})]
+    ("processes", "parallel"),
+    [
+        (1, {}),
+        (2, {"pp": 2}),
+        pytest.param(2, {"tp": 2}, marks=pytest.mark.system),
+        pytest.param(2, {"dp_shard": 2}, marks=pytest.mark.system),
+    ],
 )
 def test_a_bert_keeps_its_logits_from_folder_to_folder(
     corpus: Corpus, folder: Path, tmp_path: Path, processes: int, parallel: dict[str, Any]

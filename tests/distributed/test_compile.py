@@ -9,12 +9,7 @@ import pytest
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_steps
 from tests.distributed.ranks import run_on_ranks
-from tests.distributed.runs import Corpus, make_run, prepare_corpus, train_here
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    return prepare_corpus(tmp_path_factory.mktemp("corpus"))
+from tests.distributed.runs import Corpus, make_run, train_here
 
 
 def _sections(extra: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

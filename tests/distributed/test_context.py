@@ -17,7 +17,7 @@ from shardyard.rundir.lines import read_evaluations, read_steps
 from shardyard.train.hooks import Hooks
 from shardyard.train.setup import set_up
 from tests.distributed.ranks import run_on_ranks
-from tests.distributed.runs import Corpus, make_run, prepare_corpus, train_here
+from tests.distributed.runs import Corpus, make_run, train_here
 from tests.distributed.traffic import Traffic
 
 TOLERANCE = 1e-5
@@ -111,18 +111,13 @@ def _worst_differences(exchanged: Any, gathers_again: bool) -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize("cp", [2, 4])
+@pytest.mark.parametrize("cp", [2, pytest.param(4, marks=pytest.mark.system)])
 @pytest.mark.parametrize("exchanged", EXCHANGES)
 def test_attention_of_split_samples_is_that_of_whole_ones(cp: int, exchanged: str) -> None:
     for found in run_on_ranks(_worst_differences, cp, exchanged, cp == 2):
         wrong = {case: worst for case, worst in found.items() if not worst < TOLERANCE}
         assert len(found) == len(HEADS) * 4
         assert not wrong
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    return prepare_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 def _sections(
@@ -157,11 +152,12 @@ def _numbers(run_dir: RunDir) -> list[float]:
 @pytest.mark.parametrize(
     ("layouts", "dropout"),
     [
-        (LAYOUTS, 0.2),
+        (LAYOUTS[:2], 0.2),
+        pytest.param(LAYOUTS[2:], 0.2, marks=pytest.mark.system),
         pytest.param(MORE, 0.2, marks=pytest.mark.slow),
         pytest.param([*LAYOUTS, *MORE], 0.0, marks=pytest.mark.slow),
     ],
-    ids=["some", "more", "all, no dropout"],
+    ids=["two", "four", "more", "all, no dropout"],
 )
 def test_split_samples_make_the_same_steps_evaluation_and_text(
     corpus: Corpus, tmp_path: Path, layouts: list[Setting], dropout: float
@@ -181,6 +177,7 @@ def test_split_samples_make_the_same_steps_evaluation_and_text(
         assert run_dir.sample.read_text() == text
 
 
+@pytest.mark.system
 def test_half_precision_changes_the_steps_by_its_rounding_alone(
     corpus: Corpus, tmp_path: Path
 ) -> None:
@@ -214,6 +211,7 @@ def _first_gradients(run_dir: RunDir) -> dict[str, Any]:
     return gradients
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("exchanged", EXCHANGES)
 def test_first_gradients_are_those_of_one_process(
     corpus: Corpus, tmp_path: Path, exchanged: str
@@ -269,7 +267,7 @@ def _exchanged_by_attention(exchanged: Any) -> dict[str, tuple[int, int]]:
     return found
 
 
-@pytest.mark.parametrize("cp", [2, 4])
+@pytest.mark.parametrize("cp", [2, pytest.param(4, marks=pytest.mark.system)])
 @pytest.mark.parametrize("exchanged", EXCHANGES)
 def test_attention_sends_what_the_formula_says(cp: int, exchanged: str) -> None:
     expected = _expected_traffic(exchanged, cp=cp, times=1, per_head=3 * 32 * 16 * 4)
@@ -289,6 +287,7 @@ def _exchanged_in_a_step(run_dirs: list[RunDir]) -> list[dict[str, tuple[int, in
     return found
 
 
+@pytest.mark.system
 def test_a_step_sends_what_the_formula_says(corpus: Corpus, tmp_path: Path) -> None:
     run_dirs, expected = [], []
     for exchanged in EXCHANGES:

@@ -17,7 +17,7 @@ from shardyard.rundir.resolved import read_resolved
 from shardyard.train.hooks import Hooks
 from shardyard.train.setup import set_up
 from tests.distributed.ranks import run_on_ranks
-from tests.distributed.runs import Corpus, make_run, prepare_corpus, train_here
+from tests.distributed.runs import Corpus, make_run, train_here
 
 STEPS = 4
 TOLERANCE = 1e-5
@@ -41,11 +41,6 @@ LARGE: list[tuple[int, dict[str, Any], int, Any]] = [
     (8, {"ep": 2, "tp": 2, "dp_shard": 2, "dp_replicate": 2}, 1, "full"),
     (8, {"ep": 4, "tp": 2, "dp_shard": 4, "zero": 2}, 1, "none"),
 ]
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    return prepare_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 def _sections(
@@ -96,11 +91,25 @@ def _same_steps(
         assert found == pytest.approx(scores, rel=TOLERANCE), run_dir.path.name
 
 
-@pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.2])
-def test_every_layout_takes_the_same_steps(corpus: Corpus, tmp_path: Path, dropout: float) -> None:
-    _same_steps(corpus, tmp_path, LAYOUTS, dropout=dropout)
+@pytest.mark.parametrize(
+    ("layouts", "dropout"),
+    [
+        (LAYOUTS[2:4], 0.2),
+        pytest.param([*LAYOUTS[:2], *LAYOUTS[4:]], 0.2, marks=pytest.mark.system),
+        pytest.param(LAYOUTS, 0.0, marks=pytest.mark.slow),
+    ],
+    ids=["two", "more", "all, no dropout"],
+)
+def test_every_layout_takes_the_same_steps(
+    corpus: Corpus,
+    tmp_path: Path,
+    layouts: list[tuple[int, dict[str, Any], int, Any]],
+    dropout: float,
+) -> None:
+    _same_steps(corpus, tmp_path, layouts, dropout=dropout)
 
 
+@pytest.mark.system
 def test_a_model_with_norms_of_heads_takes_the_same_steps(corpus: Corpus, tmp_path: Path) -> None:
     layouts = [LAYOUTS[2], LAYOUTS[3], LAYOUTS[9]]
     _same_steps(corpus, tmp_path, layouts, dropout=0.2, preset="qwen3-moe-tiny")
@@ -133,6 +142,7 @@ def _first_gradients(run_dirs: list[RunDir]) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.system
 def test_first_gradients_are_those_of_one_process(corpus: Corpus, tmp_path: Path) -> None:
     layouts: list[dict[str, Any]] = [{"ep": 4}, {"ep": 2, "tp": 2}, {"ep": 2, "dp_replicate": 2}]
     layouts += [{"dp_shard": 4, "ep": 2, "zero": 1}, {"tp": 2, "dp_shard": 2}]
@@ -164,6 +174,7 @@ def _train_until(run_dir: RunDir, attempt: int, steps: int) -> str:
     )
 
 
+@pytest.mark.system
 def test_a_checkpoint_goes_on_in_another_layout_and_is_exported(
     corpus: Corpus, tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_steps
 from shardyard.train.loop import FINISHED
 from tests.distributed.ranks import run_on_ranks
-from tests.distributed.runs import Corpus, make_run, prepare_corpus, train_here
+from tests.distributed.runs import Corpus, make_run, train_here
 
 pytest.importorskip("torchao", reason="pip install 'shardyard[fp8]'")
 
@@ -20,11 +20,6 @@ LAYOUTS: list[dict[str, dict[str, Any]]] = [
     {"parallel": {"tp": 2}, "precision": {"fp8_scaling": "rowwise"}},
     {"parallel": {"pp": 2}, "optim": {"micro_batch": 2}},
 ]
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    return prepare_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 def _run(
@@ -49,12 +44,19 @@ def _values(run_dir: RunDir, key: str) -> list[float]:
     return [line[key] for line in read_steps(run_dir.metrics)]
 
 
-def test_losses_follow_those_of_bf16_in_every_layout(corpus: Corpus, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "layouts",
+    [LAYOUTS[2:3], pytest.param([*LAYOUTS[:2], *LAYOUTS[3:]], marks=pytest.mark.system)],
+    ids=["one", "more"],
+)
+def test_losses_follow_those_of_bf16_in_every_layout(
+    corpus: Corpus, tmp_path: Path, layouts: list[dict[str, dict[str, Any]]]
+) -> None:
     bf16, one = (_run(tmp_path / compute, corpus, compute) for compute in ("bf16", "fp8"))
     run_on_ranks(_train_all, 1, [bf16, one])
     many = [
         _run(tmp_path / str(number), corpus, "fp8", 2, **layout)
-        for number, layout in enumerate(LAYOUTS)
+        for number, layout in enumerate(layouts)
     ]
     run_on_ranks(_train_all, 2, many)
     for run_dir in (one, *many):
@@ -75,6 +77,7 @@ def test_compiled_blocks_multiply_in_fp8(corpus: Corpus, tmp_path: Path) -> None
     assert _values(compiled, "loss") != _values(exact, "loss")
 
 
+@pytest.mark.system
 def test_a_run_may_go_on_in_the_other_format(corpus: Corpus, tmp_path: Path) -> None:
     run_dir = _run(tmp_path / "run", corpus, "fp8", run={"steps": 4, "seed": 1})
     run_on_ranks(train_here, 1, run_dir)

@@ -11,9 +11,10 @@ from shardyard.rundir.lines import read_steps
 from shardyard.train.hooks import Hooks
 from shardyard.train.setup import set_up
 from tests.distributed.ranks import run_on_ranks
-from tests.distributed.runs import Corpus, make_run, prepare_corpus, train_here
+from tests.distributed.runs import Corpus, make_run, train_here
 
 STEPS = 5
+SYSTEM = pytest.mark.system
 TOLERANCE = 1e-5
 
 LAYOUTS: list[tuple[int, dict[str, Any], int]] = [
@@ -31,11 +32,6 @@ LAYOUTS: list[tuple[int, dict[str, Any], int]] = [
     (2, {"tp": 2}, 2),
     (4, {"tp": 2, "dp_shard": 2}, 1),
 ]
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    return prepare_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 def _sections(
@@ -57,11 +53,27 @@ def _train_all(run_dirs: list[RunDir]) -> None:
         assert train_here(run_dir) == "finished"
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_every_layout_takes_the_same_steps(corpus: Corpus, tmp_path: Path, dropout: float) -> None:
+SMALLEST = [LAYOUTS[1], LAYOUTS[3], LAYOUTS[10]]
+
+
+@pytest.mark.parametrize(
+    ("layouts", "dropout"),
+    [
+        (SMALLEST, 0.2),
+        pytest.param([each for each in LAYOUTS if each not in SMALLEST], 0.2, marks=SYSTEM),
+        pytest.param(LAYOUTS, 0.0, marks=SYSTEM),
+    ],
+    ids=["smallest", "others", "all, no dropout"],
+)
+def test_every_layout_takes_the_same_steps(
+    corpus: Corpus,
+    tmp_path: Path,
+    layouts: list[tuple[int, dict[str, Any], int]],
+    dropout: float,
+) -> None:
     reference = make_run(tmp_path / "one", corpus, _sections(1, {}, 6, dropout))
     runs: dict[int, list[RunDir]] = {1: [reference]}
-    for index, (processes, parallel, micro_batch) in enumerate(LAYOUTS):
+    for index, (processes, parallel, micro_batch) in enumerate(layouts):
         sections = _sections(processes, parallel, micro_batch, dropout)
         run_dir = make_run(tmp_path / f"layout-{index}", corpus, sections)
         runs.setdefault(processes, []).append(run_dir)
@@ -76,7 +88,21 @@ def test_every_layout_takes_the_same_steps(corpus: Corpus, tmp_path: Path, dropo
             assert pair == pytest.approx(expected_pair, rel=TOLERANCE), run_dir.path.name
 
 
-def test_bert_guesses_the_same_tokens_in_every_layout(corpus: Corpus, tmp_path: Path) -> None:
+BERT_LAYOUTS: dict[str, tuple[dict[str, Any], int]] = {
+    # parallel, micro_batch
+    "dp": ({"dp_shard": 2}, 4),  # of 6 samples a micro-batch, and one of half padding
+    "tp": ({"tp": 2}, 3),
+    "cp": ({"cp": 2}, 6),
+    "pp": ({"pp": 2}, 3),
+}
+
+
+@pytest.mark.parametrize(
+    "names", [["dp"], pytest.param(["tp", "cp", "pp"], marks=SYSTEM)], ids=["one", "more"]
+)
+def test_bert_guesses_the_same_tokens_in_every_layout(
+    corpus: Corpus, tmp_path: Path, names: list[str]
+) -> None:
     def run(name: str, processes: int, parallel: dict[str, Any], micro_batch: int) -> RunDir:
         sections = _sections(processes, parallel, micro_batch, 0.1)
         sections["model"]["preset"] = "bert-tiny"
@@ -84,12 +110,7 @@ def test_bert_guesses_the_same_tokens_in_every_layout(corpus: Corpus, tmp_path: 
         return make_run(tmp_path / name, corpus, sections)
 
     reference = run("one", 1, {}, 6)
-    others = [
-        run("dp", 2, {"dp_shard": 2}, 4),  # of 6 samples a micro-batch, and one of half padding
-        run("tp", 2, {"tp": 2}, 3),
-        run("cp", 2, {"cp": 2}, 6),
-        run("pp", 2, {"pp": 2}, 3),
-    ]
+    others = [run(name, 2, *BERT_LAYOUTS[name]) for name in names]
     run_on_ranks(_train_all, 1, [reference])
     run_on_ranks(_train_all, 2, others)
     expected = [(line["loss"], line["grad_norm"]) for line in read_steps(reference.metrics)]
@@ -124,7 +145,11 @@ def _first_gradients(run_dir: RunDir) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("processes", "parallel"),
-    [(2, {"strategy": "FULL_SHARD"}), (2, {"strategy": "NO_SHARD"}), (3, {"strategy": "ZERO_1"})],
+    [
+        (2, {"strategy": "FULL_SHARD"}),
+        pytest.param(2, {"strategy": "NO_SHARD"}, marks=SYSTEM),
+        pytest.param(3, {"strategy": "ZERO_1"}, marks=SYSTEM),
+    ],
 )
 def test_first_gradients_are_those_of_one_process(
     corpus: Corpus, tmp_path: Path, processes: int, parallel: dict[str, Any]

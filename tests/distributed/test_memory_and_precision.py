@@ -8,7 +8,7 @@ import pytest
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_steps
 from tests.distributed.ranks import run_on_ranks
-from tests.distributed.runs import Corpus, make_run, prepare_corpus, train_here
+from tests.distributed.runs import Corpus, make_run, train_here
 
 EXACT = 1e-6
 BF16 = 3e-2
@@ -23,11 +23,6 @@ VARIANTS: dict[str, tuple[dict[str, dict[str, Any]], float]] = {
     "compute in bf16": ({"precision": {"compute": "bf16"}}, BF16),
     "reduce in bf16": ({"precision": {"reduce": "bf16"}}, BF16),
 }
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    return prepare_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 def _sections(extra: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -61,6 +56,7 @@ def test_variants_take_the_same_steps(corpus: Corpus, tmp_path: Path) -> None:
     assert _steps(runs["compute in bf16"]) != _steps(plain)  # it does what it says
 
 
+@pytest.mark.system
 def test_averages_in_bf16_learn_as_those_in_fp32(corpus: Corpus, tmp_path: Path) -> None:
     def losses(states: str) -> list[float]:
         sections: dict[str, dict[str, Any]] = {

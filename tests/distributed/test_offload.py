@@ -13,7 +13,7 @@ from shardyard.rundir.layout import RunDir
 from shardyard.train.hooks import Hooks
 from shardyard.train.setup import set_up
 from tests.distributed.ranks import run_on_ranks
-from tests.distributed.runs import Corpus, make_run, prepare_corpus
+from tests.distributed.runs import Corpus, make_run
 
 LAYOUTS: list[tuple[int, dict[str, Any], Any, str]] = [
     # processes, parallel, recompute, preset
@@ -31,11 +31,6 @@ LAYOUTS: list[tuple[int, dict[str, Any], Any, str]] = [
     (4, {"tp": 2, "dp_shard": 2}, "full", "llama-tiny"),
     (4, {"pp": 2, "dp_shard": 2}, "selective", "llama-tiny-deep"),
 ]
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    return prepare_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 def _sections(
@@ -78,11 +73,22 @@ def _differing(pairs: list[tuple[RunDir, RunDir]]) -> list[tuple[list[str], int]
     return found
 
 
-@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize(
+    ("processes", "layouts"),
+    [
+        (2, LAYOUTS[:1]),
+        pytest.param(2, LAYOUTS[1:11], marks=pytest.mark.system),
+        pytest.param(4, LAYOUTS[11:], marks=pytest.mark.system),
+    ],
+    ids=["one", "more", "four processes"],
+)
 def test_gradients_are_those_without_offload(
-    corpus: Corpus, tmp_path: Path, processes: int
+    corpus: Corpus,
+    tmp_path: Path,
+    processes: int,
+    layouts: list[tuple[int, dict[str, Any], Any, str]],
 ) -> None:
-    layouts = [layout for layout in LAYOUTS if layout[0] == processes]
+    assert {layout[0] for layout in layouts} == {processes}
     pairs = []
     for number, layout in enumerate(layouts):
         plain, offloaded = (

@@ -15,7 +15,7 @@ from shardyard.train.hooks import Hooks
 from shardyard.train.loop import Loop
 from shardyard.train.setup import Training, set_up
 from tests.distributed.ranks import run_on_ranks
-from tests.distributed.runs import Corpus, make_run, prepare_corpus
+from tests.distributed.runs import Corpus, make_run
 from tests.train.lamb import Lamb
 
 STEPS = 20
@@ -37,11 +37,6 @@ MORE: Layouts = {
     "pp 2": {"pp": 2, "zero": 1},
     "cp 2": {"cp": 2},
 }
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    return prepare_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 def made(folder: Path, corpus: Corpus, parallel: dict[str, Any], **optim: Any) -> RunDir:

@@ -13,7 +13,7 @@ from shardyard.train.hooks import Hooks
 from shardyard.train.loop import FINISHED
 from shardyard.train.setup import set_up
 from tests.distributed.ranks import run_on_ranks
-from tests.distributed.runs import Corpus, make_run, prepare_corpus, train_here
+from tests.distributed.runs import Corpus, make_run, train_here
 
 STEPS = 5
 TOLERANCE = 1e-5
@@ -47,11 +47,6 @@ MORE: list[tuple[int, dict[str, Any], int]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    return prepare_corpus(tmp_path_factory.mktemp("corpus"))
-
-
 def _sections(
     processes: int, parallel: dict[str, Any], micro_batch: int, dropout: float
 ) -> dict[str, dict[str, Any]]:
@@ -82,11 +77,12 @@ def _eval_loss(run_dir: RunDir) -> float:
 @pytest.mark.parametrize(
     ("layouts", "dropout"),
     [
-        (LAYOUTS, 0.2),
+        ([LAYOUTS[0], LAYOUTS[3]], 0.2),
+        pytest.param([*LAYOUTS[1:3], *LAYOUTS[4:]], 0.2, marks=pytest.mark.system),
         pytest.param(MORE, 0.2, marks=pytest.mark.slow),
         pytest.param([*LAYOUTS, *MORE], 0.0, marks=pytest.mark.slow),
     ],
-    ids=["some", "more", "all, no dropout"],
+    ids=["two", "some", "more", "all, no dropout"],
 )
 def test_every_pipeline_takes_the_same_steps(
     corpus: Corpus,
@@ -128,6 +124,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
 }
 
 
+@pytest.mark.system
 def test_recompute_and_formats_work_in_stages_as_in_a_whole_model(
     corpus: Corpus, tmp_path: Path
 ) -> None:
@@ -180,6 +177,7 @@ GRADIENTS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.system
 def test_first_gradients_of_every_tensor_are_those_of_one_process(
     corpus: Corpus, tmp_path: Path
 ) -> None:
@@ -212,6 +210,7 @@ def _resumable(processes: int, parallel: dict[str, Any], steps: int) -> dict[str
     return sections
 
 
+@pytest.mark.system
 def test_a_checkpoint_moves_between_pipelines_and_other_layouts(
     corpus: Corpus, tmp_path: Path
 ) -> None:
@@ -234,6 +233,7 @@ def test_a_checkpoint_moves_between_pipelines_and_other_layouts(
         assert run_dir.sample.read_text() == runs["whole"].sample.read_text(), name
 
 
+@pytest.mark.system
 def test_a_pipeline_goes_on_bit_for_bit(corpus: Corpus, tmp_path: Path) -> None:
     parallel = {"pp": 2, "dp_shard": 2}
     whole = make_run(tmp_path / "whole", corpus, _resumable(4, parallel, 4))

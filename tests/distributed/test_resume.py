@@ -14,14 +14,9 @@ from shardyard.rundir.lines import EventWriter, read_evaluations, read_lines, re
 from shardyard.train.hooks import Hooks
 from shardyard.train.loop import DRAINED, FINISHED, train
 from tests.distributed.ranks import run_on_ranks
-from tests.distributed.runs import Corpus, make_run, prepare_corpus, train_here
+from tests.distributed.runs import Corpus, make_run, train_here
 
 STEPS = 6
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    return prepare_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 def _sections(processes: int, **parallel: Any) -> dict[str, dict[str, Any]]:
@@ -63,7 +58,7 @@ def _digests(run_dir: RunDir) -> dict[str, str]:
     return {name: entry["sha256"] for name, entry in manifest["files"].items()}
 
 
-@pytest.mark.parametrize("states", ["fp32", "bf16"])
+@pytest.mark.parametrize("states", ["fp32", pytest.param("bf16", marks=pytest.mark.system)])
 def test_a_drained_run_goes_on_bit_for_bit(corpus: Corpus, tmp_path: Path, states: str) -> None:
     sections = {**_sections(2), "precision": {"optimizer_states": states}}
     whole = make_run(tmp_path / "whole", corpus, sections)

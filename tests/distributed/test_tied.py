@@ -13,7 +13,7 @@ from shardyard.rundir.lines import read_evaluations, read_steps
 from shardyard.train.hooks import Hooks
 from shardyard.train.setup import set_up
 from tests.distributed.ranks import run_on_ranks
-from tests.distributed.runs import Corpus, make_run, prepare_corpus, train_here
+from tests.distributed.runs import Corpus, make_run, train_here
 
 STEPS = 4
 TOLERANCE = 1e-5
@@ -41,11 +41,6 @@ OF_FOUR_BLOCKS: list[tuple[int, dict[str, Any]]] = [
     (2, {"pp": 2, "schedule": "zero-bubble"}),
     (4, {"pp": 4}),
 ]
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    return prepare_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 def _sections(
@@ -89,9 +84,16 @@ def _same_steps(
         assert _measured(run_dir) == pytest.approx(expected, rel=TOLERANCE), run_dir.path.name
 
 
+@pytest.mark.parametrize(
+    "layouts",
+    [LAYOUTS[:2], pytest.param(LAYOUTS[2:], marks=pytest.mark.system)],
+    ids=["two", "four"],
+)
 @pytest.mark.parametrize("preset", TABLES)
-def test_every_layout_takes_the_same_steps(corpus: Corpus, tmp_path: Path, preset: str) -> None:
-    _same_steps(corpus, tmp_path, preset, LAYOUTS)
+def test_every_layout_takes_the_same_steps(
+    corpus: Corpus, tmp_path: Path, preset: str, layouts: list[tuple[int, dict[str, Any]]]
+) -> None:
+    _same_steps(corpus, tmp_path, preset, layouts)
 
 
 @pytest.mark.slow
@@ -134,7 +136,9 @@ def test_both_copies_get_the_gradient_of_the_whole(corpus: Corpus, tmp_path: Pat
                 assert np.linalg.norm(gradient - expected[name]) <= TOLERANCE * norm, name
 
 
-@pytest.mark.parametrize("preset", TABLES)
+@pytest.mark.parametrize(
+    "preset", [pytest.param("llama-laptop", marks=pytest.mark.system), "bert-tiny"]
+)
 def test_a_checkpoint_holds_the_table_once_and_moves(
     corpus: Corpus, tmp_path: Path, preset: str
 ) -> None:

@@ -32,6 +32,7 @@ def assert_nothing_left(agents: Agents, process: subprocess.Popen[str]) -> None:
     wait_until(lambda: not list(agents.scratch.iterdir()), timeout_s=10.0)
 
 
+@pytest.mark.heavy
 def test_a_normal_run_finishes_with_events_and_logs(agents: Agents) -> None:
     agents.prepare()
     process = agents.start("finish")
@@ -47,6 +48,7 @@ def test_a_normal_run_finishes_with_events_and_logs(agents: Agents) -> None:
     assert not list(agents.run.attempt(1).glob("failure-*"))
 
 
+@pytest.mark.heavy
 def test_a_killed_worker_is_named_and_the_group_restarts(agents: Agents) -> None:
     agents.prepare()
     process = agents.start("train_two_generations")
@@ -63,12 +65,14 @@ def test_a_killed_worker_is_named_and_the_group_restarts(agents: Agents) -> None
     assert_nothing_left(agents, process)
 
 
+@pytest.mark.system
 def test_a_worker_leaves_without_searching_all_modules_for_garbage(agents: Agents) -> None:
     agents.prepare(devices=1)
     assert answer(agents.start("count_frozen"))["outcome"] == "finished"
     assert int(agents.run.log(1, 0).read_text()) > 50_000  # torch alone
 
 
+@pytest.mark.system
 def test_a_killed_fork_server_is_told_as_such_and_the_group_restarts(agents: Agents) -> None:
     agents.prepare()
     process = agents.start("train_two_generations")
@@ -84,6 +88,7 @@ def test_a_killed_fork_server_is_told_as_such_and_the_group_restarts(agents: Age
     assert_nothing_left(agents, process)
 
 
+@pytest.mark.system
 @needs_root
 def test_a_full_shared_memory_is_named_with_how_to_give_more(
     agents: Agents, tmp_path: Path
@@ -98,6 +103,7 @@ def test_a_full_shared_memory_is_named_with_how_to_give_more(
     assert_nothing_left(agents, process)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("how", ["removed", "renamed"])
 def test_a_run_folder_that_vanishes_ends_the_run_in_seconds(agents: Agents, how: str) -> None:
     agents.prepare()
@@ -117,6 +123,7 @@ def test_a_run_folder_that_vanishes_ends_the_run_in_seconds(agents: Agents, how:
     assert_nothing_left(agents, process)
 
 
+@pytest.mark.system
 def test_a_spent_restart_budget_says_who_what_where_and_how_to_go_on(agents: Agents) -> None:
     agents.prepare()
     process = agents.start("crash_on_rank_1")
@@ -132,6 +139,7 @@ def test_a_spent_restart_budget_says_who_what_where_and_how_to_go_on(agents: Age
     assert_nothing_left(agents, process)
 
 
+@pytest.mark.heavy
 def test_an_error_that_no_restart_cures_ends_the_attempt_at_once(agents: Agents) -> None:
     agents.prepare(max_restarts=3)
     process = agents.start("bad_data_on_rank_1")
@@ -145,6 +153,7 @@ def test_an_error_that_no_restart_cures_ends_the_attempt_at_once(agents: Agents)
     assert_nothing_left(agents, process)
 
 
+@pytest.mark.system
 @needs_root
 def test_last_words_are_written_before_they_are_told_to_a_full_disk(
     agents: Agents, tmp_path: Path
@@ -157,6 +166,7 @@ def test_last_words_are_written_before_they_are_told_to_a_full_disk(
         assert len(agents.events("rendezvous")) == 1
 
 
+@pytest.mark.system
 def test_a_worker_that_just_leaves_is_lost_too(agents: Agents) -> None:
     agents.prepare(max_restarts=0)
     end = answer(agents.start("leave_early"))
@@ -164,6 +174,7 @@ def test_a_worker_that_just_leaves_is_lost_too(agents: Agents) -> None:
     assert "elastic.max_restarts allows no restart" in end["message"]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_drains(agents: Agents, number: signal.Signals, exit_code: int) -> None:
     agents.prepare()
@@ -180,6 +191,7 @@ def test_a_signal_drains(agents: Agents, number: signal.Signals, exit_code: int)
     assert_nothing_left(agents, process)
 
 
+@pytest.mark.system
 def test_a_drain_that_takes_too_long_is_cut_off_and_says_so(agents: Agents) -> None:
     agents.prepare(drain_timeout_s=0.5)
     process = agents.start("never_drain")
@@ -195,6 +207,7 @@ def test_a_drain_that_takes_too_long_is_cut_off_and_says_so(agents: Agents) -> N
     assert_nothing_left(agents, process)
 
 
+@pytest.mark.system
 def test_a_second_signal_does_not_wait(agents: Agents) -> None:
     agents.prepare()
     process = agents.start("never_drain")
@@ -206,6 +219,7 @@ def test_a_second_signal_does_not_wait(agents: Agents) -> None:
     assert end["exit_code"] == 130 and "a second signal came" in end["message"]
 
 
+@pytest.mark.system
 def test_of_several_signals_of_a_scheduler_only_the_first_counts(agents: Agents) -> None:
     agents.prepare()
     process = agents.start("drain_slowly", "--asked-once")
@@ -218,6 +232,7 @@ def test_of_several_signals_of_a_scheduler_only_the_first_counts(agents: Agents)
     assert (end["outcome"], end["exit_code"]) == ("drained", 143)
 
 
+@pytest.mark.system
 def test_a_killed_agent_takes_everything_with_it(agents: Agents) -> None:
     agents.prepare()
     process = agents.start("never_drain")
@@ -228,6 +243,7 @@ def test_a_killed_agent_takes_everything_with_it(agents: Agents) -> None:
     assert_nothing_left(agents, process)
 
 
+@pytest.mark.system
 def test_the_end_of_the_starting_process_drains(agents: Agents) -> None:
     agents.prepare()
     process = agents.start("train_until_drained", "--with-parent", "1")  # never its parent
@@ -235,6 +251,7 @@ def test_the_end_of_the_starting_process_drains(agents: Agents) -> None:
     assert (end["outcome"], end["exit_code"]) == ("drained", 143)
 
 
+@pytest.mark.system
 def test_a_second_agent_on_the_same_run_is_refused(agents: Agents) -> None:
     agents.prepare()
     lease = Lease(agents.run.lease)
@@ -244,6 +261,7 @@ def test_a_second_agent_on_the_same_run_is_refused(agents: Agents) -> None:
     lease.close()
 
 
+@pytest.mark.system
 def test_a_port_in_use_is_named(agents: Agents) -> None:
     agents.prepare()
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -254,6 +272,7 @@ def test_a_port_in_use_is_named(agents: Agents) -> None:
     assert "--rendezvous HOST:PORT" in end["message"]
 
 
+@pytest.mark.system
 def test_one_node_listens_on_the_loopback_interface_alone(agents: Agents) -> None:
     agents.prepare()
     process = agents.start("never_drain")
@@ -280,6 +299,7 @@ def _listening(pids: list[int]) -> list[str]:
     return [f[1].split(":")[0] for f in lines if f[3] == listen and f[9] in inodes]
 
 
+@pytest.mark.system
 def test_two_nodes_meet_and_finish_together(agents: Agents) -> None:
     agents.prepare(devices=1, nodes=2)
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -296,6 +316,7 @@ def test_two_nodes_meet_and_finish_together(agents: Agents) -> None:
         wait_until(lambda pid=node.pid: not session_pids(pid), timeout_s=20.0)  # type: ignore[misc]
 
 
+@pytest.mark.system
 def test_an_error_on_one_node_ends_the_other_with_its_message(agents: Agents) -> None:
     agents.prepare(devices=1, nodes=2)
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -310,6 +331,7 @@ def test_an_error_on_one_node_ends_the_other_with_its_message(agents: Agents) ->
     assert len(agents.events("worker_lost")) == 1
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_node_that_is_gone_is_named_by_who_is_left_and_has_an_exit_code_of_its_own(
     agents: Agents, lost: int
@@ -333,12 +355,14 @@ def test_a_node_that_is_gone_is_named_by_who_is_left_and_has_an_exit_code_of_its
     assert not agents.events("worker_lost")  # its peers' broken connections are no news
 
 
+@pytest.mark.system
 def test_nodes_without_a_meeting_place_are_refused(agents: Agents) -> None:
     agents.prepare(nodes=2)
     end = answer(agents.start("finish"))
     assert end["exit_code"] == 2 and "--rendezvous HOST:PORT" in end["message"]
 
 
+@pytest.mark.system
 def test_a_node_that_joins_resizes_the_group_and_a_drain_of_one_drains_both(
     agents: Agents,
 ) -> None:

@@ -67,6 +67,7 @@ def pair() -> Iterator[list[Rendezvous]]:
         node.shutdown()
 
 
+@pytest.mark.heavy
 def test_a_node_that_is_forgotten_is_not_waited_for(pair: list[Rendezvous]) -> None:
     with ThreadPoolExecutor() as pool:
         met = list(pool.map(Rendezvous.next_rendezvous, pair))

@@ -7,6 +7,8 @@ import pytest
 from shardyard.errors import RequestError
 from shardyard.hardware.probe import probe
 
+pytestmark = pytest.mark.heavy
+
 
 def program(code: str) -> list[str]:
     return [sys.executable, "-c", code]

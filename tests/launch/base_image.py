@@ -108,7 +108,6 @@ def _requirements(context: Path) -> list[str]:
     return [
         f"torch=={stack.torch}+{stack.wheel}",
         *project["project"]["dependencies"],
-        *project["project"]["optional-dependencies"]["aws"],
         *project["build-system"]["requires"],
     ]
 

@@ -19,6 +19,8 @@ from tests.launch.batch_server import REGION, BatchServer, batch_server
 pytest.importorskip("boto3", reason="needs shardyard[aws]")
 pytest.importorskip("moto.server", reason="needs moto[batch,server]")
 
+pytestmark = pytest.mark.heavy
+
 NAME = job_name("llama-1")
 
 

@@ -23,6 +23,8 @@ from tests.launch.image_registry import answering
 pytest.importorskip("boto3", reason="needs shardyard[aws]")
 pytest.importorskip("moto.server", reason="needs moto[batch,server]")
 
+pytestmark = pytest.mark.heavy
+
 IMAGE = f"123456789012.dkr.ecr.{REGION}.amazonaws.com/shardyard:1"
 
 

@@ -13,6 +13,8 @@ from tests.launch.batch_requests import batch_request
 
 pytest.importorskip("boto3", reason="needs shardyard[aws]")
 
+pytestmark = pytest.mark.heavy
+
 THROTTLED = (429, "TooManyRequestsException")
 
 

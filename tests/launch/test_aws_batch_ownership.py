@@ -15,6 +15,8 @@ from tests.launch.test_aws_batch import NAME, rendered
 pytest.importorskip("boto3", reason="needs shardyard[aws]")
 pytest.importorskip("moto.server", reason="needs moto[batch,server]")
 
+pytestmark = pytest.mark.heavy
+
 PLACE = {"region": REGION, "queue": "trainers"}
 COLLEAGUE = "shardyard-colleague"
 

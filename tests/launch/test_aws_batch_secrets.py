@@ -20,6 +20,8 @@ from tests.launch.planted import Planted, planted_secrets
 pytest.importorskip("boto3", reason="needs shardyard[aws]")
 pytest.importorskip("moto.server", reason="needs moto[batch,server]")
 
+pytestmark = pytest.mark.heavy
+
 RUN = "planted"
 RECIPE = (
     "model.preset=llama-tiny", "run.steps=2", "cluster.instance=p4d.24xlarge", f"run.id={RUN}",

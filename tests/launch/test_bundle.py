@@ -43,6 +43,7 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.heavy
 def test_a_bundle_comes_out_as_it_went_in(project: Path, tmp_path: Path) -> None:
     made = pack("mine", into=tmp_path / "out", start=project)
     unpack(made.path, tmp_path / "node", digest=made.digest)
@@ -53,6 +54,7 @@ def test_a_bundle_comes_out_as_it_went_in(project: Path, tmp_path: Path) -> None
     assert made.files == 3
 
 
+@pytest.mark.heavy
 def test_equal_content_is_an_equal_file_wherever_and_whenever(
     project: Path, tmp_path: Path
 ) -> None:
@@ -67,6 +69,7 @@ def test_equal_content_is_an_equal_file_wherever_and_whenever(
         assert tar.getnames() == sorted(tar.getnames())
 
 
+@pytest.mark.heavy
 def test_other_content_is_another_bundle(project: Path, tmp_path: Path) -> None:
     digests = {pack("mine", into=tmp_path, start=project).digest}
     digests.add(pack("mine", text="x: 1\n", into=tmp_path, start=project).digest)
@@ -75,6 +78,7 @@ def test_other_content_is_another_bundle(project: Path, tmp_path: Path) -> None:
     assert len(digests) == 3
 
 
+@pytest.mark.heavy
 def test_what_git_ignores_is_left_out(project: Path, tmp_path: Path) -> None:
     subprocess.run(["git", "init", "-q", str(project)], check=True)
     (project / ".gitignore").write_text("*.key\n")
@@ -94,6 +98,7 @@ def test_a_path_that_matches_nothing_is_refused(project: Path, tmp_path: Path) -
         pack("src/*", into=tmp_path, start=project)
 
 
+@pytest.mark.heavy
 def test_a_link_that_leads_outside_is_refused(project: Path, tmp_path: Path) -> None:
     for target in ("/etc/passwd", "/etc", "/nowhere"):
         (project / "mine" / "keys").symlink_to(target)
@@ -102,6 +107,7 @@ def test_a_link_that_leads_outside_is_refused(project: Path, tmp_path: Path) -> 
         (project / "mine" / "keys").unlink()
 
 
+@pytest.mark.heavy
 def test_a_link_inside_is_sent_as_the_file_it_leads_to(project: Path, tmp_path: Path) -> None:
     (project / "mine" / "same.py").symlink_to("model.py")
     made = pack("mine", into=tmp_path, start=project)
@@ -110,6 +116,7 @@ def test_a_link_inside_is_sent_as_the_file_it_leads_to(project: Path, tmp_path: 
     assert not (tmp_path / "node/code/mine/same.py").is_symlink()
 
 
+@pytest.mark.heavy
 def test_too_much_is_refused_with_the_largest_files(project: Path, tmp_path: Path) -> None:
     (project / "mine" / "weights.bin").write_bytes(bytes(3000))
     with pytest.raises(RequestError, match=r"3 files of .* largest are mine/weights\.bin \(") as no:
@@ -153,6 +160,7 @@ def test_nothing_is_unpacked_that_is_no_file_inside(bad: tarfile.TarInfo, tmp_pa
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["made.tar.gz"]
 
 
+@pytest.mark.heavy
 def test_a_bundle_that_was_changed_on_its_way_is_refused(project: Path, tmp_path: Path) -> None:
     made = pack("mine", into=tmp_path, start=project)
     other = gzip.compress(gzip.decompress(made.path.read_bytes()).replace(b"(1)", b"(2)"))
@@ -173,6 +181,7 @@ def test_a_bundle_that_would_fill_the_disk_is_refused(tmp_path: Path) -> None:
         unpack(path, tmp_path / "node", digest=digest, limit_bytes=50_000)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("umask", "file", "program"), [(0o077, 0o600, 0o700), (0o002, 0o644, 0o755)]
 )

@@ -133,6 +133,7 @@ def test_the_context_has_all_that_the_file_copies_and_can_be_installed(tmp_path:
     assert not list(tmp_path.rglob("__pycache__"))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["docker", "podman", "buildah"])
 def test_a_build_is_one_call_with_the_context_last(name: str, tmp_path: Path) -> None:
     tool, log = made_tool(tmp_path, name)
@@ -143,6 +144,7 @@ def test_a_build_is_one_call_with_the_context_last(name: str, tmp_path: Path) ->
     assert arguments[-5:-1] == ["--tag", "shardyard:1", "--file", f"{context}/Dockerfile"]
 
 
+@pytest.mark.heavy
 def test_options_of_the_tool_come_before_ours(tmp_path: Path) -> None:
     tool, log = made_tool(tmp_path)
     tool.build(tmp_path / "context", "shardyard:1", ("--network=host", "--build-arg", "A=b"))
@@ -166,6 +168,7 @@ def test_a_mirror_is_read_where_pip_runs() -> None:
             assert ("ARG PIP_INDEX_URL\n" in stage) == installs, (base, stage)
 
 
+@pytest.mark.heavy
 def test_a_build_that_fails_says_where_to_look(tmp_path: Path) -> None:
     tool, _ = made_tool(tmp_path, fails="build")
     with pytest.raises(ShardyardError, match=r"`podman build` failed with exit code 125\. Its own"):
@@ -184,6 +187,7 @@ def test_a_tool_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert find_tool("buildah").name == "buildah"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["docker", "podman"])
 def test_a_push_tells_the_digest(name: str, tmp_path: Path) -> None:
     tool, log = made_tool(tmp_path, name)
@@ -196,6 +200,7 @@ def test_a_push_tells_the_digest(name: str, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.heavy
 def test_a_push_that_is_refused_says_what_to_check(tmp_path: Path) -> None:
     tool, _ = made_tool(tmp_path, fails="push")
     with pytest.raises(ShardyardError, match=r"that the registry knows you \(`podman login`\)"):
@@ -226,6 +231,7 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         service.stop()
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("aws")
 def test_the_password_of_ecr_goes_by_stdin_and_is_forgotten(tmp_path: Path) -> None:
     tool, log = made_tool(tmp_path)
@@ -241,6 +247,7 @@ def test_the_password_of_ecr_goes_by_stdin_and_is_forgotten(tmp_path: Path) -> N
     assert all(password not in " ".join(arguments) for arguments, _ in made)
 
 
+@pytest.mark.heavy
 @pytest.mark.usefixtures("aws")
 def test_it_is_forgotten_also_when_the_push_fails(tmp_path: Path) -> None:
     tool, log = made_tool(tmp_path, fails="push")
@@ -249,6 +256,7 @@ def test_it_is_forgotten_also_when_the_push_fails(tmp_path: Path) -> None:
     assert calls(log)[-1][0] == ["logout", ECR]
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(shutil.which("buildah") is None, reason="buildah is not installed")
 def test_buildah_builds_what_it_is_asked(tmp_path: Path) -> None:
     """A real build: of nothing but a file, as base images come from registries."""

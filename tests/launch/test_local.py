@@ -79,6 +79,7 @@ def ended(run: RunDir, code: int | None, reason: str = "") -> None:
     write_json(run.path / "logs" / "job-0" / "status.json", content)
 
 
+@pytest.mark.heavy
 def test_the_request_is_one_command_a_node_and_the_recipe(run: RunDir) -> None:
     rendered = LOCAL.render(request_for(run.path))
     commands = [line for line in rendered.text.splitlines() if "shardyard.cli.node" in line]
@@ -94,6 +95,7 @@ def test_the_request_is_one_command_a_node_and_the_recipe(run: RunDir) -> None:
     assert rendered == LOCAL.render(request_for(run.path))  # pure
 
 
+@pytest.mark.heavy
 def test_what_is_printed_does_not_act_on_a_terminal(run: RunDir) -> None:
     plain = request_for(run.path)
     launch = plain.recipe.launch.model_copy(update={"env": {"NAME": "a\x1b]0;b\x07'c"}})
@@ -134,6 +136,7 @@ def test_a_folder_that_cannot_be_made_is_named(run: RunDir) -> None:
         LOCAL.submit(LOCAL.render(request_for(run.path)), Ledger(run.path / "ledger.jsonl"))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("program", "words"),
     [
@@ -151,6 +154,7 @@ def test_a_supervisor_that_does_not_start_says_why(
     assert "ulimit -u" in str(caught.value)
 
 
+@pytest.mark.heavy
 def test_a_job_that_runs_prepares_then_trains(run: RunDir, job: Job) -> None:
     assert LOCAL.status(job).state is JobState.RUNNING
     assert LOCAL.status(job).reason == "preparing"
@@ -168,6 +172,7 @@ CODES = [
 ]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("code", "state"), CODES)
 def test_a_job_ended_as_it_wrote(run: RunDir, job: Job, code: int, state: JobState) -> None:
     gone = replace(job, id=f"{job.id}0")  # the same number, another time of start
@@ -181,6 +186,7 @@ def test_a_job_ended_as_it_wrote(run: RunDir, job: Job, code: int, state: JobSta
     assert status.nodes[1] == ("node 1", "killed by SIGKILL")
 
 
+@pytest.mark.heavy
 def test_a_number_that_was_given_to_another_process_is_not_the_job(run: RunDir, job: Job) -> None:
     ended(run, None)
     for other in (
@@ -195,6 +201,7 @@ def test_a_number_that_was_given_to_another_process_is_not_the_job(run: RunDir, 
     assert Identity.of(pid) is not None  # it was not cancelled
 
 
+@pytest.mark.heavy
 def test_nodes_that_outlive_their_supervisor_are_still_running(run: RunDir, job: Job) -> None:
     lease = Lease(run.lease)
     status = LOCAL.status(replace(job, id=f"{job.id}0"))
@@ -202,11 +209,13 @@ def test_nodes_that_outlive_their_supervisor_are_still_running(run: RunDir, job:
     lease.close()
 
 
+@pytest.mark.heavy
 def test_a_job_whose_folder_was_removed_is_gone(job: Job, tmp_path: Path) -> None:
     elsewhere = replace(job, details={**job.details, "folder": str(tmp_path / "none")})
     assert LOCAL.status(elsewhere).state is JobState.GONE
 
 
+@pytest.mark.heavy
 def test_a_process_that_ended_and_was_not_asked_how_is_not_alive() -> None:
     process = subprocess.Popen(["true"])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
@@ -214,6 +223,7 @@ def test_a_process_that_ended_and_was_not_asked_how_is_not_alive() -> None:
     process.wait()
 
 
+@pytest.mark.heavy
 def test_logs_of_one_node_or_of_all(run: RunDir, job: Job) -> None:
     for rank in range(2):
         (run.path / "logs" / "job-0" / f"node-{rank}.log").write_text(f"I am {rank}\n")
@@ -227,6 +237,7 @@ def test_logs_of_one_node_or_of_all(run: RunDir, job: Job) -> None:
         LOCAL.logs(job, node=2, follow=False)
 
 
+@pytest.mark.heavy
 def test_removing_is_repeatable_and_leaves_nothing_in_the_ledger(run: RunDir, job: Job) -> None:
     ledger = Ledger(run.path / "ledger.jsonl")
     intended = ledger.intend("local job", job.name, launcher="local", **job.details)
@@ -240,6 +251,7 @@ def test_removing_is_repeatable_and_leaves_nothing_in_the_ledger(run: RunDir, jo
     assert LOCAL.remove(job, ledger).removed == ["local job r/job-0"]  # it runs: it is cancelled
 
 
+@pytest.mark.heavy
 def test_a_process_that_is_not_the_supervisor_of_the_folder_is_not_ended(run: RunDir) -> None:
     """Whoever can write the ledger knows number, start and boot of any process."""
     other = run.path.parent / "other" / "logs" / "job-0"
@@ -267,6 +279,7 @@ def test_a_process_that_is_not_the_supervisor_of_the_folder_is_not_ended(run: Ru
         of_another_run.kill()
 
 
+@pytest.mark.heavy
 def test_the_supervisor_of_another_user_is_not_ended(run: RunDir) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can be another user")
@@ -279,6 +292,7 @@ def test_the_supervisor_of_another_user_is_not_ended(run: RunDir) -> None:
         process.kill()
 
 
+@pytest.mark.heavy
 def test_a_real_supervisor_is_known_by_its_folder_and_cancelled(run: RunDir) -> None:
     folder = run.path / "logs" / "job-0"
     folder.mkdir(parents=True)

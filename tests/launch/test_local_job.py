@@ -51,6 +51,7 @@ def supervise(folder: Path, script: str, **options: Any) -> tuple[int, dict[str,
     return code, json.loads((folder / "status.json").read_text())
 
 
+@pytest.mark.heavy
 def test_nodes_get_their_place_and_the_recipes_variables(tmp_path: Path) -> None:
     code, status = supervise(tmp_path, "print(rank, os.environ['GREETING'], sys.argv[1:])")
     assert (code, status["exit_code"], status["restarts"]) == (0, 0, 0)
@@ -61,6 +62,7 @@ def test_nodes_get_their_place_and_the_recipes_variables(tmp_path: Path) -> None
     assert words[4] == "--rendezvous" and words[5].startswith("127.0.0.1:")
 
 
+@pytest.mark.heavy
 def test_a_folder_that_vanishes_is_not_made_anew(tmp_path: Path) -> None:
     folder = tmp_path / "job-0"
     folder.mkdir()
@@ -74,6 +76,7 @@ def test_a_folder_that_vanishes_is_not_made_anew(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
+@pytest.mark.heavy
 def test_a_folder_that_vanishes_while_it_is_written_ends_no_supervisor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,6 +96,7 @@ def test_a_folder_that_vanishes_while_it_is_written_ends_no_supervisor(
     assert not folder.exists()
 
 
+@pytest.mark.heavy
 def test_a_lost_node_begins_a_new_session(tmp_path: Path) -> None:
     script = "session or rank and os.kill(os.getpid(), 9)\nprint('session', session)"
     code, status = supervise(tmp_path, script)
@@ -100,6 +104,7 @@ def test_a_lost_node_begins_a_new_session(tmp_path: Path) -> None:
     assert "session 1" in (tmp_path / "node-1.log").read_text()
 
 
+@pytest.mark.heavy
 def test_an_elastic_run_goes_on_without_a_lost_node(tmp_path: Path) -> None:
     script = "rank and os.kill(os.getpid(), 9)\ntime.sleep(2)"
     code, status = supervise(tmp_path, script, fewest_nodes=1)
@@ -107,17 +112,20 @@ def test_an_elastic_run_goes_on_without_a_lost_node(tmp_path: Path) -> None:
     assert [node["exit_code"] for node in status["nodes"]] == [0, -9]
 
 
+@pytest.mark.heavy
 def test_without_node_0_no_run_goes_on(tmp_path: Path) -> None:
     script = "rank or session or os.kill(os.getpid(), 9)\nsession or time.sleep(60)"
     code, status = supervise(tmp_path, script, fewest_nodes=1)
     assert (code, status["restarts"]) == (0, 1)
 
 
+@pytest.mark.heavy
 def test_a_lost_agent_counts_as_a_lost_node(tmp_path: Path) -> None:
     code, status = supervise(tmp_path, "sys.exit(0 if session or rank else 137)")
     assert (code, status["restarts"]) == (0, 1)
 
 
+@pytest.mark.heavy
 def test_nodes_that_are_lost_again_and_again_are_told(tmp_path: Path) -> None:
     code, status = supervise(tmp_path, "os.kill(os.getpid(), 9) if rank else time.sleep(60)")
     assert code == 1
@@ -125,11 +133,13 @@ def test_nodes_that_are_lost_again_and_again_are_told(tmp_path: Path) -> None:
     assert status["nodes"][0]["exit_code"] == -15  # it was asked to stop
 
 
+@pytest.mark.heavy
 def test_a_failure_is_not_tried_again(tmp_path: Path) -> None:
     code, status = supervise(tmp_path, "sys.exit(2)")
     assert (code, status["restarts"]) == (2, 0)
 
 
+@pytest.mark.heavy
 def test_the_time_limit_drains(tmp_path: Path) -> None:
     script = "signal.signal(signal.SIGTERM, lambda *_: os._exit(143)); time.sleep(60)"
     started_s = time.monotonic()

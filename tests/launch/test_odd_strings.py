@@ -31,6 +31,8 @@ from tests.launch.odd_strings import (
     with_string,
 )
 
+pytestmark = pytest.mark.heavy
+
 _VOLUME = {"path": "/runs", "claim": "runs"}
 _BASE: dict[str, Any] = {
     "model": {"preset": "llama-tiny"},

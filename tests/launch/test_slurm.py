@@ -21,6 +21,8 @@ from tests.launch.planted import planted_secrets
 from tests.launch.slurm_cluster import SlurmCluster, slurm_cluster
 from tests.launch.slurm_request import CASES, golden_request, slurm_request
 
+pytestmark = pytest.mark.system
+
 _NUMBERS = count(1)
 
 

@@ -127,6 +127,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
         yield running
 
 
+@pytest.mark.system
 def test_a_real_slurm_answers_without_a_job(cluster: SlurmCluster, tmp_path: Path) -> None:
     launcher = SlurmLauncher(shell=cluster.shell)
     found = by_name(launcher.checks(slurm_request(run_dir=tmp_path / "r")))
@@ -137,6 +138,7 @@ def test_a_real_slurm_answers_without_a_job(cluster: SlurmCluster, tmp_path: Pat
     assert cluster.client("squeue", "-h") == ""
 
 
+@pytest.mark.system
 def test_a_real_slurm_says_what_it_would_refuse(cluster: SlurmCluster, tmp_path: Path) -> None:
     launcher = SlurmLauncher(shell=cluster.shell)
     asked = slurm_request("launch.slurm.partition=closed", run_dir=tmp_path / "r")

@@ -52,6 +52,7 @@ def test_a_job_that_is_not_there_is_told_apart() -> None:
         ask(lambda _: _shell("slurm_load_jobs error: Invalid job id specified"), ["scontrol"])
 
 
+@pytest.mark.heavy
 def test_a_machine_without_slurm_is_named() -> None:
     with pytest.raises(RequestError, match=r"no-such-sbatch is not installed here.*login node"):
         ask(run_client, ["no-such-sbatch", "--version"])
@@ -66,6 +67,7 @@ def test_a_client_that_never_ends_leaves_open_what_happened() -> None:
     assert caught.value.exit_code == 3
 
 
+@pytest.mark.heavy
 def test_a_client_is_run_with_its_words_as_they_are(tmp_path: Path) -> None:
     file = tmp_path / "it's $HOME"
     assert ask(run_client, ["printf", "%s", str(file)]) == str(file)

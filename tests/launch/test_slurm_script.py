@@ -117,6 +117,7 @@ def test_a_time_limit_is_rounded_up_to_slurms_minutes(limit: str, minutes: str) 
     assert asked["time"] == minutes
 
 
+@pytest.mark.heavy
 def test_a_run_that_may_not_be_requeued_is_not() -> None:
     script = render_script(slurm_request("launch.slurm.requeue=false"))
     assert "no-requeue" in _directives(script)
@@ -129,6 +130,7 @@ def _in_task(script: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in printed.split("\0") if line)
 
 
+@pytest.mark.heavy
 def test_a_value_arrives_as_it_was_whatever_it_holds() -> None:
     control = "".join(map(chr, [*range(1, 0x250), 0x2028, 0x202E, 0xFEFF, 0x1F600]))
     env = {"TEXT": NASTY, "CONTROL": control, "LINES": "a\r\nb\n", "QUOTE": "\\'\x01'"}
@@ -138,6 +140,7 @@ def test_a_value_arrives_as_it_was_whatever_it_holds() -> None:
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
 
 
+@pytest.mark.heavy
 def test_a_variable_may_be_called_as_one_of_bash_or_of_the_script() -> None:
     listed = subprocess.run(
         ["bash", "-c", "compgen -v"], env={}, capture_output=True, text=True, check=True
@@ -151,6 +154,7 @@ def test_a_variable_may_be_called_as_one_of_bash_or_of_the_script() -> None:
     assert _printed(script, 'echo "$run_dir"') == "/shared/runs/tiny\n"
 
 
+@pytest.mark.heavy
 def test_a_name_that_is_no_variables_runs_nothing_even_if_nobody_checked_it(tmp_path: Path) -> None:
     name = f"A=1; touch {tmp_path}/x; B"
     script = render_script(slurm_request(f"launch.env={json.dumps({name: 'v'})}"))
@@ -158,6 +162,7 @@ def test_a_name_that_is_no_variables_runs_nothing_even_if_nobody_checked_it(tmp_
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.heavy
 def test_a_folder_with_a_quote_and_a_percent_is_one_word_for_bash() -> None:
     script = render_script(slurm_request(run_dir="/shared/it's 100 %j/run"))
     words = _printed(script, 'printf "%s\\n" "${node[@]}"').splitlines()
@@ -168,6 +173,7 @@ def test_a_folder_with_a_quote_and_a_percent_is_one_word_for_bash() -> None:
     assert "%%j/run/logs/slurm-%j-node-%t.log" in _printed(script, 'echo "${srun[@]}"')
 
 
+@pytest.mark.heavy
 def test_the_whole_script_is_bash() -> None:
     script = render_script(slurm_request(run_dir="/shared/it's here/run"))
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
@@ -193,6 +199,7 @@ def test_a_secret_that_slurm_keeps_in_clear_is_told_of() -> None:
     assert not SlurmLauncher().render(slurm_request("secrets={A: 'file:/run/key'}")).warnings
 
 
+@pytest.mark.heavy
 def test_a_container_has_the_run_folder_in_it_and_its_own_python() -> None:
     request = slurm_request(
         "launch.slurm.container_image=/shared/shardyard.sqsh",
@@ -205,11 +212,13 @@ def test_a_container_has_the_run_folder_in_it_and_its_own_python() -> None:
     assert _printed(script, "echo ${node[0]}") == "python3\n"
 
 
+@pytest.mark.heavy
 def test_the_python_of_the_nodes_can_be_named() -> None:
     script = render_script(slurm_request("launch.slurm.python=/opt/py/bin/python"))
     assert _printed(script, "echo ${node[0]}") == "/opt/py/bin/python\n"
 
 
+@pytest.mark.heavy
 def test_nodes_that_still_save_are_not_killed_because_the_first_has_drained() -> None:
     srun = _printed(
         render_script(slurm_request("elastic.drain_timeout_s=200")), 'echo "${srun[@]}"'

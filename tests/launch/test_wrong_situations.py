@@ -66,6 +66,7 @@ def desks(
         yield make
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("launcher", "row"), ROWS, ids=[f"{launcher}: {row.what}" for launcher, row in ROWS]
 )

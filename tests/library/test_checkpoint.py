@@ -17,6 +17,8 @@ from tests.library.runs import SEQ_LEN, build, take_steps
 from tests.library.test_own import PLAN, loss_sum, samples
 from tests.library.test_own import build as build_own
 
+pytestmark = pytest.mark.heavy
+
 Numbers = list[tuple[float, float]]
 
 
@@ -53,7 +55,11 @@ def _go_on(folder: Path, layouts: list[dict[str, Any]]) -> list[Numbers]:
     ("begun", "gone_on"),
     [
         ((2, {"dp_shard": 2}), {1: [{}], 2: [{"tp": 2}, {"pp": 2}]}),
-        ((2, {"pp": 2}), {1: [{}], 2: [{"dp_replicate": 2, "dp_shard": 1}]}),
+        pytest.param(
+            (2, {"pp": 2}),
+            {1: [{}], 2: [{"dp_replicate": 2, "dp_shard": 1}]},
+            marks=pytest.mark.system,
+        ),
     ],
 )
 def test_a_checkpoint_goes_on_in_another_layout(

@@ -12,6 +12,8 @@ import pytest
 
 import shardyard
 
+pytestmark = pytest.mark.system
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "library.md").read_text()
 PLAIN, OURS = (

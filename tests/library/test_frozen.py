@@ -105,6 +105,7 @@ CASES: dict[int, list[tuple[str, str, dict[str, Any], dict[str, Any]]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("processes", CASES)
 def test_what_is_frozen_stays_frozen_and_has_neither_gradient_nor_state(processes: int) -> None:
     answers = run_on_ranks(_sharded, processes, CASES[processes])
@@ -132,6 +133,7 @@ def _from_meta() -> set[str]:
     return {name for name, param in model.named_parameters() if param.requires_grad}
 
 
+@pytest.mark.heavy
 def test_what_is_frozen_on_the_meta_device_is_frozen_with_storage() -> None:
     names = dict(runs.build("mixtral-tiny", tied=True).named_parameters())
     wanted = {name for name in names if TRAINED["norms"](name)}
@@ -151,6 +153,7 @@ def _own(degrees: dict[str, Any], tied: bool) -> set[str]:
     return trainable
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_plan_leaves_frozen_what_is_frozen(tied: bool) -> None:
     wanted = {name for name, _ in test_own.build().named_parameters() if "norm" in name}
@@ -213,6 +216,7 @@ def _wrapped() -> dict[str, str]:
     return found
 
 
+@pytest.mark.heavy
 def test_a_wrapped_matrix_is_refused_by_name_where_its_wrapper_would_be_lost() -> None:
     q_proj = "model.layers.0.self_attn.q_proj of this"
     expected = {
@@ -242,6 +246,7 @@ def _train_lora(degrees: dict[str, Any]) -> tuple[list[tuple[float, float]], set
     return steps, {name for name, param in model.named_parameters() if param.requires_grad}
 
 
+@pytest.mark.heavy
 def test_a_wrapped_matrix_trains_alike_where_modules_call_it() -> None:
     alone, names = run_on_ranks(_train_lora, 1, {})[0]
     assert names == {f"model.layers.{i}.self_attn.q_proj.added.weight" for i in range(2)}
@@ -250,6 +255,7 @@ def test_a_wrapped_matrix_trains_alike_where_modules_call_it() -> None:
         assert np.allclose(steps, alone, rtol=1e-5, atol=0), degrees
 
 
+@pytest.mark.heavy
 def test_parameters_are_made_anew_in_two_places_alone() -> None:
     """``nn.Parameter(part)`` forgets what the whole carried: whoever splits uses one function."""
     found = []

@@ -62,7 +62,8 @@ CASES: dict[int, list[tuple[str, dict[str, Any], dict[str, Any]]]] = {
 }
 
 
-@pytest.mark.parametrize("processes", CASES)
+@pytest.mark.heavy
+@pytest.mark.parametrize("processes", [1, 2, pytest.param(4, marks=pytest.mark.system)])
 def test_every_layout_is_transformers_own_training(processes: int) -> None:
     for case, found in zip(
         CASES[processes], run_on_ranks(_sharded, processes, CASES[processes])[-1], strict=True
@@ -89,6 +90,7 @@ def _from_meta(folder: str, degrees: dict[str, Any]) -> tuple[str, float]:
     return refusal, float(shardyard.accumulate(model, batches(mesh, 0)))
 
 
+@pytest.mark.heavy
 def test_a_model_on_the_meta_device_gets_its_weights_from_a_folder(tmp_path: Path) -> None:
     theirs = build("mixtral-tiny")
     theirs.save_pretrained(tmp_path)
@@ -114,6 +116,7 @@ def _documents(degrees: dict[str, Any], joined: bool) -> float:
     return float(shardyard.evaluate(model, [batch]))
 
 
+@pytest.mark.heavy
 def test_documents_of_one_sample_do_not_see_each_other() -> None:
     joined, apart = (run_on_ranks(_documents, 1, {}, joined)[0] for joined in (True, False))
     assert joined == pytest.approx(apart, rel=1e-6)
@@ -166,6 +169,7 @@ def _refusals(_: None = None) -> dict[str, str]:
     return found
 
 
+@pytest.mark.heavy
 def test_wrong_uses_say_what_is_wrong_and_what_to_do() -> None:
     for found in run_on_ranks(_refusals, 2):
         expected = {
@@ -196,6 +200,7 @@ def test_wrong_uses_say_what_is_wrong_and_what_to_do() -> None:
             assert [part for part in parts if part not in found[name]] == [], found[name]
 
 
+@pytest.mark.heavy
 def test_a_config_that_is_not_built_is_refused() -> None:
     assert run_on_ranks(_dropping_bert, 1)[0].count("hidden_dropout_prob=0.1") == 1
 

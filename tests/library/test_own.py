@@ -151,7 +151,8 @@ CASES: dict[int, list[tuple[dict[str, Any], dict[str, Any]]]] = {
 }
 
 
-@pytest.mark.parametrize("processes", CASES)
+@pytest.mark.heavy
+@pytest.mark.parametrize("processes", [1, 2, pytest.param(4, marks=pytest.mark.system)])
 def test_a_plan_changes_neither_values_nor_gradients(processes: int) -> None:
     cases = CASES[processes]
     alone = {tied: train_alone(tied=tied) for tied in (False, True)}
@@ -189,6 +190,7 @@ def _planned_transformers(degrees: dict[str, Any]) -> tuple[float, float]:
     return float(loss), float(shardyard.clip_gradients(model, 1.0))
 
 
+@pytest.mark.heavy
 def test_a_transformers_model_may_have_a_plan() -> None:
     alone = run_on_ranks(_planned_transformers, 1, {})[0]
     assert alone[0] == pytest.approx(runs.build("llama-tiny")(**runs.samples(0)).loss.item())
@@ -209,6 +211,7 @@ def _in_bf16() -> tuple[float, str]:
     return float(loss), str(model.start.dtype)
 
 
+@pytest.mark.heavy
 def test_compute_sets_the_format_of_products() -> None:
     loss, master = run_on_ranks(_in_bf16, 1)[0]
     expected = train_alone(tied=False)[0][0][0]
@@ -265,6 +268,7 @@ def _refusals() -> dict[str, str]:
     return found
 
 
+@pytest.mark.heavy
 def test_wrong_plans_and_blocks_say_what_is_wrong_and_what_to_do() -> None:
     expected = {
         "plan": (

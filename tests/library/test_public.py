@@ -11,6 +11,7 @@ from shardyard.library.known import _SECTIONS
 from shardyard.library.model import Options
 
 
+@pytest.mark.heavy
 def test_importing_the_package_imports_no_engine() -> None:
     engines = "{'torch', 'transformers', 'pydantic'}"
     look = f"import sys, shardyard; print(sorted({engines} & {{*sys.modules}}))"

@@ -46,6 +46,7 @@ LLAMA_3_1 = {
 }
 
 
+@pytest.mark.heavy
 def test_scaled_rotary_positions_are_those_of_transformers(tmp_path: Path) -> None:
     rope = {**LLAMA_3_1, "rope_theta": 10000.0}
     sizes = {k: v for k, v in TINY.to_dict().items() if not k.startswith(("rope", "model_type"))}

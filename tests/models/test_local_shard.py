@@ -16,6 +16,8 @@ from shardyard.models.local_shard import local_shard
 from shardyard.parallel.tensor import share_of
 from tests.distributed.ranks import run_on_ranks
 
+pytestmark = pytest.mark.heavy
+
 WIDTH = 3
 
 

@@ -71,6 +71,7 @@ def test_a_kind_whose_package_is_not_installed_is_named(kind: str) -> None:
         process_group_backend(kind)
 
 
+@pytest.mark.heavy
 def test_an_unseen_accelerator_is_described_like_any_other() -> None:
     machine = probe([sys.executable, "-c", DESCRIBED])
     assert isinstance(machine, Machine)
@@ -78,6 +79,7 @@ def test_an_unseen_accelerator_is_described_like_any_other() -> None:
     assert machine.memory_bytes == 6 * 2**30
 
 
+@pytest.mark.heavy
 def test_an_unseen_accelerator_answers_all_that_training_asks() -> None:
     answer = run(ASKED)
     assert answer.returncode == 0, answer.stderr
@@ -87,12 +89,14 @@ def test_an_unseen_accelerator_answers_all_that_training_asks() -> None:
     assert (found["peak"], found["reserved"]) == (3 * 2**30, 4 * 2**30)
 
 
+@pytest.mark.heavy
 def test_training_joins_through_the_collectives_of_its_package() -> None:
     answer = run(JOINED)
     assert answer.returncode == 0, answer.stderr
     assert "acmecl" in answer.stdout and "acme" in answer.stdout
 
 
+@pytest.mark.heavy
 def test_without_collectives_it_is_refused_before_training() -> None:
     answer = run(f"import tests.parallel.unseen_accelerator; {ALONE}", "--without-collectives")
     assert "RequestError: cluster.device=acme: torch knows no process groups" in " ".join(

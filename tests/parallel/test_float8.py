@@ -47,6 +47,7 @@ def test_three_products_are_rounded_by_some_percent(scaling: str) -> None:
         assert torch.equal(found, of_autograd.grad)
 
 
+@pytest.mark.heavy
 def test_a_compiler_can_look_into_a_product() -> None:
     product = Float8Product("tensorwise", emulate=True)
     x = torch.randn(32, 64, generator=torch.Generator().manual_seed(0)).bfloat16()

@@ -127,6 +127,7 @@ def test_gradients_are_those_without(recompute: Any, depth: int, keeps_last: boo
         assert torch.equal(found, expected)
 
 
+@pytest.mark.heavy
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # of the compiler's own doing
 def test_compiled_blocks_hand_over_what_they_keep() -> None:
     plain, moved = _blocks(), _blocks()

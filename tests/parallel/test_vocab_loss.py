@@ -62,6 +62,7 @@ def _on_a_rank() -> tuple[Tensor, Tensor]:
     return _value_and_gradient(VocabLoss(group=group, first=first)(mine, targets), mine)
 
 
+@pytest.mark.heavy
 def test_a_vocabulary_that_two_ranks_split_unevenly() -> None:
     loss, gradient = _torchs(torch.float32)
     found = run_on_ranks(_on_a_rank, 2)

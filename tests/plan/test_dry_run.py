@@ -49,12 +49,14 @@ def ask(
     )
 
 
+@pytest.mark.heavy
 def test_the_peak_is_the_moment_that_holds_most() -> None:
     answer = ask(f"print('a warning'); print('''{json.dumps(ANSWER)}''')")
     assert (answer.peak.phase, answer.peak.bytes) == ("backward", 7)
     assert answer.attention == "flash"
 
 
+@pytest.mark.heavy
 def test_the_program_is_told_recipe_shape_and_layout() -> None:
     code = (
         "import json, sys; asked = json.load(sys.stdin); "
@@ -66,18 +68,21 @@ def test_the_program_is_told_recipe_shape_and_layout() -> None:
     assert ask(code).attention == [4096, 32, 16]  # type: ignore[comparison-overlap]
 
 
+@pytest.mark.heavy
 def test_a_refusal_of_the_training_half_is_passed_on_as_it_is() -> None:
     code = "import sys; print('no block has a module named x', file=sys.stderr); sys.exit(2)"
     with pytest.raises(RequestError, match=r"^no block has a module named x$"):
         ask(code)
 
 
+@pytest.mark.heavy
 def test_a_crash_is_named_with_its_last_line() -> None:
     code = "import sys; print('out of luck', file=sys.stderr); sys.exit(3)"
     with pytest.raises(ShardyardError, match=r"exit code 3: out of luck\. .* stands without"):
         ask(code)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("code", ["pass", "print('hello')", "print('{}')"])
 def test_an_answer_that_describes_no_memory_is_refused(code: str) -> None:
     with pytest.raises(ShardyardError, match="no description of memory"):

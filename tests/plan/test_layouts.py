@@ -183,6 +183,7 @@ def test_looking_at_everything_finds_nothing_faster(
         assert found.best[0].step_s == pytest.approx(fastest_s)
 
 
+@pytest.mark.heavy
 def test_the_narrow_search_finds_nothing_that_the_broad_one_misses() -> None:
     for preset, cluster, given in CASES:
         asked = step_of(preset, cluster, **given)
@@ -201,6 +202,7 @@ def what_differs(candidate: Candidate) -> Layout:
     return layout if layout.dp_shard * layout.cp > 1 else replace(layout, zero=1)
 
 
+@pytest.mark.heavy
 def test_devices_with_more_memory_never_lose_a_layout() -> None:
     before: Search | None = None
     for gib in (24, 40, 80, 192):
@@ -302,6 +304,7 @@ def test_devices_that_nobody_measured_are_refused_by_name() -> None:
         search(step_of("llama2-7b", cluster), cluster)
 
 
+@pytest.mark.heavy
 def test_sixteen_times_the_devices_do_not_take_many_times_as_long() -> None:
     """A generous bound, as others use this machine too; ``benchmarks`` has the exact one."""
     seconds = []

@@ -53,6 +53,7 @@ def test_each_next_offer_of_the_front_is_dearer_and_faster(front: tuple[Offer, .
         assert cheaper.wall_s > faster.wall_s
 
 
+@pytest.mark.heavy
 def test_a_cluster_on_which_the_run_would_not_advance_is_no_offer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -104,6 +105,7 @@ def test_an_offer_is_the_best_layout_of_its_cluster_at_its_price(front: tuple[Of
 # --- picking ------------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 def test_a_deadline_picks_the_cheapest_within_it(
     front: tuple[Offer, ...], everything: list[Offer]
 ) -> None:
@@ -114,6 +116,7 @@ def test_a_deadline_picks_the_cheapest_within_it(
     assert picked.usd == min(offer.usd for offer in everything if offer.wall_s <= deadline_s)
 
 
+@pytest.mark.heavy
 def test_a_budget_picks_the_fastest_within_it(
     front: tuple[Offer, ...], everything: list[Offer]
 ) -> None:
@@ -124,6 +127,7 @@ def test_a_budget_picks_the_fastest_within_it(
     assert picked.wall_s == min(offer.wall_s for offer in everything if offer.usd <= budget_usd)
 
 
+@pytest.mark.heavy
 def test_a_deadline_and_a_budget_pick_the_cheapest_within_both(front: tuple[Offer, ...]) -> None:
     last = front[-1]
     picked = found_for(deadline_s=last.wall_s, budget_usd=last.usd).picked
@@ -135,6 +139,7 @@ def test_without_a_wish_the_cheapest_is_picked(front: tuple[Offer, ...]) -> None
     assert found_for().picked == front[0]
 
 
+@pytest.mark.heavy
 def test_what_nobody_offers_is_not_picked(front: tuple[Offer, ...]) -> None:
     assert found_for(deadline_s=1).picked is None
     assert found_for(budget_usd=1).picked is None
@@ -172,6 +177,7 @@ def test_a_model_that_nothing_can_train_is_refused_with_reasons() -> None:
     assert "memory.recompute=full, or describe a cluster of your own with cluster.file" in text
 
 
+@pytest.mark.heavy
 def test_the_whole_catalogue_is_considered_or_passed_over() -> None:
     tiny = workload("llama3.2-1b", global_batch=8, seq_len=512, dp_shard=8)
     found = offers(tiny, steps=10, checkpoint_bytes=10**9)

@@ -139,6 +139,7 @@ def tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
     yield from module.buffers()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["resnet50", "efficientnet-b0"])
 def test_activations_are_what_autograd_keeps_of_a_real_network(name: str) -> None:
     module, batch, pixels = real_module(name), 2, 96

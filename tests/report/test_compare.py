@@ -109,6 +109,7 @@ def test_a_run_under_way_compares_no_sums(tmp_path: Path) -> None:
     assert rows["time of a step"].error is not None
 
 
+@pytest.mark.heavy
 def test_page_and_markdown_print_terms_shares_and_errors(tmp_path: Path) -> None:
     run = whole_run(tmp_path)
     write_report(run)

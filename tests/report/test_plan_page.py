@@ -119,6 +119,7 @@ def words(html: str) -> str:
     return " ".join("".join(Page(html).text).split())
 
 
+@pytest.mark.heavy
 def test_the_page_is_well_formed_whole_and_alone() -> None:
     page = Page(whole_page())
     assert page.open == []
@@ -131,6 +132,7 @@ def test_the_page_is_well_formed_whole_and_alone() -> None:
     assert {f"{part}-section" for part in parts} <= set(page.ids)
 
 
+@pytest.mark.heavy
 def test_the_same_plan_gives_the_same_page() -> None:
     again = plan_page(
         planned(), search=found(), offers=rented(), bars=needed(), title="Plan of llama3-8b"
@@ -270,6 +272,7 @@ def test_failures_show_their_range_and_every_phase() -> None:
     assert page.row("spare nodes")[1] == str(outlook.spare_nodes)
 
 
+@pytest.mark.heavy
 def test_offers_are_drawn_labelled_and_listed_and_the_pick_is_named() -> None:
     svg, text = draw_offers(rented()), words(whole_page())
     picked = rented().picked

@@ -166,6 +166,7 @@ def test_a_run_without_a_single_step_has_a_page(tmp_path: Path, ends: int | None
     assert "No step was finished yet." in "".join(page.text)
 
 
+@pytest.mark.heavy
 def test_thousands_of_steps_make_no_heavier_page(tmp_path: Path) -> None:
     writer = RunWriter(RunDir(tmp_path / "run"), resolved_run(steps=20_000))
     writer.begin()

@@ -4,10 +4,14 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from shardyard import __version__
 from shardyard.hardware.machine import Machine
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.manifest import git_state, write_manifest
+
+pytestmark = pytest.mark.heavy
 
 MACHINE = Machine(device="cpu", name="a CPU", count=1, memory_bytes=1, cores=2, hostname="here")
 

@@ -21,6 +21,8 @@ from shardyard.train.setup import build_optimizer, build_sharded
 from shardyard.train.step import Stepper
 from tests.plan.recipes import resolved_recipe
 
+pytestmark = pytest.mark.heavy
+
 SHAPE = dataclasses.replace(
     PRESETS["llama-tiny"].shape, vocab_size=2000, hidden_size=128, intermediate_size=344
 )
@@ -95,7 +97,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+QUICK = ("one rank", "zero 3")
+
+
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(n, marks=pytest.mark.system) for n in CASES if n not in QUICK)]
+)
 def test_the_peak_is_what_torchs_allocator_gives_to_a_real_step(name: str) -> None:
     layout, compute, recompute = CASES[name]
     recipe = tiny(
@@ -134,7 +141,7 @@ def test_the_loss_holds_one_fp32_number_a_logit_beside_the_logits() -> None:
     assert terms_of(answer, "backward")["logits and loss"] == (4 + 2) * 2 * SEQ_LEN * 2000
 
 
-@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("zero", [*(pytest.param(n, marks=pytest.mark.system) for n in (1, 2)), 3])
 def test_a_third_micro_batch_allocates_no_more_than_the_second(zero: int) -> None:
     layout = dataclasses.replace(FOUR_RANKS, zero=zero)
     recipe = tiny(passes=3, layout=layout)

@@ -21,7 +21,9 @@ from shardyard.train.hooks import Hooks
 from shardyard.train.loop import Loop
 from shardyard.train.setup import Training, set_up
 from tests.distributed.ranks import run_on_ranks
-from tests.distributed.runs import Corpus, make_run, prepare_corpus
+from tests.distributed.runs import Corpus, make_run
+
+pytestmark = pytest.mark.heavy
 
 PEAK = 0.05
 RATES = [0.5 * PEAK, PEAK, 0.875 * PEAK, 0.75 * PEAK]
@@ -37,11 +39,6 @@ CASES: list[tuple[dict[str, Any], float]] = [
     ({"name": "sgd", "momentum": 0.9}, 1e3),
 ]
 """An eps that is no rounding: else Adam divides noise by itself where a gradient is small."""
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    return prepare_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 def _plain(

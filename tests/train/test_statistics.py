@@ -15,6 +15,8 @@ from shardyard.train.step import StepResult
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import make_run, prepare_corpus
 
+pytestmark = pytest.mark.heavy
+
 
 class Seen:
     """Counts steps, and keeps a running mean of them as batch normalisation would."""

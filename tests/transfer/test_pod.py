@@ -14,6 +14,8 @@ from shardyard.transfer.pod import PodSource
 from shardyard.transfer.receive import LostError, receive
 from tests.launch.kubernetes.api_server import RUNNING, ApiServer, running_server
 
+pytestmark = pytest.mark.heavy
+
 pytest.importorskip("kubernetes", reason="the Kubernetes client is an extra")
 
 CONTENT = bytes(range(256)) * 4000

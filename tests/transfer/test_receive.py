@@ -183,6 +183,7 @@ def test_without_room_nothing_is_begun(tmp_path: Path) -> None:
         refuse_without_room(2**53, tmp_path / "not" / "there")
 
 
+@pytest.mark.heavy
 @needs_root
 def test_a_disk_that_fills_up_on_the_way_is_told_and_keeps_nothing_of_a_folder(
     tmp_path: Path,

@@ -93,6 +93,7 @@ def world(server: BatchServer, one_front: tuple[Front, Any], tmp_path: Path) -> 
     return World(server, front, client, folder, complete)
 
 
+@pytest.mark.heavy
 def test_what_was_sent_is_there_and_comes_back_the_same(world: World, tmp_path: Path) -> None:
     assert world.send() is True
     there = world.objects()

@@ -217,8 +217,7 @@ RUN pip install --extra-index-url "$TORCH_INDEX_URL" \\
         -c /src/constraints.txt torch=={stack.torch}+{stack.wheel}
 COPY pyproject.toml /src/
 COPY src /src/src
-# boto3, which a node needs to send to S3
-RUN pip install -c /src/constraints.txt '/src[aws]'
+RUN pip install -c /src/constraints.txt /src
 """
 
 
@@ -244,7 +243,7 @@ ENV PIP_NO_CACHE_DIR=1 PIP_BREAK_SYSTEM_PACKAGES=1
 {_MIRROR}COPY --from=build /wheels /wheels
 RUN python3 -c 'import importlib.metadata as m; print("torch==" + m.version("torch"))' \\
         > /tmp/torch.txt \\
- && python3 -m pip install -c /tmp/torch.txt "$(ls /wheels/*.whl)[aws]" \\
+ && python3 -m pip install -c /tmp/torch.txt /wheels/*.whl \\
  && rm -rf /wheels /tmp/torch.txt
 RUN useradd --no-log-init --uid {USER_ID} --create-home shardyard
 """

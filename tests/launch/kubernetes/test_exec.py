@@ -25,6 +25,7 @@ def said(api: Api, *command: str) -> bytes:
     return b"".join(api.exec("worker", container="node", command=command))
 
 
+@pytest.mark.heavy
 def test_what_a_command_prints_comes_byte_for_byte(
     server_and_api: tuple[ApiServer, Api], tmp_path: Path
 ) -> None:
@@ -35,6 +36,7 @@ def test_what_a_command_prints_comes_byte_for_byte(
     assert f"Bearer {TOKEN}" in server.tokens
 
 
+@pytest.mark.heavy
 def test_arguments_arrive_as_they_were_given_and_no_shell_reads_them(
     server_and_api: tuple[ApiServer, Api],
 ) -> None:
@@ -44,6 +46,7 @@ def test_arguments_arrive_as_they_were_given_and_no_shell_reads_them(
     assert server.execs.commands == [list(words)]
 
 
+@pytest.mark.heavy
 def test_a_command_that_fails_is_told_with_its_words_and_exit_code(
     server_and_api: tuple[ApiServer, Api],
 ) -> None:
@@ -54,6 +57,7 @@ def test_a_command_that_fails_is_told_with_its_words_and_exit_code(
     assert failed.value.code == 7
 
 
+@pytest.mark.heavy
 def test_a_program_that_is_not_in_the_image_is_told(
     server_and_api: tuple[ApiServer, Api],
 ) -> None:
@@ -63,6 +67,7 @@ def test_a_program_that_is_not_in_the_image_is_told(
     assert failed.value.code is None
 
 
+@pytest.mark.heavy
 def test_a_connection_that_breaks_is_no_end(server_and_api: tuple[ApiServer, Api]) -> None:
     server, api = server_and_api
     server.execs.cut_after_bytes = [100_000]
@@ -93,6 +98,7 @@ def test_a_pod_that_is_gone_is_a_lost_connection(server_and_api: tuple[ApiServer
         said(api, "true")
 
 
+@pytest.mark.heavy
 def test_silence_is_asked_about_and_is_no_end_at_once(
     server_and_api: tuple[ApiServer, Api],
 ) -> None:

@@ -94,6 +94,7 @@ def test_without_a_terminal_and_without_yes_nothing_is_installed(
     assert site.calls() == []
 
 
+@pytest.mark.heavy
 def test_a_release_is_applied_at_its_pinned_version_and_removed_again(
     site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,6 +116,7 @@ def test_a_release_is_applied_at_its_pinned_version_and_removed_again(
     assert site.kubeconfig.read_bytes() == before and len(site.calls()) == 2
 
 
+@pytest.mark.heavy
 def test_what_jobs_need_is_not_removed(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     site.server.served.discard("jobsets")
     site.doctor("--install", "--yes")
@@ -128,6 +130,7 @@ def test_what_jobs_need_is_not_removed(site: Site, capsys: pytest.CaptureFixture
     assert len(site.calls()) == 1
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("refusal", "code", "words"),
     [
@@ -188,6 +191,7 @@ def rented(*words: str) -> tuple[str, ...]:
     return ("cluster.device=auto", "cluster.devices=auto", "cluster.instance=p5.48xlarge", *words)
 
 
+@pytest.mark.heavy
 def test_device_plugins_are_installed_where_no_node_offers_devices(site: Site) -> None:
     assert site.doctor("--install", "--yes", *rented()) == 0
     nvidia, efa = site.calls()
@@ -209,6 +213,7 @@ def test_a_plugin_that_is_there_gets_none_beside_it(site: Site) -> None:
     assert site.calls() == []
 
 
+@pytest.mark.heavy
 def test_trainer_brings_jobset_unless_there_is_one(site: Site) -> None:
     site.server.served = {"jobsets"}
     target = "launch.kubernetes.target=trainjob"
@@ -261,6 +266,7 @@ def forge(site: Site, changes: dict[str, str]) -> Path:
     return ledger
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
@@ -285,6 +291,7 @@ def test_a_release_that_a_forged_line_names_is_not_removed(
     assert len(site.calls()) == 1
 
 
+@pytest.mark.heavy
 def test_what_was_installed_is_not_removed_where_others_may_write_the_ledger(
     site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
