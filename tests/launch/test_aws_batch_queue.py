@@ -1,12 +1,14 @@
 """Queues in which a multi-node job would wait for ever are refused."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from shardyard.errors import CapacityError, RequestError
-from shardyard.launch.aws_batch.objects import job_definition
+from shardyard.launch.aws_batch.objects import job_definition, job_submission
 from shardyard.launch.aws_batch.queue import check_queue
+from shardyard.launch.base import SideJob
 from tests.launch.batch_requests import batch_request
 
 pytest.importorskip("botocore", reason="needs shardyard[aws]")
@@ -90,3 +92,32 @@ def test_too_few_vcpus_are_no_capacity() -> None:
     with pytest.raises(CapacityError, match=r"at most 191 vCPUs.*needs 192.*Raise maxvCpus"):
         check(FakeBatch(resources(maxvCpus=191)))
     check(FakeBatch(resources(maxvCpus=192)))
+
+
+def check_side(batch: FakeBatch, *settings: str) -> None:
+    side = SideJob(kind="probe")
+    request = replace(batch_request("cluster.instance=p4d.24xlarge", *settings), side=side, nodes=1)
+    check_queue(batch, job_submission(request)["jobQueue"], job_definition(request))
+
+
+@pytest.mark.parametrize("kind", ["EC2", "SPOT"])
+def test_a_side_job_is_content_with_any_instance_on_demand_or_not(kind: str) -> None:
+    environment = {**resources(type=kind, instanceTypes=["m7i.large"], maxvCpus=4)}
+    check_side(FakeBatch(environment, jobQueueName="cpus"), "launch.aws_batch.side_queue=cpus")
+    check_side(FakeBatch({**environment, "type": "UNMANAGED"}))
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        (FakeBatch(resources(type="FARGATE")), "side job needs EC2, whose containers mount what"),
+        (FakeBatch(resources(maxvCpus=2)), "side_queue='trainers' has at most 2 vCPUs"),
+        (FakeBatch(jobQueueName="x"), "side_queue='trainers' does not exist in us-east-1. There"),
+        (FakeBatch(state="DISABLED"), "side_queue='trainers' is disabled and takes no jobs"),
+    ],
+)
+def test_a_queue_in_which_a_side_job_would_wait_for_ever_is_refused(
+    batch: FakeBatch, words: str
+) -> None:
+    with pytest.raises((RequestError, CapacityError), match=words):
+        check_side(batch)

@@ -99,6 +99,14 @@ def test_a_job_on_this_machine_is_told_no_place_and_is_never_started_again() -> 
     assert "--node-rank" not in LocalLauncher().render(side_of(slurm_request())).text
 
 
+def test_a_size_that_this_machine_does_not_hold_it_to_is_told() -> None:
+    sized = slurm_request("launch.side.memory_gib=4")
+    (warning,) = LocalLauncher().render(side_of(sized)).warnings
+    assert warning.startswith("launch.side.memory_gib: nothing holds a side job to it on local")
+    assert LocalLauncher().render(sized).warnings == ()
+    assert LocalLauncher().render(side_of(slurm_request())).warnings == ()
+
+
 def test_the_label_is_that_of_the_arguments_whatever_their_order() -> None:
     one = SideJob(kind="fetch", arguments={"a": 1, "b": [2]})
     other = SideJob(kind="fetch", arguments={"b": [2], "a": 1})

@@ -104,6 +104,7 @@ class LocalLauncher:
             objects=(asdict(job),),
             files={"recipe.yaml": request.recipe_text},
             side=request.side_details,
+            warnings=_warnings(request),
         )
 
     def submit(self, rendered: Rendered, ledger: Ledger) -> Job:
@@ -210,6 +211,14 @@ def _program(request: LaunchRequest) -> list[str]:
     last = ["--place", "given"] if request.side is None else ["--side", request.side.to_text()]
     recipe = f"{_FOLDER}/recipe.yaml"
     return [sys.executable, "-m", module, recipe, "--run-dir", request.run_dir, *last]
+
+
+def _warnings(request: LaunchRequest) -> tuple[str, ...]:
+    given = request.recipe.launch.side.model_fields_set if request.side is not None else ()
+    if not given:
+        return ()
+    names = ", ".join(f"launch.side.{name}" for name in sorted(given))
+    return (f"{names}: nothing holds a side job to it on local, which has the whole machine.",)
 
 
 def _script(job: JobFile, recipe_text: str) -> str:

@@ -193,3 +193,12 @@ def repeated_steps(run: RunDir) -> int:
     """Steps that were computed again after lost work."""
     lines = [line["step"] for line in read_lines(run.metrics) if "eval" not in line]
     return len(lines) - len(set(lines))
+
+
+def rendered_side_job(*overrides: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """ConfigMap and Job, as `shardyard prepare --on kubernetes --dry-run` prints them."""
+    command = [sys.executable, "-m", "shardyard", "prepare", str(QUICKSTART)]
+    words = ["--on=kubernetes", "--dry-run", *OVERRIDES, *overrides]
+    text = subprocess.check_output([*command, *words], stderr=subprocess.DEVNULL, text=True)
+    config, job = yaml.safe_load_all(text)
+    return config, job

@@ -227,3 +227,12 @@ def worker_of_pytorchjob(job: dict[str, Any], rank: int) -> dict[str, Any]:
     (container,) = pod["spec"]["containers"]
     container["env"] += [{"name": key, "value": value} for key, value in added.items()]
     return {"apiVersion": "v1", "kind": "Pod", **pod}
+
+
+def pod_of_job(job: dict[str, Any], number: int) -> dict[str, Any]:
+    """A pod of a plain Job, as the Job controller makes it; each start is a new one."""
+    name = job["metadata"]["name"]
+    pod = copy.deepcopy(job["spec"]["template"])
+    pod["metadata"]["name"] = f"{name}-{number:05}"
+    pod["metadata"]["labels"] |= {"batch.kubernetes.io/job-name": name}
+    return {"apiVersion": "v1", "kind": "Pod", **pod}

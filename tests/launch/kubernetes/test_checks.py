@@ -91,6 +91,16 @@ def test_a_right_that_is_lacking_is_named(cluster: Cluster) -> None:
     cluster.server.forbidden = {"configmaps"}
     found = cluster.only_trouble()
     assert found.what.startswith("you may not create configmaps, get configmaps, ")
+    assert [one.verdict for one in cluster.findings() if one.name == "rights"] == ["problem"]
+
+
+def test_a_right_that_only_side_jobs_need_is_a_warning(cluster: Cluster) -> None:
+    cluster.server.forbidden = {"jobs"}
+    found = cluster.only_trouble()
+    assert (found.verdict, found.name) == ("warning", "side jobs")
+    assert found.what.startswith("you may not create jobs, get jobs, delete jobs in the namespace")
+    assert "Training needs it not; prepare --on, export" in found.mend
+    assert [one.verdict for one in cluster.findings() if one.name == "rights"] == ["ok"]
 
 
 def test_a_queue_that_is_not_there_would_keep_the_job_waiting(cluster: Cluster) -> None:

@@ -1,21 +1,26 @@
 """Pods of the project's own image train the quickstart as one machine does, whatever happens."""
 
+import hashlib
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from shardyard.data.pieces import SCRATCH
+from shardyard.launch.marked import NONCE_VARIABLE, parse
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_steps
 from tests.launch.kubernetes.pod_runs import (
     PodRun,
     loss_difference,
     rendered,
+    rendered_side_job,
     repeated_steps,
     train,
 )
-from tests.launch.kubernetes.pods import IMAGE, Podman, pod_of_jobset, running_podman
+from tests.launch.kubernetes.pods import IMAGE, Podman, pod_of_job, pod_of_jobset, running_podman
 
 pytestmark = pytest.mark.slow
 
@@ -88,3 +93,55 @@ def test_workers_of_an_elastic_pytorchjob_come_and_go(pods: Pods) -> None:
     # a sample that is missing or read twice would show at once, in the second digit.
     assert loss_difference(run.run, pods.reference, last_step=killed.first_step + 10) <= 1e-5
     assert loss_difference(run.run, pods.reference) <= 1e-3
+
+
+def prepared(pods: Pods, folder: str, *, is_killed: bool) -> Path:
+    """What a side job prepares in a folder of the volume, in one pod or, killed, in two."""
+    settings = ("data.source=/runs/text", f"data.dir=/runs/{folder}", "data.workers=1")
+    config, job = rendered_side_job(*settings)
+    data = pods.volume / folder
+
+    def whole() -> dict[Path, int]:
+        records = data.glob(f"*/{SCRATCH}/*.json")
+        found = [each for one in records for each in one.parents[1].glob(f"*-{one.stem}.bin")]
+        return {path: path.stat().st_mtime_ns for path in found}
+
+    first, second = (pod_of_job(job, number) for number in range(2))
+    before: dict[Path, int] = {}
+    if is_killed:
+        pods.podman.play(config, first)
+        end_s = time.monotonic() + 300
+        while len(whole()) < 2:
+            assert time.monotonic() < end_s
+            time.sleep(0.05)
+        pods.podman.kill(first["metadata"]["name"])
+        before = whole()
+        assert not list(data.glob("*/manifest.json")), "it was in the middle"
+    pods.podman.play(config, second)
+    container = f"{second['metadata']['name']}-node"
+    assert pods.podman.wait(container, timeout_s=600) == 0, pods.podman.run("logs", container)
+    assert {path: path.stat().st_mtime_ns for path in before} == before, "nothing is done twice"
+    env = {each["name"]: each["value"] for each in second["spec"]["containers"][0]["env"]}
+    lines = pods.podman.run("logs", container).splitlines()
+    marked = [found for line in lines if (found := parse(line, nonce=env[NONCE_VARIABLE]))]
+    (answer,) = [found.content["result"] for found in marked if found.kind == "answer"]
+    place = Path(answer["data"]["dir"])
+    assert place.parent == Path("/runs") / folder
+    return data / place.name
+
+
+def test_a_pod_prepares_on_the_volume_and_one_that_was_killed_is_gone_on_with(pods: Pods) -> None:
+    (pods.volume / "text").mkdir()
+    sources = sorted((Path(__file__).parents[3] / "src" / "shardyard").rglob("*.py"))
+    text = "\n\n".join(source.read_text() for source in sources)
+    for number in range(4):  # a piece of the work is 1 MiB
+        (pods.volume / "text" / f"{number}.txt").write_text(f"{number}\n{text}")
+    left_alone = prepared(pods, "alone", is_killed=False)
+    killed = prepared(pods, "killed", is_killed=True)
+    assert killed.name == left_alone.name
+    assert _digests(killed) == _digests(left_alone) != {}
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    files = [path for path in folder.iterdir() if path.is_file() and path.name[0] != "."]
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

@@ -3,7 +3,7 @@
 Nodes, claims and quotas are looked at in files of their own.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from shardyard.config.secret_reference import parse_references
@@ -104,24 +104,43 @@ def _rights(request: LaunchRequest, api: Api) -> Iterator[Finding]:
         ("list", "pods", ""),
         ("get", "pods/log", ""),
     ]
-    lacking = [
-        f"{verb} {resource}"
-        for verb, resource, group in wanted
-        if not api.may(verb, resource, group=group)
-    ]
+    lacking = _lacking(api, wanted)
     if lacking:
         what = f"you may not {', '.join(lacking)} in the namespace {api.namespace}"
         mend = "Have an administrator grant it; docs/launch-kubernetes.md has the role"
         yield Finding(name="rights", verdict="problem", what=what, mend=mend)
-    if not api.may("get", "pods/exec"):
-        what = f"you may not get pods/exec in the namespace {api.namespace}"
-        mend = (
-            "Training needs it not; shardyard fetch, and export to a folder here, read files so. "
-            "docs/launch-kubernetes.md has the role"
-        )
-        yield Finding(name="exec", verdict="warning", what=what, mend=mend)
     else:
         yield Finding(name="rights", verdict="ok", what="all that a run needs is allowed")
+    for name, rights, who in _RIGHTS_BESIDE:
+        lacking = _lacking(api, rights)
+        if lacking:
+            what = f"you may not {', '.join(lacking)} in the namespace {api.namespace}"
+            mend = f"Training needs it not; {who}. docs/launch-kubernetes.md has the role"
+            yield Finding(name=name, verdict="warning", what=what, mend=mend)
+
+
+_RIGHTS_BESIDE = (
+    (
+        "side jobs",
+        [(verb, "jobs", "batch") for verb in ("create", "get", "delete")],
+        "prepare --on, export and fetch of far runs and doctor --probe are plain Jobs",
+    ),
+    (
+        "exec",
+        [("get", "pods/exec", "")],
+        "shardyard fetch, and export to a folder here, read files so",
+    ),
+)
+"""What verbs need that train nothing: name of the finding, rights, which verbs."""
+
+
+def _lacking(api: Api, wanted: Sequence[tuple[str, str, str]]) -> list[str]:
+    """Of verbs, resources and their API groups those that are not allowed."""
+    return [
+        f"{verb} {resource}"
+        for verb, resource, group in wanted
+        if not api.may(verb, resource, group=group)
+    ]
 
 
 def _queue(request: LaunchRequest, api: Api) -> Iterator[Finding]:
