@@ -17,9 +17,9 @@ import yaml
 
 from shardyard.cli import main
 from shardyard.config.check import load_checked_recipe
-from shardyard.config.yaml_text import read_yaml
 from shardyard.errors import RecipeError, RequestError
 from shardyard.launch.base import LAUNCHERS
+from shardyard.yaml_text import read_yaml
 from tests.launch.odd_strings import (
     KEY,
     STRINGS,

@@ -12,13 +12,13 @@ import pytest
 from shardyard.config.auto import Facts
 from shardyard.config.legality import Layout, problems
 from shardyard.config.load import load_recipe
+from shardyard.config.machines import chosen_cluster
 from shardyard.config.model_problems import misfits
 from shardyard.config.presets import PRESETS, ModelShape
 from shardyard.config.resolve import resolve_known
 from shardyard.config.schema import Parallel
 from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import instance
-from shardyard.hardware.chosen import chosen_cluster
 from shardyard.hardware.cluster import Cluster, cluster_of
 from shardyard.plan.estimate import Estimate, estimate
 from shardyard.plan.layouts import RECOMPUTE, Candidate, Search, nodes_that_fit, search

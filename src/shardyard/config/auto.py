@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from shardyard.config.machines import chosen_cluster
 from shardyard.config.optimizers import optimizer_of
 from shardyard.config.presets import ModelShape
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
-from shardyard.hardware.chosen import chosen_cluster
 from shardyard.hardware.cluster import Cluster
 from shardyard.hardware.machine import Machine
 

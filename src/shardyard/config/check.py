@@ -12,6 +12,7 @@ from shardyard.config.environment import environment_problems
 from shardyard.config.format_problems import format_problems
 from shardyard.config.launch_problems import launch_problems
 from shardyard.config.load import read_settings, source_of
+from shardyard.config.machines import chosen_cluster
 from shardyard.config.model_problems import misfits
 from shardyard.config.optimizers import OPTIMIZERS, factors_of, optimizer_of, readers_of
 from shardyard.config.presets import PRESETS
@@ -22,7 +23,6 @@ from shardyard.config.text_problems import text_problems, texts
 from shardyard.config.trainable import trainable_problems
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.hardware.accelerator import wrong_kind
-from shardyard.hardware.chosen import chosen_cluster
 
 
 def check(recipe: Recipe, source: str = "recipe", *, to_train: bool = True) -> None:

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
+from shardyard.config.machines import chosen_cluster
 from shardyard.config.schema import Recipe
 from shardyard.errors import Problem, RequestError
 from shardyard.hardware.accelerator import Accelerator
-from shardyard.hardware.chosen import chosen_cluster
 
 _DEVICES_WITHOUT_FP8 = ("cpu", "xpu", "hpu", "xla")
 """In torchao, whatever they can do by themselves."""

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from shardyard.config.credentials import HIDDEN, find_credential
 from shardyard.config.document import Setting, sections, settings
 from shardyard.config.schema import Recipe
-from shardyard.config.yaml_text import WrongYamlError, is_null_word, read_yaml, write_yaml
 from shardyard.errors import Problem, RecipeError, RequestError
+from shardyard.yaml_text import WrongYamlError, is_null_word, read_yaml, write_yaml
 
 _ELSEWHERE = {
     "learning_rate": "optim.lr",

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 
 from shardyard.config.legality import SPLIT_BACKWARD
 from shardyard.config.legality import problems as layout_problems
+from shardyard.config.machines import chosen_cluster
 from shardyard.config.presets import ModelShape
 from shardyard.config.schema import Recipe
 from shardyard.config.tasks import TASKS, tasks_of
 from shardyard.errors import Problem, RequestError
-from shardyard.hardware.chosen import chosen_cluster
 
 FP8_MULTIPLE = 16
 """Sides of matrices that fp8 kernels multiply."""

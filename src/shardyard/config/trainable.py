@@ -6,10 +6,10 @@ refused here, and say that it is. What can never be done is refused by all (``co
 
 from collections.abc import Callable, Iterable
 
+from shardyard.config.machines import chosen_cluster
 from shardyard.config.presets import PRESETS
 from shardyard.config.schema import Recipe
 from shardyard.errors import Problem, RequestError
-from shardyard.hardware.chosen import chosen_cluster
 from shardyard.hardware.cluster import Cluster
 
 TRAINED_MODEL_TYPES = ("llama", "mistral", "mixtral", "qwen3", "qwen3_moe", "bert")

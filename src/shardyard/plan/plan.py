@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from shardyard.config.legality import Layout, resolve_layout
+from shardyard.config.machines import joined_cluster
 from shardyard.config.presets import ModelShape
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Recipe
 from shardyard.errors import RequestError
 from shardyard.hardware.accelerator import Accelerator
 from shardyard.hardware.catalogue import accelerator_named
-from shardyard.hardware.chosen import joined_cluster
 from shardyard.hardware.cluster import Cluster, default_cluster
 from shardyard.hardware.machine import Machine
 from shardyard.plan.calibration import Calibration

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from shardyard.config.load import dump_recipe, load_recipe
-from shardyard.hardware.chosen import chosen_cluster
+from shardyard.config.machines import chosen_cluster
 from shardyard.launch.base import LaunchRequest
 
 IMAGE = "registry.example/train@sha256:" + "0123456789abcdef" * 4

@@ -7,10 +7,10 @@ import pytest
 from shardyard.config.auto import Facts
 from shardyard.config.check import check
 from shardyard.config.load import load_recipe
+from shardyard.config.machines import chosen_cluster
 from shardyard.config.resolve import resolve_known
 from shardyard.config.schema import Recipe
 from shardyard.errors import RecipeError, RequestError
-from shardyard.hardware.chosen import chosen_cluster
 
 OURS = "{accelerator: Gaudi2, devices_per_node: 8, network_gbps: 2400}"
 
