@@ -18,6 +18,7 @@ PACKAGE = SRC / "shardyard"
 BASE_ROWS = [{"errors", "units", "printable"}, {"yaml_text"}, {"hardware"}, {"config"}, {"rundir"}]
 CONTROL_ROWS = [{"plan"}, {"launch", "report", "bench"}, {"transfer", "cluster"}, {"cli"}]
 TRAINING_ROWS = [
+    {"torch_private"},
     {"data", "models"},
     {"parallel"},
     {"tasks"},

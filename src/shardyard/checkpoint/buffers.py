@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shardyard.errors import CheckpointError
+from shardyard.torch_private import names_not_saved
 
 _PREFIX = "buffer."
 
@@ -29,7 +30,7 @@ def buffers_of(model: nn.Module) -> dict[str, Tensor]:
     derived = {
         f"{place}.{name}" if place else name
         for place, module in model.named_modules()
-        for name in module._non_persistent_buffers_set
+        for name in names_not_saved(module)
     }
     return {
         f"{_PREFIX}{name}": buffer for name, buffer in model.named_buffers() if name not in derived

@@ -22,6 +22,7 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
 
+from shardyard import torch_private
 from shardyard.elastic import forkserver
 from shardyard.elastic.drain import DrainRequest
 from shardyard.elastic.losses import (
@@ -88,7 +89,7 @@ class GroupAgent(LocalElasticAgent):
             start_method="forkserver",
             exit_barrier_timeout=60,
         )
-        self._shutdown_timeout = 0
+        torch_private.end_without_waiting(self)
         self._run = run
         self._attempt = attempt
         self._drain = drain
@@ -111,14 +112,14 @@ class GroupAgent(LocalElasticAgent):
 
     @property
     def _rendezvous_handler(self) -> Rendezvous:
-        handler = self._worker_group.spec.rdzv_handler
+        handler = self.get_worker_group().spec.rdzv_handler
         assert isinstance(handler, Rendezvous)
         return handler
 
     @property
     def writes_events(self) -> bool:
         """Whether no node of a lower rank is left; false until the first rendezvous."""
-        rank = self._worker_group.group_rank
+        rank = self.get_worker_group().group_rank
         gone = {lost.group_rank for lost in self.lost_nodes}
         return rank is not None and gone.issuperset(range(rank))
 
@@ -216,7 +217,7 @@ class GroupAgent(LocalElasticAgent):
             return False
         if DRAINED not in result.return_values.values():
             return False
-        return bool(self._worker_group.spec.rdzv_handler.num_nodes_waiting() > 0)
+        return bool(self.get_worker_group().spec.rdzv_handler.num_nodes_waiting() > 0)
 
     def _lose(self) -> RunResult:
         """Find out what was lost and why, on all nodes, and end the rest of this node's workers."""
@@ -231,7 +232,7 @@ class GroupAgent(LocalElasticAgent):
         self._hear_others(mine)
         self._report_losses()
         if self._drain.is_requested or (self.losses and first_cause(self.losses).is_final):
-            self._remaining_restarts = 0  # a restart is not wanted, or would end the same way
+            torch_private.refuse_restarts(self)  # not wanted, or it would end the same way
         return RunResult(state=WorkerState.FAILED)
 
     def _hear_others(self, mine: list[Loss]) -> None:
@@ -256,7 +257,7 @@ class GroupAgent(LocalElasticAgent):
         self._report_losses()
 
     def _lost_node(self, group_rank: int, cause: str) -> LostNode:
-        node, size = self._notices.nodes[group_rank], self._worker_group.spec.local_world_size
+        node, size = self._notices.nodes[group_rank], self.get_worker_group().spec.local_world_size
         ranks = range(group_rank * size, (group_rank + 1) * size)
         return LostNode(
             node=node.name, node_rank=node.rank, group_rank=group_rank, ranks=tuple(ranks),
@@ -278,7 +279,7 @@ class GroupAgent(LocalElasticAgent):
         server = forkserver.ended()
         for local_rank in self._dead():
             process = self._processes()[local_rank]
-            rank = self._worker_group.workers[local_rank].global_rank
+            rank = self.get_worker_group().workers[local_rank].global_rank
             if server is not None:
                 losses.append(
                     describe_orphan(rank=rank, node=self._node.name, pid=process.pid, server=server)
@@ -307,8 +308,7 @@ class GroupAgent(LocalElasticAgent):
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 0) -> None:
         """End the workers. Torch asks for it where agents lost each other: nothing can be saved, so
         nothing is waited for. Torch 2.11 has no setting for that, and would wait half a minute."""
-        if self._pcontext is not None:
-            self._pcontext.close(death_sig, timeout)
+        torch_private.end_workers(self, death_sig, timeout)
         super()._shutdown(death_sig)
 
     def _drain_workers(self) -> None:
@@ -316,7 +316,7 @@ class GroupAgent(LocalElasticAgent):
         self._signal_workers(signal.SIGTERM)
         deadline_s = time.monotonic() + self._drain.timeout_s
         while time.monotonic() < deadline_s and not (self._dead() or self._drain.is_overdue):
-            if self._pcontext is None or self._pcontext.wait(0):
+            if torch_private.have_workers_ended(self):
                 return
             time.sleep(_DRAIN_POLL_S)
 
@@ -329,9 +329,7 @@ class GroupAgent(LocalElasticAgent):
         ]
 
     def _processes(self) -> list[Any]:
-        # torch offers pids alone; exit codes are asked of the processes themselves
-        context = getattr(self._pcontext, "_pc", None)
-        return list(context.processes) if context else []
+        return torch_private.worker_processes(self)
 
     def _signal_workers(self, number: signal.Signals) -> None:
         for pid in self.worker_pids():

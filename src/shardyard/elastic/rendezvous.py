@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 from torch.distributed import (  # type: ignore[attr-defined]  # built in C++
@@ -24,6 +24,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     RendezvousTimeout,
 )
 
+from shardyard import torch_private
 from shardyard.errors import LostNodeError, RequestError
 
 _LOOPBACK = "127.0.0.1"
@@ -64,23 +65,11 @@ class Rendezvous(DynamicRendezvousHandler):
     @property
     def round(self) -> int:
         """The number of the newest meeting that this node knows of."""
-        return int(self._state_holder.state.round)
+        return torch_private.meeting_number(self)
 
     def forget(self, group_ranks: Collection[int], *, round: int) -> None:
         """Have nodes of a round that is over count as gone at once; safe to repeat, by any node."""
-        long_ago = datetime.min.replace(tzinfo=UTC)
-        with self._heartbeat_lock:
-            for _ in range(_FORGET_TRIES):
-                self._state_holder.sync()
-                state = self._state_holder.state
-                gone = [node for node, rank in state.participants.items() if rank in group_ranks]
-                if not (state.complete and state.round == round and gone):
-                    return  # another node has said so, or the next round has begun
-                for node in gone:
-                    state.last_heartbeats[node] = long_ago
-                self._state_holder.mark_dirty()
-                if self._state_holder.sync():
-                    return
+        torch_private.forget_nodes(self, group_ranks, meeting=round, tries=_FORGET_TRIES)
 
 
 def build_rendezvous(meeting: Meeting) -> tuple[Rendezvous, TCPStore]:

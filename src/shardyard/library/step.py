@@ -11,13 +11,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from shardyard.errors import RequestError
 from shardyard.library.state import Sharded, sharded
 from shardyard.parallel.gradients import local_part, square_sum
 from shardyard.tasks.base import Computation
 from shardyard.tasks.own import Loss
+from shardyard.torch_private import foreach_div_, tree_leaves
 from shardyard.train.step import Totals, sum_over_ranks
 
 
@@ -152,4 +152,4 @@ def _mean(totals: Totals) -> tuple[Tensor, Tensor]:
 def _divide(parts: Sharded, divisor: Tensor) -> None:
     grads = [local_part(p.grad) for p in parts.params.values() if p.grad is not None]
     if grads:  # a pipeline stage may hold nothing that is trained
-        torch._foreach_div_(grads, divisor.float())
+        foreach_div_(grads, divisor.float())

@@ -1,12 +1,15 @@
 """The part of a parameter that this rank holds, and where it lies in the whole."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor.placement_types import _StridedShard
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Shard
+
+from shardyard.torch_private import is_strided
 
 
 @dataclass(frozen=True)
@@ -53,20 +56,27 @@ def local_shard(param: Tensor) -> LocalShard:
 
 
 def place_of(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Offsets and sizes of this rank's part in the whole.
+    """Offsets and sizes of this rank's part in the whole."""
+    return place_in(tensor.shape, tensor.device_mesh, tensor.placements)
+
+
+def place_in(
+    shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Offsets and sizes of this rank's part of a whole of that shape.
 
     torch 2.13 has it wrong where two axes split one dimension and neither divides it: of 513 rows
     over 2 x 4 ranks its parts overlap.
     """
-    offsets, sizes = [0] * tensor.dim(), list(tensor.shape)
-    axes = enumerate(tensor.placements)
+    offsets, sizes = [0] * len(shape), list(shape)
+    axes = enumerate(placements)
     # a strided axis (FSDP's) splits what the axes after it (tp, ep) have left
-    for axis, placement in sorted(axes, key=lambda each: isinstance(each[1], _StridedShard)):
-        if not isinstance(placement, Shard | _StridedShard):
+    for axis, placement in sorted(axes, key=lambda each: is_strided(each[1])):
+        if not (isinstance(placement, Shard) or is_strided(placement)):
             continue
-        dim = placement.dim
-        part = -(-sizes[dim] // tensor.device_mesh.size(axis))
-        begin = min(part * tensor.device_mesh.get_local_rank(axis), sizes[dim])
+        dim = placement.dim  # type: ignore[attr-defined]
+        part = -(-sizes[dim] // mesh.size(axis))
+        begin = min(part * mesh.get_local_rank(axis), sizes[dim])
         offsets[dim] += begin
         sizes[dim] = min(part, sizes[dim] - begin)
     return tuple(offsets), tuple(sizes)

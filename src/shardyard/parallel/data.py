@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
+from shardyard import torch_private
 from shardyard.config.legality import Layout
 from shardyard.models.families import Family, blocks_of, is_tied, part_of
-from shardyard.parallel import torch_private
 from shardyard.parallel.expert import sparse_blocks
 from shardyard.parallel.mesh import Mesh
 

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from shardyard.torch_private import foreach_norm
+
 _ROW = 1024
 """Elements added up in fp32: within 5e-8 of exact."""
 _SMALL = 2**14
@@ -64,7 +66,7 @@ def _norms(parts: Sequence[Tensor]) -> tuple[dict[int, Tensor], Tensor]:
             rows = flat[:end].view(-1, _ROW)
             by_rows[index] = torch.linalg.vector_norm(rows, dim=1, dtype=dtype)
         rest.append(flat[end:].to(dtype))
-    return by_rows, torch.stack(torch._foreach_norm(rest))
+    return by_rows, torch.stack(foreach_norm(rest))
 
 
 def local_part(tensor: Tensor) -> Tensor:

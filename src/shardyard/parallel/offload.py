@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shardyard.parallel.device import CopyQueue
+from shardyard.torch_private import storage_key
 
 LEAST_BYTES = 2**14
 """Smaller storages stay on the device: there are few, and starting a copy costs more than it."""
@@ -107,11 +108,11 @@ class ActivationOffload:
         if tensor.device.type != self._device.type or tensor.is_conj() or tensor.is_neg():
             return False
         storage = tensor.untyped_storage()
-        return storage.nbytes() >= LEAST_BYTES and storage._cdata not in group.parameters
+        return storage.nbytes() >= LEAST_BYTES and storage_key(storage) not in group.parameters
 
     def _held(self, storage: torch.UntypedStorage, group: "_Group") -> "_Held":
         """The storage, on its way; one for all tensors that are views of it."""
-        key = storage._cdata
+        key = storage_key(storage)
         alive, known = self._known.get(key, (None, None))
         held = known() if known is not None and alive is not None and alive() is storage else None
         if held is not None:
@@ -179,7 +180,7 @@ class _Group:
         """Storages of the block's parameters, first asked when they have been gathered."""
         if self._parameters is None:
             self._parameters = {
-                (param.to_local() if isinstance(param, DTensor) else param).untyped_storage()._cdata
+                storage_key(param.to_local() if isinstance(param, DTensor) else param)
                 for param in self._block.parameters()
             }
         return self._parameters

@@ -44,7 +44,7 @@ def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
         isinstance(module, kind)
         and type(module).forward is kind.forward
         and "forward" not in vars(module)  # a parametrized weight is a property of the class
-        and module._parameters.get("weight") is not None
+        and "weight" in dict(module.named_parameters(recurse=False))
     )
 
 

@@ -16,22 +16,18 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from shardyard import torch_private
 from shardyard.errors import RequestError
 from shardyard.models import grouped
 from shardyard.models.dropout import SampleKeys
-from shardyard.parallel import tensor, torch_private
+from shardyard.parallel import tensor
 from shardyard.parallel.offload import ActivationOffload
 
 _SAVED_OPERATORS = {
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
     torch.ops.aten.bmm.default,
-    torch.ops.aten._scaled_mm.default,  # of fp8, where a compiler looks inside of them
-    torch.ops.aten._scaled_dot_product_flash_attention.default,
-    torch.ops.aten._scaled_dot_product_efficient_attention.default,
-    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
-    torch.ops.aten._efficient_attention_forward.default,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    *torch_private.KEPT_BY_SELECTIVE_RECOMPUTE,
     *grouped.SAVED_OPERATORS,
     *tensor.SAVED_OPERATORS,
 }

@@ -20,17 +20,14 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from shardyard.models.families import Family, blocks_of, part_of
-from shardyard.models.local_shard import parameter_of
+from shardyard.models.local_shard import parameter_of, place_in, place_of
 from shardyard.parallel.collectives import all_gather, gather, reduce_scatter, sum_and_split
 from shardyard.parallel.product import Product, product_of
-
-_resolve: Any = distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
+from shardyard.torch_private import group_named, storage_key
 
 TOKENS = 1
 """The dimension of tokens in (B, L, D)."""
@@ -103,7 +100,7 @@ def share_of(
     param: nn.Parameter, mesh: DeviceMesh, placements: Sequence[Placement]
 ) -> nn.Parameter:
     """This rank's share of a parameter, with its values; one placement for each mesh axis."""
-    shape, offsets = compute_local_shape_and_global_offset(param.shape, mesh, placements)
+    offsets, shape = place_in(param.shape, mesh, placements)
     local = param.detach()
     for dim, (offset, size) in enumerate(zip(offsets, shape, strict=True)):
         local = local.narrow(dim, offset, size)
@@ -203,7 +200,7 @@ class _GatheredTokens:
 
 def _is_same(one: Tensor, other: Tensor) -> bool:
     """Autograd hands out other objects for the same memory; both are alive here."""
-    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
+    return storage_key(one) == storage_key(other)
 
 
 class _Product(torch.autograd.Function):
@@ -248,13 +245,13 @@ def _summed_product(x_BLi: Tensor, weight_Di: Tensor, group: str) -> Tensor:
     of two it would keep the product, which has all tokens, and add it up again. Full recompute is
     better off with two: it stops before the last product of a block, which this one would repeat.
     """
-    return reduce_scatter(F.linear(x_BLi, weight_Di), TOKENS, _group_named(group))
+    return reduce_scatter(F.linear(x_BLi, weight_Di), TOKENS, group_named(group))
 
 
 @_summed_product.register_fake
 def _(x_BLi: Tensor, weight_Di: Tensor, group: str) -> Tensor:
     samples, tokens, _ = x_BLi.shape
-    ranks = dist.get_world_size(_group_named(group))
+    ranks = dist.get_world_size(group_named(group))
     return x_BLi.new_empty(samples, tokens // ranks, weight_Di.shape[0])
 
 
@@ -266,18 +263,13 @@ def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, str], output: Tensor) -> None:
 
 def _gradients(ctx: Any, grad_BlD: Tensor) -> tuple[Tensor, Tensor, None]:
     x_BLi, weight_Di = ctx.saved_tensors
-    grad_BLD = all_gather(grad_BlD, TOKENS, _group_named(ctx.group))
+    grad_BLD = all_gather(grad_BlD, TOKENS, group_named(ctx.group))
     return *Product().gradients(grad_BLD, x_BLi, weight_Di), None
 
 
 _summed_product.register_autograd(_gradients, setup_context=_keep)
 SAVED_OPERATORS = {torch.ops.shardyard.summed_product.default}
 """Costly results, which selective recompute keeps."""
-
-
-def _group_named(name: str) -> dist.ProcessGroup:
-    group: dist.ProcessGroup = _resolve(name)
-    return group
 
 
 def sum_after(module: nn.Module, add_up: Callable[[Tensor], Tensor]) -> None:
@@ -295,9 +287,7 @@ def sum_after(module: nn.Module, add_up: Callable[[Tensor], Tensor]) -> None:
 def look_up_share(module: nn.Module, add_up: Callable[[Tensor], Tensor]) -> None:
     """Each rank looks up the tokens whose rows it holds; the others' are zero in its sum."""
     assert isinstance(module, nn.Embedding) and isinstance(module.weight, DTensor)
-    _, (first, _) = compute_local_shape_and_global_offset(
-        module.weight.shape, module.weight.device_mesh, module.weight.placements
-    )
+    (first, _), _ = place_of(module.weight)
     padding = None if module.padding_idx is None else module.padding_idx - first
 
     def forward(tokens: Tensor) -> Tensor:

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from shardyard import torch_private
+from shardyard.torch_private import TorchDispatchMode, storage_key, tree_leaves
 
 PARAMETERS = "parameters"
 GRADIENTS = "gradients"
@@ -40,9 +41,6 @@ _READ_BY: dict[str, Callable[[Sequence[Any], dict[str, Any]], dict[str, Any]]] =
     "fsdp::chunk_cat": lambda args, named: {UNREDUCED: [args[0], named["out"]]},
 }
 """Operators that show what their arguments are for."""
-
-_REDUCE_SCATTER = "c10d::_reduce_scatter_base_"
-"""Of gradients, or of activations that ranks split."""
 
 
 class Phase(NamedTuple):
@@ -137,17 +135,17 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args)
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it comes again, as operators on this rank's part
-        if func is torch.ops.aten._local_scalar_dense.default:
+        if func is torch_private.READ_A_NUMBER:
             return 1  # the step counts its tokens; a fake tensor has no numbers
         named = kwargs or {}
         self._look_at_phase()
         result = func(*args, **named)
-        name = func._schema.name
+        name = torch_private.operator_name(func)
         self.operators.add(name)
         if name in _READ_BY:
             for category, tensors in _READ_BY[name](args, named).items():
                 self.mark(tree_leaves(tensors), category)
-        if name == _REDUCE_SCATTER and self._is_for(args[1], UNREDUCED):
+        if name == torch_private.REDUCE_SCATTER and self._is_for(args[1], UNREDUCED):
             self.mark([args[0]], GRADIENTS)
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
@@ -167,7 +165,7 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _of(self, tensor: Tensor) -> Allocation | None:
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        return self._live.get(local.untyped_storage()._cdata, (None, None))[1]
+        return self._live.get(storage_key(local), (None, None))[1]
 
     def peaks(self) -> list[Peak]:
         """The peak of each phase in order; the largest is the peak of the step."""
@@ -197,7 +195,7 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _look_at_phase(self) -> None:
         """Autograd knows what is going on: a backward pass runs, or operators are recorded."""
-        is_backward = torch._C._current_graph_task_id() != -1
+        is_backward = torch_private.in_backward()
         is_recorded = torch.is_grad_enabled()
         name, micro_batch = self._phase
         if is_backward:
@@ -218,7 +216,7 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _seen(self, tensor: Tensor, operator: str) -> None:
         storage = tensor.untyped_storage()
-        key = storage._cdata
+        key = storage_key(storage)
         if key in self._live or tensor.device.type == "meta":
             return
         rows = tensor.numel() // max(1, tensor.shape[-1]) if tensor.dim() else 0
@@ -260,7 +258,7 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._phases.append(self._phase)
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
-        found = self._live.get(storage._cdata)
+        found = self._live.get(storage_key(storage))
         if found is None:
             return
         reference, allocation = found
@@ -270,4 +268,4 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         allocation = self._born(storage, "resize_")
         if allocation is not None:
             allocation.category = GATHERED
-        self._live[storage._cdata] = (reference, allocation)
+        self._live[storage_key(storage)] = (reference, allocation)

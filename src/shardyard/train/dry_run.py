@@ -18,9 +18,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from shardyard import torch_private
 from shardyard.config.legality import Layout
 from shardyard.config.presets import ModelShape
 from shardyard.config.schema import Recipe
@@ -76,7 +75,7 @@ def dry_run(
 def _rank_0_of(world_size: int) -> Iterator[None]:
     # Rank 0 holds most: shards are as long as its own, or shorter. On the others FSDP pads a short
     # shard, and on fake tensors twice, as it tells by addresses whether it has done so.
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
+    dist.init_process_group("fake", store=torch_private.fake_store(), rank=0, world_size=world_size)
     try:
         yield
     finally:
@@ -92,7 +91,7 @@ def _take_a_step(
     mesh = build_mesh(layout, device.type)  # reads ranks back from tensors, so none may be fake
     # sharding cuts each parameter into as many pieces as there are ranks: slow on fake tensors
     computation = build_sharded(recipe, shape, mesh, device=device)
-    with FakeTensorMode(allow_non_fake_inputs=True), log:
+    with torch_private.fake_tensors(), log:
         optimizer = build_optimizer(recipe, computation, mesh, device=device)
         tensors = optimizer.tensors()
         log.mark(computation.model.buffers(), PARAMETERS)
@@ -129,7 +128,7 @@ def _passes(recipe: Recipe, layout: Layout) -> int:
 
 def _attention(operators: set[str]) -> str:
     """``flash`` keeps q, k, v, output and one number a row; ``unfused`` the matrix of scores."""
-    is_flash = "aten::_scaled_dot_product_flash_attention_for_cpu" in operators
+    is_flash = torch_private.FLASH_ATTENTION_ON_CPU in operators
     return "flash" if is_flash else "unfused"
 
 

@@ -19,6 +19,7 @@ from shardyard.models.local_shard import parameter_of
 from shardyard.parallel.gradients import local_part, square_sum
 from shardyard.parallel.precision import DTYPES
 from shardyard.parallel.whole_norms import WholeNorms
+from shardyard.torch_private import foreach_copy_
 from shardyard.train.optimizers import make_update
 
 _WIDENED_ELEMENTS = 2**26
@@ -98,10 +99,10 @@ class ShardOptimizer:
                     held.append(value)
                     wide.append(state[key])
         if held:
-            torch._foreach_copy_(wide, held)
+            foreach_copy_(wide, held)
         self._update.update(names, states)
         if held:
-            torch._foreach_copy_(held, wide)
+            foreach_copy_(held, wide)
 
     def tensors(self) -> dict[str, Tensor]:
         """``model.<parameter>`` and ``optim.<state>.<parameter>``, sharing storage with both."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from shardyard.config.schema import Optim
 from shardyard.parallel.whole_norms import WholeNorms
+from shardyard.torch_private import foreach_mul_
 from shardyard.train.optimizers import State
 
 
@@ -47,7 +48,7 @@ class _Fused:
         shards = [self._shards[name] for name in names]
         decaying = [shard.data for shard in shards if shard.dim() >= 2 and shard.grad is not None]
         if self._decay_apart and decaying:
-            torch._foreach_mul_(decaying, self._kept)
+            foreach_mul_(decaying, self._kept)
         for name, shard in zip(names, shards, strict=True):
             self._torch.state[shard] = states[name]
         self._torch.step()  # it skips those that it is given no gradient of

@@ -13,6 +13,15 @@ from torch import Tensor, nn
 
 from shardyard.config.schema import Optim
 from shardyard.parallel.whole_norms import WholeNorms
+from shardyard.torch_private import (
+    foreach_add_,
+    foreach_addcmul_,
+    foreach_copy_,
+    foreach_div_,
+    foreach_mul_,
+    foreach_sqrt,
+    foreach_sub_,
+)
 from shardyard.train.optimizers import State
 
 
@@ -40,29 +49,29 @@ class LAMB:
             return
         self._moving += moving
         grads = self._directions(moving)
-        torch._foreach_div_(grads, self._divisor)
+        foreach_div_(grads, self._divisor)
         for grad in grads:  # one that is not finite must not touch the averages
             grad.masked_fill_(self._skip, 0.0)
         mean = [states[name]["exp_avg"] for name in moving]
         square = [states[name]["exp_avg_sq"] for name in moving]
         slow, slower = (torch.where(self._skip, 1.0, beta) for beta in self._betas)
-        torch._foreach_mul_(mean, slow)
-        torch._foreach_add_(mean, grads, alpha=1.0 - self._betas[0])
-        torch._foreach_mul_(square, slower)
-        torch._foreach_addcmul_(square, grads, grads, value=1.0 - self._betas[1])
+        foreach_mul_(mean, slow)
+        foreach_add_(mean, grads, alpha=1.0 - self._betas[0])
+        foreach_mul_(square, slower)
+        foreach_addcmul_(square, grads, grads, value=1.0 - self._betas[1])
         counts = [states[name]["step"] for name in moving]
-        torch._foreach_add_(counts, (~self._skip).float())
+        foreach_add_(counts, (~self._skip).float())
         first, second = self._corrections(counts)
-        roots = torch._foreach_sqrt(square)
-        torch._foreach_div_(roots, second)
-        torch._foreach_add_(roots, self._eps)
-        torch._foreach_copy_(grads, mean)
-        torch._foreach_div_(grads, roots)
-        torch._foreach_div_(grads, first)
+        roots = foreach_sqrt(square)
+        foreach_div_(roots, second)
+        foreach_add_(roots, self._eps)
+        foreach_copy_(grads, mean)
+        foreach_div_(grads, roots)
+        foreach_div_(grads, first)
         matrices = self._matrices(moving)
         if matrices and self._decay:
             weights = [self._shards[name].data for name in matrices]
-            torch._foreach_add_(self._directions(matrices), weights, alpha=self._decay)
+            foreach_add_(self._directions(matrices), weights, alpha=self._decay)
 
     def finish(self) -> None:
         """One sum over all ranks; every rank calls it, also one that moves nothing."""
@@ -76,8 +85,8 @@ class LAMB:
         if self._moving:
             steps = self._directions(self._moving)
             rate = self._rate.float()
-            torch._foreach_mul_(steps, [rates.get(name, rate) for name in self._moving])
-            torch._foreach_sub_([self._shards[name].data for name in self._moving], steps)
+            foreach_mul_(steps, [rates.get(name, rate) for name in self._moving])
+            foreach_sub_([self._shards[name].data for name in self._moving], steps)
         for shard in self._shards.values():
             shard.grad = None
 

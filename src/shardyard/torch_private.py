@@ -1,0 +1,296 @@
+"""All that we use of torch and that torch does not promise: here, and nowhere else.
+
+A name that begins with an underscore may be gone in the next version, and with it whatever stands
+on it. So each is named once, with what it is for and since when it is there; the rest of the
+package sees plain functions. `tests/test_torch_private.py` reads the source for any other use.
+It stands below `models`, which need some of it, and knows nothing of the rest of the package.
+
+Versions: 2.11.0 to 2.15.0 were tried (docs/compatibility.md). What is said to be in all was found
+in each of them.
+"""
+
+import signal
+from collections import defaultdict
+from collections.abc import Callable, Collection
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import distributed_c10d
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from shardyard.errors import RequestError
+
+if TYPE_CHECKING:  # they take a second to import, which the agent of a node has no use for
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Placement, Shard
+
+__all__ = ["TorchDispatchMode", "tree_leaves"]
+"""Taken from here as they are: who sees every operator (a base class that torch's own tutorials
+subclass), and the tensors in a nest of lists and mappings. In all versions."""
+
+
+def _version() -> tuple[int, ...]:
+    """(2, 13) of torch 2.13.0+cpu."""
+    return tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+
+# -- operators ----------------------------------------------------------------------------------
+
+KEPT_BY_SELECTIVE_RECOMPUTE = {
+    torch.ops.aten._scaled_mm.default,  # of fp8, where a compiler looks inside of them
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.aten._efficient_attention_forward.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+}
+"""Costly operators under public functions (attention, scaled products); torch's own examples of
+selective recompute name them. In all versions."""
+
+FLASH_ATTENTION_ON_CPU = "aten::_scaled_dot_product_flash_attention_for_cpu"
+REDUCE_SCATTER = "c10d::_reduce_scatter_base_"
+READ_A_NUMBER = torch.ops.aten._local_scalar_dense.default
+"""What ``tensor.item()`` becomes."""
+
+
+def operator_name(operator: Any) -> str:
+    """``aten::mm`` of an operator that a TorchDispatchMode is shown. In all versions."""
+    return str(operator._schema.name)
+
+
+foreach_add_: Any = torch._foreach_add_
+foreach_addcmul_: Any = torch._foreach_addcmul_
+foreach_copy_: Any = torch._foreach_copy_
+foreach_div_: Any = torch._foreach_div_
+foreach_mul_: Any = torch._foreach_mul_
+foreach_norm: Any = torch._foreach_norm
+foreach_sqrt: Any = torch._foreach_sqrt
+foreach_sub_: Any = torch._foreach_sub_
+"""One operator for a list of tensors, as torch's own optimizers compute. In all versions."""
+
+
+# -- tensors and modules ------------------------------------------------------------------------
+
+
+def storage_key(of: Tensor | torch.UntypedStorage) -> int:
+    """Equal for two tensors that share a storage, as long as it lives; also for fake ones, which
+    have no address. torch has no public identity of a storage. In all versions."""
+    storage = of.untyped_storage() if isinstance(of, Tensor) else of
+    return int(storage._cdata)
+
+
+def in_backward() -> bool:
+    """Whether autograd runs a backward pass in this thread. torch's own checkpointing asks the
+    same way. In all versions."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def names_not_saved(module: nn.Module) -> set[str]:
+    """Names of a module's own buffers that it leaves out of its state dict. In all versions."""
+    return set(module._non_persistent_buffers_set)
+
+
+def is_strided(placement: "Placement") -> bool:
+    """Whether FSDP splits a dimension of which later axes hold parts (tp, ep). Up to 2.11 such a
+    placement was a Shard, and is none since."""
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    return isinstance(placement, _StridedShard)
+
+
+def group_named(name: str) -> torch.distributed.ProcessGroup:
+    """The process group of a name: an operator takes no group as argument. In all versions."""
+    resolve: Any = distributed_c10d._resolve_process_group  # type: ignore[attr-defined]
+    group: torch.distributed.ProcessGroup = resolve(name)
+    return group
+
+
+def fake_tensors() -> Any:
+    """A mode in which tensors have sizes and no content. In all versions."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def fake_store() -> Any:
+    """The store of the process group ``fake``, whose other ranks do not exist. In all versions."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    return FakeStore()
+
+
+# -- the elastic agent --------------------------------------------------------------------------
+
+
+def worker_processes(agent: Any) -> list[Any]:
+    """Of a LocalElasticAgent, by local rank: torch offers pids alone, no exit codes. In all
+    versions."""
+    processes = getattr(agent._pcontext, "_pc", None)
+    return list(processes.processes) if processes else []
+
+
+def have_workers_ended(agent: Any) -> bool:
+    """Whether a LocalElasticAgent's workers have ended by themselves, or there are none."""
+    return agent._pcontext is None or bool(agent._pcontext.wait(0))
+
+
+def end_workers(agent: Any, number: signal.Signals, timeout_s: int) -> None:
+    """Signal the workers, and wait for so long; then they are killed."""
+    if agent._pcontext is not None:
+        agent._pcontext.close(number, timeout_s)
+
+
+def end_without_waiting(agent: Any) -> None:
+    """Let an agent that stops by an error kill its workers at once. Since 2.12, which has
+    the public setting ``shutdown_timeout`` for it; 2.11 reads neither."""
+    agent._shutdown_timeout = 0
+
+
+def refuse_restarts(agent: Any) -> None:
+    """Let the loss that is just being reported be the last. In all versions."""
+    agent._remaining_restarts = 0
+
+
+def meeting_number(handler: Any) -> int:
+    """The number of the newest meeting that a DynamicRendezvousHandler knows of."""
+    return int(handler._state_holder.state.round)
+
+
+def forget_nodes(handler: Any, ranks: Collection[int], *, meeting: int, tries: int) -> None:
+    """Have nodes of a meeting that is over count as gone at once, in the state that all share;
+    safe to repeat, by any node. In all versions."""
+    long_ago = datetime.min.replace(tzinfo=UTC)
+    with handler._heartbeat_lock:
+        for _ in range(tries):
+            handler._state_holder.sync()
+            state = handler._state_holder.state
+            gone = [node for node, rank in state.participants.items() if rank in ranks]
+            if not (state.complete and state.round == meeting and gone):
+                return  # another node has said so, or the next round has begun
+            for node in gone:
+                state.last_heartbeats[node] = long_ago
+            handler._state_holder.mark_dirty()
+            if handler._state_holder.sync():
+                return
+
+
+# -- fully_shard --------------------------------------------------------------------------------
+
+
+def placed_over(mesh: "DeviceMesh") -> "Callable[[Shard | None], Any]":
+    """How ``shard_placement_fn`` says that a parameter is split over another mesh than its group.
+
+    Raises:
+        RequestError: This torch has one mesh for all parameters of a group.
+    """
+    from torch.distributed.fsdp._fully_shard import _fsdp_common
+
+    # since 2.12; fully_shard's documentation names it
+    result: Any = getattr(_fsdp_common, "ShardPlacementResult", None)
+    if result is None:
+        raise RequestError(
+            f"parallel.ep above 1 needs torch 2.12 or newer, and this is {torch.__version__}: "
+            "it cannot split experts over other ranks than the rest of their block. "
+            "Install a newer torch, or set parallel.ep=1."
+        )
+    if mesh.ndim == 1:
+        info = _fsdp_common.FSDPMeshInfo(mesh, shard_mesh_dim=0)
+    else:
+        info = _fsdp_common.HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0)
+    return lambda where: result(where, info)
+
+
+def sum_gradients(model: nn.Module) -> None:
+    """Do what FSDP does after a backward pass; for one in which its hooks are not called.
+
+    torch has no public function for this; its pipeline stages do the same. In all versions.
+    """
+    from torch.distributed.fsdp import fully_shard
+
+    state = fully_shard.state(model)  # type: ignore[attr-defined]
+    for group_state in state._state_ctx.all_states:
+        for group in _param_groups(group_state):
+            group.post_backward()
+    state._root_post_backward_final_callback()
+
+
+def _param_groups(state: Any) -> list[Any]:
+    """Of one FSDP module: since 2.12 it may have several."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    group = state._fsdp_param_group
+    return [] if group is None else [group]
+
+
+# -- selective recompute ------------------------------------------------------------------------
+
+_KEEPS_BY_NUMBER = _version() >= (2, 13)
+"""Whether selective recompute finds a result by the number of its call, or takes the next one."""
+
+
+def keep_results(
+    contexts: tuple[Any, Any], pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]
+) -> None:
+    """Let selective recompute keep what ``pack`` makes of its results, not the results.
+
+    Args:
+        contexts: Of torch's ``create_selective_checkpoint_contexts``.
+        pack: Is given a result in the forward pass.
+        unpack: Gives the result again, in the backward pass.
+    """
+    kind = _KeptByNumber if _KEEPS_BY_NUMBER else _KeptInOrder
+    kept: defaultdict[Any, Any] = defaultdict(lambda: kind(_Packing(pack, unpack)))
+    for context in contexts:
+        context.storage = kept
+
+
+class _Packing:
+    """Packs results in torch's wrapping, and leaves its marks as they are."""
+
+    def __init__(self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> None:
+        self._pack, self._unpack = pack, unpack
+
+    def all_of(self, results: Any) -> Any:
+        return tree_map(self._packed, results)
+
+    def _packed(self, result: Any) -> Any:
+        value = getattr(result, "val", None)
+        if not isinstance(value, Tensor):
+            return result
+        return _PackedResult(self._pack(value), self._unpack)
+
+
+class _PackedResult:
+    """A result in torch's wrapping, elsewhere."""
+
+    def __init__(self, packed: Any, unpack: Callable[[Any], Tensor]) -> None:
+        self._packed, self._unpack = packed, unpack
+
+    def get_val(self, _may_have_changed: bool) -> Tensor:
+        """The result, as torch asks for it."""
+        return self._unpack(self._packed)
+
+
+class _KeptByNumber(dict[int, Any]):
+    """Results of one operator, as torch 2.13 keeps them."""
+
+    def __init__(self, packing: _Packing) -> None:
+        super().__init__()
+        self._packing = packing
+
+    def __setitem__(self, number: int, results: Any) -> None:
+        super().__setitem__(number, self._packing.all_of(results))
+
+
+class _KeptInOrder(list[Any]):
+    """Results of one operator, as torch 2.11 and 2.12 keep them."""
+
+    def __init__(self, packing: _Packing) -> None:
+        super().__init__()
+        self._packing = packing
+
+    def append(self, results: Any) -> None:
+        super().append(self._packing.all_of(results))

@@ -1,0 +1,216 @@
+"""What torch does not promise is used in one file; what differs between versions is told there."""
+
+import ast
+import importlib
+import inspect
+import re
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from shardyard.errors import RequestError
+from shardyard.torch_private import placed_over
+
+ROOT = Path(__file__).parents[1]
+SEAM = ROOT / "src/shardyard/torch_private.py"
+SOURCES = [
+    path
+    for folder in ("src", "benchmarks")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if path != SEAM
+]
+ENGINES = {"torch", "torchao", "transformers", "safetensors"}
+PROMISED = {"_asdict", "_exit", "_fields", "_replace"}
+"""Underscores of Python's own library."""
+EXCEPTIONS = {
+    # transformers documents it: what every model writes to say how a module begins
+    ("src/shardyard/models/build.py", "model._init_weights"),
+    # measures the operator itself, on a machine where nothing of ours needs to be installed
+    ("benchmarks/gpu/ceilings.py", "torch._scaled_mm"),
+}
+DOCUMENTED_HOOKS = {
+    "_rendezvous", "_start_workers", "_stop_workers", "_monitor_workers", "_shutdown",
+}  # fmt: skip
+"""Private methods that torch documents for subclasses of SimpleElasticAgent (its page "Elastic
+Agent", section "Extending the Agent")."""
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name != "_"
+
+
+def own_names(tree: ast.Module) -> set[str]:
+    """Names with an underscore that a module itself gives: functions, classes, attributes."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Store)
+            and ast.unparse(node.value) in ("self", "cls")
+        ):
+            found.add(node.attr)
+    return found
+
+
+def private_uses(source: str, ours: Collection[str] = ()) -> Iterator[tuple[int, str]]:
+    """Lines and texts of what a module uses that is neither its own nor promised to it."""
+    tree = ast.parse(source)
+    if not any(name.split(".")[0] in ENGINES for name in imported(tree)):
+        return
+    own = own_names(tree) | PROMISED | set(ours)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for name in imported(node):
+                if name.split(".")[0] in ENGINES and any(map(is_private, name.split("."))):
+                    yield node.lineno, name
+        elif isinstance(node, ast.Attribute) and is_private(node.attr):
+            of_torch = ast.unparse(node).split(".")[0] in {"torch", "dist", "F", "nn"}
+            if of_torch or node.attr not in own:
+                yield node.lineno, ast.unparse(node)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in (
+            "getattr", "setattr", "hasattr", "delattr",
+        ):  # fmt: skip
+            asked = node.args[1] if len(node.args) > 1 else None
+            text = str(asked.value) if isinstance(asked, ast.Constant) else ""
+            if is_private(text) and text not in own:
+                yield node.lineno, ast.unparse(node)
+        elif isinstance(node, ast.Constant) and re.match(r"^\w+::_\w+$", str(node.value)):
+            yield node.lineno, str(node.value)
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Dotted names of all imports; of `from a import b`, a.b."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_what_torch_does_not_promise_is_used_in_one_file_alone() -> None:
+    # benchmarks may use what is private of ours
+    ours = {name for path in SOURCES for name in own_names(ast.parse(path.read_text()))}
+    found = {
+        (str(path.relative_to(ROOT)), text): line
+        for path in SOURCES
+        for line, text in private_uses(path.read_text(), ours if "src" not in path.parts else ())
+    }
+    others = [f"{path}:{line}: {text}" for (path, text), line in found.items()
+              if (path, text) not in EXCEPTIONS]  # fmt: skip
+    assert others == [], "name it in torch_private.py, with what for and since when"
+    assert found.keys() >= EXCEPTIONS, "an exception that is gone"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from torch._subclasses.fake_tensor import FakeTensorMode",
+        "import torch.testing._internal.distributed.fake_pg as fake",
+        "from torch.distributed.tensor.placement_types import _StridedShard",
+        "torch._foreach_mul_(tensors, 2.0)",
+        "torch._C._current_graph_task_id()",
+        "state._fsdp_param_group.post_backward()",
+        "getattr(state, '_fsdp_param_groups')",
+        "hasattr(state, '_fsdp_param_groups')",
+        "storage._cdata",
+        "torch.ops.aten._scaled_mm.default",
+        "name == 'c10d::_reduce_scatter_base_'",
+        "from torchao.float8 import _private",
+    ],
+)
+def test_the_reader_of_sources_sees_each_kind_of_use(line: str) -> None:
+    assert list(private_uses(f"import torch\n{line}\n")) != []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "class A:\n    def __init__(self):\n        self._x = 1\ndef f(a):\n    return a._x",
+        "import os\nos._exit(1)",
+        "def _f(): ...\nglobals()['_f']",
+        "torch.float32",
+    ],
+)
+def test_a_modules_own_underscores_are_its_own(text: str) -> None:
+    assert list(private_uses(f"import torch\n{text}\n")) == []
+
+
+def own_subclasses() -> Iterator[type]:
+    """Classes of ours with a base of torch's."""
+    for path in SOURCES:
+        if "src" not in path.parts or not any(
+            base.startswith(("torch", "nn.")) or base[:1].isupper()
+            for base in re.findall(r"^class \w+\(([\w.]+)", path.read_text(), re.MULTILINE)
+        ):
+            continue
+        tree = ast.parse(path.read_text())
+        if not any(name.split(".")[0] == "torch" for name in imported(tree)):
+            continue
+        relative = path.relative_to(ROOT / "src").with_suffix("")
+        module = importlib.import_module(".".join(relative.parts))
+        for kind in vars(module).values():
+            if inspect.isclass(kind) and kind.__module__ == module.__name__ and bases(kind):
+                yield kind
+
+
+def bases(kind: type) -> list[type]:
+    return [base for base in kind.__mro__ if base.__module__.split(".")[0] == "torch"]
+
+
+def underscored(kinds: list[type]) -> set[str]:
+    """Private names in the source of classes; of those built in C++ there is none."""
+    text = ""
+    for kind in kinds:
+        with suppress(OSError, TypeError):
+            text += inspect.getsource(kind)
+    return {name for name in re.findall(r"\b(?:self\.|def )(_\w+)", text) if is_private(name)}
+
+
+def test_no_subclass_of_a_class_of_torch_touches_its_private_parts() -> None:
+    kinds = list(own_subclasses())
+    assert {"GroupAgent", "Rendezvous", "AllocationLog"} <= {kind.__name__ for kind in kinds}
+    shared = {
+        f"{kind.__module__}.{kind.__name__}": found
+        for kind in kinds
+        if (found := underscored([kind]) & underscored(bases(kind)) - DOCUMENTED_HOOKS)
+    }
+    assert shared == {}
+
+
+IS_OLD = torch.__version__ < "2.12"
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    """Two replicas of two shards, seen from rank 0."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    yield init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "expert_shard"))
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(not IS_OLD, reason="this torch can split experts over ranks of their own")
+def test_an_old_torch_refuses_experts_over_other_ranks_than_their_block(mesh: DeviceMesh) -> None:
+    with pytest.raises(RequestError) as refused:
+        placed_over(mesh)
+    message = str(refused.value)
+    assert message.startswith("parallel.ep above 1 needs torch 2.12 or newer, and this is 2.11.0")
+    assert message.endswith("Install a newer torch, or set parallel.ep=1.")
+
+
+@pytest.mark.skipif(IS_OLD, reason="this torch has one mesh for all parameters of a group")
+def test_a_newer_torch_is_told_where_experts_are(mesh: DeviceMesh) -> None:
+    placed = placed_over(mesh)(Shard(1))
+    assert placed.placement == Shard(1)
+    assert (placed.mesh_info.shard_mesh_dim, placed.mesh_info.replicate_mesh_dim) == (1, 0)
+    assert placed_over(mesh["expert_shard"])(None).mesh_info.mesh.size() == 2
