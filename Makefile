@@ -55,6 +55,7 @@ types: .venv/installed-dev
 bench: .venv/installed
 	$(BIN)/python -m benchmarks.start_up
 	$(BIN)/python -m benchmarks.step_overhead
+	$(BIN)/python -m benchmarks.tensor_dispatch
 	$(BIN)/python -m benchmarks.layout_equality
 	$(BIN)/python -m benchmarks.axis_grid
 	$(BIN)/python -m benchmarks.loss_parity
