@@ -211,7 +211,11 @@ def sum_gradients(model: nn.Module) -> None:
     from torch.distributed.fsdp import fully_shard
 
     state = fully_shard.state(model)  # type: ignore[attr-defined]
-    for group_state in state._state_ctx.all_states:
+    context = state._state_ctx
+    if getattr(context, "manual_backward_finalization_active", False) is None:
+        # since 2.15 the first hook of a backward pass writes down who ends it, and none was called
+        context.manual_backward_finalization_active = context.manual_backward_finalization
+    for group_state in context.all_states:
         for group in _param_groups(group_state):
             group.post_backward()
     state._root_post_backward_final_callback()

@@ -1,5 +1,6 @@
 """Every auto becomes a value with a reason; a resume keeps what is learnt."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -287,6 +288,18 @@ def test_a_run_of_before_goes_on_without_a_token_that_begins_documents() -> None
     assert after.reasons["data.bos"] == "as the run began"
     with pytest.raises(RecipeError, match=r"data\.bos: False -> True changes what is learnt"):
         resolved("data.tokenizer=some/llama", "data.bos=true", previous=before)
+
+
+def test_bits_per_byte_are_of_the_text_and_null_where_they_mean_nothing() -> None:
+    counted = replace(DATA, eval_tokens=1_000, eval_bytes=3_000)
+    run = resolved(data=counted)
+    assert run.bits_per_byte(3.0 * math.log(2)) == pytest.approx(1.0)  # 3 bits a token, 3 bytes
+    assert Resolved.from_json(run.to_json()).bits_per_byte(1.0) == run.bits_per_byte(1.0)
+    assert resolved().bits_per_byte(3.0) is None, "prepared before bytes were counted"
+    guesses = replace(
+        run, recipe=load_recipe([], ["model.preset=bert-tiny", "task.name=masked_lm"])
+    )
+    assert guesses.bits_per_byte(3.0) is None, "few of its tokens are predicted"
 
 
 def test_only_loaded_weights_need_the_folder_of_the_model() -> None:

@@ -26,7 +26,7 @@ from shardyard.config.fingerprint import digest
 from shardyard.config.resolved import DataFacts
 from shardyard.config.schema import Data, Recipe
 from shardyard.data.prepare import _request, prepare
-from shardyard.data.shards import TokenShards, verify
+from shardyard.data.shards import TokenShards, read_facts, verify
 from shardyard.data.sources import SourceFile
 from shardyard.errors import DataError, RequestError, StorageError
 
@@ -127,9 +127,28 @@ def test_the_facts_agree_with_the_shards(corpus: Path, reference: Path) -> None:
     assert facts.eval_tokens == shards["eval"].num_tokens
     assert facts.train_documents == len(shards["train"].document_starts)
     assert facts.train_documents + facts.eval_documents == NUM_LINES
+    texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
+    assert facts.train_bytes is not None and facts.eval_bytes is not None
+    assert facts.train_bytes + facts.eval_bytes == sum(len(text.encode()) for text in texts)
+    tokenizer = Tokenizer.from_file(str(reference / "tokenizer.json"))
+    held_out = tokenizer.decode(shards["eval"].read(0, facts.eval_tokens).tolist())
+    assert facts.eval_bytes == len(held_out.encode())
     assert facts.vocab_size == len(AutoTokenizer.from_pretrained(reference))
     assert len(list(reference.glob("train-*.bin"))) == 4
     verify(reference)
+
+
+def test_a_set_that_was_prepared_before_bytes_were_counted_still_opens(
+    reference: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(reference, tmp_path / "old")
+    manifest = json.loads((copy / "manifest.json").read_text())
+    for split in manifest["splits"].values():
+        del split["bytes"]
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    facts = read_facts(copy)
+    assert (facts.train_bytes, facts.eval_bytes) == (None, None)
+    assert facts.eval_tokens == read_facts(reference).eval_tokens
 
 
 def test_a_second_call_does_nothing(corpus: Path, reference: Path) -> None:

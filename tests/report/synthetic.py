@@ -121,7 +121,8 @@ class RunWriter:
 
     def evaluate(self, step: int) -> None:
         self.clock_t += 0.8
-        scores = {"loss": _loss(step) + 0.05, "perplexity": math.exp(_loss(step) + 0.05)}
+        loss = _loss(step) + 0.05
+        scores = {"loss": loss, "perplexity": math.exp(loss), "bits_per_byte": loss / 2.4}
         self.event("evaluated", step=step, seconds=0.8, tokens=250_000, **scores)
         self.lines.append({"step": step, "epoch": step * 16 / 19_532, "eval": scores})
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.errors import RequestError
+from shardyard.report.headline import tiles
 from shardyard.report.run import read_run
 from shardyard.report.summary import Summary, summarize
 from shardyard.rundir.layout import RunDir, write_json
@@ -30,6 +31,10 @@ def test_the_numbers_are_those_of_the_metrics_file(tmp_path: Path) -> None:
     assert summary.tokens == steps[120]["tokens"]
     assert summary.eval_loss == evaluations[-1]["loss"]
     assert summary.scores["perplexity"] == pytest.approx(math.exp(evaluations[-1]["loss"]))
+    per_byte = evaluations[-1]["bits_per_byte"]
+    assert summary.scores["bits_per_byte"] == per_byte
+    assert f"({per_byte:.3f} bits per byte)" in summary.sentence()
+    assert f"bits per byte {per_byte:.3f}" in tiles(summary)[1][2]
     assert summary.unigram_entropy == 6.123
     assert summary.peak_memory_bytes == 471 * 2**20
     assert summary.restarts == 1

@@ -107,7 +107,7 @@ def _show(run_dir: RunDir, summary: Summary) -> None:
     ]
     if summary.eval_loss is not None:
         scores = (
-            f"{name} {'-' if value is None else f'{value:,.1f}'}"
+            f"{name.replace('_', ' ')} {'-' if value is None else f'{value:,.4g}'}"
             for name, value in summary.scores.items()
         )
         rows.append(("evaluation", _nats(summary.eval_loss), ", ".join(scores)))

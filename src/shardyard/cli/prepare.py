@@ -99,10 +99,17 @@ def _rows(facts: DataFacts) -> list[tuple[str, str]]:
         ("folder", facts.dir),
         ("training", f"{facts.train_tokens:,} tokens of {facts.train_documents:,} documents"),
         ("evaluation", f"{facts.eval_tokens:,} tokens of {facts.eval_documents:,} documents"),
-        ("vocabulary", f"{facts.vocab_size:,} tokens"),
+        ("vocabulary", f"{facts.vocab_size:,} tokens{_bytes_a_token(facts)}"),
         ("documents begin with", facts.bos_token or "no token of their own"),
         ("unigram entropy", f"{facts.unigram_entropy:.3f} nats a token"),
     ]
+
+
+def _bytes_a_token(facts: DataFacts) -> str:
+    """How much text a token stands for; nothing for sets of before bytes were counted."""
+    if not facts.train_bytes:
+        return ""
+    return f", {facts.train_bytes / facts.train_tokens:.2f} bytes of text each"
 
 
 def prepare_data(

@@ -179,6 +179,10 @@ PRESETS: dict[str, Preset] = {
         shape=_llama(0, 192, 512, 4, 6, 2, 512, tied=True),
         source="ours: learns Python text on two CPU cores in about two minutes",
     ),
+    "llama-pocket": Preset(
+        shape=_llama(0, 128, 384, 4, 4, 2, 512, tied=True),
+        source="ours: learns most of Python text that two CPU cores can teach in two minutes",
+    ),
     "llama-tiny-deep": Preset(
         shape=_llama(0, 32, 88, 8, 4, 2, 256),
         source="ours: enough blocks for a pipeline of up to eight stages; for tests",

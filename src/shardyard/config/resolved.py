@@ -3,6 +3,7 @@
 The command line makes this value, every worker reads it; nothing else passes between the halves.
 """
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -29,6 +30,9 @@ class DataFacts:
     context can reach at best."""
     bos_token: str | None = None
     """The token that begins each document; None: documents begin with none."""
+    train_bytes: int | None = None
+    """Of the text, as UTF-8; None: the set was prepared before they were counted."""
+    eval_bytes: int | None = None
 
     def num_samples(self, split: str, seq_len: int) -> int:
         """Samples of a split; the last one may be partly padding. T tokens make T - 1 targets."""
@@ -53,6 +57,17 @@ class Resolved:
     """Of a model of the hub: what model.revision was when the run began."""
     model_digest: str | None = None
     """Of the files of a model that is kept in model.dir: the same on every node."""
+
+    def bits_per_byte(self, loss: float) -> float | None:
+        """A held-out loss in nats a token as bits a byte of the text: it compares tokenizers, too.
+
+        The tokens that end documents count, their bytes do not. None: the bytes are not known, or
+        not every token is predicted.
+        """
+        data = self.data
+        if self.recipe.task.name != "causal_lm" or not data.eval_bytes:
+            return None
+        return loss / math.log(2) * data.eval_tokens / data.eval_bytes
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; ``from_json`` gives the same object back."""

@@ -64,8 +64,10 @@ class _SplitBuilder:
         self._is_open = False  # whether the last document still lacks its end-of-text token
         self.starts: list[int] = []
         self.num_tokens = 0
+        self.num_bytes = 0
+        """Of the text, as UTF-8."""
 
-    def add(self, ids: list[int], *, continues: bool) -> None:
+    def add(self, ids: list[int], num_bytes: int, *, continues: bool) -> None:
         """Append a section; it starts a document unless it goes on from the one just appended."""
         if not continues:
             self.close()
@@ -73,6 +75,7 @@ class _SplitBuilder:
             self.starts.append(self.num_tokens)
             self._append(self._bos)
         self._append(ids)
+        self.num_bytes += num_bytes
         self._is_open = True
 
     def close(self) -> None:
@@ -176,6 +179,7 @@ class TokenizePiece:
             "name": name,
             "tokens": builder.num_tokens,
             "documents": len(builder.starts),
+            "bytes": builder.num_bytes,
             "files": {file_name: file_entry(content) for file_name, content in contents.items()},
         }
 
@@ -186,7 +190,8 @@ def _add_section(
     for other, builder in builders.items():
         if other != split:
             builder.close()  # a document that goes on in the other split ends here
-    builders[split].add(ids, continues=not section.begins)
+    num_bytes = len(section.text.encode())
+    builders[split].add(ids, num_bytes, continues=not section.begins)
     if section.ends:
         builders[split].close()
 

@@ -332,6 +332,13 @@ def _entropy(tasks: Sequence[TokenizePiece]) -> float:
     return float(-(shares * np.log(shares)).sum())
 
 
+def _bytes_of(shards: Sequence[dict[str, Any]]) -> int | None:
+    """Of the text of shards; None if a piece was finished before they were counted."""
+    if any("bytes" not in shard for shard in shards):
+        return None
+    return sum(int(shard["bytes"]) for shard in shards)
+
+
 def _commit(
     folder: Path, records: Sequence[dict[str, Any]], request: dict[str, Any], entropy: float
 ) -> None:
@@ -362,6 +369,7 @@ def _commit(
             split: {
                 "tokens": sum(shard["tokens"] for shard in of_split),
                 "documents": sum(shard["documents"] for shard in of_split),
+                "bytes": _bytes_of(of_split),
                 "shards": [
                     {key: shard[key] for key in ("name", "tokens", "documents")}
                     for shard in of_split

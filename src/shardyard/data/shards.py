@@ -158,6 +158,8 @@ def read_facts(folder: Path) -> DataFacts:
         eval_documents=held_out["documents"],
         unigram_entropy=manifest["unigram_entropy"],
         bos_token=manifest.get("bos_token"),  # sets of before had no such key, and none
+        train_bytes=train.get("bytes"),
+        eval_bytes=held_out.get("bytes"),
     )
 
 

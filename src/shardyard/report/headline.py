@@ -29,7 +29,9 @@ def tiles(summary: Summary) -> list[tuple[str, str, str]]:
 def _below_evaluation(summary: Summary) -> str:
     if summary.eval_loss is None:
         return "not evaluated"
-    words = [f"{name} {format_nats(value)}" for name, value in summary.scores.items()]
+    words = [
+        f"{name.replace('_', ' ')} {format_nats(value)}" for name, value in summary.scores.items()
+    ]
     if summary.unigram_entropy:
         words.append(f"unigram entropy {format_nats(summary.unigram_entropy)}")
     if summary.best_eval_loss is not None and summary.best_eval_loss < summary.eval_loss:

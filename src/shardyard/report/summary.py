@@ -74,6 +74,9 @@ class Summary:
         words.append(".")
         if self.eval_loss is not None:
             words.append(f" Held-out loss {self.eval_loss:.3f} nats per token")
+            per_byte = self.scores.get("bits_per_byte")
+            if per_byte is not None:
+                words.append(f" ({per_byte:.3f} bits per byte)")
             if self.unigram_entropy:
                 gap = self.unigram_entropy - self.eval_loss
                 side = "below" if gap >= 0 else "above"

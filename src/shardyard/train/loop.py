@@ -200,7 +200,8 @@ class Loop:
             device=training.device,
         )
         seconds = time.monotonic() - started
-        scores = result.scores
+        per_byte = training.resolved.bits_per_byte(result.loss)
+        scores = result.scores | ({} if per_byte is None else {"bits_per_byte": per_byte})
         epoch = progress.position / training.train_source.num_samples
         training.report(
             "evaluated", step=progress.step, seconds=seconds, targets=result.targets, **scores
