@@ -32,9 +32,9 @@ BASE = set().union(*BASE_ROWS)
 CONTROL = set().union(*CONTROL_ROWS)
 TRAINING = set().union(*TRAINING_ROWS)
 
-STILL_BOTH_WAYS = {("config", "rundir"), ("parallel", "tasks")}
+STILL_BOTH_WAYS = {("config", "rundir")}
 """Pairs of packages that import each other: config/hub.py writes folders with what rundir has for
-them, and parallel/apply.py asks which module is the task's. When one is gone, remove it here."""
+them. When it is gone, remove it here."""
 
 
 def allowed() -> dict[str, set[str]]:
