@@ -88,6 +88,15 @@ def test_the_token_of_this_machine_is_none_of_the_nodes(
     assert "acme/gated is gated on" in said
 
 
+def test_processes_of_this_machine_have_its_token(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(problems("local", "model.hub=acme/gated")) == 1
+    hub.take_over(monkeypatch, tmp_path / "home", token=TOKEN)
+    assert problems("local", "model.hub=acme/gated") == []
+    assert len(problems("slurm", "model.hub=acme/gated")) == 1  # sbatch hands no environment on
+
+
 @pytest.mark.usefixtures("hub")
 def test_nodes_that_see_this_home_have_the_token_that_lies_in_it(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()

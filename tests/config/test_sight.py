@@ -106,3 +106,6 @@ def test_a_container_on_slurm_sees_its_mounts_and_the_folder_of_the_run() -> Non
     assert sight.folders == ("/data", "/scratch", "/b", "/runs/one")
     (said,) = unseen_problems(recipe(*where, "data.source=/lustre/text"), sight)
     assert "mount what holds it with launch.slurm.container_mounts" in str(said)
+    (said,) = unseen_problems(recipe(*where, "secrets.HF_TOKEN=file:/home/me/token"), sight)
+    assert str(said).startswith("secrets.HF_TOKEN=/home/me/token is in no folder")
+    assert unseen_problems(recipe(*where, "secrets.HF_TOKEN=file:/data/token"), sight) == []

@@ -60,6 +60,11 @@ class PathsDesk(HubDesk):
         "launch.run_dir=/shared/runs", "launch.volumes=[{path: /shared, claim: shared}]",
     )  # fmt: skip
 
+    probing: ProbingLauncher | None = None
+
+    def outside(self) -> set[str]:
+        return set() if self.probing is None else self.probing.created
+
     def on_slurm(self, *words: str) -> int:
         """Launch where nodes share a file system with this machine."""
         self.on = "slurm"
@@ -72,7 +77,8 @@ class PathsDesk(HubDesk):
             word.replace("/shared", str(volume)).replace("claim: shared", f"host: {volume}")
             for word in self._recipe(list(words))
         ]
-        self.launchers = {"fake": ProbingLauncher(is_nobody=is_nobody)}
+        self.probing = ProbingLauncher(is_nobody=is_nobody)
+        self.launchers = {"fake": self.probing}
         return self.shardyard("doctor", *here, "--on", "fake", "--probe", "--yes")
 
     def filled(self) -> Path:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from shardyard.cli.launching import HERE
 from shardyard.config.schema import Recipe
 from shardyard.config.sight import Sight, is_folder
 from shardyard.launch.base import Launcher
@@ -25,7 +26,7 @@ def access_problems(recipe: Recipe, launcher: Launcher) -> list[str]:
 
     Where it does not answer nothing is said: what nodes can reach is not known here.
     """
-    if TOKEN in recipe.secrets or _is_logged_in(launcher.sees(recipe)):
+    if TOKEN in recipe.secrets or _is_logged_in(launcher, launcher.sees(recipe)):
         return []
     return [
         f"{setting}={name} is {why} on the Hugging Face hub, and secrets.{TOKEN} is not set: the "
@@ -45,10 +46,12 @@ def _repositories(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "data.tokenizer", tokenizer
 
 
-def _is_logged_in(sight: Sight) -> bool:
-    """Whether nodes see the token that `hf auth login` left in this user's home."""
-    from huggingface_hub import constants
+def _is_logged_in(launcher: Launcher, sight: Sight) -> bool:
+    """Whether nodes have a token of this user: in their environment, or from `hf auth login`."""
+    from huggingface_hub import constants, get_token
 
+    if launcher.name == HERE:
+        return bool(get_token())
     token = os.environ.get("HF_TOKEN_PATH") or constants.HF_TOKEN_PATH
     return sight.sees_this_machine and Path(token).is_file()
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from shardyard.config.schema import Data, Recipe
+from shardyard.config.secret_reference import parse_references
 from shardyard.errors import Problem
 
 _NO_PATH = Data().source
@@ -25,6 +26,8 @@ class Sight:
     """Whether they see the files that this machine sees, by the same paths."""
     folders: tuple[str, ...] = ()
     """Absolute folders that they see and that need not exist here: on volumes, in the image."""
+    opens_secrets: bool = False
+    """Whether they read secrets that are kept in files, and so by paths of theirs."""
     mounts: str = "launch.volumes"
     """The setting that lets them see another folder."""
 
@@ -39,7 +42,8 @@ def unseen_problems(recipe: Recipe, sight: Sight) -> list[Problem]:
     if sight.sees_this_machine:
         return []
     found = []
-    for setting, place in _places(recipe):
+    secrets = _secret_files(recipe) if sight.opens_secrets else ()
+    for setting, place in [*_places(recipe), *secrets]:
         if not place.startswith("/"):
             text = (
                 f"={place} is relative: it would start in the folder of this command, and nodes of "
@@ -76,6 +80,12 @@ def absent_problems(recipe: Recipe, sight: Sight) -> list[Problem]:
 
 _READ = ("model.path", "data.source", "data.tokenizer")
 """What must be there before; the others are made."""
+
+
+def _secret_files(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    for name, reference in parse_references(recipe.secrets).items():
+        if reference.kind == "file" and reference.name is not None:
+            yield f"secrets.{name}", reference.name
 
 
 def _places(recipe: Recipe) -> Iterator[tuple[str, str]]:

@@ -99,6 +99,7 @@ class SlurmLauncher:
             launcher=self.name,
             sees_this_machine=False,
             folders=(*targets, *own, *launch.image_paths),
+            opens_secrets=True,
             mounts="launch.slurm.container_mounts",
         )
 
