@@ -11,7 +11,7 @@ import pytest
 from shardyard.errors import RequestError
 from shardyard.launch.aws_batch.launcher import BatchLauncher
 from shardyard.launch.aws_batch.objects import job_name
-from shardyard.launch.base import Job, JobState, Rendered
+from shardyard.launch.base import Job, JobState, Rendered, SideJob
 from shardyard.launch.ledger import Ledger
 from tests.launch.batch_requests import batch_request
 from tests.launch.batch_server import REGION, BatchServer, batch_server
@@ -156,7 +156,8 @@ def test_a_resumed_run_leaves_no_revision_behind(batch: BatchServer, ledger: Led
     job = launcher.submit(rendered(submission=2), ledger)
     assert job.name == f"{NAME}-s2" != again.name
     assert (len(batch.definitions(NAME)), len(batch.definitions(job.name))) == (2, 1)
-    assert len(launcher.remove(job, ledger).removed) == 3
+    newest, first = launcher.remove(job, ledger), launcher.remove(again, ledger)  # as a tear-down
+    assert (len(newest.removed), len(first.removed)) == (1, 2)
     assert batch.definitions(NAME) + batch.definitions(job.name) == []
 
 
@@ -213,3 +214,26 @@ def test_logs_of_a_node_that_does_not_exist_are_refused(batch: BatchServer, ledg
     job = launcher.submit(rendered(), ledger)
     with pytest.raises(RequestError, match=r"node 2 does not exist.* 2 nodes"):
         list(launcher.logs(job, node=2, follow=False))
+
+
+def test_removing_a_side_job_leaves_the_training_beside_it(
+    batch: BatchServer, ledger: Ledger
+) -> None:
+    batch.make_queue("trainers")
+    batch.hold_jobs(seconds=60)
+    launcher = BatchLauncher()
+    training = launcher.submit(rendered(), ledger)
+    request = batch_request("cluster.instance=p4d.24xlarge")
+    side = SideJob(kind="fetch")
+    asked = launcher.render(replace(request, side=side, nodes=1, cluster=None))
+    job = launcher.submit(asked, ledger)
+    assert launcher.status(job).state is JobState.WAITING
+    assert launcher.remove(job, ledger).removed == [
+        f"batch job {job.id}",
+        f"batch job definition {job.name}:1",
+    ]
+    assert launcher.status(training).state is JobState.WAITING
+    assert batch.definitions(NAME) != []
+    assert {entry.name for entry in ledger.live()} == {NAME}
+    launcher.remove(training, ledger)
+    assert ledger.live() == []

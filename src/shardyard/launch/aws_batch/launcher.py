@@ -200,8 +200,12 @@ class BatchLauncher:
                 self._terminate(batch, job.id)
 
     def remove(self, job: Job, ledger: Ledger) -> Removal:
-        """End the run's jobs, then deregister its job definitions; log streams are kept."""
-        mine = [entry for entry in ledger.live() if entry.launcher == self.name]
+        """End the job, then deregister its job definition; log streams are kept.
+
+        Both have the job's name. The run's other jobs, such as a training beside a side job, stay.
+        """
+        live = ledger.live()
+        mine = [one for one in live if (one.launcher, one.name) == (self.name, job.name)]
         removal = Removal()
         for entry in sorted(mine, key=lambda entry: entry.kind != JOB):  # dependants first
             region = entry.details.get("region") or job.details["region"]
