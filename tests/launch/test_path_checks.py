@@ -143,6 +143,7 @@ def test_a_folder_of_another_user_cannot_be_written(volume: Path) -> None:
 
 
 @pytest.mark.heavy
+@pytest.mark.heavy
 @needs_root
 def test_a_full_volume_and_one_to_be_read_alone_are_told(volume: Path, tmp_path: Path) -> None:
     with mounted(tmp_path / "small", "size=64k") as small:
