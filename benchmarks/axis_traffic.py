@@ -22,6 +22,7 @@ from typing import Any
 import torch.distributed as dist
 
 from benchmarks.record import write_result
+from shardyard.config.own_module import known_shape
 from shardyard.plan.traffic import stage_traffic
 from shardyard.plan.workload import workload_of
 from shardyard.rundir.layout import RunDir
@@ -226,7 +227,7 @@ def _by_axis(training: Training, traffic: Traffic) -> dict[str, int]:
 
 def _planned(training: Training) -> dict[str, int]:
     resolved, layout = training.resolved, training.mesh.layout
-    workload = workload_of(resolved.recipe, resolved.shape, layout)
+    workload = workload_of(resolved.recipe, known_shape(resolved.shape), layout)
     planned = dict[str, int]()
     for term in stage_traffic(workload, training.mesh.stage_rank):
         axis = AXES[term.name]

@@ -27,6 +27,7 @@ import torch.distributed as dist
 
 from benchmarks.bare_loop import BareLoop
 from benchmarks.record import write_result
+from shardyard.config.own_module import known_shape
 from shardyard.data.shards import TokenShards
 from shardyard.models.build import hf_config
 from shardyard.rundir.layout import RunDir
@@ -134,7 +135,7 @@ def _measure(run_dir: RunDir, work: Work) -> tuple[StepTimes, StepTimes]:
     resolved = training.resolved
     shards = TokenShards(Path(resolved.data.dir), "train")
     bare = BareLoop(
-        hf_config(resolved.shape),
+        hf_config(known_shape(resolved.shape)),
         shards.read(0, shards.num_tokens),
         device=torch.device("cpu"),
         compute=torch.float32,

@@ -9,6 +9,7 @@ from benchmarks.bare_loop import BareLoop
 from benchmarks.gpu.cells import LR
 from benchmarks.gpu.job import Job
 from benchmarks.gpu.pace import Pace
+from shardyard.config.own_module import known_shape
 from shardyard.data.shards import TokenShards
 from shardyard.models.build import hf_config
 from shardyard.rundir.layout import RunDir
@@ -20,7 +21,7 @@ def train(job: Job, device: torch.device, pace: Pace) -> list[float]:
     resolved = read_resolved(RunDir(Path(job.run_dir)).resolved(0))
     shards = TokenShards(Path(resolved.data.dir), "train")
     loop = BareLoop(
-        hf_config(resolved.shape),
+        hf_config(known_shape(resolved.shape)),
         shards.read(0, shards.num_tokens),
         device=device,
         compute=torch.bfloat16,

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, Trainin
 from benchmarks.gpu.cells import LR
 from benchmarks.gpu.job import Job
 from benchmarks.gpu.pace import Pace
+from shardyard.config.own_module import known_shape
 from shardyard.data.shards import TokenShards
 from shardyard.models.build import hf_config
 from shardyard.rundir.layout import RunDir
@@ -60,7 +61,7 @@ def train(job: Job, device: torch.device, pace: Pace) -> list[float]:
     resolved = read_resolved(RunDir(Path(job.run_dir)).resolved(0))
     with device:
         model = AutoModelForCausalLM.from_config(
-            hf_config(resolved.shape), dtype=torch.float32, attn_implementation="sdpa"
+            hf_config(known_shape(resolved.shape)), dtype=torch.float32, attn_implementation="sdpa"
         )
     model.config.use_cache = False
     trainer = Trainer(

@@ -12,6 +12,7 @@ from benchmarks.gpu.cells import Cell, Place, recipe
 from benchmarks.gpu.job import Job
 from benchmarks.gpu.processes import run_job
 from shardyard.config.model_source import read_shape
+from shardyard.config.own_module import known_shape
 from shardyard.config.resolve import resolve
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.errors import ShardyardError
@@ -114,7 +115,7 @@ class Session:
         tokens = cell.load.sequences * cell.load.seq_len  # of one device
         step_s = statistics.median(answer["step_times_s"])
         rate = tokens / step_s
-        flops = flops_per_token(resolved.shape, cell.load.seq_len)
+        flops = flops_per_token(known_shape(resolved.shape), cell.load.seq_len)
         accelerator = accelerator_named(self.machine.name)
         peak = accelerator and accelerator.peak_flops_per_s("bf16")
         return {

@@ -17,6 +17,7 @@ from shardyard.checkpoint.beside_weights import (
     write_beside_weights,
 )
 from shardyard.config.model_source import read_shape
+from shardyard.config.own_module import known_shape
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
 from shardyard.errors import RequestError
@@ -107,7 +108,7 @@ def resolved_of(source: Path, data_dir: Path, **model: Any) -> Resolved:
 def exported(resolved: Resolved, to: Path) -> BesideWeights:
     to.mkdir()
     found = find_beside_weights(resolved)
-    write_beside_weights(found, to, shape=resolved.shape, dtype=torch.float32)
+    write_beside_weights(found, to, shape=known_shape(resolved.shape), dtype=torch.float32)
     return found
 
 

@@ -19,6 +19,7 @@ from shardyard.checkpoint.choice import choose_checkpoint
 from shardyard.checkpoint.export import export, main, plan_export
 from shardyard.checkpoint.retention import mark_best
 from shardyard.checkpoint.save import Saver
+from shardyard.config.own_module import known_shape
 from shardyard.config.presets import PRESETS, ModelShape
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
@@ -120,7 +121,7 @@ def test_tied_embeddings_stay_tied(
 ) -> None:
     resolved = resolve(data_dir, tied=True)
     torch.manual_seed(1)
-    model = LlamaForCausalLM(hf_config(resolved.shape)).eval()
+    model = LlamaForCausalLM(hf_config(known_shape(resolved.shape))).eval()
     saver = Saver(tmp_path / "checkpoints", group=alone, rank=0, world_size=1, keep_last=1)
     saver.save(1, {f"model.{name}": each.detach() for name, each in model.named_parameters()}, {})
     saver.wait()

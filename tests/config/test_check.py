@@ -15,7 +15,8 @@ PROBLEMS = [
     (["model.preset=lama-tiny"], "model.preset=lama-tiny is no preset. Did you mean llama-tiny?"),
     (["model.preset=zzz"], "Presets are llama-tiny, llama-laptop"),
     (["model.weights=load"], "a preset has no weights. Use model.path or model.hub"),
-    (["model.preset=null", "model.module=a:b"], "a model of your own is not built yet"),
+    (["model.blocks=[layers]"], "model.blocks=layers is for model.module; other models have"),
+    (["model.module=json:loads"], "model.module and model.preset each name a model. Keep one"),
     (["run.steps=1", "run.epochs=1"], "run.steps, run.epochs are all lengths of the run"),
     (["secrets={HF_TOKEN: b}"], "secrets.HF_TOKEN: (not shown) does not say where the secret is"),
     (["secrets={A-B: env}"], "secrets: 'A-B' is no name of an environment variable"),
@@ -109,6 +110,53 @@ PROBLEMS = [
     ),
     (["cluster.instance=p5.48xl"], "cluster.instance='p5.48xl' is not in the catalogue"),
 ]
+
+
+OWN: dict[str, object] = {
+    "model.preset": "null", "model.module": "json:loads", "data.seq_len": 16, "optim.lr": 1e-3,
+    "optim.global_batch": 4, "optim.micro_batch": 2,
+}  # fmt: skip
+"""A recipe with a module of the user's own, found wherever there is Python."""
+
+OF_OWN: list[tuple[dict[str, object], str]] = [
+    ({"model.module": "a/b.py"}, "model.module='a/b.py' is not of the form package.module:functi"),
+    ({"model.module": "no_such_thing:build"}, "there is no module no_such_thing in"),
+    ({"parallel.tp": 2}, "how its matrices may be split is not known. Use dp_replicate and dp_sh"),
+    ({"parallel.cp": 2}, "parallel.cp=2: in a module of your own attention would have to exchang"),
+    ({"parallel.pp": 2}, "parallel.pp=2: in a module of your own where it can be cut"),
+    ({"parallel.ep": 2}, "parallel.ep=2: in a module of your own which of its tensors are experts"),
+    ({"data.seq_len": "auto"}, "data.seq_len=auto follows a model's sizes, and those of model.mod"),
+    ({"optim.micro_batch": "auto"}, "optim.micro_batch=auto follows a model's sizes"),
+    ({"model.weights": "load"}, "the function of model.module gives its model the weights"),
+    ({"model.dropout": 0.1}, "Drop in the module."),
+    ({"model.router_z_loss": 0.0}, "model.router_z_loss=0.0 weighs a loss of known routers"),
+    ({"model.router_aux_loss": 0.0}, "model.router_aux_loss=0.0 weighs a loss of known routers"),
+    ({"model.compile": "true"}, "model.compile=true is done block by block, and model.blocks name"),
+    ({"memory.recompute": "full"}, "memory.recompute='full' is done block by block"),
+    ({"memory.offload": "activations"}, "Use memory.recompute."),
+    ({"precision.compute": "fp8"}, "precision.compute=fp8 multiplies known matrices of a block"),
+    ({"task.generate_tokens": 5}, "task.generate_tokens=5 needs logits"),
+]
+
+
+@pytest.mark.parametrize(("settings", "words"), OF_OWN)
+def test_what_a_module_of_ones_own_cannot_have_says_why(
+    settings: dict[str, object], words: str
+) -> None:
+    with pytest.raises(RecipeError) as refused:
+        check(load_recipe([], [f"{name}={value}" for name, value in {**OWN, **settings}.items()]))
+    assert words in str(refused.value)
+    assert len(refused.value.problems) == 1
+
+
+def test_a_module_of_ones_own_may_be_sharded_recomputed_and_compiled() -> None:
+    more: dict[str, object] = {
+        "model.blocks": "[layers]",
+        "memory.recompute": "full",
+        "model.compile": "true",
+    }
+    more |= {"parallel.zero": 1, "task.name": "masked_lm", "precision.compute": "bf16"}
+    check(load_recipe([], [f"{name}={value}" for name, value in {**OWN, **more}.items()]))
 
 
 @pytest.mark.parametrize(("overrides", "words"), PROBLEMS)

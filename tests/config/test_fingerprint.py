@@ -12,6 +12,7 @@ from shardyard.config.fingerprint import (
     compare,
     may_change,
 )
+from shardyard.config.own_module import known_shape
 from shardyard.config.presets import PRESETS
 from shardyard.config.resolved import DataFacts, Resolved, fingerprint
 from shardyard.config.schema import Recipe
@@ -87,7 +88,7 @@ def test_what_only_one_side_knows_is_told_and_not_refused() -> None:
 
 def test_a_size_of_the_model_that_changed_is_named() -> None:
     now = resolved()
-    wider = replace(now, shape=replace(now.shape, hidden_size=128))
+    wider = replace(now, shape=replace(known_shape(now.shape), hidden_size=128))
     assert compare(fingerprint(now), fingerprint(wider)).changed == (
         "model.shape.hidden_size: 64 -> 128",
     )

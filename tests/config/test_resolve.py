@@ -7,6 +7,7 @@ import pytest
 
 from shardyard.config.auto import Facts
 from shardyard.config.load import load_recipe
+from shardyard.config.own_module import known_shape
 from shardyard.config.presets import PRESETS, ModelShape
 from shardyard.config.resolve import Preview, check_resume, resolve, resolve_known
 from shardyard.config.resolved import DataFacts, Resolved
@@ -309,7 +310,7 @@ def test_only_loaded_weights_need_the_folder_of_the_model() -> None:
 def test_what_a_config_drops_is_only_the_default_of_a_setting_that_is_held() -> None:
     """A run of before knows nothing of it, and goes on with the dropout that it had."""
     before = resolved("model.dropout=0.0")
-    now = replace(before, shape=replace(before.shape, hidden_dropout=0.1))
+    now = replace(before, shape=replace(known_shape(before.shape), hidden_dropout=0.1))
     check_resume(before, now)
     with pytest.raises(RecipeError, match=r"model\.dropout: 0\.0 -> 0\.1 changes what is learnt"):
         check_resume(before, resolved("model.dropout=0.1"))

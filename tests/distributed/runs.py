@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.config.legality import resolve_layout
-from shardyard.config.model_source import read_shape
+from shardyard.config.model_source import shape_if_known
 from shardyard.config.resolve import resolve
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
@@ -84,7 +84,7 @@ def make_run(
     merged = {name: {**base.get(name, {}), **sections.get(name, {})} for name in {*base, *sections}}
     recipe = Recipe.model_validate(merged)
     model_dir = None if recipe.model.path is None else Path(recipe.model.path)
-    shape = read_shape(recipe.model, model_dir, corpus.facts.vocab_size)
+    shape = shape_if_known(recipe.model, model_dir, corpus.facts.vocab_size)
     resolved = resolve(recipe, shape=shape, machine=MACHINE, data=corpus.facts, model_dir=model_dir)
     run_dir = RunDir(folder)
     write_run(run_dir, resolved, attempt=attempt)

@@ -12,6 +12,7 @@ from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM
 from shardyard.checkpoint.choice import choose_checkpoint
 from shardyard.checkpoint.export import export
 from shardyard.config.model_source import read_shape
+from shardyard.config.own_module import known_shape
 from shardyard.config.resolve import resolve
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Recipe
@@ -80,7 +81,10 @@ def test_a_bert_keeps_its_logits_from_folder_to_folder(
 ) -> None:
     run_dir = RunDir(tmp_path / "run")
     resolved = _resolved(corpus, folder, processes, parallel=parallel)
-    assert resolved.shape.rms_norm_eps == 1e-7 and not resolved.shape.is_causal
+    assert (
+        known_shape(resolved.shape).rms_norm_eps == 1e-7
+        and not known_shape(resolved.shape).is_causal
+    )
     write_run(run_dir, resolved, attempt=0)
     run_on_ranks(train_here, processes, run_dir)
     checkpoint = choose_checkpoint(run_dir, "latest").path

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
+from shardyard.config.own_module import known_shape
 from shardyard.models.build import hf_config
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_steps
@@ -83,7 +84,7 @@ def _by_hand(run_dir: RunDir) -> tuple[list[float], dict[str, Tensor], dict[str,
     """Losses of a plain loop of transformers' model; its weights before and after."""
     training = _open(run_dir)
     first = _weights(training)
-    model = LlamaForCausalLM._from_config(hf_config(training.resolved.shape))
+    model = LlamaForCausalLM._from_config(hf_config(known_shape(training.resolved.shape)))
     model.load_state_dict({name.removeprefix("model."): t for name, t in first.items()})
     lamb = Lamb(
         model.parameters(),

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
+from shardyard.config.own_module import known_shape
 from shardyard.models.build import hf_config
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_steps
@@ -45,7 +46,7 @@ def _plain(
     training: Training, optim: dict[str, Any], clip: float
 ) -> tuple[LlamaForCausalLM, list[tuple[float, float]]]:
     """The loop that everybody would write; returns the model, and loss and norm of each step."""
-    model = LlamaForCausalLM._from_config(hf_config(training.resolved.shape))
+    model = LlamaForCausalLM._from_config(hf_config(known_shape(training.resolved.shape)))
     named = {name: tensor for name, tensor in training.tensors.items() if name.startswith("model.")}
     model.load_state_dict({n.removeprefix("model."): _whole(t).clone() for n, t in named.items()})
     groups: list[dict[str, Any]] = [

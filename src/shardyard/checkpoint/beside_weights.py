@@ -96,9 +96,7 @@ def write_beside_weights(
     Raises:
         OSError: The file system refused.
     """
-    for name, path in found.copied.items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        shutil.copyfile(path, folder / name)
+    copy_files(found, folder)
     ends = {}
     if found.has_tokenizer and not found.has_own_tokenizer:
         tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -117,6 +115,17 @@ def write_beside_weights(
         _write(folder / GENERATION, {**_read(folder / GENERATION), **ends})
     elif ends and shape.is_causal:
         GenerationConfig(**ends).save_pretrained(folder)
+
+
+def copy_files(found: BesideWeights, folder: Path) -> None:
+    """The files that are taken as they are: all that a module of the user's own has.
+
+    Raises:
+        OSError: The file system refused.
+    """
+    for name, path in found.copied.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, folder / name)
 
 
 def changed_config(

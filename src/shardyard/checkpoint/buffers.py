@@ -22,6 +22,11 @@ def is_buffer(name: str) -> bool:
     return name.startswith(_PREFIX)
 
 
+def buffer_name(name: str) -> str:
+    """The module's own name of a buffer, from its name in a checkpoint."""
+    return name.removeprefix(_PREFIX)
+
+
 def buffers_of(model: nn.Module) -> dict[str, Tensor]:
     """``buffer.<name>`` of what the module would keep in its ``state_dict``.
 

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,11 @@ from torch import Tensor
 
 from shardyard.checkpoint.beside_weights import (
     BesideWeights,
+    copy_files,
     find_beside_weights,
     write_beside_weights,
 )
+from shardyard.checkpoint.buffers import buffer_name, is_buffer
 from shardyard.checkpoint.choice import choose_checkpoint
 from shardyard.checkpoint.load import Chosen, load_tensors, read_shapes
 from shardyard.checkpoint.retention import step_name
@@ -57,6 +59,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 MAX_SHARD_BYTES = 5 * 10**9
 """Size of one weights file, unless a single tensor is larger. Source: the default of
 transformers' ``save_pretrained`` up to version 4; a file is also held in memory once."""
+
+BUFFERS_FILE = "buffers.safetensors"
+"""Of a module of the user's own that has any; its parameters are in model.safetensors."""
 
 _PREFIX = "model."
 
@@ -122,7 +127,10 @@ def plan_export(
         for name, (shape, dtype) in read_shapes(checkpoint_dir).items()
         if name.startswith(_PREFIX)
     }
-    wanted = {name: param.shape for name, param in build_on_meta(resolved.shape).named_parameters()}
+    wanted = {name: shape for name, (shape, _) in saved.items()}
+    if resolved.shape is not None:
+        model = build_on_meta(resolved.shape)
+        wanted = {name: param.shape for name, param in model.named_parameters()}
     if wanted != {name: shape for name, (shape, _) in saved.items()}:
         differing = sorted(
             name for name in {*wanted, *saved} if wanted.get(name) != saved.get(name, (None,))[0]
@@ -233,17 +241,23 @@ def _deal(shapes: dict[str, torch.Size], max_elements: int) -> dict[str, dict[st
     }
 
 
-def _as_in_files(tensors: dict[str, Tensor], family: Family) -> dict[str, Tensor]:
+def _file_names(name: str, shape: torch.Size, family: Family | None) -> Mapping[str, int | None]:
+    """Its own name, of a module of the user's own."""
+    return {name: None} if family is None else file_names(name, shape, family)
+
+
+def _as_in_files(tensors: dict[str, Tensor], family: Family | None) -> dict[str, Tensor]:
     """By the names of Hugging Face's files, which have a tensor for each expert."""
     return {
         file_name: tensor if expert is None else tensor[expert]
         for name, tensor in tensors.items()
-        for file_name, expert in file_names(name, tensor.shape, family).items()
+        for file_name, expert in _file_names(name, tensor.shape, family).items()
     }
 
 
 def _write(plan: ExportPlan, resolved: Resolved, folder: Path) -> None:
-    family = family_of(resolved.shape.model_type)
+    shape_of_all = resolved.shape
+    family = None if shape_of_all is None else family_of(shape_of_all.model_type)
     for file, shapes in plan.files.items():
         tensors = {name: torch.empty(shape, dtype=plan.dtype) for name, shape in shapes.items()}
         named: dict[str, Tensor] = {f"{_PREFIX}{name}": each for name, each in tensors.items()}
@@ -256,15 +270,32 @@ def _write(plan: ExportPlan, resolved: Resolved, folder: Path) -> None:
                 file_name: file
                 for file, shapes in plan.files.items()
                 for name, shape in shapes.items()
-                for file_name in file_names(name, shape, family)
+                for file_name in _file_names(name, shape, family)
             },
         }
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-    write_beside_weights(plan.beside, folder, shape=resolved.shape, dtype=plan.dtype)
+    if shape_of_all is None:
+        _write_buffers(plan.checkpoint, folder)
+        copy_files(plan.beside, folder)
+    else:
+        write_beside_weights(plan.beside, folder, shape=shape_of_all, dtype=plan.dtype)
     for path in _all_files(folder):
         with path.open("rb") as written:
             os.fsync(written.fileno())
     flush_folder(folder)
+
+
+def _write_buffers(checkpoint: Path, folder: Path) -> None:
+    """Buffers of a module of the user's own, by its names and as they were saved."""
+    tensors: dict[str, Tensor] = {
+        name: torch.empty(shape, dtype=dtype)
+        for name, (shape, dtype) in read_shapes(checkpoint).items()
+        if is_buffer(name)
+    }
+    if tensors:
+        load_tensors(checkpoint, tensors, allow_extra=True)
+        named = {buffer_name(name): tensor for name, tensor in tensors.items()}
+        save_file(named, folder / BUFFERS_FILE, metadata={"format": "pt"})
 
 
 def _all_files(folder: Path) -> Iterator[Path]:

@@ -11,6 +11,7 @@ from shardyard.cli.request import Request
 from shardyard.cli.tables import print_table
 from shardyard.cli.terminal import say, tell
 from shardyard.config.load import dump_recipe
+from shardyard.config.own_module import NO_SHAPE
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
 from shardyard.hardware.machine import Machine
@@ -34,8 +35,10 @@ class Attempt:
     resolved: Resolved
     machine: Machine
 
-    def plan(self) -> Plan:
-        """The prediction for this attempt."""
+    def plan(self) -> Plan | None:
+        """The prediction for this attempt; None for a module of the user's own."""
+        if self.resolved.shape is None:
+            return None
         devices = self.resolved.recipe.cluster.devices
         assert isinstance(devices, int)
         return plan(
@@ -70,7 +73,7 @@ def run_attempt(attempt: Attempt, *, as_json: bool) -> int:
     """Write the attempt's files, train, and print what came of it. Returns the exit code."""
     prediction = attempt.plan()
     write_down(attempt, prediction)
-    say(prediction.line())
+    say(no_plan() if prediction is None else prediction.line())
     answer = run_agent_process(attempt.run_dir, attempt.number)
     summary = write_last_report(attempt.run_dir, attempt.number, attempt.resolved.recipe)
     if as_json:
@@ -84,11 +87,17 @@ def run_attempt(attempt: Attempt, *, as_json: bool) -> int:
     return int(answer["exit_code"])
 
 
-def write_down(attempt: Attempt, prediction: Plan) -> None:
+def no_plan() -> str:
+    """What stands where a plan would."""
+    return f"no plan: {NO_SHAPE}"
+
+
+def write_down(attempt: Attempt, prediction: Plan | None) -> None:
     """Write the attempt's files; resolved.json last: an attempt that has it is whole."""
     run_dir, number = attempt.run_dir, attempt.number
     write_text(run_dir.asked(number), dump_recipe(attempt.asked))
-    write_json(run_dir.plan(number), prediction.to_json())
+    if prediction is not None:
+        write_json(run_dir.plan(number), prediction.to_json())
     write_manifest(run_dir, number, command=sys.argv, machine=attempt.machine)
     write_resolved(run_dir.resolved(number), attempt.resolved)
 

@@ -51,9 +51,10 @@ def _show_recipe(arguments: tuple[str, ...], *, as_json: bool) -> None:
         for name, value in values.items()
         if value != {} or name != "secrets"  # a section without settings
     }
+    shape = request.shape
     if as_json:
         length = {"value": preview.steps, "reason": preview.why_steps}
-        content = {"settings": settings, "steps": length, "shape": request.known_shape.to_dict()}
+        content = {"settings": settings, "steps": length, "shape": shape and shape.to_dict()}
         tell(json.dumps(content, indent=1))
         return
     sections: dict[str, list[tuple[str, str, str]]] = {}
@@ -63,10 +64,12 @@ def _show_recipe(arguments: tuple[str, ...], *, as_json: bool) -> None:
         sections.setdefault(section, []).append(row)
     for section, rows in sections.items():
         print_table(("", "", ""), rows, title=section)
-    parameters = format_count(request.known_shape.parameters)
     length_text = "not known yet" if preview.steps is None else f"{preview.steps:,} steps"
+    parameters = ("not known yet", "the module of your own says how many")
+    if shape is not None:
+        parameters = (format_count(shape.parameters), f"a {shape.model_type} of this shape")
     rows = [
-        ("parameters", parameters, f"a {request.known_shape.model_type} of this shape"),
+        ("parameters", *parameters),
         ("length", length_text, preview.why_steps),
     ]
     print_table(("", "", ""), rows, title="derived")

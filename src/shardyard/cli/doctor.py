@@ -120,7 +120,9 @@ def _findings_here(request: Request | None) -> list[Finding]:
             Path(recipe.run.dir).expanduser(),
             devices_wanted=None if is_cpu or devices == "auto" else int(devices),
             # weights in fp32 and the optimizer's state of each
-            checkpoint_bytes=request.known_shape.parameters * (4 + optimizer_bytes(recipe)),
+            checkpoint_bytes=0  # of a module of the user's own nobody knows
+            if request.shape is None
+            else request.shape.parameters * (4 + optimizer_bytes(recipe)),
             checkpoints=recipe.checkpoint.keep_last + recipe.checkpoint.keep_best,
         ),
         *_secrets(request),

@@ -20,6 +20,7 @@ from shardyard.cli.sent_code import packed_code, send_code
 from shardyard.cli.terminal import say
 from shardyard.config.load import dump_recipe
 from shardyard.config.model_source import config_content
+from shardyard.config.own_module import NO_SHAPE
 from shardyard.config.resolve import Preview, check_resume
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Kubernetes, Recipe
@@ -366,6 +367,8 @@ def _plan(
     """The prediction, or why there is none."""
     recipe = preview.recipe
     shape = request.shape
+    if recipe.model.module is not None:
+        return None, NO_SHAPE
     if shape is None:
         return None, (
             f"{request.why_no_shape}, so memory, time and price are not known here; node 0 settles "

@@ -20,7 +20,7 @@ import click
 
 from shardyard.cli import main
 from shardyard.cli.agent_process import run_node_process
-from shardyard.cli.attempt import Attempt, resolve_here, write_down
+from shardyard.cli.attempt import Attempt, no_plan, resolve_here, write_down
 from shardyard.cli.homes import with_homes
 from shardyard.cli.last_report import write_last_report
 from shardyard.cli.limits import (
@@ -193,7 +193,7 @@ class _Lead:
         _begin(self.run, recipe)
         prediction = attempt.plan()
         write_down(attempt, prediction)
-        say(prediction.line())
+        say(no_plan() if prediction is None else prediction.line())
         return attempt
 
     def _recipe(self) -> Recipe:
@@ -248,13 +248,15 @@ def _failure_told(talk: Session) -> Iterator[None]:
 
 
 def _terms(attempt: Attempt, place: Place, *, began_s: float) -> Terms:
-    price, launch = attempt.plan().price, attempt.asked.launch
-    if price.usd_per_hour is None and launch.max_usd is not None:
+    prediction, launch = attempt.plan(), attempt.asked.launch
+    usd_per_hour = None if prediction is None else prediction.price.usd_per_hour
+    if usd_per_hour is None and launch.max_usd is not None:
+        why = no_plan() if prediction is None else prediction.price.source
         say(
             f"warning: launch.max_usd={launch.max_usd:g} cannot be held to: what an hour costs is "
-            f"not known ({price.source})"
+            f"not known ({why})"
         )
-    return Terms.of(launch, began_s=began_s, session=place.session, usd_per_hour=price.usd_per_hour)
+    return Terms.of(launch, began_s=began_s, session=place.session, usd_per_hour=usd_per_hour)
 
 
 def _train(run: RunDir, attempt: int, place: Place) -> tuple[int, str]:

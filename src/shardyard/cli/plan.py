@@ -35,7 +35,13 @@ from shardyard.plan.kernels import missing
 from shardyard.plan.layouts import Candidate, Search, nodes_that_fit, search
 from shardyard.plan.memory import Memory, memory
 from shardyard.plan.offers import Offers, offers
-from shardyard.plan.plan import Plan, layout_name, plan_recipe, planned_cluster, with_links
+from shardyard.plan.plan import (
+    Plan,
+    layout_name,
+    plan_recipe,
+    planned_cluster,
+    with_links,
+)
 from shardyard.plan.workload import Workload, with_layout, workload_of
 from shardyard.units import parse_seconds
 
@@ -217,22 +223,22 @@ def _answer(
     calibrate: Sequence[Path],
     dry_run_model: bool,
 ) -> Answer:
-    recipe = preview.recipe
+    recipe, shape = preview.recipe, request.known_shape
     devices = recipe.cluster.devices
     assert isinstance(devices, int)  # an instance and a machine both say how many
-    refuse_misfits(recipe, request.known_shape)
+    refuse_misfits(recipe, shape)
     cluster = planned_cluster(recipe, machine, devices_per_node=devices)
     calibration = _calibration(calibrate, cluster)
     plan = plan_recipe(
         recipe,
-        shape=request.known_shape,
+        shape=shape,
         steps=preview.steps,
         world_size=recipe.cluster.nodes * devices,
         devices_per_node=devices,
         machine=machine,
         calibration=calibration,
     )
-    workload = workload_of(recipe, request.known_shape, plan.layout)
+    workload = workload_of(recipe, shape, plan.layout)
     return Answer(
         plan=plan,
         asked=request.recipe.parallel,
@@ -240,7 +246,7 @@ def _answer(
         workload=workload,
         found=_search(workload, cluster, calibration, best=best),
         offers=None,
-        dry=dry_run(recipe, request.known_shape, plan.layout) if dry_run_model else None,
+        dry=dry_run(recipe, shape, plan.layout) if dry_run_model else None,
         cluster=cluster,
         assumed=None,
     )

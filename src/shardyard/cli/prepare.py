@@ -132,7 +132,7 @@ def prepare_data(
         recipe = Path(scratch) / "recipe.json"
         recipe.write_text(keep_previous(request.recipe, previous)[0].model_dump_json())
         options = [] if request.model_dir is None else ["--model-dir", str(request.model_dir)]
-        rows = table_rows(request.recipe.model, request.known_shape)
+        rows = table_rows(request.recipe.model, request.shape)
         options += [] if rows is None else ["--rows", str(rows)]
         options += ["--verify"] if verify else []
         options += [] if folder is None else ["--folder", str(folder)]

@@ -18,9 +18,10 @@ from shardyard.config.model_source import (
     config_notes,
     has_tokenizer,
     model_folder,
-    read_shape,
+    shape_if_known,
     stated_shape,
 )
+from shardyard.config.own_module import NO_SHAPE, known_shape
 from shardyard.config.presets import ModelShape
 from shardyard.config.resolve import Preview, machine_problems, resolve, resolve_known
 from shardyard.config.resolved import DataFacts, Resolved
@@ -46,7 +47,7 @@ class Request:
     have not been opened."""
     shape: ModelShape | None
     """Before the data is prepared, its vocabulary may be that of the tokenizer to be trained. None:
-    not known here, and node 0 of the launch settles it."""
+    not known here, and node 0 of the launch settles it; or a module of the user's own."""
     why_no_shape: str = ""
 
     @staticmethod
@@ -121,7 +122,7 @@ class Request:
                 needs_weights=needs_weights,
                 commit=None if previous is None else _commit_before(anchored, previous),
             )
-            shape = None if why_no_shape else read_shape(model, folder, vocab_size)
+            shape = None if why_no_shape else shape_if_known(model, folder, vocab_size)
         request = Request(
             recipe=anchored,
             as_written=recipe,
@@ -135,9 +136,12 @@ class Request:
 
     @property
     def known_shape(self) -> ModelShape:
-        """The model's shape, of a request that is made without nodes elsewhere."""
-        assert self.shape is not None
-        return self.shape
+        """The model's shape, of a request that is made without nodes elsewhere.
+
+        Raises:
+            RequestError: The model is a module of the user's own.
+        """
+        return known_shape(self.shape)
 
     @property
     def model_has_tokenizer(self) -> bool | None:
@@ -181,7 +185,7 @@ class Request:
         """
         return resolve(
             self.recipe,
-            shape=read_shape(self.recipe.model, self.model_dir, data.vocab_size),
+            shape=shape_if_known(self.recipe.model, self.model_dir, data.vocab_size),
             machine=machine,
             data=data,
             name=self.name,
@@ -214,6 +218,8 @@ def _find(
     model: Model, sight: Sight | None, *, needs_weights: bool, commit: str | None
 ) -> tuple[Path | None, str]:
     """The model's own files; or why its shape is not known here, which node 0 then settles."""
+    if model.module is not None:
+        return None, NO_SHAPE
     is_elsewhere = sight is not None and model.path is not None and sight.holds(model.path)
     if is_elsewhere:
         return None, f"model.path={model.path} is on the nodes"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from shardyard.cli.attempt import Attempt, resolve_here, run_attempt
+from shardyard.cli.attempt import Attempt, no_plan, resolve_here, run_attempt
 from shardyard.cli.options import json_option
 from shardyard.cli.request import Request
 from shardyard.cli.terminal import say, tell
@@ -42,8 +42,9 @@ def command(recipe: tuple[str, ...], *, dry_run: bool, as_json: bool) -> int:
     )
     if dry_run:
         prediction = attempt.plan()
-        content = json.dumps(prediction.to_json(), indent=1)
-        tell(content if as_json else prediction.line())
+        content = json.dumps(None if prediction is None else prediction.to_json(), indent=1)
+        line = no_plan() if prediction is None else prediction.line()
+        tell(content if as_json else line)
         return 0
     write_text(attempt.run_dir.recipe, dump_recipe(request.recipe))
     events = EventWriter(attempt.run_dir.events, attempt=0, generation=0)

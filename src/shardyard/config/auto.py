@@ -128,10 +128,14 @@ def _name(draft: Draft) -> tuple[str, str]:
 def _weights(draft: Draft) -> tuple[str, str]:
     if draft.recipe.model.path is None and draft.recipe.model.hub is None:
         return "random", "a preset is a shape without weights"
+    if draft.recipe.model.module is not None:
+        return "random", "the function that makes the model gives it its weights"
     return "load", "the model comes with weights"
 
 
 def _dropout(draft: Draft) -> tuple[float, str]:
+    if draft.recipe.model.module is not None:
+        return 0.0, "the model of your own drops what it drops"
     own = draft.shape.hidden_dropout
     return own, "hidden_dropout_prob of the model's config.json" if own else "the usual value"
 

@@ -15,6 +15,7 @@ from shardyard.config.load import read_settings, source_of
 from shardyard.config.machines import chosen_cluster
 from shardyard.config.model_problems import misfits
 from shardyard.config.optimizers import OPTIMIZERS, factors_of, optimizer_of, readers_of
+from shardyard.config.own_module import own_module_problems
 from shardyard.config.presets import PRESETS
 from shardyard.config.schema import Recipe
 from shardyard.config.secret_reference import is_variable, parse_references
@@ -117,9 +118,6 @@ def _model(recipe: Recipe) -> Iterable[Problem]:
     elif model.config is not None and not (model.path or model.hub):
         text = "says what shape a model has, and names none. Give model.path or model.hub too."
         yield Problem("model.config", text)
-    if model.module is not None:
-        text = f"={_show(model.module)}: a model of your own is not built yet. "
-        yield Problem("model.module", f"{text}Use preset, path or hub.")
     if model.preset is not None and model.preset not in PRESETS:
         near = difflib.get_close_matches(model.preset, PRESETS, n=1)
         hint = f"Did you mean {near[0]}?" if near else f"Presets are {presets}."
@@ -274,6 +272,7 @@ _CHECKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
     _credentials,
     _length,
     _model,
+    own_module_problems,
     _secrets,
     environment_problems,
     _fit,

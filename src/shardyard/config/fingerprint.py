@@ -36,10 +36,12 @@ SETTINGS_THAT_MAY_CHANGE = (
     "run.target",
     # says what the shape is, which is held
     "model.config",
-    # the same model: model.commit stands for the revision; compiled; from another folder
+    # the same model: model.commit stands for the revision; compiled; from another folder;
+    # gathered in other groups
     "model.revision",
     "model.dir",
     "model.compile",
+    "model.blocks",
     # when it is judged, and what it writes at the end
     "task.eval_every_steps",
     "task.eval_every_epochs",

@@ -137,6 +137,11 @@ def has_tokenizer(folder: Path | None) -> bool:
     return folder is not None and (folder / "tokenizer.json").is_file()
 
 
+def shape_if_known(model: Model, folder: Path | None, vocab_size: int) -> ModelShape | None:
+    """As ``read_shape``; None for a module of the user's own, which nobody knows before it runs."""
+    return None if model.module is not None else read_shape(model, folder, vocab_size)
+
+
 def read_shape(model: Model, folder: Path | None, vocab_size: int) -> ModelShape:
     """Sizes of the model, from its folder's config.json, or from its preset where it has none.
 
@@ -248,8 +253,10 @@ def config_notes(model: Model, folder: Path | None) -> list[str]:
     ]
 
 
-def table_rows(model: Model, shape: ModelShape) -> int | None:
+def table_rows(model: Model, shape: ModelShape | None) -> int | None:
     """Rows of the model's table of tokens; None: as many as its tokenizer wants."""
+    if shape is None:
+        return None
     is_preset = model.preset is not None and model.path is None and model.hub is None
     is_open = is_preset and not PRESETS[str(model.preset)].shape.vocab_size
     return None if is_open else shape.vocab_size

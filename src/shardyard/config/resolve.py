@@ -46,7 +46,7 @@ class Preview:
 def resolve(
     recipe: Recipe,
     *,
-    shape: ModelShape,
+    shape: ModelShape | None,
     machine: Machine,
     data: DataFacts,
     name: str = "run",
@@ -200,7 +200,7 @@ def _misfits(resolved: Resolved, machine: Machine) -> list[Problem]:
         *vocabulary_problems(
             tokenizer=resolved.recipe.data.tokenizer,
             vocab_size=resolved.data.vocab_size,
-            rows=resolved.shape.vocab_size,
+            rows=None if resolved.shape is None else resolved.shape.vocab_size,
         ),
     ]
 

@@ -47,7 +47,8 @@ class Resolved:
     recipe: Recipe
     reasons: dict[str, str]
     """Dotted setting -> why it has its value; only for settings that were not given."""
-    shape: ModelShape
+    shape: ModelShape | None
+    """Sizes of the model; None: it is a module of the user's own."""
     data: DataFacts
     steps: int
     """Optimizer steps of the whole run."""
@@ -77,7 +78,7 @@ class Resolved:
                 name: {"value": value, "reason": self.reasons.get(name, "given")}
                 for name, value in settings.items()
             },
-            "shape": self.shape.to_dict(),
+            "shape": None if self.shape is None else self.shape.to_dict(),
             "data": asdict(self.data),
             "steps": self.steps,
             "model_dir": self.model_dir,
@@ -98,7 +99,7 @@ class Resolved:
                 for name, entry in settings.items()
                 if entry["reason"] != "given"
             },
-            shape=ModelShape(**content["shape"]),
+            shape=None if content["shape"] is None else ModelShape(**content["shape"]),
             data=DataFacts(**content["data"]),
             steps=content["steps"],
             model_dir=content["model_dir"],
@@ -125,7 +126,7 @@ def fingerprint(resolved: Resolved) -> dict[str, Any]:
     """The values that two attempts of one run must share, by dotted name."""
     return fingerprint_of(
         settings_in(resolved.recipe.model_dump(mode="json")),
-        shape=resolved.shape.to_dict(),
+        shape={} if resolved.shape is None else resolved.shape.to_dict(),
         data=resolved.data.fingerprint,
         commit=resolved.model_commit,
     )

@@ -71,7 +71,9 @@ class Model(Section):
     config: str | Annotated[dict[str, Any], Field(description="its content")] | None = None
     """A config.json on this machine, which says the shape of a path or hub repository instead."""
     module: str | None = None
-    """A user's own model as package.module:function. Not built yet."""
+    """A model of your own as package.module:function (docs/own-module.md); data axes alone."""
+    blocks: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Of module: lists of modules, or modules, that are sharded and recomputed one by one."""
     weights: Literal["auto", "random", "load"] = "auto"
     """Where weights come from; auto: random for a preset, loaded for path and hub."""
     dropout: Annotated[float, Field(ge=0, lt=1)] | Auto = "auto"

@@ -1,12 +1,9 @@
 """Split a model over a mesh: one of a known family, or a module of the user's own."""
 
-import struct
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict, TypeVar, Unpack
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -17,6 +14,7 @@ from shardyard.library.own import shard_own
 from shardyard.library.state import Reader, Sharded, attach, is_sharded, sharded
 from shardyard.models import build
 from shardyard.parallel.mesh import Mesh
+from shardyard.parallel.own_module import refuse_differing_weights, refuse_scalars
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
@@ -71,13 +69,13 @@ def parallelize(
             f"this {type(model).__name__} has been through parallelize() already; it would be "
             "split twice. Call it once, on a model as it was built or loaded."
         )
-    _refuse_scalars(model)
+    refuse_scalars(model)
     has_weights = _has_weights(model)
     device = local_device(mesh.dense.device_type)
     control: dist.ProcessGroup = dist.new_group(backend="gloo")
     is_known = blocks is None and plan is None
     if has_weights:
-        _refuse_differing_weights(model, control)
+        refuse_differing_weights(model, control)
     reader: Reader
     if is_known:
         reader = shard_known(model, mesh, device=device, seq_len=seq_len, options={**options})
@@ -122,18 +120,6 @@ def fill_weights(model: nn.Module, folder: str | Path | None = None, *, seed: in
     parts.has_weights = True
 
 
-def _refuse_scalars(model: nn.Module) -> None:
-    """Ranks share a parameter's rows; one without any has nothing that could be shared."""
-    scalars = [name for name, param in model.named_parameters() if param.dim() == 0]
-    if scalars:
-        more = f" and {len(scalars) - 1} others" if len(scalars) > 1 else ""
-        raise RequestError(
-            f"the parameter {scalars[0]}{more} of this {type(model).__name__} is a single number "
-            "without a dimension, and ranks share parameters by their first one. Give it one: "
-            "nn.Parameter(torch.zeros(1)) computes the same."
-        )
-
-
 def _has_weights(model: nn.Module) -> bool:
     on_meta = [name for name, param in model.named_parameters() if param.is_meta]
     count = sum(1 for _ in model.parameters())
@@ -143,18 +129,3 @@ def _has_weights(model: nn.Module) -> bool:
             f"is {on_meta[0]}; the others have values. Build all of it in one way."
         )
     return not on_meta
-
-
-def _refuse_differing_weights(model: nn.Module, control: dist.ProcessGroup) -> None:
-    """A rank keeps its share of what it holds, so all must hold the same."""
-    sums = [float(param.detach().sum(dtype=torch.float64)) for param in model.parameters()]
-    digest = zlib.crc32(struct.pack(f"{len(sums)}d", *sums))
-    digests = [0] * dist.get_world_size(control)
-    dist.all_gather_object(digests, digest, group=control)
-    other = next((rank for rank, found in enumerate(digests) if found != digests[0]), None)
-    if other is not None:
-        raise RequestError(
-            f"rank {other} has built the model with other weights than rank 0. Each rank keeps its "
-            "share of what it has, so the parts would not fit together. Seed all ranks alike "
-            "(torch.manual_seed) before the model is built, or load the same files."
-        )

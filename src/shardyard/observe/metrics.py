@@ -58,10 +58,10 @@ class StepTimes:
 
 
 class MetricLines:
-    """Makes the lines of one generation of an attempt."""
+    """Makes the lines of one generation of an attempt; without a budget there is no MFU."""
 
     def __init__(
-        self, budget: FlopBudget, *, attempt: int, generation: int, world_size: int
+        self, budget: FlopBudget | None, *, attempt: int, generation: int, world_size: int
     ) -> None:
         self._budget = budget
         self._place = {"attempt": attempt, "generation": generation, "world_size": world_size}
@@ -108,7 +108,7 @@ class MetricLines:
             "tokens_per_s": tokens_per_s,
             "samples_per_s": step_samples / times.step_time_s,
             "tokens_per_s_per_device": per_device,
-            "mfu": self._budget.mfu(per_device),
+            "mfu": None if self._budget is None else self._budget.mfu(per_device),
             "peak_memory_bytes": peak_memory_bytes,
             **dict.fromkeys(ROUTER_KEYS),
             **counted,

@@ -9,6 +9,7 @@ from typing import Any
 
 from shardyard.config.legality import Layout, resolve_layout
 from shardyard.config.machines import joined_cluster
+from shardyard.config.own_module import known_shape
 from shardyard.config.presets import ModelShape
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Recipe
@@ -234,7 +235,7 @@ def plan(
     """
     return plan_recipe(
         resolved.recipe,
-        shape=resolved.shape,
+        shape=known_shape(resolved.shape),
         steps=resolved.steps,
         world_size=world_size,
         devices_per_node=devices_per_node,

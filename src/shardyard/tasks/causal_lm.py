@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 from shardyard.config.resolved import Resolved
 from shardyard.parallel.mesh import Mesh
 from shardyard.tasks.generate import generate
-from shardyard.tasks.language import LanguageTask
+from shardyard.tasks.language import LanguageModel, LanguageTask, vocabulary
 
 
 class CausalLM(LanguageTask):
@@ -19,6 +19,7 @@ class CausalLM(LanguageTask):
         recipe, data = resolved.recipe, resolved.data
         if not recipe.task.generate_tokens:
             return None
+        assert isinstance(self.computation, LanguageModel)  # checked: a module has no logits
         assert isinstance(recipe.data.seq_len, int)
         tokenizer = Tokenizer.from_file(str(Path(data.dir) / "tokenizer.json"))
         prompt = prompt_ids(tokenizer, recipe.task.prompt, data.bos_token)
@@ -27,7 +28,7 @@ class CausalLM(LanguageTask):
             prompt,
             num_tokens=recipe.task.generate_tokens,
             seq_len=recipe.data.seq_len,
-            vocab_size=resolved.shape.vocab_size,
+            vocab_size=vocabulary(resolved),
             seed=recipe.run.seed,
             mesh=mesh,
             device=device,

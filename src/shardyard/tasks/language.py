@@ -13,6 +13,7 @@ from torch import Tensor
 
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Recipe
+from shardyard.config.tasks import TASKS
 from shardyard.data.loader import (
     IGNORED,
     EvalSource,
@@ -109,8 +110,6 @@ class LanguageModel(Computation[MicroBatch]):
 class LanguageTask(Task):
     """Reads text as samples of tokens, and is judged by the mean loss of a token."""
 
-    computation: LanguageModel
-
     @staticmethod
     def preparation(resolved: Resolved, split: str) -> Prepare:  # noqa: ARG004
         """What the task makes of a micro-batch of text, where it is read."""
@@ -165,5 +164,9 @@ class LanguageTask(Task):
 
 
 def vocabulary(resolved: Resolved) -> int:
-    """Entries of the model's table of tokens."""
-    return resolved.shape.vocab_size
+    """Token ids that the model has to know."""
+    if resolved.shape is not None:
+        return resolved.shape.vocab_size
+    # of the user's own module; a tokenizer that we train has no mask token
+    mask_rows = 0 if TASKS[resolved.recipe.task.name].is_causal else 1
+    return resolved.data.vocab_size + mask_rows

@@ -18,16 +18,26 @@ Loss = Callable[[Any, Any], tuple[Tensor, int | Tensor]]
 class OwnComputation(Computation[Any]):
     """Computes batches by a loss function."""
 
-    def __init__(self, model: nn.Module, mesh: Mesh, loss: Loss, *, said_by: str) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        mesh: Mesh,
+        loss: Loss,
+        *,
+        said_by: str,
+        reads: Callable[[Any], Any] = lambda batch: batch,
+    ) -> None:
         """Take a module that is sharded.
 
         Args:
-            said_by: What messages call whoever gave the loss function.
+            said_by: What messages call the loss function.
+            reads: From a micro-batch to what the loss function is given of it.
         """
         self.model = model
         self.roots = [model]
         self._loss_function = loss
         self._said_by = said_by
+        self._reads = reads
         self._tp = mesh.layout.tp
         self._is_counted = mesh.tensor_rank == 0
         self._sync = GradientSync(model, mesh.layout)
@@ -48,7 +58,7 @@ class OwnComputation(Computation[Any]):
 
     def _loss(self, batch: Any, counts: list[Tensor]) -> Tensor:
         """This rank's part of a micro-batch's loss; ``counts`` gets that of its number."""
-        answer = self._loss_function(self.model, batch)
+        answer = self._loss_function(self.model, self._reads(batch))
         if not (isinstance(answer, tuple) and len(answer) == 2) or answer[0].dim():
             raise RequestError(
                 f"{self._said_by} must return two things: the sum of the losses of a batch (a "

@@ -35,8 +35,10 @@ from shardyard.parallel.mesh import Mesh, build_mesh, names_on_all_stages
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import read_resolved
 from shardyard.tasks.base import Computation, Task, task_class
+from shardyard.tasks.language import vocabulary
 from shardyard.train.hooks import Hooks
 from shardyard.train.optim import ShardOptimizer
+from shardyard.train.own_module import build_own
 from shardyard.train.state import Progress, memory_by_kind
 from shardyard.train.step import Stepper
 
@@ -104,9 +106,8 @@ def set_up(run_dir: RunDir, attempt: int, hooks: Hooks, *, local_rank: int) -> T
     train_source, eval_source = kind.open_data(resolved)
     data_s = time.monotonic() - started
     mesh = build_mesh(layout, device.type)
-    computation = build_sharded(recipe, resolved.shape, mesh, device=device)
-    task = kind(computation)
-    optimizer = build_optimizer(recipe, computation, mesh, device=device)
+    task = kind(_build(resolved, mesh, device=device, control=control))
+    optimizer = build_optimizer(recipe, task.computation, mesh, device=device)
     stepper = Stepper(task, optimizer, mesh, device=device, grad_clip=recipe.optim.grad_clip)
     started_load = time.monotonic()
     chosen = choose(
@@ -145,7 +146,7 @@ def set_up(run_dir: RunDir, attempt: int, hooks: Hooks, *, local_rank: int) -> T
         control=control,
         progress=progress,
         metric_lines=MetricLines(
-            read_flop_budget(run_dir.plan(attempt)),
+            None if resolved.shape is None else read_flop_budget(run_dir.plan(attempt)),
             attempt=attempt,
             generation=hooks.generation,
             world_size=world_size,
@@ -178,9 +179,16 @@ def _report_model(training: Training, layout: Layout, *, seconds: float) -> None
         "model_ready",
         seconds=seconds,
         memory_by_rank=training.gather(mine),
-        parameters=training.resolved.shape.parameters,
+        parameters=_parameters(training),
         layout=asdict(layout),
     )
+
+
+def _parameters(training: Training) -> int:
+    shape = training.resolved.shape
+    if shape is not None:  # a rank may hold one stage of it
+        return shape.parameters
+    return sum(param.numel() for param in training.task.model.parameters())
 
 
 def _gloo_group(timeout_s: float) -> dist.ProcessGroup:
@@ -198,6 +206,16 @@ def _with_open_degrees(resolved: Resolved) -> Parallel:
     return resolved.recipe.parallel.model_copy(update=dict.fromkeys(names, "auto"))
 
 
+def _build(
+    resolved: Resolved, mesh: Mesh, *, device: torch.device, control: dist.ProcessGroup
+) -> Computation[MicroBatch]:
+    """The model in parallel form, and how it computes the task."""
+    recipe, shape = resolved.recipe, resolved.shape
+    if shape is not None:
+        return build_sharded(recipe, shape, mesh, device=device)
+    return build_own(recipe, mesh, vocab_size=vocabulary(resolved), device=device, control=control)
+
+
 def build_sharded(
     recipe: Recipe, shape: ModelShape, mesh: Mesh, *, device: torch.device
 ) -> Computation[MicroBatch]:
@@ -211,9 +229,13 @@ def build_sharded(
 def build_optimizer(
     recipe: Recipe, computation: Computation[MicroBatch], mesh: Mesh, *, device: torch.device
 ) -> ShardOptimizer:
-    """Give a sharded model its storage, without values yet, and an optimizer."""
+    """Give a sharded model its storage, without values yet, and an optimizer.
+
+    A module of the user's own has its storage, and its values.
+    """
     model = computation.model
-    give_storage(model, device, stages=computation.roots)
+    if recipe.model.module is None:
+        give_storage(model, device, stages=computation.roots)
     model.train()
     return ShardOptimizer(
         model,
@@ -239,8 +261,9 @@ def _fill(
         How far the run is, and what the checkpoint could not say, for the event that tells of it.
     """
     if chosen is None:
-        folder = None if resolved.model_dir is None else Path(resolved.model_dir)
-        fill_weights(task.model, folder=folder, seed=resolved.recipe.run.seed)
+        if resolved.shape is not None:  # else its maker has filled it
+            folder = None if resolved.model_dir is None else Path(resolved.model_dir)
+            fill_weights(task.model, folder=folder, seed=resolved.recipe.run.seed)
         return Progress(), {}
     values = read_values(chosen.path)
     if "fingerprint" not in values:

@@ -1,0 +1,135 @@
+"""What a recipe with a model of the user's own may ask: nothing that needs to know what is inside.
+
+``model.module`` names a function that makes it, ``package.module:function``. No part of it is
+imported here: that is done by the processes that train.
+"""
+
+import re
+import sys
+from collections.abc import Iterable
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from shardyard.config.presets import ModelShape
+from shardyard.config.schema import Recipe
+from shardyard.config.tasks import TASKS
+from shardyard.errors import Problem, RequestError
+
+NO_SHAPE = "what a model of your own needs is not known before it runs"
+
+_FORM = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*:[^\W\d]\w*")
+
+WHY_NOT = {
+    "cp": "attention would have to exchange keys and values, and where that is is not known",
+    "tp": "how its matrices may be split is not known",
+    "pp": "where it can be cut, and what passes there, is not known",
+    "ep": "which of its tensors are experts, and how tokens reach them, is not known",
+}
+"""Axis -> why a module of one's own has none."""
+
+_FOLLOWING_A_SHAPE = (
+    "data.seq_len", "optim.lr", "optim.global_batch", "optim.micro_batch"
+)  # fmt: skip
+"""Settings whose auto is taken from the sizes of a model."""
+
+
+def known_shape(shape: ModelShape | None) -> ModelShape:
+    """The shape that a plan is made of.
+
+    Raises:
+        RequestError: There is none: the model is of the user's own.
+    """
+    if shape is None:
+        raise RequestError(f"there is no plan: {NO_SHAPE}. Train a few steps and see the report.")
+    return shape
+
+
+def own_module_problems(recipe: Recipe) -> Iterable[Problem]:
+    """Everything that is wrong with a recipe that has ``model.module``, or with its settings."""
+    model = recipe.model
+    if model.module is None:
+        if model.blocks:
+            text = f"={', '.join(model.blocks)} is for model.module; other models have known blocks"
+            yield Problem("model.blocks", f"{text}. Leave it out.")
+        return
+    if model.preset is not None:
+        text = "model.module and model.preset each name a model. Keep one of them."
+        yield Problem("model", text)
+    yield from _place_problems(model.module)
+    yield from _axis_problems(recipe)
+    for setting in _FOLLOWING_A_SHAPE:
+        section, key = setting.split(".")
+        if getattr(getattr(recipe, section), key) == "auto":
+            text = "=auto follows a model's sizes, and those of model.module are not known. Give it"
+            yield Problem(setting, f"{text} a value.")
+    for path, (is_asked, why) in _refused(recipe).items():
+        if is_asked:
+            yield Problem(path, why)
+
+
+def _place_problems(place: str) -> Iterable[Problem]:
+    if not _FORM.fullmatch(place):
+        text = f"={place!r} is not of the form package.module:function. Name a function that makes"
+        yield Problem("model.module", f"{text} the model.")
+        return
+    first = place.partition(":")[0].partition(".")[0]
+    if PathFinder.find_spec(first, [str(Path.cwd()), *sys.path]) is None:
+        text = (
+            f"={place}: there is no module {first} in {Path.cwd()} nor among installed packages. "
+            "Start where it is, set PYTHONPATH, or install it."
+        )
+        yield Problem("model.module", text)
+
+
+def _axis_problems(recipe: Recipe) -> Iterable[Problem]:
+    for axis, reason in WHY_NOT.items():
+        degree = getattr(recipe.parallel, axis)
+        if degree > 1:
+            hint = "Use dp_replicate and dp_shard"
+            if axis == "tp":
+                hint += "; a script gives tp a plan (docs/library.md)"
+            text = f"={degree}: in a module of your own {reason}. {hint}."
+            yield Problem(f"parallel.{axis}", text)
+
+
+def _refused(recipe: Recipe) -> dict[str, tuple[bool, str]]:
+    """Setting -> whether a recipe asks for what no module of one's own has, and why not."""
+    model, given = recipe.model, recipe.model.model_fields_set
+    recompute, is_split = recipe.memory.recompute, bool(model.blocks)
+    own = "and what is inside of model.module is not known."
+    no_blocks = "is done block by block, and model.blocks names none. Name them, or leave it out."
+    return {
+        "model.weights": (
+            model.weights == "load",
+            "=load, but the function of model.module gives its model the weights. Load them there.",
+        ),
+        "model.dropout": (
+            model.dropout not in ("auto", 0),
+            f"={model.dropout} is put behind known parts of a block, {own} Drop in the module.",
+        ),
+        "model.router_aux_loss": (
+            "router_aux_loss" in given,
+            f"={model.router_aux_loss} weighs a loss of known routers, {own} Leave it out.",
+        ),
+        "model.router_z_loss": (
+            "router_z_loss" in given,
+            f"={model.router_z_loss} weighs a loss of known routers, {own} Leave it out.",
+        ),
+        "model.compile": (model.compile and not is_split, f"=true {no_blocks}"),
+        "memory.recompute": (
+            recompute != "none" and not is_split,
+            f"={recompute!r} {no_blocks}",
+        ),
+        "memory.offload": (
+            recipe.memory.offload == "activations",
+            f"=activations moves what known blocks keep, {own} Use memory.recompute.",
+        ),
+        "precision.compute": (
+            recipe.precision.compute == "fp8",
+            f"=fp8 multiplies known matrices of a block, {own} Use bf16 or fp32.",
+        ),
+        "task.generate_tokens": (
+            recipe.task.generate_tokens > 0 and TASKS[recipe.task.name].continues_text,
+            f"={recipe.task.generate_tokens} needs logits, {own} Use 0.",
+        ),
+    }

@@ -1,0 +1,112 @@
+"""A module of the user's own before it is changed: its blocks by name, and what would go wrong."""
+
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shardyard.errors import Problem, RequestError
+from shardyard.parallel.tensor_plan import names_matching
+
+
+def blocks_named(
+    model: nn.Module, names: Sequence[str], *, setting: str = "blocks"
+) -> tuple[dict[str, nn.Module], list[Problem]]:
+    """Modules to shard one by one; a list of modules stands for those in it."""
+    chosen: dict[str, nn.Module] = {}
+    found = []
+    named = {name: module for name, module in model.named_modules() if name}
+    for pattern in names:
+        matched = names_matching(pattern, named)
+        if not matched:
+            lists = [name for name, module in named.items() if isinstance(module, nn.ModuleList)]
+            have = lists or [name for name in named if "." not in name]
+            text = f"={pattern!r} names no module. The model has {', '.join(have[:6])}."
+            found.append(Problem(setting, text))
+        for name in matched:
+            if isinstance(named[name], nn.ModuleList | nn.ModuleDict | nn.Sequential):
+                inner = named[name].named_children()
+                chosen |= {f"{name}.{child}": module for child, module in inner}
+            else:
+                chosen[name] = named[name]
+    return chosen, found
+
+
+def module_problems(
+    model: nn.Module, blocks: Mapping[str, nn.Module], *, tp: int, setting: str = "blocks"
+) -> list[Problem]:
+    """What would go wrong in silence."""
+    found = []
+    if any(param.is_meta for param in model.parameters()):
+        text = (
+            "is on the meta device: how its weights begin only you know. Build it with its "
+            "weights; each rank keeps its share, block by block."
+        )
+        found.append(Problem("model", text))
+    dropouts = [n for n, m in model.named_modules() if isinstance(m, nn.Dropout) and m.p > 0]
+    if tp > 1 and dropouts:
+        text = (
+            f"drops at {dropouts[0]}: the ranks of tp compute the same tokens and would draw "
+            "other masks for them. Set p=0, or use tp=1."
+        )
+        found.append(Problem("model", text))
+    inward = [n for n, m in model.named_modules() if isinstance(m, nn.MultiheadAttention)]
+    if tp > 1 and inward:
+        text = (
+            f"has {inward[0]}, an nn.MultiheadAttention: it uses the parameters of a module in it, "
+            "which tp holds in parts. Use nn.Linear and scaled_dot_product_attention, or tp=1."
+        )
+        found.append(Problem("model", text))
+    return found + _shared_parameters(model, blocks, setting)
+
+
+def _shared_parameters(
+    model: nn.Module, blocks: Mapping[str, nn.Module], setting: str
+) -> list[Problem]:
+    """A parameter in two groups would become two."""
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, param in model.named_parameters(remove_duplicate=False):
+        names.setdefault(param, []).append(name)
+    found = []
+    for places in names.values():
+        homes = {next((b for b in blocks if place.startswith(f"{b}.")), "") for place in places}
+        if len(homes) > 1:
+            text = (
+                f"keep {' and '.join(places)} apart, which are one parameter: as parts of two "
+                "blocks they would be two. Leave their modules out of blocks."
+            )
+            found.append(Problem(setting, text))
+    nested = [b for b in blocks for other in blocks if b.startswith(f"{other}.")]
+    if nested:
+        found.append(Problem(setting, f"name {nested[0]} and a module around it. Name one."))
+    return found
+
+
+def refuse_scalars(model: nn.Module) -> None:
+    """Ranks share a parameter's rows; one without any has nothing that could be shared."""
+    scalars = [name for name, param in model.named_parameters() if param.dim() == 0]
+    if scalars:
+        more = f" and {len(scalars) - 1} others" if len(scalars) > 1 else ""
+        raise RequestError(
+            f"the parameter {scalars[0]}{more} of this {type(model).__name__} is a single number "
+            "without a dimension, and ranks share parameters by their first one. Give it one: "
+            "nn.Parameter(torch.zeros(1)) computes the same."
+        )
+
+
+def refuse_differing_weights(model: nn.Module, control: dist.ProcessGroup) -> None:
+    """A rank keeps its share of what it holds, so all must hold the same."""
+    sums = [float(param.detach().sum(dtype=torch.float64)) for param in model.parameters()]
+    digest = zlib.crc32(struct.pack(f"{len(sums)}d", *sums))
+    digests = [0] * dist.get_world_size(control)
+    dist.all_gather_object(digests, digest, group=control)
+    other = next((rank for rank, found in enumerate(digests) if found != digests[0]), None)
+    if other is not None:
+        raise RequestError(
+            f"rank {other} has built the model with other weights than rank 0. Each rank keeps its "
+            "share of what it has, so the parts would not fit together. Seed all ranks alike "
+            "(torch.manual_seed) before the model is built, or load the same files."
+        )

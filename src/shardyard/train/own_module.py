@@ -1,0 +1,117 @@
+"""The model of ``model.module``: made by the user's function on every rank, checked, sharded.
+
+What is random in it is drawn from a seed of its own for each micro-batch, by the position of its
+first sample. So a resume draws what the run would have drawn, and it does not matter which rank
+computes a micro-batch.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shardyard.config.schema import Recipe
+from shardyard.data.loader import MicroBatch
+from shardyard.errors import RecipeError, RequestError
+from shardyard.models.counter_random import key_of
+from shardyard.parallel.apply import parallelize_own
+from shardyard.parallel.mesh import Mesh
+from shardyard.parallel.own_module import (
+    blocks_named,
+    module_problems,
+    refuse_differing_weights,
+    refuse_scalars,
+)
+from shardyard.tasks.own import Loss, OwnComputation
+
+
+def build_own(
+    recipe: Recipe,
+    mesh: Mesh,
+    *,
+    vocab_size: int,
+    device: torch.device,
+    control: dist.ProcessGroup,
+) -> OwnComputation:
+    """Make, check and shard the model. All ranks call it together.
+
+    Args:
+        control: A gloo group of all ranks.
+
+    Raises:
+        RequestError: There is no such function, or what it returns cannot be trained.
+        RecipeError: Settings that do not fit the model; all of them.
+    """
+    place = str(recipe.model.module)
+    torch.manual_seed(recipe.run.seed)
+    model, loss = _made(place, vocab_size=vocab_size, seq_len=int(recipe.data.seq_len))
+    refuse_scalars(model)
+    blocks, found = blocks_named(model, recipe.model.blocks, setting="model.blocks")
+    found += module_problems(model, blocks, tp=1, setting="model.blocks")
+    if found:
+        raise RecipeError(found, f"model.module={place}")
+    refuse_differing_weights(model, control)
+    model.float()  # master weights
+    model.to(device)
+    parallelize_own(model, mesh, recipe=recipe, blocks=blocks, words={})
+    reads = _Reads(recipe.run.seed, device)
+    return OwnComputation(model, mesh, loss, reads=reads, said_by=f"the loss of {place}")
+
+
+class _Reads:
+    """What a loss function of the user's own is given of a micro-batch."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._seed = seed
+        self._device = device
+
+    def __call__(self, batch: MicroBatch) -> dict[str, Tensor]:
+        """Its fields on the device."""
+        first = int(batch.samples_B[0])  # in host memory
+        torch.manual_seed(key_of(self._seed, "module", first) % 2**63)
+        return dict(batch.to(self._device).fields)
+
+
+def _made(place: str, *, vocab_size: int, seq_len: int) -> tuple[nn.Module, Loss]:
+    """What the function of the user returns."""
+    answer = _function(place)(vocab_size=vocab_size, seq_len=seq_len)
+    is_pair = isinstance(answer, tuple) and len(answer) == 2
+    if not is_pair or not isinstance(answer[0], nn.Module) or not callable(answer[1]):
+        raise RequestError(
+            f"model.module={place} returned {_shown(answer)}. It must return two things: an "
+            "nn.Module, and a function of (model, batch) that returns the sum of the losses of a "
+            "batch and how many they are."
+        )
+    model, loss = answer
+    return model, loss
+
+
+def _function(place: str) -> Callable[..., Any]:
+    module, _, name = place.partition(":")
+    if os.getcwd() not in sys.path:  # noqa: PTH109 (a text)
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109
+    try:
+        found: Callable[..., Any] = getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # something that the module itself imports
+        raise RequestError(
+            f"model.module={place}: there is no module {error.name} here. Start the run where it "
+            "is, set PYTHONPATH, or install it."
+        ) from error
+    except AttributeError as error:
+        raise RequestError(
+            f"model.module={place}: {module} has no {name}. Name a function that makes the model."
+        ) from error
+    return found
+
+
+def _shown(answer: Any) -> str:
+    if isinstance(answer, tuple):
+        return f"({', '.join(type(each).__name__ for each in answer)})"
+    return f"a {type(answer).__name__}"
