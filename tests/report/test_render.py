@@ -1,5 +1,6 @@
 """The page read back by a parser: well-formed, whole, escaped, alone."""
 
+import json
 import re
 from collections import Counter
 from html.parser import HTMLParser
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.report.write import write_report
-from shardyard.rundir.layout import RunDir
+from shardyard.rundir.layout import RunDir, write_json
 from tests.report.synthetic import SAMPLE, RunWriter, resolved_run, write_whole_run
 
 VOID = {"meta", "br", "hr", "img", "link"}
@@ -178,3 +179,16 @@ def test_thousands_of_steps_make_no_heavier_page(tmp_path: Path) -> None:
     assert len(html) < 600_000
     assert Page(html).open == []
     assert re.search(r"[\d,]+ checkpoints and evaluations are left out here", html)
+
+
+def test_a_module_of_ones_own_has_a_page_without_plan_and_shape(tmp_path: Path) -> None:
+    run = write_whole_run(tmp_path)
+    for number in run.attempts():
+        content = json.loads(run.resolved(number).read_text())
+        write_json(run.resolved(number), {**content, "shape": None})
+        run.plan(number).unlink()
+    summary = write_report(run)
+    page = Page(run.report_html.read_text())
+    assert page.open == []
+    assert "There is no readable plan.json, so there is nothing to compare with." in page.text
+    assert summary.mfu is None

@@ -394,6 +394,9 @@ _VIRTUAL_STAGES = {
 }
 """Stages of one rank that each schedule can have."""
 
+FP8_MULTIPLE = 16
+"""Sides of matrices that fp8 kernels multiply."""
+
 SPLIT_BACKWARD = ("zero-bubble", "zb-v")
 """Schedules that compute the gradients of weights later than those of activations."""
 

@@ -6,16 +6,13 @@ Asked by the check of a recipe (of a preset), again when a model's folder was re
 
 from collections.abc import Iterable
 
-from shardyard.config.legality import SPLIT_BACKWARD
+from shardyard.config.legality import FP8_MULTIPLE, SPLIT_BACKWARD
 from shardyard.config.legality import problems as layout_problems
 from shardyard.config.machines import chosen_cluster
 from shardyard.config.presets import ModelShape
 from shardyard.config.schema import Recipe
 from shardyard.config.tasks import TASKS, tasks_of
 from shardyard.errors import Problem, RequestError
-
-FP8_MULTIPLE = 16
-"""Sides of matrices that fp8 kernels multiply."""
 
 _ATTENTION = tuple(f"self_attn.{part}_proj" for part in "qkvo")
 _NORMS = ("input_layernorm", "post_attention_layernorm")

@@ -20,7 +20,7 @@ from torchao.float8 import (
 )
 from torchao.float8.float8_linear import matmul_with_hp_or_float8_args as _float8_matmul
 
-from shardyard.config.model_problems import FP8_MULTIPLE
+from shardyard.config.legality import FP8_MULTIPLE
 from shardyard.errors import RequestError
 from shardyard.models.families import Family
 from shardyard.parallel.product import Product

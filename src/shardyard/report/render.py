@@ -269,7 +269,7 @@ def _settings(record: RunRecord) -> str:
     head = f"{len(cells)} settings, {chosen} of them chosen, each with its reason"
     table = render_table(["setting", "value", "reason"], cells)
     data = _key_values({f"data.{key}": value for key, value in content["data"].items()})
-    shape = _key_values({f"model.{key}": value for key, value in content["shape"].items()})
+    shape = _key_values({f"model.{key}": value for key, value in (content["shape"] or {}).items()})
     body = (
         f"<details><summary>{head}</summary><div>{table}</div></details>"
         f"<details><summary>Model and data</summary><div>{shape}{data}</div></details>"
