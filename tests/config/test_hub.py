@@ -18,6 +18,7 @@ from shardyard.config.hub import Level, Wanted, commit_of, digest_of, fetch
 from shardyard.config.model_source import model_folder
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Model, Recipe
+from shardyard.data.tokenizer import find_tokenizer
 from shardyard.errors import CapacityError, RecipeError, RequestError
 from shardyard.hardware.machine import Machine
 from shardyard.rundir.complete import COMPLETE
@@ -313,3 +314,23 @@ DATA = DataFacts(
     dir="none", fingerprint="0", vocab_size=512, train_tokens=9999, eval_tokens=999,
     train_documents=2, eval_documents=1, unigram_entropy=5.0,
 )  # fmt: skip
+
+
+def test_a_tokenizer_of_the_hub_is_kept_in_the_store_at_its_revision(
+    hub: Hub, llama: Path, tmp_path: Path
+) -> None:
+    commit = hub.add(NAME, llama, tag="v1")
+    other = saved_llama(tmp_path / "other")
+    (other / "tokenizer.json").write_text("another one")
+    hub.add(NAME, other)
+    store = tmp_path / "store"
+    for revision in ("v1", commit, "v1"):
+        files = find_tokenizer(f"{NAME}@{revision}", None, store=store)
+        assert files is not None
+        assert files["tokenizer.json"] == (llama / "tokenizer.json").read_bytes()
+    (folder,) = store.iterdir()
+    assert commit_of(folder) == commit and not (folder / WEIGHTS).exists()
+    assert set(hub.downloads.values()) == {1}
+    assert get(store, "v1") == folder and (folder / WEIGHTS).is_file()
+    newest = find_tokenizer(NAME, None, store=store)
+    assert newest is not None and newest["tokenizer.json"] == b"another one"

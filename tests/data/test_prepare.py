@@ -282,6 +282,18 @@ def test_another_request_is_another_folder(tmp_path: Path, change: dict[str, Any
     assert run(source, tmp_path).dir != run(source, tmp_path, **change).dir
 
 
+def test_a_node_prepares_under_the_name_that_another_one_gave(tmp_path: Path) -> None:
+    """Which depends on the times of its files, and those differ from node to node."""
+    (tmp_path / "text.txt").write_text("words of a text\n" * 200)
+    ours = run(tmp_path / "text.txt", tmp_path / "ours", eval_fraction=0.0)
+    os.utime(tmp_path / "text.txt", (1, 1))
+    recipe = recipe_of(tmp_path / "text.txt", tmp_path / "theirs", eval_fraction=0.0)
+    named = tmp_path / "theirs" / Path(ours.dir).name
+    theirs = prepare(recipe, model_dir=None, progress=lambda *_: None, folder=named)
+    assert (theirs.dir, theirs.fingerprint) == (str(named), ours.fingerprint)
+    assert prepare(recipe, model_dir=None, progress=lambda *_: None).dir != str(named)
+
+
 def listed(name: str, format: str) -> SourceFile:
     return SourceFile(f"/text/{name}", name, format, size_bytes=10, mtime_ns=20)
 
