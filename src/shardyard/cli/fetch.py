@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -129,13 +130,15 @@ def list_here(folder: RunDir, step: str) -> Listing:
         return read_listing(process.stdout)
 
 
-def serve(work: SideWork) -> dict[str, Any]:
+def serve(
+    work: SideWork, *, listed: Callable[[RunDir, str], Listing] = list_here
+) -> dict[str, Any]:
     """On the node: send a run's files to S3, or be there to be read."""
     via = work.arguments.get("via")
     if via is None:
         return stay(work)
     place, client = parse_place(str(via)), s3_client()
-    listing = list_here(work.run, str(work.arguments["step"]))
+    listing = listed(work.run, str(work.arguments["step"]))
     made_of = {
         "run": work.run.run_id,
         "steps": list(listing.steps),

@@ -226,8 +226,9 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 self._status(404, f'namespaces "{name}" not found', name=name)
         elif path.endswith("/selfsubjectaccessreviews"):
-            asked = body["spec"]["resourceAttributes"]["resource"]
-            self._json(201, {"status": {"allowed": asked not in self.state.forbidden}})
+            asked = body["spec"]["resourceAttributes"]
+            names = {asked["resource"], f"{asked['resource']}/{asked.get('subresource')}"}
+            self._json(201, {"status": {"allowed": not names & self.state.forbidden}})
         elif method == "POST":
             self._create(path, body, namespace.group(1) if namespace else None)
         elif path in objects and method == "GET":

@@ -103,6 +103,15 @@ def test_a_right_that_only_side_jobs_need_is_a_warning(cluster: Cluster) -> None
     assert [one.verdict for one in cluster.findings() if one.name == "rights"] == ["ok"]
 
 
+def test_without_exec_training_is_possible_and_fetch_is_not(cluster: Cluster) -> None:
+    cluster.server.forbidden = {"pods/exec"}
+    found = cluster.only_trouble()
+    assert (found.verdict, found.what) == (
+        "warning", "you may not get pods/exec in the namespace default"
+    )  # fmt: skip
+    assert "shardyard fetch" in found.mend
+
+
 def test_a_queue_that_is_not_there_would_keep_the_job_waiting(cluster: Cluster) -> None:
     found = cluster.only_trouble("launch.kubernetes.queue=team")
     assert "no such local queue" in found.what and "get localqueues" in found.mend
