@@ -25,6 +25,8 @@ from shardyard.train.setup import set_up
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import Corpus, make_run, prepare_corpus
 
+pytestmark = pytest.mark.heavy
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own-module"
 LR, BATCH, STEPS = 0.3, 6, 4
 SHARDED: list[tuple[int, dict[str, Any]]] = [
@@ -156,7 +158,11 @@ def test_a_module_with_dropout_resumes_bit_for_bit_and_is_exported(
     assert run_on_ranks(_in_two_parts, 2, whole, parts)[0] == [FINISHED, DRAINED, FINISHED]
     digests = [read_manifest(run.checkpoint(STEPS)).files for run in (whole, parts)]
     assert digests[0] == digests[1]
-    assert list(read_evaluations(whole.metrics)[-1]["eval"]) == ["loss", "perplexity"]
+    assert list(read_evaluations(whole.metrics)[-1]["eval"]) == [
+        "loss",
+        "perplexity",
+        "bits_per_byte",
+    ]
 
     resolved = read_resolved(whole.resolved(0))
     export(whole.checkpoint(STEPS), resolved, tmp_path / "out")

@@ -10,6 +10,7 @@ from typing import Any
 from shardyard.config.fingerprint import fingerprint_of
 from shardyard.config.presets import ModelShape
 from shardyard.config.schema import Recipe, Section
+from shardyard.config.tasks import TASKS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +67,7 @@ class Resolved:
         not every token is predicted.
         """
         data = self.data
-        if self.recipe.task.name != "causal_lm" or not data.eval_bytes:
+        if not TASKS[self.recipe.task.name].predicts_every_token or not data.eval_bytes:
             return None
         return loss / math.log(2) * data.eval_tokens / data.eval_bytes
 

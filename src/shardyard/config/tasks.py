@@ -35,6 +35,8 @@ class TaskRow:
     """Whether its models see earlier tokens alone."""
     continues_text: bool = False
     """Whether a model that has learnt it can write on from a prompt."""
+    predicts_every_token: bool = False
+    """Whether a mean loss of tokens is one of the whole text, so that it can be told per byte."""
 
 
 _TEXT = "shardyard.data.prepare:prepare"
@@ -47,6 +49,7 @@ TASKS: dict[str, TaskRow] = {
         metrics=_OF_TOKENS,
         is_causal=True,
         continues_text=True,
+        predicts_every_token=True,
     ),
     "masked_lm": TaskRow(
         code="shardyard.tasks.masked_lm:MaskedLM",
