@@ -24,10 +24,11 @@ from typing import Any
 
 from benchmarks.record import write_result
 from shardyard.config.load import dump_recipe, load_recipe
+from shardyard.files import write_json
 from shardyard.launch.base import Job
 from shardyard.launch.ledger import Ledger
 from shardyard.launch.local_job import Identity, JobFile
-from shardyard.rundir.layout import RunDir, write_json
+from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import METRIC_KEYS, EventWriter
 
 DRY_RUN_BAR_S, LIST_BAR_S = 1.0, 2.0

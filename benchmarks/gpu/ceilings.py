@@ -20,9 +20,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.record import about, result_file
 from shardyard.config.presets import PRESETS, ModelShape
+from shardyard.files import write_json
 from shardyard.hardware.probe import probe
 from shardyard.parallel.device import available_device, select_device, synchronize
-from shardyard.rundir.layout import write_json
 
 Work = Callable[[], Any]
 _WINDOW_S = 0.5

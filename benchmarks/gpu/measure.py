@@ -16,11 +16,12 @@ from shardyard.config.own_module import known_shape
 from shardyard.config.resolve import resolve
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.errors import ShardyardError
+from shardyard.files import write_json
 from shardyard.hardware.catalogue import accelerator_named
 from shardyard.hardware.machine import Machine
 from shardyard.plan.flops import flops_per_token
 from shardyard.plan.plan import plan
-from shardyard.rundir.layout import RunDir, write_json
+from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import write_resolved
 
 GIB = 2**30

@@ -8,7 +8,7 @@ import pytest
 
 from shardyard.cli.fetch import serve
 from shardyard.cli.side_job import SideWork
-from shardyard.rundir.complete import COMPLETE
+from shardyard.complete import COMPLETE
 from shardyard.rundir.layout import RunDir
 from shardyard.transfer.listing import Listing, read_listing
 from tests.cli.test_fetch import Site, list_in_process

@@ -19,7 +19,7 @@ from shardyard.data.loader import (
 from shardyard.data.order import sample_index
 from shardyard.data.shards import MANIFEST, TokenShards
 from shardyard.errors import DataError, RequestError
-from shardyard.rundir.layout import write_json
+from shardyard.files import write_json
 
 SEQ_LEN = 8
 

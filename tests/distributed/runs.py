@@ -11,8 +11,9 @@ from shardyard.config.resolve import resolve
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
 from shardyard.data.prepare import prepare
+from shardyard.files import write_json
 from shardyard.hardware.machine import Machine
-from shardyard.rundir.layout import RunDir, write_json
+from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import write_resolved
 from shardyard.train.hooks import Hooks
 from shardyard.train.loop import train

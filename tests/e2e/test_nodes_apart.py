@@ -18,8 +18,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from shardyard.complete import read_complete
 from shardyard.config.hub import digest_of
-from shardyard.rundir.complete import read_complete
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_steps
 from shardyard.rundir.resolved import read_resolved

@@ -12,11 +12,12 @@ import pytest
 from shardyard.config.load import dump_recipe
 from shardyard.config.schema import Cluster, Elastic, Launch, Recipe
 from shardyard.errors import RequestError, ShardyardError, StorageError
+from shardyard.files import write_json
 from shardyard.launch.base import Job, JobState, LaunchRequest, Removal
 from shardyard.launch.ledger import Ledger
 from shardyard.launch.local import LocalLauncher, start_supervisor
 from shardyard.launch.local_job import Identity, JobFile
-from shardyard.rundir.layout import RunDir, write_json
+from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
 from shardyard.rundir.lines import EventWriter
 

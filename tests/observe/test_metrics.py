@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from shardyard.errors import RequestError
+from shardyard.files import write_json
 from shardyard.observe.metrics import FlopBudget, MetricLines, StepTimes, read_flop_budget
-from shardyard.rundir.layout import write_json
 from shardyard.rundir.lines import METRIC_KEYS
 
 # Llama-3.1-8B at 8,192 tokens takes 57.9 GFLOP a token with full attention; 13,812 tokens/s on an

@@ -13,9 +13,10 @@ from typing import Any
 from shardyard.config.presets import PRESETS
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
+from shardyard.files import write_json
 from shardyard.hardware.machine import Machine
 from shardyard.plan.plan import plan
-from shardyard.rundir.layout import RunDir, write_json
+from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import write_resolved
 
 BEGAN_T = 1_795_000_000.0

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from shardyard.files import write_json
 from shardyard.report.write import write_report
-from shardyard.rundir.layout import RunDir, write_json
+from shardyard.rundir.layout import RunDir
 from tests.report.synthetic import SAMPLE, RunWriter, resolved_run, write_whole_run
 
 VOID = {"meta", "br", "hr", "img", "link"}

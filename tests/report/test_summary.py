@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from shardyard.errors import RequestError
+from shardyard.files import write_json
 from shardyard.report.headline import tiles
 from shardyard.report.run import read_run
 from shardyard.report.summary import Summary, summarize
-from shardyard.rundir.layout import RunDir, write_json
+from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
 from tests.report.synthetic import RunWriter, resolved_run, write_whole_run
 

@@ -8,7 +8,8 @@ import pytest
 from shardyard.cli.resume import newest_attempt
 from shardyard.config.check import load_checked_recipe
 from shardyard.errors import RecipeError, RequestError
-from shardyard.rundir.layout import RunDir, write_json
+from shardyard.files import write_json
+from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import newest_resolved, read_resolved, write_resolved
 from tests.config.test_fingerprint import resolved
 

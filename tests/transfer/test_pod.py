@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from shardyard.complete import FileDigest
 from shardyard.errors import DataError
 from shardyard.launch.kubernetes.api import Api
-from shardyard.rundir.complete import FileDigest
 from shardyard.transfer.pod import PodSource
 from shardyard.transfer.receive import LostError, receive
 from tests.launch.kubernetes.api_server import RUNNING, ApiServer, running_server

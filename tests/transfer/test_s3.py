@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from shardyard.complete import COMPLETE, Complete, write_complete
 from shardyard.errors import AccessError, DataError, RequestError
-from shardyard.rundir.complete import COMPLETE, Complete, write_complete
 from shardyard.transfer.receive import LostError, receive_whole
 from shardyard.transfer.s3 import Place, S3Source, parse_place, s3_client, upload
 from tests.launch.batch_server import BatchServer, batch_server

@@ -31,6 +31,13 @@ from shardyard.checkpoint.choice import choose_checkpoint
 from shardyard.checkpoint.load import Chosen, load_tensors, read_shapes
 from shardyard.checkpoint.retention import step_name
 from shardyard.checkpoint.verify import MANIFEST, read_manifest
+from shardyard.complete import (
+    Complete,
+    damage_of,
+    digest_file,
+    read_complete,
+    write_complete,
+)
 from shardyard.config.resolved import Resolved
 from shardyard.errors import (
     CheckpointError,
@@ -39,18 +46,12 @@ from shardyard.errors import (
     ShardyardError,
     StorageError,
 )
+from shardyard.files import flush_folder
 from shardyard.models.build import build_on_meta
 from shardyard.models.families import Family, family_of
 from shardyard.models.hf import file_names
-from shardyard.rundir.complete import (
-    Complete,
-    damage_of,
-    digest_file,
-    read_complete,
-    write_complete,
-)
 from shardyard.rundir.exported import sentence
-from shardyard.rundir.layout import RunDir, flush_folder
+from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import newest_resolved
 from shardyard.units import format_bytes
 

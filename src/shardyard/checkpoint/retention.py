@@ -9,7 +9,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from shardyard.errors import StorageError
-from shardyard.rundir.layout import RunDir, flush_folder, write_text
+from shardyard.files import flush_folder, write_text
+from shardyard.rundir.layout import RunDir
 
 SET_ASIDE = ".damaged"
 """Ending of a checkpoint that was found damaged when the run was resumed."""

@@ -16,8 +16,8 @@ from typing import Any
 from safetensors import SafetensorError
 
 from shardyard.checkpoint.finite import not_finite_in_file
+from shardyard.complete import FileDigest, why_differs
 from shardyard.errors import CheckpointError
-from shardyard.rundir.complete import FileDigest, why_differs
 from shardyard.rundir.layout import step_of_name
 
 MANIFEST = "manifest.json"

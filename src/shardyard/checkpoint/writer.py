@@ -54,10 +54,10 @@ from shardyard.checkpoint.verify import (
     write_flushed,
     write_manifest,
 )
+from shardyard.complete import FileDigest
 from shardyard.errors import StorageError
+from shardyard.files import flush_folder
 from shardyard.models.local_shard import place_of
-from shardyard.rundir.complete import FileDigest
-from shardyard.rundir.layout import flush_folder
 from shardyard.units import format_bytes
 
 # Source: the format section of https://github.com/huggingface/safetensors

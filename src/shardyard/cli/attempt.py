@@ -14,11 +14,12 @@ from shardyard.config.load import dump_recipe
 from shardyard.config.own_module import NO_SHAPE
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
+from shardyard.files import write_json, write_text
 from shardyard.hardware.machine import Machine
 from shardyard.hardware.probe import probe
 from shardyard.plan.plan import Plan, plan
 from shardyard.report.summary import Summary
-from shardyard.rundir.layout import RunDir, write_json, write_text
+from shardyard.rundir.layout import RunDir
 from shardyard.rundir.manifest import write_manifest
 from shardyard.rundir.resolved import write_resolved
 from shardyard.units import format_count, format_seconds

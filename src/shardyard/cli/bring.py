@@ -13,11 +13,12 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from shardyard.cli.terminal import say
+from shardyard.complete import FileDigest
 from shardyard.errors import RequestError
+from shardyard.files import make_folder, write_text
 from shardyard.printable import printable
-from shardyard.rundir.complete import FileDigest
 from shardyard.rundir.fetched import LINE_FILES
-from shardyard.rundir.layout import RunDir, make_folder, write_text
+from shardyard.rundir.layout import RunDir
 from shardyard.transfer.listing import Listing
 from shardyard.transfer.merge import merge_lines
 from shardyard.transfer.receive import (

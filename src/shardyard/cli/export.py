@@ -25,15 +25,15 @@ from shardyard.cli.run_home import RunHome, home_of, nodes_folder, refuse_withou
 from shardyard.cli.side_job import SideWork
 from shardyard.cli.side_jobs import SideTerms, run_side_job, side_request
 from shardyard.cli.terminal import say, tell
-from shardyard.errors import DataError, RequestError
-from shardyard.launch.base import Executor, SideJob
-from shardyard.rundir.complete import (
+from shardyard.complete import (
     COMPLETE,
     Complete,
     damage_of,
     parse_complete,
     read_complete,
 )
+from shardyard.errors import DataError, RequestError
+from shardyard.launch.base import Executor, SideJob
 from shardyard.rundir.exported import sentence
 from shardyard.rundir.layout import RunDir, find_run
 from shardyard.transfer.receive import receive_whole, refuse_without_room, steadily

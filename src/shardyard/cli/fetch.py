@@ -24,9 +24,9 @@ from shardyard.cli.run_home import RunHome, home_of, nodes_folder
 from shardyard.cli.side_job import SideWork
 from shardyard.cli.side_jobs import SideTerms, run_side_job, side_request
 from shardyard.cli.terminal import say, tell
+from shardyard.complete import Complete
 from shardyard.errors import RequestError
 from shardyard.launch.base import SideJob
-from shardyard.rundir.complete import Complete
 from shardyard.rundir.layout import RunDir, find_run
 from shardyard.transfer.listing import Listing, read_listing
 from shardyard.transfer.receive import FolderSource

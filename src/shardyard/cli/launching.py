@@ -25,6 +25,7 @@ from shardyard.config.resolve import Preview, check_resume
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Kubernetes, Recipe
 from shardyard.errors import RequestError, StorageError
+from shardyard.files import FILE_MODE, make_folder, write_text
 from shardyard.hardware.machine import Machine
 from shardyard.hardware.probe import probe
 from shardyard.launch.base import LAUNCHERS, Job, Launcher, LaunchRequest, Rendered
@@ -34,7 +35,7 @@ from shardyard.launch.marked import NONCE_DETAIL, new_nonce
 from shardyard.launch.secrets import refuse_unsupported
 from shardyard.plan.plan import Plan, plan_recipe, planned_cluster
 from shardyard.printable import printable
-from shardyard.rundir.layout import FILE_MODE, RunDir, make_folder, write_text
+from shardyard.rundir.layout import RunDir
 from shardyard.units import format_seconds, format_usd, parse_seconds
 
 Launchers = Mapping[str, str | Launcher]

@@ -46,9 +46,10 @@ from shardyard.config.load import dump_recipe
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Recipe
 from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED, RequestError, ShardyardError
+from shardyard.files import write_text
 from shardyard.launch.place import KINDS, Place, place_in
 from shardyard.launch.secrets import resolve_local
-from shardyard.rundir.layout import RunDir, write_text
+from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
 from shardyard.rundir.lines import EventWriter, read_lines
 

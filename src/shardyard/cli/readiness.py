@@ -35,7 +35,8 @@ from shardyard.config.model_files import (
 )
 from shardyard.config.resolved import Resolved
 from shardyard.errors import LostNodeError, RequestError, ShardyardError
-from shardyard.rundir.layout import RunDir, write_json
+from shardyard.files import write_json
+from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import read_resolved
 from shardyard.units import format_seconds
 

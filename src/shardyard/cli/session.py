@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.errors import LostNodeError, RequestError, ShardyardError
-from shardyard.rundir.layout import RunDir, write_json
+from shardyard.files import write_json
+from shardyard.rundir.layout import RunDir
 from shardyard.units import format_seconds
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

@@ -14,7 +14,8 @@ from shardyard.config.compatibility import check_packages, engines_for
 from shardyard.config.load import dump_recipe
 from shardyard.config.schema import Recipe
 from shardyard.errors import RequestError, StorageError
-from shardyard.rundir.layout import RunDir, new_run_id, write_text
+from shardyard.files import write_text
+from shardyard.rundir.layout import RunDir, new_run_id
 from shardyard.rundir.lines import EventWriter
 
 

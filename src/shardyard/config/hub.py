@@ -24,11 +24,11 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args
 
+from shardyard.complete import COMPLETE, Complete, FileDigest, read_complete
 from shardyard.config.fingerprint import digest
 from shardyard.config.hub_errors import HubOfflineError, HubSetting, hub_errors_told
 from shardyard.errors import CapacityError, DataError, RequestError, StorageError
-from shardyard.rundir.complete import COMPLETE, Complete, FileDigest, read_complete
-from shardyard.rundir.layout import FILE_MODE, make_folder, write_text
+from shardyard.files import FILE_MODE, make_folder, write_text
 from shardyard.units import format_bytes
 
 Level = Literal["tokenizer", "config", "weights"]

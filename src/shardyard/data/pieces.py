@@ -22,7 +22,7 @@ from shardyard.data.shards import bin_name, idx_name, token_dtype
 from shardyard.data.sources import Piece, piece_size_bytes, read_sections
 from shardyard.data.tokenizer import TextEncoder
 from shardyard.errors import StorageError
-from shardyard.rundir.layout import flush_folder
+from shardyard.files import flush_folder
 
 SPLITS = ("train", "eval")
 SCRATCH = "pieces"

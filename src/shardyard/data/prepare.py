@@ -54,7 +54,7 @@ from shardyard.data.tokenizer import (
 )
 from shardyard.data.workers import Task, run_tasks
 from shardyard.errors import DataError, RecipeError, RequestError, SourceError
-from shardyard.rundir.layout import flush_folder
+from shardyard.files import flush_folder
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, and how many bytes of text of how many are done."""

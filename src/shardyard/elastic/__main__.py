@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from shardyard.elastic import forkserver
 from shardyard.elastic.drain import DrainRequest, end_with
 from shardyard.errors import ShardyardError, StorageError
-from shardyard.rundir.layout import RunDir, make_folder
+from shardyard.files import make_folder
+from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
 from shardyard.rundir.resolved import read_resolved
 

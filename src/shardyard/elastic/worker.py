@@ -26,8 +26,9 @@ from shardyard.elastic.drain import signal_at_parent_death
 from shardyard.elastic.rendezvous import worker_store
 from shardyard.elastic.shared_memory import semaphores_told
 from shardyard.errors import ShardyardError
+from shardyard.files import make_folder
 from shardyard.parallel.device import process_group_backend, select_device
-from shardyard.rundir.layout import RunDir, make_folder
+from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import EventWriter
 from shardyard.rundir.resolved import read_resolved
 

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 
 from shardyard.config.reach import why_not_reached
 from shardyard.errors import DataError, RequestError, StorageError
-from shardyard.rundir.layout import make_folder
+from shardyard.files import make_folder
 from shardyard.units import format_bytes
 
 LIMIT_BYTES = 64 * 2**20

@@ -14,8 +14,8 @@ from typing import Literal
 
 import shardyard
 from shardyard.errors import RequestError
+from shardyard.files import write_text
 from shardyard.hardware.accelerator import Accelerator
-from shardyard.rundir.layout import write_text
 
 Kind = Literal["cpu", "cuda-efa", "gaudi", "dlc"]
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from shardyard.errors import StorageError
-from shardyard.rundir.layout import FILE_MODE, make_folder
+from shardyard.files import FILE_MODE, make_folder
 
 if TYPE_CHECKING:
     from shardyard.launch.base import Job

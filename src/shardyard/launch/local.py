@@ -25,6 +25,7 @@ from shardyard.errors import (
     ShardyardError,
     StorageError,
 )
+from shardyard.files import FOLDER_MODE, make_folder, write_json, write_text
 from shardyard.launch.base import (
     Capabilities,
     Job,
@@ -39,7 +40,7 @@ from shardyard.launch.ledger import RUN_ID, SIDE_DETAIL, SUBMITTED, EntryForm, L
 from shardyard.launch.local_job import MODULE, Identity, JobFile, supervises
 from shardyard.launch.log_files import read_logs
 from shardyard.launch.shell_words import word
-from shardyard.rundir.layout import FOLDER_MODE, RunDir, make_folder, write_json, write_text
+from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import is_held
 from shardyard.rundir.lines import read_lines
 from shardyard.units import parse_seconds

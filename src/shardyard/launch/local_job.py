@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED, StorageError
-from shardyard.rundir.layout import write_json
+from shardyard.files import write_json
 
 MODULE = "shardyard.launch.local_job"
 _POLL_S = 0.2

@@ -1,10 +1,11 @@
 """From a run's folder to report.html and report.md in it."""
 
+from shardyard.files import write_text
 from shardyard.report.markdown import render_markdown
 from shardyard.report.render import render
 from shardyard.report.run import read_run
 from shardyard.report.summary import Summary, summarize
-from shardyard.rundir.layout import RunDir, write_text
+from shardyard.rundir.layout import RunDir
 
 
 def write_report(run: RunDir) -> Summary:

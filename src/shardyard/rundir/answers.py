@@ -5,7 +5,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from shardyard.rundir.layout import RunDir, write_json
+from shardyard.files import write_json
+from shardyard.rundir.layout import RunDir
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from shardyard.rundir.complete import COMPLETE
+from shardyard.complete import COMPLETE
 from shardyard.rundir.layout import RunDir
 from shardyard.units import format_bytes
 

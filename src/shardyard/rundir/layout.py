@@ -1,28 +1,20 @@
 """Where each file of a run's folder is (run directory contract, version 1)."""
 
-import errno
 import json
-import os
 import re
 import secrets
 import shlex
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from shardyard.errors import RequestError, StorageError
+from shardyard.errors import RequestError
 
 VERSION = 1
 """Version of the run directory contract, written into every manifest."""
 
 RUNS_DIR = "runs"
 """Where runs are unless run.dir or --runs-dir says otherwise."""
-
-FOLDER_MODE, FILE_MODE = 0o755, 0o644
-"""Of a run's folder and files: whoever may write there decides what a verb executes and ends, so
-neither group nor others may, whatever the umask; it can only take rights away."""
 
 _STEP = re.compile(r"step-(\d{8})", re.ASCII)
 
@@ -213,55 +205,3 @@ def find_run(run: str, runs_dir: Path) -> RunDir:
         f"RUN {run!r} is neither a run folder nor the beginning of a run id in {runs_dir}/.{newest}"
         " Give a path, or say where the runs are with --runs-dir."
     )
-
-
-def make_folder(folder: Path) -> None:
-    """Make a folder and those above it that are missing; its group and others may not write."""
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
-    for each in reversed(missing):
-        each.mkdir(mode=FOLDER_MODE, exist_ok=True)
-    if not missing and not folder.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write a whole JSON file so that readers see the old one or the new one, never a part.
-
-    Raises:
-        StorageError: The folder cannot be written.
-    """
-    write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace a file at once, flushed to disk: the new text is there whole, or the old one.
-
-    Raises:
-        StorageError: The folder cannot be written.
-    """
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        make_folder(path.parent)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-        with os.fdopen(os.open(scratch, flags, FILE_MODE), "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(path)
-        flush_folder(path.parent)
-    except OSError as error:
-        with suppress(OSError):
-            scratch.unlink()
-        raise StorageError(
-            f"{path} cannot be written: {error.strerror}. Check that the folder exists, is yours "
-            "and has room (`df -h`), or choose another with run.dir."
-        ) from error
-
-
-def flush_folder(folder: Path) -> None:
-    """Make the names in a folder durable; a file's own flush does not cover its name."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

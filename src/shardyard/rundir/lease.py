@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from shardyard.errors import RequestError, StorageError
-from shardyard.rundir.layout import FILE_MODE, make_folder
+from shardyard.files import FILE_MODE, make_folder
 
 
 class Lease:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.errors import StorageError
-from shardyard.rundir.layout import FILE_MODE, make_folder
+from shardyard.files import FILE_MODE, make_folder
 
 EVENT_KINDS = (
     "run_started",

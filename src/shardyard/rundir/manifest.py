@@ -13,8 +13,9 @@ from typing import Any
 from shardyard import __version__
 from shardyard.config.compatibility import package_versions
 from shardyard.config.credentials import redact
+from shardyard.files import write_json
 from shardyard.hardware.machine import Machine
-from shardyard.rundir.layout import VERSION, RunDir, write_json
+from shardyard.rundir.layout import VERSION, RunDir
 
 
 def write_manifest(

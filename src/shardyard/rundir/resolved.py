@@ -6,7 +6,8 @@ from pathlib import Path
 
 from shardyard.config.resolved import Resolved
 from shardyard.errors import RequestError
-from shardyard.rundir.layout import RunDir, write_json
+from shardyard.files import write_json
+from shardyard.rundir.layout import RunDir
 
 
 def read_resolved(path: Path) -> Resolved:

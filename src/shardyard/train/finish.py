@@ -2,8 +2,8 @@
 
 import time
 
+from shardyard.files import write_text
 from shardyard.parallel.device import peak_memory_bytes, reserved_memory_bytes
-from shardyard.rundir.layout import write_text
 from shardyard.rundir.lines import read_evaluations, read_steps
 from shardyard.train.setup import Training
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from shardyard.complete import FileDigest, checked_name, parse_digest
 from shardyard.errors import (
     AccessError,
     CapacityError,
@@ -15,7 +16,6 @@ from shardyard.errors import (
     RequestError,
     ShardyardError,
 )
-from shardyard.rundir.complete import FileDigest, checked_name, parse_digest
 from shardyard.rundir.fetched import checkpoint_of, is_fetched
 
 _ERRORS: dict[int, type[ShardyardError]] = {

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.errors import StorageError
-from shardyard.rundir.layout import FILE_MODE, make_folder
+from shardyard.files import FILE_MODE, make_folder
 from shardyard.rundir.lines import read_lines, write_line
 
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from shardyard.complete import COMPLETE, Complete, FileDigest, checked_name, why_differs
 from shardyard.errors import CapacityError, DataError, StorageError
-from shardyard.rundir.complete import COMPLETE, Complete, FileDigest, checked_name, why_differs
-from shardyard.rundir.layout import flush_folder, make_folder, write_text
+from shardyard.files import flush_folder, make_folder, write_text
 from shardyard.units import format_bytes
 
 PARTS = ".fetch"

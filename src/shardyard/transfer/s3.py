@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardyard.errors import AccessError, DataError, RequestError, ShardyardError
-from shardyard.launch.aws_errors import INSTALL_HINT, aws_errors, error_code
-from shardyard.rundir.complete import (
+from shardyard.complete import (
     COMPLETE,
     Complete,
     FileDigest,
     checked_name,
     parse_complete,
 )
+from shardyard.errors import AccessError, DataError, RequestError, ShardyardError
+from shardyard.launch.aws_errors import INSTALL_HINT, aws_errors, error_code
 from shardyard.transfer.receive import LostError, Told
 from shardyard.units import format_bytes
 

@@ -18,6 +18,7 @@ from typing import ClassVar
 from shardyard.config.schema import Recipe
 from shardyard.config.sight import Sight
 from shardyard.errors import EXIT_DRAINED, RequestError, ShardyardError
+from shardyard.files import make_folder, write_text
 from shardyard.launch.base import (
     Capabilities,
     Job,
@@ -56,7 +57,6 @@ from shardyard.launch.slurm.states import (
     read_scontrol,
     status_of,
 )
-from shardyard.rundir.layout import make_folder, write_text
 
 KIND = "slurm job"
 

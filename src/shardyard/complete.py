@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from shardyard.errors import DataError
-from shardyard.rundir.layout import write_text
+from shardyard.files import write_text
 
 COMPLETE = "complete.json"
 FORMAT = 1

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.errors import DataError
-from shardyard.rundir.complete import (
+from shardyard.complete import (
     COMPLETE,
     FileDigest,
     checked_name,
@@ -16,6 +15,7 @@ from shardyard.rundir.complete import (
     read_complete,
     write_complete,
 )
+from shardyard.errors import DataError
 
 FILES = {"weights": b"\x00\xff" * 1000, "inner/words.txt": b"a word", "empty": b""}
 
