@@ -4,12 +4,13 @@
 # make test-system   launchers, schedulers, containers, whole runs, and more layouts
 # make test-all   every test but those that need an accelerator
 # make test-oldest   the same training with the oldest torch and others that are accepted (5 GB)
+# make system-packages   Debian's packages that tests need, as root: Slurm, podman, Docker and others
 # make bench   the slow proofs; their results are in benchmarks/results/
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-fast test-system test-all test-oldest durations lint types bench docs clean
+.PHONY: demo test test-fast test-system test-all test-oldest system-packages durations lint types bench docs clean
 
 demo: .venv/installed
 	$(BIN)/shardyard train examples/quickstart.yaml
@@ -19,7 +20,8 @@ export OMP_NUM_THREADS ?= 1
 
 # Kinds of tests: tests/selection.py. Two files at a time; those that measure time or fill the
 # machine with processes of their own are of the system half, which runs alone.
-PYTEST := $(BIN)/python -m pytest --account
+# -rs: what was skipped, and why, is read at the end.
+PYTEST := $(BIN)/python -m pytest --account -rs
 SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 
 test: lint types
@@ -33,6 +35,10 @@ test-system: .venv/installed-dev
 
 test-all: lint types
 	$(PYTEST) -m "not gpu" --durations=25
+
+# Looks for each first: where all are there it is quick, and needs neither root nor apt-get.
+system-packages: .venv/installed-dev
+	$(BIN)/python -m tests.debian_packages
 
 # What the last of these runs cost becomes what the next ones are compared with.
 durations:

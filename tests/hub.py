@@ -19,6 +19,7 @@ to another host, and there is no Xet.
 import hashlib
 import json
 import logging
+import os
 import re
 import socket
 import struct
@@ -305,6 +306,7 @@ class _Handler(BaseHTTPRequestHandler):
             if is_reset:
                 linger = struct.pack("ii", 1, 0)
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                os.close(self.connection.detach())  # now: else the server sends an end first
             self.close_connection = True
 
 

@@ -25,6 +25,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.launch.image import STACKS, parse_base, write_context
+from tests.debian_packages import need
 
 PYTHON = "3.11"
 """Of Debian 12; Dockerfile.cpu's own base has a newer one."""
@@ -42,9 +43,9 @@ def import_arguments() -> list[str]:
 
 def base_tarball() -> Path:
     """Root file system of Debian 12 with python3, venv and pip; made once, 300 MB."""
-    missing = [name for name in ("debootstrap", "tar") if shutil.which(name) is None]
-    if missing or os.geteuid() != 0:
-        pytest.skip(f"needs root and {', '.join(missing) or 'debootstrap'} to make a base image")
+    need("debootstrap")
+    if os.geteuid() != 0:
+        pytest.skip("debootstrap needs root")
     return _cached("debian-12.tar", _make_tarball)
 
 

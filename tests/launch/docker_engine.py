@@ -1,7 +1,7 @@
 """A Docker engine of its own: its images, containers and bridge are in one folder and one network.
 
 It writes no iptables rules, which are the machine's and might be others' too; containers reach each
-other and this machine, and nothing else. Debian's docker.io and containerd, and root.
+other and this machine, and nothing else.
 """
 
 import os
@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests.debian_packages import need
 
 _PATIENCE_S = 120.0
 _BRIDGE = "shardyard{number}"
@@ -53,9 +55,9 @@ def running_docker(environ: Mapping[str, str]) -> Iterator[DockerEngine]:
     Args:
         environ: For the engine beside this process's, such as credentials of its log driver.
     """
-    missing = [name for name in ("dockerd", "containerd", "ip") if shutil.which(name) is None]
-    if missing or os.geteuid() != 0:
-        pytest.skip(f"needs root and Debian's docker.io, containerd; missing: {missing}")
+    need("docker.io", "iproute2")
+    if os.geteuid() != 0:
+        pytest.skip("a Docker engine needs root")
     folder = Path(tempfile.mkdtemp(prefix="docker-"))
     engine, bridge = DockerEngine(folder=folder), _make_bridge()
     try:

@@ -13,6 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from tests.debian_packages import need
+
 
 def free_port() -> int:
     with socket.socket() as found:
@@ -23,6 +25,7 @@ def free_port() -> int:
 @contextmanager
 def running_registry(folder: Path, auth: dict[str, Any] | None = None) -> Iterator[str]:
     """A registry that keeps what it has in the folder; yields its address."""
+    need("docker-registry")
     address = f"127.0.0.1:{free_port()}"
     storage = {"filesystem": {"rootdirectory": str(folder / "data")}}
     config = {"version": "0.1", "storage": storage, "http": {"addr": address}}

@@ -1,11 +1,10 @@
 """A real Slurm of four nodes on this machine, for tests: all its state in one folder, gone with it.
 
-Debian's packages: slurmctld, slurmd, slurm-client; slurmdbd and mariadb-server for accounting. Its
-slurmd can play several nodes at once. Nothing here needs munge, systemd or the machine's /etc.
+Debian's slurmd can play several nodes at once. Nothing here needs munge, systemd or the machine's
+/etc.
 """
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,11 +18,12 @@ from pathlib import Path
 import pytest
 
 from shardyard.launch.slurm.clients import Done
+from tests.debian_packages import need
 
 NODES = tuple(f"127.0.0.{number}" for number in range(1, 5))
 GPUS_PER_NODE = 8
-PROGRAMS = ("slurmctld", "slurmd", "sbatch", "scontrol", "sinfo")
-ACCOUNTING_PROGRAMS = ("slurmdbd", "mariadbd", "mariadb-install-db", "sacctmgr")
+PACKAGES = ("slurmctld", "slurmd", "slurm-client")
+ACCOUNTING_PACKAGES = ("slurmdbd", "mariadb-server")
 _PATIENCE_S = 60.0
 
 _CONF = """\
@@ -204,10 +204,7 @@ class SlurmCluster:
 
 def require_slurm(*, accounting: bool = False) -> None:
     """Skip the test where Debian's packages are not installed, or where this is not root."""
-    missing = [name for name in PROGRAMS if not shutil.which(name)]
-    missing += [name for name in ACCOUNTING_PROGRAMS if accounting and not shutil.which(name)]
-    if missing:
-        pytest.skip(f"a real Slurm needs {', '.join(missing)}")
+    need(*PACKAGES, *(ACCOUNTING_PACKAGES if accounting else ()))
     if os.geteuid() != 0:
         pytest.skip("slurmd starts jobs as other users, so it needs root")
 

@@ -26,6 +26,7 @@ from shardyard.launch.image import (
     write_context,
 )
 from shardyard.launch.image_tool import Tool, find_tool, without_tag
+from tests.debian_packages import need
 
 ROOT = Path(__file__).parents[2]
 DLC = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.13.0-gpu-py312"
@@ -257,9 +258,9 @@ def test_it_is_forgotten_also_when_the_push_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.skipif(shutil.which("buildah") is None, reason="buildah is not installed")
 def test_buildah_builds_what_it_is_asked(tmp_path: Path) -> None:
     """A real build: of nothing but a file, as base images come from registries."""
+    need("buildah")
     storage = tmp_path / "storage.conf"
     storage.write_text(
         f'[storage]\ndriver = "vfs"\ngraphroot = "{tmp_path}/root"\nrunroot = "{tmp_path}/run"\n'

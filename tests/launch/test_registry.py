@@ -2,7 +2,6 @@
 
 import base64
 import json
-import shutil
 import socket
 import threading
 import time
@@ -14,9 +13,6 @@ import pytest
 from shardyard.launch.registry import ImageName, ask_registry, find_image
 from tests.launch.image_registry import answering, free_port, push, running_registry
 
-needs_registry = pytest.mark.skipif(
-    shutil.which("docker-registry") is None, reason="needs Debian's docker-registry"
-)
 SERVICE, ISSUER = "a registry", "an issuer"
 
 
@@ -70,7 +66,7 @@ def test_a_name_is_read_as_docker_reads_it(image: str, url: str) -> None:
     assert ImageName.of(image).url == url
 
 
-@needs_registry
+@pytest.mark.heavy
 def test_an_open_registry_is_asked_for_tags_and_digests(tmp_path: Path) -> None:
     with running_registry(tmp_path) as address:
         digest = push(address, "me/it", "1")
@@ -84,7 +80,7 @@ def test_an_open_registry_is_asked_for_tags_and_digests(tmp_path: Path) -> None:
         assert find_image(f"{address}/me/it:1").verdict == "ok"
 
 
-@needs_registry
+@pytest.mark.heavy
 def test_a_token_that_everybody_gets_opens_a_registry(tmp_path: Path) -> None:
     with running_registry(tmp_path) as address:
         push(address, "me/it", "1")
@@ -100,7 +96,7 @@ def test_a_token_that_everybody_gets_opens_a_registry(tmp_path: Path) -> None:
             assert ask_registry(f"{address}/you/it:1") == "closed"  # not in the token
 
 
-@needs_registry
+@pytest.mark.heavy
 def test_what_a_password_opens_is_said_and_is_right_where_nodes_have_one(tmp_path: Path) -> None:
     passwords = tmp_path / "htpasswd"
     passwords.write_text("me:$2y$05$c4WoMPo3SXsafkva.HHa6uXQZWr7oboPiC2bT/r7q1BB8I2s0BRqC\n")

@@ -16,6 +16,8 @@ from tests.launch import slurm_node
 from tests.launch.slurm_cluster import SlurmCluster, slurm_cluster
 from tests.launch.slurm_request import slurm_request
 
+pytestmark = pytest.mark.system
+
 _NOBODY = ("setpriv", "--reuid=65534", "--clear-groups")
 _NUMBERS = count(1)
 

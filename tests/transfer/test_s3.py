@@ -19,6 +19,8 @@ from tests.transfer.s3_front import HANG_UP, Front, s3_front
 pytest.importorskip("boto3", reason="boto3 is an extra")
 pytest.importorskip("moto", reason="moto is for development")
 
+pytestmark = pytest.mark.heavy
+
 PART = 5 * 2**20
 CONTENT = {
     "config.json": b"{}",
@@ -93,7 +95,6 @@ def world(server: BatchServer, one_front: tuple[Front, Any], tmp_path: Path) -> 
     return World(server, front, client, folder, complete)
 
 
-@pytest.mark.heavy
 def test_what_was_sent_is_there_and_comes_back_the_same(world: World, tmp_path: Path) -> None:
     assert world.send() is True
     there = world.objects()
