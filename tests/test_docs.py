@@ -39,6 +39,8 @@ class Command:
 
     page: str
     line: str
+    folder: str = "."
+    """Where a ``cd`` before it in its block leads, from the reader's folder."""
 
     @property
     def arguments(self) -> list[str]:
@@ -62,9 +64,12 @@ def commands() -> Iterator[Command]:
     for page in PAGES:
         for language, block in _FENCED.findall(page.read_text()):
             lines = block.splitlines() if language in ("sh", "console") else []
+            folder = "."
             for line in (line.removeprefix("$ ") for line in lines):
-                if line.startswith("shardyard "):
-                    yield Command(shown(page), line)
+                if line.startswith("cd "):
+                    folder = line.removeprefix("cd ")
+                elif line.startswith("shardyard "):
+                    yield Command(shown(page), line, folder)
     for example in EXAMPLES:
         for line in re.findall(r"^# +(shardyard .*)$", example.read_text(), re.MULTILINE):
             yield Command(shown(example), re.sub(r" +\(.*\)$", "", line))
@@ -97,7 +102,7 @@ def test_every_page_has_commands_that_are_checked() -> None:
 def test_a_command_parses_and_its_recipe_is_good(
     command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(folder)
+    monkeypatch.chdir(folder / command.folder)
     verb, *rest = command.arguments
     program = import_module(f"shardyard.cli.{verb}").command
     assert isinstance(program, click.Command)

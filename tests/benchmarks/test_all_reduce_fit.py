@@ -8,6 +8,7 @@ import pytest
 from benchmarks.all_reduce_fit import main
 
 
+@pytest.mark.heavy
 def test_every_row_from_64_kib_on_is_within_the_bar(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -29,6 +30,7 @@ def test_every_row_from_64_kib_on_is_within_the_bar(
     assert all(name in page for name in ("4 EFA", "1 EFA", "sockets"))
 
 
+@pytest.mark.heavy
 def test_another_table_can_be_given_and_may_miss_the_bar(tmp_path: Path) -> None:
     rows = [f"{2**power},{100 * (power % 3 + 1) + 2**power / 1e4},16" for power in range(16, 31)]
     table = tmp_path / "noisy.csv"

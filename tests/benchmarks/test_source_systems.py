@@ -18,6 +18,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return content
 
 
+@pytest.mark.heavy
 def test_bert_large_is_within_five_points_at_every_size(result: dict[str, Any]) -> None:
     assert [row["is_within_bar"] for row in result["bert_large"]] == [True] * 4
 

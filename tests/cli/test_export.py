@@ -65,6 +65,7 @@ def site(tmp_path: Path, capsys: Captured) -> Site:
     return made
 
 
+@pytest.mark.heavy
 def test_a_finished_far_run_is_exported_there_and_brought_here(
     site: Site, capsys: Captured
 ) -> None:
@@ -82,6 +83,7 @@ def test_a_finished_far_run_is_exported_there_and_brought_here(
     assert not site.far.lives
 
 
+@pytest.mark.heavy
 def test_a_call_that_was_killed_after_the_export_finds_it_here(
     site: Site, capsys: Captured
 ) -> None:
@@ -93,6 +95,7 @@ def test_a_call_that_was_killed_after_the_export_finds_it_here(
     assert told["complete"]["was_there"] is True and site.far.commands == []
 
 
+@pytest.mark.heavy
 def test_a_broken_connection_goes_on(site: Site) -> None:
     site.far.breaks = [10, 0, 10**9, 1, 1000, 0, 300_000]
     assert site.export(site.folder / "hf") == 0
@@ -108,6 +111,7 @@ def test_a_folder_that_the_nodes_see_is_written_there_and_stays(
     assert (to / COMPLETE).exists() and site.far.commands == []
 
 
+@pytest.mark.heavy
 def test_step_and_dtype_reach_the_node(site: Site) -> None:
     assert site.export(site.folder / "hf", "--dtype", "bfloat16", "--step", "4") == 0
     (side,) = [each.side for each in site.far.submitted if each.side and each.side.kind == "export"]

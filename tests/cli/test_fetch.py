@@ -85,6 +85,7 @@ def site(tmp_path: Path, capsys: Captured) -> Site:
     return made
 
 
+@pytest.mark.heavy
 def test_checkpoint_report_and_logs_come_into_the_runs_folder(site: Site, capsys: Captured) -> None:
     asked = site.here.recipe.read_bytes()
     ledger_before = site.here.ledger.read_text()
@@ -105,6 +106,7 @@ def test_checkpoint_report_and_logs_come_into_the_runs_folder(site: Site, capsys
     assert not site.far.lives, "the side job is gone"
 
 
+@pytest.mark.heavy
 def test_it_brings_only_what_is_missing(site: Site) -> None:
     assert site.fetch() == 0
     site.far.commands.clear()
@@ -117,6 +119,7 @@ def test_it_brings_only_what_is_missing(site: Site) -> None:
     assert (site.here.checkpoint(4) / "weights.bin").read_bytes() == WEIGHTS
 
 
+@pytest.mark.heavy
 def test_events_that_the_log_told_before_stand_once(site: Site) -> None:
     site.here.events.write_text(json.dumps(EVENTS[0]) + "\n")
     assert site.fetch() == 0
@@ -125,6 +128,7 @@ def test_events_that_the_log_told_before_stand_once(site: Site) -> None:
     assert len(list(read_lines(site.here.metrics))) == 1
 
 
+@pytest.mark.heavy
 def test_all_and_best_come_when_they_are_asked_for(site: Site) -> None:
     assert site.fetch("--all") == 0
     assert site.here.checkpoint_steps() == [2, 4]
@@ -135,6 +139,7 @@ def test_all_and_best_come_when_they_are_asked_for(site: Site) -> None:
     assert copy.recipe.read_bytes() == site.here.recipe.read_bytes()
 
 
+@pytest.mark.heavy
 def test_an_answer_in_json_says_what_came(site: Site, capsys: Captured) -> None:
     assert site.fetch("--json") == 0
     told = json.loads(capsys.readouterr().out)
@@ -148,12 +153,14 @@ def test_a_dry_run_prints_the_side_job_and_creates_nothing(site: Site, capsys: C
     assert (sorted(site.folder.rglob("*")), site.far.lives) == (before, False)
 
 
+@pytest.mark.heavy
 def test_a_lost_connection_is_gone_on_with(site: Site) -> None:
     site.far.breaks = [0, 3, 1]
     assert site.fetch() == 0
     assert (site.here.checkpoint(4) / "weights.bin").read_bytes() == WEIGHTS
 
 
+@pytest.mark.heavy
 def test_the_newest_sound_checkpoint_comes_and_the_damaged_one_is_named(
     site: Site, capsys: Captured
 ) -> None:
@@ -166,6 +173,7 @@ def test_the_newest_sound_checkpoint_comes_and_the_damaged_one_is_named(
     assert not site.far.lives
 
 
+@pytest.mark.heavy
 def test_a_run_without_a_checkpoint_brings_the_rest(tmp_path: Path, capsys: Captured) -> None:
     site = Site(tmp_path)
     for step in (2, 4):
@@ -179,6 +187,7 @@ def test_a_run_without_a_checkpoint_brings_the_rest(tmp_path: Path, capsys: Capt
     assert site.here.report_html.exists() and not site.here.latest.exists()
 
 
+@pytest.mark.heavy
 def test_a_step_that_is_not_there_is_refused_with_those_that_are(
     site: Site, capsys: Captured
 ) -> None:
@@ -187,6 +196,7 @@ def test_a_step_that_is_not_there_is_refused_with_those_that_are(
     assert not site.here.report_html.exists()
 
 
+@pytest.mark.heavy
 def test_a_folder_that_holds_something_else_is_refused(site: Site, capsys: Captured) -> None:
     mine = site.folder / "mine"
     mine.mkdir()

@@ -14,6 +14,8 @@ from shardyard.transfer.listing import Listing, read_listing
 from tests.cli.test_fetch import Site, list_in_process
 from tests.launch.batch_server import BatchServer, batch_server
 
+pytestmark = pytest.mark.heavy
+
 pytest.importorskip("boto3", reason="boto3 is an extra")
 pytest.importorskip("moto", reason="moto is for development")
 

@@ -178,6 +178,7 @@ def work_on(folder: Path, **arguments: Any) -> SideWork:
     return SideWork(run=run, recipe=recipe, arguments={"verify": True, **arguments})
 
 
+@pytest.mark.heavy
 def test_a_node_prepares_beside_the_runs_where_a_later_node_0_looks(tmp_path: Path) -> None:
     work = work_on(tmp_path, on="kubernetes", shares_folder=False)
     answer = prepare(work)
@@ -191,6 +192,7 @@ def test_a_node_prepares_beside_the_runs_where_a_later_node_0_looks(tmp_path: Pa
     assert (folder / "manifest.json").stat().st_mtime_ns == written, "nothing is done twice"
 
 
+@pytest.mark.heavy
 def test_the_model_of_the_hub_is_fetched_once_for_all_that_come_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

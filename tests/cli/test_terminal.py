@@ -58,7 +58,7 @@ def test_an_error_that_quotes_a_service_is_shown_as_text(
 def test_no_verb_prints_by_another_way() -> None:
     """Marked lines and a node's first words are for a log, which is read through this way."""
     folder = Path(terminal.__file__).parent
-    others = {"terminal.py", "mark_lines.py", "node_from_environment.py"}
+    others = {"terminal.py", "mark_lines.py", "node_from_environment.py", "side_job.py"}
     found = [
         f"{path.name}:{node.lineno}"
         for path in sorted(folder.glob("*.py"))
