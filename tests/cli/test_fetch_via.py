@@ -19,6 +19,8 @@ pytestmark = pytest.mark.heavy
 pytest.importorskip("boto3", reason="boto3 is an extra")
 pytest.importorskip("moto", reason="moto is for development")
 
+pytestmark = pytest.mark.heavy
+
 Captured = pytest.CaptureFixture[str]
 VIA = ("--via", "s3://models/runs/first")
 

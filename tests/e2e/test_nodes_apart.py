@@ -120,7 +120,6 @@ def said(ended: list[subprocess.CompletedProcess[str]]) -> str:
     return "\n---\n".join(node.stderr for node in ended)
 
 
-@pytest.mark.slow
 def test_on_a_shared_volume_each_file_is_fetched_once_and_the_export_is_the_run(
     nodes: Nodes, llama: Path
 ) -> None:
@@ -159,7 +158,6 @@ def weights_of(checkpoint: Path) -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.slow
 def test_where_nothing_is_shared_but_the_run_every_node_fetches_and_prepares_the_same(
     nodes: Nodes, llama: Path
 ) -> None:
