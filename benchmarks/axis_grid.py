@@ -26,13 +26,14 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from benchmarks.record import write_result
-from shardyard.config.legality import Layout
+from shardyard.config.layout import Layout
 from shardyard.data.loader import step_batches
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_steps
 from shardyard.train.hooks import Hooks
 from shardyard.train.loop import Loop
-from shardyard.train.setup import Training, set_up
+from shardyard.train.setup import set_up
+from shardyard.train.training import Training
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import Corpus, make_run, prepare_corpus
 

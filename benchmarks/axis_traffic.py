@@ -27,7 +27,8 @@ from shardyard.plan.traffic import stage_traffic
 from shardyard.plan.workload import workload_of
 from shardyard.rundir.layout import RunDir
 from shardyard.train.hooks import Hooks
-from shardyard.train.setup import Training, set_up
+from shardyard.train.setup import set_up
+from shardyard.train.training import Training
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import Corpus, make_run, prepare_corpus
 from tests.distributed.traffic import Traffic

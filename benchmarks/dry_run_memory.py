@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.record import write_result
-from shardyard.config.legality import Layout
+from shardyard.config.layout import Layout
 from shardyard.config.presets import PRESETS
 from shardyard.config.schema import Recipe
 from shardyard.plan.dry_run import DryRun, dry_run

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import write_result
-from shardyard.config.legality import Layout
+from shardyard.config.layout import Layout
 from shardyard.config.presets import PRESETS, ModelShape
 from shardyard.config.schema import Recipe
 from shardyard.plan.dry_run import Moment, dry_run

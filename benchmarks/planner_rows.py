@@ -24,7 +24,7 @@ from benchmarks.planner_frameworks import (
 )
 from benchmarks.planner_shapes import Unknown, shape_of
 from benchmarks.planner_table import Row
-from shardyard.config.legality import Layout
+from shardyard.config.layout import Layout
 from shardyard.hardware.cluster import Cluster
 from shardyard.plan.workload import Techniques, Workload
 

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.record import write_result
-from shardyard.config.legality import Layout
+from shardyard.config.layout import Layout
 from shardyard.config.presets import PRESETS
 from shardyard.hardware.catalogue import instance
 from shardyard.hardware.cluster import cluster_of

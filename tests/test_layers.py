@@ -193,6 +193,47 @@ def test_only_the_device_module_of_the_training_half_names_kinds_of_accelerators
     assert any(words(text) & KINDS for _, text in named(PACKAGE / DEVICE_SEAM))
 
 
+MOST_LINES = {"train/loop.py": 7_000}
+"""What a reader may have to know of a module: lines of all that it imports, and what they import.
+Raise it only with a reason; better, hand the module what it needs."""
+
+FOR_RECIPES_ALONE = {
+    f"shardyard.config.{name}"
+    for name in ("load", "check", "auto", "resolve", "hub", "model_source", "document", "machines")
+} | {"shardyard.hardware", "shardyard.yaml_text", "shardyard.library"}
+"""How a recipe is read, checked and resolved; processes that train read what came of it. And what
+scripts call."""
+
+
+def reached(start: str) -> set[Path]:
+    """Our modules that one imports, lazily too, and what these import; itself included.
+
+    The package's own ``__init__`` only names what is looked up at first use.
+    """
+    places = {NAMES[path].removesuffix(".__init__"): path for path in MODULES}
+    found, left = {PACKAGE / start}, [PACKAGE / start]
+    while left:
+        names = set(imports(ast.walk(tree_of(left.pop())))) - {"shardyard"}
+        new = {places[name] for name in names & places.keys()} - found
+        found |= new
+        left += new
+    return found
+
+
+@pytest.mark.parametrize("start", MOST_LINES)
+def test_a_module_is_understood_without_reading_everything(start: str) -> None:
+    lines = sum(len(path.read_text().splitlines()) for path in reached(start))
+    assert lines <= MOST_LINES[start], f"{start} reaches {lines} lines"
+    assert lines > 1_000, "imports are followed"
+
+
+@pytest.mark.parametrize("start", ["train/run.py", "elastic/worker.py"])
+def test_a_process_that_trains_reads_what_was_resolved_and_not_how(start: str) -> None:
+    names = {NAMES[path].removesuffix(".__init__") for path in reached(start)}
+    parts = {".".join(name.split(".")[:length]) for name in names for length in (2, 3)}
+    assert parts & FOR_RECIPES_ALONE == set()
+
+
 FORBIDDEN_NAMES = {"utils", "helpers", "common", "misc", "manager", "core"}
 
 

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.planner_frameworks import BUFFERED
 from benchmarks.planner_rows import Case, Skipped, row_to_case, with_cumulative_features
 from benchmarks.planner_table import COUNTS, QUANTITIES, Row, read_table
-from shardyard.config.legality import Layout
+from shardyard.config.layout import Layout
 from shardyard.plan.collectives import BETWEEN_SHARE
 from shardyard.plan.workload import Formats
 

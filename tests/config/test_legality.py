@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from shardyard.config.layout import Layout
 from shardyard.config.legality import (
-    Layout,
     axis_problems,
     expert_problems,
     problems,

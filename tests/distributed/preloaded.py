@@ -16,7 +16,7 @@ for _name in (
     "transformers.models.llama.modeling_llama",
     "transformers.models.mixtral.modeling_mixtral",
     "transformers.models.qwen3.modeling_qwen3",
-    "shardyard.train.loop",
+    "shardyard.train.run",
     "tests.distributed.ranks",
 ):
     importlib.import_module(_name)

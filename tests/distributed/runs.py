@@ -16,7 +16,7 @@ from shardyard.hardware.machine import Machine
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import write_resolved
 from shardyard.train.hooks import Hooks
-from shardyard.train.loop import train
+from shardyard.train.run import train
 
 # fp8 products are emulated here: rounded as a device would, multiplied exactly
 MACHINE = Machine(

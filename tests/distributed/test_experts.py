@@ -160,7 +160,7 @@ def test_first_gradients_are_those_of_one_process(corpus: Corpus, tmp_path: Path
 
 
 def _train_until(run_dir: RunDir, attempt: int, steps: int) -> str:
-    from shardyard.train.loop import train
+    from shardyard.train.run import train
 
     calls = 0
 

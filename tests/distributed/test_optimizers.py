@@ -14,7 +14,8 @@ from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_steps
 from shardyard.train.hooks import Hooks
 from shardyard.train.loop import Loop
-from shardyard.train.setup import Training, set_up
+from shardyard.train.setup import set_up
+from shardyard.train.training import Training
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import Corpus, make_run
 from tests.train.lamb import Lamb

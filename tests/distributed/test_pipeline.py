@@ -253,7 +253,7 @@ def _train_with_events(run_dir: RunDir) -> str:
     import torch.distributed as dist
 
     from shardyard.rundir.lines import EventWriter
-    from shardyard.train.loop import train
+    from shardyard.train.run import train
 
     events = EventWriter(run_dir.events, attempt=0, generation=0) if dist.get_rank() == 0 else None
     return train(run_dir, 0, Hooks(generation=0, drain_requested=lambda: False, events=events))

@@ -12,7 +12,8 @@ from shardyard.errors import CheckpointError, TrainingError
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import EventWriter, read_evaluations, read_lines, read_steps
 from shardyard.train.hooks import Hooks
-from shardyard.train.loop import DRAINED, FINISHED, train
+from shardyard.train.loop import DRAINED, FINISHED
+from shardyard.train.run import train
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import Corpus, make_run, train_here
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.config.legality import Layout
+from shardyard.config.layout import Layout
 from shardyard.config.presets import ModelShape
 from shardyard.config.schema import Recipe
 from shardyard.errors import RecipeError, RequestError, ShardyardError

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from shardyard.config.auto import Facts
-from shardyard.config.legality import Layout, problems
+from shardyard.config.layout import Layout
+from shardyard.config.legality import problems
 from shardyard.config.load import load_recipe
 from shardyard.config.machines import chosen_cluster
 from shardyard.config.model_problems import misfits

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.planner_frameworks import BUFFERED
-from shardyard.config.legality import Layout
+from shardyard.config.layout import Layout
 from shardyard.config.presets import PRESETS, ModelShape
 from shardyard.hardware.catalogue import accelerator_by_name, instance
 from shardyard.hardware.cluster import Cluster, cluster_of, default_cluster

@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from shardyard.config.legality import Layout
+from shardyard.config.layout import Layout
 from shardyard.config.machines import chosen_cluster
 from shardyard.config.presets import PRESETS
 from shardyard.config.schema import Recipe

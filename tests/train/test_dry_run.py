@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from shardyard.config.legality import Layout
+from shardyard.config.layout import Layout
 from shardyard.config.presets import PRESETS, ModelShape
 from shardyard.config.schema import Recipe
 from shardyard.data.loader import MicroBatch

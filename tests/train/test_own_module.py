@@ -20,7 +20,8 @@ from shardyard.rundir.lines import read_evaluations, read_steps
 from shardyard.rundir.resolved import read_resolved
 from shardyard.tasks.language import vocabulary
 from shardyard.train.hooks import Hooks
-from shardyard.train.loop import DRAINED, FINISHED, Loop, train
+from shardyard.train.loop import DRAINED, FINISHED, Loop
+from shardyard.train.run import train
 from shardyard.train.setup import set_up
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import Corpus, make_run, prepare_corpus

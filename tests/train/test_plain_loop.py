@@ -20,7 +20,8 @@ from shardyard.rundir.lines import read_steps
 from shardyard.train.evaluate import evaluate
 from shardyard.train.hooks import Hooks
 from shardyard.train.loop import Loop
-from shardyard.train.setup import Training, set_up
+from shardyard.train.setup import set_up
+from shardyard.train.training import Training
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import Corpus, make_run
 

@@ -11,7 +11,8 @@ from shardyard.errors import TrainingError
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import EventWriter, read_lines
 from shardyard.train.hooks import Faults, Hooks
-from shardyard.train.loop import DRAINED, FINISHED, train
+from shardyard.train.loop import DRAINED, FINISHED
+from shardyard.train.run import train
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import Corpus, make_run
 

@@ -10,6 +10,7 @@ from shardyard.rundir.lines import read_evaluations
 from shardyard.train import loop
 from shardyard.train.evaluate import Evaluation
 from shardyard.train.hooks import Hooks
+from shardyard.train.run import train
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import Corpus, make_run
 
@@ -34,7 +35,7 @@ def _train_in_two_parts(run_dir: RunDir) -> list[tuple[str, str | None]]:
     found = []
     for attempt in range(2):
         hooks = Hooks(generation=0, drain_requested=drain_requested, events=None)
-        outcome = loop.train(run_dir, attempt, hooks)
+        outcome = train(run_dir, attempt, hooks)
         found.append((outcome, run_dir.best.read_text().strip() if run_dir.best.exists() else None))
     return found
 

@@ -23,33 +23,10 @@ from dp_shard x cp and does not multiply.
 import math
 from dataclasses import dataclass
 
+from shardyard.config.layout import Layout
 from shardyard.config.presets import ModelShape
 from shardyard.config.schema import Parallel
 from shardyard.errors import Problem, RecipeError
-
-
-@dataclass(frozen=True, kw_only=True)
-class Layout:
-    """Degrees of the mesh axes, and what dp_shard keeps split between uses."""
-
-    dp_replicate: int
-    dp_shard: int
-    cp: int = 1
-    tp: int = 1
-    pp: int = 1
-    ep: int = 1
-    zero: int
-    """1 optimizer state; 2 also gradients; 3 also parameters."""
-
-    @property
-    def data_ranks(self) -> int:
-        """Ranks that read different samples."""
-        return self.dp_replicate * self.dp_shard
-
-    @property
-    def world_size(self) -> int:
-        """All ranks."""
-        return self.data_ranks * self.cp * self.tp * self.pp
 
 
 @dataclass(frozen=True, kw_only=True)

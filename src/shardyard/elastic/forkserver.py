@@ -24,7 +24,7 @@ from typing import Any
 from shardyard.elastic.drain import signal_at_parent_death
 from shardyard.errors import StorageError
 
-PRELOAD = ("torch", "transformers.models.llama.modeling_llama", "shardyard.train.loop")
+PRELOAD = ("torch", "transformers.models.llama.modeling_llama", "shardyard.train.run")
 """What workers of the training loop need."""
 
 _SCRATCH_PREFIX = "shardyard-agent-"

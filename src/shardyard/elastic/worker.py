@@ -134,7 +134,7 @@ class _FailureFile:
 def _train(run: RunDir, attempt: int, generation: int, drain_requested: Callable[[], bool]) -> str:
     from shardyard.elastic.faults import read_faults
     from shardyard.train.hooks import Hooks
-    from shardyard.train.loop import train
+    from shardyard.train.run import train
 
     writes_events = dist.get_rank() == 0
     hooks = Hooks(

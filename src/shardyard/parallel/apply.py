@@ -1,7 +1,6 @@
 """The one order in which a model is changed into its parallel form."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -20,44 +19,19 @@ from shardyard.models.local_shard import local_shard
 from shardyard.models.router_loss import RouterLoss, RouterTotals
 from shardyard.models.stage import keep_blocks, stage_of
 from shardyard.parallel.context import context_attention, context_share
-from shardyard.parallel.data import Groups, groups_of, shard_groups
+from shardyard.parallel.data import Groups, shard_groups
 from shardyard.parallel.expert import shard_experts, sparse_blocks
+from shardyard.parallel.family_groups import groups_of
 from shardyard.parallel.mesh import Mesh
+from shardyard.parallel.model import ParallelModel
 from shardyard.parallel.offload import ActivationOffload
 from shardyard.parallel.pipeline import Pipeline, StagePlan
 from shardyard.parallel.precision import DTYPES, mixed_precision
 from shardyard.parallel.product import refuse_wrapped
 from shardyard.parallel.recompute import apply_recompute, selective_contexts
-from shardyard.parallel.statistics import Statistics
 from shardyard.parallel.tensor import shard_tensors, token_share
 from shardyard.parallel.tensor_plan import split_by_plan
 from shardyard.parallel.vocab_loss import VocabLoss
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParallelModel:
-    """A model in its parallel form, and what is known of it outside."""
-
-    model: nn.Module
-    """With a pipeline, the modules of all stages of this rank."""
-    token_losses: VocabLoss
-    """Sum of the losses of logits (B, l, V) against targets (B, l)."""
-    statistics: Sequence[Statistics] = ()
-    """What its modules count beside the loss."""
-    tokens_l: Tensor | None = None
-    """Indices in a sample of the tokens of this rank; None: all."""
-    pipeline: Pipeline | None = None
-    """The way through the stages of the model; None: it is whole."""
-
-    @property
-    def roots(self) -> Sequence[nn.Module]:
-        """What is sharded as a whole: the stages of this rank, or the model."""
-        return self.pipeline.modules if self.pipeline else [self.model]
-
-    @property
-    def held_twice(self) -> Collection[str]:
-        """Names of parameters that both ends of the pipeline hold."""
-        return self.pipeline.held_twice if self.pipeline else ()
 
 
 def parallelize(

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from shardyard.config.legality import Layout
+from shardyard.config.layout import Layout
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from shardyard.config.legality import Layout
+from shardyard.config.layout import Layout
 from shardyard.config.presets import ModelShape
 from shardyard.hardware.cluster import Cluster
 from shardyard.plan.calibration import Calibration

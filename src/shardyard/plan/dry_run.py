@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shardyard.config.legality import Layout
+from shardyard.config.layout import Layout
 from shardyard.config.presets import ModelShape
 from shardyard.config.schema import Recipe
 from shardyard.config.trainable import TRAINED_MODEL_TYPES, trainable_problems

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from shardyard.config.layout import Layout
 from shardyard.config.legality import (
     SPLIT_BACKWARD,
-    Layout,
     axis_problems,
     batch_problems,
     expert_problems,

@@ -14,7 +14,7 @@ allocator holds for them (reserved), what the driver shows (device).
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, assert_never
 
-from shardyard.config.legality import Layout
+from shardyard.config.layout import Layout
 from shardyard.config.presets import ModelShape
 from shardyard.plan.stages import (
     block_elements,

@@ -7,7 +7,8 @@ Pure and quick. Training prints its line, writes it to plan.json and reads ``flo
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from shardyard.config.legality import Layout, resolve_layout
+from shardyard.config.layout import Layout
+from shardyard.config.legality import resolve_layout
 from shardyard.config.machines import joined_cluster
 from shardyard.config.own_module import known_shape
 from shardyard.config.presets import ModelShape

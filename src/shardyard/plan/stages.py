@@ -5,7 +5,7 @@ Without pipeline parallelism the whole model is one stage, first and last.
 
 from typing import assert_never
 
-from shardyard.config.legality import Layout
+from shardyard.config.layout import Layout
 from shardyard.config.presets import ModelShape
 from shardyard.config.stages import Cut, blocks_by_stage, cut_by_cost, rank_of_stage
 from shardyard.plan.workload import Techniques, Workload

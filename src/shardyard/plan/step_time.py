@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import log2
 from typing import NamedTuple, assert_never
 
-from shardyard.config.legality import Layout
+from shardyard.config.layout import Layout
 from shardyard.config.presets import ModelShape
 from shardyard.hardware.cluster import Cluster
 from shardyard.plan.block_time import BlockTimes, Pass

@@ -7,7 +7,7 @@ A recipe becomes a workload here; a row of the table of published runs becomes o
 from dataclasses import dataclass
 from typing import Literal
 
-from shardyard.config.legality import Layout
+from shardyard.config.layout import Layout
 from shardyard.config.optimizers import averages_of, moved_bytes
 from shardyard.config.presets import ModelShape
 from shardyard.config.schema import Recipe

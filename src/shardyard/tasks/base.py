@@ -16,8 +16,8 @@ from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Recipe
 from shardyard.config.tasks import TASKS, imported
 from shardyard.data.loader import MicroBatch, Samples
-from shardyard.parallel.apply import ParallelModel
 from shardyard.parallel.mesh import Mesh
+from shardyard.parallel.model import ParallelModel
 from shardyard.parallel.statistics import Statistics
 
 Batch = TypeVar("Batch")

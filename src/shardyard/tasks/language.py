@@ -23,9 +23,9 @@ from shardyard.data.loader import (
     unchanged,
 )
 from shardyard.data.shards import TokenShards
-from shardyard.parallel.apply import ParallelModel
 from shardyard.parallel.data import GradientSync, backward_all, reshard
 from shardyard.parallel.mesh import Mesh
+from shardyard.parallel.model import ParallelModel
 from shardyard.tasks.base import Computation, Data, Part, Task
 
 

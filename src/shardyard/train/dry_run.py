@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from shardyard import torch_private
-from shardyard.config.legality import Layout
+from shardyard.config.layout import Layout
 from shardyard.config.presets import ModelShape
 from shardyard.config.schema import Recipe
 from shardyard.data.loader import MicroBatch

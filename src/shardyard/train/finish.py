@@ -5,7 +5,7 @@ import time
 from shardyard.files import write_text
 from shardyard.parallel.device import peak_memory_bytes, reserved_memory_bytes
 from shardyard.rundir.lines import read_evaluations, read_steps
-from shardyard.train.setup import Training
+from shardyard.train.training import Training
 
 
 def finish(training: Training) -> None:

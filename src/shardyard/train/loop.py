@@ -1,13 +1,14 @@
 """The training loop, from the first step of a process to its last.
 
+It is handed what ``train/setup.py`` has built, and knows it by what it does: a task computes
+losses, a stepper changes weights, a saver writes. How models are made and split it need not know.
+
 On an accelerator, results are read one step late: while the device works on a step, the host reads
 the one before. So every decision that depends on a result (drain, too many skipped steps) takes
 effect one step after it, on all ranks alike, and the device never waits for the host.
 """
 
-import gc
 import math
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -18,36 +19,15 @@ from shardyard.config.tasks import TASKS
 from shardyard.observe.metrics import StepTimes
 from shardyard.observe.samples import log_samples
 from shardyard.parallel.device import peak_memory_bytes
-from shardyard.rundir.layout import RunDir
 from shardyard.train.evaluate import evaluate, evaluation_due
-from shardyard.train.finish import finish
-from shardyard.train.hooks import Hooks
 from shardyard.train.not_finite import not_saved, too_many_skipped
 from shardyard.train.optim import lr_at, put_nan
-from shardyard.train.setup import Training, set_up
 from shardyard.train.state import checkpoint_values
 from shardyard.train.step import PendingResult, StepResult
+from shardyard.train.training import Training
 
 FINISHED = "finished"
 DRAINED = "drained"
-
-
-def train(run_dir: RunDir, attempt: int, hooks: Hooks) -> str:
-    """Train this process's part of a run to its end, or until it is drained.
-
-    torch.distributed must be initialised. Returns ``finished`` or ``drained``. The last step is
-    durable then; after a drain whose state was not finite, the newest checkpoint before it.
-    """
-    training = set_up(run_dir, attempt, hooks, local_rank=int(os.environ["LOCAL_RANK"]))
-    try:
-        outcome = Loop(training).run()
-        if outcome == FINISHED:
-            finish(training)
-    finally:
-        training.close()
-    del training
-    gc.collect()  # the model must be gone before the process group is
-    return outcome
 
 
 @dataclass(frozen=True, kw_only=True)

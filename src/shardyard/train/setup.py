@@ -6,10 +6,9 @@ optimizer after sharding (it must see the shards), the checkpoint last (it overw
 """
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,7 +18,8 @@ from shardyard.checkpoint.buffers import buffers_of
 from shardyard.checkpoint.load import Chosen, choose, load_tensors, read_values
 from shardyard.checkpoint.save import Saver
 from shardyard.config.fingerprint import compare
-from shardyard.config.legality import Layout, resolve_layout
+from shardyard.config.layout import Layout
+from shardyard.config.legality import resolve_layout
 from shardyard.config.presets import ModelShape
 from shardyard.config.resolved import Resolved, fingerprint
 from shardyard.config.schema import Parallel, Recipe
@@ -28,7 +28,7 @@ from shardyard.errors import CheckpointError
 from shardyard.models.build import build_on_meta, fill_weights, give_storage
 from shardyard.models.families import family_of
 from shardyard.observe.metrics import MetricLines, read_flop_budget
-from shardyard.observe.sinks import Sink, open_sinks
+from shardyard.observe.sinks import open_sinks
 from shardyard.parallel.apply import parallelize
 from shardyard.parallel.device import peak_memory_bytes, select_device
 from shardyard.parallel.mesh import Mesh, build_mesh, names_on_all_stages
@@ -41,51 +41,7 @@ from shardyard.train.optim import ShardOptimizer
 from shardyard.train.own_module import build_own
 from shardyard.train.state import Progress, memory_by_kind
 from shardyard.train.step import Stepper
-
-
-@dataclass(kw_only=True)
-class Training:
-    """One process's part of a run, ready to step."""
-
-    run_dir: RunDir
-    resolved: Resolved
-    hooks: Hooks
-    rank: int
-    world_size: int
-    device: torch.device
-    mesh: Mesh
-    task: Task
-    stepper: Stepper
-    train_source: Samples
-    eval_source: Samples | None
-    loader: Loader
-    saver: Saver
-    tensors: dict[str, Tensor]
-    """What a checkpoint holds. Named once: FSDP shows other parameters while they are gathered."""
-    control: dist.ProcessGroup
-    """A gloo group for what is not training: meeting before a load, gathering facts."""
-    progress: Progress
-    metric_lines: MetricLines
-    sinks: list[Sink]
-    """Empty except on rank 0."""
-
-    def report(self, kind: str, **fields: Any) -> None:
-        """Write an event, on the one rank that does."""
-        if self.hooks.events is not None:
-            self.hooks.events.write(kind, **fields)
-
-    def gather(self, fact: Any) -> list[Any]:
-        """One small fact of every rank, in order of rank, on every rank."""
-        facts: list[Any] = [None] * self.world_size
-        dist.all_gather_object(facts, fact, group=self.control)
-        return facts
-
-    def close(self) -> None:
-        """Let go of files and threads, so that the process group can end."""
-        self.loader.close()
-        self.saver.close()
-        for sink in self.sinks:
-            sink.close()
+from shardyard.train.training import Training
 
 
 def set_up(run_dir: RunDir, attempt: int, hooks: Hooks, *, local_rank: int) -> Training:

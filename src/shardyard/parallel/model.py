@@ -1,0 +1,36 @@
+"""A model in its parallel form: what ``parallel/apply.py`` returns and tasks compute with."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from shardyard.parallel.pipeline import Pipeline
+from shardyard.parallel.statistics import Statistics
+from shardyard.parallel.vocab_loss import VocabLoss
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelModel:
+    """A model in its parallel form, and what is known of it outside."""
+
+    model: nn.Module
+    """With a pipeline, the modules of all stages of this rank."""
+    token_losses: VocabLoss
+    """Sum of the losses of logits (B, l, V) against targets (B, l)."""
+    statistics: Sequence[Statistics] = ()
+    """What its modules count beside the loss."""
+    tokens_l: Tensor | None = None
+    """Indices in a sample of the tokens of this rank; None: all."""
+    pipeline: Pipeline | None = None
+    """The way through the stages of the model; None: it is whole."""
+
+    @property
+    def roots(self) -> Sequence[nn.Module]:
+        """What is sharded as a whole: the stages of this rank, or the model."""
+        return self.pipeline.modules if self.pipeline else [self.model]
+
+    @property
+    def held_twice(self) -> Collection[str]:
+        """Names of parameters that both ends of the pipeline hold."""
+        return self.pipeline.held_twice if self.pipeline else ()

@@ -1,0 +1,65 @@
+"""One process's part of a run, as the loop is handed it: built by ``train/setup.py``."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardyard.checkpoint.save import Saver
+from shardyard.config.resolved import Resolved
+from shardyard.data.loader import Loader, Samples
+from shardyard.observe.metrics import MetricLines
+from shardyard.observe.sinks import Sink
+from shardyard.parallel.mesh import Mesh
+from shardyard.rundir.layout import RunDir
+from shardyard.tasks.base import Task
+from shardyard.train.hooks import Hooks
+from shardyard.train.state import Progress
+from shardyard.train.step import Stepper
+
+
+@dataclass(kw_only=True)
+class Training:
+    """One process's part of a run, ready to step."""
+
+    run_dir: RunDir
+    resolved: Resolved
+    hooks: Hooks
+    rank: int
+    world_size: int
+    device: torch.device
+    mesh: Mesh
+    task: Task
+    stepper: Stepper
+    train_source: Samples
+    eval_source: Samples | None
+    loader: Loader
+    saver: Saver
+    tensors: dict[str, Tensor]
+    """What a checkpoint holds. Named once: FSDP shows other parameters while they are gathered."""
+    control: dist.ProcessGroup
+    """A gloo group for what is not training: meeting before a load, gathering facts."""
+    progress: Progress
+    metric_lines: MetricLines
+    sinks: list[Sink]
+    """Empty except on rank 0."""
+
+    def report(self, kind: str, **fields: Any) -> None:
+        """Write an event, on the one rank that does."""
+        if self.hooks.events is not None:
+            self.hooks.events.write(kind, **fields)
+
+    def gather(self, fact: Any) -> list[Any]:
+        """One small fact of every rank, in order of rank, on every rank."""
+        facts: list[Any] = [None] * self.world_size
+        dist.all_gather_object(facts, fact, group=self.control)
+        return facts
+
+    def close(self) -> None:
+        """Let go of files and threads, so that the process group can end."""
+        self.loader.close()
+        self.saver.close()
+        for sink in self.sinks:
+            sink.close()
