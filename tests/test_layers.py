@@ -17,7 +17,7 @@ PACKAGE = SRC / "shardyard"
 
 BASE_ROWS = [
     {"errors", "units", "printable"},
-    {"yaml_text", "files"},
+    {"yaml_text", "files", "aws"},
     {"hardware", "complete"},
     {"config"},
     {"rundir"},

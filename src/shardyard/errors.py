@@ -11,6 +11,7 @@ ShardyardError                exit code 1: the run failed
 ├── TrainingError             1: the training itself cannot go on (loss not finite, ...)
 ├── LostNodeError             75: another node of the job is gone; all of them can start again
 ├── CapacityError             3: what was asked for is not available now
+│   └── LostError             3: the connection broke; asking again may help
 └── AccessError               4: permission is missing
 
 A message has three parts: where and what (with the offending value), why, what to do now.
@@ -103,6 +104,10 @@ class CapacityError(ShardyardError):
     """What was asked for exists but is not available now."""
 
     exit_code = 3
+
+
+class LostError(CapacityError):
+    """The connection broke; asking again may help."""
 
 
 class AccessError(ShardyardError):

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.data import formats
-from shardyard.data.formats import FORMATS, Section, Span, format_of
+from shardyard.data.formats import FORMATS, format_of
+from shardyard.data.readers import json_file
+from shardyard.data.spans import Section, SourceFile, Span
 from shardyard.errors import SourceError
 
 ROWS = '{"text": "one", "n": 1}\n{"n": 2, "text": "two"}\n'
@@ -17,8 +18,8 @@ def sections_of(path: Path, text_key: str = "text") -> list[Section]:
     assert format is not None
     stop = path.stat().st_size
     with path.open("rb") as file:
-        span = Span(str(path), format, 0, stop, is_last=True)
-        return list(FORMATS[format].read(file, span, text_key))
+        source = SourceFile(str(path), path.name, format, stop, 0)
+        return list(FORMATS[format].read(file, Span(source, 0, stop), text_key))
 
 
 def texts_of(path: Path, text_key: str = "text") -> list[str]:
@@ -150,7 +151,7 @@ def test_a_line_of_100_mb_is_read(tmp_path: Path) -> None:
 def test_a_json_file_too_large_to_be_read_whole_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(formats, "MOST_JSON_BYTES", 100)
+    monkeypatch.setattr(json_file, "MOST_BYTES", 100)
     path = tmp_path / "x.json"
     path.write_text(ROWS * 9)
     with pytest.raises(SourceError, match=r"x\.json has 432 bytes.*read whole, up to 100.*jq"):

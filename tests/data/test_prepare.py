@@ -27,7 +27,7 @@ from shardyard.config.resolved import DataFacts
 from shardyard.config.schema import Data, Recipe
 from shardyard.data.prepare import _request, prepare
 from shardyard.data.shards import TokenShards, read_facts, verify
-from shardyard.data.sources import SourceFile
+from shardyard.data.spans import SourceFile
 from shardyard.errors import DataError, RequestError, StorageError
 
 NUM_LINES = 5000
@@ -295,7 +295,7 @@ def test_a_node_prepares_under_the_name_that_another_one_gave(tmp_path: Path) ->
 
 
 def listed(name: str, format: str) -> SourceFile:
-    return SourceFile(f"/text/{name}", name, format, size_bytes=10, mtime_ns=20)
+    return SourceFile(f"/text/{name}", name, format, size_bytes=10, version=20)
 
 
 def test_what_was_prepared_by_an_earlier_version_is_found_again() -> None:

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.data.formats import SECTION_BYTES, Section
+from shardyard.data.formats import SECTION_BYTES
 from shardyard.data.sources import (
     list_files,
     read_sections,
     refuse_unreadable,
     split_into_pieces,
 )
+from shardyard.data.spans import Section
 from shardyard.errors import RequestError, SourceError
 
 
@@ -96,9 +97,8 @@ def test_what_names_no_file_says_what_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
-        ("a.parquet", r"\.parquet: turn it into JSON lines first"),
         ("A.CSV", r"\.CSV: turn it into JSON lines first"),
-        ("a.jsonl.gz", r"\.gz: unpack it first"),
+        ("a.txt.gz", r"\.gz: unpack it first"),
         ("a.pdf", r"\.pdf: take its text out first"),
         ("corpus", r"no suffix: if it is plain text, set data\.format=text"),
         ("a.unheard", r"\.unheard: if it is plain text, set data\.format=text"),
@@ -118,15 +118,15 @@ def test_a_file_of_a_kind_that_is_not_read_is_refused_by_name(
 
 def test_of_many_such_files_the_first_are_named_and_the_others_counted(tmp_path: Path) -> None:
     for number in range(300):
-        (tmp_path / f"part-{number:03}.parquet").touch()
-    with pytest.raises(RequestError, match=r"300 of its 300 .* part-003\.parquet, and 296 more\. "):
+        (tmp_path / f"part-{number:03}.csv").touch()
+    with pytest.raises(RequestError, match=r"300 of its 300 .* part-003\.csv, and 296 more\. "):
         list_files(str(tmp_path))
 
 
 def test_with_the_format_text_any_file_is_text_but_json_lines_stay_json_lines(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "a.parquet").write_text("first")
+    (tmp_path / "a.csv").write_text("first")
     (tmp_path / "b").write_text("second")
     (tmp_path / "c.jsonl").write_text('{"text": "third"}')
     assert texts_of(str(tmp_path), data_format="text") == ["first", "second", "third"]

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from shardyard.aws import aws_client
 from shardyard.cli import main
 from shardyard.launch.aws_batch.checks import QUOTAS, batch_checks
 from shardyard.launch.aws_batch.objects import LOG_GROUP
-from shardyard.launch.aws_errors import aws_client
 from shardyard.launch.doctor import Finding
 from tests.launch.batch_requests import EXECUTION_ROLE, ROLE, batch_request
 from tests.launch.batch_server import REGION, BatchServer, batch_server

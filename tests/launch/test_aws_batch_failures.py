@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from shardyard.aws import UncertainError
 from shardyard.launch.aws_batch.launcher import BatchLauncher
-from shardyard.launch.aws_errors import UncertainError
 from shardyard.launch.ledger import Ledger
 from tests.launch.batch_endpoint import HANG_UP, JOB_ID, Endpoint, batch_endpoint
 from tests.launch.batch_requests import batch_request

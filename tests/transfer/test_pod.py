@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from shardyard.complete import FileDigest
-from shardyard.errors import DataError
+from shardyard.errors import DataError, LostError
 from shardyard.launch.kubernetes.api import Api
 from shardyard.transfer.pod import PodSource
-from shardyard.transfer.receive import LostError, receive
+from shardyard.transfer.receive import receive
 from tests.launch.kubernetes.api_server import RUNNING, ApiServer, running_server
 
 pytestmark = pytest.mark.heavy

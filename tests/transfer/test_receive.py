@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from shardyard.complete import COMPLETE, Complete, FileDigest
-from shardyard.errors import DataError, StorageError
+from shardyard.errors import DataError, LostError, StorageError
 from shardyard.transfer.receive import (
     FolderSource,
-    LostError,
     missing_here,
     receive,
     receive_whole,

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from shardyard.aws import s3_client
 from shardyard.complete import COMPLETE, Complete, write_complete
-from shardyard.errors import AccessError, DataError, RequestError
-from shardyard.transfer.receive import LostError, receive_whole
-from shardyard.transfer.s3 import Place, S3Source, parse_place, s3_client, upload
+from shardyard.errors import AccessError, DataError, LostError, RequestError
+from shardyard.transfer.receive import receive_whole
+from shardyard.transfer.s3 import Place, S3Source, parse_place, upload
 from tests.launch.batch_server import BatchServer, batch_server
 from tests.transfer.s3_front import HANG_UP, Front, s3_front
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from shardyard.aws import s3_client
 from shardyard.cli.bring import progress
 from shardyard.cli.launched import launchers_in
 from shardyard.cli.nodes_files import Opened, opened
@@ -41,7 +42,6 @@ from shardyard.transfer.s3 import (
     is_s3,
     parse_place,
     refuse_unusable,
-    s3_client,
     upload,
 )
 from shardyard.units import format_bytes

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from shardyard.aws import s3_client
 from shardyard.cli.bring import Brought, bring, sentence
 from shardyard.cli.launched import launchers_in
 from shardyard.cli.nodes_files import opened, stay
@@ -30,7 +31,7 @@ from shardyard.launch.base import SideJob
 from shardyard.rundir.layout import RunDir, find_run
 from shardyard.transfer.listing import Listing, read_listing
 from shardyard.transfer.receive import FolderSource
-from shardyard.transfer.s3 import S3Source, parse_place, s3_client, upload
+from shardyard.transfer.s3 import S3Source, parse_place, upload
 from shardyard.units import format_bytes
 
 _ALL = "all"

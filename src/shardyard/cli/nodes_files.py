@@ -18,12 +18,11 @@ from shardyard.cli.side_jobs import SideTerms, find_side_job, side_request, star
 from shardyard.cli.terminal import say
 from shardyard.cli.watch import wait_until
 from shardyard.config.schema import Recipe
-from shardyard.errors import CapacityError, RequestError, ShardyardError
+from shardyard.errors import CapacityError, LostError, RequestError, ShardyardError
 from shardyard.launch.base import Executor, JobState, SideJob
 from shardyard.launch.trust import refuse_untrusted
 from shardyard.rundir.layout import RunDir
 from shardyard.transfer.pod import PodSource
-from shardyard.transfer.receive import LostError
 
 IDLE_S = 300
 """Without a reader, after which the side job ends by itself."""

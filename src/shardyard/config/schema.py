@@ -105,11 +105,11 @@ class Data(Section):
     """Text, and how it becomes samples of seq_len tokens."""
 
     source: str | Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = "python-stdlib"
-    """python-stdlib, or files, folders and globs of text or JSON lines, seen from where you are."""
+    """python-stdlib, or files, folders and globs of text, JSON lines or Parquet."""
     format: Literal["by_suffix", "text"] = "by_suffix"
     """What files hold: as their suffix says, others are refused; text: others are plain text."""
     text_key: str = "text"
-    """The key that holds the text of each object in .jsonl, .ndjson and .json files."""
+    """The key of JSON objects, or column of Parquet files, that holds the text."""
     tokenizer: str = "auto"
     """A folder, a hub name (owner/name or owner/name@revision), or train; auto: the model's own."""
     bos: bool | Auto = "auto"

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardyard.data.formats import Section, shown
 from shardyard.data.shards import bin_name, idx_name, token_dtype
 from shardyard.data.sources import Piece, piece_size_bytes, read_sections
+from shardyard.data.spans import Section, shown
 from shardyard.data.tokenizer import TextEncoder
 from shardyard.errors import StorageError
 from shardyard.files import flush_folder
@@ -124,7 +124,7 @@ class TokenizePiece:
             if others
             else f", bytes {first.start:,} to {first.stop:,}"
         )
-        return f"{shown(first.path)}{more}"
+        return f"{shown(first.file.path)}{more}"
 
     def finished(self) -> dict[str, Any] | None:
         """The record of this very piece if it is finished."""

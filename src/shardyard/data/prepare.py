@@ -39,12 +39,12 @@ from shardyard.data.pieces import (
 from shardyard.data.shards import FORMAT_VERSION, MANIFEST, read_facts, token_dtype
 from shardyard.data.sources import (
     Piece,
-    SourceFile,
     list_files,
     read_sections,
     refuse_unreadable,
     split_into_pieces,
 )
+from shardyard.data.spans import SourceFile
 from shardyard.data.tokenizer import (
     TextEncoder,
     TokenizerFiles,
@@ -120,11 +120,11 @@ def _request(
 ) -> dict[str, Any]:
     """All that the tokens depend on.
 
-    Files by name, size and time of change, not by content: reading a large corpus takes hours, and
-    the second call has to return at once.
+    Files by name, size and time of change (elsewhere: etag), not by content: reading a large corpus
+    takes hours, and the second call has to return at once.
     """
     listing = [
-        [file.path, file.size_bytes, file.mtime_ns, *_format_in_request(file)] for file in files
+        [file.path, file.size_bytes, file.version, *_format_in_request(file)] for file in files
     ]
     return {
         "format": FORMAT_VERSION,

@@ -4,11 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from shardyard.errors import DataError
+from shardyard.errors import DataError, LostError
 from shardyard.launch.kubernetes.exec import CommandError, LostConnectionError
 from shardyard.launch.kubernetes.logs import lines_of
 from shardyard.transfer.listing import Listing, read_listing
-from shardyard.transfer.receive import LostError
 
 
 class Exec(Protocol):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from shardyard.complete import COMPLETE, Complete, FileDigest, checked_name, why_differs
-from shardyard.errors import CapacityError, DataError, StorageError
+from shardyard.errors import DataError, LostError, StorageError
 from shardyard.files import flush_folder, make_folder, write_text
 from shardyard.units import format_bytes
 
@@ -29,10 +29,6 @@ _BLOCK_BYTES = 2**20
 
 Told = Callable[[str, int], None]
 """Name of a file, and bytes of it that are right here now that were not before."""
-
-
-class LostError(CapacityError):
-    """The connection broke; asking again may help."""
 
 
 class Source(Protocol):

@@ -10,11 +10,12 @@ import hashlib
 import math
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shardyard.aws import error_code, errors_of_s3
 from shardyard.complete import (
     COMPLETE,
     Complete,
@@ -23,8 +24,7 @@ from shardyard.complete import (
     parse_complete,
 )
 from shardyard.errors import AccessError, DataError, RequestError, ShardyardError
-from shardyard.launch.aws_errors import INSTALL_HINT, aws_errors, error_code
-from shardyard.transfer.receive import LostError, Told
+from shardyard.transfer.receive import Told
 from shardyard.units import format_bytes
 
 _MIB = 2**20
@@ -39,14 +39,6 @@ _RIGHTS = (
     "s3:ListBucket on the bucket; s3:PutObject, s3:GetObject, s3:DeleteObject and "
     "s3:AbortMultipartUpload on its objects"
 )
-_ELSEWHERE = frozenset(
-    {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException",
-     "301", "307"}
-)  # fmt: skip
-_LOST = frozenset(
-    {"ConnectionError", "EndpointConnectionError", "HTTPClientError", "IncompleteReadError"}
-)
-"""botocore's, by name; a subclass counts as its base."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,28 +80,6 @@ def parse_place(text: str) -> Place:
 def is_s3(text: str) -> bool:
     """Whether a text names a place in S3."""
     return text.startswith("s3:")
-
-
-def s3_client() -> Any:
-    """A client of S3, in the region and with the credentials that boto3 finds.
-
-    Raises:
-        RequestError: boto3 is missing, or its configuration is wrong.
-    """
-    try:
-        import boto3.session
-        from botocore.config import Config
-    except ImportError as error:
-        raise RequestError(INSTALL_HINT) from error
-    config = Config(
-        connect_timeout=5,
-        read_timeout=60,
-        retries={"mode": "standard", "total_max_attempts": 6},
-        user_agent_extra="shardyard",
-    )
-    with aws_errors("reach S3", "your AWS configuration"):
-        session = boto3.session.Session()
-        return session.client("s3", region_name=session.region_name or "us-east-1", config=config)
 
 
 def refuse_unusable(client: Any, place: Place) -> None:
@@ -214,54 +184,14 @@ class S3Source:
                 answer["Body"].close()
 
 
-@contextmanager
-def s3_errors(doing: str, place: Place) -> Iterator[None]:
-    """Turn botocore's errors into ours, in the words of S3.
+def s3_errors(doing: str, place: Place) -> AbstractContextManager[None]:
+    """Turn botocore's errors into ours.
 
     Args:
         doing: What was tried, to stand before the place: ``write to``.
     """
-    try:
-        with aws_errors(f"{doing} {place}", "S3"):
-            yield
-    except ShardyardError as error:
-        raise _in_words_of_s3(error, f"cannot {doing} {place}", place) from error.__cause__
-
-
-def _in_words_of_s3(error: ShardyardError, where: str, place: Place) -> ShardyardError:
-    cause = error.__cause__
-    names = {kind.__name__ for kind in type(cause).__mro__}
-    if names & _LOST:
-        return LostError(
-            f"{where}: {str(cause).strip().rstrip('.')}. Check the network and AWS_ENDPOINT_URL, "
-            "then repeat the command: only what is missing is sent."
-        )
-    if "ClientError" not in names:
-        return error
-    answer: Any = getattr(cause, "response", {})
-    code = error_code(cause)
-    meta = answer.get("ResponseMetadata", {})
-    if code == "NoSuchBucket":
-        return RequestError(
-            f"{where}: there is no bucket {place.bucket!r}. Correct the name, or create it: aws s3 "
-            f"mb s3://{place.bucket}"
-        )
-    if code in _ELSEWHERE:
-        region = meta.get("HTTPHeaders", {}).get("x-amz-bucket-region")
-        known = f"in region {region}" if region else "in another region than was asked"
-        return RequestError(
-            f"{where}: the bucket is {known} ({code}). Say which: export "
-            f"AWS_REGION={region or '<its region>'}, or set region in your AWS profile."
-        )
-    if code in ("AccessDenied", "AllAccessDisabled", "403", "Forbidden"):
-        return AccessError(
-            f"{where}: {answer.get('Error', {}).get('Message', code)} ({code}). Your credentials "
-            f"are valid but lack a right. Needed are {_RIGHTS}. On the nodes they are those of the "
-            "job's role."
-        )
-    if meta.get("HTTPStatusCode", 0) >= 500:
-        return LostError(f"{where}: S3 itself failed ({code}). Repeat the command in a minute.")
-    return error
+    again = "repeat the command: only what is missing is sent"
+    return errors_of_s3(f"{doing} {place}", place.bucket, rights=_RIGHTS, again=again)
 
 
 @dataclass(frozen=True)

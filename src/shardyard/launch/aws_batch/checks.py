@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
+from shardyard.aws import aws_client, aws_errors, aws_session, error_code
 from shardyard.config.secret_reference import Reference, parse_references
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.launch.aws_batch.objects import LOG_GROUP, chosen_instance, job_definition
 from shardyard.launch.aws_batch.queue import check_queue, environments_of, queue_named
 from shardyard.launch.aws_batch.setup import prerequisites
-from shardyard.launch.aws_errors import aws_client, aws_errors, aws_session, error_code
 from shardyard.launch.base import LaunchRequest
 from shardyard.launch.doctor import Finding, gather
 from shardyard.launch.ecr import Registry, ecr_registry

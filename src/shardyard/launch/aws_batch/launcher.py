@@ -12,6 +12,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
+from shardyard.aws import (
+    THROTTLING_CODES,
+    UncertainError,
+    aws_client,
+    aws_errors,
+    aws_session,
+    error_code,
+)
 from shardyard.config.schema import Recipe
 from shardyard.config.sight import Sight
 from shardyard.errors import RequestError, ShardyardError
@@ -28,14 +36,6 @@ from shardyard.launch.aws_batch.objects import (
 from shardyard.launch.aws_batch.ownership import is_ours
 from shardyard.launch.aws_batch.queue import check_queue
 from shardyard.launch.aws_batch.status import CANCEL_REASON, STATES, job_status
-from shardyard.launch.aws_errors import (
-    THROTTLING_CODES,
-    UncertainError,
-    aws_client,
-    aws_errors,
-    aws_session,
-    error_code,
-)
 from shardyard.launch.base import (
     ORIGIN_DETAIL,
     Capabilities,

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from shardyard.aws import aws_errors, error_code
 from shardyard.launch.aws_batch.objects import LOG_GROUP
-from shardyard.launch.aws_errors import aws_errors, error_code
 from shardyard.launch.base import LogLine
 
 PAGE_EVENTS = 500

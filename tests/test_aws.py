@@ -2,8 +2,8 @@
 
 import pytest
 
+from shardyard.aws import UncertainError, aws_errors
 from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
-from shardyard.launch.aws_errors import UncertainError, aws_errors
 
 exceptions = pytest.importorskip("botocore.exceptions", reason="needs shardyard[aws]")
 ResponseParserError = pytest.importorskip("botocore.parsers").ResponseParserError

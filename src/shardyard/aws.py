@@ -1,10 +1,19 @@
-"""What AWS refuses, in our words: credentials, rights, throttling, no connection."""
+"""How AWS is reached, and what it refuses in our words: credentials, rights, no connection.
+
+Only what is common to launching, to files in S3 and to text from there.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
+from shardyard.errors import (
+    AccessError,
+    CapacityError,
+    LostError,
+    RequestError,
+    ShardyardError,
+)
 
 INSTALL_HINT = (
     "AWS is reached through boto3, which is not installed. Install it: pip install 'shardyard[aws]'"
@@ -178,3 +187,103 @@ def _of_client_error(error: Any, where: str) -> ShardyardError:
 
 def _sentence(error: Exception) -> str:
     return f"{str(error).strip().rstrip('.')}."
+
+
+def s3_client(*, attempts: int = 6) -> Any:
+    """A client of S3, in the region and with the credentials that boto3 finds.
+
+    Args:
+        attempts: Calls in all, for what was throttled or got lost.
+
+    Raises:
+        RequestError: boto3 is missing, or its configuration is wrong.
+    """
+    try:
+        import boto3.session
+        from botocore.config import Config
+    except ImportError as error:
+        raise RequestError(INSTALL_HINT) from error
+    config = Config(
+        connect_timeout=5,
+        read_timeout=60,
+        retries={"mode": "standard", "total_max_attempts": attempts},
+        user_agent_extra="shardyard",
+    )
+    with aws_errors("reach S3", "your AWS configuration"):
+        session = boto3.session.Session()
+        return session.client("s3", region_name=session.region_name or "us-east-1", config=config)
+
+
+def code_of(error: ShardyardError) -> str:
+    """What AWS called what became this error; empty: it was no answer of AWS."""
+    return error_code(error.__cause__) if hasattr(error.__cause__, "response") else ""
+
+
+_ELSEWHERE = frozenset(
+    {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException",
+     "301", "307"}
+)  # fmt: skip
+_LOST = frozenset(
+    {"ConnectionError", "EndpointConnectionError", "HTTPClientError", "IncompleteReadError"}
+)
+"""botocore's, by name; a subclass counts as its base."""
+
+
+@contextmanager
+def errors_of_s3(doing: str, bucket: str, *, rights: str, again: str) -> Iterator[None]:
+    """Turn botocore's errors into ours, in the words of S3.
+
+    Args:
+        doing: What was tried, to follow "cannot": ``read s3://bucket/key``.
+        rights: That it takes.
+        again: What to do once the connection is mended.
+
+    Raises:
+        LostError: The connection broke, or S3 itself failed.
+        AccessError: Credentials or rights are missing.
+        RequestError: There is no such bucket, or it is in another region.
+    """
+    try:
+        with aws_errors(doing, "S3"):
+            yield
+    except ShardyardError as error:
+        told = _in_words_of_s3(error, f"cannot {doing}", bucket, rights, again)
+        raise told from error.__cause__
+
+
+def _in_words_of_s3(
+    error: ShardyardError, where: str, bucket: str, rights: str, again: str
+) -> ShardyardError:
+    cause = error.__cause__
+    names = {kind.__name__ for kind in type(cause).__mro__}
+    if names & _LOST:
+        return LostError(
+            f"{where}: {str(cause).strip().rstrip('.')}. Check the network and AWS_ENDPOINT_URL, "
+            f"then {again}."
+        )
+    if "ClientError" not in names:
+        return error
+    answer: Any = getattr(cause, "response", {})
+    code = error_code(cause)
+    meta = answer.get("ResponseMetadata", {})
+    if code == "NoSuchBucket":
+        return RequestError(
+            f"{where}: there is no bucket {bucket!r}. Correct the name, or create it: aws s3 "
+            f"mb s3://{bucket}"
+        )
+    if code in _ELSEWHERE:
+        region = meta.get("HTTPHeaders", {}).get("x-amz-bucket-region")
+        known = f"in region {region}" if region else "in another region than was asked"
+        return RequestError(
+            f"{where}: the bucket is {known} ({code}). Say which: export "
+            f"AWS_REGION={region or '<its region>'}, or set region in your AWS profile."
+        )
+    if code in ("AccessDenied", "AllAccessDisabled", "403", "Forbidden"):
+        return AccessError(
+            f"{where}: {answer.get('Error', {}).get('Message', code)} ({code}). Your credentials "
+            f"are valid but lack a right. Needed are {rights}. On the nodes they are those of the "
+            "job's role."
+        )
+    if meta.get("HTTPStatusCode", 0) >= 500:
+        return LostError(f"{where}: S3 itself failed ({code}). In a minute, {again}.")
+    return error

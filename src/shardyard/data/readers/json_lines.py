@@ -1,0 +1,99 @@
+"""JSON lines: one object a line, plain or packed by gzip or zstd.
+
+A plain file is read by ranges of bytes, each by whoever works on it; a packed one as a whole.
+"""
+
+import codecs
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from functools import partial
+from typing import IO, BinaryIO, cast
+
+from shardyard.data.extras import extra
+from shardyard.data.readers.json_values import DECODER, not_json
+from shardyard.data.readers.places import Place, Rewind, decode, rewound, text_of
+from shardyard.data.spans import Section, SourceFile, Span, shown
+from shardyard.errors import SourceError
+
+MOST_LINE_BYTES = 2**30
+"""Of a packed file, which can hold a thousand times its size."""
+
+
+def read(file: BinaryIO, span: Span, text_key: str) -> Iterator[Section]:
+    """The documents whose lines begin in the span."""
+    file.seek(max(0, span.start - 1))
+    if span.start:
+        file.readline()  # the line in progress belongs to the span before
+    for section, end in _rows(file, partial(rewound, file), span.file, text_key):
+        if section is not None:
+            yield section
+        if end >= span.stop:
+            return
+
+
+def read_gzip(file: BinaryIO, span: Span, text_key: str) -> Iterator[Section]:
+    """All documents of a file packed by gzip."""
+
+    def opened() -> IO[bytes]:
+        return cast(IO[bytes], gzip.GzipFile(fileobj=rewound(file)))
+
+    yield from _unpacked(opened, gzip.BadGzipFile, span.file, text_key)
+
+
+def read_zstd(file: BinaryIO, span: Span, text_key: str) -> Iterator[Section]:
+    """All documents of a file packed by zstd, in one frame or several.
+
+    Raises:
+        RequestError: What unpacks it is not installed.
+    """
+    zstd = extra("zstd", "compression.zstd", "backports.zstd", what=f"{shown(span.file.path)}")
+
+    def opened() -> IO[bytes]:
+        return cast(IO[bytes], zstd.ZstdFile(rewound(file)))
+
+    yield from _unpacked(opened, zstd.ZstdError, span.file, text_key)
+
+
+def _unpacked(
+    opened: Rewind, wrong: type[Exception], file: SourceFile, text_key: str
+) -> Iterator[Section]:
+    try:
+        for section, _ in _rows(opened(), opened, file, text_key):
+            if section is not None:
+                yield section
+    except (EOFError, zlib.error, wrong) as error:
+        raise SourceError(
+            f"{shown(file.path)} cannot be unpacked: {error}. It is cut off, damaged, or packed in "
+            "another way than its name says. Test it (`gzip -t`, `zstd -t`), then copy or pack it "
+            "again."
+        ) from error
+
+
+def _rows(
+    content: IO[bytes], rewind: Rewind, file: SourceFile, text_key: str
+) -> Iterator[tuple[Section | None, int]]:
+    """The document of each line, if it has one, and where the line ends."""
+    offset = content.tell()
+    while line := content.readline(MOST_LINE_BYTES):
+        place = Place(file, rewind, offset)
+        if len(line) == MOST_LINE_BYTES and line[-1:] != b"\n":
+            raise SourceError(
+                f"{place}: a line of more than {MOST_LINE_BYTES:,} bytes, which is held in memory "
+                "as a whole. Cut the document into several, or leave it out."
+            )
+        offset += len(line)
+        yield _document(line, place, text_key), offset
+
+
+def _document(line: bytes, place: Place, text_key: str) -> Section | None:
+    if not line.strip():
+        return None
+    decoded = decode(line.removeprefix(codecs.BOM_UTF8).rstrip(), place)
+    try:
+        row = DECODER.decode(decoded)
+    except json.JSONDecodeError as error:
+        raise not_json(place, error, "Each line of this file is one object.") from error
+    text = text_of(row, place, text_key)
+    return Section(text, begins=True, ends=True) if text else None

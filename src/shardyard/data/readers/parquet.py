@@ -1,0 +1,103 @@
+"""Parquet: a column of text, read by groups of rows; a group belongs to the span it begins in."""
+
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from shardyard.data.extras import extra
+from shardyard.data.readers.places import some_keys
+from shardyard.data.spans import Section, Span, shown
+from shardyard.errors import SourceError
+
+_BATCH_ROWS = 256
+"""Rows whose text is held as Python objects at a time."""
+
+
+def read(file: BinaryIO, span: Span, text_key: str) -> Iterator[Section]:
+    """The text of the groups of rows that begin in the span.
+
+    Raises:
+        RequestError: pyarrow is not installed.
+        SourceError: It is no Parquet file, or has no such column of text.
+    """
+    path = shown(span.file.path)
+    pyarrow = extra("parquet", "pyarrow", what=path)
+    parquet = extra("parquet", "pyarrow.parquet", what=path)
+    try:
+        table = parquet.ParquetFile(file)
+        _refuse_column(pyarrow, table, path, text_key)
+        number = 0
+        for group in range(table.num_row_groups):
+            about = table.metadata.row_group(group)
+            if span.start <= min(_first_byte(about), span.file.size_bytes - 1) < span.stop:
+                yield from _texts(table, group, number, path, text_key)
+            number += about.num_rows
+    except pyarrow.ArrowException as error:
+        raise _unreadable(path, error) from error
+    except OSError as error:
+        if error.errno is not None:  # of the file system, and none of Arrow's own
+            raise
+        raise _unreadable(path, error) from error
+
+
+def _refuse_column(pyarrow: Any, table: Any, path: str, text_key: str) -> None:
+    """Raise unless exactly one column has the name, and holds text."""
+    names = table.schema_arrow.names
+    if names.count(text_key) != 1:
+        count = "no column" if text_key not in names else f"{names.count(text_key)} columns"
+        raise SourceError(
+            f"{path}: {count} {shown(text_key)!r} (its columns: {some_keys(names)}). "
+            "data.text_key names the column that holds the text. Correct data.text_key or the file."
+        )
+    kind = table.schema_arrow.field(text_key).type
+    values = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
+    is_text = (pyarrow.types.is_string, pyarrow.types.is_large_string, pyarrow.types.is_string_view)
+    if not any(is_it(values) for is_it in is_text):
+        raise SourceError(
+            f"{path}: column {shown(text_key)!r} holds {kind}, not text. data.text_key names the "
+            "column that holds the text. Correct data.text_key or the file."
+        )
+
+
+def _first_byte(group: Any) -> int:
+    """Where a group of rows begins; 0 if it has no column or no byte."""
+    columns = [group.column(number) for number in range(group.num_columns)]
+    pages = [
+        offset
+        for column in columns
+        for offset in (column.dictionary_page_offset, column.data_page_offset)
+        if offset  # some writers put 0 for none
+    ]
+    return min(pages, default=0)
+
+
+def _texts(table: Any, group: int, number: int, path: str, text_key: str) -> Iterator[Section]:
+    """Documents of a group whose first row is ``number`` rows behind the file's first."""
+    batches = table.iter_batches(
+        batch_size=_BATCH_ROWS, row_groups=[group], columns=[text_key], use_threads=False
+    )
+    for batch in batches:
+        try:
+            texts = batch.column(0).to_pylist()
+        except UnicodeDecodeError as error:
+            raise SourceError(
+                f"{path}: column {shown(text_key)!r} holds bytes that are not UTF-8 in rows "
+                f"{number + 1:,} to {number + len(batch):,} ({error.reason}). Write the file again "
+                "from sound text."
+            ) from error
+        for row, text in enumerate(texts, start=number + 1):
+            if text is None:
+                raise SourceError(
+                    f"{path}, row {row:,}: {shown(text_key)!r} is null, not a string. Write the "
+                    "file again without such rows."
+                )
+            if text:
+                yield Section(text, begins=True, ends=True)
+        number += len(batch)
+
+
+def _unreadable(path: str, error: Exception) -> SourceError:
+    why = " ".join(str(error).split())[:200].rstrip(".")
+    return SourceError(
+        f"{path} cannot be read as Parquet: {shown(why)}. It is cut off, damaged, or something "
+        "else by that name. Copy or write it again."
+    )

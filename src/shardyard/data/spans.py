@@ -1,0 +1,47 @@
+"""What is read: a file as it was when it was listed, a part of it, and what is found there."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file of a corpus as it was when it was listed."""
+
+    path: str
+    """Absolute path, or URL."""
+    name: str
+    """Path below the source that named it."""
+    format: str
+    """A key of ``formats.FORMATS``."""
+    size_bytes: int
+    version: int | str
+    """Changes with the content: time of change in nanoseconds, or an etag of elsewhere."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """The lines, or groups of rows, of a file that begin in bytes [start, stop)."""
+
+    file: SourceFile
+    start: int
+    stop: int
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the file ends here."""
+        return self.stop == self.file.size_bytes
+
+
+@dataclass(frozen=True)
+class Section:
+    """A document, or a part of a long one."""
+
+    text: str
+    begins: bool
+    """Whether the document begins here; if not, it goes on from the section before."""
+    ends: bool
+
+
+def shown(text: str) -> str:
+    """A file's own words in a message: what is no visible character is written as its escape."""
+    return text if text.isprintable() else repr(text)[1:-1]

@@ -1,0 +1,140 @@
+"""Files, folders and globs of this machine, and the interpreter's own source code."""
+
+import glob
+import os
+import stat
+import sysconfig
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import BinaryIO, NoReturn
+
+from shardyard.data.spans import SourceFile, shown
+from shardyard.data.stores.base import COMPILED, Found
+from shardyard.errors import RequestError
+
+PYTHON_STDLIB = "python-stdlib"
+_SKIPPED_STDLIB_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
+
+
+class LocalStore:
+    """What this machine's file system holds."""
+
+    def find(self, entry: str, *, own: Collection[Path]) -> Iterator[Found]:
+        """As of ``Store``."""
+        for path, name in _expand(entry, own):
+            yield _look_at(path, name)
+
+    def open(self, file: SourceFile) -> BinaryIO:
+        """As of ``Store``; what changes meanwhile shows when files are listed again."""
+        return Path(file.path).open("rb")
+
+
+def _look_at(path: Path, name: str) -> Found:
+    """A regular file, by its one path.
+
+    Raises:
+        RequestError: It is none, or cannot be looked at.
+    """
+    try:
+        status = path.stat()
+        key = str(path.resolve())
+    except (OSError, RuntimeError) as error:  # RuntimeError: links that lead to each other
+        raise _cannot_look_at(path, error) from error
+    for is_kind, kind in _IRREGULAR:
+        if is_kind(status.st_mode):
+            raise RequestError(
+                f"data.source: {shown(str(path))} is {kind}, and text is read more than once and "
+                "by several processes. Write its content into a file and name that."
+            )
+    return Found(key, name, status.st_size, status.st_mtime_ns)
+
+
+_IRREGULAR = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISDIR, "a folder"),
+)
+
+
+def _cannot_look_at(path: Path, error: Exception) -> RequestError:
+    why = error.strerror if isinstance(error, OSError) else str(error)
+    text = shown(str(path))
+    return RequestError(
+        f"data.source: {text if len(text) <= 200 else f'{text[:200]}...'} cannot be looked at: "
+        f"{why}. Correct the path, or take it away."
+    )
+
+
+def _expand(entry: str, own: Collection[Path]) -> Iterator[tuple[Path, str]]:
+    if entry == PYTHON_STDLIB:
+        yield from _stdlib_files()
+        return
+    path = Path(entry)
+    try:
+        path = path.expanduser()
+        mode = path.stat().st_mode
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~ of nobody
+        if glob.has_magic(entry):
+            for match in sorted(glob.glob(str(path), recursive=True)):  # noqa: PTH207 (absolute)
+                if not Path(match).is_dir():
+                    yield Path(match), match
+            return
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            raise _cannot_look_at(path, error) from error
+        raise RequestError(
+            f"data.source={entry!r} does not exist (looked for {path.absolute()}). "
+            f"Correct the path, or use {PYTHON_STDLIB} for text that is always there."
+        ) from error
+    if stat.S_ISDIR(mode):
+        yield from _folder_files(path, skipped={COMPILED}, own=own, follows_links=True)
+    else:
+        yield path, path.name
+
+
+def _folder_files(
+    folder: Path,
+    *,
+    skipped: Collection[str],
+    own: Collection[Path] = (),
+    follows_links: bool = False,
+) -> Iterator[tuple[Path, str]]:
+    """Files below a folder, sorted by name; hidden files and folders (.git, .venv) are left out."""
+    named: list[tuple[str, Path]] = []
+    seen = {os.path.realpath(place) for place in own}
+
+    def refuse(error: OSError) -> NoReturn:
+        raise _cannot_look_at(Path(str(error.filename)), error) from error
+
+    for parent, folders, names in os.walk(folder, onerror=refuse, followlinks=follows_links):
+        real = os.path.realpath(parent)
+        if real in seen:  # ours, or one that a link leads to again
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if name[0] != "." and name not in skipped)
+        paths = [Path(parent, name) for name in names if name[0] != "."]
+        named += [(path.relative_to(folder).as_posix(), path) for path in paths]
+    for name, path in sorted(named):
+        yield path, name
+
+
+def _stdlib_files() -> Iterator[tuple[Path, str]]:
+    """The interpreter's own .py files, 12 MB in Python 3.11, without its tests.
+
+    Tests are 60 % of the bytes, some are not UTF-8 on purpose, and Linux distributions leave them
+    out: without them the corpus is much the same everywhere and prepared in seconds.
+    """
+    folder = Path(sysconfig.get_path("stdlib"))
+    for path, name in _folder_files(folder, skipped=_SKIPPED_STDLIB_FOLDERS):
+        if path.suffix == ".py" and path.is_file() and _is_utf8(path):
+            yield path, name
+
+
+def _is_utf8(path: Path) -> bool:
+    try:
+        path.read_bytes().decode()
+    except UnicodeDecodeError:
+        return False
+    return True

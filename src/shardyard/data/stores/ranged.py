@@ -1,0 +1,216 @@
+"""Files that are read by ranges over a network: found like those of folders, read as if local.
+
+A connection that breaks is gone on with where it broke, a bounded number of times.
+"""
+
+import glob
+import io
+import re
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, cast
+
+from shardyard.data.spans import SourceFile, shown
+from shardyard.data.stores.base import Found, is_left_out
+from shardyard.errors import LostError, RequestError, SourceError
+
+_LEAST_BYTES = 256 * 1024
+"""Asked for at once where reading begins, as much as the beginning of a file takes to check."""
+_MOST_BYTES = 8 * 2**20
+"""Asked for at once where a file is read on and on."""
+_TRIES = 6
+"""Times that nothing came at all, one after the other, before it is given up."""
+_LONGEST_PAUSE_S = 20.0
+
+ReadRange = Callable[[SourceFile, int, int], Iterator[bytes]]
+"""(file, start, stop) -> its bytes [start, stop), fewer if the connection broke in silence.
+
+Raises LostError if it broke, and ``changed`` if the file is of another version.
+"""
+
+
+class RangedStore(ABC):
+    """Finds files by names that are folders only by their slashes, and reads them by ranges."""
+
+    @abstractmethod
+    def look(self, url: str) -> Found | None:
+        """The file of this very address, if there is one."""
+
+    @abstractmethod
+    def below(self, prefix: str) -> Iterator[Found]:
+        """All files whose addresses begin so, named by their whole address, in any order."""
+
+    @abstractmethod
+    def read(self, file: SourceFile, start: int, stop: int) -> Iterator[bytes]:
+        """As ``ReadRange``."""
+
+    def find(self, entry: str, *, own: Collection[Path]) -> Iterator[Found]:  # noqa: ARG002
+        """Files of an address, of a folder, or of a glob, in the order of their names.
+
+        Raises:
+            RequestError: Nothing is there.
+        """
+        is_folder = entry.endswith("/")
+        found = None if is_folder else self.look(entry)
+        if found is not None:
+            yield replace(found, name=entry.rpartition("/")[2])
+            return
+        if glob.has_magic(entry):
+            fixed = entry[: re.search(r"[*?[]", entry).start()]  # type: ignore[union-attr]
+            matches = matcher(entry)
+            named = [(each.path, each) for each in self.below(fixed) if matches(each.path)]
+        else:
+            folder = entry if is_folder else f"{entry}/"
+            inside = ((each.path.removeprefix(folder), each) for each in self.below(folder))
+            named = [(name, each) for name, each in inside if name and not is_left_out(name)]
+            if not named:
+                raise RequestError(
+                    f"data.source={shown(entry)!r} does not exist: there is neither a file of "
+                    "that name nor one below it that is not hidden. Correct the address."
+                )
+        for name, each in sorted(named):
+            yield replace(each, name=name)
+
+    def open(self, file: SourceFile) -> BinaryIO:
+        """A file to read and seek in; bytes are asked for when they are read."""
+        return cast(BinaryIO, io.BufferedReader(RangedFile(file, self.read)))
+
+
+class _Block(NamedTuple):
+    start: int
+    content: bytes
+
+    @property
+    def stop(self) -> int:
+        return self.start + len(self.content)
+
+
+class RangedFile(io.RawIOBase):
+    """One file, of which ranges are asked for as they are read.
+
+    The last two answers are kept: readers step back a little, and a section must not be sent twice.
+    """
+
+    def __init__(
+        self, file: SourceFile, read: ReadRange, *, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._file = file
+        self._read_range = read
+        self._sleep = sleep
+        self._at = 0
+        self._blocks: list[_Block] = []
+        self._ask_bytes = _LEAST_BYTES
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size_bytes}[whence]
+        self._at = max(0, start + offset)
+        return self._at
+
+    def readinto(self, into: "bytearray | memoryview") -> int:  # type: ignore[override]
+        """Fill a buffer, as far as the file and one answer go.
+
+        Raises:
+            LostError: Nothing comes any more.
+            SourceError: The file is of another version now.
+        """
+        if self._at >= self._file.size_bytes:
+            return 0
+        held = (block for block in self._blocks if block.start <= self._at < block.stop)
+        block = next(held, None) or self._next_block(len(into))
+        offset = self._at - block.start
+        part = memoryview(block.content)[offset : offset + len(into)]
+        into[: len(part)] = part
+        self._at += len(part)
+        return len(part)
+
+    def _next_block(self, wanted_bytes: int) -> _Block:
+        """Ask for more the longer reading goes on without a leap."""
+        goes_on = any(block.stop == self._at for block in self._blocks)
+        self._ask_bytes = min(2 * self._ask_bytes, _MOST_BYTES) if goes_on else _LEAST_BYTES
+        stop = min(self._at + max(wanted_bytes, self._ask_bytes), self._file.size_bytes)
+        block = _Block(self._at, self._whole(self._at, stop))
+        self._blocks = [*self._blocks[-1:], block]
+        return block
+
+    def _whole(self, start: int, stop: int) -> bytes:
+        """Bytes [start, stop), gone on with where a connection broke."""
+        got = bytearray()
+        in_vain = 0
+        while True:
+            before = len(got)
+            lost: LostError | None = None
+            try:
+                for part in self._read_range(self._file, start + before, stop):
+                    got += part
+            except LostError as error:
+                lost = error
+            if len(got) == stop - start:
+                return bytes(got)
+            if len(got) > stop - start:
+                raise changed(self._file, "more bytes came than were asked for")
+            in_vain = in_vain + 1 if len(got) == before else 0
+            if in_vain == _TRIES:
+                raise lost or LostError(
+                    f"{shown(self._file.path)}: connections end before any byte comes, "
+                    f"{_TRIES} times in a row. {READ_AGAIN}"
+                )
+            if in_vain:
+                self._sleep(min(_LONGEST_PAUSE_S, 0.25 * 2**in_vain))
+
+
+READ_AGAIN = "Check the network, then prepare again: finished pieces are kept."
+
+
+def changed(file: SourceFile, how: str) -> SourceError:
+    """The error for a file that is not the one that was listed.
+
+    Args:
+        how: What shows it.
+    """
+    return SourceError(
+        f"{shown(file.path)} changed since it was listed: {how}. Its tokens would mix old and new "
+        "text. Prepare again once nothing writes there."
+    )
+
+
+def matcher(pattern: str) -> Callable[[str], bool]:
+    """Whether an address fits a glob: ``*`` and ``?`` stay in one folder, ``**`` goes through any.
+
+    As in folders, a wildcard at the beginning of a name fits no hidden one.
+    """
+    parts = []
+    for part in pattern.split("/"):
+        if part == "**":
+            parts.append(r"(?:[^/.][^/]*/)*")
+        else:
+            hidden = r"(?!\.)" if part[:1] in ("*", "?", "[") else ""
+            parts.append(hidden + _part(part) + "/")
+    return lambda text: re.fullmatch("".join(parts), f"{text}/") is not None
+
+
+def _part(part: str) -> str:
+    """One name of a glob as a regular expression."""
+    found, at = "", 0
+    while at < len(part):
+        end = part.find("]", at + 2)
+        if part[at] == "[" and end > 0:
+            inside = part[at + 1 : end].replace("\\", r"\\").replace("[", r"\[")
+            negated = inside[:1] in ("!", "^")
+            found += f"[{'^/' if negated else ''}{inside[1:] if negated else inside}]"
+            at = end + 1
+        else:
+            found += {"*": "[^/]*", "?": "[^/]"}.get(part[at], re.escape(part[at]))
+            at += 1
+    return found
