@@ -269,25 +269,12 @@ def plan_recipe(
     accelerator = _accelerator(named, machine, is_cpu=is_cpu)
     device = _device_name(accelerator, machine, is_cpu=is_cpu)
     workload = workload_of(recipe, shape, layout)
-    needed = memory(workload)
-    if is_cpu:
-        needed = _on_cpu(needed)
+    needed = _on_cpu(memory(workload)) if is_cpu else memory(workload)
     limit = _memory_limit(named, machine, is_cpu=is_cpu, devices_per_node=devices_per_node)
-    verdict = _fit_on_cpu(needed, limit) if is_cpu else fit(needed.device_bytes, limit)
-    if named is not None:
-        verdict = host_short(workload, named) or verdict
-    peak = peak_of(
-        accelerator,
-        device_name=device,
-        number_format=workload.formats.compute,
-        given=recipe.observe.peak_tflops,
-    )
+    verdict = _verdict(workload, needed, limit, named, is_cpu=is_cpu)
     timed, why_not = _timed(
         workload, named, accelerator, calibration, devices_per_node=devices_per_node, nodes=nodes
     )
-    speed = Speed(tokens_per_s=None, reason=why_not)
-    if timed is not None:
-        speed = Speed(tokens_per_s=timed.tokens_per_s, reason=SPEED_REASON)
     checkpoint_bytes = shape.parameters * (4 + optimizer_bytes(recipe))
     outlook, why_no_outlook, advances = _failures(
         recipe, timed, nodes=nodes, steps=steps, nbytes=checkpoint_bytes
@@ -306,13 +293,18 @@ def plan_recipe(
         fits=verdict.verdict,
         fits_reason=verdict.reason,
         flops_per_token=flops_per_token(shape, workload.seq_len),
-        peak=peak,
+        peak=peak_of(
+            accelerator,
+            device_name=device,
+            number_format=workload.formats.compute,
+            given=recipe.observe.peak_tflops,
+        ),
         samples_per_step=workload.global_batch,
         micro_batch=workload.micro_batch,
         recompute=str(workload.recompute),
         seq_len=workload.seq_len,
         steps=steps,
-        speed=speed,
+        speed=_speed(timed, why_not),
         time=timed.terms if timed else (),
         price=price_of(named),
         checkpoint_bytes=checkpoint_bytes,
@@ -323,6 +315,20 @@ def plan_recipe(
         network=_network(recipe, named, nodes=nodes),
         measured=calibration.sources if calibration else (),
     )
+
+
+def _verdict(
+    workload: Workload, needed: Memory, limit: int | None, named: Cluster | None, *, is_cpu: bool
+) -> Fit:
+    """Whether a rank's memory fits into a device, and that of a node's ranks into its host."""
+    verdict = _fit_on_cpu(needed, limit) if is_cpu else fit(needed.device_bytes, limit)
+    return verdict if named is None else host_short(workload, named) or verdict
+
+
+def _speed(timed: Estimate | None, why_not: str) -> Speed:
+    if timed is None:
+        return Speed(tokens_per_s=None, reason=why_not)
+    return Speed(tokens_per_s=timed.tokens_per_s, reason=SPEED_REASON)
 
 
 def _network(recipe: Recipe, named: Cluster | None, *, nodes: int) -> str:

@@ -65,19 +65,8 @@ def set_up(run_dir: RunDir, attempt: int, hooks: Hooks, *, local_rank: int) -> T
     task = kind(_build(resolved, mesh, device=device, control=control))
     optimizer = build_optimizer(recipe, task.computation, mesh, device=device)
     stepper = Stepper(task, optimizer, mesh, device=device, grad_clip=recipe.optim.grad_clip)
-    started_load = time.monotonic()
-    chosen = choose(
-        run_dir.checkpoints,
-        group=control,
-        rank=rank,
-        world_size=world_size,
-        timeout_s=recipe.elastic.collective_timeout_s,
-    )
     tensors = {**optimizer.tensors(), **buffers_of(task.model)}
-    progress, gaps = _fill(
-        resolved, task, tensors, stepper, chosen, of_others=names_on_all_stages(tensors, mesh)
-    )
-    load_s = time.monotonic() - started_load
+    begin = _begin(run_dir, resolved, task, tensors, stepper, mesh=mesh, control=control)
     training = Training(
         run_dir=run_dir,
         resolved=resolved,
@@ -90,7 +79,7 @@ def set_up(run_dir: RunDir, attempt: int, hooks: Hooks, *, local_rank: int) -> T
         stepper=stepper,
         train_source=train_source,
         eval_source=eval_source,
-        loader=_open_loader(resolved, train_source, progress, mesh),
+        loader=_open_loader(resolved, train_source, begin.progress, mesh),
         saver=Saver(
             run_dir.checkpoints,
             group=saving,
@@ -100,7 +89,7 @@ def set_up(run_dir: RunDir, attempt: int, hooks: Hooks, *, local_rank: int) -> T
         ),
         tensors=tensors,
         control=control,
-        progress=progress,
+        progress=begin.progress,
         metric_lines=MetricLines(
             None if resolved.shape is None else read_flop_budget(run_dir.plan(attempt)),
             attempt=attempt,
@@ -111,16 +100,8 @@ def set_up(run_dir: RunDir, attempt: int, hooks: Hooks, *, local_rank: int) -> T
     )
     training.report("data_ready", seconds=data_s, samples=train_source.num_samples)
     _report_model(training, layout, seconds=time.monotonic() - started)
-    if chosen is not None:
-        damaged = [passed_over._asdict() for passed_over in chosen.damaged]
-        training.report(
-            "checkpoint_loaded",
-            step=chosen.step,
-            seconds=load_s,
-            damaged=damaged,
-            note=chosen.note,
-            **gaps,
-        )
+    if begin.loaded is not None:
+        training.report("checkpoint_loaded", **begin.loaded)
     return training
 
 
@@ -200,6 +181,42 @@ def build_optimizer(
         held_twice=computation.held_twice,
         names=names_on_all_stages((name for name, _ in model.named_parameters()), mesh),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Begin:
+    """Where this process takes the run up."""
+
+    progress: Progress
+    loaded: dict[str, Any] | None
+    """Of the event that tells of the checkpoint; None: there was none."""
+
+
+def _begin(
+    run_dir: RunDir, resolved: Resolved, task: Task, tensors: dict[str, Tensor], stepper: Stepper,
+    *, mesh: Mesh, control: dist.ProcessGroup,
+) -> _Begin:  # fmt: skip
+    """Fill the weights, from the newest sound checkpoint if there is one. All ranks call it."""
+    started = time.monotonic()
+    chosen = choose(
+        run_dir.checkpoints,
+        group=control,
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        timeout_s=resolved.recipe.elastic.collective_timeout_s,
+    )
+    of_others = names_on_all_stages(tensors, mesh)
+    progress, gaps = _fill(resolved, task, tensors, stepper, chosen, of_others=of_others)
+    if chosen is None:
+        return _Begin(progress=progress, loaded=None)
+    told = {
+        "step": chosen.step,
+        "seconds": time.monotonic() - started,
+        "damaged": [passed_over._asdict() for passed_over in chosen.damaged],
+        "note": chosen.note,
+        **gaps,
+    }
+    return _Begin(progress=progress, loaded=told)
 
 
 def _fill(
