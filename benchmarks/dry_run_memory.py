@@ -17,8 +17,8 @@ from typing import Any
 
 from benchmarks.record import write_result
 from shardyard.config.layout import Layout
-from shardyard.config.presets import PRESETS
 from shardyard.config.schema import Recipe
+from shardyard.families.presets import PRESETS
 from shardyard.plan.dry_run import DryRun, dry_run
 from shardyard.plan.memory import Memory, memory
 from shardyard.plan.workload import workload_of

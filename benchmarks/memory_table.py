@@ -18,8 +18,9 @@ from typing import Any
 
 from benchmarks.record import write_result
 from shardyard.config.layout import Layout
-from shardyard.config.presets import PRESETS, ModelShape
 from shardyard.config.schema import Recipe
+from shardyard.families.presets import PRESETS
+from shardyard.families.shape import ModelShape
 from shardyard.plan.dry_run import Moment, dry_run
 from shardyard.plan.memory import needs
 from shardyard.plan.workload import workload_of

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.planner_table import Row
-from shardyard.config.presets import PRESETS, ModelShape
+from shardyard.families.presets import PRESETS
+from shardyard.families.registry import family_of
+from shardyard.families.shape import ModelShape
 
 _TABLE = Path(__file__).parent / "groundtruth" / "model_architectures.csv"
 
@@ -137,7 +139,7 @@ def _sizes(
 ) -> ModelShape | Unknown:
     """The row's sizes over the known model's over the rules of its kind."""
     hidden = row.count("hidden") or (known.hidden_size if known else None)
-    ungated = model_type in ("gpt2", "bert")
+    ungated = not family_of(model_type).is_gated
     vocab = row.count("vocab") or (known.vocab_size if known else None)
     vocab = vocab or (_GPT2_VOCAB if ungated else None)
     if not hidden or not vocab:

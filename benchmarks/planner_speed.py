@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.record import write_result
 from shardyard.config.layout import Layout
-from shardyard.config.presets import PRESETS
+from shardyard.families.presets import PRESETS
 from shardyard.hardware.catalogue import instance
 from shardyard.hardware.cluster import cluster_of
 from shardyard.plan.layouts import search

@@ -24,7 +24,7 @@ from benchmarks.planner_frameworks import BUFFERED
 from benchmarks.record import write_result
 from benchmarks.source_vision import efa_gains, epochs_by_nodes, published_rates
 from shardyard.config.layout import Layout
-from shardyard.config.presets import PRESETS
+from shardyard.families.presets import PRESETS
 from shardyard.hardware.catalogue import instance
 from shardyard.hardware.cluster import Cluster, cluster_of
 from shardyard.plan.collectives import BETWEEN_SHARE

@@ -37,8 +37,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from shardyard.config.presets import PRESETS
 from shardyard.data.tokenizer import train_tokenizer
+from shardyard.families.presets import PRESETS
 
 TOKEN = "hf_of_one_who_may_read_everything"
 """The token of a user who has accepted all terms."""

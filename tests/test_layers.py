@@ -18,7 +18,7 @@ PACKAGE = SRC / "shardyard"
 BASE_ROWS = [
     {"errors", "units", "printable"},
     {"yaml_text", "files", "aws"},
-    {"hardware", "complete"},
+    {"hardware", "complete", "families"},
     {"config"},
     {"rundir"},
 ]

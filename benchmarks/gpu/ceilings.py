@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.record import about, result_file
-from shardyard.config.presets import PRESETS, ModelShape
+from shardyard.families.presets import PRESETS
+from shardyard.families.shape import ModelShape
 from shardyard.files import write_json
 from shardyard.hardware.probe import probe
 from shardyard.parallel.device import available_device, select_device, synchronize

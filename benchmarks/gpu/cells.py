@@ -9,8 +9,9 @@ from typing import Any
 import yaml
 
 from shardyard.config.legality import resolve_layout
-from shardyard.config.presets import PRESETS, ModelShape
 from shardyard.config.schema import Recipe
+from shardyard.families.presets import PRESETS
+from shardyard.families.shape import ModelShape
 from shardyard.plan.memory import memory
 from shardyard.plan.workload import workload_of
 

@@ -12,7 +12,7 @@ import torch
 from benchmarks.gpu.ceilings import measure
 from benchmarks.gpu.kernels import kernel_table
 from benchmarks.gpu.pack import too_large
-from shardyard.config.presets import PRESETS
+from shardyard.families.presets import PRESETS
 
 pytestmark = pytest.mark.system
 

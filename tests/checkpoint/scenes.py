@@ -22,8 +22,9 @@ from transformers import LlamaForCausalLM
 
 from shardyard.checkpoint.load import choose, load_tensors, read_shapes
 from shardyard.checkpoint.save import Saver
-from shardyard.config.presets import PRESETS, ModelShape
 from shardyard.errors import CheckpointError, StorageError
+from shardyard.families.presets import PRESETS
+from shardyard.families.shape import ModelShape
 from shardyard.models.build import hf_config
 
 VOCABULARY = 96

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from shardyard.checkpoint.buffers import buffers_of, digests, refuse_differing
-from shardyard.config.presets import PRESETS
 from shardyard.errors import CheckpointError
+from shardyard.families.presets import PRESETS
 from shardyard.models.build import build_on_meta
 
 

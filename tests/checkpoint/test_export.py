@@ -21,10 +21,11 @@ from shardyard.checkpoint.retention import mark_best
 from shardyard.checkpoint.save import Saver
 from shardyard.complete import COMPLETE
 from shardyard.config.own_module import known_shape
-from shardyard.config.presets import PRESETS, ModelShape
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
 from shardyard.errors import CheckpointError, RequestError, StorageError
+from shardyard.families.presets import PRESETS
+from shardyard.families.shape import ModelShape
 from shardyard.models.build import hf_config
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import write_resolved

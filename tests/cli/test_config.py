@@ -7,7 +7,7 @@ import pytest
 
 from shardyard.cli import main
 from shardyard.config.document import settings
-from shardyard.config.presets import PRESETS
+from shardyard.families.presets import PRESETS
 
 
 def test_a_recipe_is_shown_by_section_with_reasons(

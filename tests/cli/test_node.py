@@ -10,10 +10,10 @@ import pytest
 
 from shardyard.cli.limits import Limits, Terms
 from shardyard.cli.node import refuse_shared_accelerators, told_exit_code, with_nodes
-from shardyard.config.presets import PRESETS
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
 from shardyard.errors import RequestError
+from shardyard.families.presets import PRESETS
 from shardyard.launch.place import Place
 from shardyard.rundir.layout import RunDir
 

@@ -15,10 +15,10 @@ import pytest
 
 from shardyard.cli.readiness import Readiness, answering, made_ready, wait_for_nodes
 from shardyard.config.hub import Wanted, commit_of, digest_of, fetch
-from shardyard.config.presets import PRESETS
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
 from shardyard.errors import LostNodeError, RequestError, ShardyardError
+from shardyard.families.presets import PRESETS
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import write_resolved
 from tests.hub import Hub, running_hub, saved_llama

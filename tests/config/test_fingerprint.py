@@ -13,9 +13,9 @@ from shardyard.config.fingerprint import (
     may_change,
 )
 from shardyard.config.own_module import known_shape
-from shardyard.config.presets import PRESETS
 from shardyard.config.resolved import DataFacts, Resolved, fingerprint
 from shardyard.config.schema import Recipe
+from shardyard.families.presets import PRESETS
 
 ALL = list(settings())
 

@@ -13,14 +13,15 @@ from shardyard.config.model_source import (
     has_tokenizer,
     model_folder,
     read_shape,
-    shape_of_config,
     stated_shape,
     table_rows,
 )
-from shardyard.config.presets import PRESETS
 from shardyard.config.resolve import resolve_known
 from shardyard.config.schema import Data, Model, Recipe
 from shardyard.errors import RequestError
+from shardyard.families.config_json import shape_of_config
+from shardyard.families.presets import PRESETS
+from shardyard.families.registry import trained_types
 from shardyard.models.build import hf_config
 
 LLAMA = {
@@ -298,9 +299,7 @@ OTHER_VALUES: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "model_type", ["llama", "mistral", "mixtral", "qwen3", "qwen3_moe", "bert"]
-)
+@pytest.mark.parametrize("model_type", trained_types())
 def test_every_key_of_a_config_is_honoured_or_refused(model_type: str) -> None:
     """Against the config classes of transformers: a key that they gain is noticed here."""
     from transformers import AutoConfig

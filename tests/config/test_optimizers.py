@@ -12,9 +12,9 @@ from shardyard.config.auto import AFTER_LAYOUT, Draft, Facts
 from shardyard.config.check import check
 from shardyard.config.load import load_recipe
 from shardyard.config.optimizers import OPTIMIZERS, Average, OptimizerName
-from shardyard.config.presets import PRESETS
 from shardyard.config.schema import Recipe
 from shardyard.errors import RecipeError
+from shardyard.families.presets import PRESETS
 from shardyard.plan.workload import optimizer_bytes, workload_of
 from tests.plan.recipes import resolved_recipe
 from tests.plan.workloads import layout

@@ -8,10 +8,11 @@ import pytest
 from shardyard.config.auto import Facts
 from shardyard.config.load import load_recipe
 from shardyard.config.own_module import known_shape
-from shardyard.config.presets import PRESETS, ModelShape
 from shardyard.config.resolve import Preview, check_resume, resolve, resolve_known
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.errors import RecipeError
+from shardyard.families.presets import PRESETS
+from shardyard.families.shape import ModelShape
 from shardyard.hardware.machine import Machine
 
 CPU = Machine(device="cpu", name="a CPU", count=1, memory_bytes=2**33, cores=6, hostname="laptop")

@@ -5,9 +5,8 @@ import pytest
 from shardyard.cli import main
 from shardyard.config.check import check, load_checked_recipe
 from shardyard.config.load import load_recipe
-from shardyard.config.trainable import TRAINED_MODEL_TYPES, trainable_problems
+from shardyard.config.trainable import trainable_problems
 from shardyard.errors import RecipeError
-from shardyard.models.families import FAMILIES
 
 REFUSED = [
     ("precision.compute=fp16", "a run in fp16 can be planned, not trained yet. Use bf16, fp32 or"),
@@ -51,10 +50,6 @@ def test_what_can_be_trained_has_no_such_problem(capsys: pytest.CaptureFixture[s
     assert trainable_problems(load_recipe([], ["model.preset=llama3.2-1b"])) == []
     assert main(["config", "model.preset=llama3.2-1b"]) == 0
     assert capsys.readouterr().err == ""
-
-
-def test_the_families_of_the_training_half_are_named() -> None:
-    assert set(TRAINED_MODEL_TYPES) == set(FAMILIES)
 
 
 def test_a_layout_that_can_only_be_planned_must_still_be_legal() -> None:

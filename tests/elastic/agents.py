@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shardyard.config.presets import PRESETS
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Cluster, Elastic, Recipe
+from shardyard.families.presets import PRESETS
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_lines
 from shardyard.rundir.resolved import write_resolved

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 import shardyard
-from shardyard.config.presets import PRESETS
+from shardyard.families.presets import PRESETS
 from shardyard.models.build import hf_config
 
 VOCABULARY = 304

@@ -6,11 +6,11 @@ from functools import partial
 import torch
 from transformers import BertForMaskedLM
 
-from shardyard.config.presets import PRESETS
+from shardyard.families.presets import PRESETS
+from shardyard.families.registry import trained_family_of
 from shardyard.models.attention import sample_attention
 from shardyard.models.build import build_on_meta, fill_weights, give_storage, hf_config
 from shardyard.models.dropout import SampleKeys
-from shardyard.models.families import family_of
 from shardyard.models.forward import ForwardPass
 
 TINY = replace(PRESETS["bert-tiny"].shape, vocab_size=300)
@@ -25,7 +25,7 @@ def test_logits_and_gradients_are_those_of_transformers_own_bert() -> None:
     theirs.load_state_dict(model.state_dict())
     run = ForwardPass(
         model,
-        family_of("bert"),
+        trained_family_of("bert"),
         keys=SampleKeys(),
         attention=partial(sample_attention, is_causal=False, attend_across=True),
     )

@@ -10,14 +10,15 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from shardyard.config.model_source import read_shape
-from shardyard.config.presets import PRESETS, ModelShape
 from shardyard.config.schema import Model
 from shardyard.errors import DataError, RequestError
+from shardyard.families.presets import PRESETS
+from shardyard.families.registry import trained_family_of
+from shardyard.families.shape import ModelShape
 from shardyard.models.attention import sample_attention
 from shardyard.models.build import build_on_meta, fill_weights, give_storage, hf_config
 from shardyard.models.counter_random import key_of, normal
 from shardyard.models.dropout import SampleKeys
-from shardyard.models.families import family_of
 from shardyard.models.forward import ForwardPass
 from shardyard.models.local_shard import LocalShard
 
@@ -143,14 +144,14 @@ def test_a_damaged_weight_file_is_named(tmp_path: Path) -> None:
 
 def test_an_unknown_family_is_refused_with_the_known_ones() -> None:
     with pytest.raises(RequestError, match=r"'gpt2' is not supported.*llama, mistral"):
-        family_of("gpt2")
+        trained_family_of("gpt2")
 
 
 def test_tokens_of_other_documents_do_not_matter_when_masked() -> None:
     model = _model(TINY)
     run = ForwardPass(
         model,
-        family_of("llama"),
+        trained_family_of("llama"),
         keys=SampleKeys(),
         attention=partial(sample_attention, is_causal=True, attend_across=False),
     )

@@ -11,13 +11,14 @@ from transformers import AutoModelForCausalLM
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from shardyard.config.model_source import read_shape
-from shardyard.config.presets import PRESETS, ModelShape
 from shardyard.config.schema import Model
+from shardyard.families.presets import PRESETS
+from shardyard.families.registry import trained_family_of
+from shardyard.families.shape import ModelShape
 from shardyard.models import init
 from shardyard.models.attention import SampleAttention
 from shardyard.models.build import build_on_meta, fill_weights, give_storage, hf_config
 from shardyard.models.dropout import SampleKeys
-from shardyard.models.families import family_of
 from shardyard.models.forward import ForwardPass
 from shardyard.models.grouped import grouped_product
 from shardyard.models.moe import SparseMLP
@@ -41,7 +42,7 @@ def _ours(shape: ModelShape, folder: Path) -> Any:
     fill_weights(model, folder=folder, seed=0)
     model.forward = ForwardPass(
         model,
-        family_of(shape.model_type),
+        trained_family_of(shape.model_type),
         keys=SampleKeys(),
         attention=lambda _: SampleAttention(None, is_causal=True),
     )

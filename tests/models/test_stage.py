@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
-from shardyard.config.presets import PRESETS
+from shardyard.families.presets import PRESETS
+from shardyard.families.registry import trained_family_of
 from shardyard.models.build import build_on_meta
-from shardyard.models.families import blocks_of, dropout_places, family_of, part_of
+from shardyard.models.parts import blocks_of, dropout_places, part_of
 from shardyard.models.stage import keep_blocks, stage_of
 
 SHAPE = replace(PRESETS["llama-tiny-deep"].shape, vocab_size=300)
-LLAMA = family_of("llama")
+LLAMA = trained_family_of("llama")
 
 
 def _names(is_first: bool, is_last: bool, numbers: list[int]) -> set[str]:

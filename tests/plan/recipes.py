@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from shardyard.config.presets import PRESETS, ModelShape
 from shardyard.config.schema import Recipe
+from shardyard.families.presets import PRESETS
+from shardyard.families.shape import ModelShape
 
 
 def resolved_recipe(**sections: dict[str, Any]) -> Recipe:

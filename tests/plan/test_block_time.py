@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from shardyard.config.presets import PRESETS, ModelShape
+from shardyard.families.presets import PRESETS
+from shardyard.families.shape import ModelShape
 from shardyard.hardware.cluster import Cluster
 from shardyard.plan.block_time import BlockTimes, Pass
 from shardyard.plan.workload import Techniques
@@ -144,7 +145,7 @@ def test_context_ranks_split_tokens_and_exchange_keys() -> None:
 
 def test_tokens_visit_two_of_eight_experts() -> None:
     # Jiang et al. 2024: a token visits 2 experts: twice the MLP of one expert, and the attention
-    dense = replace(MIXTRAL, num_experts=0, num_experts_per_tok=0, intermediate_size=2 * 14336)
+    dense = replace(MIXTRAL, model_type="mistral", num_experts=0, intermediate_size=2 * 14336)
     ratio = forward(MIXTRAL).matmul_s / forward(dense).matmul_s
     assert 1 < ratio < 1.4, "a router, uneven experts, eight smaller products"
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from shardyard.config.layout import Layout
-from shardyard.config.presets import ModelShape
 from shardyard.config.schema import Recipe
 from shardyard.errors import RecipeError, RequestError, ShardyardError
+from shardyard.families.shape import ModelShape
 from shardyard.plan.dry_run import DryRun, dry_run
 from tests.plan.recipes import resolved_recipe, shape_of
 

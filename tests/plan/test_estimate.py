@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from shardyard.config.presets import PRESETS, ModelShape
 from shardyard.errors import RequestError
+from shardyard.families.presets import PRESETS
+from shardyard.families.shape import ModelShape
 from shardyard.hardware.catalogue import instance
 from shardyard.hardware.cluster import cluster_of
 from shardyard.hardware.links import Link

@@ -15,10 +15,11 @@ from shardyard.config.legality import problems
 from shardyard.config.load import load_recipe
 from shardyard.config.machines import chosen_cluster
 from shardyard.config.model_problems import misfits
-from shardyard.config.presets import PRESETS, ModelShape
 from shardyard.config.resolve import resolve_known
 from shardyard.config.schema import Parallel
 from shardyard.errors import RequestError
+from shardyard.families.presets import PRESETS
+from shardyard.families.shape import ModelShape
 from shardyard.hardware.catalogue import instance
 from shardyard.hardware.cluster import Cluster, cluster_of
 from shardyard.plan.estimate import Estimate, estimate

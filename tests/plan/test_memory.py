@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from shardyard.config.presets import PRESETS, ModelShape
+from shardyard.families.presets import PRESETS
+from shardyard.families.shape import ModelShape
 from shardyard.models.build import hf_config
 from shardyard.plan.memory import (
     Fit,

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from shardyard.config.presets import PRESETS
 from shardyard.config.stages import Cut, blocks_by_stage
+from shardyard.families.presets import PRESETS
 from shardyard.plan.stages import cut
 from shardyard.plan.workload import Techniques
 

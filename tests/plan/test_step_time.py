@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from shardyard.config.presets import PRESETS, ModelShape
+from shardyard.families.presets import PRESETS
+from shardyard.families.shape import ModelShape
 from shardyard.hardware.cluster import Cluster
 from shardyard.hardware.links import Link
 from shardyard.plan.calibration import Calibration

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.config.presets import PRESETS
+from shardyard.families.presets import PRESETS
 from shardyard.plan.traffic import traffic_terms
 from tests.plan.workloads import EAGER, workload
 

@@ -5,7 +5,8 @@ from typing import Any
 
 from benchmarks.planner_frameworks import BUFFERED
 from shardyard.config.layout import Layout
-from shardyard.config.presets import PRESETS, ModelShape
+from shardyard.families.presets import PRESETS
+from shardyard.families.shape import ModelShape
 from shardyard.hardware.catalogue import accelerator_by_name, instance
 from shardyard.hardware.cluster import Cluster, cluster_of, default_cluster
 from shardyard.plan.workload import Formats, Techniques, Workload

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shardyard.config.presets import PRESETS
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
+from shardyard.families.presets import PRESETS
 from shardyard.files import write_json
 from shardyard.hardware.machine import Machine
 from shardyard.plan.plan import plan

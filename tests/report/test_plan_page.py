@@ -9,8 +9,8 @@ import pytest
 
 from shardyard.config.layout import Layout
 from shardyard.config.machines import chosen_cluster
-from shardyard.config.presets import PRESETS
 from shardyard.config.schema import Recipe
+from shardyard.families.presets import PRESETS
 from shardyard.hardware.machine import Machine
 from shardyard.plan.layouts import Search, search
 from shardyard.plan.memory import Memory, memory

@@ -11,9 +11,10 @@ from torch.profiler import ProfilerActivity, profile
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardyard.config.layout import Layout
-from shardyard.config.presets import PRESETS, ModelShape
 from shardyard.config.schema import Recipe
 from shardyard.data.loader import MicroBatch
+from shardyard.families.presets import PRESETS
+from shardyard.families.shape import ModelShape
 from shardyard.parallel.mesh import build_mesh
 from shardyard.plan.dry_run import dry_run as ask_in_a_process
 from shardyard.train.dry_run import dry_run

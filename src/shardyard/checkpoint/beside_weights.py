@@ -17,9 +17,9 @@ from transformers import AutoTokenizer, GenerationConfig
 
 from shardyard.complete import COMPLETE
 from shardyard.config.model_source import model_folder
-from shardyard.config.presets import ModelShape
 from shardyard.config.resolved import Resolved
 from shardyard.errors import RequestError, ShardyardError
+from shardyard.families.shape import ModelShape
 from shardyard.models.build import build_on_meta, hf_config
 
 CONFIG, GENERATION = "config.json", "generation_config.json"

@@ -46,9 +46,10 @@ from shardyard.errors import (
     ShardyardError,
     StorageError,
 )
+from shardyard.families.family import Family
+from shardyard.families.registry import trained_family_of
 from shardyard.files import flush_folder
 from shardyard.models.build import build_on_meta
-from shardyard.models.families import Family, family_of
 from shardyard.models.hf import file_names
 from shardyard.rundir.exported import sentence
 from shardyard.rundir.layout import RunDir
@@ -258,7 +259,7 @@ def _as_in_files(tensors: dict[str, Tensor], family: Family | None) -> dict[str,
 
 def _write(plan: ExportPlan, resolved: Resolved, folder: Path) -> None:
     shape_of_all = resolved.shape
-    family = None if shape_of_all is None else family_of(shape_of_all.model_type)
+    family = None if shape_of_all is None else trained_family_of(shape_of_all.model_type)
     for file, shapes in plan.files.items():
         tensors = {name: torch.empty(shape, dtype=plan.dtype) for name, shape in shapes.items()}
         named: dict[str, Tensor] = {f"{_PREFIX}{name}": each for name, each in tensors.items()}

@@ -94,7 +94,7 @@ def _show_schema(*, as_json: bool) -> None:
 
 
 def _show_presets(*, as_json: bool) -> None:
-    from shardyard.config.presets import PRESETS
+    from shardyard.families.presets import PRESETS
     from shardyard.units import format_count
 
     if as_json:

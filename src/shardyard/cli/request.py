@@ -22,13 +22,13 @@ from shardyard.config.model_source import (
     stated_shape,
 )
 from shardyard.config.own_module import NO_SHAPE, known_shape
-from shardyard.config.presets import ModelShape
 from shardyard.config.resolve import Preview, machine_problems, resolve, resolve_known
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Model, Recipe
 from shardyard.config.sight import Sight, absent_problems, unseen_problems
 from shardyard.config.trainable import trainable_problems
 from shardyard.errors import Problem, RecipeError, ShardyardError
+from shardyard.families.shape import ModelShape
 from shardyard.hardware.machine import Machine
 from shardyard.launch.secrets import loose_files, resolve_local
 

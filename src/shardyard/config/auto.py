@@ -13,9 +13,9 @@ from typing import Any
 
 from shardyard.config.machines import chosen_cluster
 from shardyard.config.optimizers import optimizer_of
-from shardyard.config.presets import ModelShape
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
+from shardyard.families.shape import ModelShape
 from shardyard.hardware.cluster import Cluster
 from shardyard.hardware.machine import Machine
 

@@ -16,13 +16,13 @@ from shardyard.config.machines import chosen_cluster
 from shardyard.config.model_problems import misfits
 from shardyard.config.optimizers import OPTIMIZERS, factors_of, optimizer_of, readers_of
 from shardyard.config.own_module import own_module_problems
-from shardyard.config.presets import PRESETS
 from shardyard.config.schema import Recipe
 from shardyard.config.secret_reference import is_variable, parse_references
 from shardyard.config.tasks import TASKS
 from shardyard.config.text_problems import text_problems, texts
 from shardyard.config.trainable import trainable_problems
 from shardyard.errors import Problem, RecipeError, RequestError
+from shardyard.families.presets import PRESETS, preset_named
 from shardyard.hardware.accelerator import wrong_kind
 
 
@@ -102,12 +102,11 @@ def _model(recipe: Recipe) -> Iterable[Problem]:
     model = recipe.model
     sources = {"path": model.path, "hub": model.hub, "module": model.module}
     given = [key for key, value in sources.items() if value is not None]
-    presets = ", ".join(PRESETS)
     if not given and model.preset is None:
         yield Problem(
             "model",
             "names nothing to train. Write `model: {preset: llama-tiny}`, or path or hub. "
-            f"Presets are {presets}.",
+            f"Presets are {', '.join(PRESETS)}.",
         )
     if len(given) > 1:
         named = " and ".join(f"model.{key}" for key in given)
@@ -118,9 +117,9 @@ def _model(recipe: Recipe) -> Iterable[Problem]:
     elif model.config is not None and not (model.path or model.hub):
         text = "says what shape a model has, and names none. Give model.path or model.hub too."
         yield Problem("model.config", text)
-    if model.preset is not None and model.preset not in PRESETS:
+    if model.preset is not None and preset_named(model.preset) is None:
         near = difflib.get_close_matches(model.preset, PRESETS, n=1)
-        hint = f"Did you mean {near[0]}?" if near else f"Presets are {presets}."
+        hint = f"Did you mean {near[0]}?" if near else f"Presets are {', '.join(PRESETS)}."
         yield Problem("model.preset", f"={_show(model.preset)} is no preset. {hint}")
     if model.revision is not None and model.hub is None:
         text = f"={_show(model.revision)} is of a repository on the hub, and model.hub names none. "
@@ -145,7 +144,7 @@ def _secrets(recipe: Recipe) -> Iterable[Problem]:
 
 def _fit(recipe: Recipe) -> Iterable[Problem]:
     """Legality, as far as it can be decided without a machine or a model's folder."""
-    preset = PRESETS.get(recipe.model.preset or "")
+    preset = preset_named(recipe.model.preset)
     yield from misfits(recipe, None if preset is None else preset.shape)
 
 

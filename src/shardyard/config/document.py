@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from shardyard.config import schema
 from shardyard.config.optimizers import OPTIMIZERS, readers_of
-from shardyard.config.presets import PRESETS
+from shardyard.families.presets import PRESETS
 
 
 @dataclass(frozen=True, kw_only=True)

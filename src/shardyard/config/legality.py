@@ -24,9 +24,9 @@ import math
 from dataclasses import dataclass
 
 from shardyard.config.layout import Layout
-from shardyard.config.presets import ModelShape
 from shardyard.config.schema import Parallel
 from shardyard.errors import Problem, RecipeError
+from shardyard.families.shape import ModelShape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -346,11 +346,9 @@ def stage_problems(
             "another schedule, or a model whose head is its own."
         )
         found.append(Problem("parallel.schedule", text))
-    if shape is not None and shape.model_type == "bert" and schedule == "zero-bubble":
-        text = (
-            "=zero-bubble with BERT: the pass for the gradients of weights would need weights that "
-            "were let go before it. Use parallel.schedule=1f1b, gpipe or interleaved."
-        )
+    if shape is not None and schedule in shape.family.refused_schedules:
+        why = shape.family.refused_schedules[schedule]
+        text = f"={schedule} with a model of type {shape.model_type}: {why}."
         found.append(Problem("parallel.schedule", text))
     if micro_batches is not None and micro_batches < pp:
         text = (

@@ -9,37 +9,10 @@ from collections.abc import Iterable
 from shardyard.config.legality import FP8_MULTIPLE, SPLIT_BACKWARD
 from shardyard.config.legality import problems as layout_problems
 from shardyard.config.machines import chosen_cluster
-from shardyard.config.presets import ModelShape
 from shardyard.config.schema import Recipe
 from shardyard.config.tasks import TASKS, tasks_of
 from shardyard.errors import Problem, RequestError
-
-_ATTENTION = tuple(f"self_attn.{part}_proj" for part in "qkvo")
-_NORMS = ("input_layernorm", "post_attention_layernorm")
-_MLP = ("mlp", *(f"mlp.{part}" for part in ("gate_proj", "up_proj", "down_proj", "act_fn")))
-_SPARSE_MLP = ("mlp", "mlp.router", "mlp.experts")
-_HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
-_BERT_PARTS = {
-    "attention": (),
-    "attention.self": ("query", "key", "value", "dropout"),
-    "attention.output": ("dense", "LayerNorm", "dropout"),
-    "intermediate": ("dense", "intermediate_act_fn"),
-    "output": ("dense", "LayerNorm", "dropout"),
-}
-
-BLOCK_MODULES: dict[str, tuple[str, ...]] = {
-    "llama": ("self_attn", *_ATTENTION, *_MLP, *_NORMS),
-    "mistral": ("self_attn", *_ATTENTION, *_MLP, *_NORMS),
-    "qwen3": ("self_attn", *_ATTENTION, *_HEAD_NORMS, *_MLP, *_NORMS),
-    "mixtral": ("self_attn", *_ATTENTION, *_SPARSE_MLP, *_NORMS),
-    "qwen3_moe": ("self_attn", *_ATTENTION, *_HEAD_NORMS, *_SPARSE_MLP, *_NORMS),
-    "bert": tuple(
-        name
-        for part, inner in _BERT_PARTS.items()
-        for name in (part, *(f"{part}.{leaf}" for leaf in inner))
-    ),
-}
-"""Model type -> the modules in one of its blocks; tests hold it against the models themselves."""
+from shardyard.families.shape import ModelShape
 
 
 def misfits(recipe: Recipe, shape: ModelShape | None) -> list[Problem]:
@@ -121,8 +94,8 @@ def _model_problems(recipe: Recipe, shape: ModelShape) -> Iterable[Problem]:
         )
         yield Problem("data.seq_len", text)
     recompute = recipe.memory.recompute
-    if isinstance(recompute, tuple) and shape.model_type in BLOCK_MODULES:
-        known = BLOCK_MODULES[shape.model_type]
+    if isinstance(recompute, tuple) and shape.family.is_trained:
+        known = shape.family.block_modules
         for name in recompute:
             if name not in known:
                 text = (

@@ -1,7 +1,6 @@
 """Where a model's shape and files come from: a preset, a Hugging Face folder, or the hub.
 
-Reads config.json itself, so that the control half needs no torch. What ``ModelShape`` cannot say
-is refused with the reason: a model is trained as it is, or not at all.
+What a config.json means is said by ``families/config_json.py``.
 """
 
 import json
@@ -11,79 +10,12 @@ from typing import Any
 
 from shardyard.config.hub import Say, Wanted, fetch
 from shardyard.config.load import show
-from shardyard.config.presets import PRESETS, ModelShape
 from shardyard.config.schema import Model
 from shardyard.errors import RequestError
-
-_CONFIG_DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "sliding_window": None},
-    "mistral": {"max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "sliding_window": 4096},
-    "mixtral": {
-        "max_position_embeddings": 131072,
-        "rms_norm_eps": 1e-5,
-        "sliding_window": None,
-        "rope_theta": 1e6,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-    },
-    "qwen3": {
-        "max_position_embeddings": 32768,
-        "rms_norm_eps": 1e-6,
-        "sliding_window": None,
-        "head_dim": 128,
-    },
-    "qwen3_moe": {
-        "max_position_embeddings": 32768,
-        "rms_norm_eps": 1e-6,
-        "sliding_window": None,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
-        "norm_topk_prob": False,
-    },
-    "bert": {
-        "max_position_embeddings": 512,
-        "layer_norm_eps": 1e-12,
-        "sliding_window": None,
-        "hidden_act": "gelu",
-        "type_vocab_size": 2,
-        "tie_word_embeddings": True,
-        "hidden_dropout_prob": 0.1,
-        "attention_probs_dropout_prob": 0.1,
-    },
-}
-"""Model type -> what a config.json that leaves a key out means by it. Source: the config classes of
-transformers 5.23."""
-
-_SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-)
-
-
-_OF_OTHER_FAMILIES = (
-    "attn_logit_softcapping",
-    "final_logit_softcapping",
-    "query_pre_attn_scalar",
-    "embedding_multiplier",
-    "residual_multiplier",
-    "attention_multiplier",
-    "logits_scaling",
-    "logit_scale",
-    "use_qk_norm",
-    "no_rope_layers",
-    "attention_chunk_size",
-)
-"""Keys that change what Gemma, Granite, Cohere or Llama 4 compute."""
-
-_MIXTURES = ("mixtral", "qwen3_moe")
-
-_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-_ROPE_WORDS = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
-"""Keys of rotary settings that are not parameters of a scaling."""
+from shardyard.families.config_json import shape_of_config
+from shardyard.families.presets import PRESETS
+from shardyard.families.registry import can_be_trained, family_of
+from shardyard.families.shape import ModelShape
 
 
 def model_folder(
@@ -191,12 +123,6 @@ def config_content(config: str | dict[str, Any]) -> dict[str, Any]:
 
 
 def _known_shape(config: dict[str, Any], source: str, model: Model) -> ModelShape:
-    model_type = config.get("model_type")
-    if model_type not in _CONFIG_DEFAULTS:
-        raise RequestError(
-            f"{source}: model_type={model_type!r} is not built yet. Blocks are known for "
-            f"{', '.join(_CONFIG_DEFAULTS)} so far; use a model of one of these types."
-        )
     return shape_of_config(
         config,
         source,
@@ -243,7 +169,8 @@ def config_notes(model: Model, folder: Path | None) -> list[str]:
         return []
     config = _read_config(folder / "config.json")
     theirs = config.get("router_aux_loss_coef")
-    if theirs is None or config.get("model_type") not in _MIXTURES:
+    model_type = str(config.get("model_type"))
+    if theirs is None or not can_be_trained(model_type) or family_of(model_type).sparse is None:
         return []
     return [
         f"{folder / 'config.json'} has router_aux_loss_coef={show(theirs)}, which weighs another "
@@ -260,173 +187,6 @@ def table_rows(model: Model, shape: ModelShape | None) -> int | None:
     is_preset = model.preset is not None and model.path is None and model.hub is None
     is_open = is_preset and not PRESETS[str(model.preset)].shape.vocab_size
     return None if is_open else shape.vocab_size
-
-
-def shape_of_config(
-    config: dict[str, Any], source: str, *, is_random: bool, says_dropout: bool = False
-) -> ModelShape:
-    """Sizes from the content of a config.json of a known type.
-
-    Args:
-        source: What messages call it.
-        is_random: Whether weights will be drawn, and not loaded.
-        says_dropout: Whether model.dropout was given, in place of what the config drops.
-
-    Raises:
-        RequestError: It says something that is not built.
-    """
-    model_type = config["model_type"]
-    config = {**_CONFIG_DEFAULTS[model_type], **config}
-    if model_type in ("qwen3", "qwen3_moe") and not config.get("use_sliding_window"):
-        config["sliding_window"] = None  # they name one and a switch
-    unknown = _not_representable(config, is_random=is_random)
-    if not says_dropout:
-        unknown += _other_dropout(config)
-    if unknown:
-        lines = "\n".join(f"  {line}" for line in unknown)
-        raise RequestError(
-            f"{source} describes a model that cannot be trained faithfully here:\n{lines}\n"
-            "Use another model, or change config.json if you know that it means the same."
-        )
-    return _shape(config, source)
-
-
-def _shape(config: dict[str, Any], source: str) -> ModelShape:
-    missing = [key for key in _SIZES if not _is_size(config.get(key))]
-    if config["sliding_window"] is not None and not _is_size(config["sliding_window"]):
-        missing.append("sliding_window")
-    if missing:
-        raise RequestError(
-            f"{source} gives no whole number for {', '.join(missing)}. Without it the model cannot "
-            "be built. Fetch or save config.json again."
-        )
-    sizes = {key: config[key] for key in _SIZES}
-    is_bert = config["model_type"] == "bert"
-    return ModelShape(
-        model_type=config["model_type"],
-        **sizes,
-        num_key_value_heads=config.get("num_key_value_heads") or config["num_attention_heads"],
-        max_position_embeddings=config["max_position_embeddings"],
-        rms_norm_eps=config["layer_norm_eps" if is_bert else "rms_norm_eps"],
-        rope_theta=float(_rope(config).get("rope_theta", 10000.0)),
-        rope_scaling=_rope_scaling(_rope(config)),
-        tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-        attention_bias=bool(config.get("attention_bias", False)),
-        head_dim=config.get("head_dim"),
-        hidden_dropout=float(config["hidden_dropout_prob"]) if is_bert else 0.0,
-        sliding_window=config["sliding_window"],
-        **_experts(config, source),
-    )
-
-
-def _experts(config: dict[str, Any], source: str) -> dict[str, int]:
-    """Sizes of a mixture of experts; none for a dense model."""
-    if config["model_type"] not in _MIXTURES:
-        return {}
-    experts = config.get("num_local_experts") or config.get("num_experts")
-    visits, width = config["num_experts_per_tok"], config.get("moe_intermediate_size")
-    if not (_is_size(experts) and _is_size(visits) and experts >= visits):
-        raise RequestError(
-            f"{source}: num_experts={experts!r} and num_experts_per_tok={visits!r} are no numbers "
-            "of experts and of those that a token visits. Fetch or save config.json again."
-        )
-    sizes = {"num_experts": experts, "num_experts_per_tok": visits}
-    return sizes if width is None else {**sizes, "moe_intermediate_size": width}
-
-
-def _rope(config: dict[str, Any]) -> dict[str, Any]:
-    """Rotary settings as transformers 5 writes them, from its form or the older one."""
-    older = {"rope_theta": config.get("rope_theta", 10000.0), **(config.get("rope_scaling") or {})}
-    return {**older, **(config.get("rope_parameters") or {})}
-
-
-def _rope_type(rope: dict[str, Any]) -> str:
-    return str(rope.get("rope_type", rope.get("type", "default")))
-
-
-def _rope_scaling(rope: dict[str, Any]) -> dict[str, Any] | None:
-    rope_type = _rope_type(rope)
-    if rope_type == "default":
-        return None
-    others = {key: value for key, value in rope.items() if key not in _ROPE_WORDS}
-    return {"rope_type": rope_type, **others}
-
-
-def _not_representable(config: dict[str, Any], *, is_random: bool) -> list[str]:
-    """What ``ModelShape`` has no word for, each with its reason."""
-    rope = _rope(config)
-    rope_type = _rope_type(rope)
-    rotated = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1))
-    whole = {"full_attention"}  # and within its window, one that slides
-    if config["sliding_window"] is not None:
-        whole.add("sliding_attention")
-    others = sorted(set(config.get("layer_types") or ()) - whole)
-    foreign = [f"{key}={config[key]}" for key in _OF_OTHER_FAMILIES if config.get(key)]
-    is_bert = config["model_type"] == "bert"
-    act = "gelu" if is_bert else "silu"
-    std = config.get("initializer_range", 0.02)
-    reasons = {
-        f"rope_type={rope_type!r}: only {', '.join(_ROPE_TYPES)} are built; the others change with "
-        "the length of the sample": rope_type not in _ROPE_TYPES,
-        f"partial_rotary_factor={rotated}: rotary positions on a part of a head are not built "
-        "yet": rotated != 1,
-        f"layer_types={others}: blocks whose attention sees a part of the sample are not built": (
-            bool(others)
-        ),
-        f"{', '.join(foreign)}: {config['model_type']} has no such thing here, nor in "
-        "transformers, where such a config would be read without a word": bool(foreign),
-        f"hidden_act={config.get('hidden_act')!r}: only {act} is built": (
-            config.get("hidden_act", act) != act
-        ),
-        f"type_vocab_size={config.get('type_vocab_size')}: only 2 kinds of tokens are built": (
-            is_bert and config["type_vocab_size"] != 2
-        ),
-        f"position_embedding_type={config.get('position_embedding_type')!r}: only absolute ones "
-        "are built": config.get("position_embedding_type", "absolute") != "absolute",
-        "is_decoder=true: a BERT that sees earlier tokens alone is not built": (
-            bool(config.get("is_decoder"))
-        ),
-        "add_cross_attention=true: blocks that attend to another model's output are not built": (
-            bool(config.get("add_cross_attention"))
-        ),
-        "tie_word_embeddings=false: BERT's head is its table of tokens here": (
-            is_bert and not config["tie_word_embeddings"]
-        ),
-        "mlp_bias=true: an MLP with biases is not built": bool(config.get("mlp_bias")),
-        f"attention_bias=true: {config['model_type']} has no such biases": (
-            config["model_type"] in ("mistral", "mixtral") and bool(config.get("attention_bias"))
-        ),
-        "norm_topk_prob=false: the weights of the visited experts are made to add up to 1 here": (
-            config.get("norm_topk_prob") is False
-        ),
-        f"router_jitter_noise={config.get('router_jitter_noise')}: not built, as it would depend "
-        "on the layout; set it to 0": bool(config.get("router_jitter_noise")),
-        f"mlp_only_layers={config.get('mlp_only_layers')}: blocks without experts among others "
-        "are not built": bool(config.get("mlp_only_layers")),
-        f"decoder_sparse_step={config.get('decoder_sparse_step')}: only 1 is built, experts in "
-        "every block": config.get("decoder_sparse_step", 1) != 1,
-        "quantization_config: its weights are quantised; training needs the full ones": (
-            bool(config.get("quantization_config"))
-        ),
-        f"initializer_range={std}: random weights are drawn with 0.02": is_random and std != 0.02,
-    }
-    return [reason for reason, applies in reasons.items() if applies]
-
-
-def _other_dropout(config: dict[str, Any]) -> list[str]:
-    """Dropout that model.dropout does not stand for."""
-    keys = ("attention_dropout", "attention_probs_dropout_prob")
-    return [
-        f"{key}={config[key]}: dropout of attention weights is not built, as it would depend on "
-        "the layout. Set it to 0, or say with model.dropout what is dropped instead: 0 for "
-        "nothing, or a share of what embedding, attention and MLP return"
-        for key in keys
-        if config.get(key)
-    ]
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from shardyard.config.presets import ModelShape
 from shardyard.config.schema import Recipe
 from shardyard.config.tasks import TASKS
 from shardyard.errors import Problem, RequestError
+from shardyard.families.shape import ModelShape
 
 NO_SHAPE = "what a model of your own needs is not known before it runs"
 

@@ -22,10 +22,10 @@ from shardyard.config.format_problems import without_bf16
 from shardyard.config.hub import commit_of, digest_of
 from shardyard.config.legality import resolve_layout
 from shardyard.config.model_problems import misfits, vocabulary_problems
-from shardyard.config.presets import ModelShape
 from shardyard.config.resolved import DataFacts, Resolved, fingerprint, settings_in
 from shardyard.config.schema import Recipe
 from shardyard.errors import Problem, RecipeError
+from shardyard.families.shape import ModelShape
 from shardyard.hardware.machine import Machine
 
 _LAYOUT_SETTINGS = ("parallel.zero", "parallel.dp_replicate", "parallel.dp_shard")

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from shardyard.config.fingerprint import fingerprint_of
-from shardyard.config.presets import ModelShape
 from shardyard.config.schema import Recipe, Section
 from shardyard.config.tasks import TASKS
+from shardyard.families.shape import ModelShape
 
 
 @dataclass(frozen=True, kw_only=True)

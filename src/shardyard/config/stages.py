@@ -6,7 +6,7 @@ The planner and the training half ask here, so that what is predicted is what is
 from functools import cache
 from typing import NamedTuple
 
-from shardyard.config.presets import ModelShape
+from shardyard.families.shape import ModelShape
 
 
 class Cut(NamedTuple):
@@ -59,5 +59,5 @@ def _cut_by_cost(blocks: int, stages: int, head: float) -> Cut:
 
 def _head_in_blocks(shape: ModelShape) -> float:
     """Work of the head, in that of a block: their parameters in products of a token."""
-    head = shape.vocab_size * shape.hidden_size
+    head = shape.table_parameters
     return head * shape.num_hidden_layers / (shape.matmul_parameters - head)

@@ -7,20 +7,17 @@ refused here, and say that it is. What can never be done is refused by all (``co
 from collections.abc import Callable, Iterable
 
 from shardyard.config.machines import chosen_cluster
-from shardyard.config.presets import PRESETS
 from shardyard.config.schema import Recipe
 from shardyard.errors import Problem, RequestError
+from shardyard.families.presets import PRESETS, preset_named
+from shardyard.families.registry import trained_types
 from shardyard.hardware.cluster import Cluster
-
-TRAINED_MODEL_TYPES = ("llama", "mistral", "mixtral", "qwen3", "qwen3_moe", "bert")
-"""Model types that ``models/families.py`` knows the blocks of; it needs torch, this does not."""
 
 
 def trainable_problems(recipe: Recipe) -> list[Problem]:
     """Every setting of a recipe that `plan` can predict and `train` cannot carry out yet.
 
-    A model in a folder or on the hub is judged by ``config/model_source.py``, which reads its
-    config.json.
+    A model in a folder or on the hub is judged by its config.json.
     """
     return [problem for look in _LOOKS for problem in look(recipe)]
 
@@ -57,14 +54,12 @@ def _chosen(recipe: Recipe) -> Cluster | None:
 
 
 def _family(recipe: Recipe) -> Iterable[Problem]:
-    preset = PRESETS.get(recipe.model.preset or "")
-    if preset is None or preset.shape.model_type in TRAINED_MODEL_TYPES:
+    preset = preset_named(recipe.model.preset)
+    if preset is None or preset.shape.family.is_trained:
         return
-    others = [
-        name for name, other in PRESETS.items() if other.shape.model_type in TRAINED_MODEL_TYPES
-    ]
+    others = [name for name, other in PRESETS.items() if other.shape.family.is_trained]
     what = f"a model of type {preset.shape.model_type}"
-    remedy = f"a preset of {' or '.join(TRAINED_MODEL_TYPES)}: {', '.join(others)}"
+    remedy = f"a preset of {' or '.join(trained_types())}: {', '.join(others)}"
     yield _planned_only("model.preset", recipe.model.preset, what, remedy)
 
 

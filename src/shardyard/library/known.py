@@ -14,18 +14,23 @@ from transformers import PreTrainedModel
 from shardyard.config.auto import Facts
 from shardyard.config.load import load_recipe
 from shardyard.config.model_problems import misfits
-from shardyard.config.model_source import shape_of_config
-from shardyard.config.presets import ModelShape
 from shardyard.config.resolve import resolve_known
 from shardyard.config.schema import Recipe
 from shardyard.config.tasks import tasks_of
 from shardyard.config.trainable import trainable_problems
 from shardyard.data.loader import IGNORED, MicroBatch
 from shardyard.errors import Problem, RecipeError, RequestError
+from shardyard.families.config_json import shape_of_config
+from shardyard.families.registry import (
+    can_be_trained,
+    family_of,
+    trained_family_of,
+    trained_types,
+)
+from shardyard.families.shape import ModelShape
 from shardyard.library.mesh import devices_per_node
 from shardyard.models.attention import NAME
 from shardyard.models.build import give_storage, replace_experts
-from shardyard.models.families import FAMILIES, family_of
 from shardyard.parallel import apply
 from shardyard.parallel.mesh import Mesh
 from shardyard.tasks.language import LanguageModel
@@ -74,7 +79,7 @@ def shard_known(
     model.float()  # master weights
     model.set_attn_implementation(NAME)
     replace_experts(model, shape)
-    family = family_of(shape.model_type)
+    family = trained_family_of(shape.model_type)
     parts = apply.parallelize(model, mesh, recipe=recipe, shape=shape, family=family)
     if on_meta:
         give_storage(model, device, stages=parts.pipeline.modules if parts.pipeline else ())
@@ -146,44 +151,26 @@ def _shape(model: nn.Module) -> ModelShape:
     name = type(model).__name__
     config = getattr(model, "config", None)
     model_type = getattr(config, "model_type", None)
-    if not isinstance(model, PreTrainedModel) or model_type not in FAMILIES:
+    if not isinstance(model, PreTrainedModel) or not can_be_trained(model_type):
         raise RequestError(
             f"{name} is of none of the families whose parts are known: "
-            f"{', '.join(sorted(FAMILIES))}. Say what to shard one by one with blocks=, for "
+            f"{', '.join(trained_types())}. Say what to shard one by one with blocks=, for "
             'instance blocks="layers", and how tp splits it with plan=.'
         )
-    wanted = "ForMaskedLM" if model_type == "bert" else "ForCausalLM"
+    wanted = "ForCausalLM" if family_of(model_type).is_causal else "ForMaskedLM"
     if not name.endswith(wanted):
         raise RequestError(
             f"{name}: of {model_type} the model with its head is known, ...{wanted}. Load that "
             "one, or treat this one as a module of your own with blocks= and plan=."
         )
-    content = model.config.to_dict()
-    if model_type == "bert":
-        return _bert_shape(content, name)
-    return shape_of_config(content, f"the config of {name}", is_random=False)
-
-
-def _bert_shape(config: Mapping[str, Any], name: str) -> ModelShape:
-    wanted = {"hidden_act": "gelu", "hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
-    for key, value in wanted.items():
-        if config[key] != value:
-            raise RequestError(
-                f"the config of {name} has {key}={config[key]!r}; here only {value!r} is built, as "
-                "the other would depend on the layout or is not known. Set it in the config."
-            )
-    return ModelShape(
-        model_type="bert",
-        vocab_size=config["vocab_size"],
-        hidden_size=config["hidden_size"],
-        intermediate_size=config["intermediate_size"],
-        num_hidden_layers=config["num_hidden_layers"],
-        num_attention_heads=config["num_attention_heads"],
-        num_key_value_heads=config["num_attention_heads"],
-        max_position_embeddings=config["max_position_embeddings"],
-        rms_norm_eps=config["layer_norm_eps"],
-        tie_word_embeddings=config["tie_word_embeddings"],
-    )
+    source = f"the config of {name}"
+    shape = shape_of_config(model.config.to_dict(), source, is_random=False)
+    if shape.hidden_dropout:
+        raise RequestError(
+            f"{source} has hidden_dropout_prob={shape.hidden_dropout}; here only 0 is built, as "
+            "the other would depend on the layout. Set it in the config."
+        )
+    return shape
 
 
 class KnownModel:

@@ -6,57 +6,24 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    BertConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 
-from shardyard.config.presets import ModelShape
 from shardyard.errors import RequestError
+from shardyard.families.registry import trained_family_of
+from shardyard.families.shape import ModelShape
 from shardyard.models.attention import NAME
-from shardyard.models.families import blocks_of, family_of
 from shardyard.models.hf import load_weights
 from shardyard.models.init import fill_random
 from shardyard.models.local_shard import parameter_of
 from shardyard.models.moe import SparseMLP
+from shardyard.models.parts import blocks_of
 
 
 def hf_config(shape: ModelShape) -> Any:
     """The transformers config of a shape."""
-    if shape.model_type == "bert":
-        return BertConfig(
-            vocab_size=shape.vocab_size,
-            hidden_size=shape.hidden_size,
-            intermediate_size=shape.intermediate_size,
-            num_hidden_layers=shape.num_hidden_layers,
-            num_attention_heads=shape.num_attention_heads,
-            max_position_embeddings=shape.max_position_embeddings,
-            layer_norm_eps=shape.rms_norm_eps,
-            pad_token_id=None,  # transformers would keep the row of token 0 from learning
-            hidden_dropout_prob=0.0,  # ours is model.dropout
-            attention_probs_dropout_prob=0.0,
-        )
-    fields = shape.to_dict()
-    for name in ("shared_expert_intermediate_size", "hidden_dropout", "sliding_window"):
-        del fields[name]
-    if not shape.num_experts:  # would be kept as settings of a model that knows no such thing
-        for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size"):
-            del fields[name]
-    scaling = fields.pop("rope_scaling") or {"rope_type": "default"}
-    rope = {**scaling, "rope_theta": fields.pop("rope_theta")}
-    if shape.model_type == "mistral":
-        fields["sliding_window"] = None  # transformers' default; samples are no longer than it
-    if shape.model_type in ("qwen3", "qwen3_moe"):
-        fields["head_dim"] = shape.head_width  # theirs would be a constant
-    if shape.model_type == "mixtral":
-        del fields["moe_intermediate_size"]
-        fields["intermediate_size"] = shape.expert_width
-    if shape.model_type == "qwen3_moe":
-        fields |= {"moe_intermediate_size": shape.expert_width, "norm_topk_prob": True}
-    return AutoConfig.for_model(fields.pop("model_type"), **fields, rope_parameters=rope)
+    form = trained_family_of(shape.model_type).config_json
+    assert form is not None, "a family that is trained"
+    return AutoConfig.for_model(shape.model_type, **form.written(shape))
 
 
 def build_on_meta(shape: ModelShape) -> PreTrainedModel:
@@ -78,12 +45,12 @@ def replace_experts(model: PreTrainedModel, shape: ModelShape) -> None:
     Raises:
         RequestError: A mixture is not as transformers builds it.
     """
-    family = family_of(shape.model_type)
+    family = trained_family_of(shape.model_type)
     if family.sparse is None:
         return
     for name, block in blocks_of(model, family).items():
-        theirs: Any = getattr(block, family.sparse.block)
-        _refuse_changed(theirs, f"{name}.{family.sparse.block}")
+        theirs: Any = getattr(block, family.sparse)
+        _refuse_changed(theirs, f"{name}.{family.sparse}")
         with torch.device("meta"):
             ours = SparseMLP(shape)
         # they pack the two matrices of an expert into one; clones, so that it can be freed
@@ -96,7 +63,7 @@ def replace_experts(model: PreTrainedModel, shape: ModelShape) -> None:
         ours.experts.gate, ours.experts.up = gate, up
         ours.experts.down = theirs.experts.down_proj
         ours.train(theirs.training)
-        setattr(block, family.sparse.block, ours)
+        setattr(block, family.sparse, ours)
 
 
 def _refuse_changed(theirs: nn.Module, name: str) -> None:
@@ -147,8 +114,9 @@ def _tied(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
 
 def fill_weights(model: PreTrainedModel, *, folder: Path | None, seed: int) -> None:
     """Load weights from a Hugging Face folder, or draw them from the seed if there is none."""
+    family = trained_family_of(model.config.model_type)
     with torch.no_grad():
         if folder is None:
-            fill_random(model, seed=seed, std=float(model.config.initializer_range))
+            fill_random(model, seed=seed, std=family.initial_std)
         else:
-            load_weights(model, folder, family_of(model.config.model_type))
+            load_weights(model, folder, family)

@@ -13,9 +13,10 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 
+from shardyard.families.family import Family
 from shardyard.models.attention import Attention
 from shardyard.models.dropout import SampleKeys
-from shardyard.models.families import Family, blocks_of, part_of
+from shardyard.models.parts import blocks_of, part_of
 
 
 class ForwardPass:

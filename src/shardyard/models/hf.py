@@ -8,7 +8,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from shardyard.errors import DataError
-from shardyard.models.families import Family
+from shardyard.families.family import Family
 from shardyard.models.local_shard import LocalShard, local_shard
 
 
@@ -18,15 +18,16 @@ def file_names(name: str, shape: torch.Size, family: Family) -> dict[str, int | 
     Returns:
         The name; or, for a parameter of all experts, one name for each of them, and its index.
     """
-    sparse = family.sparse
-    block, marker, inner = name.partition(f".{sparse.block}.") if sparse else (name, "", "")
-    if sparse is None or not marker:
-        return {name: None}
-    begin = f"{block}.{sparse.file_block}."
-    if inner == "router.weight":
-        return {begin + sparse.file_router: None}
-    matrix = sparse.file_matrices[inner.removeprefix("experts.")]
-    return {begin + matrix.format(expert): expert for expert in range(shape[0])}
+    blocks = f"{family.blocks}."
+    number, _, in_block = name.removeprefix(blocks).partition(".")
+    for row in family.block if name.startswith(blocks) else ():
+        if row.in_files is None or f"{row.module}.{row.parameter}" != in_block:
+            continue
+        in_files = f"{blocks}{number}.{row.in_files}"
+        if not row.per_expert:
+            return {in_files: None}
+        return {in_files.format(expert): expert for expert in range(shape[0])}
+    return {name: None}
 
 
 def load_weights(model: nn.Module, folder: Path, family: Family) -> None:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shardyard.config.presets import ModelShape
+from shardyard.families.shape import ModelShape
 from shardyard.models.grouped import grouped_product
 from shardyard.models.router_loss import RouterLoss
 

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from shardyard.models.families import Family, blocks_of, is_tied, part_of
+from shardyard.families.family import Family
+from shardyard.models.parts import blocks_of, is_tied, part_of
 
 
 def keep_blocks(
@@ -42,11 +43,11 @@ def stage_of(
 
 def _ends(model: nn.Module, family: Family, *, is_first: bool, is_last: bool) -> list[str]:
     """Names of what comes before the first block and after the last."""
-    before = (family.embedding, family.positions, family.token_types, family.embedding_norm)
-    after = (family.end,) if family.end is not None else (family.norm, family.head)
-    table = (family.embedding,) if is_tied(model, family) else ()
-    names = [*(before if is_first else ()), *((*table, *after) if is_last else ())]
-    return [name for name in dict.fromkeys(names) if name is not None]
+    before = [row.module for row in family.before]
+    after = [row.module for row in family.after] if family.end is None else [family.end]
+    table = [family.embedding.module] if is_tied(model, family) else []
+    names = [*(before if is_first else []), *([*table, *after] if is_last else [])]
+    return list(dict.fromkeys(names))
 
 
 def _place(root: nn.Module, name: str, module: nn.Module | None) -> None:

@@ -8,14 +8,15 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from shardyard.config.presets import ModelShape
 from shardyard.config.schema import Recipe
 from shardyard.config.stages import blocks_by_stage
+from shardyard.families.family import Family
+from shardyard.families.shape import ModelShape
 from shardyard.models.attention import Attention, sample_attention
 from shardyard.models.dropout import SampleKeys, add_dropout
-from shardyard.models.families import Family, blocks_of, dropout_places, part_of
 from shardyard.models.forward import ForwardPass
 from shardyard.models.local_shard import local_shard
+from shardyard.models.parts import blocks_of, dropout_places, part_of
 from shardyard.models.router_loss import RouterLoss, RouterTotals
 from shardyard.models.stage import keep_blocks, stage_of
 from shardyard.parallel.context import context_attention, context_share
@@ -92,7 +93,7 @@ def parallelize(
     pipeline = None
     if mesh.layout.pp > 1:
         dtype = DTYPES[recipe.precision.compute]
-        tied = family.embedding if shape.tie_word_embeddings else None
+        tied = family.embedding.module if shape.tie_word_embeddings else None
         pipeline = Pipeline(stages, mesh, plan, width=shape.hidden_size, dtype=dtype, tied=tied)
     return ParallelModel(
         model=model,

@@ -17,8 +17,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import Shard
 
-from shardyard.models.families import Family, blocks_of
+from shardyard.families.family import Family
 from shardyard.models.moe import Experts, SparseMLP, inverse, take_rows
+from shardyard.models.parts import blocks_of
 from shardyard.parallel.collectives import exchange_rows, gather, sum_and_split
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.tensor import TOKENS, compute_on_shares, share_of
@@ -30,7 +31,7 @@ def sparse_blocks(model: nn.Module, family: Family) -> dict[str, SparseMLP]:
         return {}
     found = {}
     for name, block in blocks_of(model, family).items():
-        module = block.get_submodule(family.sparse.block)
+        module = block.get_submodule(family.sparse)
         assert isinstance(module, SparseMLP)
         found[name] = module
     return found

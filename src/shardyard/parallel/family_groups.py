@@ -7,7 +7,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, Shard
 
 from shardyard import torch_private
-from shardyard.models.families import Family, blocks_of, is_tied, part_of
+from shardyard.families.family import Family
+from shardyard.models.parts import blocks_of, is_tied, part_of
 from shardyard.parallel.data import Groups, Placement
 from shardyard.parallel.expert import sparse_blocks
 from shardyard.parallel.mesh import Mesh

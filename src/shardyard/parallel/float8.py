@@ -22,7 +22,7 @@ from torchao.float8.float8_linear import matmul_with_hp_or_float8_args as _float
 
 from shardyard.config.legality import FP8_MULTIPLE
 from shardyard.errors import RequestError
-from shardyard.models.families import Family
+from shardyard.families.family import Family
 from shardyard.parallel.product import Product
 
 

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shardyard.errors import RequestError
-from shardyard.models.families import Family, blocks_of
+from shardyard.families.family import Family
+from shardyard.models.parts import blocks_of
 
 
 class Product:
@@ -63,7 +64,7 @@ def refuse_wrapped(model: nn.Module, family: Family, *, of_blocks_alone: bool) -
         for path in (*family.colwise, *family.rowwise)
     }
     if not of_blocks_alone:
-        wanted |= {family.embedding: nn.Embedding, family.head: nn.Linear}
+        wanted |= {family.embedding.module: nn.Embedding, family.head.module: nn.Linear}
     named = dict(model.named_modules())
     wrong = [name for name, kind in wanted.items() if not is_plain(named.get(name, model), kind)]
     if wrong:

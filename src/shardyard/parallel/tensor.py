@@ -23,8 +23,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from shardyard.models.families import Family, blocks_of, part_of
+from shardyard.families.family import Family
 from shardyard.models.local_shard import parameter_of, place_in, place_of
+from shardyard.models.parts import blocks_of, part_of
 from shardyard.parallel.collectives import all_gather, gather, reduce_scatter, sum_and_split
 from shardyard.parallel.product import Product, product_of
 from shardyard.torch_private import group_named, storage_key

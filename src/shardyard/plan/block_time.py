@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import assert_never
 
 from shardyard.config.layout import Layout
-from shardyard.config.presets import ModelShape
+from shardyard.families.family import Product
+from shardyard.families.shape import ModelShape
 from shardyard.hardware.cluster import Cluster
 from shardyard.plan.calibration import Calibration
 from shardyard.plan.collectives import Group, all_gather_s, all_reduce_s, all_to_all_s
@@ -131,35 +133,28 @@ class BlockTimes:
 
     def _products(self, tp: int, tokens: int) -> list[tuple[int, int, int, int]]:
         """(rows, columns, depth, count) of the products of a block that all tokens visit."""
-        shape, (heads, kv_heads) = self.shape, self._widths
-        hidden, gates = shape.hidden_size, 2 if shape.is_gated else 1
-        found = [
-            (tokens, (heads + 2 * kv_heads) // tp, hidden, 1),
-            (tokens, hidden, heads // tp, 1),
+        return [
+            (tokens, *_on_a_rank(product, tp), 1)
+            for product in self.shape.products
+            if not product.per_expert
         ]
-        inner = shape.intermediate_size
-        if shape.num_experts:
-            found.append((tokens, shape.num_experts, hidden, 1))
-            inner = shape.shared_expert_intermediate_size
-        if inner:
-            found += [(tokens, inner * gates // tp, hidden, 1), (tokens, hidden, inner // tp, 1)]
-        return found
 
     def _expert_products(self, tp: int, ep: int, tokens: int) -> list[tuple[int, int, int, int]]:
         """The same of the experts of one rank: whole ones with ep, else split like dense ones."""
         shape = self.shape
         if not shape.num_experts:
             return []
-        width = shape.expert_width
         visits = tokens * shape.num_experts_per_tok * EXPERT_IMBALANCE
         if ep > 1:
-            rows, count = visits * ep / shape.num_experts / tp, shape.num_experts // ep
+            rows, split, count = visits * ep / shape.num_experts / tp, 1, shape.num_experts // ep
         else:
-            rows, width, count = visits / shape.num_experts, width // tp, shape.num_experts
+            rows, split, count = visits / shape.num_experts, tp, shape.num_experts
         padded = max(64, -(-int(rows) // 64) * 64)  # grouped products pad each expert's rows
-        gates = 2 if shape.is_gated else 1
-        hidden = shape.hidden_size
-        return [(padded, width * gates, hidden, count), (padded, hidden, width, count)]
+        return [
+            (padded, *_on_a_rank(product, split), count)
+            for product in shape.products
+            if product.per_expert
+        ]
 
     # --- one block ------------------------------------------------------------------------------
 
@@ -290,3 +285,17 @@ class BlockTimes:
         forward = Pass(forward_s, 0.0, self.rates.elementwise_s(moved, 10), host_s)
         backward = Pass(backward_s, 0.0, self.rates.elementwise_s(moved, 10), 2 * host_s)
         return forward, backward
+
+
+def _on_a_rank(product: Product, tp: int) -> tuple[int, int]:
+    """(columns, depth) of a rank's part of a product."""
+    columns, depth = sum(product.outputs), product.inputs
+    match product.split:
+        case "rows":
+            return columns // tp, depth
+        case "columns":
+            return columns, depth // tp
+        case None:
+            return columns, depth
+        case _:
+            assert_never(product.split)

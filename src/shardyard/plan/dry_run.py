@@ -13,10 +13,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from shardyard.config.layout import Layout
-from shardyard.config.presets import ModelShape
 from shardyard.config.schema import Recipe
-from shardyard.config.trainable import TRAINED_MODEL_TYPES, trainable_problems
+from shardyard.config.trainable import trainable_problems
 from shardyard.errors import Problem, RecipeError, RequestError, ShardyardError
+from shardyard.families.registry import trained_types
+from shardyard.families.shape import ModelShape
 
 _PROGRAM = (sys.executable, "-m", "shardyard.train.dry_run")
 _TIMEOUT_S = 900.0
@@ -116,8 +117,8 @@ def _refuse_untrainable(recipe: Recipe, shape: ModelShape, layout: Layout) -> No
     degrees = {axis: getattr(layout, axis) for axis in ("cp", "tp", "pp", "ep")}
     parallel = recipe.parallel.model_copy(update=degrees)
     found = trainable_problems(recipe.model_copy(update={"parallel": parallel}))
-    if shape.model_type not in TRAINED_MODEL_TYPES and recipe.model.preset is None:
-        known = ", ".join(TRAINED_MODEL_TYPES)
+    if not shape.family.is_trained and recipe.model.preset is None:
+        known = ", ".join(trained_types())
         text = f"of type {shape.model_type} can be planned, not trained yet. Use one of: {known}."
         found.append(Problem("model", text))
     if layout.pp > 1:

@@ -11,7 +11,7 @@ N = parameters that multiply every token (not the input embedding, which is a lo
 d = heads x head width, s = tokens of a sample. Recomputed FLOP never count: these are model FLOP.
 """
 
-from shardyard.config.presets import ModelShape
+from shardyard.families.shape import ModelShape
 
 CONVENTIONS = ("full", "causal")
 

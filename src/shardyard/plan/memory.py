@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, assert_never
 
 from shardyard.config.layout import Layout
-from shardyard.config.presets import ModelShape
+from shardyard.families.shape import ModelShape
 from shardyard.plan.stages import (
     block_elements,
     has_ends,

@@ -11,10 +11,10 @@ from shardyard.config.layout import Layout
 from shardyard.config.legality import resolve_layout
 from shardyard.config.machines import joined_cluster
 from shardyard.config.own_module import known_shape
-from shardyard.config.presets import ModelShape
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Recipe
 from shardyard.errors import RequestError
+from shardyard.families.shape import ModelShape
 from shardyard.hardware.accelerator import Accelerator
 from shardyard.hardware.catalogue import accelerator_named
 from shardyard.hardware.cluster import Cluster, default_cluster

@@ -6,8 +6,8 @@ Without pipeline parallelism the whole model is one stage, first and last.
 from typing import assert_never
 
 from shardyard.config.layout import Layout
-from shardyard.config.presets import ModelShape
 from shardyard.config.stages import Cut, blocks_by_stage, cut_by_cost, rank_of_stage
+from shardyard.families.shape import ModelShape
 from shardyard.plan.workload import Techniques, Workload
 
 
@@ -21,7 +21,7 @@ def cut(shape: ModelShape, stages: int, techniques: Techniques) -> Cut:
 
 def block_elements(shape: ModelShape, layout: Layout) -> float:
     """Parameters of one block on one rank, before the data axes split them."""
-    whole = unsplit_block_parameters(shape)
+    whole = shape.unsplit_block_parameters
     split = (shape.shared_block_parameters - whole) / layout.tp
     return whole + split + expert_elements(shape, layout)
 
@@ -31,29 +31,18 @@ def expert_elements(shape: ModelShape, layout: Layout) -> float:
     return shape.num_experts * shape.expert_parameters / layout.ep / layout.tp
 
 
-def unsplit_block_parameters(shape: ModelShape) -> int:
-    """Parameters of a block that every rank of tp holds: norms, routers, biases of sums."""
-    norms = 2 * shape.hidden_size
-    if shape.model_type in ("qwen3", "qwen3_moe"):
-        norms += 2 * shape.head_width
-    if not shape.is_gated:  # norms have a bias, and so have the two matrices that sum
-        return 2 * norms + 2 * shape.hidden_size
-    return norms + shape.hidden_size * shape.num_experts
-
-
 def small_parameters(shape: ModelShape, *, first: bool, last: bool) -> int:
     """Learned positions and token types on the first stage, the norm after all blocks on the last.
 
     They are on every rank of tp.
     """
-    learned = shape.embedding_parameters - shape.vocab_size * shape.hidden_size if first else 0
-    norm = shape.hidden_size * (1 if shape.is_gated else 2) if last else 0
-    return learned + norm
+    before, after = shape.small_parameters
+    return (before if first else 0) + (after if last else 0)
 
 
 def table_parameters(shape: ModelShape, layout: Layout) -> float:
     """Parameters of the embedding, or of the head, on one rank."""
-    return shape.vocab_size * shape.hidden_size / layout.tp
+    return shape.table_parameters / layout.tp
 
 
 def stage_parameters(shape: ModelShape, layout: Layout, blocks: float) -> float:

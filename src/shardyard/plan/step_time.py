@@ -10,7 +10,7 @@ from math import log2
 from typing import NamedTuple, assert_never
 
 from shardyard.config.layout import Layout
-from shardyard.config.presets import ModelShape
+from shardyard.families.shape import ModelShape
 from shardyard.hardware.cluster import Cluster
 from shardyard.plan.block_time import BlockTimes, Pass
 from shardyard.plan.calibration import Calibration

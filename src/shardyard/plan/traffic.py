@@ -20,7 +20,6 @@ from shardyard.plan.stages import (
     rank_blocks,
     small_parameters,
     table_parameters,
-    unsplit_block_parameters,
 )
 from shardyard.plan.workload import Workload
 
@@ -136,7 +135,7 @@ class _Traffic:
             reason=f"gathered and summed over {tp} ranks in both passes",
         )
         vocabulary = 3 * 4 * self.tokens * self.passes * self.is_last
-        unsplit = self.layers * unsplit_block_parameters(self.shape) + small_parameters(
+        unsplit = self.layers * self.shape.unsplit_block_parameters + small_parameters(
             self.shape, first=self.is_first, last=self.is_last
         )
         zero = 1 if self.layout.dp_shard * self.layout.cp == 1 else self.layout.zero

@@ -9,8 +9,8 @@ from typing import Literal
 
 from shardyard.config.layout import Layout
 from shardyard.config.optimizers import averages_of, moved_bytes
-from shardyard.config.presets import ModelShape
 from shardyard.config.schema import Recipe
+from shardyard.families.shape import ModelShape
 
 FORMAT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
 """Bytes of an activation and of a gathered parameter; fp8 is the products' format alone."""

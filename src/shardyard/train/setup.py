@@ -6,9 +6,10 @@ optimizer after sharding (it must see the shards), the checkpoint last (it overw
 """
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,13 +21,13 @@ from shardyard.checkpoint.save import Saver
 from shardyard.config.fingerprint import compare
 from shardyard.config.layout import Layout
 from shardyard.config.legality import resolve_layout
-from shardyard.config.presets import ModelShape
 from shardyard.config.resolved import Resolved, fingerprint
 from shardyard.config.schema import Parallel, Recipe
 from shardyard.data.loader import Loader, MicroBatch, Samples
 from shardyard.errors import CheckpointError
+from shardyard.families.registry import trained_family_of
+from shardyard.families.shape import ModelShape
 from shardyard.models.build import build_on_meta, fill_weights, give_storage
-from shardyard.models.families import family_of
 from shardyard.observe.metrics import MetricLines, read_flop_budget
 from shardyard.observe.sinks import open_sinks
 from shardyard.parallel.apply import parallelize
@@ -158,7 +159,7 @@ def build_sharded(
 ) -> Computation[MicroBatch]:
     """What computes the task, its model in parallel form on the meta device: without storage."""
     model = build_on_meta(shape)
-    family = family_of(shape.model_type)
+    family = trained_family_of(shape.model_type)
     parts = parallelize(model, mesh, recipe=recipe, shape=shape, family=family)
     return task_class(recipe.task.name).compute(parts, mesh, device=device)
 

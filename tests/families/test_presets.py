@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from shardyard.config.presets import PRESETS
+from shardyard.families.presets import PRESETS
 
 # Parameters as the model cards on the Hugging Face hub count them (safetensors metadata), unless
 # another source is named.

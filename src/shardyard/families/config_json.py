@@ -1,0 +1,246 @@
+"""config.json of any family: read into a shape, refused where it says what is not built, written.
+
+What ``ModelShape`` cannot say is refused with the reason: a model is trained as it is, or not at
+all. What is special to a family is in its ``ConfigJson``.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from shardyard.errors import RequestError
+from shardyard.families.registry import can_be_trained, family_of, trained_types
+from shardyard.families.shape import ModelShape
+
+if TYPE_CHECKING:
+    from shardyard.families.family import ConfigJson, Family
+
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+)
+
+_OF_OTHER_FAMILIES = (
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "query_pre_attn_scalar",
+    "embedding_multiplier",
+    "residual_multiplier",
+    "attention_multiplier",
+    "logits_scaling",
+    "logit_scale",
+    "use_qk_norm",
+    "no_rope_layers",
+    "attention_chunk_size",
+)
+"""Keys that change what Gemma, Granite, Cohere or Llama 4 compute."""
+
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+_ROPE_WORDS = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+"""Keys of rotary settings that are not parameters of a scaling."""
+
+
+# --- in -------------------------------------------------------------------------------------------
+
+
+def shape_of_config(
+    config: Mapping[str, Any], source: str, *, is_random: bool, says_dropout: bool = False
+) -> ModelShape:
+    """Sizes from the content of a config.json.
+
+    Args:
+        source: What messages call it.
+        is_random: Whether weights will be drawn, and not loaded.
+        says_dropout: Whether model.dropout was given, in place of what the config drops.
+
+    Raises:
+        RequestError: It is of no family that can be trained, or says something that is not built.
+    """
+    model_type = config.get("model_type")
+    if not can_be_trained(model_type):
+        raise RequestError(
+            f"{source}: model_type={model_type!r} is not built yet. Blocks are known for "
+            f"{', '.join(trained_types())} so far; use a model of one of these types."
+        )
+    family = family_of(str(model_type))
+    form = _form(family)
+    config = {**form.defaults, **config}
+    if form.window_switch is not None and not config.get(form.window_switch):
+        config["sliding_window"] = None  # it names one and a switch
+    unknown = _not_representable(config, family, is_random=is_random)
+    if not says_dropout:
+        unknown += _other_dropout(config)
+    if unknown:
+        lines = "\n".join(f"  {line}" for line in unknown)
+        raise RequestError(
+            f"{source} describes a model that cannot be trained faithfully here:\n{lines}\n"
+            "Use another model, or change config.json if you know that it means the same."
+        )
+    return _shape(config, family, source)
+
+
+def _form(family: "Family") -> "ConfigJson":
+    assert family.config_json is not None, "a family that is trained"
+    return family.config_json
+
+
+def _shape(config: Mapping[str, Any], family: "Family", source: str) -> ModelShape:
+    missing = [key for key in _SIZES if not _is_size(config.get(key))]
+    if config["sliding_window"] is not None and not _is_size(config["sliding_window"]):
+        missing.append("sliding_window")
+    if missing:
+        raise RequestError(
+            f"{source} gives no whole number for {', '.join(missing)}. Without it the model cannot "
+            "be built. Fetch or save config.json again."
+        )
+    form = _form(family)
+    sizes = {key: config[key] for key in _SIZES}
+    return ModelShape(
+        model_type=family.model_type,
+        **sizes,
+        num_key_value_heads=config.get("num_key_value_heads") or config["num_attention_heads"],
+        max_position_embeddings=config["max_position_embeddings"],
+        rms_norm_eps=config[form.norm_eps],
+        rope_theta=float(_rope(config).get("rope_theta", 10000.0)),
+        rope_scaling=_rope_scaling(_rope(config)),
+        tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+        attention_bias=bool(config.get("attention_bias", False)),
+        head_dim=config.get("head_dim"),
+        hidden_dropout=0.0 if form.dropout is None else float(config[form.dropout]),
+        sliding_window=config["sliding_window"],
+        **({} if family.sparse is None else _experts(config, source)),
+    )
+
+
+def _experts(config: Mapping[str, Any], source: str) -> dict[str, int]:
+    """Sizes of a mixture of experts."""
+    experts = config.get("num_local_experts") or config.get("num_experts")
+    visits, width = config["num_experts_per_tok"], config.get("moe_intermediate_size")
+    if not (_is_size(experts) and _is_size(visits) and experts >= visits):
+        raise RequestError(
+            f"{source}: num_experts={experts!r} and num_experts_per_tok={visits!r} are no numbers "
+            "of experts and of those that a token visits. Fetch or save config.json again."
+        )
+    sizes = {"num_experts": experts, "num_experts_per_tok": visits}
+    return sizes if width is None else {**sizes, "moe_intermediate_size": width}
+
+
+def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Rotary settings as transformers 5 writes them, from its form or the older one."""
+    older = {"rope_theta": config.get("rope_theta", 10000.0), **(config.get("rope_scaling") or {})}
+    return {**older, **(config.get("rope_parameters") or {})}
+
+
+def _rope_type(rope: Mapping[str, Any]) -> str:
+    return str(rope.get("rope_type", rope.get("type", "default")))
+
+
+def _rope_scaling(rope: Mapping[str, Any]) -> dict[str, Any] | None:
+    rope_type = _rope_type(rope)
+    if rope_type == "default":
+        return None
+    others = {key: value for key, value in rope.items() if key not in _ROPE_WORDS}
+    return {"rope_type": rope_type, **others}
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+# --- refused --------------------------------------------------------------------------------------
+
+
+def _not_representable(
+    config: Mapping[str, Any], family: "Family", *, is_random: bool
+) -> list[str]:
+    """What ``ModelShape`` has no word for, each with its reason."""
+    rope, form = _rope(config), _form(family)
+    rope_type, act = _rope_type(rope), form.activation
+    rotated = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1))
+    whole = {"full_attention"}  # and within its window, one that slides
+    if config["sliding_window"] is not None:
+        whole.add("sliding_attention")
+    others = sorted(set(config.get("layer_types") or ()) - whole)
+    foreign = [f"{key}={config[key]}" for key in _OF_OTHER_FAMILIES if config.get(key)]
+    std, built_std = config.get("initializer_range", family.initial_std), family.initial_std
+    reasons = {
+        f"rope_type={rope_type!r}: only {', '.join(_ROPE_TYPES)} are built; the others change with "
+        "the length of the sample": rope_type not in _ROPE_TYPES,
+        f"partial_rotary_factor={rotated}: rotary positions on a part of a head are not built "
+        "yet": rotated != 1,
+        f"layer_types={others}: blocks whose attention sees a part of the sample are not built": (
+            bool(others)
+        ),
+        f"{', '.join(foreign)}: {family.model_type} has no such thing here, nor in "
+        "transformers, where such a config would be read without a word": bool(foreign),
+        f"hidden_act={config.get('hidden_act')!r}: only {act} is built": (
+            config.get("hidden_act", act) != act
+        ),
+        "add_cross_attention=true: blocks that attend to another model's output are not built": (
+            bool(config.get("add_cross_attention"))
+        ),
+        "mlp_bias=true: an MLP with biases is not built": bool(config.get("mlp_bias")),
+        **form.refused(config),
+        "quantization_config: its weights are quantised; training needs the full ones": (
+            bool(config.get("quantization_config"))
+        ),
+        f"initializer_range={std}: random weights are drawn with {built_std}": (
+            is_random and std != built_std
+        ),
+    }
+    return [reason for reason, applies in reasons.items() if applies]
+
+
+def without_attention_bias(config: Mapping[str, Any], model_type: str) -> dict[str, bool]:
+    """Of a family whose projections have no biases, or always the same ones."""
+    reason = f"attention_bias=true: {model_type} has no such biases"
+    return {reason: bool(config.get("attention_bias"))}
+
+
+def without_mixture_options(config: Mapping[str, Any]) -> dict[str, bool]:
+    """Of a family with experts: what ``models/moe.py`` does in one way alone."""
+    noise, layers = config.get("router_jitter_noise"), config.get("mlp_only_layers")
+    step = config.get("decoder_sparse_step", 1)
+    return {
+        "norm_topk_prob=false: the weights of the visited experts are made to add up to 1 here": (
+            config.get("norm_topk_prob") is False
+        ),
+        f"router_jitter_noise={noise}: not built, as it would depend on the layout; set it to 0": (
+            bool(noise)
+        ),
+        f"mlp_only_layers={layers}: blocks without experts among others are not built": (
+            bool(layers)
+        ),
+        f"decoder_sparse_step={step}: only 1 is built, experts in every block": step != 1,
+    }
+
+
+def _other_dropout(config: Mapping[str, Any]) -> list[str]:
+    """Dropout that model.dropout does not stand for."""
+    keys = ("attention_dropout", "attention_probs_dropout_prob")
+    return [
+        f"{key}={config[key]}: dropout of attention weights is not built, as it would depend on "
+        "the layout. Set it to 0, or say with model.dropout what is dropped instead: 0 for "
+        "nothing, or a share of what embedding, attention and MLP return"
+        for key in keys
+        if config.get(key)
+    ]
+
+
+# --- out ------------------------------------------------------------------------------------------
+
+
+def decoder_fields(shape: ModelShape) -> dict[str, Any]:
+    """What transformers' config class of most decoders takes; a family adds what differs."""
+    fields = shape.to_dict()
+    for name in (
+        "model_type", "shared_expert_intermediate_size", "hidden_dropout", "sliding_window",
+    ):  # fmt: skip
+        del fields[name]
+    if not shape.num_experts:  # would be kept as settings of a model that knows no such thing
+        for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size"):
+            del fields[name]
+    scaling = fields.pop("rope_scaling") or {"rope_type": "default"}
+    return {**fields, "rope_parameters": {**scaling, "rope_theta": fields.pop("rope_theta")}}

@@ -1,0 +1,248 @@
+"""What a family says of its models: one table of matrices, where the modules are, its config.json.
+
+A row of the table is a module with parameters. Counts of the planner, what tensor and expert
+parallelism split, names in Hugging Face's files and the cut into stages are all read from it, so
+that a family is described once. ``tests/families`` hold each row against the real model.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, Literal
+
+from shardyard.families.shape import ModelShape
+
+Size = Callable[[ModelShape], int]
+"""From a model's sizes to a number of rows or columns."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """A named shape and where it comes from. ``vocab_size`` 0 means: that of the tokenizer."""
+
+    shape: ModelShape
+    source: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """A matrix or a norm: a module's ``weight``, and its ``bias`` where it has one."""
+
+    module: str
+    """Its name: from the top of a block, or of the model for what is in no block."""
+    rows: Size
+    """Outputs of a matrix, entries of a table, elements of a norm."""
+    columns: Size | None = None
+    """Inputs; None: a norm."""
+    bias: Callable[[ModelShape], bool] | None = None
+    """Whether it has one; None: never."""
+    split: Literal["rows", "columns"] | None = None
+    """What tp splits: outputs (heads, inner width, vocabulary), or inputs, so that outputs are sums
+    over ranks; None: every rank holds all."""
+    per_expert: bool = False
+    """There is one for each expert, and ep deals out whole ones."""
+    parameter: str = "weight"
+    in_files: str | None = None
+    """Its name in Hugging Face's files where that differs, from the top of the block; ``{}``:
+    number of the expert."""
+    is_built: bool = True
+    """False: the planner counts it, and models here have none."""
+
+    def elements(self, shape: ModelShape) -> int:
+        """Parameters, of one expert where there are several."""
+        weight = self.rows(shape) * (1 if self.columns is None else self.columns(shape))
+        return weight + self._bias_elements(shape)
+
+    def unsplit_elements(self, shape: ModelShape) -> int:
+        """Of these, what every rank of tp holds: all, or the bias of a sum over ranks."""
+        if self.split is None:
+            return self.elements(shape)
+        return self._bias_elements(shape) if self.split == "columns" else 0
+
+    def _bias_elements(self, shape: ModelShape) -> int:
+        return self.rows(shape) if self.bias is not None and self.bias(shape) else 0
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product of a block: some matrices that multiply the same input."""
+
+    outputs: tuple[int, ...]
+    """Of each matrix."""
+    inputs: int
+    split: Literal["rows", "columns"] | None
+    per_expert: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigJson:
+    """How a family's config.json is read, refused and written. Keys are Hugging Face's."""
+
+    defaults: Mapping[str, Any]
+    """What a file that leaves a key out means by it. Source: transformers' config classes, 5.23."""
+    norm_eps: str = "rms_norm_eps"
+    activation: str = "silu"
+    dropout: str | None = None
+    """Share of hidden states that is dropped; None: a model of this kind drops none."""
+    window_switch: str | None = None
+    """Without which sliding_window means nothing."""
+    refused: Callable[[Mapping[str, Any]], Mapping[str, bool]] = lambda _: {}
+    """Reason -> whether it applies: what this family can say and is not built."""
+    written: Callable[[ModelShape], dict[str, Any]]
+    """All but model_type, for transformers' config class."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One kind of model. Names of modules are from the top of its model with a head."""
+
+    model_type: str
+    is_causal: bool = True
+    """Tokens attend to earlier ones alone, so that it learns the next token; else hidden ones."""
+    is_gated: bool = True
+    """The MLP has a gate, norms do not subtract the mean, positions are angles."""
+
+    embedding: Row
+    """The table of tokens."""
+    positions: Row | None = None
+    """A table of learned positions, added to the embedding of a token."""
+    token_types: Row | None = None
+    """A table whose first row is added to the embedding of every token."""
+    embedding_norm: Row | None = None
+    """The norm before the first block."""
+    block: tuple[Row, ...]
+    """Of one block, in the order of its forward pass."""
+    norm: Row
+    """What comes between the last block and the head."""
+    head: Row
+
+    blocks: str = ""
+    """The list of transformer blocks."""
+    operators: tuple[str, ...] = ()
+    """Modules of a block that have no parameters of their own."""
+    rotary: str | None = None
+    """What turns positions into the angles that every block uses; it has buffers alone."""
+    end: str | None = None
+    """A module that holds norm and head, and parameters of its own."""
+    dropped: tuple[str, ...] = ()
+    """Modules of a block whose output passes through dropout."""
+    gathered: tuple[str, ...] = ()
+    """Modules of a block that need all tokens of a sample at their input."""
+    sparse: str | None = None
+    """The module of a block that has a router and experts; None: a block has one MLP."""
+
+    config_json: ConfigJson | None = None
+    """None: models of this kind can be planned, and not trained."""
+    initial_std: float = 0.02
+    """Of random matrices; norms begin with one, biases with zero."""
+    refused_schedules: Mapping[str, str] = field(default_factory=dict)
+    """Pipeline schedule -> why no model of this kind goes through it, and what to use."""
+    presets: Mapping[str, Preset] = field(default_factory=dict)
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether models of this kind can be trained, and not only planned."""
+        return self.config_json is not None
+
+    @property
+    def before(self) -> tuple[Row, ...]:
+        """What is before the first block, on the first stage of a pipeline."""
+        rows = (self.embedding, self.positions, self.token_types, self.embedding_norm)
+        return tuple(row for row in rows if row is not None)
+
+    @property
+    def after(self) -> tuple[Row, ...]:
+        """What is after the last block, on the last stage."""
+        return (self.norm, self.head)
+
+    @property
+    def colwise(self) -> tuple[str, ...]:
+        """Matrices of a block whose outputs tp splits; experts are dealt out apart."""
+        return tuple(row.module for row in self._matrices() if row.split == "rows")
+
+    @property
+    def rowwise(self) -> tuple[str, ...]:
+        """Matrices of a block whose inputs tp splits; their outputs are sums over ranks."""
+        return tuple(row.module for row in self._matrices() if row.split == "columns")
+
+    @property
+    def block_modules(self) -> tuple[str, ...]:
+        """Every module in a block, by its name there."""
+        rows = (row.module for row in self.block if row.is_built)
+        return tuple(dict.fromkeys((*self.operators, *rows)))
+
+    def products(self, shape: ModelShape) -> tuple[Product, ...]:
+        """Matrix products of a block; neighbours that multiply the same input are one."""
+        found = []
+        matrices = [row for row in self.block if row.columns is not None and row.elements(shape)]
+        for (inputs, split, per_expert, _), rows in groupby(matrices, key=_input_of(shape)):
+            outputs = tuple(row.rows(shape) for row in rows)
+            found.append(Product(outputs, inputs, split, per_expert))
+        return tuple(found)
+
+    def _matrices(self) -> Iterator[Row]:
+        return (row for row in self.block if row.is_built and not row.per_expert)
+
+
+def _input_of(shape: ModelShape) -> Callable[[Row], tuple[Any, ...]]:
+    """What two matrices that multiply the same input have in common."""
+
+    def key(row: Row) -> tuple[Any, ...]:
+        assert row.columns is not None, "no norm"
+        return row.columns(shape), row.split, row.per_expert, row.module.rpartition(".")[0]
+
+    return key
+
+
+# --- sizes that tables are made of ----------------------------------------------------------------
+
+
+def vocabulary(shape: ModelShape) -> int:
+    return shape.vocab_size
+
+
+def positions(shape: ModelShape) -> int:
+    return shape.max_position_embeddings
+
+
+def hidden(shape: ModelShape) -> int:
+    return shape.hidden_size
+
+
+def heads(shape: ModelShape) -> int:
+    """Elements of all queries of a token."""
+    return shape.num_attention_heads * shape.head_width
+
+
+def kv_heads(shape: ModelShape) -> int:
+    """Elements of all its keys, or values."""
+    return shape.num_key_value_heads * shape.head_width
+
+
+def head(shape: ModelShape) -> int:
+    return shape.head_width
+
+
+def inner(shape: ModelShape) -> int:
+    return shape.intermediate_size
+
+
+def experts(shape: ModelShape) -> int:
+    return shape.num_experts
+
+
+def expert_inner(shape: ModelShape) -> int:
+    return shape.expert_width
+
+
+def shared_inner(shape: ModelShape) -> int:
+    return shape.shared_expert_intermediate_size
+
+
+def if_asked(shape: ModelShape) -> bool:
+    """A bias that the config decides on."""
+    return shape.attention_bias
+
+
+def always(_: ModelShape) -> bool:
+    return True

@@ -1,0 +1,170 @@
+"""Llama (1 to 3.3) and Mistral; the parts that most decoders after them share.
+
+Sources: Touvron et al. 2023, arXiv:2302.13971 and arXiv:2307.09288; Grattafiori et al. 2024,
+arXiv:2407.21783; Jiang et al. 2023, arXiv:2310.06825.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from shardyard.families.config_json import decoder_fields, without_attention_bias
+from shardyard.families.family import (
+    ConfigJson,
+    Family,
+    Preset,
+    Row,
+    heads,
+    hidden,
+    if_asked,
+    inner,
+    kv_heads,
+    vocabulary,
+)
+from shardyard.families.shape import ModelShape
+
+INPUT_NORM, MLP_NORM = Row("input_layernorm", hidden), Row("post_attention_layernorm", hidden)
+ATTENTION = (
+    Row("self_attn.q_proj", heads, hidden, bias=if_asked, split="rows"),
+    Row("self_attn.k_proj", kv_heads, hidden, bias=if_asked, split="rows"),
+    Row("self_attn.v_proj", kv_heads, hidden, bias=if_asked, split="rows"),
+    Row("self_attn.o_proj", hidden, heads, bias=if_asked, split="columns"),
+)
+MLP = (
+    Row("mlp.gate_proj", inner, hidden, split="rows"),
+    Row("mlp.up_proj", inner, hidden, split="rows"),
+    Row("mlp.down_proj", hidden, inner, split="columns"),
+)
+
+
+def _shape(
+    vocab: int,
+    width: int,
+    inner_width: int,
+    layers: int,
+    queries: int,
+    keys: int,
+    context: int,
+    *,
+    theta: float = 10000.0,
+    tied: bool = False,
+    positions_stretched: float = 0,
+) -> ModelShape:
+    """A Llama; ``positions_stretched``: the factor of its scaled rotary positions (3.1 and 3.2)."""
+    scaling = {"factor": positions_stretched, **_LLAMA31_ROPE} if positions_stretched else None
+    return ModelShape(
+        model_type="llama", vocab_size=vocab, hidden_size=width, intermediate_size=inner_width,
+        num_hidden_layers=layers, num_attention_heads=queries, num_key_value_heads=keys,
+        max_position_embeddings=context, rope_theta=theta, tie_word_embeddings=tied,
+        rope_scaling=scaling,
+    )  # fmt: skip
+
+
+_LLAMA31_ROPE: dict[str, Any] = {
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+_LLAMA2 = "Touvron et al. 2023, arXiv:2307.09288, table 1; config.json of meta-llama/Llama-2-{}-hf"
+_LLAMA3 = "Grattafiori et al. 2024, arXiv:2407.21783, table 3; config.json of meta-llama/{}"
+
+_PRESETS = {
+    "llama-tiny": Preset(
+        shape=_shape(0, 64, 172, 2, 4, 2, 256),
+        source="ours: the smallest shape with grouped KV heads; for tests",
+    ),
+    "llama-laptop": Preset(
+        shape=_shape(0, 192, 512, 4, 6, 2, 512, tied=True),
+        source="ours: learns Python text on two CPU cores in about two minutes",
+    ),
+    "llama-pocket": Preset(
+        shape=_shape(0, 128, 384, 4, 4, 2, 512, tied=True),
+        source="ours: learns most of Python text that two CPU cores can teach in two minutes",
+    ),
+    "llama-tiny-deep": Preset(
+        shape=_shape(0, 32, 88, 8, 4, 2, 256),
+        source="ours: enough blocks for a pipeline of up to eight stages; for tests",
+    ),
+    "llama-1b": Preset(
+        shape=_shape(32000, 2048, 5504, 24, 16, 16, 4096),
+        source="ours: the 1.3 B shape of GPT-3 XL (Brown et al. 2020, arXiv:2005.14165, table 2.1) "
+        "with a SwiGLU MLP of equal size",
+    ),
+    "llama2-7b": Preset(
+        shape=_shape(32000, 4096, 11008, 32, 32, 32, 4096), source=_LLAMA2.format("7b")
+    ),
+    "llama2-13b": Preset(
+        shape=_shape(32000, 5120, 13824, 40, 40, 40, 4096), source=_LLAMA2.format("13b")
+    ),
+    "llama2-70b": Preset(
+        shape=_shape(32000, 8192, 28672, 80, 64, 8, 4096), source=_LLAMA2.format("70b")
+    ),
+    "llama3-8b": Preset(
+        shape=_shape(128256, 4096, 14336, 32, 32, 8, 8192, theta=500000.0),
+        source=_LLAMA3.format("Meta-Llama-3-8B"),
+    ),
+    "llama3-70b": Preset(
+        shape=_shape(128256, 8192, 28672, 80, 64, 8, 8192, theta=500000.0),
+        source=_LLAMA3.format("Meta-Llama-3-70B"),
+    ),
+    "llama3.1-405b": Preset(
+        shape=_shape(
+            128256, 16384, 53248, 126, 128, 8, 131072, theta=500000.0, positions_stretched=8.0
+        ),
+        source=_LLAMA3.format("Llama-3.1-405B"),
+    ),
+    "llama3.2-1b": Preset(
+        shape=_shape(
+            128256, 2048, 8192, 16, 32, 8, 131072,
+            theta=500000.0, tied=True, positions_stretched=32.0,
+        ),
+        source="config.json of meta-llama/Llama-3.2-1B; its sizes also in "
+        "benchmarks/groundtruth/model_architectures.csv",
+    ),
+}  # fmt: skip
+
+
+LLAMA = Family(
+    model_type="llama",
+    embedding=Row("model.embed_tokens", vocabulary, hidden, split="rows"),
+    block=(INPUT_NORM, *ATTENTION, MLP_NORM, *MLP),
+    norm=Row("model.norm", hidden),
+    head=Row("lm_head", vocabulary, hidden, split="rows"),
+    blocks="model.layers",
+    operators=("self_attn", "mlp", "mlp.act_fn"),
+    rotary="model.rotary_emb",
+    dropped=("self_attn", "mlp"),
+    gathered=("self_attn", "mlp"),
+    config_json=ConfigJson(
+        defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "sliding_window": None},
+        written=decoder_fields,
+    ),
+    presets=_PRESETS,
+)
+
+
+def _mistral_refused(config: Mapping[str, Any]) -> Mapping[str, bool]:
+    return without_attention_bias(config, "mistral")
+
+
+def _mistral_fields(shape: ModelShape) -> dict[str, Any]:
+    # transformers' default is a window; samples here are no longer than the model's
+    return {**decoder_fields(shape), "sliding_window": None}
+
+
+MISTRAL = replace(
+    LLAMA,
+    model_type="mistral",
+    config_json=ConfigJson(
+        defaults={
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-6,
+            "sliding_window": 4096,
+            "num_key_value_heads": 8,
+        },
+        refused=_mistral_refused,
+        written=_mistral_fields,
+    ),
+    presets={},
+)

@@ -1,0 +1,139 @@
+"""Sizes of one model, and what its family's table makes of them: counts of parameters, products."""
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from shardyard.families.registry import family_of
+
+if TYPE_CHECKING:
+    from shardyard.families.family import Family, Product
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """Sizes of one transformer; the field names are those of Hugging Face configs."""
+
+    model_type: str
+    """A row of ``families/registry.py``; gpt2 also stands for BLOOM, MPT and others like it."""
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    max_position_embeddings: int
+    rms_norm_eps: float = 1e-5
+    """Added to the variance by norms, also by those of BERT, which subtract the mean."""
+    rope_theta: float = 10000.0
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    head_dim: int | None = None
+    rope_scaling: dict[str, Any] | None = None
+    """Scaled rotary positions (Llama 3.1 and later): ``rope_parameters`` without ``rope_theta``."""
+    sliding_window: int | None = None
+    """Tokens back that a token sees. Here it sees the whole sample, so none may be longer."""
+    num_experts: int = 0
+    """Experts of each block's MLP; 0: one dense MLP."""
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int | None = None
+    """Width of one expert; None: intermediate_size."""
+    shared_expert_intermediate_size: int = 0
+    """Width of the expert that every token visits; 0: there is none."""
+    hidden_dropout: float = 0.0
+    """Share of hidden states that its own config.json drops; model.dropout says what is done."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+    @cached_property
+    def family(self) -> "Family":
+        """What is known of models of its kind."""
+        return family_of(self.model_type)
+
+    @cached_property
+    def is_gated(self) -> bool:
+        """Whether the MLP has a gate: three matrices instead of two (SwiGLU)."""
+        return self.family.is_gated
+
+    @cached_property
+    def is_causal(self) -> bool:
+        """Whether tokens attend to earlier ones alone."""
+        return self.family.is_causal
+
+    # --- widths -----------------------------------------------------------------------------------
+
+    @property
+    def head_width(self) -> int:
+        """Elements of one attention head."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def expert_width(self) -> int:
+        """Inner width of one expert."""
+        return self.moe_intermediate_size or self.intermediate_size
+
+    # --- counts, from the family's table ----------------------------------------------------------
+
+    @cached_property
+    def expert_parameters(self) -> int:
+        """Parameters of one expert; 0 for a dense model."""
+        if not self.num_experts:
+            return 0
+        return sum(row.elements(self) for row in self.family.block if row.per_expert)
+
+    @cached_property
+    def shared_block_parameters(self) -> int:
+        """Parameters of one block without its experts: what every token visits."""
+        return sum(row.elements(self) for row in self.family.block if not row.per_expert)
+
+    @cached_property
+    def block_parameters(self) -> int:
+        """Parameters of one transformer block, norms and biases included."""
+        return self.shared_block_parameters + self.num_experts * self.expert_parameters
+
+    @cached_property
+    def unsplit_block_parameters(self) -> int:
+        """Parameters of a block that every rank of tp holds: norms, routers, biases of sums."""
+        return sum(row.unsplit_elements(self) for row in self.family.block)
+
+    @cached_property
+    def embedding_parameters(self) -> int:
+        """All that comes before the first block: the table of tokens, and what is added to it."""
+        return sum(row.elements(self) for row in self.family.before)
+
+    @cached_property
+    def small_parameters(self) -> tuple[int, int]:
+        """What every rank of tp holds before the first block, and after the last."""
+        family = self.family
+        before = sum(row.unsplit_elements(self) for row in family.before)
+        return before, sum(row.unsplit_elements(self) for row in family.after)
+
+    @property
+    def table_parameters(self) -> int:
+        """Parameters of the table of tokens, or of the head."""
+        return self.vocab_size * self.hidden_size
+
+    @cached_property
+    def parameters(self) -> int:
+        """All parameters; a tied head is counted once."""
+        head = 0 if self.tie_word_embeddings else self.family.head.elements(self)
+        blocks = self.num_hidden_layers * self.block_parameters
+        return self.embedding_parameters + blocks + self.family.norm.elements(self) + head
+
+    @cached_property
+    def matmul_parameters(self) -> int:
+        """Parameters in a matrix product of every token: no table, and only the visited experts.
+
+        Of a block all but the scales of its two norms; biases and norms of heads are so few that
+        other tools, whose FLOP these are held against, count them too.
+        """
+        visited = self.shared_block_parameters + self.num_experts_per_tok * self.expert_parameters
+        blocks = self.num_hidden_layers * (visited - 2 * self.hidden_size)
+        return blocks + self.table_parameters
+
+    @cached_property
+    def products(self) -> "tuple[Product, ...]":
+        """Matrix products of a block, in their order; those of one input are one product."""
+        return self.family.products(self)

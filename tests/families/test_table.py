@@ -1,0 +1,186 @@
+"""A family's table against the model that transformers builds: every row, name and count."""
+
+import ast
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
+
+import shardyard
+from shardyard.errors import RequestError
+from shardyard.families.presets import PRESETS
+from shardyard.families.registry import family_of, registered, trained_types
+from shardyard.families.shape import ModelShape
+from shardyard.models.build import build_on_meta, hf_config
+from shardyard.models.hf import file_names
+from shardyard.models.parts import blocks_of
+
+
+def shape_of(model_type: str) -> ModelShape:
+    """The smallest preset of a family, else llama-tiny under its name."""
+    own = [preset.shape for preset in family_of(model_type).presets.values()]
+    tiny = min(own, key=lambda shape: shape.hidden_size, default=PRESETS["llama-tiny"].shape)
+    if tiny.hidden_size > 64:
+        tiny = PRESETS["llama-tiny"].shape
+    return replace(tiny, model_type=model_type, vocab_size=300)
+
+
+@cache
+def model_of(model_type: str) -> PreTrainedModel:
+    return build_on_meta(shape_of(model_type))
+
+
+# The head of BERT has a dense layer, a norm and a bias that the planner does not count.
+NOT_COUNTED = {
+    "bert": {"cls.predictions.bias"}
+    | {
+        f"cls.predictions.transform.{name}"
+        for name in ("dense.weight", "dense.bias", "LayerNorm.weight", "LayerNorm.bias")
+    }
+}
+
+
+@pytest.mark.parametrize("model_type", trained_types())
+def test_the_rows_of_a_family_are_the_parameters_of_its_model(model_type: str) -> None:
+    shape, model = shape_of(model_type), model_of(model_type)
+    family = shape.family
+    rows = {f"{row.module}.{row.parameter}": row for row in (*family.before, family.head)}
+    rows |= {f"{family.norm.module}.weight": family.norm}
+    expected: dict[str, int] = {}
+    for number in range(shape.num_hidden_layers):
+        for row in family.block:
+            rows[f"{family.blocks}.{number}.{row.module}.{row.parameter}"] = row
+    for name, row in rows.items():
+        number = shape.num_experts if row.per_expert else 1
+        elements = number * row.elements(shape)
+        bias = row.rows(shape) if row.bias is not None and row.bias(shape) else 0
+        if elements:
+            expected[name] = elements - bias
+        if bias:
+            expected[f"{name.removesuffix('weight')}bias"] = bias
+    if shape.tie_word_embeddings:
+        del expected[f"{family.head.module}.weight"]
+    real = {name: param.numel() for name, param in model.named_parameters()}
+    left_out = NOT_COUNTED.get(model_type, set())
+    assert {name: size for name, size in real.items() if name not in left_out} == expected
+    assert sum(expected.values()) == shape.parameters
+
+
+@pytest.mark.parametrize("model_type", trained_types())
+@pytest.mark.parametrize("bias", [False, True])
+def test_what_tp_splits_and_what_it_leaves_whole_make_a_block(model_type: str, bias: bool) -> None:
+    shape = replace(shape_of(model_type), attention_bias=bias)
+    family = shape.family
+    split = sum(
+        row.elements(shape) - row.unsplit_elements(shape)
+        for row in family.block
+        if row.split is not None and not row.per_expert
+    )
+    assert split + shape.unsplit_block_parameters == shape.shared_block_parameters
+    matrices = {row.module: row for row in family.block}
+    assert [matrices[name].split for name in family.colwise] == ["rows"] * len(family.colwise)
+    assert [matrices[name].split for name in family.rowwise] == ["columns"] * len(family.rowwise)
+
+
+@pytest.mark.parametrize("model_type", trained_types())
+def test_the_modules_of_a_block_are_those_that_the_model_has(model_type: str) -> None:
+    family = family_of(model_type)
+    block = next(iter(blocks_of(model_of(model_type), family).values()))
+    assert set(family.block_modules) == {name for name, _ in block.named_modules() if name}
+    named = (*family.dropped, *family.gathered, *family.colwise, *family.rowwise)
+    assert set(named) <= set(family.block_modules)
+
+
+@pytest.mark.parametrize("model_type", trained_types())
+def test_names_in_files_are_those_that_transformers_saves(model_type: str, tmp_path: Path) -> None:
+    shape, family = shape_of(model_type), family_of(model_type)
+    ours = {
+        name
+        for own, param in model_of(model_type).named_parameters()
+        for name in file_names(own, param.shape, family)
+    }
+    kind = AutoModelForCausalLM if shape.is_causal else AutoModelForMaskedLM
+    theirs = kind.from_config(hf_config(shape))
+    theirs.save_pretrained(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
+        assert ours == set(file.keys())
+
+
+def test_a_row_of_the_registry_has_the_name_of_its_family() -> None:
+    assert {name: family_of(name).model_type for name in registered()} == {
+        name: name for name in registered()
+    }
+    wrong = [
+        (model_type, name)
+        for model_type in registered()
+        for name, preset in family_of(model_type).presets.items()
+        if preset.shape.model_type != model_type
+    ]
+    assert wrong == []
+
+
+def test_products_take_the_parameters_of_a_block_but_norms_and_biases() -> None:
+    for preset in PRESETS.values():
+        shape = preset.shape
+        for_one = sum(sum(product.outputs) * product.inputs for product in shape.products)
+        rows = [row for row in shape.family.block if row.columns is not None]
+        biases = sum(row.rows(shape) for row in rows if row.bias is not None and row.bias(shape))
+        assert for_one + biases == sum(row.elements(shape) for row in rows)
+
+
+PACKAGE = Path(shardyard.__file__).parent
+
+
+def asks_for_a_family(node: ast.AST) -> bool:
+    """Whether a node compares a model type, or spells one."""
+    if isinstance(node, ast.Constant):
+        return node.value in registered()
+    if isinstance(node, ast.Match):
+        return "model_type" in ast.unparse(node.subject)
+    sides = (node.left, *node.comparators) if isinstance(node, ast.Compare) else ()
+    ends = ("model_type", "['model_type']", "get('model_type')")
+    return any(ast.unparse(side).endswith(ends) for side in sides)
+
+
+def test_no_code_outside_asks_what_a_family_is_called() -> None:
+    texts = {
+        path.relative_to(PACKAGE): path.read_text()
+        for path in PACKAGE.rglob("*.py")
+        if path.parent != PACKAGE / "families"
+    }
+    guilty = [
+        f"{path}:{node.lineno}"
+        for path, text in texts.items()
+        if any(word in text for word in ("model_type", *registered()))
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.stmt | ast.expr) and asks_for_a_family(node)
+    ]
+    assert guilty == []
+    assert all(
+        asks_for_a_family(ast.parse(code, mode="eval").body)
+        for code in ("shape.model_type == x", "config.get('model_type') in MIXTURES", "'bert'")
+    )
+
+
+@pytest.mark.heavy
+def test_a_preset_is_found_without_the_families_after_its_own() -> None:
+    """What `shardyard train model.preset=llama-tiny` imports before it begins."""
+    code = (
+        "import sys; from shardyard.families.presets import PRESETS; PRESETS['llama-tiny'];"
+        "print(sorted(n for n in sys.modules if n.startswith('shardyard.families.')"
+        " or n == 'torch'))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    names = ("config_json", "family", "llama", "presets", "registry", "shape")
+    assert told.stdout.strip() == str([f"shardyard.families.{name}" for name in names])
+
+
+def test_an_unknown_type_is_refused_where_it_is_counted() -> None:
+    shape = replace(PRESETS["llama-tiny"].shape, model_type="lama")
+    with pytest.raises(RequestError, match=r"model type 'lama' is not known\. Known: llama, mis"):
+        _ = shape.parameters
