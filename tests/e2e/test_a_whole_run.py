@@ -79,7 +79,9 @@ def test_an_export_comes_back_as_the_start_of_another_run(place: Place, base: An
     first, second = place.folder / "first", place.folder / "second"
     exported = place.run("export", "base", "--to", "first", "--json")
     assert exported.code == 0
-    refused = place.run("export", "base", "--to", "first")
+    repeated = place.run("export", "base", "--to", "first")
+    assert repeated.code == 0 and "had exported already" in repeated.out
+    refused = place.run("export", "base", "--to", "first", "--dtype", "bfloat16")
     assert refused.code == 2 and "Give another folder, or remove that one." in refused.err
 
     # far smaller steps than the weights: what is written later must be near what was read
