@@ -76,9 +76,9 @@ def refuse_differing(digests_by_rank: Sequence[Mapping[str, str]]) -> None:
     raise CheckpointError(
         f"buffer {name.removeprefix(_PREFIX)}{more} of rank {one} is not that of rank {other}. A "
         "checkpoint holds each buffer once, so after a load all ranks would go on with that of "
-        "one. Statistics of a batch differ as the ranks read other samples: use "
-        "nn.SyncBatchNorm.convert_sync_batchnorm(model), GroupNorm or LayerNorm, or one process; "
-        "or make them equal before the save (all_reduce)."
+        "one. What a module counts of its batches differs as the ranks read other samples: only "
+        "torch's batch normalisation is counted over all of them. Make it equal before the save "
+        "(all_reduce), use one process, or keep it out of the buffers."
     )
 
 

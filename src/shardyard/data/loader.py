@@ -43,6 +43,19 @@ class MicroBatch:
         """The same samples with other values of some fields."""
         return replace(self, fields={**self.fields, **fields})
 
+    @property
+    def is_padding(self) -> bool:
+        """Whether no sample is in it: it is there so that all ranks have equally many."""
+        return bool((self.samples_B < 0).all())
+
+    def cut(self) -> "MicroBatch":
+        """Its samples without rows of padding; a row stays of what is padding alone."""
+        rows = max(1, int((self.samples_B >= 0).sum()))
+        if rows == len(self.samples_B):
+            return self
+        fields = {name: field[:rows] for name, field in self.fields.items()}
+        return replace(self, fields=fields, samples_B=self.samples_B[:rows])
+
     def to(self, device: torch.device) -> "MicroBatch":
         """The same micro-batch on a device."""
         if device.type == "cpu":

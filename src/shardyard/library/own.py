@@ -8,6 +8,7 @@ from torch import nn
 from shardyard.config.own_module import WHY_NOT
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.library.known import request
+from shardyard.models.batch_norm import BatchNorms
 from shardyard.parallel import apply
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.own_module import blocks_named, module_problems
@@ -45,8 +46,8 @@ def shard_own(
     found += [*_axis_problems(mesh, plan), *unmatched, *module_problems(model, chosen, tp=tp)]
     if found:
         raise RecipeError(found, "parallelize()")
-    apply.parallelize_own(model, mesh, recipe=recipe, blocks=chosen, words=words)
-    return OwnModel(model, mesh)
+    norms = apply.parallelize_own(model, mesh, recipe=recipe, blocks=chosen, words=words)
+    return OwnModel(model, mesh, norms)
 
 
 def _axis_problems(mesh: Mesh, plan: Mapping[str, str]) -> list[Problem]:
@@ -70,9 +71,10 @@ class OwnModel:
 
     held_twice: Collection[str] = ()
 
-    def __init__(self, model: nn.Module, mesh: Mesh) -> None:
+    def __init__(self, model: nn.Module, mesh: Mesh, norms: BatchNorms | None) -> None:
         self._model = model
         self._mesh = mesh
+        self._norms = norms
 
     def read(
         self, batches: Sequence[Any], loss: Loss | None
@@ -83,4 +85,7 @@ class OwnModel:
                 f"what the loss of a {type(self._model).__name__} is, only you know. Give loss=, a "
                 "function of (model, batch) that returns the sum of the losses and their number."
             )
-        return OwnComputation(self._model, self._mesh, loss, said_by="loss="), batches
+        computation = OwnComputation(
+            self._model, self._mesh, loss, said_by="loss=", norms=self._norms
+        )
+        return computation, batches

@@ -53,7 +53,7 @@ def accumulate(model: nn.Module, batches: Sequence[Any], loss: Loss | None = Non
     )
     mean, divisor = _mean(totals)
     _divide(parts, divisor)
-    totals.give_back(skipped=torch.zeros((), dtype=torch.bool, device=parts.device))
+    totals.give_back(skipped=~torch.isfinite(mean))  # what is kept shall not become NaN
     return mean
 
 

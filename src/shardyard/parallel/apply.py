@@ -13,6 +13,7 @@ from shardyard.config.stages import blocks_by_stage
 from shardyard.families.family import Family
 from shardyard.families.shape import ModelShape
 from shardyard.models.attention import Attention, sample_attention
+from shardyard.models.batch_norm import BatchNorms, batch_norms_in
 from shardyard.models.dropout import SampleKeys, add_dropout
 from shardyard.models.forward import ForwardPass
 from shardyard.models.local_shard import local_shard
@@ -111,20 +112,25 @@ def parallelize_own(
     recipe: Recipe,
     blocks: Mapping[str, nn.Module],
     words: Mapping[str, str],
-) -> None:
+) -> BatchNorms | None:
     """Change a module in place of which nothing is known but what its owner says.
 
     Args:
         blocks: What is recomputed, compiled and sharded one by one, by full name.
         words: How tp splits its matrices: name -> a word of ``tensor_plan``.
+
+    Returns:
+        Its batch normalisations, which count in the step; None: it has none.
     """
     # 1. it calls its modules itself, and 3. drops what it drops
     # 2. what modules compute
+    norms = BatchNorms(module) if batch_norms_in(module) else None
     if mesh.layout.tp > 1:
         split_by_plan(module, mesh.dense["tp"], words)
     output_dtype = mixed_precision(recipe.precision).output_dtype
     groups = Groups(blocks=list(blocks.values()), output_dtype=output_dtype)
     _wrap([(module, groups)], blocks, mesh, recipe=recipe, keys=None, offload=None)
+    return norms
 
 
 def _wrap(

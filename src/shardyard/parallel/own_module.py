@@ -2,14 +2,17 @@
 
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from shardyard.errors import Problem, RequestError
+from shardyard.models.batch_norm import batch_norms_in
 from shardyard.parallel.tensor_plan import names_matching
+
+_FORWARD = nn.BatchNorm1d.forward
 
 
 def blocks_named(
@@ -60,7 +63,26 @@ def module_problems(
             "which tp holds in parts. Use nn.Linear and scaled_dot_product_attention, or tp=1."
         )
         found.append(Problem("model", text))
-    return found + _shared_parameters(model, blocks, setting)
+    return [*found, *_batch_norm_problems(model, tp), *_shared_parameters(model, blocks, setting)]
+
+
+def _batch_norm_problems(model: nn.Module, tp: int) -> Iterator[Problem]:
+    """Batch normalisation whose running statistics would not be those of the step."""
+    norms = batch_norms_in(model)
+    if tp > 1 and norms:
+        text = (
+            f"has {next(iter(norms))}, a batch normalisation: ranks of tp hold other features, or "
+            "count the same samples again. Use GroupNorm or LayerNorm, or tp=1."
+        )
+        yield Problem("model", text)
+    changed = [name for name, norm in norms.items() if type(norm).forward is not _FORWARD]
+    if changed:
+        text = (
+            f"has {changed[0]}, a batch normalisation with a forward method of its own: running "
+            "statistics of a step are counted where torch's own computes. Use torch's, or another "
+            "norm."
+        )
+        yield Problem("model", text)
 
 
 def _shared_parameters(

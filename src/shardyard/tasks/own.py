@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from shardyard.errors import RequestError
+from shardyard.models.batch_norm import BatchNorms
 from shardyard.parallel.data import GradientSync, backward_all, reshard
 from shardyard.parallel.mesh import Mesh
 from shardyard.tasks.base import Computation, Part
@@ -25,19 +26,24 @@ class OwnComputation(Computation[Any]):
         loss: Loss,
         *,
         said_by: str,
-        reads: Callable[[Any], Any] = lambda batch: batch,
+        norms: BatchNorms | None = None,
+        reads: Callable[[Any], tuple[Any, bool]] = lambda batch: (batch, True),
     ) -> None:
         """Take a module that is sharded.
 
         Args:
             said_by: What messages call the loss function.
-            reads: From a micro-batch to what the loss function is given of it.
+            norms: Its batch normalisations; None: it has none.
+            reads: From a micro-batch to what the loss function is given of it, and whether it
+                counts; one that does not is there so that ranks meet.
         """
         self.model = model
         self.roots = [model]
         self._loss_function = loss
         self._said_by = said_by
         self._reads = reads
+        self._norms = norms
+        self.statistics = () if norms is None else (norms,)
         self._tp = mesh.layout.tp
         self._is_counted = mesh.tensor_rank == 0
         self._sync = GradientSync(model, mesh.layout)
@@ -58,13 +64,20 @@ class OwnComputation(Computation[Any]):
 
     def _loss(self, batch: Any, counts: list[Tensor]) -> Tensor:
         """This rank's part of a micro-batch's loss; ``counts`` gets that of its number."""
-        answer = self._loss_function(self.model, self._reads(batch))
+        read, has_weight = self._reads(batch)
+        if self._norms is not None:
+            self._norms.is_weightless, self._norms.counts = not has_weight, 1
+        answer = self._loss_function(self.model, read)
         if not (isinstance(answer, tuple) and len(answer) == 2) or answer[0].dim():
             raise RequestError(
                 f"{self._said_by} must return two things: the sum of the losses of a batch (a "
                 "tensor of one number, not their mean) and how many they are."
             )
         loss_sum, count = answer
+        if not has_weight:
+            loss_sum, count = 0.0 * loss_sum, 0
+        if self._norms is not None:
+            self._norms.counts = count
         own_count = count if self._is_counted else 0
         counts.append(torch.as_tensor(own_count, dtype=torch.float64, device=loss_sum.device))
         return loss_sum / self._tp

@@ -58,9 +58,10 @@ def build_own(
     refuse_differing_weights(model, control)
     model.float()  # master weights
     model.to(device)
-    parallelize_own(model, mesh, recipe=recipe, blocks=blocks, words={})
+    norms = parallelize_own(model, mesh, recipe=recipe, blocks=blocks, words={})
     reads = _Reads(recipe.run.seed, device)
-    return OwnComputation(model, mesh, loss, reads=reads, said_by=f"the loss of {place}")
+    said_by = f"the loss of {place}"
+    return OwnComputation(model, mesh, loss, said_by=said_by, norms=norms, reads=reads)
 
 
 class _Reads:
@@ -70,11 +71,11 @@ class _Reads:
         self._seed = seed
         self._device = device
 
-    def __call__(self, batch: MicroBatch) -> dict[str, Tensor]:
-        """Its fields on the device."""
+    def __call__(self, batch: MicroBatch) -> tuple[dict[str, Tensor], bool]:
+        """Its fields on the device, without padding, and whether it counts."""
         first = int(batch.samples_B[0])  # in host memory
         torch.manual_seed(key_of(self._seed, "module", first) % 2**63)
-        return dict(batch.to(self._device).fields)
+        return dict(batch.cut().to(self._device).fields), not batch.is_padding
 
 
 def _made(place: str, *, vocab_size: int, seq_len: int) -> tuple[nn.Module, Loss]:

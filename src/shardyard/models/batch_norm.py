@@ -1,0 +1,134 @@
+"""Batch normalisation that no layout changes: over a micro-batch, and counted once a step.
+
+What ``nn.BatchNorm`` normalises over is the micro-batch that it is given, whose samples are the
+same in every layout. Its running statistics are not: they follow whatever a process computes, one
+micro-batch after the other. Here a step's micro-batches are added up, over all ranks, and the
+running statistics move once, by the mean and the variance of all that the step has seen. The
+forward method is replaced, not the module: names in checkpoints stay.
+
+Rows are counted on the way back, by a hook on the norm's output: a forward pass may be computed
+again, and a function of autograd would make the output one that must not be changed in place, as
+residual networks do.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def batch_norms_in(model: nn.Module) -> dict[str, nn.Module]:
+    """The batch normalisations of a module by name; ``SyncBatchNorm`` is none of these."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, KINDS)}
+
+
+class BatchNorms:
+    """All batch normalisations of a module: a ``Statistics`` of the step."""
+
+    metrics: Sequence[str] = ()
+
+    def __init__(self, model: nn.Module) -> None:
+        """Replace the forward methods of those that are in a module."""
+        self.is_weightless = False
+        """Whether the micro-batch that is computed counts for nothing: it is there only so that
+        ranks meet. Its one sample has no variance; running statistics take its place."""
+        self.counts: int | Tensor = 1
+        """Of the losses of the micro-batch whose backward pass comes next; 0: nothing counts."""
+        self._norms = [_Norm(norm, self) for norm in batch_norms_in(model).values()]
+
+    @property
+    def size(self) -> int:
+        """Numbers in a row: of each norm a count, and two for each of its features."""
+        return sum(norm.size for norm in self._norms)
+
+    def take(self, device: torch.device) -> Tensor:
+        """What this rank has seen since the last step, fp64."""
+        rows = [norm.take(device) for norm in self._norms]
+        return torch.cat(rows)
+
+    def give_back(self, summed: Tensor, *, skipped: Tensor) -> Sequence[Tensor]:
+        """Let running statistics follow what all ranks have seen; of a skipped step nothing."""
+        sizes = [norm.size for norm in self._norms]
+        for norm, row in zip(self._norms, torch.split(summed, sizes), strict=True):
+            norm.follow(row, skipped)
+        return ()
+
+
+class _Norm:
+    """One batch normalisation, and what it has seen: count, sums, sums of squares, (1 + 2C)."""
+
+    def __init__(self, norm: nn.Module, norms: BatchNorms) -> None:
+        assert isinstance(norm, KINDS)
+        self._norm = norm
+        self._norms = norms
+        self._as_it_is = norm.forward
+        self._seen: Tensor | None = None
+        self.size = 1 + 2 * norm.num_features
+        norm.forward = self._forward  # type: ignore[method-assign,assignment]
+
+    def _forward(self, x: Tensor) -> Tensor:
+        norm = self._norm
+        if self._norms.is_weightless:
+            return F.batch_norm(x, *self._running(x), norm.weight, norm.bias, eps=norm.eps)
+        if not norm.training or norm.running_mean is None:
+            return self._as_it_is(x)
+        # with a momentum of 1 torch leaves there the statistics of the batch itself
+        mean_C, var_C = torch.zeros(2, norm.num_features, device=x.device).unbind()
+        y = F.batch_norm(
+            x, mean_C, var_C, norm.weight, norm.bias, training=True, momentum=1.0, eps=norm.eps
+        )
+        if torch.is_grad_enabled():
+            self._count(y, mean_C, var_C)
+        return y
+
+    def _running(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        mean_C, var_C = self._norm.running_mean, self._norm.running_var
+        if mean_C is None or var_C is None:
+            zeros_C = torch.zeros(self._norm.num_features, device=x.device)
+            return zeros_C, torch.ones_like(zeros_C)
+        return mean_C, var_C
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _count(self, y: Tensor, mean_C: Tensor, var_C: Tensor) -> None:
+        """Count what was normalised once its gradient passes; at once if there will be none."""
+        count = y.numel() // self._norm.num_features
+        mean_C, spread_C = mean_C.double(), var_C.double() * ((count - 1) / count)
+        row = torch.cat(
+            [mean_C.new_full((1,), count), count * mean_C, count * (spread_C + mean_C.square())]
+        )
+        if y.requires_grad:
+            y.register_hook(lambda _: self._add(row))  # type: ignore[no-untyped-call]
+        else:
+            self._add(row)
+
+    def _add(self, row: Tensor) -> None:
+        counts = torch.as_tensor(self._norms.counts, device=row.device) > 0
+        row = torch.where(counts, row, 0.0)
+        self._seen = row if self._seen is None else self._seen + row
+
+    def take(self, device: torch.device) -> Tensor:
+        """What was seen, which then begins anew."""
+        seen, self._seen = self._seen, None
+        return torch.zeros(self.size, dtype=torch.float64, device=device) if seen is None else seen
+
+    @torch.no_grad()
+    def follow(self, row: Tensor, skipped: Tensor) -> None:
+        """Move the running statistics by the mean and the unbiased variance of a step."""
+        norm = self._norm
+        if norm.running_mean is None or norm.running_var is None:
+            return
+        assert norm.num_batches_tracked is not None
+        count, sums_C, squares_C = torch.split(row, [1, norm.num_features, norm.num_features])
+        is_kept = (count > 0) & ~skipped
+        norm.num_batches_tracked += is_kept[0]
+        share: float | Tensor | None = norm.momentum
+        if share is None:  # the mean over all steps
+            share = 1.0 / norm.num_batches_tracked.clamp(min=1).double()
+        mean_C = sums_C / count
+        var_C = (squares_C - count * mean_C.square()) / (count - 1.0)
+        for running_C, now_C in ((norm.running_mean, mean_C), (norm.running_var, var_C)):
+            moved_C = running_C + share * (now_C - running_C)
+            running_C.copy_(torch.where(is_kept, moved_C, running_C.double()))
