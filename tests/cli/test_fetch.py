@@ -206,6 +206,16 @@ def test_a_folder_that_holds_something_else_is_refused(site: Site, capsys: Captu
     assert [path.name for path in mine.iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.heavy
+def test_a_copy_that_was_killed_as_it_wrote_its_first_file_is_gone_on_with(site: Site) -> None:
+    copy = site.folder / "copy"
+    copy.mkdir()
+    (copy / ".recipe.yaml.4711").write_text("mod")
+    assert site.fetch("--to", str(copy)) == 0
+    assert (copy / "recipe.yaml").read_text() == site.here.recipe.read_text()
+    assert not list(copy.glob(".*"))
+
+
 def test_where_no_command_can_be_run_a_bucket_is_asked_for(
     tmp_path: Path, capsys: Captured
 ) -> None:

@@ -31,6 +31,9 @@ from shardyard.transfer.receive import (
 )
 from shardyard.units import format_bytes
 
+_BEGUN = ".recipe.yaml.*"
+"""All that there is of a copy whose fetch was killed as it wrote its first file."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Brought:
@@ -100,6 +103,8 @@ def bring(
         return told
     refuse_without_room(size, to.path)
     if to.path != asked.path:
+        for begun in to.path.glob(_BEGUN):
+            begun.unlink()
         write_text(to.recipe, asked.recipe.read_text(encoding="utf-8"))
     with progress(_all(listing, folders, missing, lines)) as seen:
         receive(source, missing, to.path, told=seen)
@@ -183,7 +188,7 @@ def _point(to: RunDir, listing: Listing) -> None:
 def _refuse_others(to: RunDir, asked: RunDir) -> None:
     if to.path == asked.path or not to.path.exists():
         return
-    if not to.path.is_dir() or next(to.path.iterdir(), None) is not None:
+    if not to.path.is_dir() or any(not each.match(_BEGUN) for each in to.path.iterdir()):
         try:
             is_same = to.recipe.read_bytes() == asked.recipe.read_bytes()
         except OSError:
