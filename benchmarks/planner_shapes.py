@@ -63,7 +63,6 @@ _PUBLIC: dict[str, ModelShape] = {
     "Llama-30b": _open_shape("llama", "32000 6656 17920 60 52 52"),
     "Llama-65b": _open_shape("llama", "32000 8192 22016 80 64 64"),
     "Llama-3.3-70B": _open_shape("llama", "128256 8192 28672 80 64 8"),
-    "Qwen2.5-0.5B": _open_shape("llama", "151936 896 4864 24 14 2", tied=True),
     "Qwen2.5-1.5B": _open_shape("llama", "151936 1536 8960 28 12 2", tied=True),
     "Qwen2.5-3B": _open_shape("llama", "151936 2048 11008 36 16 2", tied=True),
     "Qwen2.5-14B": _open_shape("llama", "152064 5120 13824 48 40 8"),

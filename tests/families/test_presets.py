@@ -14,7 +14,8 @@ PUBLISHED = [
     ("llama3.2-1b", 1_235_814_400),
     ("mixtral-8x7b", 46_702_792_704),
     ("mixtral-8x22b", 140_630_071_296),
-    # ours leaves out the norms of queries and keys: 2 x 128 in each block
+    ("qwen2.5-0.5b", 494_032_768),
+    ("qwen2.5-7b", 7_615_616_512),
     ("qwen3-8b", 8_190_735_360),
     ("qwen3-30b-a3b", 30_532_122_624),
     # arXiv:2005.14165, table D.1: 174,600 M

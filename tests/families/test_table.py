@@ -15,24 +15,15 @@ import shardyard
 from shardyard.errors import RequestError
 from shardyard.families.presets import PRESETS
 from shardyard.families.registry import family_of, registered, trained_types
-from shardyard.families.shape import ModelShape
 from shardyard.models.build import build_on_meta, hf_config
 from shardyard.models.hf import file_names
 from shardyard.models.parts import blocks_of
-
-
-def shape_of(model_type: str) -> ModelShape:
-    """The smallest preset of a family, else llama-tiny under its name."""
-    own = [preset.shape for preset in family_of(model_type).presets.values()]
-    tiny = min(own, key=lambda shape: shape.hidden_size, default=PRESETS["llama-tiny"].shape)
-    if tiny.hidden_size > 64:
-        tiny = PRESETS["llama-tiny"].shape
-    return replace(tiny, model_type=model_type, vocab_size=300)
+from tests.families.random_models import small_shape
 
 
 @cache
 def model_of(model_type: str) -> PreTrainedModel:
-    return build_on_meta(shape_of(model_type))
+    return build_on_meta(small_shape(model_type))
 
 
 # The head of BERT has a dense layer, a norm and a bias that the planner does not count.
@@ -47,7 +38,7 @@ NOT_COUNTED = {
 
 @pytest.mark.parametrize("model_type", trained_types())
 def test_the_rows_of_a_family_are_the_parameters_of_its_model(model_type: str) -> None:
-    shape, model = shape_of(model_type), model_of(model_type)
+    shape, model = small_shape(model_type), model_of(model_type)
     family = shape.family
     rows = {f"{row.module}.{row.parameter}": row for row in (*family.before, family.head)}
     rows |= {f"{family.norm.module}.weight": family.norm}
@@ -74,7 +65,7 @@ def test_the_rows_of_a_family_are_the_parameters_of_its_model(model_type: str) -
 @pytest.mark.parametrize("model_type", trained_types())
 @pytest.mark.parametrize("bias", [False, True])
 def test_what_tp_splits_and_what_it_leaves_whole_make_a_block(model_type: str, bias: bool) -> None:
-    shape = replace(shape_of(model_type), attention_bias=bias)
+    shape = replace(small_shape(model_type), attention_bias=bias)
     family = shape.family
     split = sum(
         row.elements(shape) - row.unsplit_elements(shape)
@@ -96,9 +87,10 @@ def test_the_modules_of_a_block_are_those_that_the_model_has(model_type: str) ->
     assert set(named) <= set(family.block_modules)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("model_type", trained_types())
 def test_names_in_files_are_those_that_transformers_saves(model_type: str, tmp_path: Path) -> None:
-    shape, family = shape_of(model_type), family_of(model_type)
+    shape, family = small_shape(model_type), family_of(model_type)
     ours = {
         name
         for own, param in model_of(model_type).named_parameters()
@@ -147,6 +139,7 @@ def asks_for_a_family(node: ast.AST) -> bool:
     return any(ast.unparse(side).endswith(ends) for side in sides)
 
 
+@pytest.mark.heavy
 def test_no_code_outside_asks_what_a_family_is_called() -> None:
     texts = {
         path.relative_to(PACKAGE): path.read_text()

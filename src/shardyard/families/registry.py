@@ -14,6 +14,7 @@ FAMILIES = {
     "llama": "shardyard.families.llama:LLAMA",
     "mistral": "shardyard.families.llama:MISTRAL",
     "mixtral": "shardyard.families.mixtral:MIXTRAL",
+    "qwen2": "shardyard.families.qwen2:QWEN2",
     "qwen3": "shardyard.families.qwen3:QWEN3",
     "qwen3_moe": "shardyard.families.qwen3_moe:QWEN3_MOE",
     "bert": "shardyard.families.bert:BERT",
