@@ -1,13 +1,11 @@
 """Every auto becomes a value with a reason; a resume keeps what is learnt."""
 
-import math
 from dataclasses import replace
 
 import pytest
 
 from shardyard.config.auto import Facts
 from shardyard.config.load import load_recipe
-from shardyard.config.own_module import known_shape
 from shardyard.config.resolve import Preview, check_resume, resolve, resolve_known
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.errors import RecipeError
@@ -290,39 +288,3 @@ def test_a_run_of_before_goes_on_without_a_token_that_begins_documents() -> None
     assert after.reasons["data.bos"] == "as the run began"
     with pytest.raises(RecipeError, match=r"data\.bos: False -> True changes what is learnt"):
         resolved("data.tokenizer=some/llama", "data.bos=true", previous=before)
-
-
-def test_bits_per_byte_are_of_the_text_and_null_where_they_mean_nothing() -> None:
-    counted = replace(DATA, eval_tokens=1_000, eval_bytes=3_000)
-    run = resolved(data=counted)
-    assert run.bits_per_byte(3.0 * math.log(2)) == pytest.approx(1.0)  # 3 bits a token, 3 bytes
-    assert Resolved.from_json(run.to_json()).bits_per_byte(1.0) == run.bits_per_byte(1.0)
-    assert resolved().bits_per_byte(3.0) is None, "prepared before bytes were counted"
-    guesses = replace(
-        run, recipe=load_recipe([], ["model.preset=bert-tiny", "task.name=masked_lm"])
-    )
-    assert guesses.bits_per_byte(3.0) is None, "few of its tokens are predicted"
-
-
-def test_only_loaded_weights_need_the_folder_of_the_model() -> None:
-    assert resolved().model_dir is None
-
-
-def test_what_a_config_drops_is_only_the_default_of_a_setting_that_is_held() -> None:
-    """A run of before knows nothing of it, and goes on with the dropout that it had."""
-    before = resolved("model.dropout=0.0")
-    now = replace(before, shape=replace(known_shape(before.shape), hidden_dropout=0.1))
-    check_resume(before, now)
-    with pytest.raises(RecipeError, match=r"model\.dropout: 0\.0 -> 0\.1 changes what is learnt"):
-        check_resume(before, resolved("model.dropout=0.1"))
-
-
-def test_a_resume_keeps_the_commit_of_the_hub_and_one_of_before_there_were_any_goes_on() -> None:
-    before = replace(resolved(), model_commit="a" * 40, model_digest="d")
-    assert Resolved.from_json(before.to_json()) == before
-    check_resume(before, replace(before, model_digest="e"))  # another file of the same commit
-    with pytest.raises(RecipeError, match=r"model\.commit: 'a+' -> 'b+' changes what is learnt"):
-        check_resume(before, replace(before, model_commit="b" * 40))
-    content = before.to_json()
-    del content["model_commit"], content["model_digest"]
-    check_resume(Resolved.from_json(content), before)

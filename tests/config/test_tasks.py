@@ -1,28 +1,26 @@
 """Tasks are rows: what has to know one asks its row, and nothing asks for its name."""
 
 import ast
+import math
+from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
-from shardyard.config.schema import Task
-from shardyard.config.tasks import TASKS, Metric, imported, tasks_of
+from shardyard.config.resolved import DataFacts
+from shardyard.config.task_names import task_code, task_prepare
+from shardyard.config.tasks import TASKS, Metric, tasks_of
 
 PACKAGE = Path(__file__).parents[2] / "src" / "shardyard"
 NAMING = {"config/tasks.py", "config/schema.py"}
 """The registry, and the setting."""
 
 
-def test_every_task_that_a_recipe_may_name_has_a_row_and_no_other() -> None:
-    assert set(get_args(Task.model_fields["name"].annotation)) == set(TASKS)
-
-
 @pytest.mark.parametrize("name", TASKS)
 def test_a_row_names_what_exists_and_scores_what_it_says(name: str) -> None:
     row = TASKS[name]
-    assert callable(imported(row.prepare))
-    assert list(imported(row.code).scores(2.0)) == list(row.metrics)
+    assert callable(task_prepare(name))
+    assert list(task_code(name).scores(2.0)) == list(row.metrics)
     assert next(iter(row.metrics)) == "loss"
 
 
@@ -47,3 +45,14 @@ def test_a_target_is_reached_from_the_side_that_gets_better() -> None:
     right = Metric(is_better_higher=True)
     assert right.is_reached(0.7, 0.7) and not right.is_reached(0.6, 0.7)
     assert not any(each.is_reached(float("nan"), 1.0) for each in (Metric(), right))
+
+
+def test_bits_per_byte_are_of_the_text_and_null_where_they_mean_nothing() -> None:
+    before = DataFacts(
+        dir="prepared/x", fingerprint="f", vocab_size=300, train_tokens=9_000, eval_tokens=1_000,
+        train_documents=10, eval_documents=5, unigram_entropy=6.0,
+    )  # fmt: skip
+    data, loss = replace(before, eval_bytes=3_000), 3.0 * math.log(2)  # 3 bits a token, 3 bytes
+    assert TASKS["causal_lm"].bits_per_byte(loss, data) == pytest.approx(1.0)
+    assert TASKS["causal_lm"].bits_per_byte(loss, before) is None, "bytes were not counted then"
+    assert TASKS["masked_lm"].bits_per_byte(loss, data) is None, "few of its tokens are predicted"

@@ -12,6 +12,7 @@ from shardyard.cli.tables import print_table
 from shardyard.cli.terminal import say, tell
 from shardyard.config.load import dump_recipe
 from shardyard.config.own_module import NO_SHAPE
+from shardyard.config.plug_in_settings import plug_ins_of
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
 from shardyard.files import write_json, write_text
@@ -99,7 +100,8 @@ def write_down(attempt: Attempt, prediction: Plan | None) -> None:
     write_text(run_dir.asked(number), dump_recipe(attempt.asked))
     if prediction is not None:
         write_json(run_dir.plan(number), prediction.to_json())
-    write_manifest(run_dir, number, command=sys.argv, machine=attempt.machine)
+    used = plug_ins_of(attempt.resolved.recipe)
+    write_manifest(run_dir, number, command=sys.argv, machine=attempt.machine, plug_ins=used)
     write_resolved(run_dir.resolved(number), attempt.resolved)
 
 

@@ -1,6 +1,7 @@
 """`shardyard config`: a recipe resolved with reasons; the documentation of every setting."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -76,12 +77,29 @@ def _show_recipe(arguments: tuple[str, ...], *, as_json: bool) -> None:
 
 
 def _show_schema(*, as_json: bool) -> None:
-    from shardyard.config.document import sections, settings_json, write_default
+    from shardyard.cli.terminal import say
+    from shardyard.config.document import sections, setting_json, settings_json, write_default
+    from shardyard.config.plug_in_settings import described
 
+    added = []
+    for plug_in, found in described():
+        if isinstance(found, str):
+            say(f"warning: {found}")
+        else:
+            added.append((plug_in, found))
     if as_json:
-        tell(json.dumps(settings_json(), indent=1))
+        theirs = [
+            {**setting_json(setting), "package": plug_in.package}
+            for plug_in, section in added
+            for setting in section.settings
+        ]
+        tell(json.dumps([*settings_json(), *theirs], indent=1))
         return
-    for section in sections():
+    named = [
+        replace(section, sentence=f"{section.sentence} ({plug_in.what})")
+        for plug_in, section in added
+    ]
+    for section in [*sections(), *named]:
         rows = [
             (setting.name, write_default(setting.default), setting.accepts, setting.sentence)
             for setting in section.settings

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from pathlib import Path
 
@@ -22,14 +23,23 @@ from shardyard.cli.side_jobs import SideTerms
 from shardyard.cli.side_probe import probe_on
 from shardyard.cli.tables import print_table
 from shardyard.cli.terminal import tell
+from shardyard.config.plug_in_settings import described
+from shardyard.config.plug_ins import Group, claim_problems, installed, unreadable
+from shardyard.config.task_names import task_row
+from shardyard.config.tasks import TASKS
 from shardyard.errors import ShardyardError
-from shardyard.launch.base import LAUNCHERS, Launcher
+from shardyard.launch.base import LAUNCHERS, Launcher, launcher_class
 from shardyard.launch.doctor import Finding, HasChecks, count
 from shardyard.launch.machine_checks import check_machine
 from shardyard.launch.secrets import loose_files, resolve_local
 from shardyard.plan.workload import optimizer_bytes
 
 _HERE = "local"
+_REGISTRIES: dict[Group, tuple[Collection[str], Callable[[str], object]]] = {
+    "launchers": (LAUNCHERS, launcher_class),
+    "tasks": (TASKS, task_row),
+}
+"""Our own names, and what takes one into use."""
 
 
 @click.command()
@@ -84,7 +94,7 @@ def command(
         )
         change = install_missing if is_installing else remove_installed
         return change(request, launcher, terms)
-    findings = _findings_here(request) if on in (None, _HERE) else []
+    findings = [*_findings_here(request), *plug_in_findings()] if on in (None, _HERE) else []
     if request is not None and launcher is not None:
         findings += [] if on == _HERE else _findings_there(request, launcher)
         job = SideTerms(is_yes=is_yes, dry_run=dry_run, as_json=as_json)
@@ -93,6 +103,30 @@ def command(
             return 0  # its request was printed alone
         findings += probed
     return _answer(findings, as_json=as_json)
+
+
+def plug_in_findings() -> list[Finding]:
+    """Each name that packages add: whether it can be used. Imports them."""
+    found = [_wrong_plug_in(text) for text in unreadable()]
+    wrong_settings = {plug_in: text for plug_in, text in described() if isinstance(text, str)}
+    for group, (ours, use) in _REGISTRIES.items():
+        found += [_wrong_plug_in(text) for text in claim_problems(group, ours)]
+        for name, claims in installed(group).items():
+            if name in ours or len(claims) > 1:
+                continue  # told above
+            try:
+                use(name)
+            except ShardyardError as error:
+                found.append(_wrong_plug_in(str(error)))
+                continue
+            text = wrong_settings.get(claims[0])
+            good = Finding(name="plug-in", verdict="ok", what=f"{claims[0].what} can be used")
+            found.append(good if text is None else _wrong_plug_in(text))
+    return found
+
+
+def _wrong_plug_in(text: str) -> Finding:
+    return Finding(name="plug-in", verdict="warning", what=text)
 
 
 def _answer(findings: list[Finding], *, as_json: bool) -> int:

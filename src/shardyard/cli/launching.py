@@ -4,7 +4,6 @@
 """
 
 import fcntl
-import importlib
 import os
 import shutil
 import sys
@@ -28,7 +27,7 @@ from shardyard.errors import RequestError, StorageError
 from shardyard.files import FILE_MODE, make_folder, write_text
 from shardyard.hardware.machine import Machine
 from shardyard.hardware.probe import probe
-from shardyard.launch.base import LAUNCHERS, Job, Launcher, LaunchRequest, Rendered
+from shardyard.launch.base import Job, Launcher, LaunchRequest, Rendered, launcher_class
 from shardyard.launch.image import without_code
 from shardyard.launch.ledger import Ledger
 from shardyard.launch.marked import NONCE_DETAIL, new_nonce
@@ -38,8 +37,8 @@ from shardyard.printable import printable
 from shardyard.rundir.layout import RunDir
 from shardyard.units import format_seconds, format_usd, parse_seconds
 
-Launchers = Mapping[str, str | Launcher]
-"""Name -> module:class, or a launcher itself."""
+Launchers = Mapping[str, Launcher]
+"""Name -> launcher, in place of all that there are."""
 
 HERE = "local"
 """The launcher whose nodes are this machine: it is probed, and costs nothing unless rented."""
@@ -83,17 +82,13 @@ def launcher_named(name: str, launchers: Launchers | None = None) -> Launcher:
     """The launcher of a name, imported now.
 
     Raises:
-        RequestError: There is none.
+        RequestError: There is none, or a package's cannot be used.
     """
-    known = LAUNCHERS if launchers is None else launchers
-    place = known.get(name)
-    if place is None:
-        raise RequestError(f"there is no launcher {name!r}. Use one of {', '.join(known)}.")
-    if not isinstance(place, str):
-        return place
-    module, _, attribute = place.partition(":")
-    launcher: Launcher = getattr(importlib.import_module(module), attribute)()
-    return launcher
+    if launchers is None:
+        return launcher_class(name)()
+    if name not in launchers:
+        raise RequestError(f"there is no launcher {name!r}. Use one of {', '.join(launchers)}.")
+    return launchers[name]
 
 
 def propose(

@@ -89,7 +89,10 @@ def command(
         place = place_in(kind, os.environ)
     run = RunDir(run_dir.expanduser().resolve())
     talk = Session(run, place.session)
-    asked = load_checked_recipe([recipe], [])
+    try:
+        asked = load_checked_recipe([recipe], [], of_run=True)
+    except ShardyardError as error:  # a package of the recipe may be missing on this node alone
+        _tell_refusal(error, run, place, talk)
     os.environ.update(resolve_local(asked.secrets, os.environ))
     take_code(asked, run, code)
     if place.node_rank > 0:
@@ -150,6 +153,21 @@ def _join(run: RunDir, place: Place, talk: Session, *, kind: str) -> int:
     return told_exit_code(exit_code, run, word, kind)
 
 
+def _tell_refusal(error: ShardyardError, run: RunDir, place: Place, talk: Session) -> NoReturn:
+    """End, after the other nodes have been told why: none of them trains without this one."""
+    if place.node_rank == 0:
+        talk.withdraw()
+        with _failure_told(talk):
+            raise error
+    say(f"{error}")
+    word = talk.wait(say=say)
+    if not isinstance(word, Ended):
+        files = Readiness(run, place.session)
+        with made_ready(files, word, place.node_rank, say=say, refusal=error):
+            pass
+    raise error
+
+
 def told_exit_code(exit_code: int, run: RunDir, attempt: int, kind: str) -> int:
     """The exit code for the scheduler: it is not to start a run again that has stopped itself."""
     is_own_wish = exit_code != 0 and kind in _PODS and has_stopped_itself(run, attempt)
@@ -198,7 +216,7 @@ class _Lead:
         return attempt
 
     def _recipe(self) -> Recipe:
-        recipe = anchor_paths(load_checked_recipe([self._file], []))
+        recipe = anchor_paths(load_checked_recipe([self._file], [], of_run=True))
         recipe = with_homes(recipe, self.run, shares_folder=self.kind not in _PODS)
         return with_nodes(recipe, self.place.nodes)
 

@@ -68,7 +68,8 @@ def find_prepared(parent: Path, launcher: Launcher, recipe: Recipe) -> Prepared 
 def _wanted(recipe: Recipe) -> tuple[object, ...]:
     """What two recipes share that need the same files in the same place."""
     launch, data = recipe.launch, recipe.data.model_dump(exclude=_NOT_OF_TOKENS)
-    place = (launch.kubernetes.context, launch.kubernetes.namespace, launch.aws_batch.region)
+    pods, region = launch.kubernetes, launch.aws_batch.region
+    place = (pods.context, pods.namespace, region, launch.model_extra)
     return (recipe.run.dir, launch.volumes, *place, recipe.model, data)
 
 

@@ -33,6 +33,7 @@ from shardyard.config.model_files import (
     undecided,
     with_digests,
 )
+from shardyard.config.plug_in_settings import plug_ins_of
 from shardyard.config.resolved import Resolved
 from shardyard.errors import LostNodeError, RequestError, ShardyardError
 from shardyard.files import write_json
@@ -285,8 +286,13 @@ class _Reporter:
 
 
 @contextmanager
-def made_ready(files: Readiness, attempt: int, node: int, *, say: Say) -> Iterator[None]:
+def made_ready(
+    files: Readiness, attempt: int, node: int, *, say: Say, refusal: ShardyardError | None = None
+) -> Iterator[None]:
     """Get what node 0 has, compare, and tell; the block is for waiting for its word to begin.
+
+    Args:
+        refusal: Why this node cannot take part, where that is known already.
 
     Raises:
         ShardyardError: This node cannot have the same; node 0 has been told.
@@ -294,8 +300,11 @@ def made_ready(files: Readiness, attempt: int, node: int, *, say: Say) -> Iterat
     reporter = _Reporter(files.report(node), attempt, say)
     with reporter.beating():
         try:
+            if refusal is not None:
+                raise refusal
             reporter.tell(words="looks for model and data")
             resolved = read_resolved(files.run.resolved(attempt))
+            _compare_plug_ins(resolved, files.run.manifest(attempt))
             _get_model(resolved, files, attempt, reporter)
             _get_data(resolved, files.run, attempt, reporter)
             reporter.tell(state="ready", words="is ready", asks=())
@@ -306,6 +315,24 @@ def made_ready(files: Readiness, attempt: int, node: int, *, say: Say) -> Iterat
             reporter.tell(state="stopped", words=f"was stopped ({type(error).__name__})")
             raise
         yield
+
+
+def _compare_plug_ins(resolved: Resolved, manifest: Path) -> None:
+    """Raise unless this node has the packages that node 0 uses, in the same versions."""
+    theirs: list[dict[str, str]] = []
+    with suppress(FileNotFoundError):  # nothing is said of any
+        theirs = json.loads(manifest.read_text(encoding="utf-8")).get("plug_ins", [])
+    ours = [plug_in.to_json() for plug_in in plug_ins_of(resolved.recipe)]
+    if ours != theirs:
+        here, there = (
+            ", ".join(f"{each['distribution']} {each['version']}" for each in found) or "none"
+            for found in (ours, theirs)
+        )
+        raise RequestError(
+            f"of the packages that add to Shardyard this node uses {here}, and node 0 {there}. "
+            "They could compute different things. Install the same versions on all nodes, or in "
+            "launch.image."
+        )
 
 
 def _get_model(resolved: Resolved, files: Readiness, attempt: int, reporter: _Reporter) -> None:
@@ -364,7 +391,7 @@ def _get_data(resolved: Resolved, run: RunDir, attempt: int, reporter: _Reporter
     found = _fingerprint_in(folder)
     if found is None:
         reporter.says(f"prepares {folder}, which is not on this node")
-        recipe = load_checked_recipe([run.asked(attempt)], [])
+        recipe = load_checked_recipe([run.asked(attempt)], [], of_run=True)
         request = Request.of(recipe, name=run.run_id, previous=resolved)
         found = prepare_data(request, previous=resolved, folder=folder).fingerprint
     if found != wanted:

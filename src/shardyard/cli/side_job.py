@@ -106,7 +106,7 @@ def function_of(kind: str) -> SideFunction:
 
 def _work(asked: SideJob, file: Path, folder: Path, code: Path | None) -> dict[str, Any]:
     function, run = function_of(asked.kind), RunDir(folder)
-    recipe = load_checked_recipe([file], [])
+    recipe = load_checked_recipe([file], [], of_run=True)
     os.environ.update(resolve_local(recipe.secrets, os.environ))
     take_code(recipe, run, code)
     content = function(SideWork(run=run, recipe=recipe, arguments=asked.arguments))

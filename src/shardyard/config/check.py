@@ -16,9 +16,9 @@ from shardyard.config.machines import chosen_cluster
 from shardyard.config.model_problems import misfits
 from shardyard.config.optimizers import OPTIMIZERS, factors_of, optimizer_of, readers_of
 from shardyard.config.own_module import own_module_problems
-from shardyard.config.schema import Recipe
+from shardyard.config.schema import Recipe, Task, section_key
 from shardyard.config.secret_reference import is_variable, parse_references
-from shardyard.config.tasks import TASKS
+from shardyard.config.task_names import task_row
 from shardyard.config.text_problems import text_problems, texts
 from shardyard.config.trainable import trainable_problems
 from shardyard.errors import Problem, RecipeError, RequestError
@@ -73,8 +73,23 @@ def _find_problems(recipe: Recipe, *, to_train: bool) -> list[Problem]:
     unwritable = list(text_problems(recipe))
     if unwritable:  # told alone: others open the files that texts name
         return [*unwritable, *_credentials(recipe), *environment_problems(recipe)]
-    found = [problem for look in _CHECKS for problem in look(recipe)]
+    recipe, nameless = _with_known_task(recipe)
+    found = nameless or list(_unread_sections(recipe))
+    others = [problem for look in _CHECKS for problem in look(recipe)]
+    found += [problem for problem in others if not nameless or problem.path != "task.name"]
     return [*found, *trainable_problems(recipe)] if to_train else found
+
+
+def _with_known_task(recipe: Recipe) -> tuple[Recipe, list[Problem]]:
+    """A recipe whose task the checks can ask, and what is wrong with the one that it names."""
+    try:
+        task_row(recipe.task.name)
+    except RequestError as error:
+        task = recipe.task.model_copy(update={"name": Task().name})
+        run = recipe.run.model_copy(update={"target": None})  # of metrics that nobody knows
+        problem = Problem("task.name", f"={_show(recipe.task.name)}: {error}")
+        return recipe.model_copy(update={"task": task, "run": run}), [problem]
+    return recipe, []
 
 
 def _credentials(recipe: Recipe) -> Iterable[Problem]:
@@ -194,9 +209,17 @@ MOST_AVERAGING_IN_BF16 = 0.99
 
 def _generation(recipe: Recipe) -> Iterable[Problem]:
     task = recipe.task
-    if task.generate_tokens and not TASKS[task.name].continues_text:
+    if task.generate_tokens and not task_row(task.name).continues_text:
         text = f"={task.generate_tokens}: a model that fills gaps does not continue text. Use 0."
         yield Problem("task.generate_tokens", text)
+
+
+def _unread_sections(recipe: Recipe) -> Iterable[Problem]:
+    """Of launchers a recipe may have several; it has one task."""
+    for key in recipe.task.model_extra or ():
+        if key != section_key(recipe.task.name):
+            text = f"holds settings of a task, and task.name={recipe.task.name} does not read them."
+            yield Problem(f"task.{key}", f"{text} Name that task, or leave them out.")
 
 
 def _evaluation(recipe: Recipe) -> Iterable[Problem]:
@@ -217,7 +240,7 @@ def _evaluation(recipe: Recipe) -> Iterable[Problem]:
 
 def _target(recipe: Recipe) -> Iterable[Problem]:
     """A metric that the task does not have would never be reached."""
-    metrics = list(TASKS[recipe.task.name].metrics)
+    metrics = list(task_row(recipe.task.name).metrics)
     for name in recipe.run.target or ():
         if name not in metrics:
             near = difflib.get_close_matches(name, metrics, n=1)

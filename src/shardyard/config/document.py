@@ -6,6 +6,7 @@ its source only when somebody asks. Run as a program, prints docs/settings.md.
 
 import ast
 import inspect
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -52,15 +53,19 @@ def sections() -> tuple[Section, ...]:
     for name, field in schema.Recipe.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, schema.Section):
-            sentence = inspect.getdoc(kind) or ""
-            settings = tuple(_settings_of(name, kind))
-            found.append(Section(name=name, sentence=sentence, settings=settings))
+            found.append(section_of(name, kind))
         else:
             sentence = _sentences(schema.Recipe)[name]
             found.append(
                 Section(name=name, sentence="", settings=(_describe(name, field, sentence),))
             )
     return tuple(found)
+
+
+def section_of(name: str, kind: type[schema.Section]) -> Section:
+    """One section: ours, or one that a package adds under a dotted name."""
+    sentence = inspect.getdoc(kind) or ""
+    return Section(name=name, sentence=sentence, settings=tuple(_settings_of(name, kind)))
 
 
 @cache
@@ -71,16 +76,18 @@ def settings() -> dict[str, Setting]:
 
 def settings_json() -> list[dict[str, Any]]:
     """Plain values of every setting, for `shardyard config --schema --json`."""
-    return [
-        {
-            "name": setting.name,
-            "accepts": setting.accepts,
-            "choices": list(setting.choices),
-            "default": setting.default,
-            "description": setting.sentence,
-        }
-        for setting in settings().values()
-    ]
+    return [setting_json(setting) for setting in settings().values()]
+
+
+def setting_json(setting: Setting) -> dict[str, Any]:
+    """Plain values of one setting."""
+    return {
+        "name": setting.name,
+        "accepts": setting.accepts,
+        "choices": list(setting.choices),
+        "default": setting.default,
+        "description": setting.sentence,
+    }
 
 
 def accepts(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
@@ -112,7 +119,7 @@ def markdown() -> str:
         "",
         "Every setting of a recipe. Made from `src/shardyard/config/schema.py` by "
         "`python -m shardyard.config.document > docs/settings.md`; `shardyard config --schema` "
-        "shows the same.",
+        "shows the same, and the sections that installed packages add ([plug-ins](plug-ins.md)).",
     ]
     for section in sections():
         lines += ["", f"## {section.name}", ""]
@@ -145,7 +152,7 @@ def _settings_of(name: str, section: type[schema.Section]) -> Iterator[Setting]:
             yield from _settings_of(f"{name}.{key}", kind)
         else:
             dotted = f"{name}.{key}"
-            sentence = " ".join([_sentences(section)[key], *_by_optimizer(dotted)])
+            sentence = " ".join([_sentences(section).get(key, ""), *_by_optimizer(dotted)])
             yield _describe(dotted, field, sentence)
 
 
@@ -170,7 +177,7 @@ def _describe(name: str, field: FieldInfo, sentence: str) -> Setting:
     kinds = {get_origin(member) or member for member, _ in _members(field.annotation)}
     return Setting(
         name=name,
-        accepts=accepts(field.annotation, tuple(field.metadata)),
+        accepts=accepts(field.annotation, (field,)),
         choices=tuple(_choices(field.annotation)),
         default=field.get_default(call_default_factory=True),
         sentence=sentence,
@@ -180,16 +187,20 @@ def _describe(name: str, field: FieldInfo, sentence: str) -> Setting:
 
 
 @cache
-def _classes() -> dict[str, ast.ClassDef]:
-    """The classes of the schema as written; its file is parsed once, as every verb waits for it."""
-    tree = ast.parse(inspect.getsource(schema))
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    """The classes of a module as written; the schema is parsed once, as every verb waits for it."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except OSError:  # a package that comes without its source
+        return {}
     return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
 @cache
 def _sentences(model: type) -> dict[str, str]:
-    """Attribute -> the docstring below it, from the source of the schema."""
-    body = _classes()[model.__name__].body
+    """Attribute -> the docstring below it, from the source of its class."""
+    written = _classes(model.__module__).get(model.__name__)
+    body = [] if written is None else written.body
     found = {}
     for statement, following in zip(body, [*body[1:], None], strict=True):
         if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):

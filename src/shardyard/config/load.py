@@ -7,6 +7,7 @@ and bounds of the schema are looked at here; ``config/check.py`` looks at what t
 import difflib
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from pydantic import ValidationError
 
 from shardyard.config.credentials import HIDDEN, find_credential
 from shardyard.config.document import Setting, sections, settings
-from shardyard.config.schema import Recipe
+from shardyard.config.plug_in_settings import SECTIONS, described_at, kind_at, plug_in_at
+from shardyard.config.plug_ins import WORDS, installed
+from shardyard.config.schema import Recipe, Section, section_key
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.yaml_text import WrongYamlError, is_null_word, read_yaml, write_yaml
 
@@ -60,8 +63,9 @@ def load_recipe(
     """Read recipe files and overrides into one recipe.
 
     Args:
-        of_run: Whether the files are what a run was asked, maybe by an earlier version: settings
-            of before are then read as those that took their place.
+        of_run: Whether the files are what a run was asked, maybe by an earlier version or with
+            other packages: settings of before are then read as those that took their place, and
+            sections of plug-ins that are not here are let pass.
         files: YAML files, each a mapping of sections; later ones win setting by setting.
         overrides: ``section.key=value``, the value as YAML, a text as it is; they win over files.
 
@@ -92,13 +96,14 @@ def read_settings(
         content = _read(file)
         if of_run:
             _rename_of_before(content)
-        _merge(merged, _known_settings(content, problems))
+        _merge(merged, _known_settings(content, problems, of_run=of_run))
     for override in overrides:
-        _merge(merged, _known_settings(_read_override(override, problems), problems))
-    try:
-        return Recipe.model_validate(merged), problems
-    except ValidationError as error:
-        wrong = _type_problems(error, merged)
+        tree = _read_override(override, problems)
+        _merge(merged, _known_settings(tree, problems, of_run=of_run))
+    wrong = _type_problems(Recipe, merged)
+    for section in SECTIONS:
+        for key in list(merged.get(section, ())):
+            wrong += _plug_in_problems(f"{section}.{key}", merged)
     for problem in wrong:
         *above, key = problem.path.split(".")
         _inside(merged, above).pop(key, None)
@@ -174,7 +179,7 @@ def _yaml_files(folder: Path) -> list[str]:
 def _read_override(override: str, problems: list[Problem]) -> dict[str, Any]:
     """``optim.lr=3e-4`` -> ``{"optim": {"lr": 0.0003}}``."""
     name, _, text = override.partition("=")
-    setting = settings().get(name)
+    setting = _setting(name)
     if setting is not None and setting.takes_text:
         value: Any = _as_written(text, setting)
     else:
@@ -212,7 +217,9 @@ def _as_written(text: str, setting: Setting) -> Any:
     return value if is_quoted or is_list or is_null else text
 
 
-def _known_settings(tree: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
+def _known_settings(
+    tree: dict[str, Any], problems: list[Problem], *, of_run: bool
+) -> dict[str, Any]:
     """The part of a tree whose names the schema knows; what is unknown becomes a problem."""
     known = {section.name for section in sections()}
     found: dict[str, Any] = {}
@@ -222,11 +229,13 @@ def _known_settings(tree: dict[str, Any], problems: list[Problem]) -> dict[str, 
         elif section == "secrets" and isinstance(content, dict):
             found[section] = content
         else:
-            found[section] = _known_keys(section, content, problems)
+            found[section] = _known_keys(section, content, problems, of_run=of_run)
     return found
 
 
-def _known_keys(section: str, content: Any, problems: list[Problem]) -> dict[str, Any]:
+def _known_keys(
+    section: str, content: Any, problems: list[Problem], *, of_run: bool
+) -> dict[str, Any]:
     """The settings in a section, or in a section of a section, that the schema knows."""
     if content is None:
         return {}  # a section whose settings are all commented out
@@ -236,24 +245,75 @@ def _known_keys(section: str, content: Any, problems: list[Problem]) -> dict[str
         text = f"holds {_kind(content)}, not settings. Write `{shown}`."
         problems.append(Problem(section, text))
         return {}
-    found = {}
+    found, known = {}, _known_in(section)
     for key, value in content.items():
         name = f"{section}.{key}"
-        if name in settings():
+        if name in known:
             found[key] = value
-        elif any(known.startswith(f"{name}.") for known in settings()):
-            found[key] = _known_keys(name, value, problems)
+        elif any(setting.startswith(f"{name}.") for setting in known):
+            found[key] = _known_keys(name, value, problems, of_run=of_run)
+        elif section in SECTIONS and isinstance(value, dict):
+            found[key] = _of_plug_in(name, value, problems, of_run=of_run)
         elif name in _REPLACED:
             problems.append(Problem(name, f"there is no such setting any more: {_REPLACED[name]}"))
         else:
             near = _nearest(key, section)
-            inside = [known for known in settings() if known.startswith(f"{section}.")]
+            inside = [setting for setting in known if setting.startswith(f"{section}.")]
             names = dict.fromkeys(
-                known.removeprefix(f"{section}.").partition(".")[0] for known in inside
+                setting.removeprefix(f"{section}.").partition(".")[0] for setting in inside
             )
             hint = f"Did you mean {near}?" if near else f"{section} has: {', '.join(names)}."
             problems.append(Problem(name, f"there is no such setting. {hint}"))
     return found
+
+
+def _of_plug_in(
+    path: str, content: dict[str, Any], problems: list[Problem], *, of_run: bool
+) -> dict[str, Any]:
+    """As ``_known_keys``, of a section in a section that is not ours: a package's, or nobody's."""
+    try:
+        if described_at(path) is not None:
+            return _known_keys(path, content, problems, of_run=of_run)
+        plug_in = plug_in_at(path)
+    except RequestError as error:
+        if not of_run:
+            problems.append(Problem(path, str(error)))
+        return content if of_run else {}
+    if of_run:
+        return content
+    text = _no_section(path)
+    if plug_in is not None:
+        text = f"{plug_in.what} has no settings. Leave them out."
+    problems.append(Problem(path, text))
+    return {}
+
+
+def _no_section(path: str) -> str:
+    """That neither we nor a package have a section in a section, and which was meant."""
+    section, _, key = path.partition(".")
+    group = SECTIONS[section]
+    ours = [name.split(".")[1] for name in settings() if name.startswith(f"{section}.")]
+    near = difflib.get_close_matches(key, [*ours, *map(section_key, installed(group))], n=1)
+    hint = f"Did you mean {section}.{near[0]}?" if near else "Install one, or leave this out."
+    return (
+        f"there is no such setting, and no installed package adds a {WORDS[group]} of this name. "
+        f"{hint}"
+    )
+
+
+def _known_in(section: str) -> dict[str, Setting]:
+    """The settings that a section may hold, by their dotted names: a package's, or all of ours."""
+    with suppress(RequestError):  # told where the section is read
+        described = described_at(section)
+        if described is not None:
+            return {setting.name: setting for setting in described.settings}
+    return settings()
+
+
+def _setting(name: str) -> Setting | None:
+    """A setting by its dotted name, ours or a package's."""
+    own, path = settings().get(name), name.split(".")
+    return own if own is not None or len(path) < 3 else _known_in(".".join(path[:2])).get(name)
 
 
 def _written(parts: Sequence[str]) -> str:
@@ -275,7 +335,7 @@ def _unknown_section(section: str, known: set[str]) -> Problem:
 
 def _nearest(key: str, section: str | None) -> str | None:
     """The setting somebody meant by an unknown key: in its section first, then anywhere."""
-    names = list(settings())
+    names = list({**_known_in(section or ""), **settings()})
     leaves = {name: name.rpartition(".")[2] for name in names}
     inside = {leaf: name for name, leaf in leaves.items() if name.startswith(f"{section}.")}
     near = difflib.get_close_matches(key, inside, n=1, cutoff=0.75)
@@ -298,32 +358,57 @@ def _merge(into: dict[str, Any], tree: dict[str, Any], *, at: str = "") -> None:
     """Setting by setting; the value of a setting is replaced whole, also where it is a mapping."""
     for key, content in tree.items():
         name = f"{at}{key}"
-        is_setting = name in settings() and name != "secrets"
+        is_setting = name != "secrets" and _setting(name) is not None
         if is_setting or not isinstance(content, dict):
             into[key] = content
         else:
             _merge(into.setdefault(key, {}), content, at=f"{name}.")
 
 
-def _type_problems(error: ValidationError, merged: dict[str, Any]) -> list[Problem]:
-    """One problem for each wrong setting, in our words: value, what is accepted, what it is for."""
-    paths = dict.fromkeys(_setting_at(detail["loc"]) for detail in error.errors(include_url=False))
-    found = []
-    for path in paths:
-        *above, key = path.split(".")
-        setting = settings().get(path)
-        if setting is None:  # secrets, whose values are never shown
-            found.append(Problem(path, "a secret is a name and a text. Put the text in quotes."))
+def _plug_in_problems(path: str, merged: dict[str, Any]) -> list[Problem]:
+    """As ``_type_problems``, of what stands in the section of a plug-in."""
+    with suppress(RequestError):  # told already, or of a run
+        kind = kind_at(path)
+        if kind is not None:
+            return _type_problems(kind, _inside(merged, path.split(".")), at=path)
+    return []
+
+
+def _type_problems(kind: type[Section], tree: dict[str, Any], *, at: str = "") -> list[Problem]:
+    """One problem for each wrong setting, in our words: value, what is accepted, what it is for.
+
+    Args:
+        at: Dotted name of the section; empty: the whole recipe.
+    """
+    try:
+        kind.model_validate(tree)
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+    else:
+        return []
+    above = tuple(at.split(".")) if at else ()
+    found: dict[str, Problem] = {}
+    for detail in details:
+        path = _setting_at((*above, *detail["loc"]))
+        setting = _setting(path)
+        own_words = detail.get("ctx", {}).get("error")
+        if own_words is not None:  # a validator of a package's section
+            found.setdefault(path, Problem(path, str(own_words)))
+        elif setting is None:  # secrets, whose values are never shown
+            text = "a secret is a name and a text. Put the text in quotes."
+            found.setdefault(path, Problem(path, text))
         else:
-            found.append(Problem(path, _wrong_value(_inside(merged, above)[key], setting)))
-    return found
+            *inside, key = path.split(".")[len(above) :]
+            text = _wrong_value(_inside(tree, inside)[key], setting)
+            found.setdefault(path, Problem(path, text))
+    return list(found.values())
 
 
 def _setting_at(place: tuple[int | str, ...]) -> str:
     """The setting that an error of pydantic is in: it may name an item or a member of a union."""
     parts = [str(part) for part in place]
     for end in range(len(parts), 1, -1):
-        if ".".join(parts[:end]) in settings():
+        if _setting(".".join(parts[:end])) is not None:
             return ".".join(parts[:end])
     return ".".join(parts[:2])
 

@@ -10,7 +10,8 @@ from shardyard.config.legality import FP8_MULTIPLE, SPLIT_BACKWARD
 from shardyard.config.legality import problems as layout_problems
 from shardyard.config.machines import chosen_cluster
 from shardyard.config.schema import Recipe
-from shardyard.config.tasks import TASKS, tasks_of
+from shardyard.config.task_names import task_row
+from shardyard.config.tasks import tasks_of
 from shardyard.errors import Problem, RequestError
 from shardyard.families.shape import ModelShape
 
@@ -74,7 +75,7 @@ def devices_per_node(recipe: Recipe) -> int | None:
 def _model_problems(recipe: Recipe, shape: ModelShape) -> Iterable[Problem]:
     """A task, samples or names that the model has no room for."""
     model, task, seq_len = recipe.model, recipe.task.name, recipe.data.seq_len
-    if shape.is_causal != TASKS[task].is_causal:
+    if shape.is_causal != task_row(task).is_causal:
         fits = " or ".join(tasks_of(is_causal=shape.is_causal))
         sees = "earlier tokens alone" if shape.is_causal else "tokens on both sides"
         name = model.preset or model.path or model.hub or f"a model of type {shape.model_type}"

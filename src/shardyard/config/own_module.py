@@ -11,7 +11,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from shardyard.config.schema import Recipe
-from shardyard.config.tasks import TASKS
+from shardyard.config.task_names import task_row
 from shardyard.errors import Problem, RequestError
 from shardyard.families.shape import ModelShape
 
@@ -129,7 +129,7 @@ def _refused(recipe: Recipe) -> dict[str, tuple[bool, str]]:
             f"=fp8 multiplies known matrices of a block, {own} Use bf16 or fp32.",
         ),
         "task.generate_tokens": (
-            recipe.task.generate_tokens > 0 and TASKS[recipe.task.name].continues_text,
+            recipe.task.generate_tokens > 0 and task_row(recipe.task.name).continues_text,
             f"={recipe.task.generate_tokens} needs logits, {own} Use 0.",
         ),
     }

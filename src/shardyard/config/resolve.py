@@ -22,6 +22,7 @@ from shardyard.config.format_problems import without_bf16
 from shardyard.config.hub import commit_of, digest_of
 from shardyard.config.legality import resolve_layout
 from shardyard.config.model_problems import misfits, vocabulary_problems
+from shardyard.config.plug_in_settings import recipe_with_defaults
 from shardyard.config.resolved import DataFacts, Resolved, fingerprint, settings_in
 from shardyard.config.schema import Recipe
 from shardyard.errors import Problem, RecipeError
@@ -107,7 +108,7 @@ def resolve_known(recipe: Recipe, facts: Facts) -> Preview:
         RecipeError: The degrees of ``parallel`` do not fit the number of devices.
     """
     reasons: dict[str, str] = {}
-    recipe, kept = keep_previous(recipe, facts.previous)
+    recipe, kept = keep_previous(recipe_with_defaults(recipe), facts.previous)
     reasons.update(dict.fromkeys(kept, "as the run began"))
     recipe = _apply(recipe, BEFORE_LAYOUT, facts=facts, reasons=reasons)
     recipe = _apply_layout(recipe, reasons)

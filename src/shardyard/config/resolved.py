@@ -3,13 +3,11 @@
 The command line makes this value, every worker reads it; nothing else passes between the halves.
 """
 
-import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from shardyard.config.fingerprint import fingerprint_of
 from shardyard.config.schema import Recipe, Section
-from shardyard.config.tasks import TASKS
 from shardyard.families.shape import ModelShape
 
 
@@ -59,17 +57,6 @@ class Resolved:
     """Of a model of the hub: what model.revision was when the run began."""
     model_digest: str | None = None
     """Of the files of a model that is kept in model.dir: the same on every node."""
-
-    def bits_per_byte(self, loss: float) -> float | None:
-        """A held-out loss in nats a token as bits a byte of the text: it compares tokenizers, too.
-
-        The tokens that end documents count, their bytes do not. None: the bytes are not known, or
-        not every token is predicted.
-        """
-        data = self.data
-        if not TASKS[self.recipe.task.name].predicts_every_token or not data.eval_bytes:
-            return None
-        return loss / math.log(2) * data.eval_tokens / data.eval_bytes
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; ``from_json`` gives the same object back."""
@@ -139,8 +126,11 @@ def settings_in(
     """Dotted setting -> value, of a dumped recipe; a setting that is a mapping stays whole."""
     found: dict[str, Any] = {}
     for key, value in tree.items():
-        inner = kind.model_fields[key].annotation
-        if isinstance(inner, type) and issubclass(inner, Section):
+        field = kind.model_fields.get(key)
+        inner = None if field is None else field.annotation
+        if field is None:  # the section of a plug-in
+            found |= {f"{prefix}{key}.{name}": item for name, item in value.items()}
+        elif isinstance(inner, type) and issubclass(inner, Section):
             found.update(settings_in(value, inner, f"{prefix}{key}."))
         else:
             found[f"{prefix}{key}"] = value

@@ -5,11 +5,12 @@ by ``config/resolve.py``, which also says why. What no type can say is checked i
 ``config/check.py``; what a layout may be is checked in ``config/legality.py``.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from shardyard.config.optimizers import OptimizerName
+from shardyard.config.tasks import TASKS
 
 Auto = Literal["auto"]
 Degree = Annotated[int, Field(ge=1)]
@@ -21,13 +22,42 @@ _NAME = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
 _NAME_WORDS = "a name of lower-case letters, digits and inner hyphens, at most 40 characters"
 _DEVICE_WORDS = "cpu, cuda (also ROCm), xpu, hpu, xla, or what torch calls another accelerator"
 _ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+_TASK_WORDS = f"{', '.join(TASKS)}, or the name of a task that a package adds"
 _ID_WORDS = "an id of letters, digits, dots, hyphens and underscores, at most 63 characters"
+
+
+def section_key(name: str) -> str:
+    """The key under which a plug-in has its settings: dotted names have no hyphens."""
+    return name.replace("-", "_")
 
 
 class Section(BaseModel):
     """Base of all sections: unknown keys and wrong types are refused, values never change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+Own = TypeVar("Own", bound=Section)
+
+
+class OpenSection(Section):
+    """A section in which packages have sections of their own, under the names that they add.
+
+    Their values are kept as plain ones: ``config/load.py`` holds them against the package's
+    section, and processes that have no use for the package need not have it.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, dict[str, Any]] = Field(init=False)
+
+    def own(self, name: str, kind: type[Own]) -> Own:
+        """The settings of a plug-in, where none is given by default.
+
+        Args:
+            name: Of the plug-in.
+            kind: Its section, which the recipe's check has held them against.
+        """
+        return kind.model_validate(self.__pydantic_extra__.get(section_key(name), {}))
 
 
 class Run(Section):
@@ -86,11 +116,11 @@ class Model(Section):
     """Compile each block with torch.compile (slower first step, faster ones on an accelerator)."""
 
 
-class Task(Section):
+class Task(OpenSection):
     """What is learnt and how it is judged."""
 
-    name: Literal["causal_lm", "masked_lm"] = "causal_lm"
-    """What is predicted: the next token, or hidden ones (BERT)."""
+    name: Annotated[str, Field(description=_TASK_WORDS)] = "causal_lm"
+    """What is predicted: the next token, hidden ones (BERT), or what a package has put there."""
     eval_every_steps: Annotated[int, Field(ge=1)] | None = None
     """Evaluate on the held-out split every so many steps; always evaluated at the end."""
     eval_every_epochs: Annotated[float, Field(gt=0)] | None = None
@@ -400,7 +430,7 @@ class Side(Section):
     """Memory of a side job; on local it has the whole machine."""
 
 
-class Launch(Section):
+class Launch(OpenSection):
     """How the run reaches a scheduler; `train` reads none of it."""
 
     image: str | None = None

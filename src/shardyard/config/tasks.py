@@ -4,10 +4,15 @@ The file in ``tasks/`` that a row names does the work; everything that has to kn
 like asks its row, and nothing asks for its name.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardyard.config.resolved import DataFacts
+    from shardyard.config.schema import Section
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +42,18 @@ class TaskRow:
     """Whether a model that has learnt it can write on from a prompt."""
     predicts_every_token: bool = False
     """Whether a mean loss of tokens is one of the whole text, so that it can be told per byte."""
+    settings: "type[Section] | None" = None
+    """Of a task that a package adds: its own section, ``task.<name>``."""
+
+    def bits_per_byte(self, loss: float, data: "DataFacts") -> float | None:
+        """A held-out loss in nats a token as bits a byte of the text: it compares tokenizers, too.
+
+        The tokens that end documents count, their bytes do not. None: the bytes are not known, or
+        not every token is predicted.
+        """
+        if not self.predicts_every_token or not data.eval_bytes:
+            return None
+        return loss / math.log(2) * data.eval_tokens / data.eval_bytes
 
 
 _TEXT = "shardyard.data.prepare:prepare"

@@ -71,11 +71,11 @@ def _prepare(
     # Imported here and not above: a Ctrl-C during the import is then handled like any other.
     from dataclasses import asdict
 
-    from shardyard.config.tasks import TASKS, imported
+    from shardyard.config.task_names import task_prepare
     from shardyard.data import shards
 
     recipe = _read_recipe(recipe_path)
-    prepare = imported(TASKS[recipe.task.name].prepare)
+    prepare = task_prepare(recipe.task.name)
     with _shown_progress() as progress:
         facts = prepare(recipe, model_dir=model_dir, progress=progress, rows=rows, folder=folder)
     if verify:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
 
+from shardyard.config.plug_ins import loaded, part
 from shardyard.config.schema import Launch, Recipe
 from shardyard.config.sight import Sight
 from shardyard.errors import RequestError
@@ -26,7 +27,7 @@ LAUNCHERS: dict[str, str] = {
     "kubernetes": "shardyard.launch.kubernetes.launcher:KubernetesLauncher",
     "aws-batch": "shardyard.launch.aws_batch.launcher:BatchLauncher",
 }
-"""Name -> module:class, imported on first use."""
+"""Name -> module:class, imported on first use; packages add others (``config/plug_ins.py``)."""
 
 
 class JobState(StrEnum):
@@ -265,6 +266,35 @@ class Launcher(Protocol):
         What has the name or the number of a line of the ledger and is another's is left alone; the
         line is struck, and what was found is told.
         """
+
+
+def launcher_class(name: str) -> type[Launcher]:
+    """The launcher of a name, ours or a package's, imported now.
+
+    Raises:
+        RequestError: There is none, or a package's cannot be used.
+    """
+    ours = LAUNCHERS.get(name)
+    found: type[Launcher] = (
+        loaded("launchers", name, ours=LAUNCHERS, wrong=lambda kind: _why_no_launcher(kind, name))
+        if ours is None
+        else part(None, ours)
+    )
+    return found
+
+
+def _why_no_launcher(kind: Any, name: str) -> str:
+    if not isinstance(kind, type):
+        return f"is {kind!r}, not a class"
+    wanted = [*Launcher.__annotations__, *(key for key in vars(Launcher) if key[0] != "_")]
+    launcher: type[Launcher] = kind
+    missing = [key for key in wanted if not hasattr(launcher, key)]
+    if missing:
+        return f"has no {', '.join(missing)} (shardyard.launch.base.Launcher)"
+    if not isinstance(launcher.capabilities, Capabilities):
+        return "has capabilities that are no shardyard.launch.base.Capabilities"
+    other = "" if launcher.name == name else launcher.name
+    return other and f"calls itself {other!r}: the ledger would not find it again"
 
 
 @runtime_checkable

@@ -10,7 +10,6 @@ with it, whatever the verb: by the rules of ``_why_not``, and by the form that i
 (``EntryForm``).
 """
 
-import importlib
 import json
 import os
 import re
@@ -22,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from shardyard.errors import StorageError
+from shardyard.errors import RequestError, StorageError
 from shardyard.files import FILE_MODE, make_folder
 
 if TYPE_CHECKING:
@@ -293,12 +292,10 @@ _NAMED = ("name", "id")
 
 
 def _forms(launcher: str) -> Mapping[str, EntryForm] | None:
-    """What a launcher declares, kind by kind; None: it is none of ours."""
-    from shardyard.launch.base import LAUNCHERS
+    """What a launcher declares, kind by kind; None: there is no such launcher."""
+    from shardyard.launch.base import launcher_class
 
-    place = LAUNCHERS.get(launcher)
-    if place is None:
+    try:
+        return launcher_class(launcher).forms
+    except RequestError:
         return None
-    module, _, attribute = place.partition(":")
-    found: Mapping[str, EntryForm] = getattr(importlib.import_module(module), attribute).forms
-    return found

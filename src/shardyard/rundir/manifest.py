@@ -13,6 +13,7 @@ from typing import Any
 from shardyard import __version__
 from shardyard.config.compatibility import package_versions
 from shardyard.config.credentials import redact
+from shardyard.config.plug_ins import PlugIn
 from shardyard.files import write_json
 from shardyard.hardware.machine import Machine
 from shardyard.rundir.layout import VERSION, RunDir
@@ -24,6 +25,7 @@ def write_manifest(
     *,
     command: Sequence[str],
     machine: Machine | None,
+    plug_ins: Sequence[PlugIn] = (),
     started_at: float | None = None,
 ) -> None:
     """Write attempts/<n>/manifest.json at once.
@@ -31,6 +33,7 @@ def write_manifest(
     Args:
         command: The command line; an argument that holds a credential is replaced.
         machine: The machine that was probed, if one was.
+        plug_ins: What packages add that the attempt uses.
         started_at: Unix seconds; None: now.
 
     Raises:
@@ -43,6 +46,7 @@ def write_manifest(
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": package_versions(),
+        "plug_ins": [plug_in.to_json() for plug_in in plug_ins],
         "git": git_state(Path.cwd()),
         "command": [redact(argument) for argument in command],
         "executable": sys.executable,

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Recipe
-from shardyard.config.tasks import TASKS, imported
 from shardyard.data.loader import MicroBatch, Samples
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.model import ParallelModel
@@ -103,9 +102,3 @@ class Task(ABC):
         None: nothing was asked for, or the task has nothing to show.
         """
         return None
-
-
-def task_class(name: str) -> type[Task]:
-    """The task of a name that the recipe's check has let pass."""
-    found: type[Task] = imported(TASKS[name].code)
-    return found

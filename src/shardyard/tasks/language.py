@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Recipe
-from shardyard.config.tasks import TASKS
+from shardyard.config.task_names import task_row
 from shardyard.data.loader import (
     IGNORED,
     EvalSource,
@@ -168,5 +168,5 @@ def vocabulary(resolved: Resolved) -> int:
     if resolved.shape is not None:
         return resolved.shape.vocab_size
     # of the user's own module; a tokenizer that we train has no mask token
-    mask_rows = 0 if TASKS[resolved.recipe.task.name].is_causal else 1
+    mask_rows = 0 if task_row(resolved.recipe.task.name).is_causal else 1
     return resolved.data.vocab_size + mask_rows

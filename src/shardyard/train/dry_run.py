@@ -26,7 +26,8 @@ from shardyard.data.loader import MicroBatch
 from shardyard.errors import ShardyardError
 from shardyard.families.shape import ModelShape
 from shardyard.parallel.mesh import build_mesh
-from shardyard.tasks.base import Part, task_class
+from shardyard.tasks.base import Part
+from shardyard.tasks.named import task_class
 from shardyard.train.allocations import (
     GRADIENTS,
     OPTIMIZER,

@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass
 
 from shardyard.checkpoint.save import Abandoned, Durable
 from shardyard.config.resolved import fingerprint
-from shardyard.config.tasks import TASKS
 from shardyard.observe.metrics import StepTimes
 from shardyard.observe.samples import log_samples
 from shardyard.parallel.device import peak_memory_bytes
@@ -180,7 +179,7 @@ class Loop:
             device=training.device,
         )
         seconds = time.monotonic() - started
-        per_byte = training.resolved.bits_per_byte(result.loss)
+        per_byte = training.task_row.bits_per_byte(result.loss, training.resolved.data)
         scores = result.scores | ({} if per_byte is None else {"bits_per_byte": per_byte})
         epoch = progress.position / training.train_source.num_samples
         training.report(
@@ -200,7 +199,7 @@ class Loop:
     def _is_target(self, scores: Mapping[str, float]) -> bool:
         """Whether an evaluation is all that run.target asks for."""
         target = self.recipe.run.target
-        metrics = TASKS[self.recipe.task.name].metrics
+        metrics = self.training.task_row.metrics
         return target is not None and all(
             metrics[name].is_reached(scores[name], value) for name, value in target.items()
         )

@@ -23,6 +23,7 @@ from shardyard.config.layout import Layout
 from shardyard.config.legality import resolve_layout
 from shardyard.config.resolved import Resolved, fingerprint
 from shardyard.config.schema import Parallel, Recipe
+from shardyard.config.task_names import task_row
 from shardyard.data.loader import Loader, MicroBatch, Samples
 from shardyard.errors import CheckpointError
 from shardyard.families.registry import trained_family_of
@@ -35,8 +36,9 @@ from shardyard.parallel.device import peak_memory_bytes, select_device
 from shardyard.parallel.mesh import Mesh, build_mesh, names_on_all_stages
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import read_resolved
-from shardyard.tasks.base import Computation, Task, task_class
+from shardyard.tasks.base import Computation, Task
 from shardyard.tasks.language import vocabulary
+from shardyard.tasks.named import task_class
 from shardyard.train.hooks import Hooks
 from shardyard.train.optim import ShardOptimizer
 from shardyard.train.own_module import build_own
@@ -77,6 +79,7 @@ def set_up(run_dir: RunDir, attempt: int, hooks: Hooks, *, local_rank: int) -> T
         device=device,
         mesh=mesh,
         task=task,
+        task_row=task_row(recipe.task.name),
         stepper=stepper,
         train_source=train_source,
         eval_source=eval_source,

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from shardyard.checkpoint.save import Saver
 from shardyard.config.resolved import Resolved
+from shardyard.config.tasks import TaskRow
 from shardyard.data.loader import Loader, Samples
 from shardyard.observe.metrics import MetricLines
 from shardyard.observe.sinks import Sink
@@ -32,6 +33,7 @@ class Training:
     device: torch.device
     mesh: Mesh
     task: Task
+    task_row: TaskRow
     stepper: Stepper
     train_source: Samples
     eval_source: Samples | None

@@ -1,0 +1,202 @@
+"""What installed packages add: names of launchers, tasks, model families and data sources.
+
+A package says so in its metadata, as an entry point. That is read once, when a name is asked for
+that is not our own, and nothing of a package is imported before its name is used. An entry point
+is code of the package: whoever installs it trusts it. docs/plug-ins.md has the contracts.
+"""
+
+import difflib
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.metadata import Distribution, distributions
+from typing import Any, Literal, get_args
+
+from shardyard.errors import RequestError
+
+Group = Literal["launchers", "tasks", "families", "sources"]
+"""A registry; the group of its entry points is ``shardyard.<group>``."""
+GROUPS: tuple[Group, ...] = get_args(Group)
+
+WORDS: dict[Group, str] = {
+    "launchers": "launcher",
+    "tasks": "task",
+    "families": "model family",
+    "sources": "data source",
+}
+"""What messages call one of a group."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlugIn:
+    """One name that an installed package adds."""
+
+    group: Group
+    name: str
+    place: str
+    """module:object, imported when the name is used."""
+    distribution: str
+    version: str
+
+    @property
+    def package(self) -> str:
+        """What messages call its package: ``letters 1.0``."""
+        return f"{self.distribution} {self.version}"
+
+    def to_json(self) -> dict[str, str]:
+        """As manifest.json has it."""
+        return {
+            "group": self.group,
+            "name": self.name,
+            "distribution": self.distribution,
+            "version": self.version,
+        }
+
+    @property
+    def what(self) -> str:
+        """``the task 'vowels' of letters 1.0``."""
+        return f"the {WORDS[self.group]} {self.name!r} of {self.package}"
+
+
+def installed(group: Group) -> dict[str, tuple[PlugIn, ...]]:
+    """Every name that packages add to a registry, with all that claim it."""
+    return _claims()[0][group]
+
+
+def unreadable() -> list[str]:
+    """Packages that say something of Shardyard in metadata that cannot be read."""
+    return list(_claims()[1])
+
+
+def brought(group: Group, name: str) -> PlugIn | None:
+    """The one plug-in of a name; None: no installed package adds it.
+
+    Raises:
+        RequestError: Several packages add it.
+    """
+    found = installed(group).get(name, ())
+    if len(found) > 1:
+        raise RequestError(_claimed_twice(found))
+    return found[0] if found else None
+
+
+def loaded(group: Group, name: str, *, ours: Collection[str], wrong: Callable[[Any], str]) -> Any:
+    """What the entry point of a name that is not our own refers to, imported now.
+
+    Args:
+        ours: Our own names, which no package can take over.
+        wrong: In what way an object is not what the registry holds; empty: it is.
+
+    Raises:
+        RequestError: No package adds the name, several do, or what it adds cannot be used.
+    """
+    plug_in = brought(group, name)
+    if plug_in is None:
+        raise RequestError(no_such(group, name, ours))
+    content = part(plug_in, plug_in.place)
+    why = wrong(content)
+    if why:
+        raise RequestError(f"{plug_in.what} ({plug_in.place}) {why}. {_mend(plug_in)}")
+    return content
+
+
+def part(plug_in: PlugIn | None, place: str) -> Any:
+    """What ``module:object`` names, imported now.
+
+    Args:
+        plug_in: Whose it is; None: our own.
+
+    Raises:
+        RequestError: A package's cannot be imported.
+    """
+    module, _, name = place.partition(":")
+    if plug_in is None:
+        return getattr(import_module(module), name)
+    try:
+        content = import_module(module)
+        for attribute in name.split("."):
+            content = getattr(content, attribute)
+    except (Exception, SystemExit) as error:  # whatever a foreign module does while it is imported
+        raise RequestError(
+            f"{plug_in.what} cannot be loaded from {place}: {type(error).__name__}: {error}. "
+            f"{_mend(plug_in)}"
+        ) from error
+    return content
+
+
+def no_such(group: Group, name: str, ours: Collection[str]) -> str:
+    """That nobody has a name: the nearest one, and all that there are."""
+    others = [f"{other} ({found[0].package})" for other, found in installed(group).items()]
+    near = difflib.get_close_matches(name, [*ours, *installed(group)], n=1)
+    hint = f"Did you mean {near[0]}? " if near else ""
+    return (
+        f"there is no {WORDS[group]} {name!r}. {hint}There are {', '.join([*ours, *others])}; "
+        f"another is added by installing its package."
+    )
+
+
+def claim_problems(group: Group, ours: Collection[str]) -> Iterator[str]:
+    """Names that packages claim and cannot have; each is told where somebody asks for all."""
+    for name, found in installed(group).items():
+        if name in ours:
+            for plug_in in found:
+                yield f"{plug_in.what} is not used: the name is Shardyard's own. {_mend(plug_in)}"
+        elif len(found) > 1:
+            yield _claimed_twice(found)
+
+
+def _claimed_twice(found: Collection[PlugIn]) -> str:
+    first, *_ = found
+    packages = " and by ".join(sorted(plug_in.package for plug_in in found))
+    return (
+        f"the {WORDS[first.group]} {first.name!r} is added by {packages}, and which one is meant "
+        "cannot be known. Uninstall all but one of them."
+    )
+
+
+def _mend(plug_in: PlugIn) -> str:
+    return f"Mend, update or uninstall {plug_in.distribution}; nothing else needs it."
+
+
+@cache
+def _claims() -> tuple[dict[Group, dict[str, tuple[PlugIn, ...]]], tuple[str, ...]]:
+    """All plug-ins by group and name, and what could not be read."""
+    from configparser import ConfigParser, Error  # most commands never come here
+
+    found: dict[Group, dict[str, tuple[PlugIn, ...]]] = {group: {} for group in GROUPS}
+    broken, seen = [], set()
+    for distribution in distributions():
+        text = _entry_points(distribution)
+        if "shardyard." not in text:  # nearly all: neither parsed nor asked for their names
+            continue
+        name = distribution.metadata["Name"]
+        if name in seen:  # another version, later on the path: it is not imported either
+            continue
+        seen.add(name)
+        parser = ConfigParser(delimiters=("=",), interpolation=None)
+        parser.optionxform = str  # type: ignore[assignment,method-assign] # names keep their case
+        try:
+            parser.read_string(text)
+        except Error as error:
+            broken.append(
+                f"the entry points of {name} {distribution.version} cannot be read: "
+                f"{' '.join(str(error).split())}. Update or uninstall {name}."
+            )
+            continue
+        for group in GROUPS:
+            section = f"shardyard.{group}"
+            for key, place in parser[section].items() if section in parser else ():
+                plug_in = PlugIn(
+                    group=group, name=key, place=place.partition("[")[0].strip(),
+                    distribution=name, version=distribution.version,
+                )  # fmt: skip
+                found[group][key] = (*found[group].get(key, ()), plug_in)
+    return found, tuple(broken)
+
+
+def _entry_points(distribution: Distribution) -> str:
+    try:
+        return distribution.read_text("entry_points.txt") or ""
+    except (OSError, ValueError):  # not ours to complain about
+        return ""

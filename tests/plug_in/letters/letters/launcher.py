@@ -1,0 +1,81 @@
+"""The launcher `paper-mail`: writes a letter to somebody who starts the nodes by hand."""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from shardyard.config.schema import Recipe, Section
+from shardyard.config.sight import Sight
+from shardyard.launch.base import (
+    Capabilities,
+    Job,
+    JobStatus,
+    LaunchRequest,
+    LogLine,
+    Removal,
+    Rendered,
+    mounted,
+)
+from shardyard.launch.ledger import EntryForm, Ledger
+
+
+class Settings(Section):
+    """`launch --on paper-mail`."""
+
+    to: str | None = None
+    """Who starts the nodes."""
+    stamps: Annotated[int, Field(ge=1, le=4)] = 1
+    """Stamps on the letter."""
+    speed: Literal["slow", "express"] = "slow"
+    """How fast it goes."""
+    labels: dict[str, str] = Field(default={})
+    """Written on the envelope."""
+
+    @model_validator(mode="after")
+    def _express_costs_more(self) -> "Settings":
+        if self.speed == "express" and self.stamps < 2:
+            raise ValueError("speed=express needs 2 stamps. Raise launch.paper_mail.stamps.")
+        return self
+
+
+class PaperMail:
+    """Renders a letter; nobody sends it."""
+
+    settings: ClassVar[type[Section]] = Settings
+    name: ClassVar[str] = "paper-mail"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        resizes=(), requeues=False, needs_image=False, shares_folder=True, secrets=()
+    )
+    forms: ClassVar[Mapping[str, EntryForm]] = {}
+
+    def sees(self, recipe: Recipe) -> Sight:
+        return mounted(recipe.launch, launcher=self.name)
+
+    def render(self, request: LaunchRequest) -> Rendered:
+        own = request.recipe.launch.own(self.name, Settings)
+        nodes = "\n".join(
+            f"python -m shardyard.cli.node {request.run_dir}/recipe.yaml --place given "
+            f"--run-dir {request.run_dir} --node-rank {rank} --nodes {request.nodes} "
+            f"--rendezvous HOST:29400 --session {request.submission}"
+            for rank in range(request.nodes)
+        )
+        text = f"To: {own.to}\nStamps: {own.stamps}\n{own.labels}\n\nPlease type:\n{nodes}\n"
+        return Rendered(
+            launcher=self.name, run_id=request.run_id, name=f"letter-{request.run_id}", text=text
+        )
+
+    def submit(self, rendered: Rendered, ledger: Ledger) -> Job:
+        raise NotImplementedError
+
+    def status(self, job: Job) -> JobStatus:
+        raise NotImplementedError
+
+    def logs(self, job: Job, *, node: int | None, follow: bool) -> Iterator[LogLine]:
+        raise NotImplementedError
+
+    def cancel(self, job: Job) -> None:
+        raise NotImplementedError
+
+    def remove(self, job: Job, ledger: Ledger) -> Removal:
+        raise NotImplementedError

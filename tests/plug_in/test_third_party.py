@@ -1,0 +1,142 @@
+"""A package of somebody else's, installed: it trains, renders, and is missed where it lacks.
+
+The package is the folder `letters` beside this file.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shardyard.cli.readiness import Readiness, made_ready, wait_for_nodes
+from shardyard.cli.session import Session
+from shardyard.config.load import load_recipe
+from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.errors import RequestError
+from shardyard.families.presets import PRESETS
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.resolved import write_resolved
+
+RECIPE = """
+model: {preset: llama-tiny}
+task: {name: vowels, vowels: {at_least: 2}}
+data: {source: text, seq_len: 32, vocab_size: 300, workers: 1}
+optim: {global_batch: 4}
+run: {id: r, steps: 2, target: {vowel_score: 0.9}}
+cluster: {device: cpu, devices: 2}
+launch: {paper_mail: {to: me, labels: {on.top: fragile}}}
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which pip has installed the package."""
+    folder = tmp_path_factory.mktemp("site")
+    source = shutil.copytree(Path(__file__).parent / "letters", folder.with_name("source"))
+    words = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--quiet", *words, "--target", folder, source],
+        check=True, timeout=120,
+    )  # fmt: skip
+    return folder
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the command line stands: a recipe and some text."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    (tmp_path / "text").mkdir()
+    for number in range(40):
+        text = f"A sentence about the number {number}. " * 20
+        (tmp_path / "text" / f"{number}.txt").write_text(text)
+    return tmp_path
+
+
+def run(site: Path | None, *arguments: str, module: str = "shardyard") -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a process that sees the package, or does not."""
+    environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    environ |= {} if site is None else {"PYTHONPATH": str(site)}
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        env=environ, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.heavy
+def test_a_recipe_trains_with_what_a_package_adds(site: Path, here: Path) -> None:
+    code, answer, talk = run(site, "train", "recipe.yaml", "--json")
+    assert code == 0, talk
+    assert json.loads(answer)["steps_done"] == 2
+    attempt = here / "runs" / "r" / "attempts" / "0"
+    manifest = json.loads((attempt / "manifest.json").read_text())
+    package = {"distribution": "shardyard-letters", "version": "1.0"}
+    assert manifest["plug_ins"] == [{"group": "tasks", "name": "vowels", **package}]
+    settings = json.loads((attempt / "resolved.json").read_text())["settings"]
+    assert settings["task.vowels.letters"]["value"] == "aeiou"
+    assert "vowel_score" in (here / "runs" / "r" / "metrics.jsonl").read_text()
+
+    code, _, talk = run(None, "resume", "r", "run.steps=3")
+    assert code == 2 and "task.name=vowels: there is no task 'vowels'." in talk
+    code, _, talk = run(None, "report", "r")
+    assert code == 0, talk
+
+
+@pytest.mark.heavy
+def test_a_launcher_of_a_package_renders(site: Path, here: Path) -> None:
+    see = ["launch.volumes=[{path: " + str(here) + ", claim: a}]", f"data.source={here}/text"]
+    words = ["--on", "paper-mail", "--dry-run", f"data.dir={here}/prepared", "cluster.nodes=2"]
+    code, letter, talk = run(site, "launch", "recipe.yaml", *words, *see)
+    assert code == 0, talk
+    assert letter.startswith("To: me\nStamps: 1\n{'on.top': 'fragile'}\n")
+    assert letter.count("--place given") == 2
+    code, _, talk = run(None, "launch", "recipe.yaml", *words)
+    assert code == 2 and "there is no launcher 'paper-mail'. There are local, slurm," in talk
+
+
+@pytest.mark.heavy
+def test_a_node_without_the_package_says_so_to_all_before_any_trains(here: Path) -> None:
+    folder = RunDir(here / "runs" / "r")
+    place = ["--place", "given", "--nodes", "2", "--rendezvous", "127.0.0.1:1", "--session", "s"]
+    words = ["recipe.yaml", "--run-dir", str(folder.path), *place]
+    with Session(folder, "s").announced(0):
+        code, _, talk = run(None, *words, "--node-rank", "1", module="shardyard.cli.node")
+    assert code == 2 and "there is no task 'vowels'" in talk
+    with pytest.raises(RequestError, match=r"(?s)node 1 .*: .*there is no task 'vowels'"):
+        wait_for_nodes(Readiness(folder, "s"), 0, resolved(here), say=print)
+
+    code, _, talk = run(None, *words, "--node-rank", "0", module="shardyard.cli.node")
+    assert code == 2
+    assert "there is no task 'vowels'" in (folder.path / "sessions" / "s.json").read_text()
+
+
+@pytest.mark.usefixtures("letters")
+def test_a_node_with_another_version_is_refused(here: Path) -> None:
+    folder = RunDir(here / "runs" / "r")
+    write_resolved(folder.resolved(0), resolved(here))
+    package = {"distribution": "shardyard-letters", "version": "0.9"}
+    listed = {"plug_ins": [{"group": "tasks", "name": "vowels", **package}]}
+    folder.manifest(0).write_text(json.dumps(listed))
+    with (
+        pytest.raises(RequestError, match=r"uses shardyard-letters 1.0, and node 0 .*letters 0.9"),
+        made_ready(Readiness(folder, "s"), 0, 1, say=print),
+    ):
+        pass
+
+
+def resolved(here: Path) -> Resolved:
+    """The recipe as node 0 has settled it."""
+    recipe = load_recipe([here / "recipe.yaml"], ["cluster.nodes=2"], of_run=True)
+    facts = DataFacts(
+        dir="prepared", fingerprint="f", vocab_size=300, train_tokens=1000, eval_tokens=100,
+        train_documents=2, eval_documents=1, unigram_entropy=5.0,
+    )  # fmt: skip
+    shape = replace(PRESETS["llama-tiny"].shape, vocab_size=300)
+    return Resolved(recipe=recipe, reasons={}, shape=shape, data=facts, steps=2)
