@@ -73,15 +73,15 @@ class _Norm:
         norm = self._norm
         if self._norms.is_weightless:
             return F.batch_norm(x, *self._running(x), norm.weight, norm.bias, eps=norm.eps)
-        if not norm.training or norm.running_mean is None:
+        is_step = norm.training and torch.is_grad_enabled()
+        if not is_step or norm.running_mean is None:  # an evaluation, or a call of a script's own
             return self._as_it_is(x)
         # with a momentum of 1 torch leaves there the statistics of the batch itself
         mean_C, var_C = torch.zeros(2, norm.num_features, device=x.device).unbind()
         y = F.batch_norm(
             x, mean_C, var_C, norm.weight, norm.bias, training=True, momentum=1.0, eps=norm.eps
         )
-        if torch.is_grad_enabled():
-            self._count(y, mean_C, var_C)
+        self._count(y, mean_C, var_C)
         return y
 
     def _running(self, x: Tensor) -> tuple[Tensor, Tensor]:
