@@ -24,6 +24,8 @@ class Front:
     """Of a failure."""
     drops: tuple[str, ...] = ()
     """Beginnings of headers that are left out of answers."""
+    ignores: tuple[str, ...] = ()
+    """Headers of requests that are not handed on, in lower case."""
     cuts_after: list[int] = field(default_factory=list)
     """Bytes of the body of a GET of an object, for one after the other: then it is cut."""
 
@@ -33,7 +35,7 @@ class Front:
     def forget(self) -> None:
         """Nothing came by, and nothing goes wrong."""
         self.requests, self.failures, self.headers = [], {}, {}
-        self.drops, self.cuts_after, self.garbles = (), [], False
+        self.drops, self.ignores, self.cuts_after, self.garbles = (), (), [], False
 
     def sent(self, method: str, part: str) -> int:
         return sum(1 for m, path in self.requests if m == method and part in path)
@@ -56,7 +58,8 @@ def s3_front(server_url: str) -> Iterator[Front]:
                     self._fail(*left.pop(0))
                     return
             connection = http.client.HTTPConnection(there, timeout=20)
-            connection.request(self.command, self.path, body, dict(self.headers))
+            told = {k: v for k, v in self.headers.items() if k.lower() not in front.ignores}
+            connection.request(self.command, self.path, body, told)
             answer = connection.getresponse()
             data = answer.read()
             connection.close()

@@ -21,9 +21,10 @@ class LocalPath(click.Path):
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> Any:
+        from shardyard.config.credentials import without_secrets
         from shardyard.config.load import show  # `--help` waits for no schema
         from shardyard.config.reach import why_not_reached
-        from shardyard.config.text_problems import why_no_path, without_secrets
+        from shardyard.config.text_problems import why_no_path
 
         text = os.fspath(value)
         why = why_no_path(text) or why_not_reached(text)

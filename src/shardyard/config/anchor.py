@@ -11,6 +11,7 @@ from typing import Any
 from shardyard.config.reach import reach_problems
 from shardyard.config.schema import Data, Recipe
 from shardyard.config.sight import Sight
+from shardyard.config.sources import is_remote
 from shardyard.errors import RecipeError
 
 _NO_PATH = Data().source
@@ -61,7 +62,10 @@ def _places(recipe: Recipe) -> dict[str, dict[str, Any]]:
 
 
 def _anchor_source(entry: str) -> str:
-    """A path or a glob; what is special to globs in the current folder's own name is not meant."""
+    """A path or a glob made absolute; what is special to globs in the current folder's own name is
+    not meant. An address stays as it is."""
+    if is_remote(entry):
+        return entry
     if Path(entry).expanduser().exists() or not glob.has_magic(entry):
         return _anchor(entry)
     return _anchor(entry, start=glob.escape(os.getcwd()))  # noqa: PTH109 (a text)

@@ -61,6 +61,16 @@ def redact(text: str) -> str:
     return HIDDEN if find_credential(text) else text
 
 
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)(?:[^/?#]*@)?([^?#]*)")
+"""A scheme, then host and path; what may be a password or a signature is in no group."""
+
+
+def without_secrets(text: str) -> str:
+    """A URL without what may be a password or a signature; any other text as it is."""
+    url = _URL.match(text)
+    return text if url is None else url[1] + url[2]
+
+
 def _is_random(text: str) -> bool:
     has_all = all(re.search(kind, text) for kind in ("[a-z]", "[A-Z]", "[0-9]"))
     shares = [count / len(text) for count in Counter(text).values()]

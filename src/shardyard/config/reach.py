@@ -9,6 +9,7 @@ from pathlib import Path
 
 from shardyard.config.schema import Data, Recipe
 from shardyard.config.sight import Sight, fixed_part
+from shardyard.config.sources import is_remote
 from shardyard.errors import Problem
 
 _NO_PATH = Data().source
@@ -28,7 +29,11 @@ def reach_problems(recipe: Recipe, sight: Sight | None = None) -> list[Problem]:
         ("model.path", recipe.model.path),
         ("model.dir", recipe.model.dir),
         ("data.dir", data.dir),
-        *(("data.source", _fixed_part(entry)) for entry in sources if entry != _NO_PATH),
+        *(
+            ("data.source", _fixed_part(entry))
+            for entry in sources
+            if entry != _NO_PATH and not is_remote(entry)
+        ),
     ]
     if data.tokenizer.startswith(("/", ".", "~")):  # else a hub name, or a word
         places.append(("data.tokenizer", data.tokenizer))

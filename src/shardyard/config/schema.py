@@ -135,7 +135,7 @@ class Data(Section):
     """Text, and how it becomes samples of seq_len tokens."""
 
     source: str | Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = "python-stdlib"
-    """python-stdlib, or files, folders and globs of text, JSON lines or Parquet."""
+    """python-stdlib, or files, folders, globs (or s3:// and others) of text, JSON or Parquet."""
     format: Literal["by_suffix", "text"] = "by_suffix"
     """What files hold: as their suffix says, others are refused; text: others are plain text."""
     text_key: str = "text"

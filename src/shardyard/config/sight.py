@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from shardyard.config.schema import Data, Recipe
 from shardyard.config.secret_reference import parse_references
+from shardyard.config.sources import is_remote
 from shardyard.errors import Problem
 
 _NO_PATH = Data().source
@@ -96,7 +97,7 @@ def _places(recipe: Recipe) -> Iterator[tuple[str, str]]:
     if model.dir is not None:
         yield "model.dir", model.dir
     for entry in (data.source,) if isinstance(data.source, str) else data.source:
-        if entry != _NO_PATH:
+        if entry != _NO_PATH and not is_remote(entry):  # nodes reach that as this machine does
             yield "data.source", entry
     if "dir" in data.model_fields_set:
         yield "data.dir", data.dir

@@ -1,43 +1,79 @@
-"""Where text can come from, and what is made of it: one row each, without the code that does it.
+"""Where text can come from: one row for each scheme of an address, without the code that reads it.
 
-The file in ``data/stores/`` that a row names does the work.
+The file in ``data/stores/`` that a row names does the work; all that has to know what can be read
+asks the table.
 """
 
 import re
 from dataclasses import dataclass
 
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+from shardyard.config.credentials import without_secrets
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """One kind of place, by what its addresses begin with."""
+    """One kind of place."""
 
     code: str
     """module:class of its ``data.stores.base.Store``."""
-    example: str
-    """Of an entry of data.source."""
     package: str | None = None
-    """Package to install for it, where neither we nor an extra of ours bring it."""
+    """To install, where none of our extras brings it."""
 
 
-HERE = Scheme(code="shardyard.data.stores.local:LocalStore", example="./my-text")
-"""Paths, which have no scheme."""
+HERE = Scheme(code="shardyard.data.stores.local:LocalStore")
+"""A path, which has no scheme."""
 
-_S3 = Scheme(code="shardyard.data.stores.s3:S3Store", example="s3://bucket/folder")
+_HTTP = Scheme(code="shardyard.data.stores.http:HttpStore")
+_FSSPEC = "shardyard.data.stores.fsspec_files:FsspecStore"
 
 SCHEMES: dict[str, Scheme] = {
-    "s3": _S3,
+    "s3": Scheme(code="shardyard.data.stores.s3:S3Store"),
+    "http": _HTTP,
+    "https": _HTTP,
+    "gs": Scheme(code=_FSSPEC, package="gcsfs"),
+    "az": Scheme(code=_FSSPEC, package="adlfs"),
+    "abfs": Scheme(code=_FSSPEC, package="adlfs"),
+    "hf": Scheme(code=_FSSPEC, package="huggingface_hub"),
+    "hdfs": Scheme(code=_FSSPEC, package="pyarrow"),
+    "oci": Scheme(code=_FSSPEC, package="ocifs"),
+    "sftp": Scheme(code=_FSSPEC, package="paramiko"),
 }
-"""Scheme of a URL -> where it is read."""
+"""What stands before :// -> where it is read."""
 
 
 def scheme_of(entry: str) -> str | None:
-    """The scheme of an entry of data.source in lower case; None: it is a path."""
+    """The scheme of an entry of data.source; None: it is a path."""
     found = _URL.match(entry)
-    return None if found is None else found[1].lower()
+    return None if found is None else found[1]
 
 
 def is_remote(entry: str) -> bool:
     """Whether an entry of data.source is no path, but the address of a place elsewhere."""
     return scheme_of(entry) is not None
+
+
+def why_no_address(entry: str) -> str | None:
+    """Why the address of a place cannot be read; None: it can be tried.
+
+    Raises:
+        AssertionError: It is a path.
+    """
+    found = _URL.match(entry)
+    assert found is not None, entry
+    scheme, rest = found.groups()
+    if scheme not in SCHEMES:
+        return (
+            f"is a URL of a kind that is not read: known are {', '.join(SCHEMES)}. Copy the text "
+            "to one of these, or here (`aws s3 cp --recursive`, `curl`, `hf download`), and give "
+            "that place; a path is written as it is."
+        )
+    if scheme in ("http", "https") and without_secrets(entry) != entry:
+        return (
+            "holds what may be a password or a signature, and a recipe is kept and shown. Leave "
+            "out what stands before @ and behind ?; credentials are taken from the environment."
+        )
+    if not rest.strip("/"):
+        return f"names no place. Write {scheme}://, then a bucket or host, then a folder or file."
+    return None

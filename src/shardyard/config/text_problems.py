@@ -10,9 +10,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from shardyard.config.credentials import find_credential
+from shardyard.config.credentials import find_credential, without_secrets
 from shardyard.config.load import show
 from shardyard.config.schema import Recipe
+from shardyard.config.sources import is_remote, why_no_address
 from shardyard.errors import Problem
 
 MAPPINGS = frozenset(
@@ -41,13 +42,7 @@ _PART_BYTES = 255
 _WHOLE_BYTES = 4096 - 512
 """PATH_MAX of Linux, less what a run's own files add behind it. No other name is as long."""
 
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)(?:[^/?#]*@)?([^?#]*)")
-"""A scheme, then host and path; what may be a password or a signature is in no group. `file:///x`
-too: a path is written as it is."""
-
 _INSTEAD_OF_A_URL = {
-    "data.source": "Text is not read from object storage or the web yet. Copy it here (`aws s3 cp "
-    "--recursive`, `gcloud storage cp`, `hf download`, `curl`), or mount it, and give the path.",
     "data.tokenizer": "Give a folder that holds tokenizer.json, or a hub name such as owner/name.",
     "model.path": "Give a folder that holds config.json and weights; a repository of the Hugging "
     "Face hub is model.hub: owner/name.",
@@ -98,6 +93,8 @@ def why_no_path(text: str, instead: str = _A_PATH) -> str | None:
 def _why_not(setting: str, text: str) -> str | None:
     if _PROSE.fullmatch(setting):
         return _why_no_text(text)
+    if setting == "data.source" and is_remote(text):
+        return _why_no_text(text) or _why_no_line(text) or why_no_address(text)
     if setting in PATHS:
         return why_no_path(text, _INSTEAD_OF_A_URL.get(setting, _A_PATH))
     why = _why_no_text(text) or _why_no_line(text)
@@ -131,13 +128,7 @@ def _why_no_line(text: str) -> str | None:
 
 
 def _why_url(text: str, instead: str) -> str | None:
-    return f"is a URL, which is not opened here. {instead}" if _URL.match(text) else None
-
-
-def without_secrets(text: str) -> str:
-    """A URL without what may be a password or a signature; any other text as it is."""
-    url = _URL.match(text)
-    return text if url is None else url[1] + url[2]
+    return f"is a URL, which is not opened here. {instead}" if is_remote(text) else None
 
 
 def _why_no_name(text: str) -> str | None:

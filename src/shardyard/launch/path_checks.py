@@ -16,6 +16,7 @@ from pathlib import Path
 from shardyard.config.model_source import model_folder, read_shape
 from shardyard.config.schema import Data, Recipe
 from shardyard.config.sight import is_folder
+from shardyard.config.sources import is_remote
 from shardyard.errors import ShardyardError
 from shardyard.launch.doctor import Finding
 from shardyard.units import format_bytes
@@ -77,7 +78,7 @@ def _model(recipe: Recipe) -> Iterator[Finding]:
 def _data(recipe: Recipe) -> Iterator[Finding]:
     source = recipe.data.source
     for entry in (source,) if isinstance(source, str) else source:
-        if entry == _NO_PATH:
+        if entry == _NO_PATH or is_remote(entry):  # no path; preparing tries it before any work
             continue
         path = Path(entry)
         if os.path.lexists(path) or not glob.has_magic(entry):

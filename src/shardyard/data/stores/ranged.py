@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import BinaryIO, NamedTuple, TypeVar, cast
 
 from shardyard.data.spans import SourceFile, shown
 from shardyard.data.stores.base import Found, is_left_out
@@ -54,18 +54,24 @@ class RangedStore(ABC):
             RequestError: Nothing is there.
         """
         is_folder = entry.endswith("/")
-        found = None if is_folder else self.look(entry)
+        fixed = re.split(r"[*?[]", entry, maxsplit=1)[0]
+        if fixed != entry and fixed.count("/") < 3:
+            raise RequestError(
+                f"data.source={shown(entry)!r} has a wildcard in the name of a bucket or host, and "
+                "those cannot be listed. Write the name, and wildcards behind it."
+            )
+        found = None if is_folder else steadily(lambda: self.look(entry))
         if found is not None:
             yield replace(found, name=entry.rpartition("/")[2])
             return
         if glob.has_magic(entry):
-            fixed = entry[: re.search(r"[*?[]", entry).start()]  # type: ignore[union-attr]
             matches = matcher(entry)
-            named = [(each.path, each) for each in self.below(fixed) if matches(each.path)]
+            named = [(e.path, e) for e in steadily(lambda: [*self.below(fixed)]) if matches(e.path)]
         else:
             folder = entry if is_folder else f"{entry}/"
-            inside = ((each.path.removeprefix(folder), each) for each in self.below(folder))
-            named = [(name, each) for name, each in inside if name and not is_left_out(name)]
+            inside = steadily(lambda: [*self.below(folder)])
+            named = [(each.path.removeprefix(folder), each) for each in inside]
+            named = [(name, each) for name, each in named if name and not is_left_out(name)]
             if not named:
                 raise RequestError(
                     f"data.source={shown(entry)!r} does not exist: there is neither a file of "
@@ -77,6 +83,27 @@ class RangedStore(ABC):
     def open(self, file: SourceFile) -> BinaryIO:
         """A file to read and seek in; bytes are asked for when they are read."""
         return cast(BinaryIO, io.BufferedReader(RangedFile(file, self.read)))
+
+
+T = TypeVar("T")
+
+
+def steadily(ask: Callable[[], T]) -> T:
+    """What a place answers, asked again where the connection broke.
+
+    Raises:
+        LostError: It breaks each time.
+    """
+    for in_vain in range(1, _TRIES):
+        try:
+            return ask()
+        except LostError:
+            _pause(in_vain)
+    return ask()
+
+
+def _pause(in_vain: int, sleep: Callable[[float], None] = time.sleep) -> None:
+    sleep(min(_LONGEST_PAUSE_S, 0.25 * 2**in_vain))
 
 
 class _Block(NamedTuple):
@@ -167,7 +194,7 @@ class RangedFile(io.RawIOBase):
                     f"{_TRIES} times in a row. {READ_AGAIN}"
                 )
             if in_vain:
-                self._sleep(min(_LONGEST_PAUSE_S, 0.25 * 2**in_vain))
+                _pause(in_vain, self._sleep)
 
 
 READ_AGAIN = "Check the network, then prepare again: finished pieces are kept."

@@ -1,5 +1,6 @@
 """Buckets of S3 and what speaks as it does: each range is asked for by the etag that was listed."""
 
+import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing
 from functools import cache
@@ -9,9 +10,10 @@ from shardyard.aws import code_of, errors_of_s3, s3_client
 from shardyard.data.spans import SourceFile, shown
 from shardyard.data.stores.base import Found
 from shardyard.data.stores.ranged import READ_AGAIN, RangedStore, changed
-from shardyard.errors import RequestError, ShardyardError
+from shardyard.errors import LostError, RequestError, ShardyardError
 
 _RIGHTS = "s3:ListBucket on the bucket and s3:GetObject on its objects"
+_BUCKET = re.compile(r"[a-zA-Z0-9._-]{1,255}", re.ASCII)
 _BLOCK_BYTES = 2**18
 
 
@@ -19,23 +21,21 @@ class S3Store(RangedStore):
     """Objects of buckets; what begins with the same folder's name is a folder."""
 
     def look(self, url: str) -> Found | None:
-        bucket, key = _split(url)
-        if not key:
-            return None
-        try:
-            with _errors("look at", url):
-                about = _client().head_object(Bucket=bucket, Key=key)
-        except ShardyardError as error:
-            if code_of(error) in _GONE:
-                return None
-            raise
-        return Found(url, url, about["ContentLength"], about["ETag"])
+        key = _split(url)[1]
+        first = next(self._listed(url, most=1), None)  # the key itself comes before longer ones
+        return first if key and first is not None and first.path == url else None
 
     def below(self, prefix: str) -> Iterator[Found]:
+        yield from self._listed(prefix)
+
+    def _listed(self, prefix: str, *, most: int | None = None) -> Iterator[Found]:
         bucket, begins = _split(prefix)
+        pages = _client().get_paginator("list_objects_v2")
+        some = {} if most is None else {"MaxItems": most, "PageSize": most}
         with _errors("list", prefix):
-            pages = _client().get_paginator("list_objects_v2")
-            for page in pages.paginate(Bucket=bucket, Prefix=begins):
+            for page in pages.paginate(Bucket=bucket, Prefix=begins, PaginationConfig=some):
+                if "IsTruncated" not in page:  # an answer without its body reads as an empty one
+                    raise LostError(f"{shown(prefix)} was listed in part. {READ_AGAIN}")
                 for each in page.get("Contents", []):
                     url = f"s3://{bucket}/{each['Key']}"
                     if not url.endswith("/"):  # what some tools write for a folder
@@ -54,10 +54,26 @@ class S3Store(RangedStore):
             if why is None:
                 raise
             raise changed(file, why) from error
-        if answer["ETag"] != file.version:  # of a store that does not know IfMatch
-            raise changed(file, _CHANGED["412"])
         with closing(answer["Body"]) as body, _errors("read", file.path):
+            _refuse_other(answer, file, start, stop)
             yield from body.iter_chunks(_BLOCK_BYTES)
+
+
+def _refuse_other(answer: dict[str, Any], file: SourceFile, start: int, stop: int) -> None:
+    """Raise unless an answer is the part of the version that was asked for.
+
+    Raises:
+        SourceError: It is of another version: the store does not know conditions.
+        LostError: The connection broke before the answer had said what it is.
+    """
+    etag, part = answer.get("ETag", ""), answer.get("ContentRange", "")
+    if not str(file.version).startswith(etag):
+        raise changed(file, _CHANGED["412"])
+    if (etag, part) != (file.version, f"bytes {start}-{stop - 1}/{file.size_bytes}"):
+        raise LostError(
+            f"{shown(file.path)}: an answer was cut off, or is not the part that was "
+            f"asked for ({shown(part)}). {READ_AGAIN}"
+        )
 
 
 _GONE = frozenset({"404", "NoSuchKey", "NotFound"})
@@ -89,9 +105,9 @@ def _split(url: str) -> tuple[str, str]:
         RequestError: It names no bucket.
     """
     bucket, _, key = url.partition("://")[2].partition("/")
-    if not bucket:
+    if not _BUCKET.fullmatch(bucket):
         raise RequestError(
-            f"data.source={shown(url)!r} names no bucket. Give s3://bucket/folder, "
+            f"data.source={shown(url)!r} names no bucket that can be. Give s3://bucket/folder, "
             "s3://bucket/file.jsonl or s3://bucket/folder/*.parquet."
         )
     return bucket, key
