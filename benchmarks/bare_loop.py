@@ -8,7 +8,7 @@ its own.
 Shape suffixes: B = samples, L = tokens of a sample, V = vocabulary.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,31 +24,26 @@ class BareLoop:
     """One rank's loop over random windows of a long array of tokens.
 
     Args:
-        config: A transformers config of the Llama family.
-        compute: Format of matrix products; weights, gradients and optimizer state are fp32.
+        model: Sharded, with its weights: ``sharded_llama`` or ``sharded_module``.
+        logits: From the model and token ids (B, L) to logits (B, L, V).
         micro_batches: Forward and backward passes of this rank in one step.
-        recompute: Whether every block is computed again in the backward pass.
-        compiles: Whether torch.compile compiles every block.
     """
 
     def __init__(
         self,
-        config: Any,
+        model: nn.Module,
         tokens: npt.NDArray[np.int64],
         *,
         device: torch.device,
-        compute: torch.dtype,
         micro_batch: int,
         micro_batches: int,
         seq_len: int,
         lr: float,
-        recompute: bool,
         seed: int,
-        compiles: bool = False,
+        logits: Callable[[nn.Module, Tensor], Tensor] | None = None,
     ) -> None:
-        self.model = _build(
-            config, device=device, compute=compute, recompute=recompute, compiles=compiles
-        )
+        self.model = model
+        self._logits = logits or _of_transformers
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.1, fused=True
         )
@@ -65,7 +60,7 @@ class BareLoop:
             tokens_BL, targets_BL = (
                 ids_BL.to(self._device, non_blocking=True) for ids_BL in next(self._batches)
             )
-            logits_BLV = self.model(input_ids=tokens_BL, use_cache=False).logits
+            logits_BLV = self._logits(self.model, tokens_BL)
             loss = F.cross_entropy(logits_BLV.flatten(0, 1).float(), targets_BL.flatten())
             (loss / self._micro_batches).backward()  # type: ignore[no-untyped-call]
             total += loss.detach() / self._micro_batches
@@ -83,10 +78,34 @@ class BareLoop:
         torch.nn.utils.clip_grads_with_norm_(params, max_norm, norm)
 
 
-def _build(
-    config: Any, *, device: torch.device, compute: torch.dtype, recompute: bool, compiles: bool
+def _of_transformers(model: nn.Module, tokens_BL: Tensor) -> Tensor:
+    logits_BLV: Tensor = model(input_ids=tokens_BL, use_cache=False).logits
+    return logits_BLV
+
+
+def sharded_module(model: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:
+    """Any module, sharded block by block; it computes in fp32."""
+    for block in blocks:
+        fully_shard(block)
+    fully_shard(model)
+    return model.train()
+
+
+def sharded_llama(
+    config: Any,
+    *,
+    device: torch.device,
+    compute: torch.dtype,
+    recompute: bool,
+    compiles: bool = False,
 ) -> Any:
-    """A sharded model with random weights: fp32 shards, ``compute`` while they are whole."""
+    """A model of the Llama family with random weights: fp32 shards, ``compute`` while whole.
+
+    Args:
+        config: transformers'.
+        recompute: Whether every block is computed again in the backward pass.
+        compiles: Whether torch.compile compiles every block.
+    """
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):

@@ -1,5 +1,7 @@
 """What the whole product step costs beside a bare FSDP2 loop of the same model.
 
+Twice: for a language model of a known family, and for a module of one's own.
+
 Both loops live in the same two gloo processes and step alternately (A B, B A, ...), a barrier
 before each step, so that whatever else the machine does falls on both alike. Ours is ``Loop.step``
 with all it does: data order, read-ahead, global token count, non-finite skip, metrics line, drain
@@ -24,13 +26,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from benchmarks.bare_loop import BareLoop
+from benchmarks import own_convolutions
+from benchmarks.bare_loop import BareLoop, sharded_llama, sharded_module
 from benchmarks.record import write_result
-from shardyard.config.own_module import known_shape
+from shardyard.config.resolved import Resolved
 from shardyard.data.shards import TokenShards
 from shardyard.models.build import hf_config
 from shardyard.rundir.layout import RunDir
+from shardyard.tasks.language import vocabulary
 from shardyard.train.hooks import Hooks
 from shardyard.train.loop import Loop
 from shardyard.train.setup import set_up
@@ -39,6 +44,7 @@ from tests.distributed.runs import make_run, prepare_corpus
 
 BAR = 1.03
 PROCESSES = 2
+_OWN_MODULE = {"preset": None, "module": "benchmarks.own_convolutions:build", "blocks": ["blocks"]}
 Floats = npt.NDArray[np.float64]
 StepTimes = dict[str, list[float]]
 """Loop -> seconds of each of its steps, in order."""
@@ -48,7 +54,8 @@ StepTimes = dict[str, list[float]]
 class Work:
     """What both loops do in one step, per rank, and how often."""
 
-    preset: str = "llama-laptop"
+    preset: str | None = "llama-laptop"
+    """None: a module of one's own, ``own_convolutions``."""
     seq_len: int = 256
     micro_batch: int = 4
     micro_batches: int = 2
@@ -56,29 +63,39 @@ class Work:
     pairs: int = 80
 
 
+CASES: dict[str, str | None] = {"language model": "llama-laptop", "own module": None}
+"""Name -> preset."""
+
+
 def main() -> int:
     """Measure, print, write the result file; returns 1 if the bar is missed."""
     args = _arguments()
-    work = Work(pairs=args.pairs)
+    cases = {}
+    for name in args.case or CASES:
+        cases[name] = measure(Work(preset=CASES[name], pairs=args.pairs))
+        print(f"{name}: {_line(cases[name])}")
+    is_met = all(case["is_met"] for case in cases.values())
+    write_result("step-overhead", {"bar": BAR, "is_met": is_met, "cases": cases}, args.out)
+    return 0 if is_met else 1
+
+
+def measure(work: Work) -> dict[str, Any]:
+    """Both loops of one case: medians, ratios, and the raw step times."""
     load_before = os.getloadavg()
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         wall_s, cpu_s = _run(Path(scratch), work)
     summary = summarize(wall_s)
-    content = {
+    return {
         "seconds": round(time.monotonic() - started, 1),
         "work": {**asdict(work), "processes": PROCESSES, "compute": "fp32", "layout": "FULL_SHARD"},
         "load_average_before": load_before,
-        "bar": BAR,
         "is_met": summary["median_of_pair_ratios"] <= BAR and summary["ratio_of_medians"] <= BAR,
         **summary,
         "cpu_time": summarize(cpu_s),
         "step_times_s": _rounded(wall_s),
         "step_cpu_times_s": _rounded(cpu_s),
     }
-    write_result("step-overhead", content, args.out)
-    print(_line(content))
-    return 0 if content["is_met"] else 1
 
 
 def summarize(times: StepTimes) -> dict[str, Any]:
@@ -113,7 +130,7 @@ def _run(scratch: Path, work: Work) -> tuple[StepTimes, StepTimes]:
         corpus,
         {
             "run": {"steps": 10 * (work.warm_up + work.pairs)},  # never its last step
-            "model": {"preset": work.preset},
+            "model": {"preset": work.preset} if work.preset else _OWN_MODULE,
             "data": {"seq_len": work.seq_len},
             "optim": {"lr": 1e-3, "global_batch": samples, "micro_batch": work.micro_batch},
             "parallel": {"strategy": "FULL_SHARD"},
@@ -135,16 +152,15 @@ def _measure(run_dir: RunDir, work: Work) -> tuple[StepTimes, StepTimes]:
     resolved = training.resolved
     shards = TokenShards(Path(resolved.data.dir), "train")
     bare = BareLoop(
-        hf_config(known_shape(resolved.shape)),
+        _bare_model(resolved, work),
         shards.read(0, shards.num_tokens),
         device=torch.device("cpu"),
-        compute=torch.float32,
         micro_batch=work.micro_batch,
         micro_batches=work.micro_batches,
         seq_len=work.seq_len,
         lr=1e-3,
-        recompute=False,
         seed=training.rank,
+        logits=None if work.preset else own_convolutions.logits,
     )
     steps: dict[str, Callable[[], Any]] = {"shardyard": Loop(training).step, "bare": bare.step}
     wall_s: StepTimes = {name: [] for name in steps}
@@ -162,6 +178,20 @@ def _measure(run_dir: RunDir, work: Work) -> tuple[StepTimes, StepTimes]:
     return wall_s, cpu_s
 
 
+def _bare_model(resolved: Resolved, work: Work) -> nn.Module:
+    """The same model as ours, sharded by hand."""
+    if resolved.shape is not None:
+        config = hf_config(resolved.shape)
+        llama: nn.Module = sharded_llama(
+            config, device=torch.device("cpu"), compute=torch.float32, recompute=False
+        )
+        return llama
+    model, _ = own_convolutions.build(vocab_size=vocabulary(resolved), seq_len=work.seq_len)
+    blocks = model.blocks
+    assert isinstance(blocks, nn.ModuleList)
+    return sharded_module(model, list(blocks))
+
+
 def _line(content: dict[str, Any]) -> str:
     medians, (low, high) = content["median_step_s"], content["median_of_pair_ratios_95"]
     return (
@@ -176,6 +206,7 @@ def _line(content: dict[str, Any]) -> str:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=Work.pairs, help="measured pairs of steps")
+    parser.add_argument("--case", action="append", choices=CASES, help="one of both alone")
     parser.add_argument("--out", type=Path, help="file of the result")
     return parser.parse_args()
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from benchmarks.bare_loop import BareLoop
+from benchmarks.bare_loop import BareLoop, sharded_llama
 from benchmarks.gpu.cells import LR
 from benchmarks.gpu.job import Job
 from benchmarks.gpu.pace import Pace
@@ -20,17 +20,21 @@ def train(job: Job, device: torch.device, pace: Pace) -> list[float]:
     """Train the job; losses are this rank's."""
     resolved = read_resolved(RunDir(Path(job.run_dir)).resolved(0))
     shards = TokenShards(Path(resolved.data.dir), "train")
-    loop = BareLoop(
+    model = sharded_llama(
         hf_config(known_shape(resolved.shape)),
-        shards.read(0, shards.num_tokens),
         device=device,
         compute=torch.bfloat16,
+        recompute=job.cell.recompute == "full",
+        compiles=job.cell.compile,
+    )
+    loop = BareLoop(
+        model,
+        shards.read(0, shards.num_tokens),
+        device=device,
         micro_batch=job.cell.micro_batch,
         micro_batches=job.micro_batches,
         seq_len=job.cell.load.seq_len,
         lr=LR,
-        recompute=job.cell.recompute == "full",
-        compiles=job.cell.compile,
         seed=dist.get_rank(),
     )
     losses = []
