@@ -111,6 +111,9 @@ def test_what_would_not_be_compiled_is_refused(
     assert misfits(load_recipe([], [*given, "memory.recompute=none"]), shape) == []
 
 
+MIXTURE = {"model_type": "mixtral", "num_experts": 4}
+
+
 @pytest.mark.parametrize(
     ("sizes", "tp", "can"),
     [
@@ -119,7 +122,7 @@ def test_what_would_not_be_compiled_is_refused(
         ({"head_dim": 8, "intermediate_size": 40}, 2, True),  # heads 4 x 8 / 2
         ({"head_dim": 6, "intermediate_size": 40}, 1, False),  # heads 4 x 6, inner 40
         ({"head_dim": 6, "intermediate_size": 96}, 2, True),  # inner 96 / 2
-        ({"head_dim": 6, "intermediate_size": 96, "num_experts": 4}, 2, False),  # theirs do not
+        ({**MIXTURE, "head_dim": 6, "intermediate_size": 96}, 2, False),  # those of experts do not
     ],
 )
 def test_fp8_wants_a_matrix_whose_sides_its_kernels_take(

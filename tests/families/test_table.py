@@ -173,6 +173,19 @@ def test_a_preset_is_found_without_the_families_after_its_own() -> None:
     assert told.stdout.strip() == str([f"shardyard.families.{name}" for name in names])
 
 
+@pytest.mark.parametrize(
+    ("model_type", "experts", "words"),
+    [("llama", 8, "num_experts=8 with model_type='llama', which has no experts"),
+     ("mixtral", 0, "num_experts=0 with model_type='mixtral', which has experts")],
+)  # fmt: skip
+def test_experts_that_a_family_does_not_have_are_refused(
+    model_type: str, experts: int, words: str
+) -> None:
+    shape = replace(PRESETS["llama-tiny"].shape, model_type=model_type, num_experts=experts)
+    with pytest.raises(RequestError, match=words):
+        _ = shape.parameters
+
+
 def test_an_unknown_type_is_refused_where_it_is_counted() -> None:
     shape = replace(PRESETS["llama-tiny"].shape, model_type="lama")
     with pytest.raises(RequestError, match=r"model type 'lama' is not known\. Known: llama, mis"):

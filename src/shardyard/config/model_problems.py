@@ -162,10 +162,10 @@ def is_fp8_legal(shape: ModelShape, *, seq_len: int, tp: int, cp: int) -> bool:
 
 def multiplies_in_fp8(shape: ModelShape, *, tp: int) -> bool:
     """Whether any matrix of a block has sides that fp8 kernels take, on each rank of tp."""
-    width = shape.head_width
-    split = [shape.num_attention_heads * width, shape.num_key_value_heads * width]
-    if not shape.num_experts:  # the products of experts stay as they are
-        split.append(shape.intermediate_size)
-    return shape.hidden_size % FP8_MULTIPLE == 0 and any(
-        side % tp == 0 and side // tp % FP8_MULTIPLE == 0 for side in split
+    return any(
+        outputs % (FP8_MULTIPLE * (tp if product.split == "rows" else 1)) == 0
+        and product.inputs % (FP8_MULTIPLE * (tp if product.split == "columns" else 1)) == 0
+        for product in shape.products
+        if product.split is not None and not product.per_expert  # those of experts stay as they are
+        for outputs in product.outputs
     )

@@ -145,6 +145,11 @@ class Family:
         return self.config_json is not None
 
     @property
+    def has_experts(self) -> bool:
+        """Whether each block has a mixture of experts in the place of its MLP."""
+        return any(row.per_expert for row in self.block)
+
+    @property
     def before(self) -> tuple[Row, ...]:
         """What is before the first block, on the first stage of a pipeline."""
         rows = (self.embedding, self.positions, self.token_types, self.embedding_norm)

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from shardyard.errors import RequestError
 from shardyard.families.registry import family_of
 
 if TYPE_CHECKING:
@@ -49,8 +50,20 @@ class ModelShape:
 
     @cached_property
     def family(self) -> "Family":
-        """What is known of models of its kind."""
-        return family_of(self.model_type)
+        """What is known of models of its kind.
+
+        Raises:
+            RequestError: There is no such kind, or it has no experts where these sizes have some.
+        """
+        family = family_of(self.model_type)
+        if (self.num_experts > 0) != family.has_experts:
+            has = "has" if family.has_experts else "has no"
+            raise RequestError(
+                f"num_experts={self.num_experts} with model_type={self.model_type!r}, which {has} "
+                "experts: its parameters would be counted as those of another model. Name the "
+                "type that these sizes are of."
+            )
+        return family
 
     @cached_property
     def is_gated(self) -> bool:
