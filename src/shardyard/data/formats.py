@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import BinaryIO
 
+from shardyard.config.data_formats import DATA_FORMATS
 from shardyard.config.tasks import imported
 from shardyard.data.spans import Section, Span
 
@@ -110,12 +111,12 @@ def format_of(name: str, data_format: str) -> str | None:
     """The format of a file by the end of its name; None: it has none that is known.
 
     Args:
-        data_format: ``data.format``: with ``text``, what is of no known kind is plain text.
+        data_format: ``data.format``, which says what is of no known kind.
     """
     suffixes = [suffix.lower() for suffix in PurePath(name).suffixes]
     longest_first = ("".join(suffixes[-2:]), "".join(suffixes[-1:]))
     known = next((_BY_SUFFIX[suffix] for suffix in longest_first if suffix in _BY_SUFFIX), None)
-    return "text" if known is None and data_format == "text" else known
+    return DATA_FORMATS[data_format].unknown if known is None else known
 
 
 def remedy_of(name: str) -> str:

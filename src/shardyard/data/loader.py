@@ -7,7 +7,7 @@ Shape suffixes in this file:
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -104,13 +104,17 @@ class _Source:
         vocab_size: int,
         attend_across_documents: bool,
         prepare: Prepare = unchanged,
+        columns: Sequence[str] = (),
     ) -> None:
         """Args:
             vocab_size: Entries of the model's embedding; larger token ids are refused.
             prepare: What a task makes of a micro-batch of text.
+            columns: What it reads of what stands beside the tokens, each a field (B, L + 1) int64:
+                without the last it goes with tokens, without the first with targets. Padding is 0.
 
         Raises:
             RequestError: The split is too small for one sample.
+            DataError: It has no such column.
         """
         self.seq_len = seq_len
         # T tokens make T - 1 targets; the last sample may be partly padding.
@@ -119,6 +123,13 @@ class _Source:
         self._vocab_size = vocab_size
         self._attend_across_documents = attend_across_documents
         self._prepare = prepare
+        self._columns = columns
+        for name in set(columns) - set(shards.columns):
+            raise DataError(
+                f"{shards.folder} has no column {name!r} (its columns: "
+                f"{', '.join(shards.columns) or 'none'}), which this task reads. Set data.format "
+                "to one that makes it."
+            )
         if self.num_samples < 1:
             raise RequestError(
                 f"the {shards.split} split in {shards.folder} has {shards.num_tokens} tokens; one "
@@ -141,6 +152,8 @@ class _Source:
         samples_B = np.full(size, -1, dtype=np.int64)
         samples_B[: len(positions)] = positions
         lengths_B = np.zeros(size, dtype=np.int64)
+        wide = (size, self.seq_len + 1)
+        beside = {name: np.zeros(wide, dtype=np.int64) for name in self._columns}
         indices = self.sample_indices(samples_B[: len(positions)])
         for row, index in enumerate(indices.tolist()):
             start = index * self.seq_len
@@ -149,10 +162,12 @@ class _Source:
             tokens_BL[row, : len(tokens) - 1] = tokens[:-1]
             targets_BL[row, : len(tokens) - 1] = tokens[1:]
             lengths_B[row] = len(tokens) - 1
+            for name, values in beside.items():
+                values[row, : len(tokens)] = self._shards.read(start, stop, name)
             if not self._attend_across_documents:
                 starts = self._shards.document_starts_in(start, stop)
                 _separate_documents(targets_BL[row], positions_BL[row], starts)
-        fields = {"tokens": tokens_BL, "targets": targets_BL, "positions": positions_BL}
+        fields = {"tokens": tokens_BL, "targets": targets_BL, "positions": positions_BL, **beside}
         batch = MicroBatch(
             fields={name: torch.from_numpy(field) for name, field in fields.items()},
             samples_B=torch.from_numpy(samples_B),
@@ -194,6 +209,7 @@ class TrainSource(_Source):
         attend_across_documents: bool,
         seed: int,
         prepare: Prepare = unchanged,
+        columns: Sequence[str] = (),
     ) -> None:
         super().__init__(
             shards,
@@ -201,6 +217,7 @@ class TrainSource(_Source):
             vocab_size=vocab_size,
             attend_across_documents=attend_across_documents,
             prepare=prepare,
+            columns=columns,
         )
         self._seed = seed
 

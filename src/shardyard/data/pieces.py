@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,11 +18,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardyard.config.data_formats import PLAIN_TEXT
+from shardyard.config.tasks import imported
+from shardyard.data.encoders import Column, Encoded, Encoder
 from shardyard.data.shards import bin_name, idx_name, token_dtype
 from shardyard.data.sources import Piece, piece_size_bytes, read_sections
 from shardyard.data.spans import Section, shown
 from shardyard.data.tokenizer import TextEncoder
-from shardyard.errors import StorageError
+from shardyard.errors import DataError, StorageError
 from shardyard.files import flush_folder
 
 SPLITS = ("train", "eval")
@@ -54,41 +58,65 @@ def hash_of(text: str) -> int:
 
 
 class _SplitBuilder:
-    """Tokens of one split of one piece."""
+    """Tokens of one split of one piece, and the columns beside them."""
 
-    def __init__(self, encoder: TextEncoder, bos_id: int | None) -> None:
+    def __init__(
+        self, encoder: TextEncoder, bos_id: int | None, columns: Mapping[str, Column]
+    ) -> None:
         self._bos = [] if bos_id is None else [bos_id]
         self._dtype = token_dtype(encoder.vocab_size)
         self._end_of_text_id = encoder.end_of_text_id
+        self._kinds = columns
         self._parts: list[npt.NDArray[Any]] = []
+        self._columns: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in columns}
         self._is_open = False  # whether the last document still lacks its end-of-text token
         self.starts: list[int] = []
         self.num_tokens = 0
         self.num_bytes = 0
         """Of the text, as UTF-8."""
 
-    def add(self, ids: list[int], num_bytes: int, *, continues: bool) -> None:
+    def add(self, encoded: Encoded, num_bytes: int, *, continues: bool) -> None:
         """Append a section; it starts a document unless it goes on from the one just appended."""
         if not continues:
             self.close()
         if not self._is_open:
             self.starts.append(self.num_tokens)
-            self._append(self._bos)
-        self._append(ids)
+            begin = {name: [kind.begin] * len(self._bos) for name, kind in self._kinds.items()}
+            self._append(Encoded(self._bos, begin))
+        self._append(encoded)
         self.num_bytes += num_bytes
         self._is_open = True
 
     def close(self) -> None:
         """End the last document, if it has not ended."""
         if self._is_open:
-            self._append([self._end_of_text_id])
+            end = {name: [kind.end] for name, kind in self._kinds.items()}
+            self._append(Encoded([self._end_of_text_id], end))
         self._is_open = False
 
     def tokens(self) -> npt.NDArray[Any]:
         return np.concatenate([np.empty(0, dtype=self._dtype), *self._parts])
 
-    def _append(self, ids: list[int]) -> None:
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """What stands beside the tokens, by name."""
+        return {
+            name: np.concatenate([np.empty(0, dtype=kind.dtype), *self._columns[name]])
+            for name, kind in self._kinds.items()
+        }
+
+    def _append(self, encoded: Encoded) -> None:
+        ids = encoded.ids
         self._parts.append(np.array(ids, dtype=self._dtype))
+        for name, kind in self._kinds.items():
+            wide = np.array(encoded.columns[name], dtype=np.int64)
+            narrow = wide.astype(kind.dtype)
+            if wide.shape != (len(ids),) or (narrow != wide).any():
+                raise DataError(
+                    f"column {name!r} has {len(wide)} numbers for {len(ids)} tokens, or one that "
+                    f"{kind.dtype} does not hold: the encoder of this data.format is wrong. Mend "
+                    "it, or use another data.format."
+                )
+            self._columns[name].append(narrow)
         self.num_tokens += len(ids)
 
 
@@ -103,6 +131,8 @@ class TokenizePiece:
     hold_out: HoldOut
     bos_token: str | None = None
     """What each document begins with."""
+    encoder: str = PLAIN_TEXT
+    """module:class of what makes numbers of a document."""
 
     @property
     def record_path(self) -> Path:
@@ -141,14 +171,15 @@ class TokenizePiece:
             SourceError: Text cannot be read.
             StorageError: The file system refused a write.
         """
-        encoder = encoder_in(self.folder)
-        bos_id = None if self.bos_token is None else encoder.id_of(self.bos_token)
-        builders = {split: _SplitBuilder(encoder, bos_id) for split in SPLITS}
+        tokenizer = encoder_in(self.folder)
+        encoder: Encoder = imported(self.encoder)()
+        bos_id = None if self.bos_token is None else tokenizer.id_of(self.bos_token)
+        builders = {split: _SplitBuilder(tokenizer, bos_id, encoder.columns) for split in SPLITS}
         hashes: list[int] = []
         for section in read_sections(self.piece, self.text_key):
             hashes.append(hash_of(section.text))
             split = self.hold_out.split_of(hashes[-1])
-            _add_section(section, encoder.encode(section.text), builders, split)
+            _add_section(section, encoder.encode(section.text, tokenizer), builders, split)
         for builder in builders.values():
             builder.close()
         # A record of an earlier rule must not stand next to the shards of this one.
@@ -162,7 +193,7 @@ class TokenizePiece:
                 if builder.num_tokens
             },
         }
-        counts = np.bincount(builders["train"].tokens(), minlength=encoder.vocab_size)
+        counts = np.bincount(builders["train"].tokens(), minlength=tokenizer.vocab_size)
         write_file(self.counts_path, _npy_bytes(counts), folder=self.folder)
         flush_folder(self.folder)
         write_file(self.record_path, json.dumps(record).encode(), folder=self.folder)
@@ -172,6 +203,10 @@ class TokenizePiece:
         contents = {
             bin_name(name): builder.tokens().tobytes(),
             idx_name(name): _npy_bytes(np.array(builder.starts, dtype="<i8")),
+            **{
+                bin_name(name, column): numbers.tobytes()
+                for column, numbers in builder.columns().items()
+            },
         }
         for file_name, content in contents.items():
             write_file(self.folder / file_name, content, folder=self.folder)
@@ -185,13 +220,13 @@ class TokenizePiece:
 
 
 def _add_section(
-    section: Section, ids: list[int], builders: dict[str, _SplitBuilder], split: str
+    section: Section, encoded: Encoded, builders: dict[str, _SplitBuilder], split: str
 ) -> None:
     for other, builder in builders.items():
         if other != split:
             builder.close()  # a document that goes on in the other split ends here
     num_bytes = len(section.text.encode())
-    builders[split].add(ids, num_bytes, continues=not section.begins)
+    builders[split].add(encoded, num_bytes, continues=not section.begins)
     if section.ends:
         builders[split].close()
 

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +21,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardyard.config.data_formats import DATA_FORMATS, PLAIN_TEXT
 from shardyard.config.fingerprint import digest
 from shardyard.config.model_problems import vocabulary_problems
 from shardyard.config.resolved import DataFacts
 from shardyard.config.schema import Data, Recipe
+from shardyard.config.tasks import imported
+from shardyard.data.encoders import Column
 from shardyard.data.formats import FORMATS, SECTION_BYTES
 from shardyard.data.pieces import (
     SCRATCH,
@@ -36,7 +39,7 @@ from shardyard.data.pieces import (
     file_entry,
     write_file,
 )
-from shardyard.data.shards import FORMAT_VERSION, MANIFEST, read_facts, token_dtype
+from shardyard.data.shards import COLUMNS_VERSION, FORMAT_VERSION, MANIFEST, read_facts, token_dtype
 from shardyard.data.sources import (
     Piece,
     list_files,
@@ -134,8 +137,14 @@ def _request(
         if tokenizer is None
         else {name: hashlib.sha256(content).hexdigest() for name, content in tokenizer.items()},
         "eval_fraction": data.eval_fraction,
-        **({} if bos_token is None else {"bos_token": bos_token}),  # as before where there is none
+        # as before where there is none
+        **({} if bos_token is None else {"bos_token": bos_token}),
+        **({} if _encoder_of(data) == PLAIN_TEXT else {"data_format": data.format}),
     }
+
+
+def _encoder_of(data: Data) -> str:
+    return DATA_FORMATS[data.format].encoder
 
 
 def _format_in_request(file: SourceFile) -> list[str]:
@@ -254,6 +263,7 @@ def _build(
             data.text_key,
             HoldOut(data.eval_fraction),
             bos_token=request.get("bos_token"),
+            encoder=_encoder_of(data),
         )
         for number, piece in enumerate(pieces)
     ]
@@ -268,7 +278,8 @@ def _build(
             f"data.source={data.source!r} changed while it was being prepared, so its tokens may "
             "mix old and new text. Prepare again once nothing writes there."
         )
-    _commit(folder, records, request, _entropy(tasks))
+    columns = imported(_encoder_of(data)).columns
+    _commit(folder, records, request, _entropy(tasks), columns)
 
 
 def _run_pieces(
@@ -340,7 +351,11 @@ def _bytes_of(shards: Sequence[dict[str, Any]]) -> int | None:
 
 
 def _commit(
-    folder: Path, records: Sequence[dict[str, Any]], request: dict[str, Any], entropy: float
+    folder: Path,
+    records: Sequence[dict[str, Any]],
+    request: dict[str, Any],
+    entropy: float,
+    columns: Mapping[str, Column],
 ) -> None:
     """Write the manifest. Times and the place are left out: the same text gives the same bytes."""
     tokenizer: TokenizerFiles = {
@@ -356,14 +371,16 @@ def _commit(
     files = {name: file_entry(content) for name, content in tokenizer.items()}
     for shard in (*shards["train"], *shards["eval"]):
         files |= shard["files"]
+    beside = {"columns": {name: np.dtype(kind.dtype).str for name, kind in columns.items()}}
     manifest = {
-        "format": FORMAT_VERSION,
+        "format": COLUMNS_VERSION if columns else FORMAT_VERSION,
         "request": request,
         "fingerprint": digest({name: entry["sha256"] for name, entry in files.items()}),
         "vocab_size": encoder.vocab_size,
         "end_of_text_id": encoder.end_of_text_id,
         "bos_token": request.get("bos_token"),
         "dtype": token_dtype(encoder.vocab_size).str,
+        **(beside if columns else {}),
         "unigram_entropy": entropy,
         "splits": {
             split: {

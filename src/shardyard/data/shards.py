@@ -2,6 +2,7 @@
 
 manifest.json          written last: without it there is no data set
 train-00000.bin        tokens of one piece of the corpus, uint16 or uint32, little-endian
+train-00000.NAME.bin   a column of that name: a number for each token (format 2)
 train-00000.idx.npy    where its documents start, int64, counted from the shard's first token
 eval-00000.bin ...     the held-out split, likewise; a piece without such tokens has no files
 tokenizer.json ...     the tokenizer, as transformers reads it
@@ -20,6 +21,9 @@ from shardyard.config.resolved import DataFacts
 from shardyard.errors import DataError
 
 FORMAT_VERSION = 1
+"""Of tokens alone. Also stands in what the folder is named by."""
+COLUMNS_VERSION = 2
+"""With columns beside the tokens, and a manifest that names them with their types."""
 MANIFEST = "manifest.json"
 
 Tokens = npt.NDArray[np.int64]
@@ -30,8 +34,9 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
     return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
 
 
-def bin_name(shard: str) -> str:
-    return f"{shard}.bin"
+def bin_name(shard: str, column: str | None = None) -> str:
+    """File of a shard's tokens, or of a column beside them."""
+    return f"{shard}.bin" if column is None else f"{shard}.{column}.bin"
 
 
 def idx_name(shard: str) -> str:
@@ -58,18 +63,21 @@ class TokenShards:
         self._names: list[str] = [shard["name"] for shard in shards]
         self._starts = np.cumsum([0, *(shard["tokens"] for shard in shards)], dtype=np.int64)
         self._dtype = np.dtype(manifest["dtype"])
-        self._tokens: dict[int, npt.NDArray[Any]] = {}
+        self.columns: dict[str, str] = manifest.get("columns", {})
+        """Name -> numpy's type of what stands beside the tokens."""
+        self._maps: dict[tuple[int, str | None], npt.NDArray[Any]] = {}
         self._documents: dict[int, Tokens] = {}
-        names = [name for shard in self._names for name in (bin_name(shard), idx_name(shard))]
-        _check_sizes(folder, manifest, names)
+        names = [bin_name(shard, each) for shard in self._names for each in (None, *self.columns)]
+        _check_sizes(folder, manifest, [*names, *map(idx_name, self._names)])
 
-    def read(self, start: int, stop: int) -> Tokens:
-        """Copy of tokens [start, stop) of the split, across the borders of shards."""
+    def read(self, start: int, stop: int, column: str | None = None) -> Tokens:
+        """Copy of tokens [start, stop) of the split, or of a column beside them."""
         assert 0 <= start <= stop <= self.num_tokens, (start, stop, self.num_tokens)
         tokens = np.empty(stop - start, dtype=np.int64)
         for shard, first, last in self._overlaps(start, stop):
             offset = int(self._starts[shard])
-            tokens[first - start : last - start] = self._map(shard)[first - offset : last - offset]
+            mapped = self._map(shard, column)
+            tokens[first - start : last - start] = mapped[first - offset : last - offset]
         return tokens
 
     def document_starts_in(self, start: int, stop: int) -> Tokens:
@@ -97,14 +105,15 @@ class TokenShards:
             for shard in range(first_shard, last_shard)
         ]
 
-    def _map(self, shard: int) -> npt.NDArray[Any]:
-        if shard not in self._tokens:
-            path = self.folder / bin_name(self._names[shard])
+    def _map(self, shard: int, column: str | None) -> npt.NDArray[Any]:
+        if (shard, column) not in self._maps:
+            path = self.folder / bin_name(self._names[shard], column)
+            dtype = self._dtype if column is None else np.dtype(self.columns[column])
             try:
-                self._tokens[shard] = np.memmap(path, dtype=self._dtype, mode="r")
+                self._maps[shard, column] = np.memmap(path, dtype=dtype, mode="r")
             except (OSError, ValueError) as error:
                 raise damaged(path, f"it cannot be mapped into memory ({error})") from error
-        return self._tokens[shard]
+        return self._maps[shard, column]
 
     def _starts_of(self, shard: int) -> Tokens:
         if shard not in self._documents:
@@ -133,8 +142,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise damaged(path, f"it cannot be read ({error})") from error
     found = manifest.get("format") if isinstance(manifest, dict) else None
-    if found != FORMAT_VERSION:
-        raise damaged(path, f"its format is {found!r}, this version reads {FORMAT_VERSION}")
+    if found not in (FORMAT_VERSION, COLUMNS_VERSION):
+        raise damaged(path, f"its format is {found!r}, this version reads 1 and 2")
     content: dict[str, Any] = manifest
     return content
 

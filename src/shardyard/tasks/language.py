@@ -7,6 +7,7 @@ V = vocabulary, or this rank's part of it.
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -110,6 +111,9 @@ class LanguageModel(Computation[MicroBatch]):
 class LanguageTask(Task):
     """Reads text as samples of tokens, and is judged by the mean loss of a token."""
 
+    columns: ClassVar[tuple[str, ...]] = ()
+    """What it reads beside the tokens, by the names that an encoder of ``data.format`` gives."""
+
     @staticmethod
     def preparation(resolved: Resolved, split: str) -> Prepare:  # noqa: ARG004
         """What the task makes of a micro-batch of text, where it is read."""
@@ -129,6 +133,7 @@ class LanguageTask(Task):
             vocab_size=vocabulary(resolved),
             attend_across_documents=across,
             prepare=cls.preparation(resolved, "train"),
+            columns=cls.columns,
         )
         if not resolved.data.num_samples("eval", seq_len):
             return Data(train, None)
@@ -138,6 +143,7 @@ class LanguageTask(Task):
             vocab_size=vocabulary(resolved),
             attend_across_documents=across,
             prepare=cls.preparation(resolved, "eval"),
+            columns=cls.columns,
         )
         return Data(train, held_out)
 

@@ -1,0 +1,22 @@
+"""What ``data.format`` can say: one row each, without the code that does it."""
+
+from dataclasses import dataclass
+
+PLAIN_TEXT = "shardyard.data.encoders:PlainText"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFormat:
+    """How files are taken, and what is made of a document."""
+
+    encoder: str
+    """module:class of its ``data.encoders.Encoder``."""
+    unknown: str | None = None
+    """What a file of no known suffix is read as, by its row in ``data.formats``; None: refused."""
+
+
+DATA_FORMATS: dict[str, DataFormat] = {
+    "by_suffix": DataFormat(encoder=PLAIN_TEXT),
+    "text": DataFormat(encoder=PLAIN_TEXT, unknown="text"),
+}
+"""``data.format`` -> its row."""
