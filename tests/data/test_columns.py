@@ -14,8 +14,8 @@ from shardyard.config.data_formats import DATA_FORMATS, DataFormat
 from shardyard.config.resolved import DataFacts
 from shardyard.config.schema import Data, Recipe
 from shardyard.data.encoders import Column, Encoded, PlainText
-from shardyard.data.loader import EvalSource, TrainSource
 from shardyard.data.prepare import prepare
+from shardyard.data.samples import EvalSource, TrainSource
 from shardyard.data.shards import TokenShards, verify
 from shardyard.data.tokenizer import TextEncoder
 from shardyard.errors import DataError

@@ -10,13 +10,12 @@ import torch
 
 from shardyard.data.loader import (
     IGNORED,
-    EvalSource,
     Loader,
     MicroBatch,
-    TrainSource,
     step_batches,
 )
 from shardyard.data.order import sample_index
+from shardyard.data.samples import EvalSource, TrainSource
 from shardyard.data.shards import MANIFEST, TokenShards
 from shardyard.errors import DataError, RequestError
 from shardyard.files import write_json

@@ -15,14 +15,8 @@ from torch import Tensor
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Recipe
 from shardyard.config.task_names import task_row
-from shardyard.data.loader import (
-    IGNORED,
-    EvalSource,
-    MicroBatch,
-    Prepare,
-    TrainSource,
-    unchanged,
-)
+from shardyard.data.loader import IGNORED, MicroBatch
+from shardyard.data.samples import EvalSource, Prepare, TrainSource, unchanged
 from shardyard.data.shards import TokenShards
 from shardyard.parallel.data import GradientSync, backward_all, reshard
 from shardyard.parallel.mesh import Mesh
