@@ -17,7 +17,7 @@ PACKAGE = SRC / "shardyard"
 
 BASE_ROWS = [
     {"errors", "units", "printable"},
-    {"yaml_text", "files", "aws"},
+    {"yaml_text", "files", "aws", "plug_ins"},
     {"hardware", "complete", "families"},
     {"config"},
     {"rundir"},
@@ -193,8 +193,10 @@ def test_only_the_device_module_of_the_training_half_names_kinds_of_accelerators
     assert any(words(text) & KINDS for _, text in named(PACKAGE / DEVICE_SEAM))
 
 
-MOST_LINES = {"train/loop.py": 7_000}
-"""What a reader may have to know of a module: lines of all that it imports, and what they import.
+MOST_LINES = {"train/loop.py": 7_250}
+"""7,000, and what looks up the families that packages add (plug_ins.py).
+
+What a reader may have to know of a module: lines of all that it imports, and what they import.
 Raise it only with a reason; better, hand the module what it needs."""
 
 FOR_RECIPES_ALONE = {

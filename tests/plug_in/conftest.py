@@ -10,6 +10,7 @@ from tests.plug_in.packages import Packages, forget
 LETTERS = Path(__file__).parent / "letters"
 POINTS = {
     "tasks": {"vowels": "letters.row:ROW"},
+    "families": {"granite": "letters.family:GRANITE"},
     "launchers": {"paper-mail": "letters.launcher:PaperMail"},
 }
 

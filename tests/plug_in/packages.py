@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from shardyard.config import plug_in_settings, plug_ins
+from shardyard import plug_ins
+from shardyard.config import plug_in_settings
 
 
 class Packages:

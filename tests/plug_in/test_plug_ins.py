@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from shardyard import plug_ins
 from shardyard.cli import main
 from shardyard.cli.doctor import plug_in_findings
-from shardyard.config import plug_ins
 from shardyard.config.check import load_checked_recipe
 from shardyard.config.load import dump_recipe, load_recipe
 from shardyard.config.plug_in_settings import plug_ins_of, recipe_with_defaults
@@ -15,6 +15,8 @@ from shardyard.config.resolved import settings_in, unflatten
 from shardyard.config.schema import Recipe
 from shardyard.config.task_names import task_row
 from shardyard.errors import RecipeError, RequestError, StorageError
+from shardyard.families.presets import PRESETS
+from shardyard.families.registry import family_of
 from shardyard.launch.base import LAUNCHERS, launcher_class
 from shardyard.launch.ledger import Ledger
 from tests.plug_in.packages import Packages, forget
@@ -32,7 +34,7 @@ def refused(*overrides: str) -> str:
 @pytest.mark.usefixtures("packages")
 def test_names_of_ours_ask_no_package_and_wrong_values_neither() -> None:
     load_checked_recipe([], [MODEL, "task.name=causal_lm", "launch.slurm.partition=a"])
-    refused("optim.lr=-1", "task.prompt_=x", "launch.imge=x", "model.preset=llama-tinny")
+    refused("optim.lr=-1", "task.prompt_=x", "launch.imge=x")
     launcher_class("slurm")
     assert plug_ins._claims.cache_info().currsize == 0
 
@@ -109,8 +111,10 @@ def test_a_run_writes_down_every_setting_of_its_task() -> None:
     assert flat["task.vowels.at_least"] == 2 and flat["task.vowels.letters"] == "aeiou"
     assert Recipe.model_validate(unflatten(flat)).task == whole.task
     assert "letters" not in dump_recipe(recipe)
-    assert [each.to_json()["distribution"] for each in plug_ins_of(recipe)] == ["shardyard-letters"]
-    assert plug_ins_of(load_recipe([], [MODEL])) == []
+    assert [each.to_json()["distribution"] for each in plug_ins_of(recipe, None)] == [
+        "shardyard-letters"
+    ]
+    assert plug_ins_of(load_recipe([], [MODEL]), PRESETS["llama-tiny"].shape) == []
 
 
 @pytest.mark.usefixtures("letters")
@@ -191,7 +195,7 @@ def test_metadata_that_cannot_be_read_breaks_no_other_package(letters: Packages)
     load_checked_recipe([], [MODEL, "task.name=vowels"])
     first, *others = plug_in_findings()
     assert first.what.startswith("the entry points of torn 1.0 cannot be read: ")
-    assert [found.verdict for found in others] == ["ok", "ok"]
+    assert [found.verdict for found in others] == ["ok", "ok", "ok"]
 
 
 def test_a_section_that_is_our_own_setting_is_told(
@@ -226,3 +230,24 @@ def test_our_own_launchers_are_whole() -> None:
     from shardyard.launch.base import _why_no_launcher
 
     assert [_why_no_launcher(launcher_class(name), name) for name in LAUNCHERS] == [""] * 4
+
+
+def test_a_preset_of_a_package_begins_with_its_family_and_asks_no_other(letters: Packages) -> None:
+    letters.add("gran", {"families": {"gran": "of_gran:F"}}, of_gran="1 / 0\n")
+    recipe = load_checked_recipe([], ["model.preset=granite-mini"])
+    assert [each.name for each in plug_ins_of(recipe, PRESETS["granite-mini"].shape)] == ["granite"]
+    assert "of_gran" not in sys.modules
+    assert "model.preset=granite-maxi is no preset" in refused("model.preset=granite-maxi")
+    with pytest.raises(RequestError, match=r"the model family 'gran' of gran 1.0 cannot be loaded"):
+        load_checked_recipe([], ["model.preset=gran-mini"])
+
+
+def test_a_family_of_a_package_is_one_and_has_its_own_name(letters: Packages) -> None:
+    names = {"granite2": "letters.family:GRANITE", "olmo9": "letters.row:ROW"}
+    letters.add("others", {"families": names})
+    with pytest.raises(RequestError, match=r"is of model type 'granite', and has to be named like"):
+        family_of("granite2")
+    with pytest.raises(RequestError, match=r"is TaskRow, not a shardyard.families.family.Family"):
+        family_of("olmo9")
+    with pytest.raises(RequestError, match=r"no model family 'granit'. Did you mean granite\?"):
+        family_of("granit")

@@ -23,7 +23,7 @@ from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import write_resolved
 
 RECIPE = """
-model: {preset: llama-tiny}
+model: {preset: granite-mini}
 task: {name: vowels, vowels: {at_least: 2}}
 data: {source: text, seq_len: 32, vocab_size: 300, workers: 1}
 optim: {global_batch: 4}
@@ -78,7 +78,10 @@ def test_a_recipe_trains_with_what_a_package_adds(site: Path, here: Path) -> Non
     attempt = here / "runs" / "r" / "attempts" / "0"
     manifest = json.loads((attempt / "manifest.json").read_text())
     package = {"distribution": "shardyard-letters", "version": "1.0"}
-    assert manifest["plug_ins"] == [{"group": "tasks", "name": "vowels", **package}]
+    assert manifest["plug_ins"] == [
+        {"group": "tasks", "name": "vowels", **package},
+        {"group": "families", "name": "granite", **package},
+    ]
     settings = json.loads((attempt / "resolved.json").read_text())["settings"]
     assert settings["task.vowels.letters"]["value"] == "aeiou"
     assert "vowel_score" in (here / "runs" / "r" / "metrics.jsonl").read_text()

@@ -100,7 +100,7 @@ def write_down(attempt: Attempt, prediction: Plan | None) -> None:
     write_text(run_dir.asked(number), dump_recipe(attempt.asked))
     if prediction is not None:
         write_json(run_dir.plan(number), prediction.to_json())
-    used = plug_ins_of(attempt.resolved.recipe)
+    used = plug_ins_of(attempt.resolved.recipe, attempt.resolved.shape)
     write_manifest(run_dir, number, command=sys.argv, machine=attempt.machine, plug_ins=used)
     write_resolved(run_dir.resolved(number), attempt.resolved)
 

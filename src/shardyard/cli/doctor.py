@@ -24,20 +24,22 @@ from shardyard.cli.side_probe import probe_on
 from shardyard.cli.tables import print_table
 from shardyard.cli.terminal import tell
 from shardyard.config.plug_in_settings import described
-from shardyard.config.plug_ins import Group, claim_problems, installed, unreadable
 from shardyard.config.task_names import task_row
 from shardyard.config.tasks import TASKS
 from shardyard.errors import ShardyardError
+from shardyard.families.registry import FAMILIES, family_of
 from shardyard.launch.base import LAUNCHERS, Launcher, launcher_class
 from shardyard.launch.doctor import Finding, HasChecks, count
 from shardyard.launch.machine_checks import check_machine
 from shardyard.launch.secrets import loose_files, resolve_local
 from shardyard.plan.workload import optimizer_bytes
+from shardyard.plug_ins import Group, claim_problems, installed, unreadable
 
 _HERE = "local"
 _REGISTRIES: dict[Group, tuple[Collection[str], Callable[[str], object]]] = {
     "launchers": (LAUNCHERS, launcher_class),
     "tasks": (TASKS, task_row),
+    "families": (FAMILIES, family_of),
 }
 """Our own names, and what takes one into use."""
 

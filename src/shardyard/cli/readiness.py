@@ -322,7 +322,7 @@ def _compare_plug_ins(resolved: Resolved, manifest: Path) -> None:
     theirs: list[dict[str, str]] = []
     with suppress(FileNotFoundError):  # nothing is said of any
         theirs = json.loads(manifest.read_text(encoding="utf-8")).get("plug_ins", [])
-    ours = [plug_in.to_json() for plug_in in plug_ins_of(resolved.recipe)]
+    ours = [plug_in.to_json() for plug_in in plug_ins_of(resolved.recipe, resolved.shape)]
     if ours != theirs:
         here, there = (
             ", ".join(f"{each['distribution']} {each['version']}" for each in found) or "none"

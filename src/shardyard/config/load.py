@@ -16,9 +16,9 @@ from pydantic import ValidationError
 from shardyard.config.credentials import HIDDEN, find_credential
 from shardyard.config.document import Setting, sections, settings
 from shardyard.config.plug_in_settings import SECTIONS, described_at, kind_at, plug_in_at
-from shardyard.config.plug_ins import WORDS, installed
 from shardyard.config.schema import Recipe, Section, section_key
 from shardyard.errors import Problem, RecipeError, RequestError
+from shardyard.plug_ins import WORDS, installed
 from shardyard.yaml_text import WrongYamlError, is_null_word, read_yaml, write_yaml
 
 _ELSEWHERE = {

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from shardyard.config.plug_ins import PlugIn, brought, loaded, part
 from shardyard.config.tasks import TASKS, TaskRow
+from shardyard.plug_ins import PlugIn, brought, loaded, part
 
 
 def task_row(name: str) -> TaskRow:

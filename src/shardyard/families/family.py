@@ -215,11 +215,13 @@ def hidden(shape: ModelShape) -> int:
 
 
 def heads(shape: ModelShape) -> int:
-    return shape.queries_width
+    """Elements of all queries of a token."""
+    return shape.num_attention_heads * shape.head_width
 
 
 def kv_heads(shape: ModelShape) -> int:
-    return shape.keys_width
+    """Elements of all its keys, or values."""
+    return shape.num_key_value_heads * shape.head_width
 
 
 def head(shape: ModelShape) -> int:

@@ -4,13 +4,17 @@ from collections.abc import Iterator, Mapping
 
 from shardyard.families.family import Preset
 from shardyard.families.registry import family_of, registered
+from shardyard.plug_ins import installed
 
 
 class _Presets(Mapping[str, Preset]):
-    """Name -> preset, family by family."""
+    """Name -> preset, family by family: those of ours, and on the way to a name packages'.
+
+    Presets of a package begin with the name of their family, so that no other is imported.
+    """
 
     def __getitem__(self, name: str) -> Preset:
-        for model_type in registered():
+        for model_type in _families(name):
             found = family_of(model_type).presets.get(name)
             if found is not None:
                 return found
@@ -21,6 +25,12 @@ class _Presets(Mapping[str, Preset]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+
+def _families(preset: str) -> Iterator[str]:
+    """Where a preset may be: those of packages are asked for once ours do not have it."""
+    yield from registered()
+    yield from (name for name in installed("families") if preset.startswith(f"{name}-"))
 
 
 PRESETS: Mapping[str, Preset] = _Presets()

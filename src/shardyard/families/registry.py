@@ -1,11 +1,11 @@
 """Which families there are, and where each is: looked up here, imported when first asked for."""
 
 from collections.abc import Mapping
-from functools import cache
-from importlib import import_module
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from shardyard.errors import RequestError
+from shardyard.plug_ins import brought, loaded, part
 
 if TYPE_CHECKING:
     from shardyard.families.family import Family
@@ -24,34 +24,45 @@ FAMILIES = {
 
 
 def registered() -> Mapping[str, str]:
-    """Every family that can be named: model type -> module and object."""
+    """Every family of ours: model type -> module and object. Packages add others."""
     return FAMILIES
 
 
 @cache
 def family_of(model_type: str) -> "Family":
-    """The family of a model type.
+    """The family of a model type, ours or a package's.
 
     Raises:
-        RequestError: There is none of this name.
+        RequestError: There is none of this name, or a package's cannot be used.
     """
-    if model_type not in registered():
-        raise RequestError(
-            f"model type {model_type!r} is not known. Known: {', '.join(registered())}."
-        )
-    module, _, name = registered()[model_type].partition(":")
-    family: Family = getattr(import_module(module), name)
+    family: Family
+    if model_type in FAMILIES:
+        family = part(None, FAMILIES[model_type])
+    else:
+        wrong = partial(_why_no_family, model_type=model_type)
+        family = loaded("families", model_type, ours=FAMILIES, wrong=wrong)
     return family
+
+
+def _why_no_family(content: object, *, model_type: str) -> str:
+    from shardyard.families.family import Family
+
+    if not isinstance(content, Family):
+        return f"is {type(content).__name__}, not a shardyard.families.family.Family"
+    own = content.model_type
+    return "" if own == model_type else f"is of model type {own!r}, and has to be named like it"
 
 
 def can_be_trained(model_type: object) -> bool:
     """Whether models of a type can be trained; of the others only the counts are known."""
-    return model_type in registered() and family_of(str(model_type)).is_trained
+    name = str(model_type)
+    is_known = name in FAMILIES or brought("families", name) is not None
+    return is_known and family_of(name).is_trained
 
 
 def trained_types() -> list[str]:
-    """All model types that can be trained."""
-    return [name for name in registered() if can_be_trained(name)]
+    """All model types of ours that can be trained."""
+    return [name for name in FAMILIES if can_be_trained(name)]
 
 
 def trained_family_of(model_type: str) -> "Family":

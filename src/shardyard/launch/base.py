@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
 
-from shardyard.config.plug_ins import loaded, part
 from shardyard.config.schema import Launch, Recipe
 from shardyard.config.sight import Sight
 from shardyard.errors import RequestError
@@ -20,6 +19,7 @@ from shardyard.hardware.cluster import Cluster
 from shardyard.launch.bundle import Bundle
 from shardyard.launch.ledger import SIDE_DETAIL, EntryForm, Ledger
 from shardyard.launch.marked import NONCE_VARIABLE
+from shardyard.plug_ins import loaded, part
 
 LAUNCHERS: dict[str, str] = {
     "local": "shardyard.launch.local:LocalLauncher",
@@ -27,7 +27,7 @@ LAUNCHERS: dict[str, str] = {
     "kubernetes": "shardyard.launch.kubernetes.launcher:KubernetesLauncher",
     "aws-batch": "shardyard.launch.aws_batch.launcher:BatchLauncher",
 }
-"""Name -> module:class, imported on first use; packages add others (``config/plug_ins.py``)."""
+"""Name -> module:class, imported on first use; packages add others (``plug_ins.py``)."""
 
 
 class JobState(StrEnum):

@@ -13,9 +13,9 @@ from typing import Any
 from shardyard import __version__
 from shardyard.config.compatibility import package_versions
 from shardyard.config.credentials import redact
-from shardyard.config.plug_ins import PlugIn
 from shardyard.files import write_json
 from shardyard.hardware.machine import Machine
+from shardyard.plug_ins import PlugIn
 from shardyard.rundir.layout import VERSION, RunDir
 
 

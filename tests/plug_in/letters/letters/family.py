@@ -1,0 +1,36 @@
+"""The model family `granite`: blocks as Llama's, by the names of transformers' own Granite."""
+
+from dataclasses import replace
+from typing import Any
+
+from shardyard.families.config_json import decoder_fields
+from shardyard.families.family import ConfigJson, Preset
+from shardyard.families.llama import LLAMA
+from shardyard.families.shape import ModelShape
+
+
+def _fields(shape: ModelShape) -> dict[str, Any]:
+    return {
+        **decoder_fields(shape),
+        "head_dim": shape.head_width,
+    }  # which Granite does not work out
+
+
+GRANITE = replace(
+    LLAMA,
+    model_type="granite",
+    config_json=ConfigJson(
+        defaults={"max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "sliding_window": None},
+        written=_fields,
+    ),
+    presets={
+        "granite-mini": Preset(
+            shape=ModelShape(
+                model_type="granite", vocab_size=0, hidden_size=32, intermediate_size=64,
+                num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                max_position_embeddings=64,
+            ),
+            source="as small as can be",
+        )
+    },
+)  # fmt: skip
