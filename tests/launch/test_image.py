@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from shardyard.launch.image import (
     STACKS,
     USER_ID,
     Base,
+    needed_on_nodes,
     parse_base,
     refuse_unfit,
     render_dockerfile,
@@ -125,13 +127,28 @@ def test_the_context_has_all_that_the_file_copies_and_can_be_installed(tmp_path:
     project = tomllib.loads((tmp_path / "pyproject.toml").read_text())["project"]
     ours = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["name"] == "shardyard" and project["scripts"] == ours["scripts"]
-    names = {text.split(">")[0] for text in project["dependencies"]}
-    assert names == {text.split(">")[0] for text in ours["dependencies"]}
+    names = {re.split("[<>]", text)[0] for text in project["dependencies"]}
+    extras = ours["optional-dependencies"]
+    on_nodes = [*ours["dependencies"], *extras["aws"], *extras["parquet"], *extras["zstd"]]
+    assert names == {text.split(">")[0] for text in on_nodes}
+    assert not any("extra" in text for text in project["dependencies"])
     pinned = (tmp_path / "constraints.txt").read_text().splitlines()
     assert any(line.startswith("numpy==") for line in pinned)
     assert not any(line.startswith("torch==") or "+" in line for line in pinned)
     assert (tmp_path / "src" / "shardyard" / "cli" / "__init__.py").is_file()
     assert not list(tmp_path.rglob("__pycache__"))
+
+
+def test_an_image_holds_the_extras_that_a_node_needs_and_no_others() -> None:
+    required = [
+        "numpy>=1",
+        'boto3<2,>=1.40; extra == "aws"',
+        "backports.zstd>=1; python_version < '3.14' and extra == 'zstd'",
+        'kubernetes<37; extra == "kubernetes"',
+        'shardyard[aws]; extra == "dev"',
+    ]
+    zstd = "backports.zstd>=1; python_version < '3.14'"
+    assert needed_on_nodes(required) == ["numpy>=1", "boto3<2,>=1.40", zstd]
 
 
 @pytest.mark.heavy

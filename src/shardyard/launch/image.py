@@ -7,6 +7,7 @@ that gets torch from its wheels (cpu, cuda-efa), and one that comes with torch b
 
 import re
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import distributions, metadata
 from pathlib import Path
@@ -167,7 +168,7 @@ def write_context(folder: Path, base: Base) -> None:
 
 def _project_file() -> str:
     about = metadata("shardyard")
-    required = [text for text in about.get_all("Requires-Dist") or [] if "extra ==" not in text]
+    required = needed_on_nodes(about.get_all("Requires-Dist") or [])
     listed = "".join(f"  {_quoted(text)},\n" for text in required)
     return (
         '[build-system]\nrequires = ["setuptools>=77"]\nbuild-backend = "setuptools.build_meta"\n\n'
@@ -177,6 +178,21 @@ def _project_file() -> str:
         '[tool.setuptools.packages.find]\nwhere = ["src"]\n\n'
         '[tool.setuptools.package-data]\nshardyard = ["**/*"]\n'
     )
+
+
+_ON_NODES = ("aws", "parquet", "zstd")
+"""Extras that a node needs: to read text from S3 and in every form, and to send files to S3."""
+_EXTRA = re.compile(r"""\s*(?:;|\band)\s*extra\s*==\s*['"]([\w-]+)['"]""")
+
+
+def needed_on_nodes(requirements: Iterable[str]) -> list[str]:
+    """What an image installs of what a package's metadata requires, without marks of extras."""
+    found = []
+    for text in requirements:
+        extra = _EXTRA.search(text)
+        if extra is None or extra[1] in _ON_NODES:
+            found.append(_EXTRA.sub("", text))
+    return found
 
 
 def _quoted(text: str) -> str:
