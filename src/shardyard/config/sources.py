@@ -6,8 +6,11 @@ asks the table.
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from shardyard.config.credentials import without_secrets
+from shardyard.errors import RequestError
+from shardyard.plug_ins import brought, loaded, part
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 
@@ -49,6 +52,36 @@ def scheme_of(entry: str) -> str | None:
     return None if found is None else found[1]
 
 
+def scheme_row(scheme: str) -> Scheme:
+    """The row of a scheme, ours or a package's.
+
+    Raises:
+        RequestError: There is none, or a package's cannot be used.
+    """
+    ours = SCHEMES.get(scheme)
+    if ours is not None:
+        return ours
+    row: Scheme = loaded("sources", scheme, ours=SCHEMES, wrong=_wrong_row)
+    return row
+
+
+def store_class(entry: str) -> Any:
+    """What reads an entry of data.source, imported now.
+
+    Raises:
+        RequestError: As ``scheme_row``, or a package's code cannot be imported.
+    """
+    scheme = scheme_of(entry)
+    if scheme is None:
+        return part(None, HERE.code)
+    return part(None if scheme in SCHEMES else brought("sources", scheme), scheme_row(scheme).code)
+
+
+def _wrong_row(content: Any) -> str:
+    is_one = isinstance(content, Scheme)
+    return "" if is_one else f"is {type(content).__name__}, not a shardyard.config.sources.Scheme"
+
+
 def is_remote(entry: str) -> bool:
     """Whether an entry of data.source is no path, but the address of a place elsewhere."""
     return scheme_of(entry) is not None
@@ -63,11 +96,12 @@ def why_no_address(entry: str) -> str | None:
     found = _URL.match(entry)
     assert found is not None, entry
     scheme, rest = found.groups()
-    if scheme not in SCHEMES:
+    try:
+        scheme_row(scheme)
+    except RequestError as error:
         return (
-            f"is a URL of a kind that is not read: known are {', '.join(SCHEMES)}. Copy the text "
-            "to one of these, or here (`aws s3 cp --recursive`, `curl`, `hf download`), and give "
-            "that place; a path is written as it is."
+            f"is a URL that is not read: {error} Or copy the text to one of these, or here (`aws "
+            "s3 cp --recursive`, `curl`, `hf download`); a path is written as it is."
         )
     if scheme in ("http", "https") and without_secrets(entry) != entry:
         return (

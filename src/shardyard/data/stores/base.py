@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from shardyard.config.sources import HERE, SCHEMES, scheme_of
-from shardyard.config.tasks import imported
+from shardyard.config.sources import store_class
 from shardyard.data.spans import SourceFile
 
 COMPILED = "__pycache__"
@@ -50,8 +49,7 @@ class Store(Protocol):
 
 def store_of(entry: str) -> Store:
     """Where an entry of data.source, or a file that it names, is; its scheme is a known one."""
-    scheme = scheme_of(entry)
-    found: type[Store] = imported((HERE if scheme is None else SCHEMES[scheme]).code)
+    found: type[Store] = store_class(entry)
     return found()
 
 

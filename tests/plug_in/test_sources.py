@@ -1,0 +1,19 @@
+"""A package adds a kind of place that text comes from."""
+
+from shardyard.config.sources import store_class, why_no_address
+from tests.plug_in.packages import Packages
+
+
+def test_a_package_adds_a_scheme_by_a_row_of_its_own(packages: Packages) -> None:
+    source = (
+        "from shardyard.config.sources import Scheme\n"
+        "ROW = Scheme(code='shelf:Shelf')\n"
+        "class Shelf: pass\n"
+    )
+    packages.add("books", {"sources": {"shelf": "shelf:ROW", "odd": "shelf:Shelf"}}, shelf=source)
+    assert why_no_address("shelf://a/x.txt") is None
+    assert store_class("shelf://a/x.txt").__name__ == "Shelf"
+    assert "no data source 'shelv'. Did you mean shelf? There are s3" in str(
+        why_no_address("shelv://a/x")
+    )
+    assert "not a shardyard.config.sources.Scheme" in str(why_no_address("odd://a/x"))
