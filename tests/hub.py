@@ -153,10 +153,14 @@ class Hub:
 
 
 @contextmanager
-def running_hub() -> Iterator[Hub]:
-    """A hub that serves until the block ends."""
+def running_hub(address: str = "127.0.0.1") -> Iterator[Hub]:
+    """A hub that serves until the block ends.
+
+    Args:
+        address: ``0.0.0.0``: containers of this machine reach it too, by another address of it.
+    """
     hub = Hub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
+    server = ThreadingHTTPServer((address, 0), type("Handler", (_Handler,), {"hub": hub}))
     server.daemon_threads = True
     hub.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})

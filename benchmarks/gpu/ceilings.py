@@ -74,7 +74,7 @@ Piece = tuple[dict[str, Any], float, Callable[[], Work]]
 def _products(shape: ModelShape, tokens: int, device: torch.device) -> Iterator[Piece]:
     """The products of a block and of the head: tokens x inputs with inputs x outputs."""
     vocab = shape.vocab_size or 512
-    heads = shape.num_attention_heads * shape.head_width
+    heads = shape.queries_width
     matrices = {
         "q, o": (shape.hidden_size, heads),
         "gate, up": (shape.hidden_size, shape.intermediate_size),

@@ -192,3 +192,16 @@ def test_an_unknown_type_is_refused_where_it_is_counted() -> None:
         RequestError, match=r"no model family 'lama'. Did you mean llama\? There are llama, mis"
     ):
         _ = shape.parameters
+
+
+@pytest.mark.parametrize("model_type", trained_types())
+def test_matrices_are_split_as_in_transformers_own_plan(model_type: str) -> None:
+    family = family_of(model_type)
+    plan = getattr(hf_config(small_shape(model_type)), "base_model_tp_plan", None) or {}
+    theirs = {name.removeprefix("layers.*."): kind for name, kind in plan.items()}
+    ours = dict.fromkeys(family.colwise, "colwise") | dict.fromkeys(family.rowwise, "rowwise")
+    assert bool(theirs) == family.is_causal, "BERT has no plan"
+    matrices = {name: kind for name, kind in theirs.items() if kind in ("colwise", "rowwise")}
+    assert ours == {name: kind for name, kind in matrices.items() if name in ours} or not theirs
+    left_out = {name for name in matrices if name in family.block_modules} - set(ours)
+    assert left_out == set()

@@ -6,6 +6,7 @@ by all workers. Where files are is said in ``stores/``, how they are read in ``f
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
@@ -15,6 +16,8 @@ from shardyard.data.stores.base import open_file, store_of
 from shardyard.errors import RequestError, SourceError
 
 _SHOWN_FILES = 4
+_AT_ONCE = 16
+"""Files whose beginnings are asked for side by side: far away, each takes a while to come."""
 
 Piece = tuple[Span, ...]
 
@@ -80,19 +83,23 @@ def refuse_unreadable(files: Sequence[SourceFile], text_key: str) -> None:
     Raises:
         SourceError: Names the first few files whose beginning cannot be read, and why.
     """
-    wrong: list[str] = []
-    for file in files:
-        stop = file.size_bytes
-        if FORMATS[file.format].is_divisible:
-            stop = min(stop, SECTION_BYTES)
-        beginning = Span(file, 0, stop)
-        try:
-            next(read_sections((beginning,), text_key), None)
-        except SourceError as error:
-            wrong.append(str(error))
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        told = pool.map(lambda file: _why_unreadable(file, text_key), files)
+        wrong = [why for why in told if why is not None]
     if wrong:
         more = f"\nand {len(wrong) - _SHOWN_FILES} files more" if len(wrong) > _SHOWN_FILES else ""
         raise SourceError("\n".join(wrong[:_SHOWN_FILES]) + more)
+
+
+def _why_unreadable(file: SourceFile, text_key: str) -> str | None:
+    stop = file.size_bytes
+    if FORMATS[file.format].is_divisible:
+        stop = min(stop, SECTION_BYTES)
+    try:
+        next(read_sections((Span(file, 0, stop),), text_key), None)
+    except SourceError as error:
+        return str(error)
+    return None
 
 
 def split_into_pieces(files: Sequence[SourceFile], piece_bytes: int) -> list[Piece]:

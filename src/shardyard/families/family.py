@@ -215,13 +215,11 @@ def hidden(shape: ModelShape) -> int:
 
 
 def heads(shape: ModelShape) -> int:
-    """Elements of all queries of a token."""
-    return shape.num_attention_heads * shape.head_width
+    return shape.queries_width
 
 
 def kv_heads(shape: ModelShape) -> int:
-    """Elements of all its keys, or values."""
-    return shape.num_key_value_heads * shape.head_width
+    return shape.keys_width
 
 
 def head(shape: ModelShape) -> int:

@@ -83,6 +83,16 @@ class ModelShape:
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
     @property
+    def queries_width(self) -> int:
+        """Elements of all queries of a token."""
+        return self.num_attention_heads * self.head_width
+
+    @property
+    def keys_width(self) -> int:
+        """Elements of all its keys, or values."""
+        return self.num_key_value_heads * self.head_width
+
+    @property
     def expert_width(self) -> int:
         """Inner width of one expert."""
         return self.moe_intermediate_size or self.intermediate_size

@@ -1,7 +1,6 @@
 """Seconds of one transformer block and of the vocabulary, forward and backward, on one rank."""
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import assert_never
 
 from shardyard.config.layout import Layout
@@ -123,14 +122,6 @@ class BlockTimes:
 
     # --- products -------------------------------------------------------------------------------
 
-    @cached_property
-    def _widths(self) -> tuple[int, int]:
-        shape = self.shape
-        return (
-            shape.num_attention_heads * shape.head_width,
-            shape.num_key_value_heads * shape.head_width,
-        )
-
     def _products(self, tp: int, tokens: int) -> list[tuple[int, int, int, int]]:
         """(rows, columns, depth, count) of the products of a block that all tokens visit."""
         return [
@@ -218,7 +209,7 @@ class BlockTimes:
         shape, tech = self.shape, self.techniques
         split = tp if tech.sequence_parallel else 1
         stream = tokens * shape.hidden_size / split
-        rotated = tokens * sum(self._widths) / tp
+        rotated = tokens * (shape.queries_width + shape.keys_width) / tp
         inner = shape.intermediate_size
         if shape.num_experts:
             width = shape.expert_width
@@ -257,7 +248,7 @@ class BlockTimes:
         beside = max(1, per_node // tp)
         if cp > 1:
             group = Group(size=cp, per_node=min(cp, beside))
-            keys = 2 * tokens * cp * self._widths[1] / tp * self.formats.compute_bytes
+            keys = 2 * tokens * cp * shape.keys_width / tp * self.formats.compute_bytes
             exchange_s = all_gather_s(keys, group, cluster)
             context_s = max(0.0, exchange_s - CONTEXT_HIDDEN * attention_s)
         if ep > 1:

@@ -23,6 +23,5 @@ def flops_per_token(shape: ModelShape, seq_len: int) -> dict[str, float]:
     there, and the number that other tools print.
     """
     matmul = 6.0 * shape.matmul_parameters
-    width = shape.num_attention_heads * shape.head_width
-    pairs = float(shape.num_hidden_layers * width * seq_len)
+    pairs = float(shape.num_hidden_layers * shape.queries_width * seq_len)
     return {"full": matmul + 12 * pairs, "causal": matmul + 6 * pairs}

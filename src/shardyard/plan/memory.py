@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, assert_never
 
 from shardyard.config.layout import Layout
-from shardyard.families.shape import ModelShape
 from shardyard.plan.stages import (
     block_elements,
     has_ends,
@@ -401,13 +400,13 @@ def block_bytes(w: Workload) -> float:
     v, its output and one fp32 number per head instead of the matrix of scores.
     """
     shape, tech, size, tp = w.shape, w.techniques, w.formats.compute_bytes, w.layout.tp
-    hidden, heads, kv_heads = _widths(shape)
+    hidden, heads, kv_heads = shape.hidden_size, shape.queries_width, shape.keys_width
     split = tp if tech.sequence_parallel else 1
     inner: float = shape.intermediate_size
     dealt: float = 0.0
     if shape.num_experts:
         visits = shape.num_experts_per_tok
-        inner = visits * (shape.moe_intermediate_size or inner)
+        inner = visits * shape.expert_width
         inner += shape.shared_expert_intermediate_size
         dealt = 2 * visits * size * hidden  # tokens as dealt to experts, and what they return
     outside = 2 * _norm_bytes(w) * hidden + (2 * hidden if tech.dropout else 0)
@@ -422,12 +421,6 @@ def entry_bytes(w: Workload) -> float:
     """Bytes per token of a block's input, from which it is recomputed."""
     split = w.layout.tp if w.techniques.sequence_parallel else 1
     return w.formats.compute_bytes * w.shape.hidden_size / split
-
-
-def _widths(shape: ModelShape) -> tuple[int, int, int]:
-    """Elements of the residual stream, of the queries, of the keys."""
-    heads = shape.num_attention_heads * shape.head_width
-    return shape.hidden_size, heads, shape.num_key_value_heads * shape.head_width
 
 
 def _norm_bytes(w: Workload) -> float:
@@ -456,7 +449,7 @@ def _score_bytes(w: Workload) -> float:
 
 def _selective_bytes(w: Workload) -> float:
     """Bytes per token that ``selective`` keeps of a block: its input, products and attention."""
-    hidden, heads, kv_heads = _widths(w.shape)
+    hidden, heads, kv_heads = w.shape.hidden_size, w.shape.queries_width, w.shape.keys_width
     gates = 2 if w.shape.is_gated else 1
     inner = w.shape.intermediate_size
     size, tp, share = w.formats.compute_bytes, w.layout.tp, w.techniques.selective_products

@@ -3,11 +3,13 @@
 import io
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from shardyard.data.spans import SourceFile
-from shardyard.data.stores.ranged import RangedFile, matcher
+from shardyard.data.formats import FORMATS
+from shardyard.data.spans import SourceFile, Span
+from shardyard.data.stores.ranged import RangedFile, changed, matcher
 from shardyard.errors import LostError
 
 CONTENT = random.Random(0).randbytes(3_000_000)
@@ -81,6 +83,28 @@ def test_where_nothing_comes_any_more_it_ends_after_some_tries(how: int | None) 
     ):
         file.read(10)
     assert far.pauses == [0.5, 1.0, 2.0, 4.0, 8.0]
+
+
+def test_what_happens_far_away_is_told_as_it_is_through_a_reader_of_parquet(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is an extra")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = pyarrow.table({"text": [random.Random(n).randbytes(3000).hex() for n in range(200)]})
+    parquet.write_table(rows, tmp_path / "x.parquet", compression="none", use_dictionary=False)
+    content = (tmp_path / "x.parquet").read_bytes()
+    file = SourceFile("s3://b/x.parquet", "x", "parquet", len(content), "1")
+
+    def read(error: Exception) -> None:
+        def broken(_file: SourceFile, start: int, stop: int) -> Iterator[bytes]:
+            if start < 300_000:
+                raise error
+            yield content[start:stop]
+
+        with io.BufferedReader(RangedFile(file, broken, sleep=lambda _: None)) as opened:
+            list(FORMATS["parquet"].read(opened, Span(file, 0, len(content)), "text"))
+
+    for error in (LostError("gone"), changed(file, "its etag is another one")):
+        with pytest.raises(type(error), match=str(error)):
+            read(error)
 
 
 @pytest.mark.parametrize(

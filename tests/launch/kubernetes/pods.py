@@ -67,15 +67,17 @@ class Podman:
         # Podmen do not know of each other, and share the names of networks and the ranges of
         # addresses: each needs its own.
         self._network = folder.name
-        self._subnet = f"10.{random.randrange(64, 192)}.{random.randrange(256)}.0/24"
+        net = f"10.{random.randrange(64, 192)}.{random.randrange(256)}"
+        self._subnet, self.host = f"{net}.0/24", f"{net}.1"
+        """``host``: this machine, as pods see it."""
         files = {"containers.conf": _CONTAINERS, "storage.conf": _STORAGE}
         for name, text in files.items():
             (folder / name).write_text(text.format(folder=folder))
-        self.environ = {
-            **os.environ,
+        self.settings = {
             "CONTAINERS_CONF": str(folder / "containers.conf"),
             "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf"),
         }
+        self.environ = {**os.environ, **self.settings}
 
     def run(self, *arguments: str, data: bytes | None = None, timeout_s: float = 300) -> str:
         """Output of one podman command; its words if it fails."""
@@ -133,8 +135,10 @@ class Podman:
     def delete(self, pod: str) -> None:
         """As a controller does: SIGTERM, the time that our pods have to drain, and it is gone."""
         names = self.run("ps", "--filter", f"pod={pod}", "--format={{.Names}}").split()
-        # Not `pod stop`: it takes the network away while the container still drains.
-        self.run("stop", "--time=150", *(name for name in names if not name.endswith("-infra")))
+        running = [name for name in names if not name.endswith("-infra")]
+        if running:
+            # Not `pod stop`: it takes the network away while the container still drains.
+            self.run("stop", "--time=150", *running)
         self._remove_pods(pod)
 
     def remove_all(self) -> None:
@@ -143,6 +147,7 @@ class Podman:
         self.run("rm", "--all", "--force", "--time=0")
         self.run("volume", "rm", "--all", "--force")
         self.run("network", "prune", "--force")
+        self.run("secret", "rm", "--all")
 
     def _remove_pods(self, *which: str) -> None:
         """Podman gives up on a process that a busy machine has not ended within some seconds."""
@@ -153,6 +158,16 @@ class Podman:
             except AssertionError as error:
                 if not tries_left or "did not die" not in str(error):
                     raise
+
+    def follow(self, container: str) -> Iterator[str]:
+        """Lines of a container, until it ends."""
+        with subprocess.Popen(
+            ["podman", "logs", "--follow", container], env=self.environ, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        ) as process:  # fmt: skip
+            assert process.stdout is not None
+            for line in process.stdout:
+                yield line.rstrip("\n")
 
     def wait(self, container: str, *, timeout_s: float) -> int:
         """Exit code of a container."""
