@@ -24,6 +24,7 @@ from shardyard.cli.side_probe import probe_on
 from shardyard.cli.tables import print_table
 from shardyard.cli.terminal import tell
 from shardyard.config.plug_in_settings import described
+from shardyard.config.sources import SCHEMES, scheme_row
 from shardyard.config.task_names import task_row
 from shardyard.config.tasks import TASKS
 from shardyard.errors import ShardyardError
@@ -40,6 +41,7 @@ _REGISTRIES: dict[Group, tuple[Collection[str], Callable[[str], object]]] = {
     "launchers": (LAUNCHERS, launcher_class),
     "tasks": (TASKS, task_row),
     "families": (FAMILIES, family_of),
+    "sources": (SCHEMES, scheme_row),
 }
 """Our own names, and what takes one into use."""
 

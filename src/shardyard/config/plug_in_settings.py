@@ -10,6 +10,7 @@ from functools import cache
 from shardyard.config.document import Section, section_of, sections
 from shardyard.config.schema import Recipe, section_key
 from shardyard.config.schema import Section as Settings
+from shardyard.config.sources import SCHEMES, scheme_of
 from shardyard.config.tasks import TASKS
 from shardyard.errors import RequestError
 from shardyard.families.registry import FAMILIES
@@ -92,6 +93,9 @@ def plug_ins_of(recipe: Recipe, shape: ModelShape | None) -> list[PlugIn]:
     used: list[tuple[Group, str, Collection[str]]] = [("tasks", recipe.task.name, TASKS)]
     if shape is not None:
         used.append(("families", shape.model_type, FAMILIES))
+    source = recipe.data.source
+    schemes = map(scheme_of, (source,) if isinstance(source, str) else source)
+    used += [("sources", scheme, SCHEMES) for scheme in sorted({each for each in schemes if each})]
     found = [brought(group, name) for group, name, ours in used if name not in ours]
     return [plug_in for plug_in in found if plug_in is not None]
 
