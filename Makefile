@@ -3,14 +3,14 @@
 # make test-fast   the tests that start no process and take at most half a second each
 # make test-system   launchers, schedulers, containers, whole runs, and more layouts
 # make test-all   every test but those that need an accelerator
-# make test-oldest   the same training with the oldest torch and others that are accepted (5 GB)
+# make test-versions   the tests closest to torch, with each minor version of it (5 GB each)
 # make system-packages   Debian's packages that tests need, as root: Slurm, podman, Docker and others
 # make bench   the slow proofs; their results are in benchmarks/results/
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-fast test-system test-all test-oldest system-packages durations lint types bench docs clean
+.PHONY: demo test test-fast test-system test-all test-versions system-packages durations lint types bench docs clean
 
 demo: .venv/installed
 	$(BIN)/shardyard train examples/quickstart.yaml
@@ -44,12 +44,9 @@ system-packages: .venv/installed-dev
 durations:
 	cp .durations.json tests/durations.json
 
-# Not part of CI: torch 2.11 brings 5 GB of parts for accelerators with it.
-OLDEST := .venv-oldest/bin
-
-test-oldest: .venv-oldest/installed
-	$(OLDEST)/python -m pytest tests/e2e/test_a_whole_run.py tests/config/test_compatibility.py \
-	  tests/models tests/parallel tests/tasks tests/train -m "not gpu" --durations=10
+# Not part of CI: each brings 5 GB of parts for accelerators with it. TORCH=2.11.0 tries that alone.
+test-versions: .venv/installed-dev
+	$(BIN)/python -m benchmarks.torch_versions $(TORCH)
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
@@ -91,10 +88,5 @@ docs: .venv/installed-dev
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-.venv-oldest/installed: pyproject.toml constraints-oldest.txt
-	test -d .venv-oldest || $(PYTHON) -m venv .venv-oldest
-	$(OLDEST)/pip install --quiet --disable-pip-version-check -c constraints-oldest.txt -e '.[fp8]' pytest
-	touch $@
-
 clean:
-	rm -rf .venv .venv-oldest .durations.json runs prepared
+	rm -rf .venv .durations.json runs prepared

@@ -16,7 +16,7 @@ import pytest
 from shardyard.cli import _VERBS as VERBS
 from shardyard.cli import main
 from shardyard.config.check import check
-from shardyard.config.compatibility import ENGINES, TORCHAO
+from shardyard.config.compatibility import ENGINES, TORCH, TORCHAO
 from shardyard.config.document import settings
 from shardyard.config.legality import _STRATEGIES as STRATEGIES
 from shardyard.config.load import is_override, load_recipe
@@ -297,6 +297,19 @@ def test_the_page_on_versions_is_that_of_the_check() -> None:
         accepted = f">={engine.at_least}" + (f",<{engine.below}" if engine.below else "")
         tested = ", ".join(engine.tested) or "-"
         assert f"| {engine.package} | `{accepted}` | {tested} | {engine.note} |" in page
+
+
+def test_the_newest_torch_that_is_accepted_was_tried_and_passed() -> None:
+    page = (ROOT / "docs/compatibility.md").read_text()
+    tried = dict(re.findall(r"^\| (2\.\d+\.\d+) .*\]\(\.\./(.*json)\) \|$", page, re.M))
+    assert set(tried) <= set(TORCH.tested) and TORCH.tested[-1] in tried
+    _, newest, _ = TORCH.tested[-1].split(".")
+    assert TORCH.below == f"2.{int(newest) + 1}"
+    for version, link in tried.items():
+        result = json.loads((ROOT / link).read_text())
+        assert result["versions"]["torch"].partition("+")[0] == version
+        assert result["passed"] > 250 and result["failed"] == 0
+        assert {run["exit_code"] for run in result["runs"]} == {0}
 
 
 @pytest.mark.parametrize("page", [*PAGES, *EXAMPLES], ids=shown)

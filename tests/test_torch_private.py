@@ -4,16 +4,23 @@ import ast
 import importlib
 import inspect
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.fsdp._fully_shard import _fsdp_common
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.distributed.tensor import Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from shardyard.errors import RequestError
 from shardyard.torch_private import placed_over
@@ -193,7 +200,35 @@ def test_no_subclass_of_a_class_of_torch_touches_its_private_parts() -> None:
     assert shared == {}
 
 
-IS_OLD = torch.__version__ < "2.12"
+VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
+IS_OLD = VERSION < (2, 12)
+
+
+def selective_storage() -> Any:
+    """Where torch keeps one result of selective recompute: a list, or a mapping since 2.13."""
+    policy = [torch.ops.aten.sin.default]
+    caching, _ = create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
+    with caching:
+        torch.sin(torch.ones(1))
+    return next(iter(caching.storage.values()))
+
+
+@pytest.mark.parametrize(
+    ("since", "has"),
+    [
+        ((2, 12), lambda: hasattr(_fsdp_common, "ShardPlacementResult")),
+        ((2, 12), lambda: hasattr(FSDPState(), "_fsdp_param_groups")),
+        ((2, 12), lambda: not issubclass(_StridedShard, Shard)),
+        ((2, 12), lambda: "shutdown_timeout" in signature(LocalElasticAgent).parameters),
+        ((2, 13), lambda: isinstance(selective_storage(), dict)),
+        ((2, 14), lambda: "respect_saved_tensors_hooks" in signature(checkpoint).parameters),
+        ((2, 15), lambda: hasattr(FSDPState()._state_ctx, "manual_backward_finalization_active")),
+    ],
+)
+def test_what_differs_between_versions_began_with_the_one_that_is_named(
+    since: tuple[int, int], has: Callable[[], bool]
+) -> None:
+    assert has() == (since <= VERSION)
 
 
 @pytest.fixture

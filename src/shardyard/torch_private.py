@@ -206,7 +206,8 @@ def placed_over(mesh: "DeviceMesh") -> "Callable[[Shard | None], Any]":
 def sum_gradients(model: nn.Module) -> None:
     """Do what FSDP does after a backward pass; for one in which its hooks are not called.
 
-    torch has no public function for this; its pipeline stages do the same. In all versions.
+    torch's pipeline stages do the same. Public since 2.15, as ``finalize_backward`` of a model that
+    was told before its forward pass. In all versions.
     """
     from torch.distributed.fsdp import fully_shard
 
@@ -230,6 +231,13 @@ def _param_groups(state: Any) -> list[Any]:
 
 
 # -- selective recompute ------------------------------------------------------------------------
+
+HOOKS_PASS_BY_KEPT_RESULTS: dict[str, Any] = (
+    {"respect_saved_tensors_hooks": False} if _version() >= (2, 14) else {}
+)
+"""For torch's ``checkpoint``: hooks of saved tensors (offload) do not see what selective recompute
+keeps; ``keep_results`` packs it. Before 2.14 none does; since then torch warns of a later version
+that asks them, unless it is told."""
 
 _KEEPS_BY_NUMBER = _version() >= (2, 13)
 """Whether selective recompute finds a result by the number of its call, or takes the next one."""

@@ -150,6 +150,7 @@ def fill_the_disk(rank: int, world_size: int, folder: Path, told_in: str) -> Non
     saver = open_saver(folder / "checkpoints")
     saver.save(1, small, {})
     saver.wait()
+    saver.poll()  # reports step 1 now: the next may already raise
     saver.save(2, large, {})
     told = {}
     for number in range(2000):

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu.run import NEEDED
-from shardyard.config.compatibility import ENGINES, TORCHAO, Engine, check_packages, engines_for
+from shardyard.config.compatibility import (
+    ENGINES,
+    TORCH,
+    TORCHAO,
+    Engine,
+    check_packages,
+    engines_for,
+)
 from shardyard.config.schema import Parallel, Precision, Recipe
 from shardyard.errors import RequestError
 
@@ -57,7 +64,7 @@ def test_experts_over_several_ranks_want_a_torch_that_can_place_them() -> None:
     versions: dict[str, str] = {engine.package: engine.at_least for engine in ENGINES}
     with pytest.raises(RequestError) as refused:
         check_packages(engines, versions.get)
-    assert "torch: 2.11 found, >=2.12,<3 required" in str(refused.value)
+    assert "torch: 2.11 found, >=2.12,<2.16 required" in str(refused.value)
     assert [engine.package for engine in engines] == [engine.package for engine in ENGINES]
     check_packages(engines_for(Recipe()), versions.get)
 
@@ -75,6 +82,11 @@ def test_the_least_versions_are_those_that_the_tests_run_with() -> None:
     for name, bound in NEEDED.items():
         if name in least:  # others come with these
             assert _is_release_of(least[name], bound), name
+
+
+def test_pip_is_told_the_same_bounds_of_torch() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f"torch>={TORCH.at_least},<{TORCH.below}" in project["dependencies"]
 
 
 def _is_release_of(version: str, bound: str) -> bool:

@@ -5,7 +5,7 @@ Read from the installed packages' metadata: nothing is imported, so this takes m
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 
 from shardyard.config.schema import Recipe
@@ -25,14 +25,16 @@ class Engine:
     """Why this range."""
 
 
+TORCH = Engine(
+    package="torch",
+    at_least="2.11",
+    below="2.16",  # torch_private.py uses what the next version may lack: it is tried first
+    tested=("2.11.0", "2.13.0", "2.15.0"),
+    note="fully_shard, the elastic agent, and what torch_private.py names",
+)
+
 ENGINES = (
-    Engine(
-        package="torch",
-        at_least="2.11",
-        below="3",
-        tested=("2.11.0", "2.13.0"),
-        note="fully_shard and the safetensors checkpoint writer as used here",
-    ),
+    TORCH,
     Engine(
         package="transformers",
         at_least="5.17",
@@ -46,11 +48,10 @@ ENGINES = (
     Engine(package="pydantic", at_least="2.11", below="3", tested=(), note="recipes"),
 )
 
-TORCH_FOR_EXPERTS = Engine(
-    package="torch",
+TORCH_FOR_EXPERTS = replace(
+    TORCH,
     at_least="2.12",
-    below="3",
-    tested=("2.13.0",),
+    tested=TORCH.tested[1:],
     note="parallel.ep above 1 alone: experts and their block in one group of fully_shard, split "
     "over different ranks",
 )

@@ -119,7 +119,7 @@ def _recompute_in_backward(
     # counter-based dropout has no generator state to keep and restore
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": keys is None}
     if contexts is not None:
-        options["context_fn"] = contexts
+        options |= {"context_fn": contexts, **torch_private.HOOKS_PASS_BY_KEPT_RESULTS}
     forward = module.forward
     if keys is None:
         module.forward = partial(checkpoint, forward, **options)
