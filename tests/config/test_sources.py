@@ -1,6 +1,7 @@
 """A place elsewhere is no path: it stays as it is, and every node reaches it."""
 
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -11,11 +12,15 @@ from shardyard.config.sight import Sight, absent_problems, unseen_problems
 from shardyard.config.sources import HERE, SCHEMES, is_remote
 from shardyard.launch.path_checks import _data
 
-FAR = ("s3://bucket/a b/**/*.parquet", "https://host/x.jsonl", "gs://bucket/text")
+FAR = ("s3://bucket/a b/**/*.parquet", "https://host/x.jsonl", "gs://bucket/" + "x" * 300)
 
 
 @pytest.mark.parametrize("sees_this_machine", [True, False])
-def test_nodes_need_no_volume_for_what_is_elsewhere(sees_this_machine: bool) -> None:
+def test_nodes_need_no_volume_for_what_is_elsewhere(
+    sees_this_machine: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "s3:").touch()  # as a path, the address would lead through this file
+    monkeypatch.chdir(tmp_path)
     recipe = Recipe.model_validate({"data": {"source": FAR}})
     sight = Sight(launcher="aws-batch", sees_this_machine=sees_this_machine)
     assert reach_problems(recipe, sight) == reach_problems(recipe) == []

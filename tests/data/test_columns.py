@@ -51,7 +51,8 @@ class TooLarge:
 
 
 def prepared(folder: Path) -> DataFacts:
-    (folder / "x.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in ROWS))
+    if not (folder / "x.jsonl").exists():
+        (folder / "x.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in ROWS))
     data = {"source": str(folder / "x.jsonl"), "dir": str(folder / "out"), "vocab_size": 300}
     recipe = Recipe.model_validate({"data": {**data, "workers": 1, "eval_fraction": 0.2}})
     return prepare(recipe, model_dir=None, progress=lambda *_: None)

@@ -164,6 +164,15 @@ def test_an_object_that_changes_in_the_middle_is_refused(
         list(sections)
 
 
+def test_the_etag_is_a_condition_of_each_range(world: World) -> None:
+    world.put("x.jsonl", LINES * 8)
+    (file,) = list_files("s3://corpus/x.jsonl")
+    world.put("x.jsonl", LINES * 9)
+    world.front.drops = ("etag",)
+    with pytest.raises(SourceError, match="its etag is another one"):
+        next(s3.S3Store().read(file, 0, 10))
+
+
 def test_a_store_that_knows_no_conditions_is_held_to_the_etag_too(world: World) -> None:
     world.put("x.jsonl", LINES * 8)
     (file,) = list_files("s3://corpus/x.jsonl")

@@ -1,6 +1,6 @@
 """Everything else that fsspec knows, by the package that speaks to it.
 
-What a package says of a file, its etag above all, is its version; asked again at each range.
+What a package says of a file, its etag above all, is its version; asked again after each range.
 """
 
 from collections.abc import Iterator
@@ -47,9 +47,8 @@ class FsspecStore(RangedStore):
     def read(self, file: SourceFile, start: int, stop: int) -> Iterator[bytes]:
         files, path = _files_of(file.path)
         try:
-            self._refuse_changed(files, path, file)
             content = files.cat_file(path, start=start, end=stop)
-            self._refuse_changed(files, path, file)
+            self._refuse_changed(files, path, file)  # afterwards: what came before shows too
         except FileNotFoundError as error:
             raise changed(file, "it is gone") from error
         except ShardyardError:
