@@ -84,6 +84,7 @@ class Hub:
         """Every connection is closed without a word."""
         self.spoiled: set[str] = set()
         """Files whose bytes are changed on the way; the digests stay those of the hub."""
+        self.num_hang_ups = 0
         self._cuts: dict[str, list[tuple[int, bool]]] = {}
         self._lock = threading.Lock()
         self.is_over = threading.Event()
@@ -111,6 +112,10 @@ class Hub:
             is_reset: By a reset, which huggingface_hub does not try again after; else by an end.
         """
         self._cuts[file] = [(after, is_reset)] * times
+
+    def hang_up(self) -> None:
+        """End what is being sent now: to a client that was killed it may go on unseen."""
+        self.num_hang_ups += 1
 
     def environ(self, home: Path, *, token: str | None = None) -> dict[str, str]:
         """The environment of a process that asks this hub, with an empty home of its own."""
@@ -296,7 +301,8 @@ class _Handler(BaseHTTPRequestHandler):
         end = min(len(content), cut)
         if path in self.hub.spoiled:
             content = bytes(len(content))
-        while start < end:
+        hang_ups = self.hub.num_hang_ups
+        while start < end and self.hub.num_hang_ups == hang_ups:
             part = content[start : min(start + _CHUNK, end)]
             self.wfile.write(part)
             self.wfile.flush()

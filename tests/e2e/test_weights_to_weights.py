@@ -203,6 +203,7 @@ def prepared(site: Site) -> Any:
     site.hub.pause_s = 0.3
     half = lambda: site.hub.sent[NAME, WEIGHTS] >= total // 2  # noqa: E731
     site.kill(words, half, last=site.volume / "runs" / "models" / NAME)
+    site.hub.hang_up()
     site.hub.pause_s = 0.0
     assert site.hub.downloads[NAME, WEIGHTS] == 0, "it was in the middle"
     return site.run(*words).json

@@ -37,7 +37,12 @@ class AnyDesk(Desk):
         return path
 
 
-@row("unknown launcher", 2, says="there is no launcher 'moon'", do="Use one of local, slurm")
+@row(
+    "unknown launcher",
+    2,
+    says="there is no launcher 'moon'",
+    do="There are local, slurm, kubernetes",
+)
 def _(desk: AnyDesk) -> int:
     return desk.shardyard("launch", *desk.recipe, "--on", "moon")
 
