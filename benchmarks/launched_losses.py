@@ -40,7 +40,7 @@ NAME = "launched-losses"
 BAR = 1e-5
 REFERENCE = "train"
 ROOT = Path(__file__).parents[1]
-QUICKSTART = ROOT / "examples" / "quickstart.yaml"
+QUICKSTART = ROOT / "benchmarks" / "laptop.yaml"
 TWO_NODES = ("cluster.nodes=2", "cluster.devices=1", "launch.env={OMP_NUM_THREADS: '1'}")
 RUN_ID = "quickstart"
 _PATIENCE_S = 7200.0

@@ -24,7 +24,7 @@ from shardyard.rundir.lines import read_lines, read_steps
 from tests.launch.slurm_cluster import SlurmCluster, slurm_cluster
 
 ROOT = Path(__file__).parents[1]
-RECIPE = ROOT / "examples" / "quickstart.yaml"
+RECIPE = ROOT / "benchmarks" / "laptop.yaml"
 STEPS = 240
 SHOWN_STEPS = (1, 30, 60, 90, 120, 150, 180, 210, 240)
 KILLED_AT = 140

@@ -25,7 +25,7 @@ from tests.launch.kubernetes.pods import (
     worker_of_pytorchjob,
 )
 
-QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
+QUICKSTART = Path(__file__).parents[3] / "benchmarks" / "laptop.yaml"
 OVERRIDES = (
     "cluster.devices=1", f"launch.image={IMAGE}", "launch.kubernetes.context=none",
     f"launch.volumes=[{{path: /runs, claim: {VOLUME}}}]", "launch.run_dir=/runs",
