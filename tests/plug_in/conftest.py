@@ -11,6 +11,7 @@ LETTERS = Path(__file__).parent / "letters"
 POINTS = {
     "tasks": {"vowels": "letters.row:ROW"},
     "families": {"granite": "letters.family:GRANITE"},
+    "sources": {"letters": "letters.scheme:SHELF", ".ltr": "letters.reader:LTR"},
     "launchers": {"paper-mail": "letters.launcher:PaperMail"},
 }
 

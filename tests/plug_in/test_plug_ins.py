@@ -14,6 +14,8 @@ from shardyard.config.plug_in_settings import plug_ins_of, recipe_with_defaults
 from shardyard.config.resolved import settings_in, unflatten
 from shardyard.config.schema import Recipe
 from shardyard.config.task_names import task_row
+from shardyard.data.formats import format_named, format_of
+from shardyard.data.stores.base import store_of
 from shardyard.errors import RecipeError, RequestError, StorageError
 from shardyard.families.presets import PRESETS
 from shardyard.families.registry import family_of
@@ -195,7 +197,7 @@ def test_metadata_that_cannot_be_read_breaks_no_other_package(letters: Packages)
     load_checked_recipe([], [MODEL, "task.name=vowels"])
     first, *others = plug_in_findings()
     assert first.what.startswith("the entry points of torn 1.0 cannot be read: ")
-    assert [found.verdict for found in others] == ["ok", "ok", "ok"]
+    assert [found.verdict for found in others] == ["ok"] * 5
 
 
 def test_a_section_that_is_our_own_setting_is_told(
@@ -251,3 +253,29 @@ def test_a_family_of_a_package_is_one_and_has_its_own_name(letters: Packages) ->
         family_of("olmo9")
     with pytest.raises(RequestError, match=r"no model family 'granit'. Did you mean granite\?"):
         family_of("granit")
+
+
+@pytest.mark.usefixtures("letters")
+def test_a_scheme_of_a_package_is_read_and_an_unknown_one_is_told_with_all() -> None:
+    recipe = load_checked_recipe([], [MODEL, "data.source=letters://shelf"])
+    assert [each.name for each in plug_ins_of(recipe, None)] == ["letters"]
+    said = refused("data.source=notes://shelf")
+    assert "There are s3, http, https, gs," in said and "letters (shardyard-letters 1.0)" in said
+    assert "may be a password" in refused("data.source=letters://me:secret@shelf")
+
+
+def test_a_broken_scheme_and_a_broken_suffix_are_told_with_their_package(letters: Packages) -> None:
+    letters.add(
+        "shelves",
+        {"sources": {"shelf": "of_shelf:ROW", "half": "of_shelf:HALF", ".shf": "of_shelf:ROW"}},
+        of_shelf="from shardyard.config.sources import Scheme\n"
+        "ROW, HALF = 1, Scheme(code='of_shelf:Half')\n"
+        "class Half:\n    def find(self, entry, *, own): ...\n",
+    )
+    assert "the data source 'shelf' of shelves 1.0" in refused("data.source=shelf://a")
+    with pytest.raises(RequestError, match=r"half:// is read by .*Half'>, which has no open "):
+        store_of("half://a")
+    assert format_of("a.shf", "by_suffix") == ".shf" and format_of("a.ltr", "text") == ".ltr"
+    assert format_named(".ltr").suffixes == (".ltr",)
+    with pytest.raises(RequestError, match=r"is int, not a shardyard.data.formats.Format"):
+        format_named(".shf")

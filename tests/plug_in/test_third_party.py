@@ -25,7 +25,7 @@ from shardyard.rundir.resolved import write_resolved
 RECIPE = """
 model: {preset: granite-mini}
 task: {name: vowels, vowels: {at_least: 2}}
-data: {source: text, seq_len: 32, vocab_size: 300, workers: 1}
+data: {source: 'letters://shelf', seq_len: 32, vocab_size: 300, workers: 1}
 optim: {global_batch: 4}
 run: {id: r, steps: 2, target: {vowel_score: 0.9}}
 cluster: {device: cpu, devices: 2}
@@ -81,6 +81,7 @@ def test_a_recipe_trains_with_what_a_package_adds(site: Path, here: Path) -> Non
     assert manifest["plug_ins"] == [
         {"group": "tasks", "name": "vowels", **package},
         {"group": "families", "name": "granite", **package},
+        {"group": "sources", "name": "letters", **package},
     ]
     settings = json.loads((attempt / "resolved.json").read_text())["settings"]
     assert settings["task.vowels.letters"]["value"] == "aeiou"

@@ -34,14 +34,24 @@ from shardyard.launch.doctor import Finding, HasChecks, count
 from shardyard.launch.machine_checks import check_machine
 from shardyard.launch.secrets import loose_files, resolve_local
 from shardyard.plan.workload import optimizer_bytes
-from shardyard.plug_ins import Group, claim_problems, installed, unreadable
+from shardyard.plug_ins import Group, claim_problems, installed, loaded, unreadable
 
 _HERE = "local"
+
+
+def _use_source(name: str) -> object:
+    """A scheme's row; of a suffix it is known that it can be imported, as readers are no part of
+    this half."""
+    if name[0] != ".":
+        return scheme_row(name)
+    return loaded("sources", name, ours=SCHEMES, wrong=lambda _: "")
+
+
 _REGISTRIES: dict[Group, tuple[Collection[str], Callable[[str], object]]] = {
     "launchers": (LAUNCHERS, launcher_class),
     "tasks": (TASKS, task_row),
     "families": (FAMILIES, family_of),
-    "sources": (SCHEMES, scheme_row),
+    "sources": (SCHEMES, _use_source),
 }
 """Our own names, and what takes one into use."""
 

@@ -325,7 +325,8 @@ def _compare_plug_ins(resolved: Resolved, manifest: Path) -> None:
     ours = [plug_in.to_json() for plug_in in plug_ins_of(resolved.recipe, resolved.shape)]
     if ours != theirs:
         here, there = (
-            ", ".join(f"{each['distribution']} {each['version']}" for each in found) or "none"
+            ", ".join(sorted({f"{each['distribution']} {each['version']}" for each in found}))
+            or "none"
             for found in (ours, theirs)
         )
         raise RequestError(

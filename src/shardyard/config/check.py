@@ -70,10 +70,10 @@ def load_checked_recipe(
 
 
 def _find_problems(recipe: Recipe, *, to_train: bool) -> list[Problem]:
-    unwritable = list(text_problems(recipe))
-    if unwritable:  # told alone: others open the files that texts name
-        return [*unwritable, *_credentials(recipe), *environment_problems(recipe)]
     recipe, nameless = _with_known_task(recipe)
+    unwritable = list(text_problems(recipe))
+    if unwritable:  # without the others, which open the files that texts name
+        return [*unwritable, *nameless, *_credentials(recipe), *environment_problems(recipe)]
     found = nameless or list(_unread_sections(recipe))
     others = [problem for look in _CHECKS for problem in look(recipe)]
     found += [problem for problem in others if not nameless or problem.path != "task.name"]

@@ -103,7 +103,8 @@ def why_no_address(entry: str) -> str | None:
             f"is a URL that is not read: {error} Or copy the text to one of these, or here (`aws "
             "s3 cp --recursive`, `curl`, `hf download`); a path is written as it is."
         )
-    if scheme in ("http", "https") and without_secrets(entry) != entry:
+    may_hold_one = scheme in ("http", "https") or scheme not in SCHEMES
+    if may_hold_one and without_secrets(entry) != entry:
         return (
             "holds what may be a password or a signature, and a recipe is kept and shown. Leave "
             "out what stands before @ and behind ?; credentials are taken from the environment."

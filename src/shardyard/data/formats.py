@@ -10,8 +10,8 @@ from pathlib import PurePath
 from typing import BinaryIO
 
 from shardyard.config.data_formats import DATA_FORMATS
-from shardyard.config.tasks import imported
 from shardyard.data.spans import Section, Span
+from shardyard.plug_ins import brought, loaded, part
 
 SECTION_BYTES = 64 * 1024
 """A text file above this is read in sections of about this size. Sections are held out
@@ -36,7 +36,7 @@ class Format:
 
     @property
     def read(self) -> Reader:
-        found: Reader = imported(self.code)
+        found: Reader = part(None, self.code)
         return found
 
 
@@ -107,6 +107,24 @@ _OTHERS: dict[str, str] = {
 """Kinds that hold text which is not read yet -> what to do about it."""
 
 
+def format_named(name: str) -> Format:
+    """The format of a name, ours or a package's: that is called by its suffix, ``.ltr``.
+
+    Raises:
+        RequestError: A package's cannot be used.
+    """
+    ours = FORMATS.get(name)
+    if ours is not None:
+        return ours
+    format: Format = loaded("sources", name, ours=FORMATS, wrong=_why_no_format)
+    return format
+
+
+def _why_no_format(content: object) -> str:
+    is_format = isinstance(content, Format)
+    return "" if is_format else f"is {type(content).__name__}, not a shardyard.data.formats.Format"
+
+
 def format_of(name: str, data_format: str) -> str | None:
     """The format of a file by the end of its name; None: it has none that is known.
 
@@ -116,6 +134,8 @@ def format_of(name: str, data_format: str) -> str | None:
     suffixes = [suffix.lower() for suffix in PurePath(name).suffixes]
     longest_first = ("".join(suffixes[-2:]), "".join(suffixes[-1:]))
     known = next((_BY_SUFFIX[suffix] for suffix in longest_first if suffix in _BY_SUFFIX), None)
+    if known is None and suffixes and brought("sources", suffixes[-1]) is not None:
+        return suffixes[-1]
     return DATA_FORMATS[data_format].unknown if known is None else known
 
 

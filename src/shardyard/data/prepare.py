@@ -28,7 +28,7 @@ from shardyard.config.resolved import DataFacts
 from shardyard.config.schema import Data, Recipe
 from shardyard.config.tasks import imported
 from shardyard.data.encoders import Column
-from shardyard.data.formats import FORMATS, SECTION_BYTES
+from shardyard.data.formats import SECTION_BYTES, format_named
 from shardyard.data.pieces import (
     SCRATCH,
     SPLITS,
@@ -132,7 +132,9 @@ def _request(
     return {
         "format": FORMAT_VERSION,
         "files": digest(listing),
-        "text_key": data.text_key if any(FORMATS[file.format].has_keys for file in files) else None,
+        "text_key": data.text_key
+        if any(format_named(file.format).has_keys for file in files)
+        else None,
         "tokenizer": {"trained_vocab_size": data.vocab_size}
         if tokenizer is None
         else {name: hashlib.sha256(content).hexdigest() for name, content in tokenizer.items()},

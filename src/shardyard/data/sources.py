@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
-from shardyard.data.formats import FORMATS, READ_KINDS, SECTION_BYTES, format_of, remedy_of
+from shardyard.data.formats import READ_KINDS, SECTION_BYTES, format_named, format_of, remedy_of
 from shardyard.data.spans import Section, SourceFile, Span, shown
 from shardyard.data.stores.base import open_file, store_of
 from shardyard.errors import RequestError, SourceError
@@ -93,7 +93,7 @@ def refuse_unreadable(files: Sequence[SourceFile], text_key: str) -> None:
 
 def _why_unreadable(file: SourceFile, text_key: str) -> str | None:
     stop = file.size_bytes
-    if FORMATS[file.format].is_divisible:
+    if format_named(file.format).is_divisible:
         stop = min(stop, SECTION_BYTES)
     try:
         next(read_sections((Span(file, 0, stop),), text_key), None)
@@ -114,7 +114,9 @@ def split_into_pieces(files: Sequence[SourceFile], piece_bytes: int) -> list[Pie
     spans: list[Span] = []
     filled_bytes = 0
     for file in files:
-        span_bytes = piece_bytes if FORMATS[file.format].is_divisible else max(file.size_bytes, 1)
+        span_bytes = (
+            piece_bytes if format_named(file.format).is_divisible else max(file.size_bytes, 1)
+        )
         for start in range(0, file.size_bytes, span_bytes):
             stop = min(start + span_bytes, file.size_bytes)
             spans.append(Span(file, start, stop))
@@ -141,7 +143,7 @@ def read_sections(piece: Piece, text_key: str) -> Iterator[Section]:
     for span in piece:
         try:
             with open_file(span.file) as file:
-                yield from FORMATS[span.file.format].read(file, span, text_key)
+                yield from format_named(span.file.format).read(file, span, text_key)
         except OSError as error:
             raise SourceError(
                 f"{shown(span.file.path)} cannot be read: {error.strerror or error}. Check that it "

@@ -12,7 +12,7 @@ class SourceFile:
     name: str
     """Path below the source that named it."""
     format: str
-    """A key of ``formats.FORMATS``."""
+    """A key of ``formats.FORMATS``, or the suffix that a package reads."""
     size_bytes: int
     version: int | str
     """Changes with the content: time of change in nanoseconds, or an etag of elsewhere."""

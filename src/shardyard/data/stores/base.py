@@ -7,6 +7,7 @@ from typing import BinaryIO, Protocol
 
 from shardyard.config.sources import store_class
 from shardyard.data.spans import SourceFile
+from shardyard.errors import RequestError
 
 COMPILED = "__pycache__"
 """What Python leaves beside source code: left out of folders, as hidden files are."""
@@ -50,6 +51,13 @@ class Store(Protocol):
 def store_of(entry: str) -> Store:
     """Where an entry of data.source, or a file that it names, is; its scheme is a known one."""
     found: type[Store] = store_class(entry)
+    missing = [name for name in ("find", "open") if not hasattr(found, name)]
+    if missing:
+        raise RequestError(
+            f"{entry.partition('://')[0]}:// is read by {found!r}, which has no "
+            f"{' and no '.join(missing)} (shardyard.data.stores.base.Store). Mend, update or "
+            "uninstall the package that adds it."
+        )
     return found()
 
 

@@ -1,0 +1,15 @@
+"""Files with the suffix `.ltr`: text that is written backwards."""
+
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from shardyard.data.formats import Format
+from shardyard.data.spans import Section, Span
+
+
+def read(file: BinaryIO, span: Span, _text_key: str) -> Iterator[Section]:
+    """The whole file as one document."""
+    yield Section(file.read(span.stop).decode()[::-1], begins=True, ends=True)
+
+
+LTR = Format(suffixes=(".ltr",), code="letters.reader:read", has_keys=False, is_divisible=False)
