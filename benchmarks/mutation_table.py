@@ -1,0 +1,199 @@
+"""The harmful changes of ``mutations.py``, by what they break."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One change of one file."""
+
+    name: str
+    file: str
+    """Below ``src/shardyard``."""
+    old: str
+    """Stands there once."""
+    new: str
+    tests: tuple[str, ...]
+    """Files with tests of `make test`."""
+
+
+_PLAIN = ("tests/train/test_plain_loop.py",)
+_DUE = ("tests/train/test_what_is_due.py",)
+_SKIPPED = ("tests/train/test_skipped_steps.py",)
+_OPTIM = ("tests/train/test_optim.py",)
+_DROPOUT = ("tests/models/test_dropout.py",)
+_DURABLE = ("tests/checkpoint/test_durability.py",)
+_MASKED = ("tests/tasks/test_masked_lm.py",)
+_MEMORY = ("tests/plan/test_memory.py",)
+_FAILURES = ("tests/plan/test_failures.py", "tests/plan/test_failure_rates.py")
+_ORDER = ("tests/data/test_order.py",)
+_LOADER = ("tests/data/test_loader.py",)
+_VERIFY = ("tests/checkpoint/test_verify.py",)
+_COLLECTIVES = ("tests/plan/test_collectives.py",)
+_LEDGER = ("tests/launch/test_ledger.py",)
+_LEGALITY = ("tests/config/test_legality.py",)
+_READINESS = ("tests/cli/test_readiness.py",)
+_RECEIVE = ("tests/transfer/test_receive.py",)
+
+MUTATIONS = (
+    # --- what earlier tests did not notice ---------------------------------------------------
+    Mutation("clip turned round", "train/step.py", "self._grad_clip).clamp(min=1.0)",
+             "self._grad_clip).clamp(max=1.0)", _PLAIN),
+    Mutation("learning rate one step late", "train/loop.py", "lr_at(step, self.recipe.optim)",
+             "lr_at(max(1, step - 1), self.recipe.optim)", _PLAIN),
+    Mutation("dropout without its scale", "models/dropout.py",
+             "* (1.0 / (1.0 - self._drop))", "* 1.0", _DROPOUT),
+    Mutation("one mask for all layers", "models/dropout.py", 'key_of(seed, "dropout", place)',
+             'key_of(seed, "dropout", "")', _DROPOUT),
+    Mutation("dropout while evaluating", "models/dropout.py", "if not module.training:",
+             "if False:", _DROPOUT),
+    Mutation("evaluation in training mode", "train/evaluate.py", "task.model.eval()",
+             "task.model.train()", (*_DROPOUT, *_PLAIN, *_DUE)),
+    Mutation("best is the worst", "train/loop.py", "result.loss < progress.best_loss",
+             "result.loss > progress.best_loss", _DUE),
+    Mutation("saves one step late", "train/loop.py",
+             "step % self.recipe.checkpoint.every == 0",
+             "(step - 1) % self.recipe.checkpoint.every == 0 and step > 1", _DUE),
+    Mutation("eval_every_epochs ignored", "train/evaluate.py",
+             "every = task.eval_every_epochs * samples", "every = 1.0 * samples",
+             ("tests/train/test_evaluation_due.py",)),
+    Mutation("latest before the name", "checkpoint/writer.py",
+             "        order.scratch.rename(order.folder)\n"
+             "        flush_folder(order.checkpoints_dir)\n"
+             "        mark_latest(order.checkpoints_dir, order.step)\n",
+             "        mark_latest(order.checkpoints_dir, order.step)\n"
+             "        order.scratch.rename(order.folder)\n"
+             "        flush_folder(order.checkpoints_dir)\n", _DURABLE),
+    Mutation("shards not flushed", "checkpoint/verify.py",
+             "        file.flush()\n        os.fsync(file.fileno())\n", "        file.flush()\n",
+             _DURABLE),
+    Mutation("folder of checkpoints not flushed", "checkpoint/writer.py",
+             "        order.scratch.rename(order.folder)\n"
+             "        flush_folder(order.checkpoints_dir)\n",
+             "        order.scratch.rename(order.folder)\n", _DURABLE),
+    Mutation("new folder not flushed", "checkpoint/writer.py",
+             "        flush_folder(order.scratch)\n", "", _DURABLE),
+    Mutation("ledger not flushed", "launch/ledger.py",
+             "                file.flush()\n                os.fsync(file.fileno())\n",
+             "                file.flush()\n", (*_LEDGER, *_DURABLE)),
+    Mutation("masking ignores the seed", "tasks/masked_lm.py",
+             'key_of(self.seed, "masking", self.split)', 'key_of(0, "masking", self.split)',
+             _MASKED),
+    Mutation("masking ignores the split", "tasks/masked_lm.py",
+             'key_of(self.seed, "masking", self.split)', 'key_of(self.seed, "masking", "")',
+             _MASKED),
+    Mutation("micro-batches in flight not counted", "plan/memory.py",
+             "    flying = in_flight(w, stage)\n    if w.techniques.offload",
+             "    flying = 1.0\n    if w.techniques.offload", _MEMORY),
+    Mutation("states not split over cp", "plan/memory.py",
+             "return w.layout.dp_shard * w.layout.cp", "return w.layout.dp_shard", _MEMORY),
+    Mutation("Batch: exit code of the first attempt", "launch/aws_batch/status.py",
+             "(attempts[-1], job)", "(attempts[0], job)",
+             ("tests/launch/test_aws_batch_status.py",)),
+    Mutation("failures that last too short", "plan/failures.py",
+             "replacement_s=REPLACEMENT_HOURS * HOUR_S", "replacement_s=REPLACEMENT_HOURS",
+             _FAILURES),
+    Mutation("warm-up counts in the speed", "report/compare.py", "return rest or warm",
+             "return warm + rest", ("tests/report/test_compare.py",)),
+    Mutation("Slurm's time rounded down", "launch/slurm/script.py",
+             "math.ceil(parse_seconds(launch.time_limit) / 60)",
+             "math.floor(parse_seconds(launch.time_limit) / 60)",
+             ("tests/launch/test_slurm_script.py",)),
+    Mutation("HYBRID_SHARD forgets tp and cp", "config/legality.py",
+             "devices_per_node // (parallel.cp * parallel.tp)", "devices_per_node", _LEGALITY),
+    Mutation("prefetch in the wrong order", "parallel/data.py", "list(reversed(before)) or",
+             "list(before) or", ("tests/parallel/test_order.py",)),
+    # --- a step, and what is due after it ----------------------------------------------------
+    Mutation("loss divided by this rank's targets twice", "train/step.py",
+             "totals.loss_sum / totals.divisor, square_sum",
+             "totals.loss_sum / totals.divisor / 2, square_sum", _PLAIN),
+    Mutation("norm not divided", "train/step.py", "square_sum.sqrt() / totals.divisor",
+             "square_sum.sqrt()", _PLAIN),
+    Mutation("a step that is not finite is taken", "train/step.py",
+             "not_finite = ~(torch.isfinite(loss) & torch.isfinite(norm))",
+             "not_finite = torch.zeros_like(loss, dtype=torch.bool)", _SKIPPED),
+    Mutation("skipped steps are not counted in a row", "train/step.py",
+             "(self.skipped_in_row + 1.0) * skip", "1.0 * skip", _SKIPPED),
+    Mutation("a target of one of two metrics is enough", "train/loop.py",
+             "return target is not None and all(", "return target is not None and any(",
+             (*_DUE, "tests/config/test_tasks.py")),
+    Mutation("the last step is not saved", "train/loop.py",
+             "        self._save()\n        self.training.saver.wait()\n",
+             "        self.training.saver.wait()\n", _DUE),
+    Mutation("warm-up begins at nothing", "train/optim.py", "return peak * step / warmup",
+             "return peak * (step - 1) / warmup", (*_OPTIM, *_PLAIN)),
+    Mutation("cosine ends at nothing", "train/optim.py",
+             "return peak * (optim.min_lr_ratio + (1.0 - optim.min_lr_ratio) * share)",
+             "return peak * share", _OPTIM),
+    # --- data ------------------------------------------------------------------------------------
+    Mutation("one order for all epochs", "data/order.py", "_mix(_mix(seed + _GOLDEN) + epoch)",
+             "_mix(seed + _GOLDEN)", _ORDER),
+    Mutation("the order ignores the seed", "data/order.py", "_mix(_mix(seed + _GOLDEN) + epoch)",
+             "_mix(_mix(_GOLDEN) + epoch)", _ORDER),
+    Mutation("fewer rounds than two", "data/order.py", "_NUM_ROUNDS = 8", "_NUM_ROUNDS = 1",
+             _ORDER),
+    Mutation("the last sample is lost", "data/loader.py",
+             "-(-(shards.num_tokens - 1) // seq_len)", "(shards.num_tokens - 1) // seq_len",
+             _LOADER),
+    # --- checkpoints, exports, what is fetched -------------------------------------------------
+    Mutation("checksums are not compared", "complete.py",
+             "        if path.is_file() and path != folder / COMPLETE\n",
+             "        if path.is_file()\n", ("tests/test_complete.py",)),
+    Mutation("a name may lead out of its folder", "complete.py",
+             'if any(part in ("", ".", "..") for part in name.split("/")):',
+             "if False:", ("tests/test_complete.py", *_RECEIVE)),
+    Mutation("a wrong file is kept", "transfer/receive.py", "        if found == wanted:",
+             "        if found.bytes == wanted.bytes:", _RECEIVE),
+    Mutation("a half file begins anew", "transfer/receive.py", 'with part.open("a+b") as file:',
+             'with part.open("w+b") as file:', _RECEIVE),
+    Mutation("pruning takes the best", "checkpoint/retention.py",
+             '_mark(checkpoints_dir / "best", step)', '_mark(checkpoints_dir / "latest", step)',
+             ("tests/checkpoint/test_retention.py",)),
+    Mutation("two trainings hold one lease", "rundir/lease.py",
+             "fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+             "fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)",
+             ("tests/rundir/test_state.py",)),
+    # --- losses and gradients -----------------------------------------------------------------
+    Mutation("ignored targets count", "parallel/vocab_loss.py", "counts_N = targets_N != IGNORED",
+             "counts_N = targets_N == targets_N", ("tests/parallel/test_vocab_loss.py",)),
+    Mutation("the gradient forgets the target", "parallel/vocab_loss.py",
+             "-(weight_N * is_here_N)[:, None]", "(0.0 * weight_N)[:, None]",
+             ("tests/parallel/test_vocab_loss.py",)),
+    Mutation("padding routes tokens", "models/router_loss.py",
+             "counts_B = (self.keys.samples_B >= 0).float()",
+             "counts_B = (self.keys.samples_B >= -1).float()", ("tests/models/test_moe.py",)),
+    Mutation("replicas are counted once each", "parallel/gradients.py",
+             "_squares(found) / number for", "_squares(found) for",
+             ("tests/parallel/test_gradients.py", "tests/distributed/test_layouts.py")),
+    # --- the planner ----------------------------------------------------------------------------
+    Mutation("1F1B holds one micro-batch less", "plan/stages.py", "return min(passes, pp - stage)",
+             "return min(passes, pp - stage - 1)", ("tests/plan/test_stages.py", *_MEMORY)),
+    Mutation("attention counted once", "plan/flops.py", "matmul + 12 * pairs",
+             "matmul + 4 * pairs", ("tests/plan/test_flops.py",)),
+    Mutation("Young without its two", "plan/failures.py", "math.sqrt(2 * blocking_s * mtbf_s)",
+             "math.sqrt(blocking_s * mtbf_s)", _FAILURES),
+    Mutation("an all-to-all sends to itself", "plan/collectives.py",
+             "neighbours = min(size, group.per_node) - 1", "neighbours = min(size, group.per_node)",
+             _COLLECTIVES),
+    Mutation("a tree of as many hops as nodes", "plan/collectives.py",
+             "doublings = (group.nodes - 1).bit_length()", "doublings = group.nodes - 1",
+             _COLLECTIVES),
+    Mutation("one spare too few", "plan/failure_rates.py", "    return spares\n\n\ndef require",
+             "    return max(0, spares - 1)\n\n\ndef require", _FAILURES),
+    # --- launching --------------------------------------------------------------------------------
+    Mutation("a torn line swallows the next", "launch/ledger.py", '("\\n" if torn else "")', '""',
+             _LEDGER),
+    Mutation("a terminal is acted upon", "printable.py",
+             "return _ACTING.sub(lambda found: ascii(found[0])[1:-1], text)", "return text",
+             ("tests/test_printable.py",)),
+    Mutation("a node of another attempt is believed", "cli/readiness.py",
+             "return replace(report, asks=tuple(report.asks)) if is_whole else None",
+             "return replace(report, asks=tuple(report.asks), attempt=0) if is_whole else None",
+             _READINESS),
+    Mutation("a drained run has failed", "errors.py", "EXIT_DRAINED = 143", "EXIT_DRAINED = 1",
+             ("tests/cli/test_node.py", "tests/launch/test_slurm_states.py",
+              "tests/launch/test_aws_batch_status.py")),
+    Mutation("a lost node is no reason to start again", "errors.py", "exit_code = 75",
+             "exit_code = 1", ("tests/launch/kubernetes/test_objects.py", "tests/cli/test_node.py",
+             "tests/launch/test_slurm_script.py")),
+)  # fmt: skip
