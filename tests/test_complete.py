@@ -40,6 +40,11 @@ def test_every_file_stands_with_its_bytes_and_sha256(folder: Path) -> None:
     assert damage_of(folder, complete) == []
 
 
+def test_a_list_that_is_written_again_does_not_list_itself(folder: Path) -> None:
+    first = read_complete(folder)
+    assert write_complete(folder, {"step": 3}) == first == read_complete(folder)
+
+
 def test_what_was_changed_is_named(folder: Path) -> None:
     complete = read_complete(folder)
     (folder / "weights").write_bytes(b"\x00\xfe" * 1000)

@@ -45,6 +45,22 @@ def test_a_torn_line_costs_itself_and_no_other(tmp_path: Path) -> None:
     assert names(ledger.live()) == ["a", "b", "c"]
 
 
+def test_a_line_is_on_disk_before_what_it_tells_of_is_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[str] = []
+    fsync = os.fsync
+
+    def watch(descriptor: int) -> None:
+        fsync(descriptor)
+        flushed.append(Path(f"/proc/self/fd/{descriptor}").read_text())
+
+    monkeypatch.setattr(os, "fsync", watch)
+    ledger = Ledger(tmp_path / "objects.jsonl")
+    intend(ledger, "a")
+    assert flushed[-1] == ledger.path.read_text()
+
+
 def test_a_ledger_that_cannot_be_written_stops_what_follows(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="Nothing is created outside"):

@@ -58,3 +58,25 @@ def test_saves_evaluations_and_the_best_are_those_of_the_settings_also_after_a_r
     # every third; the two that were the best so far; the drained one; the last
     assert run_dir.checkpoint_steps() == [2, 3, 4, 5, 6, 8]
     assert run_dir.latest.read_text().strip() == "step-00000008"
+
+
+TOLD = [{"loss": 2.0, "perplexity": 9.0}, {"loss": 4.0, "perplexity": 3.0},
+        {"loss": 2.0, "perplexity": 3.0}, {"loss": 1.0, "perplexity": 1.0}]  # fmt: skip
+
+
+def _train_to_targets(run_dir: RunDir) -> str:
+    scores = iter(TOLD)
+    loop.evaluate = lambda *_, **__: Evaluation(scores=next(scores), targets=1)  # type: ignore[attr-defined]
+    return train(run_dir, 0, Hooks(generation=0, drain_requested=lambda: False, events=None))
+
+
+def test_a_run_ends_early_once_every_target_is_reached_in_one_evaluation(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    sections: dict[str, dict[str, Any]] = {
+        "run": {"steps": 8, "target": {"loss": 2.5, "perplexity": 3.5}},
+        "task": {"eval_every_steps": 2},
+    }
+    run_dir = make_run(tmp_path / "run", corpus, sections)
+    assert run_on_ranks(_train_to_targets, 1, run_dir) == [loop.FINISHED]
+    assert [line["step"] for line in read_evaluations(run_dir.metrics)] == [2, 4, 6]
