@@ -71,6 +71,7 @@ bench: .venv/installed
 	$(BIN)/python -m benchmarks.launching
 	$(BIN)/python -m benchmarks.axis_traffic
 	$(BIN)/python -m benchmarks.memory_table
+	$(BIN)/python -m benchmarks.mutations
 
 docs: .venv/installed-dev
 	$(BIN)/python -m shardyard.config.document > docs/settings.md
