@@ -4,8 +4,8 @@ Wall time says as much about the machine's other users as about a test. A test i
 this process and all its descendants spent while it ran.
 
 `tests/durations.json` holds the seconds of each file by kind of test (tests/selection.py). A run
-with ``--account`` compares itself with that and writes `.durations.json`, which git ignores;
-``make durations`` takes it over.
+with ``--account`` compares itself with that and adds itself to `.durations.json`, which git
+ignores; ``make durations`` takes that over.
 """
 
 import json
@@ -80,7 +80,8 @@ class Accounts:
         if not self._is_wanted:
             return
         kept: Seconds = json.loads(KEPT.read_text()) if KEPT.exists() else {}
-        LATEST.write_text(as_text(merged(kept, self._spent)))
+        latest: Seconds = json.loads(LATEST.read_text()) if LATEST.exists() else kept
+        LATEST.write_text(as_text(merged(latest, self._spent)))
         terminalreporter.section("processor time")
         for line in comparison(kept, self._spent):
             terminalreporter.line(line)
