@@ -9,6 +9,8 @@ import pytest
 from benchmarks import source_systems as systems
 from benchmarks.source_vision import ANCHORS, efa_gains, epochs_by_nodes, published_rates
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
@@ -18,7 +20,6 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return content
 
 
-@pytest.mark.heavy
 def test_bert_large_is_within_five_points_at_every_size(result: dict[str, Any]) -> None:
     assert [row["is_within_bar"] for row in result["bert_large"]] == [True] * 4
 
