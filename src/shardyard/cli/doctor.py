@@ -29,8 +29,8 @@ from shardyard.config.task_names import task_row
 from shardyard.config.tasks import TASKS
 from shardyard.errors import ShardyardError
 from shardyard.families.registry import FAMILIES, family_of
-from shardyard.launch.base import LAUNCHERS, Launcher, launcher_class
-from shardyard.launch.doctor import Finding, HasChecks, count
+from shardyard.launch.base import LAUNCHERS, HasChecks, Launcher, launcher_class
+from shardyard.launch.doctor import Finding, count
 from shardyard.launch.machine_checks import check_machine
 from shardyard.launch.secrets import loose_files, resolve_local
 from shardyard.plan.workload import optimizer_bytes

@@ -17,6 +17,7 @@ from shardyard.config.sight import Sight
 from shardyard.errors import RequestError
 from shardyard.hardware.cluster import Cluster
 from shardyard.launch.bundle import Bundle
+from shardyard.launch.doctor import Finding
 from shardyard.launch.ledger import SIDE_DETAIL, EntryForm, Ledger
 from shardyard.launch.marked import NONCE_VARIABLE
 from shardyard.plug_ins import loaded, part
@@ -319,3 +320,11 @@ class Executor(Protocol):
             CapacityError: The job has no running container, or the connection broke.
             ShardyardError: The command failed, or may not be run.
         """
+
+
+@runtime_checkable
+class HasChecks(Protocol):
+    """A launcher that can look at its target before anything is submitted."""
+
+    def checks(self, request: LaunchRequest) -> list[Finding]:
+        """Look, and change nothing. What cannot be asked is a finding, not an error."""

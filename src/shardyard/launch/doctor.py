@@ -1,11 +1,10 @@
-"""What `shardyard doctor` finds: one sentence each, with how to mend it; and who can be asked."""
+"""What `shardyard doctor` finds: one sentence each, with how to mend it."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 from shardyard.errors import AccessError, CapacityError, ShardyardError
-from shardyard.launch.base import LaunchRequest
 
 Verdict = Literal["ok", "warning", "problem"]
 
@@ -22,14 +21,6 @@ class Finding:
     """What was found, with numbers."""
     mend: str = ""
     """What to do now; empty where nothing is to be done."""
-
-
-@runtime_checkable
-class HasChecks(Protocol):
-    """A launcher that can look at its target before anything is submitted."""
-
-    def checks(self, request: LaunchRequest) -> list[Finding]:
-        """Look, and change nothing. What cannot be asked is a finding, not an error."""
 
 
 Check = Callable[[], Iterable[Finding]]
