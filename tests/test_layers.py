@@ -22,7 +22,13 @@ BASE_ROWS = [
     {"config"},
     {"rundir"},
 ]
-CONTROL_ROWS = [{"plan"}, {"launch", "report", "bench"}, {"transfer", "cluster"}, {"cli"}]
+CONTROL_ROWS = [
+    {"plan", "doctor"},
+    {"image"},
+    {"launch", "report", "bench"},
+    {"transfer", "cluster"},
+    {"cli"},
+]
 TRAINING_ROWS = [
     {"torch_private"},
     {"data", "models"},

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from shardyard.cli import main
+from shardyard.doctor.finding import Finding
 from shardyard.launch.base import LaunchRequest
-from shardyard.launch.doctor import Finding
 from tests.cli.fake_launcher import FakeLauncher
 
 RECIPE = ["model.preset=llama-tiny", "cluster.device=cpu", "cluster.devices=2", "run.steps=2"]

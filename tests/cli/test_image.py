@@ -7,7 +7,7 @@ import pytest
 
 from shardyard import __version__
 from shardyard.cli import main
-from tests.launch.test_image import DIGEST, calls, made_tool
+from tests.image.test_dockerfile import DIGEST, calls, made_tool
 
 
 def test_a_dry_run_prints_the_dockerfile(capsys: pytest.CaptureFixture[str]) -> None:

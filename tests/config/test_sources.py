@@ -10,7 +10,7 @@ from shardyard.config.reach import reach_problems
 from shardyard.config.schema import Recipe
 from shardyard.config.sight import Sight, absent_problems, unseen_problems
 from shardyard.config.sources import HERE, SCHEMES, is_remote
-from shardyard.launch.path_checks import _data
+from shardyard.doctor.paths import _data
 
 FAR = ("s3://bucket/a b/**/*.parquet", "https://host/x.jsonl", "gs://bucket/" + "x" * 300)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.launch.base_image import build_options, import_arguments, package_index
+from tests.image.base_image import build_options, import_arguments, package_index
 from tests.launch.batch_server import CREDENTIALS, REGION, BatchServer, batch_server
 from tests.launch.docker_engine import DockerEngine, running_docker
 

@@ -13,12 +13,12 @@ import pytest
 
 from shardyard.aws import aws_client
 from shardyard.cli import main
+from shardyard.doctor.finding import Finding
 from shardyard.launch.aws_batch.checks import QUOTAS, batch_checks
 from shardyard.launch.aws_batch.objects import LOG_GROUP
-from shardyard.launch.doctor import Finding
+from tests.image.registries import answering
 from tests.launch.batch_requests import EXECUTION_ROLE, ROLE, batch_request
 from tests.launch.batch_server import REGION, BatchServer, batch_server
-from tests.launch.image_registry import answering
 
 pytest.importorskip("boto3", reason="needs shardyard[aws]")
 pytest.importorskip("moto.server", reason="needs moto[batch,server]")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from shardyard.doctor.finding import Finding
 from shardyard.launch.base import HasChecks
-from shardyard.launch.doctor import Finding
 from shardyard.launch.slurm.checks import (
     choose,
     file_system_of,

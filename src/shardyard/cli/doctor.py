@@ -27,11 +27,11 @@ from shardyard.config.plug_in_settings import described
 from shardyard.config.sources import SCHEMES, scheme_row
 from shardyard.config.task_names import task_row
 from shardyard.config.tasks import TASKS
+from shardyard.doctor.finding import Finding, count
+from shardyard.doctor.machine import check_machine
 from shardyard.errors import ShardyardError
 from shardyard.families.registry import FAMILIES, family_of
 from shardyard.launch.base import LAUNCHERS, HasChecks, Launcher, launcher_class
-from shardyard.launch.doctor import Finding, count
-from shardyard.launch.machine_checks import check_machine
 from shardyard.launch.secrets import loose_files, resolve_local
 from shardyard.plan.workload import optimizer_bytes
 from shardyard.plug_ins import Group, claim_problems, installed, loaded, unreadable

@@ -10,15 +10,15 @@ from shardyard import __version__
 from shardyard.cli.options import json_option
 from shardyard.cli.terminal import say, tell
 from shardyard.errors import RequestError
-from shardyard.launch.ecr import ecr_registry
-from shardyard.launch.image import (
+from shardyard.image.dockerfile import (
     is_image,
     parse_base,
     refuse_unfit,
     render_dockerfile,
     write_context,
 )
-from shardyard.launch.image_tool import TOOLS, find_tool, without_tag
+from shardyard.image.ecr import ecr_registry
+from shardyard.image.tool import TOOLS, find_tool, without_tag
 
 _base_option = click.option(
     "--base",

@@ -27,8 +27,8 @@ from shardyard.errors import RequestError, StorageError
 from shardyard.files import FILE_MODE, make_folder, write_text
 from shardyard.hardware.machine import Machine
 from shardyard.hardware.probe import probe
+from shardyard.image.dockerfile import without_code
 from shardyard.launch.base import Job, Launcher, LaunchRequest, Rendered, launcher_class
-from shardyard.launch.image import without_code
 from shardyard.launch.ledger import Ledger
 from shardyard.launch.marked import NONCE_DETAIL, new_nonce
 from shardyard.launch.secrets import refuse_unsupported

@@ -14,10 +14,10 @@ from shardyard.cli.launching import for_nodes, read_there
 from shardyard.cli.request import Request
 from shardyard.cli.side_job import SideWork
 from shardyard.cli.side_jobs import SideTerms, find_side_job, run_side_job, side_request
+from shardyard.doctor.finding import Finding
+from shardyard.doctor.paths import check_paths
 from shardyard.launch.base import Launcher, SideJob
-from shardyard.launch.doctor import Finding
 from shardyard.launch.ledger import Ledger
-from shardyard.launch.path_checks import check_paths
 from shardyard.plan.workload import optimizer_bytes
 from shardyard.rundir.layout import RunDir, new_run_id
 

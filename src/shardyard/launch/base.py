@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
 
 from shardyard.config.schema import Launch, Recipe
 from shardyard.config.sight import Sight
+from shardyard.doctor.finding import Finding
 from shardyard.errors import RequestError
 from shardyard.hardware.cluster import Cluster
 from shardyard.launch.bundle import Bundle
-from shardyard.launch.doctor import Finding
 from shardyard.launch.ledger import SIDE_DETAIL, EntryForm, Ledger
 from shardyard.launch.marked import NONCE_VARIABLE
 from shardyard.plug_ins import loaded, part

@@ -23,7 +23,7 @@ import pytest
 
 from shardyard.launch.kubernetes.objects import to_yaml
 from tests.debian_packages import need
-from tests.launch.base_image import build_options, import_arguments, package_index
+from tests.image.base_image import build_options, import_arguments, package_index
 
 IMAGE = "localhost/shardyard:test"
 VOLUME = "runs"

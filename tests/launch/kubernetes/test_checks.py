@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from shardyard.launch.doctor import Finding
+from shardyard.doctor.finding import Finding
 from shardyard.launch.kubernetes.launcher import KubernetesLauncher
-from tests.launch.image_registry import answering
+from tests.image.registries import answering
 from tests.launch.kubernetes.api_server import ApiServer, running_server, write_kubeconfig
 from tests.launch.kubernetes.requests import request_for
 

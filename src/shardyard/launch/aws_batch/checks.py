@@ -13,15 +13,15 @@ from typing import Any
 
 from shardyard.aws import aws_client, aws_errors, aws_session, error_code
 from shardyard.config.secret_reference import Reference, parse_references
+from shardyard.doctor.finding import Finding, gather
 from shardyard.errors import RequestError, ShardyardError
+from shardyard.image.ecr import Registry, ecr_registry
+from shardyard.image.registry import find_image
 from shardyard.launch.aws_batch.objects import LOG_GROUP, chosen_instance, job_definition
 from shardyard.launch.aws_batch.queue import check_queue, environments_of, queue_named
 from shardyard.launch.aws_batch.setup import prerequisites
 from shardyard.launch.base import LaunchRequest
-from shardyard.launch.doctor import Finding, gather
-from shardyard.launch.ecr import Registry, ecr_registry
 from shardyard.launch.place import PORT
-from shardyard.launch.registry import find_image
 
 QUOTAS = {"p": "L-417A185B", "g": "L-DB2E81BA", "dl": "L-6E869C2A"}
 """Family -> code of the quota "Running On-Demand ... instances", in vCPUs. Source: EC2 User Guide,

@@ -22,6 +22,7 @@ from shardyard.aws import (
 )
 from shardyard.config.schema import Recipe
 from shardyard.config.sight import Sight
+from shardyard.doctor.finding import Finding
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.launch.aws_batch.checks import batch_checks
 from shardyard.launch.aws_batch.logs import read_logs, stream_names
@@ -48,7 +49,6 @@ from shardyard.launch.base import (
     mounted,
 )
 from shardyard.launch.base import LaunchRequest as Request
-from shardyard.launch.doctor import Finding
 from shardyard.launch.ledger import SUBMITTED, UUID, Entry, EntryForm, Ledger, form
 
 JOB = "batch job"

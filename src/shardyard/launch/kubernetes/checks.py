@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from shardyard.config.secret_reference import parse_references
+from shardyard.doctor.finding import Finding, gather
 from shardyard.errors import ShardyardError
 from shardyard.launch.base import LaunchRequest
-from shardyard.launch.doctor import Finding, gather
 from shardyard.launch.kubernetes.api import PLURALS, Api
 from shardyard.launch.kubernetes.claim_checks import check_claims
 from shardyard.launch.kubernetes.etcd import service_name

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
+from shardyard.doctor.finding import Finding
 from shardyard.errors import AccessError
 from shardyard.launch.base import LaunchRequest
-from shardyard.launch.doctor import Finding
 from shardyard.launch.kubernetes.api import Api
 from shardyard.launch.kubernetes.node_checks import wanted_nodes
 from shardyard.launch.kubernetes.pod import ZONE

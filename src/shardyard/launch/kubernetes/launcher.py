@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from shardyard.config.schema import Recipe
 from shardyard.config.sight import Sight
+from shardyard.doctor.finding import Finding
 from shardyard.errors import AccessError, RequestError, ShardyardError
 from shardyard.launch.base import (
     ORIGIN_DETAIL,
@@ -23,7 +24,6 @@ from shardyard.launch.base import (
     Rendered,
     mounted,
 )
-from shardyard.launch.doctor import Finding
 from shardyard.launch.installation import Part
 from shardyard.launch.kubernetes import pod
 from shardyard.launch.kubernetes.api import Api, ExistsError, UncertainError

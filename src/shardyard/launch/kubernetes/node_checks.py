@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 from contextlib import suppress
 
+from shardyard.doctor.finding import Finding
 from shardyard.errors import AccessError
+from shardyard.image.registry import find_image
 from shardyard.launch.base import LaunchRequest
-from shardyard.launch.doctor import Finding
 from shardyard.launch.kubernetes.api import Api
 from shardyard.launch.kubernetes.prerequisites import DEVICE_PLUGINS, how_to_install
 from shardyard.launch.kubernetes.resources import chosen_instance, demand_of
 from shardyard.launch.kubernetes.state import Object
-from shardyard.launch.registry import find_image
 
 ARCHITECTURE = "kubernetes.io/arch"
 

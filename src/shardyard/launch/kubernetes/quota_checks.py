@@ -3,8 +3,8 @@
 import re
 from collections.abc import Iterator
 
+from shardyard.doctor.finding import Finding
 from shardyard.launch.base import LaunchRequest
-from shardyard.launch.doctor import Finding
 from shardyard.launch.kubernetes.api import PLURALS, Api
 from shardyard.launch.kubernetes.names import TARGETS
 from shardyard.launch.kubernetes.resources import demand_of

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from shardyard.doctor.finding import Finding
 from shardyard.errors import ShardyardError
 from shardyard.launch.base import LaunchRequest
-from shardyard.launch.doctor import Finding
 from shardyard.launch.slurm.clients import Shell, ask
 from shardyard.launch.slurm.script import warnings
 

@@ -17,6 +17,7 @@ from typing import ClassVar
 
 from shardyard.config.schema import Recipe
 from shardyard.config.sight import Sight
+from shardyard.doctor.finding import Finding
 from shardyard.errors import EXIT_DRAINED, RequestError, ShardyardError
 from shardyard.files import make_folder, write_text
 from shardyard.launch.base import (
@@ -29,7 +30,6 @@ from shardyard.launch.base import (
     Removal,
     Rendered,
 )
-from shardyard.launch.doctor import Finding
 from shardyard.launch.ledger import RUN_ID, SUBMITTED, Entry, EntryForm, Ledger, form
 from shardyard.launch.log_files import read_logs
 from shardyard.launch.secrets import refuse_unsupported

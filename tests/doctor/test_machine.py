@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.errors import RequestError
-from shardyard.hardware.machine import Machine
-from shardyard.launch.doctor import Finding
-from shardyard.launch.machine_checks import (
+from shardyard.doctor.finding import Finding
+from shardyard.doctor.machine import (
     check_address,
     check_disk,
     check_machine,
@@ -27,6 +25,8 @@ from shardyard.launch.machine_checks import (
     nvidia_devices_on_bus,
     nvidia_driver,
 )
+from shardyard.errors import RequestError
+from shardyard.hardware.machine import Machine
 
 MIB, GIB = 2**20, 2**30
 H200 = Machine(

@@ -17,8 +17,8 @@ from shardyard.config.model_source import model_folder, read_shape
 from shardyard.config.schema import Data, Recipe
 from shardyard.config.sight import is_folder
 from shardyard.config.sources import is_remote
+from shardyard.doctor.finding import Finding
 from shardyard.errors import ShardyardError
-from shardyard.launch.doctor import Finding
 from shardyard.units import format_bytes
 
 _NO_PATH = Data().source

@@ -16,9 +16,9 @@ from ipaddress import ip_address
 from typing import Literal
 from urllib.parse import urlencode, urlsplit
 
+from shardyard.doctor.finding import Finding
 from shardyard.errors import ShardyardError
-from shardyard.launch.doctor import Finding
-from shardyard.launch.ecr import Registry, ecr_registry
+from shardyard.image.ecr import Registry, ecr_registry
 from shardyard.units import format_bytes
 
 _DOCKER_HUB = "docker.io", "registry-1.docker.io"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.launch.registry import ImageName, ask_registry, find_image
-from tests.launch.image_registry import answering, free_port, push, running_registry
+from shardyard.image.registry import ImageName, ask_registry, find_image
+from tests.image.registries import answering, free_port, push, running_registry
 
 SERVICE, ISSUER = "a registry", "an issuer"
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.launch.image import STACKS, parse_base, write_context
+from shardyard.image.dockerfile import STACKS, parse_base, write_context
 from tests.debian_packages import need
 
 PYTHON = "3.11"

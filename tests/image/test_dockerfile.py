@@ -16,8 +16,7 @@ from click.testing import CliRunner
 from shardyard.cli.image import build
 from shardyard.config.compatibility import ENGINES
 from shardyard.errors import RequestError, ShardyardError
-from shardyard.launch.ecr import ecr_registry
-from shardyard.launch.image import (
+from shardyard.image.dockerfile import (
     STACKS,
     USER_ID,
     Base,
@@ -27,7 +26,8 @@ from shardyard.launch.image import (
     render_dockerfile,
     write_context,
 )
-from shardyard.launch.image_tool import Tool, find_tool, without_tag
+from shardyard.image.ecr import ecr_registry
+from shardyard.image.tool import Tool, find_tool, without_tag
 from tests.debian_packages import need
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shardyard.errors import RequestError, ShardyardError
-from shardyard.launch.ecr import Registry, ecr_registry
+from shardyard.image.ecr import Registry, ecr_registry
 
 TOOLS = ("docker", "podman", "buildah")
 

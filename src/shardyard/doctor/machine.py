@@ -15,12 +15,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from shardyard.config.compatibility import check_packages, installed_version
+from shardyard.doctor.clock import clock_offset_s
+from shardyard.doctor.finding import Finding
 from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import accelerator_named
 from shardyard.hardware.machine import Machine
 from shardyard.hardware.probe import probe
-from shardyard.launch.clock import clock_offset_s
-from shardyard.launch.doctor import Finding
 from shardyard.units import format_bytes, format_seconds
 
 MIB, GIB = 2**20, 2**30

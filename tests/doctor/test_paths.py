@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from shardyard.config.check import load_checked_recipe
-from shardyard.launch.doctor import Finding
-from shardyard.launch.path_checks import check_paths
+from shardyard.doctor.finding import Finding
+from shardyard.doctor.paths import check_paths
 from tests.config.test_model_source import LLAMA
 from tests.mounts import mounted, needs_root
 
