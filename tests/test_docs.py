@@ -17,9 +17,9 @@ from shardyard.cli import _VERBS as VERBS
 from shardyard.cli import main
 from shardyard.config.check import check
 from shardyard.config.compatibility import ENGINES, TORCH, TORCHAO
-from shardyard.config.document import settings
 from shardyard.config.legality import _STRATEGIES as STRATEGIES
 from shardyard.config.load import is_override, load_recipe
+from shardyard.config.setting import settings
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(

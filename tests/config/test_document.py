@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from shardyard.config.document import markdown, sections, settings
+from shardyard.config.document import markdown
 from shardyard.config.schema import Recipe, Section
+from shardyard.config.setting import sections, settings
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from shardyard.config.document import settings
 from shardyard.config.fingerprint import (
     SECTIONS_THAT_MAY_CHANGE,
     SETTINGS_THAT_MAY_CHANGE,
@@ -15,6 +14,7 @@ from shardyard.config.fingerprint import (
 from shardyard.config.own_module import known_shape
 from shardyard.config.resolved import DataFacts, Resolved, fingerprint
 from shardyard.config.schema import Recipe
+from shardyard.config.setting import settings
 from shardyard.families.presets import PRESETS
 
 ALL = list(settings())

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from shardyard.config.check import check
-from shardyard.config.document import settings
 from shardyard.config.load import load_recipe
+from shardyard.config.setting import settings
 from shardyard.config.text_problems import MAPPINGS
 from shardyard.errors import RecipeError
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import shardyard
-from shardyard.config.document import settings
+from shardyard.config.setting import settings
 from shardyard.library.known import _SECTIONS
 from shardyard.library.model import Options
 

@@ -78,8 +78,9 @@ def _show_recipe(arguments: tuple[str, ...], *, as_json: bool) -> None:
 
 def _show_schema(*, as_json: bool) -> None:
     from shardyard.cli.terminal import say
-    from shardyard.config.document import sections, setting_json, settings_json, write_default
+    from shardyard.config.document import setting_json, settings_json, write_default
     from shardyard.config.plug_in_settings import described
+    from shardyard.config.setting import sections
 
     added = []
     for plug_in, found in described():

@@ -21,8 +21,8 @@ class LocalPath(click.Path):
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> Any:
-        from shardyard.config.credentials import without_secrets
-        from shardyard.config.load import show  # `--help` waits for no schema
+        # `--help` waits for no schema
+        from shardyard.config.credentials import show, without_secrets
         from shardyard.config.reach import why_not_reached
         from shardyard.config.text_problems import why_no_path
 

@@ -5,13 +5,12 @@ One small function for each kind of problem; all are run, so that a user sees ev
 
 import difflib
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 
 from shardyard.config.credentials import HIDDEN, find_credential
 from shardyard.config.environment import environment_problems
 from shardyard.config.format_problems import format_problems
 from shardyard.config.launch_problems import launch_problems
-from shardyard.config.load import read_settings, source_of
+from shardyard.config.load import Sources, name_of, read_settings
 from shardyard.config.machines import chosen_cluster
 from shardyard.config.model_problems import misfits
 from shardyard.config.optimizers import OPTIMIZERS, factors_of, optimizer_of, readers_of
@@ -42,7 +41,7 @@ def check(recipe: Recipe, source: str = "recipe", *, to_train: bool = True) -> N
 
 
 def load_checked_recipe(
-    files: Sequence[Path],
+    sources: Sources = (),
     overrides: Sequence[str] = (),
     *,
     to_train: bool = True,
@@ -51,21 +50,22 @@ def load_checked_recipe(
     """Load and check a recipe, so that wrong settings and contradictions are told together.
 
     Args:
-        files: As ``load_recipe`` takes them, and so are ``overrides`` and ``of_run``.
+        sources: A path, a dict or a ``Recipe``, or several of them; these, ``overrides`` and
+            ``of_run`` are as for ``load_recipe``.
         to_train: Whether what can be planned but not trained yet is refused too.
 
     Raises:
-        RequestError: A file cannot be read or is no YAML mapping.
+        RequestError: A file cannot be read or is no YAML mapping, or a source is something else.
         RecipeError: All problems of the recipe.
     """
-    recipe, problems = read_settings(files, overrides, of_run=of_run)
+    recipe, problems = read_settings(sources, overrides, of_run=of_run)
     # a section that has lost a setting for being wrong is not told that it lacks one
     broken = {problem.path for problem in problems}
     broken |= {problem.path.partition(".")[0] for problem in problems}
     found = _find_problems(recipe, to_train=to_train)
     problems += [problem for problem in found if problem.path not in broken]
     if problems:
-        raise RecipeError(problems, source_of(files))
+        raise RecipeError(problems, name_of(sources))
     return recipe
 
 

@@ -6,9 +6,11 @@ of a W&B key, which are a git commit's too and so count only where no commit bel
 (``is_hex_key``).
 """
 
+import json
 import math
 import re
 from collections import Counter
+from typing import Any
 
 _KINDS = {
     "a Hugging Face token": r"\b(?:hf_[A-Za-z0-9]{10,}|api_org_[A-Za-z0-9]{20,})",
@@ -59,6 +61,14 @@ def is_hex_key(text: str) -> bool:
 def redact(text: str) -> str:
     """The text itself, or a placeholder if it holds a credential."""
     return HIDDEN if find_credential(text) else text
+
+
+def show(value: Any) -> str:
+    """A value in a message; a credential is never shown."""
+    text = json.dumps(value) if isinstance(value, bool | None) else repr(value)
+    if find_credential(text):
+        return HIDDEN
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)(?:[^/?#]*@)?([^?#]*)")

@@ -6,8 +6,7 @@ The same for all launchers, so that a recipe that one of them takes is not anoth
 import re
 from collections.abc import Iterable
 
-from shardyard.config.credentials import HIDDEN, find_credential, is_hex_key
-from shardyard.config.load import show
+from shardyard.config.credentials import HIDDEN, find_credential, is_hex_key, show
 from shardyard.config.schema import Recipe
 from shardyard.config.secret_reference import is_variable
 from shardyard.errors import Problem

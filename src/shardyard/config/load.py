@@ -1,86 +1,59 @@
-"""Files and overrides -> a recipe; whatever does not fit the schema is refused, all of it at once.
+"""A recipe from files, dicts or objects, and overrides; all that does not fit is refused at once.
 
-Precedence: defaults < files from left to right < ``section.key=value`` overrides. Only the types
-and bounds of the schema are looked at here; ``config/check.py`` looks at what they mean together.
+Precedence: defaults < sources from left to right < ``section.key=value`` overrides. What a setting
+may be is said by ``config/validate.py``; ``config/check.py`` looks at what they mean together.
 """
 
 import difflib
-import json
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from pydantic import ValidationError
-
-from shardyard.config.credentials import HIDDEN, find_credential
-from shardyard.config.document import Setting, sections, settings
-from shardyard.config.plug_in_settings import SECTIONS, described_at, kind_at, plug_in_at
-from shardyard.config.schema import Recipe, Section, section_key
+from shardyard.config.schema import Recipe
+from shardyard.config.setting import Setting, settings
+from shardyard.config.validate import (
+    kind_of,
+    known_settings,
+    nearest,
+    plain,
+    setting_named,
+    typed,
+)
 from shardyard.errors import Problem, RecipeError, RequestError
-from shardyard.plug_ins import WORDS, installed
 from shardyard.yaml_text import WrongYamlError, is_null_word, read_yaml, write_yaml
 
-_ELSEWHERE = {
-    "learning_rate": "optim.lr",
-    "batch_size": "optim.global_batch",
-    "train_batch_size": "optim.global_batch",
-    "per_device_train_batch_size": "optim.micro_batch",
-    "gradient_accumulation_steps": "optim.micro_batch",
-    "max_grad_norm": "optim.grad_clip",
-    "lr_scheduler_type": "optim.schedule",
-    "max_steps": "run.steps",
-    "num_train_epochs": "run.epochs",
-    "output_dir": "run.dir",
-    "max_seq_length": "data.seq_len",
-    "dataset": "data.source",
-    "mixed_precision": "precision.compute",
-    "dtype": "precision.compute",
-    "gradient_checkpointing": "memory.recompute",
-    "activation_checkpointing": "memory.recompute",
-    "sharding_strategy": "parallel.strategy",
-    "zero_stage": "parallel.zero",
-    "save_steps": "checkpoint.every",
-    "save_total_limit": "checkpoint.keep_last",
-    "eval_steps": "task.eval_every_steps",
-}
-"""What other trainers call a setting -> its name here, for the hint on an unknown key."""
+Source: TypeAlias = str | Path | Mapping[str, Any] | Recipe
+"""A recipe, or a part of one: a YAML file, sections as a dict, or an object that was built."""
 
-
-_REPLACED = {
-    "run.target_loss": "run.target names the metric that is to be reached. Write "
-    "`run: {target: {loss: 2.5}}`, or run.target.loss=2.5 as an override.",
-}
-"""Setting of before -> what takes its place, in words."""
-
-_TEXTS = ("text", "a name ", "an id ")
-"""How the words for a setting begin that accepts any text."""
+Sources: TypeAlias = Source | Sequence[Source]
+"""One, or several of which later ones win setting by setting."""
 
 
 def load_recipe(
-    files: Sequence[Path], overrides: Sequence[str] = (), *, of_run: bool = False
+    sources: Sources = (), overrides: Sequence[str] = (), *, of_run: bool = False
 ) -> Recipe:
-    """Read recipe files and overrides into one recipe.
+    """One recipe from wherever it is written; an object is looked at as a file is.
 
     Args:
+        sources: YAML files, each a mapping of sections; dicts of sections, which may hold paths and
+            sections built in Python; recipes, of which only what was given counts.
+        overrides: ``section.key=value``, the value as YAML, a text as it is; they win over sources.
         of_run: Whether the files are what a run was asked, maybe by an earlier version or with
             other packages: settings of before are then read as those that took their place, and
             sections of plug-ins that are not here are let pass.
-        files: YAML files, each a mapping of sections; later ones win setting by setting.
-        overrides: ``section.key=value``, the value as YAML, a text as it is; they win over files.
 
     Raises:
-        RequestError: A file cannot be read or is no YAML mapping.
+        RequestError: A file cannot be read or is no YAML mapping, or a source is something else.
         RecipeError: Unknown keys, wrong types or values out of bounds; all of them.
     """
-    recipe, problems = read_settings(files, overrides, of_run=of_run)
+    recipe, problems = read_settings(sources, overrides, of_run=of_run)
     if problems:
-        raise RecipeError(problems, source_of(files))
+        raise RecipeError(problems, name_of(sources))
     return recipe
 
 
 def read_settings(
-    files: Sequence[Path], overrides: Sequence[str], *, of_run: bool = False
+    sources: Sources, overrides: Sequence[str], *, of_run: bool = False
 ) -> tuple[Recipe, list[Problem]]:
     """The recipe of all settings that are valid, and a problem for each one that is not.
 
@@ -88,26 +61,48 @@ def read_settings(
         of_run: As for ``load_recipe``.
 
     Raises:
-        RequestError: A file cannot be read or is no YAML mapping.
+        RequestError: As ``load_recipe``.
     """
     problems: list[Problem] = []
     merged: dict[str, Any] = {}
-    for file in files:
-        content = _read(file)
+    for source in _each(sources):
+        content = _content(source)
         if of_run:
             _rename_of_before(content)
-        _merge(merged, _known_settings(content, problems, of_run=of_run))
+        _merge(merged, known_settings(content, problems, of_run=of_run))
     for override in overrides:
         tree = _read_override(override, problems)
-        _merge(merged, _known_settings(tree, problems, of_run=of_run))
-    wrong = _type_problems(Recipe, merged)
-    for section in SECTIONS:
-        for key in list(merged.get(section, ())):
-            wrong += _plug_in_problems(f"{section}.{key}", merged)
-    for problem in wrong:
-        *above, key = problem.path.split(".")
-        _inside(merged, above).pop(key, None)
-    return Recipe.model_validate(merged), [*problems, *wrong]
+        _merge(merged, known_settings(tree, problems, of_run=of_run))
+    recipe, wrong = typed(merged)
+    return recipe, [*problems, *wrong]
+
+
+def name_of(sources: Sources) -> str:
+    """What messages call a recipe: its files."""
+    files = [source for source in _each(sources) if isinstance(source, str | Path)]
+    return ", ".join(map(str, files)) or "recipe"
+
+
+def _each(sources: Sources) -> Sequence[Source]:
+    if isinstance(sources, Sequence) and not isinstance(sources, str):
+        return sources
+    return (sources,)
+
+
+def _content(source: Source) -> dict[str, Any]:
+    """Sections and settings as they were given."""
+    match source:
+        case str() | Path():
+            return _read(Path(source))
+        case Recipe() | Mapping():
+            content: dict[str, Any] = plain(source)
+            return content
+        case _:
+            raise RequestError(
+                f"{source!r} is {type(source).__name__}, not a recipe. Give the path of a YAML "
+                "file, a dict of sections such as {'model': {'preset': 'llama-tiny'}}, or a "
+                "shardyard.config.schema.Recipe."
+            )
 
 
 def _rename_of_before(content: dict[str, Any]) -> None:
@@ -116,11 +111,6 @@ def _rename_of_before(content: dict[str, Any]) -> None:
     if isinstance(run, dict) and "target_loss" in run:
         loss = run.pop("target_loss")
         run.setdefault("target", None if loss is None else {"loss": loss})
-
-
-def source_of(files: Sequence[Path]) -> str:
-    """What messages call a recipe: its files."""
-    return ", ".join(str(file) for file in files) or "recipe"
 
 
 def dump_recipe(recipe: Recipe) -> str:
@@ -155,7 +145,7 @@ def _read(file: Path) -> dict[str, Any]:
         return {}
     if not isinstance(content, dict):
         raise RequestError(
-            f"recipe {file} holds {_kind(content)} at the top, not sections. "
+            f"recipe {file} holds {kind_of(content)} at the top, not sections. "
             "Write sections with settings, such as `model: {preset: llama-tiny}`."
         )
     return content
@@ -179,7 +169,7 @@ def _yaml_files(folder: Path) -> list[str]:
 def _read_override(override: str, problems: list[Problem]) -> dict[str, Any]:
     """``optim.lr=3e-4`` -> ``{"optim": {"lr": 0.0003}}``."""
     name, _, text = override.partition("=")
-    setting = _setting(name)
+    setting = setting_named(name)
     if setting is not None and setting.takes_text:
         value: Any = _as_written(text, setting)
     else:
@@ -187,7 +177,7 @@ def _read_override(override: str, problems: list[Problem]) -> dict[str, Any]:
     if name == "secrets" and isinstance(value, dict):
         return {"secrets": value}
     if "." not in name:
-        hint = _nearest(name, None) or f"{name}.<setting>"
+        hint = nearest(name, None) or f"{name}.<setting>"
         text = f"an override names section and setting. Did you mean {hint}=...?"
         problems.append(Problem(name, text))
         return {}
@@ -217,237 +207,12 @@ def _as_written(text: str, setting: Setting) -> Any:
     return value if is_quoted or is_list or is_null else text
 
 
-def _known_settings(
-    tree: dict[str, Any], problems: list[Problem], *, of_run: bool
-) -> dict[str, Any]:
-    """The part of a tree whose names the schema knows; what is unknown becomes a problem."""
-    known = {section.name for section in sections()}
-    found: dict[str, Any] = {}
-    for section, content in tree.items():
-        if section not in known:
-            problems.append(_unknown_section(section, known))
-        elif section == "secrets" and isinstance(content, dict):
-            found[section] = content
-        else:
-            found[section] = _known_keys(section, content, problems, of_run=of_run)
-    return found
-
-
-def _known_keys(
-    section: str, content: Any, problems: list[Problem], *, of_run: bool
-) -> dict[str, Any]:
-    """The settings in a section, or in a section of a section, that the schema knows."""
-    if content is None:
-        return {}  # a section whose settings are all commented out
-    if not isinstance(content, dict):
-        *above, key = section.split(".")
-        shown = _written([*above, key, "setting"])
-        text = f"holds {_kind(content)}, not settings. Write `{shown}`."
-        problems.append(Problem(section, text))
-        return {}
-    found, known = {}, _known_in(section)
-    for key, value in content.items():
-        name = f"{section}.{key}"
-        if name in known:
-            found[key] = value
-        elif any(setting.startswith(f"{name}.") for setting in known):
-            found[key] = _known_keys(name, value, problems, of_run=of_run)
-        elif section in SECTIONS and isinstance(value, dict):
-            found[key] = _of_plug_in(name, value, problems, of_run=of_run)
-        elif name in _REPLACED:
-            problems.append(Problem(name, f"there is no such setting any more: {_REPLACED[name]}"))
-        else:
-            near = _nearest(key, section)
-            inside = [setting for setting in known if setting.startswith(f"{section}.")]
-            names = dict.fromkeys(
-                setting.removeprefix(f"{section}.").partition(".")[0] for setting in inside
-            )
-            hint = f"Did you mean {near}?" if near else f"{section} has: {', '.join(names)}."
-            problems.append(Problem(name, f"there is no such setting. {hint}"))
-    return found
-
-
-def _of_plug_in(
-    path: str, content: dict[str, Any], problems: list[Problem], *, of_run: bool
-) -> dict[str, Any]:
-    """As ``_known_keys``, of a section in a section that is not ours: a package's, or nobody's."""
-    try:
-        if described_at(path) is not None:
-            return _known_keys(path, content, problems, of_run=of_run)
-        plug_in = plug_in_at(path)
-    except RequestError as error:
-        if not of_run:
-            problems.append(Problem(path, str(error)))
-        return content if of_run else {}
-    if of_run:
-        return content
-    text = _no_section(path)
-    if plug_in is not None:
-        text = f"{plug_in.what} has no settings. Leave them out."
-    problems.append(Problem(path, text))
-    return {}
-
-
-def _no_section(path: str) -> str:
-    """That neither we nor a package have a section in a section, and which was meant."""
-    section, _, key = path.partition(".")
-    group = SECTIONS[section]
-    ours = [name.split(".")[1] for name in settings() if name.startswith(f"{section}.")]
-    near = difflib.get_close_matches(key, [*ours, *map(section_key, installed(group))], n=1)
-    hint = f"Did you mean {section}.{near[0]}?" if near else "Install one, or leave this out."
-    return (
-        f"there is no such setting, and no installed package adds a {WORDS[group]} of this name. "
-        f"{hint}"
-    )
-
-
-def _known_in(section: str) -> dict[str, Setting]:
-    """The settings that a section may hold, by their dotted names: a package's, or all of ours."""
-    with suppress(RequestError):  # told where the section is read
-        described = described_at(section)
-        if described is not None:
-            return {setting.name: setting for setting in described.settings}
-    return settings()
-
-
-def _setting(name: str) -> Setting | None:
-    """A setting by its dotted name, ours or a package's."""
-    own, path = settings().get(name), name.split(".")
-    return own if own is not None or len(path) < 3 else _known_in(".".join(path[:2])).get(name)
-
-
-def _written(parts: Sequence[str]) -> str:
-    """``[optim, lr]`` as it is written in a file: ``optim: {lr: value}``."""
-    *above, text = [*parts[:-1], f"{parts[-1]}: value"]
-    for part in reversed(above):
-        text = f"{part}: {{{text}}}"
-    return text
-
-
-def _unknown_section(section: str, known: set[str]) -> Problem:
-    if section in settings():
-        return Problem(section, f"in a file write it as `{_written(section.split('.'))}`.")
-    near = difflib.get_close_matches(section, sorted(known), n=1, cutoff=0.6)
-    hint = near[0] if near else _nearest(section, None)
-    ending = f"Did you mean {hint}?" if hint else f"Sections are: {', '.join(sorted(known))}."
-    return Problem(section, f"there is no such section. {ending}")
-
-
-def _nearest(key: str, section: str | None) -> str | None:
-    """The setting somebody meant by an unknown key: in its section first, then anywhere."""
-    names = list({**_known_in(section or ""), **settings()})
-    leaves = {name: name.rpartition(".")[2] for name in names}
-    inside = {leaf: name for name, leaf in leaves.items() if name.startswith(f"{section}.")}
-    near = difflib.get_close_matches(key, inside, n=1, cutoff=0.75)
-    if near:
-        return inside[near[0]]
-    elsewhere = [name for name, leaf in leaves.items() if leaf == key]
-    if elsewhere:
-        return elsewhere[0]
-    if key in _ELSEWHERE:
-        return _ELSEWHERE[key]
-    wanted = f"{section}.{key}" if section else key
-    # not in its own section: there the section's name alone would make them alike
-    first = wanted.partition(".")[0]
-    others = [name for name in names if not name.startswith(f"{first}.")]
-    near = difflib.get_close_matches(wanted, others if section else list(leaves.values()), n=1)
-    return next((name for name, leaf in leaves.items() if near and near[0] in (name, leaf)), None)
-
-
 def _merge(into: dict[str, Any], tree: dict[str, Any], *, at: str = "") -> None:
     """Setting by setting; the value of a setting is replaced whole, also where it is a mapping."""
     for key, content in tree.items():
         name = f"{at}{key}"
-        is_setting = name != "secrets" and _setting(name) is not None
+        is_setting = name != "secrets" and setting_named(name) is not None
         if is_setting or not isinstance(content, dict):
             into[key] = content
         else:
             _merge(into.setdefault(key, {}), content, at=f"{name}.")
-
-
-def _plug_in_problems(path: str, merged: dict[str, Any]) -> list[Problem]:
-    """As ``_type_problems``, of what stands in the section of a plug-in."""
-    with suppress(RequestError):  # told already, or of a run
-        kind = kind_at(path)
-        if kind is not None:
-            return _type_problems(kind, _inside(merged, path.split(".")), at=path)
-    return []
-
-
-def _type_problems(kind: type[Section], tree: dict[str, Any], *, at: str = "") -> list[Problem]:
-    """One problem for each wrong setting, in our words: value, what is accepted, what it is for.
-
-    Args:
-        at: Dotted name of the section; empty: the whole recipe.
-    """
-    try:
-        kind.model_validate(tree)
-    except ValidationError as error:
-        details = error.errors(include_url=False)
-    else:
-        return []
-    above = tuple(at.split(".")) if at else ()
-    found: dict[str, Problem] = {}
-    for detail in details:
-        path = _setting_at((*above, *detail["loc"]))
-        setting = _setting(path)
-        own_words = detail.get("ctx", {}).get("error")
-        if own_words is not None:  # a validator of a package's section
-            found.setdefault(path, Problem(path, str(own_words)))
-        elif setting is None:  # secrets, whose values are never shown
-            text = "a secret is a name and a text. Put the text in quotes."
-            found.setdefault(path, Problem(path, text))
-        else:
-            *inside, key = path.split(".")[len(above) :]
-            text = _wrong_value(_inside(tree, inside)[key], setting)
-            found.setdefault(path, Problem(path, text))
-    return list(found.values())
-
-
-def _setting_at(place: tuple[int | str, ...]) -> str:
-    """The setting that an error of pydantic is in: it may name an item or a member of a union."""
-    parts = [str(part) for part in place]
-    for end in range(len(parts), 1, -1):
-        if _setting(".".join(parts[:end])) is not None:
-            return ".".join(parts[:end])
-    return ".".join(parts[:2])
-
-
-def _inside(tree: dict[str, Any], sections: Sequence[str]) -> dict[str, Any]:
-    for section in sections:
-        tree = tree[section]
-    return tree
-
-
-def _wrong_value(value: Any, setting: Setting) -> str:
-    wanted = setting.accepts
-    near = difflib.get_close_matches(str(value), setting.choices, n=1) or [
-        word for word in setting.choices if str(value).lower() == word.lower()
-    ]
-    remedy = f" Did you mean {near[0]}?" if near else ""
-    if not near and isinstance(value, int | float) and wanted.startswith(_TEXTS):
-        remedy = f' Put it in quotes: "{value}".'
-    if not near and isinstance(value, str) and _is_number(value) and "number" in wanted:
-        remedy = " Write it without quotes."
-    return f"={show(value)} is not {wanted}.{remedy} ({setting.sentence})"
-
-
-def show(value: Any) -> str:
-    """A value in a message; a credential is never shown."""
-    text = json.dumps(value) if isinstance(value, bool | None) else repr(value)
-    if find_credential(text):
-        return HIDDEN
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _kind(value: Any) -> str:
-    kinds = {list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
-    return kinds.get(type(value), "nothing that fits")

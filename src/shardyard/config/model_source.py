@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from shardyard.config.credentials import show
 from shardyard.config.hub import Say, Wanted, fetch
-from shardyard.config.load import show
 from shardyard.config.schema import Model
 from shardyard.errors import RequestError
 from shardyard.families.config_json import shape_of_config

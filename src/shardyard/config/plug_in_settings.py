@@ -7,9 +7,9 @@ section as its ``settings``: a class made from ``config.schema.Section``, with b
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 
-from shardyard.config.document import Section, section_of, sections
 from shardyard.config.schema import Recipe, section_key
 from shardyard.config.schema import Section as Settings
+from shardyard.config.setting import Section, section_of, sections
 from shardyard.config.sources import SCHEMES, scheme_of
 from shardyard.config.tasks import TASKS
 from shardyard.errors import RequestError

@@ -43,7 +43,7 @@ Own = TypeVar("Own", bound=Section)
 class OpenSection(Section):
     """A section in which packages have sections of their own, under the names that they add.
 
-    Their values are kept as plain ones: ``config/load.py`` holds them against the package's
+    Their values are kept as plain ones: ``config/validate.py`` holds them against the package's
     section, and processes that have no use for the package need not have it.
     """
 

@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from shardyard.config.credentials import find_credential, without_secrets
-from shardyard.config.load import show
+from shardyard.config.credentials import find_credential, show, without_secrets
 from shardyard.config.schema import Recipe
 from shardyard.config.sources import is_remote, why_no_address
 from shardyard.errors import Problem

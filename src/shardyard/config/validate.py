@@ -1,0 +1,320 @@
+"""What a recipe may hold, whoever wrote it: names, types and bounds of the schema and of plug-ins.
+
+A tree of plain values goes in, as it was read from a file or given as a dict; a recipe comes out,
+and a problem for each setting that is wrong. What settings mean together is ``config/check.py``.
+"""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from os import PathLike, fspath
+from typing import Any
+
+from pydantic import ValidationError
+
+from shardyard.config.credentials import show
+from shardyard.config.plug_in_settings import SECTIONS, described_at, kind_at, plug_in_at
+from shardyard.config.schema import Recipe, Section, section_key
+from shardyard.config.setting import Setting, sections, settings
+from shardyard.errors import Problem, RecipeError, RequestError
+from shardyard.plug_ins import WORDS, installed
+
+_ELSEWHERE = {
+    "learning_rate": "optim.lr",
+    "batch_size": "optim.global_batch",
+    "train_batch_size": "optim.global_batch",
+    "per_device_train_batch_size": "optim.micro_batch",
+    "gradient_accumulation_steps": "optim.micro_batch",
+    "max_grad_norm": "optim.grad_clip",
+    "lr_scheduler_type": "optim.schedule",
+    "max_steps": "run.steps",
+    "num_train_epochs": "run.epochs",
+    "output_dir": "run.dir",
+    "max_seq_length": "data.seq_len",
+    "dataset": "data.source",
+    "mixed_precision": "precision.compute",
+    "dtype": "precision.compute",
+    "gradient_checkpointing": "memory.recompute",
+    "activation_checkpointing": "memory.recompute",
+    "sharding_strategy": "parallel.strategy",
+    "zero_stage": "parallel.zero",
+    "save_steps": "checkpoint.every",
+    "save_total_limit": "checkpoint.keep_last",
+    "eval_steps": "task.eval_every_steps",
+}
+"""What other trainers call a setting -> its name here, for the hint on an unknown key."""
+
+
+_REPLACED = {
+    "run.target_loss": "run.target names the metric that is to be reached. Write "
+    "`run: {target: {loss: 2.5}}`, or run.target.loss=2.5 as an override.",
+}
+"""Setting of before -> what takes its place, in words."""
+
+_TEXTS = ("text", "a name ", "an id ")
+"""How the words for a setting begin that accepts any text."""
+
+
+def recipe_of(tree: Mapping[str, Any]) -> Recipe:
+    """The recipe of a dict.
+
+    Raises:
+        RecipeError: Unknown keys, wrong types or values out of bounds; all of them.
+    """
+    problems: list[Problem] = []
+    known = known_settings(plain(tree), problems)
+    recipe, wrong = typed(known)
+    if problems or wrong:
+        raise RecipeError([*problems, *wrong])
+    return recipe
+
+
+def typed(tree: dict[str, Any]) -> tuple[Recipe, list[Problem]]:
+    """The recipe of all settings whose values are valid, and a problem for each one that is not.
+
+    Args:
+        tree: Settings with names that are known; those that are not valid are taken out of it.
+    """
+    wrong = _type_problems(Recipe, tree)
+    for section in SECTIONS:
+        for key in list(tree.get(section, ())):
+            wrong += _plug_in_problems(f"{section}.{key}", tree)
+    for problem in wrong:
+        *above, key = problem.path.split(".")
+        _inside(tree, above).pop(key, None)
+    return Recipe.model_validate(tree), wrong
+
+
+def plain(value: Any) -> Any:
+    """A value as a file could hold it: of a section what was given, of a path its text."""
+    match value:
+        case Section():
+            # what Python let pass is looked at afterwards, as of a file
+            return plain(value.model_dump(exclude_unset=True, warnings=False))
+        case Mapping():
+            return {str(key): plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [plain(item) for item in value]
+        case PathLike():
+            return fspath(value)
+        case float() if value.is_integer() and abs(value) >= 1e6:
+            return int(value)  # 1e9 is how people write large whole numbers, in YAML too
+        case _:
+            return value
+
+
+def known_settings(
+    tree: dict[str, Any], problems: list[Problem], *, of_run: bool = False
+) -> dict[str, Any]:
+    """The part of a tree whose names the schema knows; what is unknown becomes a problem."""
+    known = {section.name for section in sections()}
+    found: dict[str, Any] = {}
+    for section, content in tree.items():
+        if section not in known:
+            problems.append(_unknown_section(section, known))
+        elif section == "secrets" and isinstance(content, dict):
+            found[section] = content
+        else:
+            found[section] = _known_keys(section, content, problems, of_run=of_run)
+    return found
+
+
+def _known_keys(
+    section: str, content: Any, problems: list[Problem], *, of_run: bool
+) -> dict[str, Any]:
+    """The settings in a section, or in a section of a section, that the schema knows."""
+    if content is None:
+        return {}  # a section whose settings are all commented out
+    if not isinstance(content, dict):
+        *above, key = section.split(".")
+        shown = _written([*above, key, "setting"])
+        text = f"holds {kind_of(content)}, not settings. Write `{shown}`."
+        problems.append(Problem(section, text))
+        return {}
+    found, known = {}, _known_in(section)
+    for key, value in content.items():
+        name = f"{section}.{key}"
+        if name in known:
+            found[key] = value
+        elif any(setting.startswith(f"{name}.") for setting in known):
+            found[key] = _known_keys(name, value, problems, of_run=of_run)
+        elif section in SECTIONS and isinstance(value, dict):
+            found[key] = _of_plug_in(name, value, problems, of_run=of_run)
+        elif name in _REPLACED:
+            problems.append(Problem(name, f"there is no such setting any more: {_REPLACED[name]}"))
+        else:
+            near = nearest(key, section)
+            inside = [setting for setting in known if setting.startswith(f"{section}.")]
+            names = dict.fromkeys(
+                setting.removeprefix(f"{section}.").partition(".")[0] for setting in inside
+            )
+            hint = f"Did you mean {near}?" if near else f"{section} has: {', '.join(names)}."
+            problems.append(Problem(name, f"there is no such setting. {hint}"))
+    return found
+
+
+def _of_plug_in(
+    path: str, content: dict[str, Any], problems: list[Problem], *, of_run: bool
+) -> dict[str, Any]:
+    """As ``_known_keys``, of a section in a section that is not ours: a package's, or nobody's."""
+    try:
+        if described_at(path) is not None:
+            return _known_keys(path, content, problems, of_run=of_run)
+        plug_in = plug_in_at(path)
+    except RequestError as error:
+        if not of_run:
+            problems.append(Problem(path, str(error)))
+        return content if of_run else {}
+    if of_run:
+        return content
+    text = _no_section(path)
+    if plug_in is not None:
+        text = f"{plug_in.what} has no settings. Leave them out."
+    problems.append(Problem(path, text))
+    return {}
+
+
+def _no_section(path: str) -> str:
+    """That neither we nor a package have a section in a section, and which was meant."""
+    section, _, key = path.partition(".")
+    group = SECTIONS[section]
+    ours = [name.split(".")[1] for name in settings() if name.startswith(f"{section}.")]
+    near = difflib.get_close_matches(key, [*ours, *map(section_key, installed(group))], n=1)
+    hint = f"Did you mean {section}.{near[0]}?" if near else "Install one, or leave this out."
+    return (
+        f"there is no such setting, and no installed package adds a {WORDS[group]} of this name. "
+        f"{hint}"
+    )
+
+
+def _known_in(section: str) -> dict[str, Setting]:
+    """The settings that a section may hold, by their dotted names: a package's, or all of ours."""
+    with suppress(RequestError):  # told where the section is read
+        described = described_at(section)
+        if described is not None:
+            return {setting.name: setting for setting in described.settings}
+    return settings()
+
+
+def setting_named(name: str) -> Setting | None:
+    """A setting by its dotted name, ours or a package's."""
+    own, path = settings().get(name), name.split(".")
+    return own if own is not None or len(path) < 3 else _known_in(".".join(path[:2])).get(name)
+
+
+def _written(parts: Sequence[str]) -> str:
+    """``[optim, lr]`` as it is written in a file: ``optim: {lr: value}``."""
+    *above, text = [*parts[:-1], f"{parts[-1]}: value"]
+    for part in reversed(above):
+        text = f"{part}: {{{text}}}"
+    return text
+
+
+def _unknown_section(section: str, known: set[str]) -> Problem:
+    if section in settings():
+        return Problem(section, f"in a file write it as `{_written(section.split('.'))}`.")
+    near = difflib.get_close_matches(section, sorted(known), n=1, cutoff=0.6)
+    hint = near[0] if near else nearest(section, None)
+    ending = f"Did you mean {hint}?" if hint else f"Sections are: {', '.join(sorted(known))}."
+    return Problem(section, f"there is no such section. {ending}")
+
+
+def nearest(key: str, section: str | None) -> str | None:
+    """The setting somebody meant by an unknown key: in its section first, then anywhere."""
+    names = list({**_known_in(section or ""), **settings()})
+    leaves = {name: name.rpartition(".")[2] for name in names}
+    inside = {leaf: name for name, leaf in leaves.items() if name.startswith(f"{section}.")}
+    near = difflib.get_close_matches(key, inside, n=1, cutoff=0.75)
+    if near:
+        return inside[near[0]]
+    elsewhere = [name for name, leaf in leaves.items() if leaf == key]
+    if elsewhere:
+        return elsewhere[0]
+    if key in _ELSEWHERE:
+        return _ELSEWHERE[key]
+    wanted = f"{section}.{key}" if section else key
+    # not in its own section: there the section's name alone would make them alike
+    first = wanted.partition(".")[0]
+    others = [name for name in names if not name.startswith(f"{first}.")]
+    near = difflib.get_close_matches(wanted, others if section else list(leaves.values()), n=1)
+    return next((name for name, leaf in leaves.items() if near and near[0] in (name, leaf)), None)
+
+
+def _plug_in_problems(path: str, merged: dict[str, Any]) -> list[Problem]:
+    """As ``_type_problems``, of what stands in the section of a plug-in."""
+    with suppress(RequestError):  # told already, or of a run
+        kind = kind_at(path)
+        if kind is not None:
+            return _type_problems(kind, _inside(merged, path.split(".")), at=path)
+    return []
+
+
+def _type_problems(kind: type[Section], tree: dict[str, Any], *, at: str = "") -> list[Problem]:
+    """One problem for each wrong setting, in our words: value, what is accepted, what it is for.
+
+    Args:
+        at: Dotted name of the section; empty: the whole recipe.
+    """
+    try:
+        kind.model_validate(tree)
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+    else:
+        return []
+    above = tuple(at.split(".")) if at else ()
+    found: dict[str, Problem] = {}
+    for detail in details:
+        path = _setting_at((*above, *detail["loc"]))
+        setting = setting_named(path)
+        own_words = detail.get("ctx", {}).get("error")
+        if own_words is not None:  # a validator of a package's section
+            found.setdefault(path, Problem(path, str(own_words)))
+        elif setting is None:  # secrets, whose values are never shown
+            text = "a secret is a name and a text. Put the text in quotes."
+            found.setdefault(path, Problem(path, text))
+        else:
+            *inside, key = path.split(".")[len(above) :]
+            text = _wrong_value(_inside(tree, inside)[key], setting)
+            found.setdefault(path, Problem(path, text))
+    return list(found.values())
+
+
+def _setting_at(place: tuple[int | str, ...]) -> str:
+    """The setting that an error of pydantic is in: it may name an item or a member of a union."""
+    parts = [str(part) for part in place]
+    for end in range(len(parts), 1, -1):
+        if setting_named(".".join(parts[:end])) is not None:
+            return ".".join(parts[:end])
+    return ".".join(parts[:2])
+
+
+def _inside(tree: dict[str, Any], sections: Sequence[str]) -> dict[str, Any]:
+    for section in sections:
+        tree = tree[section]
+    return tree
+
+
+def _wrong_value(value: Any, setting: Setting) -> str:
+    wanted = setting.accepts
+    near = difflib.get_close_matches(str(value), setting.choices, n=1) or [
+        word for word in setting.choices if str(value).lower() == word.lower()
+    ]
+    remedy = f" Did you mean {near[0]}?" if near else ""
+    if not near and isinstance(value, int | float) and wanted.startswith(_TEXTS):
+        remedy = f' Put it in quotes: "{value}".'
+    if not near and isinstance(value, str) and _is_number(value) and "number" in wanted:
+        remedy = " Write it without quotes."
+    return f"={show(value)} is not {wanted}.{remedy} ({setting.sentence})"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def kind_of(value: Any) -> str:
+    kinds = {list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
+    return kinds.get(type(value), "nothing that fits")
