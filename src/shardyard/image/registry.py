@@ -3,6 +3,11 @@
 No password is sent: what only a password opens is said to be so. ECR is asked by its own API, with
 the user's credentials (`ecr.py`). The requests are those of the OCI distribution specification 1.1,
 `Pulling manifests`, and of distribution.github.io/distribution/spec/auth/token.
+
+No tool is asked instead (tried: docker 28.2, podman 4.3, buildah 1.28). Docker ends with 1 and the
+others with 125 whether an image is missing, closed or the registry silent, and words differ by tool
+and version. They send this user's own passwords, which nodes do not have. A registry that accepts
+and says nothing holds docker for 20 s. And who launches builds no image, and may have none of them.
 """
 
 import json
