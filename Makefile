@@ -74,8 +74,7 @@ bench: .venv/installed
 	$(BIN)/python -m benchmarks.mutations
 
 docs: .venv/installed-dev
-	$(BIN)/python -m shardyard.config.document > docs/settings.md
-	$(BIN)/python -m tests.launch.wrong_situations > docs/errors.md
+	$(BIN)/python -m docs.generate
 
 # The stamps make the second call quick; a changed dependency list makes it install again.
 .venv/installed: pyproject.toml constraints.txt

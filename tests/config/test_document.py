@@ -1,12 +1,7 @@
-"""Every setting has its sentence, and the page of settings is current."""
+"""Every setting has its sentence."""
 
-from pathlib import Path
-
-from shardyard.config.document import markdown
 from shardyard.config.schema import Recipe, Section
 from shardyard.config.setting import sections, settings
-
-ROOT = Path(__file__).parents[2]
 
 
 def is_section(name: str) -> bool:
@@ -39,10 +34,3 @@ def test_types_and_bounds_are_said_in_words() -> None:
     assert said["checkpoint.keep_best"] == "true or false"
     assert said["parallel.zero"] == "1, 2 or 3, or auto"
     assert said["data.source"] == "text, or a list, each text"
-
-
-def test_the_page_of_settings_is_current() -> None:
-    page = ROOT / "docs" / "settings.md"
-    assert page.read_text() == markdown(), (
-        "run: python -m shardyard.config.document > docs/settings.md"
-    )

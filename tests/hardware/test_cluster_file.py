@@ -6,9 +6,9 @@ from statistics import median
 
 import pytest
 
+from docs.generate.hardware import example
 from shardyard.errors import RecipeError, RequestError
 from shardyard.hardware.cluster_file import UNMEASURED_SHARE, read_cluster_file
-from shardyard.hardware.document import example
 
 MEASURED = Path(__file__).parents[2] / "benchmarks" / "groundtruth" / "hardware_mamf_matmul.csv"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from docs.generate.pages import DOCS, made
 from tests.hub import running_hub
 from tests.launch.batch_endpoint import batch_endpoint
 from tests.launch.batch_server import BatchServer, batch_server
@@ -17,10 +18,9 @@ from tests.launch.wrong_aws_batch import BatchDesk
 from tests.launch.wrong_hub import HubDesk
 from tests.launch.wrong_kubernetes import KubernetesDesk
 from tests.launch.wrong_paths import PathsDesk
-from tests.launch.wrong_situations import Desk, Situation, all_situations, page
+from tests.launch.wrong_situations import Desk, Situation, all_situations
 from tests.launch.wrong_slurm import SlurmDesk
 
-PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
 ROWS = list(all_situations())
 DESKS: dict[str, type[Desk]] = {
     "any launcher": AnyDesk,
@@ -95,5 +95,4 @@ def test_every_exit_code_is_designed_and_met() -> None:
 
 
 def test_the_page_is_the_table() -> None:
-    """Made with: python -m tests.launch.wrong_situations > docs/errors.md"""
-    assert PAGE.read_text() == page()
+    assert (DOCS / "errors.md").read_text() == made("errors.md"), "run: make docs"

@@ -1,10 +1,9 @@
-"""The documentation of every setting. Run as a program, prints docs/settings.md."""
+"""Settings in JSON, and their defaults as a recipe would have them, for `config --schema`."""
 
 from typing import Any
 
 from shardyard.config.schema import Section
-from shardyard.config.setting import Setting, sections, settings
-from shardyard.families.presets import PRESETS
+from shardyard.config.setting import Setting, settings
 
 
 def settings_json() -> list[dict[str, Any]]:
@@ -37,39 +36,3 @@ def write_default(value: Any) -> str:
     if isinstance(value, tuple | list):
         return f"[{', '.join(write_default(item) for item in value)}]"
     return repr(value) if isinstance(value, str) and value != value.strip() else str(value)
-
-
-def markdown() -> str:
-    """docs/settings.md, made from the schema."""
-    lines = [
-        "# Settings",
-        "",
-        "Every setting of a recipe. Made from `src/shardyard/config/schema.py` by "
-        "`python -m shardyard.config.document > docs/settings.md`; `shardyard config --schema` "
-        "shows the same, and the sections that installed packages add ([plug-ins](plug-ins.md)).",
-    ]
-    for section in sections():
-        lines += ["", f"## {section.name}", ""]
-        if section.sentence:
-            lines += [section.sentence, ""]
-        if section.settings:
-            lines += ["| setting | accepts | default | what it does |", "|---|---|---|---|"]
-        for setting in section.settings:
-            cells = (
-                f"`{setting.name}`",
-                setting.accepts,
-                f"`{write_default(setting.default)}`",
-                setting.sentence.replace("<", "&lt;"),
-            )
-            lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", "## Presets", "", "| `model.preset` | parameters | context | source |"]
-    lines += ["|---|---|---|---|"]
-    for name, preset in PRESETS.items():
-        size = f"{preset.shape.parameters:,}" + (" + embeddings" * (preset.shape.vocab_size == 0))
-        context = preset.shape.max_position_embeddings
-        lines.append(f"| `{name}` | {size} | {context} | {preset.source} |")
-    return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    print(markdown(), end="")

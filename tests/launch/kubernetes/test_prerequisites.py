@@ -1,20 +1,17 @@
 """What a cluster needs: listed, checked, and as commands to read."""
 
 from datetime import date
-from pathlib import Path
 
 import pytest
 
+from docs.generate.kubernetes import table
 from shardyard.launch.kubernetes.prerequisites import (
     ALL,
     Prerequisite,
     install_hint,
     needed,
-    table,
 )
 from tests.launch.kubernetes.requests import request_for
-
-PAGE = Path(__file__).parents[3] / "docs" / "launch-kubernetes.md"
 
 
 def names(*overrides: str) -> list[str]:
@@ -44,10 +41,6 @@ def test_every_release_is_pinned_dated_and_asked_of_a_named_context(part: Prereq
     assert part.version in " ".join(release.install("test"))
     date.fromisoformat(release.read_on)
     assert f"| {part.name} | {part.version} | `{release.url}` |" in table()
-
-
-def test_the_page_has_the_table() -> None:
-    assert table() in PAGE.read_text()
 
 
 def test_the_hint_for_an_unknown_kind_invents_nothing() -> None:

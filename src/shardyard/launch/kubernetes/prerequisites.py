@@ -232,23 +232,3 @@ def install_hint(kind: str, context: str | None = None) -> str:
                 f"{install_command(part.provides, context)}"
             )
     return "Check that the context names a Kubernetes cluster."
-
-
-def table() -> str:
-    """All parts as the Markdown table of docs/launch-kubernetes.md."""
-    lines = ["| part | version | from | by | read on |", "|---|---|---|---|---|"]
-    for part in ALL:
-        release = part.release
-        if release is None:
-            origin = "rendered by us" if part is ETCD else "its vendor"
-            lines.append(f"| {part.name} | {part.version} | {origin} | | |")
-        else:
-            tool = "helm" if release.how == "chart" else "kubectl"
-            lines.append(
-                f"| {part.name} | {part.version} | `{release.url}` | {tool} | {release.read_on} |"
-            )
-    return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    print(table(), end="")

@@ -1,7 +1,4 @@
-"""The page of the catalogue, docs/hardware.md: every accelerator and EC2 type with its sources.
-
-python -m shardyard.hardware.document > docs/hardware.md
-"""
+"""docs/hardware.md: every accelerator and EC2 type of the catalogue with its sources."""
 
 from collections.abc import Iterable, Sequence
 
@@ -14,9 +11,9 @@ from shardyard.hardware.links import Link
 _INTRODUCTION = """\
 # Hardware
 
-What the planner knows about machines. Made from `src/shardyard/hardware/` by
-`python -m shardyard.hardware.document > docs/hardware.md`. An empty cell means that no source gives
-the figure; a plan that needs it is refused by name, and nothing is guessed.
+What the planner knows about machines. Made from `src/shardyard/hardware/` by `make docs`. An empty
+cell means that no source gives the figure; a plan that needs it is refused by name, and nothing is
+guessed.
 
 All rates are of one direction and of one device, as it sees them while all others send too. Peaks
 are the datasheets', dense. "Reached" is the best bf16 matrix product (fp16 where there is no bf16)
@@ -37,7 +34,7 @@ of ROCm, xpu, hpu, xla, or a name of its vendor's). All that is wrong with a fil
 once."""
 
 
-def markdown() -> str:
+def page() -> str:
     """The whole page."""
     parts = [
         _INTRODUCTION,
@@ -140,7 +137,3 @@ def _micro(link: Link) -> str:
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-if __name__ == "__main__":
-    print(markdown(), end="")

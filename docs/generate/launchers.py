@@ -1,7 +1,4 @@
-"""What each launcher can do, as the table of docs/launch.md, made from their ``Capabilities``.
-
-Run as a program, prints it.
-"""
+"""The table of docs/launch.md: what each launcher can do, made from their ``Capabilities``."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -19,7 +16,7 @@ _WORDS = {
 """Capability -> what a reader is told."""
 
 
-def feature_table(launchers: Mapping[str, str] = LAUNCHERS) -> str:
+def table(launchers: Mapping[str, str] = LAUNCHERS) -> str:
     """A Markdown table: a row a capability, a column a launcher."""
     found = {name: _capabilities(place) for name, place in launchers.items()}
     lines = [f"| | {' | '.join(found)} |", f"|---{'|---' * len(found)}|"]
@@ -40,7 +37,3 @@ def _cell(value: bool | tuple[str, ...]) -> str:
     if isinstance(value, tuple):
         return ", ".join(f"`{kind}`" for kind in value) or "none"
     return "yes" if value else "no"
-
-
-if __name__ == "__main__":
-    print(feature_table(), end="")

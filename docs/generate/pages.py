@@ -1,0 +1,48 @@
+"""Which pages of docs/ are made from the code, wholly or in part, and how they read now."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from docs.generate import errors, hardware, kubernetes, launchers, settings
+
+DOCS = Path(__file__).parents[1]
+MARK = "<!-- The table below is made by `make docs`. -->"
+
+WHOLE: dict[str, Callable[[], str]] = {
+    "errors.md": errors.page,
+    "hardware.md": hardware.page,
+    "settings.md": settings.page,
+}
+TABLES: dict[str, Callable[[], str]] = {
+    "launch.md": launchers.table,
+    "launch-kubernetes.md": kubernetes.table,
+}
+"""File below docs/ -> what makes it, or the table below its mark."""
+
+
+def made(name: str) -> str:
+    """What a page of ``WHOLE`` or ``TABLES`` has to hold."""
+    if name in WHOLE:
+        return WHOLE[name]()
+    return with_table((DOCS / name).read_text(), TABLES[name]())
+
+
+def with_table(page: str, table: str) -> str:
+    """A page whose table below the mark is another.
+
+    Raises:
+        ValueError: The page has not one mark.
+    """
+    before, mark, after = page.partition(f"{MARK}\n\n")
+    if not mark or MARK in after:
+        raise ValueError(f"a page has the line {MARK} once")
+    rest = list(_behind_table(after.splitlines(keepends=True)))
+    return "".join([before, mark, table, *rest])
+
+
+def _behind_table(lines: list[str]) -> Iterator[str]:
+    is_over = False
+    for line in lines:
+        is_over = is_over or not line.startswith("|")
+        if is_over:
+            yield line

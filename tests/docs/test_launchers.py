@@ -1,0 +1,17 @@
+"""The table of docs/launch.md says what the launchers say."""
+
+from dataclasses import fields
+
+from docs.generate.launchers import table
+from shardyard.launch.base import Capabilities
+
+
+def test_every_capability_has_a_row() -> None:
+    assert len(table().splitlines()) == 2 + len(fields(Capabilities))
+
+
+def test_a_column_is_what_the_launcher_says_of_itself() -> None:
+    place = "tests.cli.fake_launcher:FakeLauncher"
+    assert [row.split(" | ")[-1] for row in table({"fake": place}).splitlines()[2:]] == [
+        "`fake` |", "no |", "no |", "yes |", "`env` |",
+    ]  # fmt: skip
