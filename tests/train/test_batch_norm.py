@@ -11,16 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import shardyard
-from shardyard.errors import RecipeError
+from shardyard.errors import RecipeError, RequestError, ShardyardError
 from shardyard.models.batch_norm import BatchNorms
 from shardyard.parallel.own_module import module_problems
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_evaluations, read_steps
 from shardyard.train.hooks import Hooks
-from shardyard.train.loop import Loop
+from shardyard.train.loop import FINISHED, Loop
 from shardyard.train.setup import set_up
 from tests.distributed.ranks import run_on_ranks
-from tests.distributed.runs import Corpus, make_run, prepare_corpus
+from tests.distributed.runs import Corpus, make_run, prepare_corpus, train_here
 
 LR, STEPS = 0.3, 3
 
@@ -325,6 +325,48 @@ def test_running_statistics_stay_of_a_skipped_step_and_of_one_that_counted_nothi
     norms.is_weightless = True  # one sample, which has no variance
     assert torch.isfinite(model(x[:1])).all()
     assert norms.take(x.device).tolist() == [0.0] * 5
+
+
+def _told(run_dir: RunDir, attempt: int) -> str:
+    try:
+        return train_here(run_dir, attempt)
+    except ShardyardError as error:
+        return str(error)
+
+
+@pytest.mark.heavy
+@pytest.mark.usefixtures("_where_the_module_is")
+def test_a_resume_keeps_the_micro_batch_and_a_new_run_of_one_sample_is_told(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "run", corpus, sections(1, batch=8, micro_batch=4))
+    assert run_on_ranks(_told, 1, run, 0) == [FINISHED]
+    other = sections(1, batch=8, micro_batch=2)
+    make_run(run.path, corpus, other, attempt=1)
+    (told,) = run_on_ranks(_told, 1, run, 1)
+    assert "(optim.micro_batch: 4 -> 2, and batch normalisation is over a micro-batch, so" in told
+    assert "Give these the values that they had" in told
+    other["optim"]["micro_batch"] = 4
+    make_run(run.path, corpus, other, attempt=2)
+    assert run_on_ranks(_told, 1, run, 2) == [FINISHED]
+
+    # 5 samples as 2 + 2 + 1: the blocks see 32 tokens of the last, "pooled" one mean of them
+    alone = make_run(tmp_path / "alone", corpus, sections(1, batch=5, micro_batch=2))
+    (told,) = run_on_ranks(_told, 1, alone, 0)
+    assert told.startswith("pooled, a batch normalisation, is given a micro-batch of one sample")
+    assert "choose optim.micro_batch above 1" in told
+    assert read_steps(alone.metrics) == []
+
+
+def test_one_number_of_a_feature_is_refused_where_the_batch_normalises_and_only_there() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(2, track_running_stats=False))
+    BatchNorms(model)
+    assert torch.isfinite(model(torch.ones(1, 2, 3))).all(), "three numbers of each feature"
+    with pytest.raises(RequestError, match=r"^0, a batch normalisation, is given a micro-batch of"):
+        model(torch.ones(1, 2))
+    model.eval()
+    with pytest.raises(RequestError, match=r"^1, a batch normalisation, .* of the held-out ones"):
+        model(torch.ones(1, 2))
 
 
 class Doubled(nn.BatchNorm1d):

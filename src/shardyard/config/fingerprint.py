@@ -6,7 +6,7 @@ change what a run learns by having been forgotten.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +58,8 @@ SETTINGS_THAT_MAY_CHANGE = (
     "data.dir",
     "data.workers",
     "data.prefetch_steps",
-    # how the samples of a step are taken, and when to give up
+    # how the samples of a step are taken (held of a model with batch normalisation, which only
+    # the processes that build it know), and when to give up
     "optim.micro_batch",
     "optim.max_skipped_steps",
 )
@@ -107,15 +108,24 @@ def may_change(setting: str) -> bool:
 
 
 def fingerprint_of(
-    settings: Mapping[str, Any], *, shape: Mapping[str, Any], data: str, commit: str | None = None
+    settings: Mapping[str, Any],
+    *,
+    shape: Mapping[str, Any],
+    data: str,
+    commit: str | None = None,
+    held: Collection[str] = (),
 ) -> dict[str, Any]:
-    """What all attempts of a run must share: dotted name -> value."""
-    held = {name: value for name, value in settings.items() if not may_change(name)}
-    if held["optim.momentum"] and held["optim.weight_decay"]:
-        held[DECAY] = "decoupled"
+    """What all attempts of a run must share: dotted name -> value.
+
+    Args:
+        held: Settings that may change of other models, and not of this one.
+    """
+    kept = {name: value for name, value in settings.items() if name in held or not may_change(name)}
+    if kept["optim.momentum"] and kept["optim.weight_decay"]:
+        kept[DECAY] = "decoupled"
     sizes = {name: value for name, value in shape.items() if name not in _ONLY_A_DEFAULT}
     found = {} if commit is None else {COMMIT: commit}
-    return {**held, **found, SHAPE: sizes, DATA: data}
+    return {**kept, **found, SHAPE: sizes, DATA: data}
 
 
 def compare(saved: Mapping[str, Any] | str, now: Mapping[str, Any]) -> Comparison:

@@ -139,7 +139,8 @@ def check_resume(previous: Resolved, now: Resolved) -> None:
             "resume",
             hint="A resumed run keeps its model, data, order and optimisation: leave these as they "
             "were, or start a new run. A resume may change the length (run.steps, ...), "
-            "optim.micro_batch, when it is evaluated (task.eval_every_steps, ...), and all of "
+            "optim.micro_batch (not under batch normalisation), when it is evaluated "
+            "(task.eval_every_steps, ...), and all of "
             f"{', '.join(SECTIONS_THAT_MAY_CHANGE)}.",
         )
 

@@ -3,6 +3,7 @@
 The command line makes this value, every worker reads it; nothing else passes between the halves.
 """
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -110,10 +111,15 @@ def _by_names_of_now(settings: dict[str, Any]) -> dict[str, Any]:
     return {"run.target": {**loss, "value": target}, **now}
 
 
-def fingerprint(resolved: Resolved) -> dict[str, Any]:
-    """The values that two attempts of one run must share, by dotted name."""
+def fingerprint(resolved: Resolved, held: Collection[str] = ()) -> dict[str, Any]:
+    """The values that two attempts of one run must share, by dotted name.
+
+    Args:
+        held: Settings that the model learns by, where others do not.
+    """
     return fingerprint_of(
         settings_in(resolved.recipe.model_dump(mode="json")),
+        held=held,
         shape={} if resolved.shape is None else resolved.shape.to_dict(),
         data=resolved.data.fingerprint,
         commit=resolved.model_commit,

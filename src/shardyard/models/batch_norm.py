@@ -17,7 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shardyard.errors import RequestError
+
 KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+BY_MICRO_BATCH = "batch normalisation is over a micro-batch, so that another one learns otherwise"
 
 
 def batch_norms_in(model: nn.Module) -> dict[str, nn.Module]:
@@ -37,7 +41,7 @@ class BatchNorms:
         ranks meet. Its one sample has no variance; running statistics take its place."""
         self.counts: int | Tensor = 1
         """Of the losses of the micro-batch whose backward pass comes next; 0: nothing counts."""
-        self._norms = [_Norm(norm, self) for norm in batch_norms_in(model).values()]
+        self._norms = [_Norm(name, norm, self) for name, norm in batch_norms_in(model).items()]
 
     @property
     def size(self) -> int:
@@ -57,11 +61,26 @@ class BatchNorms:
         return ()
 
 
+def _no_variance(name: str) -> RequestError:
+    """Of a norm that is given one number of each feature. Only its input tells: an image has more.
+
+    The first step of a run meets it, before anything is learnt.
+    """
+    return RequestError(
+        f"{name}, a batch normalisation, is given a micro-batch of one sample and with it one "
+        "number of each feature, which has no variance to divide by. Let every micro-batch have "
+        "two samples: choose optim.micro_batch above 1 and so that no single sample of "
+        "optim.global_batch (in an evaluation: of the held-out ones) is left over for the last; or "
+        "use GroupNorm or LayerNorm there."
+    )
+
+
 class _Norm:
     """One batch normalisation, and what it has seen: count, sums, sums of squares, (1 + 2C)."""
 
-    def __init__(self, norm: nn.Module, norms: BatchNorms) -> None:
+    def __init__(self, name: str, norm: nn.Module, norms: BatchNorms) -> None:
         assert isinstance(norm, KINDS)
+        self._name = name
         self._norm = norm
         self._norms = norms
         self._as_it_is = norm.forward
@@ -73,6 +92,8 @@ class _Norm:
         norm = self._norm
         if self._norms.is_weightless:
             return F.batch_norm(x, *self._running(x), norm.weight, norm.bias, eps=norm.eps)
+        if x.numel() == norm.num_features and (norm.training or norm.running_mean is None):
+            raise _no_variance(self._name)
         is_step = norm.training and torch.is_grad_enabled()
         if not is_step or norm.running_mean is None:  # an evaluation, or a call of a script's own
             return self._as_it_is(x)

@@ -6,7 +6,7 @@ that, and how an evaluation is scored.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
@@ -42,6 +42,8 @@ class Computation(ABC, Generic[Batch]):
     """Names of parameters that both ends of a pipeline hold."""
     statistics: Sequence[Statistics] = ()
     """What modules count beside the loss."""
+    held: Mapping[str, str] = {}
+    """Settings that this model learns by, and others do not -> why: a resume keeps them."""
 
     @abstractmethod
     def backward(self, batches: Sequence[Batch]) -> Part:

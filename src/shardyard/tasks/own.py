@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from shardyard.errors import RequestError
-from shardyard.models.batch_norm import BatchNorms
+from shardyard.models.batch_norm import BY_MICRO_BATCH, BatchNorms
 from shardyard.parallel.data import GradientSync, backward_all, reshard
 from shardyard.parallel.mesh import Mesh
 from shardyard.tasks.base import Computation, Part
@@ -44,6 +44,7 @@ class OwnComputation(Computation[Any]):
         self._reads = reads
         self._norms = norms
         self.statistics = () if norms is None else (norms,)
+        self.held = {} if norms is None else {"optim.micro_batch": BY_MICRO_BATCH}
         self._tp = mesh.layout.tp
         self._is_counted = mesh.tensor_rank == 0
         self._sync = GradientSync(model, mesh.layout)

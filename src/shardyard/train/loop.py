@@ -221,7 +221,7 @@ class Loop:
                 self.progress,
                 seed=self.recipe.run.seed,
                 skipped_in_row=round(training.stepper.skipped_in_row.item()),
-                fingerprint=fingerprint(training.resolved),
+                fingerprint=fingerprint(training.resolved, training.task.computation.held),
             ),
             is_best=is_best,
             keep_older=self.skipped_in_row > 0,

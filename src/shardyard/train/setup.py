@@ -6,6 +6,7 @@ optimizer after sharding (it must see the shards), the checkpoint last (it overw
 """
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -248,18 +249,25 @@ def _fill(
             f"{chosen.path} was written by save_checkpoint() and not by a run: it does not say "
             "what was trained, nor how far. Move the folder away; load_checkpoint() opens it."
         )
-    compared = compare(values["fingerprint"], fingerprint(resolved))
+    held = task.computation.held
+    compared = compare(values["fingerprint"], fingerprint(resolved, held))
     if compared.changed:
+        told = [f"{each}{_why(each, held)}" for each in compared.changed]
         raise CheckpointError(
             f"{chosen.path} was written by a run with another model, data, order or optimisation "
-            f"({'; '.join(compared.changed)}). Resuming from it would be neither run. Move the "
-            "folder away, or start a new run."
+            f"({'; '.join(told)}). Resuming from it would be neither run. Give these the values "
+            "that they had, move the folder away, or start a new run."
         )
     lacked = load_tensors(chosen.path, tensors, of_others=of_others)
     stepper.skipped_in_row.fill_(values["skipped_in_row"])
     gaps = {"not_compared": list(compared.not_compared), "lacked_buffers": lacked}
-    told = {name: found for name, found in gaps.items() if found}
-    return Progress(**values["progress"]), told
+    return Progress(**values["progress"]), {name: found for name, found in gaps.items() if found}
+
+
+def _why(changed: str, held: Mapping[str, str]) -> str:
+    """Why a setting that often may change may not here; of any other nothing."""
+    why = held.get(changed.partition(":")[0])
+    return "" if why is None else f", and {why}"
 
 
 def _open_loader(resolved: Resolved, source: Samples, progress: Progress, mesh: Mesh) -> Loader:
