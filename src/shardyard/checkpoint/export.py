@@ -119,7 +119,7 @@ def plan_export(
     """Decide which tensors go into which file.
 
     Args:
-        dtype: Of the weights written; None: as they were saved.
+        dtype: Of the weights written; None: as those that were trained were saved.
 
     Raises:
         CheckpointError: The checkpoint does not hold the tensors of this model.
@@ -142,7 +142,10 @@ def plan_export(
             f"differ in name or shape, the first is {differing[0]}. The checkpoint was written "
             "with another recipe; export it from the run folder it was written in."
         )
-    chosen_dtype = dtype or next(iter(saved.values()))[1]
+    # what is frozen may be held in 16 bit beside master weights: none of them is rounded
+    chosen_dtype = dtype or max(
+        (each for _, each in saved.values()), key=lambda each: each.itemsize
+    )
     return ExportPlan(
         checkpoint=checkpoint_dir,
         to=to,

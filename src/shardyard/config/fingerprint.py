@@ -137,6 +137,7 @@ def compare(saved: Mapping[str, Any] | str, now: Mapping[str, Any]) -> Compariso
     if isinstance(saved, str):
         return _compare_digest(saved, now)
     old, new = _with_sizes_apart(saved), _with_sizes_apart(now)
+    old.setdefault("model.frozen", [])  # written before any could be
     if DECAY in new:  # written before there was another
         old.setdefault(DECAY, "coupled")
     return Comparison(

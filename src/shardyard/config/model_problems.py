@@ -13,6 +13,7 @@ from shardyard.config.schema import Recipe
 from shardyard.config.task_names import task_row
 from shardyard.config.tasks import tasks_of
 from shardyard.errors import Problem, RequestError
+from shardyard.families.frozen import frozen_problems, parameters_of
 from shardyard.families.shape import ModelShape
 
 
@@ -39,6 +40,7 @@ def misfits(recipe: Recipe, shape: ModelShape | None) -> list[Problem]:
         *_compile_problems(recipe, shape),
         *_fp8_problems(recipe, shape),
         *([] if shape is None else _model_problems(recipe, shape)),
+        *([] if shape is None else frozen_problems(recipe.model.frozen, parameters_of(shape))),
     ]
 
 

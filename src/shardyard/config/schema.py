@@ -104,6 +104,8 @@ class Model(Section):
     """A model of your own as package.module:function (docs/own-module.md); data axes alone."""
     blocks: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Of module: lists of modules, or modules, that are sharded and recomputed one by one."""
+    frozen: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Modules or parameters that are not trained, by name; `*` stands for one step of it."""
     weights: Literal["auto", "random", "load"] = "auto"
     """Where weights come from; auto: random for a preset, loaded for path and hub."""
     dropout: Annotated[float, Field(ge=0, lt=1)] | Auto = "auto"

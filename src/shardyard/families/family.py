@@ -53,6 +53,14 @@ class Row:
         weight = self.rows(shape) * (1 if self.columns is None else self.columns(shape))
         return weight + self._bias_elements(shape)
 
+    def parameters(self, shape: ModelShape) -> Iterator[tuple[str, int, bool]]:
+        """Name in the block or model, elements, and whether tp splits them: weight and bias."""
+        bias = self._bias_elements(shape)
+        weight = self.elements(shape) - bias
+        yield f"{self.module}.{self.parameter}", weight, self.split is not None
+        if bias:
+            yield f"{self.module}.bias", bias, self.split == "rows"
+
     def unsplit_elements(self, shape: ModelShape) -> int:
         """Of these, what every rank of tp holds: all, or the bias of a sum over ranks."""
         if self.split is None:

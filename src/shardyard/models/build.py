@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 
-from shardyard.errors import RequestError
+from shardyard.errors import RecipeError, RequestError
+from shardyard.families.frozen import frozen_problems, is_frozen
 from shardyard.families.registry import trained_family_of
 from shardyard.families.shape import ModelShape
 from shardyard.models.attention import NAME
@@ -37,6 +38,27 @@ def build_on_meta(shape: ModelShape) -> PreTrainedModel:
         )
     replace_experts(model, shape)
     return model
+
+
+def freeze(model: nn.Module, patterns: Sequence[str], *, held_in: torch.dtype) -> None:
+    """Keep what ``model.frozen`` names, and what is frozen already, from being trained, in place.
+
+    It is held in the format that it computes in: a master copy would never change.
+
+    Raises:
+        RecipeError: A pattern names nothing, or nothing is left to train.
+    """
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, param in model.named_parameters(remove_duplicate=False):
+        names.setdefault(param, []).append(name)
+    found = frozen_problems(patterns, {all_names[0]: all_names for all_names in names.values()})
+    if found:
+        raise RecipeError(found, "the model")
+    for param, all_names in names.items():
+        if any(is_frozen(name, patterns) for name in all_names):
+            param.requires_grad_(False)
+        if not param.requires_grad and param.is_floating_point():
+            param.data = param.data.to(held_in)
 
 
 def replace_experts(model: PreTrainedModel, shape: ModelShape) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from shardyard.config.schema import Recipe
 from shardyard.data.loader import MicroBatch
 from shardyard.errors import RecipeError, RequestError
+from shardyard.models.build import freeze
 from shardyard.models.counter_random import key_of
 from shardyard.parallel.apply import parallelize_own
 from shardyard.parallel.mesh import Mesh
@@ -27,6 +28,7 @@ from shardyard.parallel.own_module import (
     refuse_differing_weights,
     refuse_scalars,
 )
+from shardyard.parallel.precision import DTYPES
 from shardyard.tasks.own import Loss, OwnComputation
 
 
@@ -57,6 +59,7 @@ def build_own(
         raise RecipeError(found, f"model.module={place}")
     refuse_differing_weights(model, control)
     model.float()  # master weights
+    freeze(model, recipe.model.frozen, held_in=DTYPES[recipe.precision.compute])
     model.to(device)
     norms = parallelize_own(model, mesh, recipe=recipe, blocks=blocks, words={})
     reads = _Reads(recipe.run.seed, device)

@@ -29,12 +29,13 @@ from shardyard.data.loader import Loader, MicroBatch, Samples
 from shardyard.errors import CheckpointError
 from shardyard.families.registry import trained_family_of
 from shardyard.families.shape import ModelShape
-from shardyard.models.build import build_on_meta, fill_weights, give_storage
+from shardyard.models.build import build_on_meta, fill_weights, freeze, give_storage
 from shardyard.observe.metrics import MetricLines, read_flop_budget
 from shardyard.observe.sinks import open_sinks
 from shardyard.parallel.apply import parallelize
 from shardyard.parallel.device import peak_memory_bytes, select_device
 from shardyard.parallel.mesh import Mesh, build_mesh, names_on_all_stages
+from shardyard.parallel.precision import DTYPES
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import read_resolved
 from shardyard.tasks.base import Computation, Task
@@ -163,6 +164,7 @@ def build_sharded(
 ) -> Computation[MicroBatch]:
     """What computes the task, its model in parallel form on the meta device: without storage."""
     model = build_on_meta(shape)
+    freeze(model, recipe.model.frozen, held_in=DTYPES[recipe.precision.compute])
     family = trained_family_of(shape.model_type)
     parts = parallelize(model, mesh, recipe=recipe, shape=shape, family=family)
     return task_class(recipe.task.name).compute(parts, mesh, device=device)

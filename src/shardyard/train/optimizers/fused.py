@@ -90,7 +90,7 @@ class SGD(_Fused):
     def __init__(self, shards: Mapping[str, nn.Parameter], optim: Optim, norms: WholeNorms) -> None:
         del norms  # each element by itself
         made = torch.optim.SGD(
-            list(shards.values()),
+            [{"params": list(shards.values())}],  # a stage may train nothing
             lr=float(optim.lr),
             momentum=optim.momentum,
             nesterov=optim.nesterov,
