@@ -7,6 +7,7 @@ import difflib
 from collections.abc import Callable, Iterable, Sequence
 
 from shardyard.config.credentials import HIDDEN, find_credential
+from shardyard.config.data_formats import DATA_FORMATS
 from shardyard.config.environment import environment_problems
 from shardyard.config.format_problems import format_problems
 from shardyard.config.launch_problems import launch_problems
@@ -102,6 +103,14 @@ def _credentials(recipe: Recipe) -> Iterable[Problem]:
                 "Remove it here, replace it at its issuer, and say where the new one is kept: "
                 "`secrets: {HF_TOKEN: env}`.",
             )
+
+
+def _data_format(recipe: Recipe) -> Iterable[Problem]:
+    name = recipe.data.format
+    if name not in DATA_FORMATS:
+        near = difflib.get_close_matches(name, DATA_FORMATS, n=1)
+        hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(DATA_FORMATS)}."
+        yield Problem("data.format", f"={_show(name)}: there is no such format. {hint}")
 
 
 def _length(recipe: Recipe) -> Iterable[Problem]:
@@ -292,6 +301,7 @@ def _machines(recipe: Recipe) -> Iterable[Problem]:
 
 _CHECKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
     _credentials,
+    _data_format,
     _length,
     _model,
     own_module_problems,

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from shardyard.config.data_formats import DATA_FORMATS
 from shardyard.config.optimizers import OptimizerName
 from shardyard.config.tasks import TASKS
 
@@ -22,6 +23,7 @@ _NAME = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
 _NAME_WORDS = "a name of lower-case letters, digits and inner hyphens, at most 40 characters"
 _DEVICE_WORDS = "cpu, cuda (also ROCm), xpu, hpu, xla, or what torch calls another accelerator"
 _ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+_FORMAT_WORDS = " or ".join(DATA_FORMATS)
 _TASK_WORDS = f"{', '.join(TASKS)}, or the name of a task that a package adds"
 _ID_WORDS = "an id of letters, digits, dots, hyphens and underscores, at most 63 characters"
 
@@ -138,7 +140,7 @@ class Data(Section):
 
     source: str | Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = "python-stdlib"
     """python-stdlib, or files, folders, globs (or s3:// and others) of text, JSON or Parquet."""
-    format: Literal["by_suffix", "text"] = "by_suffix"
+    format: Annotated[str, Field(description=_FORMAT_WORDS)] = "by_suffix"
     """What files hold: as their suffix says, others are refused; text: others are plain text."""
     text_key: str = "text"
     """The key of JSON objects, or column of Parquet files, that holds the text."""
