@@ -56,3 +56,5 @@ def test_bits_per_byte_are_of_the_text_and_null_where_they_mean_nothing() -> Non
     assert TASKS["causal_lm"].bits_per_byte(loss, data) == pytest.approx(1.0)
     assert TASKS["causal_lm"].bits_per_byte(loss, before) is None, "bytes were not counted then"
     assert TASKS["masked_lm"].bits_per_byte(loss, data) is None, "few of its tokens are predicted"
+    told = [name for name, row in TASKS.items() if "bits_per_byte" in row.targets]
+    assert told == ["causal_lm"]

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from shardyard.config.tasks import TASKS
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_evaluations
 from shardyard.train import loop
@@ -73,8 +74,9 @@ def _train_to_targets(run_dir: RunDir) -> str:
 def test_a_run_ends_early_once_every_target_is_reached_in_one_evaluation(
     corpus: Corpus, tmp_path: Path
 ) -> None:
+    per_byte = TASKS["causal_lm"].bits_per_byte(2.5, corpus.facts)
     sections: dict[str, dict[str, Any]] = {
-        "run": {"steps": 8, "target": {"loss": 2.5, "perplexity": 3.5}},
+        "run": {"steps": 8, "target": {"bits_per_byte": per_byte, "perplexity": 3.5}},
         "task": {"eval_every_steps": 2},
     }
     run_dir = make_run(tmp_path / "run", corpus, sections)

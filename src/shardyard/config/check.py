@@ -249,7 +249,7 @@ def _evaluation(recipe: Recipe) -> Iterable[Problem]:
 
 def _target(recipe: Recipe) -> Iterable[Problem]:
     """A metric that the task does not have would never be reached."""
-    metrics = list(task_row(recipe.task.name).metrics)
+    metrics = list(task_row(recipe.task.name).targets)
     for name in recipe.run.target or ():
         if name not in metrics:
             near = difflib.get_close_matches(name, metrics, n=1)

@@ -25,6 +25,7 @@ from shardyard.config.model_problems import misfits, vocabulary_problems
 from shardyard.config.plug_in_settings import recipe_with_defaults
 from shardyard.config.resolved import DataFacts, Resolved, fingerprint, settings_in
 from shardyard.config.schema import Recipe
+from shardyard.config.tasks import BITS_PER_BYTE
 from shardyard.errors import Problem, RecipeError
 from shardyard.families.shape import ModelShape
 from shardyard.hardware.machine import Machine
@@ -241,7 +242,7 @@ def machine_problems(recipe: Recipe, machine: Machine) -> list[Problem]:
 
 
 def _sample_problems(resolved: Resolved) -> list[Problem]:
-    """Fewer samples than ranks; none to evaluate."""
+    """Fewer samples than ranks; none to evaluate, or without what a target is told by."""
     recipe, data = resolved.recipe, resolved.data
     draft = Draft(recipe=recipe, facts=Facts(data=data))
     ranks, samples = draft.data_ranks, draft.train_samples
@@ -260,6 +261,13 @@ def _sample_problems(resolved: Resolved) -> list[Problem]:
             "on. Raise it, or give data with more documents."
         )
         found.append(Problem("data.eval_fraction", text))
+    elif BITS_PER_BYTE in (recipe.run.target or ()) and not data.eval_bytes:
+        text = (
+            f"names {BITS_PER_BYTE}, and the bytes of what {data.dir} holds out are not known: it "
+            "was prepared by an older version. Move that folder away, and it is prepared anew; or "
+            "name another metric."
+        )
+        found.append(Problem("run.target", text))
     return found
 
 

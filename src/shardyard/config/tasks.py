@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from shardyard.config.schema import Section
 
 
+BITS_PER_BYTE = "bits_per_byte"
+"""What an evaluation is told by beside the metrics of its task."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Metric:
     """A number that an evaluation comes to."""
@@ -35,7 +39,7 @@ class TaskRow:
     prepare: str
     """module:function that writes its data set, as ``data.prepare.prepare``."""
     metrics: Mapping[str, Metric]
-    """Of an evaluation, by name; the loss first."""
+    """That its code scores an evaluation by, by name; the loss first."""
     is_causal: bool
     """Whether its models see earlier tokens alone."""
     continues_text: bool = False
@@ -44,6 +48,11 @@ class TaskRow:
     """Whether a mean loss of tokens is one of the whole text, so that it can be told per byte."""
     settings: "type[Section] | None" = None
     """Of a task that a package adds: its own section, ``task.<name>``."""
+
+    @property
+    def targets(self) -> Mapping[str, Metric]:
+        """What ``run.target`` can ask for: the metrics, and bits a byte where they can be told."""
+        return {**self.metrics, **({BITS_PER_BYTE: Metric()} if self.predicts_every_token else {})}
 
     def bits_per_byte(self, loss: float, data: "DataFacts") -> float | None:
         """A held-out loss in nats a token as bits a byte of the text: it compares tokenizers, too.

@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
+from shardyard.config.tasks import BITS_PER_BYTE
 from shardyard.report.compare import (
     Comparison,
     compare,
@@ -74,7 +75,7 @@ class Summary:
         words.append(".")
         if self.eval_loss is not None:
             words.append(f" Held-out loss {self.eval_loss:.3f} nats per token")
-            per_byte = self.scores.get("bits_per_byte")
+            per_byte = self.scores.get(BITS_PER_BYTE)
             if per_byte is not None:
                 words.append(f" ({per_byte:.3f} bits per byte)")
             if self.unigram_entropy:

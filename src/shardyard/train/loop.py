@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 
 from shardyard.checkpoint.save import Abandoned, Durable
 from shardyard.config.resolved import fingerprint
+from shardyard.config.tasks import BITS_PER_BYTE
 from shardyard.observe.metrics import StepTimes
 from shardyard.observe.samples import log_samples
 from shardyard.parallel.device import peak_memory_bytes
@@ -180,7 +181,7 @@ class Loop:
         )
         seconds = time.monotonic() - started
         per_byte = training.task_row.bits_per_byte(result.loss, training.resolved.data)
-        scores = result.scores | ({} if per_byte is None else {"bits_per_byte": per_byte})
+        scores = result.scores | ({} if per_byte is None else {BITS_PER_BYTE: per_byte})
         epoch = progress.position / training.train_source.num_samples
         training.report(
             "evaluated", step=progress.step, seconds=seconds, targets=result.targets, **scores
@@ -199,9 +200,9 @@ class Loop:
     def _is_target(self, scores: Mapping[str, float]) -> bool:
         """Whether an evaluation is all that run.target asks for."""
         target = self.recipe.run.target
-        metrics = self.training.task_row.metrics
+        targets = self.training.task_row.targets
         return target is not None and all(
-            metrics[name].is_reached(scores[name], value) for name, value in target.items()
+            targets[name].is_reached(scores[name], value) for name, value in target.items()
         )
 
     def _save(self, *, is_best: bool = False) -> None:
