@@ -5,12 +5,13 @@
 # make test-all   every test but those that need an accelerator
 # make test-versions   the tests closest to torch, with each minor version of it (5 GB each)
 # make system-packages   Debian's packages that tests need, as root: Slurm, podman, Docker and others
+# make site   the documentation as pages that open from disk, every link checked
 # make bench   the slow proofs; their results are in benchmarks/results/
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-fast test-system test-all test-versions system-packages durations lint types bench docs clean
+.PHONY: demo test test-fast test-system test-all test-versions system-packages durations lint types bench docs site clean
 
 demo: .venv/installed
 	$(BIN)/shardyard train examples/quickstart.yaml
@@ -76,6 +77,9 @@ bench: .venv/installed
 docs: .venv/installed-dev
 	$(BIN)/python -m docs.generate
 
+site: .venv/installed-docs
+	$(BIN)/python -m docs.site
+
 # The stamps make the second call quick; a changed dependency list makes it install again.
 .venv/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -88,5 +92,9 @@ docs: .venv/installed-dev
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
+.venv/installed-docs: .venv/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $@
+
 clean:
-	rm -rf .venv .durations.json runs prepared
+	rm -rf .venv .durations.json runs prepared build/site

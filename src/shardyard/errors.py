@@ -1,18 +1,18 @@
 """Every error a caller may catch.
 
-ShardyardError                exit code 1: the run failed
-├── RequestError              2: the request is wrong; asking again unchanged cannot help
-│   └── RecipeError           2: one or more settings of a recipe are wrong (all of them listed)
-├── DataError                 1: a data file is missing, empty or damaged
-│   └── SourceError           2: text to learn from cannot be used as it is; it has to be mended
-├── CheckpointError           1: a checkpoint cannot be written, read or trusted
-│   ├── StorageError          1: the file system refused (full, read-only, gone)
-│   └── NotFiniteError        1: the state holds NaN or infinity; it is not written
-├── TrainingError             1: the training itself cannot go on (loss not finite, ...)
-├── LostNodeError             75: another node of the job is gone; all of them can start again
-├── CapacityError             3: what was asked for is not available now
-│   └── LostError             3: the connection broke; asking again may help
-└── AccessError               4: permission is missing
+    ShardyardError                exit code 1: the run failed
+    ├── RequestError              2: the request is wrong; asking again unchanged cannot help
+    │   └── RecipeError           2: one or more settings of a recipe are wrong (all of them listed)
+    ├── DataError                 1: a data file is missing, empty or damaged
+    │   └── SourceError           2: text to learn from cannot be used as it is; it has to be mended
+    ├── CheckpointError           1: a checkpoint cannot be written, read or trusted
+    │   ├── StorageError          1: the file system refused (full, read-only, gone)
+    │   └── NotFiniteError        1: the state holds NaN or infinity; it is not written
+    ├── TrainingError             1: the training itself cannot go on (loss not finite, ...)
+    ├── LostNodeError             75: another node of the job is gone; all of them can start again
+    ├── CapacityError             3: what was asked for is not available now
+    │   └── LostError             3: the connection broke; asking again may help
+    └── AccessError               4: permission is missing
 
 A message has three parts: where and what (with the offending value), why, what to do now.
 """

@@ -1,0 +1,170 @@
+"""The pages of the site and their order: what is in the repository, and what is made from the code.
+
+The site has the repository's folders, so that a link between two files is the same in both. A file
+that a page links to, such as a raw result, is carried along.
+"""
+
+import ast
+import re
+import shutil
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+import click
+
+from shardyard.cli import _VERBS as VERBS
+from shardyard.cli import shardyard
+
+ROOT = Path(__file__).parents[2]
+PYTHON_API = "docs/python-api.md"
+
+VERB_PAGES = {verb: f"docs/verbs/{verb}.md" for verb in VERBS}
+
+PARTS = {
+    "Start": ("README.md",),
+    "Verbs": tuple(VERB_PAGES.values()),
+    "Recipe": (
+        "docs/settings.md",
+        "docs/sharding.md",
+        "docs/hardware.md",
+        "docs/secrets.md",
+        "docs/numerics.md",
+        "docs/run-folder.md",
+    ),
+    "Launch": (
+        "docs/launch.md",
+        "docs/launch-slurm.md",
+        "docs/launch-kubernetes.md",
+        "docs/launch-aws-batch.md",
+    ),
+    "Errors": ("docs/errors.md",),
+    "Python": (PYTHON_API, "docs/library.md", "docs/own-module.md"),
+    "Versions": ("docs/compatibility.md", "CHANGELOG.md"),
+    "Measured": (
+        "docs/benchmarks.md",
+        "docs/accuracy.md",
+        "benchmarks/groundtruth/README.md",
+        "benchmarks/gpu/README.md",
+    ),
+    "Adding to it": ("docs/plug-ins.md", "CONTRIBUTING.md", "ARCHITECTURE.md"),
+    "Design notes": tuple(
+        sorted(f"docs/design/{page.name}" for page in (ROOT / "docs" / "design").glob("*.md"))
+    ),
+}
+"""Part of the navigation -> its pages, in the order in which they are shown."""
+
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s#]+)[^)]*\)|<img[^>]*src=\"([^\"]+)\"")
+
+
+def navigation() -> list[dict[str, object]]:
+    """The parts as the generator takes them; a verb's page has its name, others their title."""
+    verbs = {page: {verb: page} for verb, page in VERB_PAGES.items()}
+    return [
+        {part: pages[0] if len(pages) == 1 else [verbs.get(page, page) for page in pages]}
+        for part, pages in PARTS.items()
+    ]
+
+
+def gather(folder: Path) -> None:
+    """Put every page of the navigation, and each file that one links to, into ``folder``."""
+    carried: set[Path] = set()
+    for name in chain.from_iterable(PARTS.values()):
+        text = python_api() if name == PYTHON_API else (ROOT / name).read_text()
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text + (help_of(target.stem) if name in VERB_PAGES.values() else ""))
+        carried |= {(ROOT / name).parent / link for link in links(text)}
+    for source in {path.resolve() for path in carried if path.suffix != ".md" and path.is_file()}:
+        target = folder / source.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+    shutil.copytree(Path(__file__).parent / "assets", folder / "assets")
+
+
+def links(text: str) -> Iterator[str]:
+    """Paths that a page links to in the repository."""
+    found = (first or second for first, second in _LINK.findall(text))
+    return (link for link in found if "://" not in link)
+
+
+def help_of(verb: str) -> str:
+    """What ``shardyard VERB --help`` prints, as the last part of the verb's page."""
+    program = shardyard.make_context("shardyard", [], terminal_width=90)
+    texts = "".join(f"\n```text\n{text}\n```\n" for text in _helps(shardyard, verb, program))
+    return f"\n## Help\n{texts}"
+
+
+def _helps(group: click.Group, name: str, parent: click.Context) -> Iterator[str]:
+    """The help of a command, then of those below it."""
+    command = group.get_command(parent, name)
+    assert command is not None
+    context = click.Context(command, info_name=name, parent=parent)
+    yield command.get_help(context)
+    if isinstance(command, click.Group):
+        for below in command.list_commands(context):
+            yield from _helps(command, below, context)
+
+
+def python_api() -> str:
+    """The page of all that ``import shardyard`` offers, in the groups in which it is imported."""
+    text = "# Python API\n\nWhat `import shardyard` offers, and the errors that it raises.\n"
+    source = (ROOT / "src" / "shardyard" / "__init__.py").read_text()
+    for module, names in public_names(source).items():
+        text += f"\n## {about(module)}\n"
+        text += "".join(f"\n::: shardyard.{name}\n" for name in names)
+    return text + _ERRORS
+
+
+_ERRORS = """
+## Errors
+
+::: shardyard.errors
+    options:
+      show_root_heading: false
+      show_root_toc_entry: false
+"""
+
+
+def public_names(source: str) -> dict[str, list[str]]:
+    """Module -> names of ``__all__`` in the source of the package that come from that module.
+
+    The imports that stand there for type checkers say where each name is.
+
+    Raises:
+        ValueError: Such an import lacks for some name.
+    """
+    tree = ast.parse(source)
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    found = {
+        node.module: [alias.asname or alias.name for alias in node.names]
+        for node in imports
+        if node.module and node.module.startswith("shardyard.")
+    }
+    lacking = set(_all(tree)) - set(chain.from_iterable(found.values()))
+    if lacking:
+        raise ValueError(
+            f"src/shardyard/__init__.py offers {', '.join(sorted(lacking))} without an import "
+            "under TYPE_CHECKING: the page of the Python API cannot know what it is. Add it."
+        )
+    return found
+
+
+def _all(tree: ast.Module) -> list[str]:
+    """``__all__`` of a module."""
+    lists = [
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    ]
+    names = ast.literal_eval(lists[0])
+    assert isinstance(names, list)
+    return names
+
+
+def about(module: str) -> str:
+    """What a module says of itself before the first colon or full stop."""
+    path = ROOT / "src" / module.replace(".", "/")
+    source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    words = ast.get_docstring(ast.parse(source.read_text())) or module
+    return re.split(r"[:.]\s|\.$", words, maxsplit=1)[0]

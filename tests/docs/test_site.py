@@ -1,0 +1,70 @@
+"""The documentation site: a place for every page and name, and a check that finds what is wrong."""
+
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+import shardyard
+from docs.site.check import problems
+from docs.site.pages import PARTS, PYTHON_API, ROOT, links, public_names
+
+
+def test_every_page_has_one_place_in_the_navigation() -> None:
+    placed = list(chain.from_iterable(PARTS.values()))
+    folders = (ROOT / "docs", ROOT / "benchmarks")
+    pages = [*chain.from_iterable(folder.rglob("*.md") for folder in folders), *ROOT.glob("*.md")]
+    there = {str(page.relative_to(ROOT)) for page in pages} | {PYTHON_API}
+    assert sorted(placed) == sorted(there), "add it to PARTS in docs/site/pages.py"
+
+
+def test_every_public_name_is_on_the_page_of_the_python_api() -> None:
+    found = public_names(Path(shardyard.__file__).read_text())
+    assert set(shardyard.__all__) <= set(chain.from_iterable(found.values()))
+
+
+def test_a_public_name_of_unknown_origin_is_refused() -> None:
+    source = "if TYPE_CHECKING:\n    from shardyard.library import Mesh\n__all__ = ['Mesh', 'plan']"
+    assert public_names(source.replace(", 'plan'", "")) == {"shardyard.library": ["Mesh"]}
+    with pytest.raises(ValueError, match="offers plan without an import under TYPE_CHECKING"):
+        public_names(source)
+
+
+def test_files_that_a_page_links_to_are_found() -> None:
+    page = (
+        '[a](b.json) [c](d.md#e) [f](#g) [h](https://i.org) ![j](k.svg) <img width="9" src="l.svg"'
+    )
+    assert list(links(page)) == ["b.json", "d.md", "k.svg", "l.svg"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ('<a href="gone.json">', "gone.json leads nowhere"),
+        ('<a href="other.html#gone">', "other.html#gone leads nowhere"),
+        ('<a href="#gone">', "#gone leads nowhere"),
+        ('<a href="..">', ".. leads nowhere"),
+        ('<img src="gone.svg">', "gone.svg leads nowhere"),
+        ('<script src="https://a.org/a.js">', "https://a.org/a.js would be fetched from elsewhere"),
+        ('<link rel="icon" href="//a.org/a.ico">', "//a.org/a.ico would be fetched from elsewhere"),
+        ('<pre class="mermaid">', "a mermaid diagram would be drawn by a script from elsewhere"),
+    ],
+)
+def test_what_is_wrong_on_a_built_page_is_found(wrong: str, problem: str, tmp_path: Path) -> None:
+    (tmp_path / "other.html").write_text('<h1 id="there">')
+    (tmp_path / "raw file.json").write_text("{}")
+    right = '<a href="other.html#there"><a href="raw%20file.json"><a href="https://pytorch.org">'
+    (tmp_path / "right.html").write_text(right)
+    assert list(problems(tmp_path)) == []
+    (tmp_path / "wrong.html").write_text(right + wrong)
+    assert list(problems(tmp_path)) == [f"wrong.html: {problem}"]
+
+
+def test_a_style_that_fetches_a_font_is_found(tmp_path: Path) -> None:
+    style = tmp_path / "a.css"
+    style.write_text("a{background:url(data:image/svg+xml)} b{background:url(own.svg)}")
+    assert list(problems(tmp_path)) == []
+    style.write_text('@font-face{src:url("https://cdn.org/a.woff2")}')
+    assert list(problems(tmp_path)) == [
+        "a.css: https://cdn.org/a.woff2 would be fetched from elsewhere"
+    ]
