@@ -12,13 +12,16 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from shardyard import __version__
 from shardyard.cli.terminal import say, tell
 from shardyard.errors import EXIT_INTERRUPTED, ShardyardError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 _VERBS = {
     "config": "shows a recipe resolved, each value with its reason; documents every setting",
@@ -66,6 +69,17 @@ class _Verbs(click.Group):
             raise click.UsageError(f"there is no verb {verb!r}. {hint}", ctx)
         return super().resolve_command(ctx, args)
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem[str]]":
+        """Verbs from the table: click's own way would import them all."""
+        from click.shell_completion import CompletionItem  # only where a shell asks
+
+        verbs = [
+            CompletionItem(verb, help=what)
+            for verb, what in _VERBS.items()
+            if verb.startswith(incomplete)
+        ]
+        return [*verbs, *click.Command.shell_complete(self, ctx, incomplete)]
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
             formatter.write_dl(list(_VERBS.items()))
@@ -104,6 +118,11 @@ def main(
     is_debugging = "--debug" in given
     words = [argument for argument in given if argument != "--debug"]
     try:
+        if os.environ.get("_SHARDYARD_COMPLETE"):  # a shell asks, at each TAB
+            from shardyard.cli.completion import answer
+
+            answer(program)
+            return 0
         # Not program.main(): it would turn a broken pipe into exit code 1, a failed run.
         with program.make_context("shardyard", words, obj=launchers) as context:
             code = program.invoke(context)

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from shardyard.cli.completion import by, runs
+
 
 class LocalPath(click.Path):
     """A path of this machine, held to what paths among the settings are held to.
@@ -33,7 +35,7 @@ class LocalPath(click.Path):
         return super().convert(Path(text).expanduser() if text[:1] == "~" else text, param, ctx)
 
 
-run_argument = click.argument("run", type=LocalPath())
+run_argument = click.argument("run", type=LocalPath(), shell_complete=by(runs))
 """A path, an id or the beginning of one."""
 
 runs_dir_option = click.option(

@@ -1,0 +1,397 @@
+"""What TAB offers: verbs, options, run ids, recipe files, settings and their values.
+
+`eval "$(_SHARDYARD_COMPLETE=bash_source shardyard)"` turns it on (zsh and fish likewise). The shell
+then calls `shardyard` at each TAB with the words so far, on click's machinery for it; what is ours
+is which values there are, and that bash, which ends words at = and :, replaces the right part.
+
+Somebody waits at the keyboard: no verb's module is imported where its name says what its words are.
+"""
+
+# ruff: noqa: ARG001, ARG005 - all completers take what one of them needs
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    FishComplete,
+    ShellComplete,
+    ZshComplete,
+    split_arg_string,
+)
+
+from shardyard.errors import RequestError, ShardyardError
+from shardyard.rundir.layout import RUNS_DIR, RunDir
+
+VARIABLE = "_SHARDYARD_COMPLETE"
+"""Environment variable with what is asked: bash_source, bash_complete; zsh and fish likewise."""
+
+Item = CompletionItem[str]
+Completer = Callable[[str, Mapping[str, Any]], Iterable[Item]]
+"""The word so far and the options before it, by name -> what it may become, whole words."""
+
+_DESCRIBED_RUNS = 20
+"""Newest runs whose state is looked up: that opens three files each."""
+
+
+def answer(program: click.Command) -> None:
+    """Print what the shell asks for: its script, or what the word at the cursor may become.
+
+    Raises:
+        RequestError: It is another shell's.
+    """
+    asked = os.environ[VARIABLE]
+    shell, _, instruction = asked.partition("_")
+    if shell not in _SHELLS or instruction not in ("source", "complete"):
+        raise RequestError(
+            f"{VARIABLE}={asked}: there is completion for {', '.join(_SHELLS)}, by "
+            f'`eval "$({VARIABLE}=bash_source shardyard)"` or the other\'s name in place of bash.'
+        )
+    completion = _SHELLS[shell](program, {}, "shardyard", VARIABLE)
+    click.echo(completion.source() if instruction == "source" else completion.complete())
+
+
+# --- words --------------------------------------------------------------------------------------
+
+
+def runs(word: str, options: Mapping[str, Any]) -> Iterator[Item]:
+    """Ids of runs, the newest first, each with its state; or paths, where one is begun."""
+    if "/" in word or word.startswith("~"):
+        yield from paths(word, is_wanted=Path.is_dir)
+        return
+    folder = Path(options.get("runs_dir") or RUNS_DIR)
+    found = [each for each in _entries(folder) if each.name.startswith(word)]
+    found = [each for each in found if (each / "recipe.yaml").is_file()]
+    found.sort(key=_changed_at, reverse=True)
+    for number, each in enumerate(found):
+        yield Item(each.name, help=_state(each) if number < _DESCRIBED_RUNS else None)
+
+
+def recipe(word: str, options: Mapping[str, Any]) -> Iterator[Item]:
+    """Recipe files, and what ``overrides`` offers."""
+    if "=" not in word:
+        yield from paths(word, is_wanted=lambda path: path.suffix in (".yaml", ".yml"))
+    yield from overrides(word, options)
+
+
+def overrides(word: str, options: Mapping[str, Any]) -> Iterator[Item]:
+    """Names of settings up to their next dot, as there are too many for one list; then values."""
+    name, equals, text = word.partition("=")
+    if equals:
+        for item in _values(name, text):
+            yield _like(item, f"{name}={item.value}")
+        return
+    offered: dict[str, str] = {}
+    for setting, sentence in _settings(word):
+        if setting.startswith(word):
+            rest = setting[len(word) :]
+            group, dot, _ = rest.partition(".")
+            if dot:
+                offered.setdefault(f"{word}{group}.", _about_section(f"{word}{group}"))
+            elif setting == "secrets":
+                offered["secrets."] = _first_words(sentence)
+            else:
+                offered[f"{setting}="] = _first_words(sentence)
+    yield from (Item(value, type="part", help=about) for value, about in offered.items())
+
+
+def launchers(word: str, options: Mapping[str, Any]) -> Iterator[Item]:
+    """Names of launchers, ours and those of packages."""
+    from shardyard.launch.base import LAUNCHERS
+    from shardyard.plug_ins import installed
+
+    return _words(word, [*LAUNCHERS, *installed("launchers")])
+
+
+def paths(word: str, *, is_wanted: Callable[[Path], bool]) -> Iterator[Item]:
+    """Files of the folder that a path is in, and its folders, in which one may go on."""
+    above, slash, start = word.rpartition("/")
+    folder = Path(above + slash).expanduser()
+    for entry in sorted(_entries(folder)):
+        is_hidden = entry.name.startswith(".") and not start.startswith(".")
+        if not entry.name.startswith(start) or is_hidden:
+            continue
+        if entry.is_dir():
+            yield Item(f"{above}{slash}{entry.name}/", type="part")
+        elif is_wanted(entry):
+            yield Item(f"{above}{slash}{entry.name}")
+
+
+WORDS: dict[str, tuple[Completer, ...]] = {
+    **dict.fromkeys(("config", "plan", "prepare", "train", "launch", "doctor"), (recipe,)),
+    **dict.fromkeys(("status", "logs", "watch", "cancel", "scale", "teardown"), (runs,)),
+    **dict.fromkeys(("fetch", "export", "report"), (runs,)),
+    "resume": (runs, overrides),
+}
+"""Verb -> what its words are, so that its module need not be imported for them. Of ``recipe`` and
+``overrides`` there may be any number."""
+
+
+def by(completer: Completer) -> Callable[..., list[Item]]:
+    """The ``shell_complete`` of an argument or option of click's."""
+    return lambda context, parameter, word: list(completer(word, context.params))
+
+
+# --- settings -----------------------------------------------------------------------------------
+
+
+def _settings(word: str) -> Iterator[tuple[str, str]]:
+    """Every setting with its sentence, those that packages add included where they are meant."""
+    from shardyard.config.plug_in_settings import SECTIONS, described_at
+    from shardyard.config.schema import section_key
+    from shardyard.config.setting import settings
+    from shardyard.config.tasks import TASKS
+    from shardyard.plug_ins import installed
+
+    for name, setting in settings().items():
+        yield name, setting.sentence
+    for metric in dict.fromkeys(metric for row in TASKS.values() for metric in row.metrics):
+        yield f"run.target.{metric}", "Stop early once an evaluation reaches this."
+    for section, group in SECTIONS.items():
+        for path in (f"{section}.{section_key(name)}" for name in installed(group)):
+            if not word.startswith(f"{path}."):  # nothing of the package is imported yet
+                yield f"{path}.", ""
+            elif (own := described_at(path)) is not None:
+                yield from ((setting.name, setting.sentence) for setting in own.settings)
+
+
+def _about_section(name: str) -> str:
+    from shardyard.config.setting import sections
+
+    return next((_first_words(found.sentence) for found in sections() if found.name == name), "")
+
+
+def _first_words(sentence: str) -> str:
+    first = re.split(r"[;:(]|\. ", sentence, maxsplit=1)[0].strip(" .`")
+    return first if len(first) <= 60 else f"{first[:57]}..."
+
+
+def _values(name: str, text: str) -> Iterator[Item]:
+    """What a setting accepts, where that is a list that ends."""
+    if name in _FOLDERS or name in _FILES:
+        suffixes = _FILES.get(name, ())
+        yield from paths(text, is_wanted=lambda path: not suffixes or path.suffix in suffixes)
+    yield from _words(text, dict.fromkeys([*_names(name), *_choices(name)]))
+
+
+_FOLDERS = ("model.path", "model.dir", "data.dir", "run.dir", "data.tokenizer")
+_FILES: Mapping[str, tuple[str, ...]] = {
+    "data.source": (),
+    "model.config": (".json",),
+    "cluster.file": (".yaml", ".yml"),
+}
+"""Setting that is a file -> its suffixes; none: any."""
+
+
+def _names(setting: str) -> Iterable[str]:
+    """Of a registry that is no part of the schema."""
+    match setting:
+        case "model.preset":
+            from shardyard.families.presets import PRESETS
+
+            return PRESETS
+        case "task.name":
+            from shardyard.config.tasks import TASKS
+            from shardyard.plug_ins import installed
+
+            return [*TASKS, *installed("tasks")]
+        case "cluster.instance":
+            from shardyard.hardware.catalogue import instance_names
+
+            return instance_names()
+        case "cluster.device":
+            return ("cpu", "cuda", "xpu", "hpu", "xla")
+        case "data.source":
+            return ("python-stdlib",)
+        case "data.tokenizer":
+            return ("train",)
+    return ()
+
+
+def _choices(setting: str) -> Iterable[str]:
+    """Of the schema."""
+    from shardyard.config.setting import settings
+
+    found = settings().get(setting)
+    if found is None:
+        return ()
+    truths = ("true", "false") if found.accepts.startswith("true or false") else ()
+    return (*truths, *found.choices)
+
+
+# --- items --------------------------------------------------------------------------------------
+
+
+def _words(start: str, words: Iterable[str]) -> Iterator[Item]:
+    return (Item(word) for word in words if word.startswith(start))
+
+
+def _like(item: Item, value: str) -> Item:
+    return Item(value, type=item.type, help=item.help)
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What a folder holds, but for names that would act on a terminal."""
+    try:
+        return [entry for entry in folder.iterdir() if entry.name.isprintable()]
+    except OSError:
+        return []
+
+
+def _changed_at(folder: Path) -> float:
+    run = RunDir(folder)
+    times = [path.stat().st_mtime for path in (run.events, run.metrics, folder) if path.exists()]
+    return max(times, default=0.0)
+
+
+def _state(folder: Path) -> str | None:
+    from shardyard.rundir.state import read_state
+
+    try:
+        found = read_state(RunDir(folder))
+    except (ShardyardError, OSError):  # a damaged run can be named all the same
+        return None
+    return found.state if found.step is None else f"{found.state}, step {found.step:,}"
+
+
+# --- shells -------------------------------------------------------------------------------------
+
+
+class _Ours(ShellComplete):
+    """What is the same for every shell. Behind an item of type ``part`` comes no space."""
+
+    def get_completions(self, args: list[str], incomplete: str) -> list[Item]:
+        """What the word may become; nothing where anything goes wrong, as a prompt is no place."""
+        try:
+            return self._completions(args, incomplete)
+        except Exception:  # noqa: BLE001 - the outermost line of this call
+            return []
+
+    def _completions(self, args: list[str], incomplete: str) -> list[Item]:
+        completer = _by_verb(args, incomplete)
+        if completer is not None:
+            return list(completer(incomplete, {}))
+        option, equals, _ = incomplete.partition("=")
+        is_value = bool(equals) and incomplete.startswith("-")
+        found = super().get_completions(args, incomplete)
+        return [_like(item, f"{option}={item.value}") if is_value else item for item in found]
+
+
+def _by_verb(args: list[str], incomplete: str) -> Completer | None:
+    """The completer of a word that its verb alone decides; None: an option may, click knows."""
+    verb, *words = args or [""]
+    if verb not in WORDS or any(word.startswith("-") for word in [*words, incomplete]):
+        return None
+    completers = WORDS[verb]
+    if len(words) < len(completers):
+        return completers[len(words)]
+    return _nothing if completers[-1] is runs else completers[-1]
+
+
+def _nothing(word: str, options: Mapping[str, Any]) -> Iterable[Item]:
+    return ()
+
+
+class _Bash(_Ours, BashComplete):
+    """Gets the whole line: bash's own words end at = and :, and it replaces the last of them."""
+
+    source_template = """\
+%(complete_func)s() {
+    local kind value
+    COMPREPLY=()
+    while IFS=, read -r kind value; do
+        case $kind in
+            dir) compopt -o dirnames ;;
+            file) compopt -o default ;;
+            part) compopt -o nospace; COMPREPLY+=("$value") ;;
+            plain) COMPREPLY+=("$value") ;;
+        esac
+    done < <(COMP_LINE="${COMP_LINE:0:COMP_POINT}" COMP_WORD="$2" %(complete_var)s=bash_complete \\
+        "$1" 2>/dev/null)
+}
+
+complete -o nosort -F %(complete_func)s %(prog_name)s
+"""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        # The letter ends the last word, also where it is empty or in an open quote.
+        words = split_arg_string(f"{os.environ['COMP_LINE']}x")
+        return words[1:-1], words[-1][:-1]
+
+    def format_completion(self, item: CompletionItem[Any]) -> str:
+        _, whole = self.get_completion_args()
+        line, word = os.environ["COMP_LINE"], os.environ["COMP_WORD"]
+        kept = whole.removesuffix(word)
+        value = str(item.value).removeprefix(kept)
+        is_quoted = '"' in line or "'" in line
+        return f"{item.type},{value if is_quoted else _escaped(value)}"
+
+
+def _escaped(value: str) -> str:
+    return re.sub(r"([^\w@%+=:,./~^-])", r"\\\1", value)
+
+
+class _Zsh(_Ours, ZshComplete):
+    source_template = """\
+#compdef %(prog_name)s
+
+%(complete_func)s() {
+    local -a response whole parts
+    local kind value about
+    response=("${(@f)$(env COMP_WORDS="${words[*]}" COMP_CWORD=$((CURRENT-1)) \\
+%(complete_var)s=zsh_complete ${words[1]} 2>/dev/null)}")
+    for kind value about in ${response}; do
+        [[ $about == _ ]] || value="${value//:/\\\\:}:$about"
+        case $kind in
+            plain) whole+=("$value") ;;
+            part) parts+=("$value") ;;
+            dir) _path_files -/ ;;
+            file) _path_files -f ;;
+        esac
+    done
+    (( $#whole )) && _describe -V shardyard whole -U
+    (( $#parts )) && _describe -V shardyard parts -U -S ''
+    return 0
+}
+
+if [[ $zsh_eval_context[-1] == loadautofunc ]]; then
+    %(complete_func)s "$@"
+else
+    compdef %(complete_func)s %(prog_name)s
+fi
+"""
+
+    def format_completion(self, item: Item) -> str:
+        return f"{item.type}\n{item.value}\n{item.help or '_'}"
+
+
+class _Fish(_Ours, FishComplete):
+    """Fish adds no space after a word that ends in = . or /."""
+
+    source_template = """\
+function %(complete_func)s
+    set -l response (env %(complete_var)s=fish_complete COMP_WORDS=(commandline -cp) \\
+COMP_CWORD=(commandline -ct) (commandline -po)[1] 2>/dev/null)
+    for completion in $response
+        set -l parts (string split --max 1 , $completion)
+        switch $parts[1]
+            case dir
+                __fish_complete_directories $parts[2]
+            case file
+                __fish_complete_path $parts[2]
+            case '*'
+                echo $parts[2]
+        end
+    end
+end
+
+complete --no-files --keep-order --command %(prog_name)s --arguments "(%(complete_func)s)"
+"""
+
+
+_SHELLS: dict[str, type[_Ours]] = {"bash": _Bash, "zsh": _Zsh, "fish": _Fish}
