@@ -186,7 +186,7 @@ MUTATIONS = (
     Mutation("a terminal is acted upon", "printable.py",
              "return _ACTING.sub(lambda found: ascii(found[0])[1:-1], text)", "return text",
              ("tests/test_printable.py",)),
-    Mutation("a node of another attempt is believed", "cli/readiness.py",
+    Mutation("a node of another attempt is believed", "node/readiness.py",
              "return replace(report, asks=tuple(report.asks)) if is_whole else None",
              "return replace(report, asks=tuple(report.asks), attempt=0) if is_whole else None",
              _READINESS),

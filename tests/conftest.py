@@ -1,6 +1,7 @@
 """What all tests need."""
 
 import signal
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,3 +22,12 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> "Corpus":
     from tests.distributed.runs import prepare_corpus  # torch, which most tests do without
 
     return prepare_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture
+def talk_on_stderr() -> Iterator[None]:
+    """What operations say comes on stderr, as it does where a verb calls them."""
+    from shardyard.terminal import talk_shown
+
+    with talk_shown():
+        yield

@@ -16,7 +16,7 @@ SRC = Path(__file__).parents[1] / "src"
 PACKAGE = SRC / "shardyard"
 
 BASE_ROWS = [
-    {"errors", "units", "printable"},
+    {"errors", "units", "printable", "talk"},
     {"yaml_text", "files", "aws", "plug_ins"},
     {"hardware", "complete", "families"},
     {"config"},
@@ -27,7 +27,8 @@ CONTROL_ROWS = [
     {"image"},
     {"launch", "report", "bench"},
     {"transfer", "cluster"},
-    {"cli"},
+    {"control", "terminal", "local_path"},
+    {"cli", "node"},
 ]
 TRAINING_ROWS = [
     {"torch_private"},

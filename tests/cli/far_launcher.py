@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from shardyard.cli.side_job import SideWork
 from shardyard.errors import ShardyardError
 from shardyard.launch.base import (
     Capabilities,
@@ -21,6 +20,7 @@ from shardyard.launch.base import (
 )
 from shardyard.launch.kubernetes.exec import CommandError, LostConnectionError
 from shardyard.launch.ledger import Ledger
+from shardyard.node.side_job import SideWork
 from shardyard.rundir.layout import RunDir
 from tests.cli.fake_launcher import CAPABILITIES, FakeLauncher
 from tests.cli.launched_runs import status

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from shardyard.cli import main
-from shardyard.cli.side_job import SideWork, function_of
 from shardyard.config.check import load_checked_recipe
 from shardyard.doctor.finding import Finding
 from shardyard.errors import CapacityError
+from shardyard.node.side_job import SideWork, function_of
 from shardyard.rundir.layout import RunDir
 from tests.cli.fake_launcher import CAPABILITIES, AnsweringLauncher
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from shardyard.cli.side_job import SideWork
 from shardyard.complete import COMPLETE, read_complete, write_complete
 from shardyard.errors import RequestError
 from shardyard.launch.base import JobState
+from shardyard.node.side_job import SideWork
 from shardyard.rundir.layout import RunDir
 from tests.cli.fake_launcher import FakeLauncher
 from tests.cli.far_launcher import FarLauncher

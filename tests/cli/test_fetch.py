@@ -11,9 +11,9 @@ import pytest
 from shardyard.checkpoint import listing
 from shardyard.checkpoint.retention import mark_best, mark_latest
 from shardyard.checkpoint.verify import FORMAT, Manifest, write_flushed, write_manifest
-from shardyard.cli.nodes_files import has_reader, stay
-from shardyard.cli.side_job import SideWork
 from shardyard.config.schema import Recipe
+from shardyard.node.side_fetch import has_reader, stay
+from shardyard.node.side_job import SideWork
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_lines
 from tests.cli.fake_launcher import FakeLauncher

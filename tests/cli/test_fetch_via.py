@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.cli.fetch import serve
-from shardyard.cli.side_job import SideWork
 from shardyard.complete import COMPLETE
+from shardyard.node.side_fetch import serve
+from shardyard.node.side_job import SideWork
 from shardyard.rundir.layout import RunDir
 from shardyard.transfer.listing import Listing, read_listing
 from tests.cli.test_fetch import Site, list_in_process

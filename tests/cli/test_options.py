@@ -7,8 +7,8 @@ import click
 import pytest
 
 from shardyard.cli import _VERBS, main
-from shardyard.cli.node import command as node
-from shardyard.cli.options import LocalPath
+from shardyard.local_path import LocalPath
+from shardyard.node.program import command as node
 
 COMMANDS = {
     **{verb: importlib.import_module(f"shardyard.cli.{verb}").command for verb in _VERBS},

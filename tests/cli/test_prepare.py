@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from shardyard.cli import main
-from shardyard.cli.prepare import prepare_data
-from shardyard.cli.processes import run_program
-from shardyard.cli.request import Request
 from shardyard.config.resolved import Resolved
+from shardyard.control.prepare import prepare_data
+from shardyard.control.programs import run_program
+from shardyard.control.request import Request
 from shardyard.errors import AccessError, RequestError, ShardyardError
 from shardyard.hardware.machine import Machine
 from tests.data.test_bos import as_llama_2

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.cli.launched import find_launched
-from shardyard.cli.scale import drain
+from shardyard.control.job import find_launched
+from shardyard.control.scale import drain
 from shardyard.errors import CapacityError, ShardyardError
 from shardyard.launch.base import JobState
 from shardyard.launch.ledger import Ledger

@@ -10,6 +10,7 @@ import pytest
 
 from shardyard import __version__
 from shardyard.cli import main
+from shardyard.terminal import run
 
 MODULE = [sys.executable, "-m", "shardyard"]
 
@@ -67,7 +68,7 @@ def _verb_that(error: BaseException) -> click.Command:
 def test_an_unexpected_error_is_called_a_bug_of_ours(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main([], program=_verb_that(ValueError("surprise"))) == 1
+    assert run(_verb_that(ValueError("surprise")), []) == 1
     err = capsys.readouterr().err
     assert err.startswith("error: ValueError: surprise. This is a bug of shardyard")
     assert "with --debug" in err
@@ -75,7 +76,7 @@ def test_an_unexpected_error_is_called_a_bug_of_ours(
 
 
 def test_ctrl_c_ends_with_130(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([], program=_verb_that(KeyboardInterrupt())) == 130
+    assert run(_verb_that(KeyboardInterrupt()), []) == 130
     assert "interrupted" in capsys.readouterr().err
 
 

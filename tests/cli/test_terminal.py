@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.cli import terminal
+from shardyard import terminal
 from shardyard.errors import ShardyardError
 from shardyard.launch.base import JobState, JobStatus, LogLine
 from tests.cli.fake_launcher import FakeLauncher
@@ -57,11 +57,12 @@ def test_an_error_that_quotes_a_service_is_shown_as_text(
 
 def test_no_verb_prints_by_another_way() -> None:
     """Marked lines and a node's first words are for a log, which is read through this way."""
-    folder = Path(terminal.__file__).parent
-    others = {"terminal.py", "mark_lines.py", "node_from_environment.py", "side_job.py"}
+    package = Path(terminal.__file__).parent
+    others = {"mark_lines.py", "from_environment.py", "side_job.py"}
     found = [
         f"{path.name}:{node.lineno}"
-        for path in sorted(folder.glob("*.py"))
+        for half in ("cli", "control", "node")
+        for path in sorted((package / half).glob("*.py"))
         if path.name not in others
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.cli.launched import find_launched
 from shardyard.cli.watch import watch
+from shardyard.control.job import find_launched
 from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
 from shardyard.launch.base import JobState, LogLine
 from shardyard.launch.ledger import Ledger
@@ -15,6 +15,8 @@ from tests.cli.fake_launcher import FakeLauncher, fake_that_can
 from tests.cli.launched_runs import launch, runs_dir, shardyard, status
 
 Captured = pytest.CaptureFixture[str]
+
+pytestmark = pytest.mark.usefixtures("talk_on_stderr")
 
 
 @pytest.fixture

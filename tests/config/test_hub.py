@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.cli.request import Request
 from shardyard.complete import COMPLETE
 from shardyard.config.hub import Level, Wanted, commit_of, digest_of, fetch
 from shardyard.config.model_source import model_folder
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Model, Recipe
+from shardyard.control.request import Request
 from shardyard.data.tokenizer import find_tokenizer
 from shardyard.errors import CapacityError, RecipeError, RequestError
 from shardyard.hardware.machine import Machine

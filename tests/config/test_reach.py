@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from shardyard.cli import attempt, main, prepare
+from shardyard.cli import main
 from shardyard.config.reach import why_not_reached
 from shardyard.config.text_problems import PATHS
+from shardyard.control import attempt, prepare
 from shardyard.hardware.machine import Machine
 from tests.cli.fake_launcher import FakeLauncher
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.cli.launching import launcher_named
 from shardyard.config.check import load_checked_recipe
 from shardyard.config.schema import Recipe
 from shardyard.config.sight import Sight, absent_problems, unseen_problems
+from shardyard.control.submission import launcher_named
 from shardyard.launch.base import LAUNCHERS, Launcher
 
 VOLUMES = "launch.volumes=[{path: /runs, claim: runs}, {path: /data/, claim: data}]"

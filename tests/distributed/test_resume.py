@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.cli.follow import describe_event
+from shardyard.control.follow import describe_event
 from shardyard.errors import CheckpointError, TrainingError
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import EventWriter, read_evaluations, read_lines, read_steps

@@ -132,7 +132,7 @@ def test_a_drained_attempt_ends_with_143_and_the_next_goes_on_exactly(
 
 def test_a_container_without_a_recipe_says_so(place: Place) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "shardyard.cli.node_from_environment", "--place", "aws-batch"],
+        [sys.executable, "-m", "shardyard.node.from_environment", "--place", "aws-batch"],
         env={name: value for name, value in os.environ.items() if name != "SHARDYARD_RECIPE"},
         cwd=place.folder,
         capture_output=True,

@@ -82,7 +82,7 @@ class Nodes:
         other.mkdir(parents=True, exist_ok=True)
         hidden = f"mount -t tmpfs tmpfs '{other}'"  # the other node's disk
         program = [
-            sys.executable, "-m", "shardyard.cli.node", str(self.folder / "r.yaml"),
+            sys.executable, "-m", "shardyard.node", str(self.folder / "r.yaml"),
             "--run-dir", str(self.run.path), "--place", "given", "--node-rank", str(node),
             "--nodes", "2", "--rendezvous", endpoint, "--session", "s",
         ]  # fmt: skip

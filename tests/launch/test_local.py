@@ -83,7 +83,7 @@ def ended(run: RunDir, code: int | None, reason: str = "") -> None:
 @pytest.mark.heavy
 def test_the_request_is_one_command_a_node_and_the_recipe(run: RunDir) -> None:
     rendered = LOCAL.render(request_for(run.path))
-    commands = [line for line in rendered.text.splitlines() if "shardyard.cli.node" in line]
+    commands = [line for line in rendered.text.splitlines() if "shardyard.node" in line]
     assert len(commands) == 2
     assert "JOB/recipe.yaml" in commands[0] and "--place given" in commands[0]
     assert "--node-rank 1 --nodes 2 --rendezvous 127.0.0.1:PORT" in commands[1]

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.cli.side_job import SideWork, function_of
 from shardyard.config.schema import Recipe
 from shardyard.config.sight import Sight
 from shardyard.launch.base import Job, LogLine, mounted
+from shardyard.node.side_job import SideWork, function_of
 from shardyard.rundir.layout import RunDir
 from tests.cli.fake_launcher import AnsweringLauncher
 from tests.config.test_model_source import LLAMA

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.cli.readiness import Readiness, made_ready, wait_for_nodes
-from shardyard.cli.session import Session
 from shardyard.config.load import load_recipe
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.errors import RequestError
 from shardyard.families.presets import PRESETS
+from shardyard.node.readiness import Readiness, made_ready, wait_for_nodes
+from shardyard.node.session import Session
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import write_resolved
 
@@ -111,12 +111,12 @@ def test_a_node_without_the_package_says_so_to_all_before_any_trains(here: Path)
     place = ["--place", "given", "--nodes", "2", "--rendezvous", "127.0.0.1:1", "--session", "s"]
     words = ["recipe.yaml", "--run-dir", str(folder.path), *place]
     with Session(folder, "s").announced(0):
-        code, _, talk = run(None, *words, "--node-rank", "1", module="shardyard.cli.node")
+        code, _, talk = run(None, *words, "--node-rank", "1", module="shardyard.node")
     assert code == 2 and "there is no task 'vowels'" in talk
     with pytest.raises(RequestError, match=r"(?s)node 1 .*: .*there is no task 'vowels'"):
         wait_for_nodes(Readiness(folder, "s"), 0, resolved(here), say=print)
 
-    code, _, talk = run(None, *words, "--node-rank", "0", module="shardyard.cli.node")
+    code, _, talk = run(None, *words, "--node-rank", "0", module="shardyard.node")
     assert code == 2
     assert "there is no task 'vowels'" in (folder.path / "sessions" / "s.json").read_text()
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.cli.resume import newest_attempt
 from shardyard.config.check import load_checked_recipe
+from shardyard.control.resume import newest_attempt
 from shardyard.errors import RecipeError, RequestError
 from shardyard.files import write_json
 from shardyard.rundir.layout import RunDir

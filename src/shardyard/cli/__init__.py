@@ -1,8 +1,6 @@
 """The command line: `shardyard VERB`. One table of verbs; each lives in a file of its own.
 
-`shardyard --help` imports nothing but click: a verb's module is imported when it is called. This
-file is also the outermost line of every process of the command line: here errors become messages
-and exit codes.
+`shardyard --help` imports nothing but click: a verb's module is imported when it is called.
 """
 
 # ruff: noqa: ARG002 - click names the parameters of the methods it calls
@@ -10,15 +8,13 @@ and exit codes.
 import difflib
 import importlib
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from shardyard import __version__
-from shardyard.cli.terminal import say, tell
-from shardyard.errors import EXIT_INTERRUPTED, ShardyardError
+from shardyard.terminal import run, tell
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -103,85 +99,16 @@ def shardyard(ctx: click.Context) -> None:
 
 
 def main(
-    arguments: Sequence[str] | None = None,
-    *,
-    program: click.Command = shardyard,
-    launchers: Mapping[str, Any] | None = None,
+    arguments: Sequence[str] | None = None, *, launchers: Mapping[str, Any] | None = None
 ) -> int:
     """Run the command line; returns the exit code.
 
     Args:
         launchers: Name -> launcher, instead of those that there are (``launch/base.py``).
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    # Accepted anywhere, as it is added to a command that has just failed.
-    is_debugging = "--debug" in given
-    words = [argument for argument in given if argument != "--debug"]
-    try:
-        if os.environ.get("_SHARDYARD_COMPLETE"):  # a shell asks, at each TAB
-            from shardyard.cli.completion import answer
+    if os.environ.get("_SHARDYARD_COMPLETE"):  # a shell asks, at each TAB
+        from shardyard.cli.completion import answer
 
-            answer(program)
-            return 0
-        # Not program.main(): it would turn a broken pipe into exit code 1, a failed run.
-        with program.make_context("shardyard", words, obj=launchers) as context:
-            code = program.invoke(context)
-        if sys.stdout is not None:  # started with it closed, as by `>&-`
-            sys.stdout.flush()
-        return int(code or 0)
-    except click.exceptions.Exit as leaving:  # --help, --version
-        return leaving.exit_code
-    except click.ClickException as error:
-        say(f"error: {_describe(error)}")
-        return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        say("interrupted")
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        return _end_quietly()
-    except ShardyardError as error:
-        if is_debugging:
-            _show_traceback()
-        say(f"error: {error}")
-        return error.exit_code
-    except OSError as error:  # of stdout, or of a file that nobody thought would refuse
-        if is_debugging:
-            _show_traceback()
-        where = f" ({error.filename})" if error.filename else ""
-        say(
-            f"error: {error.strerror or error}{where}. The operating system refused to read or "
-            "write. Check that the place exists, is yours and has room; --debug shows where it was."
-        )
-        return 1
-    except Exception as error:  # noqa: BLE001 - the outermost line
-        if is_debugging:
-            _show_traceback()
-        say(
-            f"error: {type(error).__name__}: {error}. This is a bug of shardyard, not of your "
-            "request. Run the same command with --debug to see where it happened, and report it."
-        )
-        return 1
-
-
-def _describe(error: click.ClickException) -> str:
-    where = getattr(error, "ctx", None)
-    see = f" See `{where.command_path} --help`." if where else ""
-    if isinstance(error, click.NoSuchOption):
-        return (
-            f"there is no option {error.option_name}. Settings have no dashes, they are given as "
-            f"section.key=value, such as run.steps=100.{see}"
-        )
-    return f"{error.format_message()}{see}"
-
-
-def _end_quietly() -> int:
-    """The reader of our output, such as `head`, has had enough: end without a word."""
-    # Nothing more can be written, not even what Python flushes at exit.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
-
-
-def _show_traceback() -> None:
-    import traceback  # only for --debug
-
-    traceback.print_exc()
+        answer(shardyard)
+        return 0
+    return run(shardyard, arguments, obj=launchers)

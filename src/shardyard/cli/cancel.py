@@ -5,15 +5,16 @@ from pathlib import Path
 
 import click
 
-from shardyard.cli.launched import Launched, Which, describe_job, find_steered, launchers_in
 from shardyard.cli.options import (
     json_option,
+    launchers_in,
     run_argument,
     runs_dir_option,
     side_option,
     trust_option,
 )
-from shardyard.cli.terminal import tell
+from shardyard.control.job import Launched, Which, describe_job, find_steered
+from shardyard.terminal import tell
 
 
 @click.command()

@@ -8,7 +8,7 @@ import click
 
 from shardyard.cli.options import json_option
 from shardyard.cli.tables import print_table
-from shardyard.cli.terminal import tell
+from shardyard.terminal import tell
 
 
 @click.command()
@@ -35,9 +35,9 @@ def command(recipe: tuple[str, ...], *, schema: bool, presets: bool, as_json: bo
 
 
 def _show_recipe(arguments: tuple[str, ...], *, as_json: bool) -> None:
-    from shardyard.cli.request import Request
     from shardyard.config.document import write_default
     from shardyard.config.resolved import settings_in
+    from shardyard.control.request import Request
     from shardyard.units import format_count
 
     request = Request.read(arguments, to_train=False, needs_weights=False, only_looks=True)
@@ -77,10 +77,10 @@ def _show_recipe(arguments: tuple[str, ...], *, as_json: bool) -> None:
 
 
 def _show_schema(*, as_json: bool) -> None:
-    from shardyard.cli.terminal import say
     from shardyard.config.document import setting_json, settings_json, write_default
     from shardyard.config.plug_in_settings import described
     from shardyard.config.setting import sections
+    from shardyard.terminal import say
 
     added = []
     for plug_in, found in described():

@@ -8,25 +8,24 @@ from pathlib import Path
 
 import click
 
-from shardyard.cli.hub_access import access_problems
+from shardyard.cli.asking import side_terms
 from shardyard.cli.installing import (
     InstallTerms,
     install_missing,
     proposal_for,
     remove_installed,
 )
-from shardyard.cli.launched import launchers_in
-from shardyard.cli.launching import launcher_named, refusals
-from shardyard.cli.options import json_option, trust_option
-from shardyard.cli.request import Request
-from shardyard.cli.side_jobs import SideTerms
-from shardyard.cli.side_probe import probe_on
+from shardyard.cli.options import json_option, launchers_in, trust_option
 from shardyard.cli.tables import print_table
-from shardyard.cli.terminal import tell
 from shardyard.config.plug_in_settings import described
 from shardyard.config.sources import SCHEMES, scheme_row
 from shardyard.config.task_names import task_row
 from shardyard.config.tasks import TASKS
+from shardyard.control.hub_access import access_problems
+from shardyard.control.probe import probe_on
+from shardyard.control.request import Request
+from shardyard.control.side_jobs import SideTerms
+from shardyard.control.submission import launcher_named, refusals
 from shardyard.doctor.finding import Finding, count
 from shardyard.doctor.machine import check_machine
 from shardyard.errors import ShardyardError
@@ -35,6 +34,7 @@ from shardyard.launch.base import LAUNCHERS, HasChecks, Launcher, launcher_class
 from shardyard.launch.secrets import loose_files, resolve_local
 from shardyard.plan.workload import optimizer_bytes
 from shardyard.plug_ins import Group, claim_problems, installed, loaded, unreadable
+from shardyard.terminal import tell
 
 _HERE = "local"
 
@@ -111,7 +111,7 @@ def command(
     findings = [*_findings_here(request), *plug_in_findings()] if on in (None, _HERE) else []
     if request is not None and launcher is not None:
         findings += [] if on == _HERE else _findings_there(request, launcher)
-        job = SideTerms(is_yes=is_yes, dry_run=dry_run, as_json=as_json)
+        job = side_terms(is_yes=is_yes, dry_run=dry_run, as_json=as_json)
         probed = _findings_of_a_node(request, launcher, job) if is_probing else []
         if probed is None:
             return 0  # its request was printed alone

@@ -4,50 +4,29 @@
 """
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import click
 
-from shardyard.aws import s3_client
-from shardyard.cli.bring import progress
-from shardyard.cli.launched import launchers_in
-from shardyard.cli.nodes_files import Opened, opened
+from shardyard.cli.asking import side_terms
 from shardyard.cli.options import (
-    LocalPath,
     json_option,
+    launchers_in,
     run_argument,
     runs_dir_option,
     trust_option,
 )
-from shardyard.cli.processes import run_program
-from shardyard.cli.run_home import RunHome, home_of, nodes_folder, refuse_without_checkpoint
-from shardyard.cli.side_job import SideWork
-from shardyard.cli.side_jobs import SideTerms, run_side_job, side_request
-from shardyard.cli.terminal import say, tell
-from shardyard.complete import (
-    COMPLETE,
-    Complete,
-    damage_of,
-    parse_complete,
-    read_complete,
-)
-from shardyard.errors import DataError, RequestError
-from shardyard.launch.base import Executor, SideJob
+from shardyard.control.export import export_from, export_from_nodes
+from shardyard.control.run_home import home_of
+from shardyard.local_path import LocalPath
 from shardyard.rundir.exported import sentence
-from shardyard.rundir.layout import RunDir, find_run
-from shardyard.transfer.receive import receive_whole, refuse_without_room, steadily
+from shardyard.rundir.layout import find_run
+from shardyard.terminal import say, tell
 from shardyard.transfer.s3 import (
     is_s3,
     parse_place,
-    refuse_unusable,
-    upload,
 )
-from shardyard.units import format_bytes
-
-_EXPORTS = "exports"
-"""Folder in a run's folder: exports on their way elsewhere."""
 
 
 class _Place(LocalPath):
@@ -102,157 +81,9 @@ def command(
         )
         told = export_from(home.run_dir, to, asked, dry_run=dry_run)
     else:
-        terms = SideTerms(
+        terms = side_terms(
             is_yes=is_yes, dry_run=dry_run, as_json=as_json, trusts_folder=trusts_folder
         )
-        told = _from_nodes(home, to, asked, terms)
+        told = export_from_nodes(home, to, asked, terms)
     if told is not None:
         tell(json.dumps(told, indent=1) if as_json else sentence(told))
-
-
-def export_from(
-    folder: RunDir, to: str, asked: dict[str, Any], *, dry_run: bool = False
-) -> dict[str, Any]:
-    """Export from a run's folder that this machine sees; what was written.
-
-    Args:
-        to: A folder, or a place in S3.
-        asked: ``step``, and ``dtype`` or None.
-
-    Raises:
-        ShardyardError: The export's own.
-    """
-    options = ["--answer", "--step", str(asked["step"])]
-    options += ["--dtype", str(asked["dtype"])] if asked["dtype"] else []
-    options += ["--dry-run"] if dry_run else []
-    if not is_s3(to):
-        return _export(folder, "--to", to, options)
-    place, client = parse_place(to), s3_client()
-    refuse_unusable(client, place)
-    told = _export(folder, "--into", str(folder.path / _EXPORTS), options)
-    written = Path(told["to"])
-    told["to"] = to
-    if not dry_run:
-        complete = read_complete(written)
-        say(f"sending {len(complete.files)} files, {format_bytes(complete.bytes)}, to {place}")
-        told["complete"]["was_there"] = not upload(
-            client, written, complete, place, told=lambda name, _: say(f"there: {name}")
-        )
-        _forget(written)
-    return told
-
-
-def export_there(work: SideWork) -> dict[str, Any]:
-    """On the node: export to a folder that it sees, or to S3, or beside the run."""
-    to = work.arguments["to"]
-    if to is not None:
-        return export_from(work.run, str(to), work.arguments)
-    options = ["--answer", "--step", str(work.arguments["step"])]
-    options += ["--dtype", str(work.arguments["dtype"])] if work.arguments["dtype"] else []
-    return _export(work.run, "--into", str(work.run.path / _EXPORTS), options)
-
-
-def _export(folder: RunDir, where: str, place: str, options: list[str]) -> dict[str, Any]:
-    return run_program("shardyard.checkpoint.export", [str(folder.path), where, place, *options])
-
-
-def _from_nodes(
-    home: RunHome, to: str, asked: dict[str, Any], terms: SideTerms
-) -> dict[str, Any] | None:
-    """Export where the nodes are; None: with ``dry_run`` a request was printed."""
-    trained, recipe = home.far
-    sight = trained.launcher.sees(recipe)
-    stays = is_s3(to) or sight.holds(to)
-    if not stays:
-        _refuse_others(Path(to))
-        if not isinstance(trained.launcher, Executor):
-            raise RequestError(
-                f"--to {to}: nodes of {trained.launcher.name} do not see that folder, and cannot "
-                f"be read from here. Give --to s3://bucket/prefix, or a folder of {sight.mounts}."
-            )
-    if not terms.dry_run:
-        refuse_without_checkpoint(trained)
-    side = SideJob(kind="export", arguments={**asked, "to": to if stays else None})
-    request = side_request(home.run_dir, trained.launcher, side, recipe=recipe)
-    told = run_side_job(home.run_dir, trained.launcher, request, terms)
-    if told is None:
-        return None
-    if stays and not is_s3(to):
-        say(f"{to} is on the nodes' storage, where it was written and stays")
-    if not stays:
-        wanted = str(told["complete"]["sha256"])
-        found = _export_here(Path(to), wanted)
-        if not found:
-            there = f"{nodes_folder(recipe, home.run_dir)}/{_EXPORTS}/{Path(told['to']).name}"
-            with opened(home.run_dir, trained, recipe, terms) as nodes:
-                assert nodes is not None
-                _bring(nodes, there, Path(to), wanted)
-        told["complete"]["was_there"] = found
-        told["to"] = to
-    return told
-
-
-def _bring(nodes: Opened, there: str, to: Path, wanted: str) -> None:
-    """Bring an export from the nodes' storage, and remove it there."""
-    source = nodes.of(there)
-    complete = _complete(b"".join(steadily(source, COMPLETE, 0)), there)
-    if complete.sha256 != wanted:
-        raise DataError(
-            f"{there} on the nodes' storage is not the export that was just made: something else "
-            "wrote there. Repeat the command."
-        )
-    size = complete.bytes
-    say(f"bringing {len(complete.files)} files, {format_bytes(size)}, to {to}")
-    refuse_without_room(size, to)
-    with progress(size) as seen:
-        receive_whole(source, complete.files, to, told=seen, complete=complete)
-    nodes.remove(there)
-
-
-def _complete(data: bytes, where: str) -> Complete:
-    try:
-        return parse_complete(data)
-    except DataError as error:
-        raise DataError(f"{where} on the nodes' storage: {error}. Repeat the command.") from error
-
-
-def _export_here(to: Path, wanted: str) -> bool:
-    """Whether the export is here already, every file held to its digest.
-
-    Raises:
-        RequestError: Something else is there.
-    """
-    if not to.exists() or (to.is_dir() and next(to.iterdir(), None) is None):
-        return False
-    complete = read_complete(to)
-    if complete.sha256 != wanted:
-        raise RequestError(_others(to))
-    if damage := damage_of(to, complete):
-        raise RequestError(
-            f"--to {to} holds this export, but it was changed since: {'; '.join(damage)}. Remove "
-            "the folder and export again, or give another one."
-        )
-    return True
-
-
-def _refuse_others(to: Path) -> None:
-    """Raise before anything is submitted where the folder holds what is no export."""
-    if not to.exists() or (to.is_dir() and next(to.iterdir(), None) is None):
-        return
-    try:
-        read_complete(to)
-    except DataError as error:
-        raise RequestError(_others(to)) from error
-
-
-def _others(to: Path) -> str:
-    return (
-        f"--to {to} exists and is not an empty folder; an export would mix with what is there. "
-        "Give another folder, or remove that one."
-    )
-
-
-def _forget(written: Path) -> None:
-    shutil.rmtree(written, ignore_errors=True)
-    if written.parent.name == _EXPORTS and not any(written.parent.iterdir()):
-        written.parent.rmdir()

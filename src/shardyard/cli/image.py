@@ -8,7 +8,6 @@ import click
 
 from shardyard import __version__
 from shardyard.cli.options import json_option
-from shardyard.cli.terminal import say, tell
 from shardyard.errors import RequestError
 from shardyard.image.dockerfile import (
     is_image,
@@ -19,6 +18,7 @@ from shardyard.image.dockerfile import (
 )
 from shardyard.image.ecr import ecr_registry
 from shardyard.image.tool import TOOLS, find_tool, without_tag
+from shardyard.terminal import say, tell
 
 _base_option = click.option(
     "--base",

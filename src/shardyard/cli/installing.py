@@ -5,15 +5,17 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardyard.cli.launching import Proposal, confirm, propose
-from shardyard.cli.request import Request
-from shardyard.cli.terminal import say, tell, tell_exactly
+from shardyard.cli.asking import confirm
+from shardyard.control.request import Request
+from shardyard.control.submission import Proposal, propose
 from shardyard.errors import RequestError
 from shardyard.launch.base import Launcher
 from shardyard.launch.installation import Installs, target_ledger
 from shardyard.launch.ledger import Ledger
 from shardyard.launch.trust import refuse_untrusted
 from shardyard.rundir.layout import RunDir, new_run_id
+from shardyard.talk import say
+from shardyard.terminal import tell, tell_exactly
 
 
 @dataclass(frozen=True, kw_only=True)

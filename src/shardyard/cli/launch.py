@@ -7,12 +7,16 @@ from typing import Any
 
 import click
 
-from shardyard.cli.hub_access import access_problems
-from shardyard.cli.launched import Launched, launchers_in
-from shardyard.cli.launching import (
+from shardyard.cli.asking import confirm, print_request
+from shardyard.cli.options import as_override, json_option, launch_options, launchers_in
+from shardyard.cli.watch import watch
+from shardyard.control.hub_access import access_problems
+from shardyard.control.job import Launched
+from shardyard.control.prepared import data_line, find_prepared
+from shardyard.control.request import Request
+from shardyard.control.submission import (
     HERE,
     Proposal,
-    confirm,
     describe,
     launcher_named,
     propose,
@@ -20,15 +24,11 @@ from shardyard.cli.launching import (
     refuse_existing,
     submit,
 )
-from shardyard.cli.options import as_override, json_option, launch_options
-from shardyard.cli.prepared import data_line, find_prepared
-from shardyard.cli.request import Request
-from shardyard.cli.terminal import say, tell, tell_exactly
-from shardyard.cli.watch import watch
 from shardyard.errors import RequestError
 from shardyard.launch.base import LAUNCHERS, Job
 from shardyard.launch.ledger import Ledger
 from shardyard.rundir.layout import RunDir, new_run_id
+from shardyard.terminal import say, tell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,24 +128,6 @@ def say_next(proposal: Proposal, job: Job, terms: Terms) -> int:
         ),
         node=0,
     )
-
-
-def print_request(proposal: Proposal, *, as_json: bool) -> None:
-    """Exactly what would be sent."""
-    if not as_json:
-        tell_exactly(proposal.rendered.text)  # exactly what would be sent
-        return
-    rendered = proposal.rendered
-    content: dict[str, Any] = {
-        "run_id": rendered.run_id,
-        "launcher": rendered.launcher,
-        "name": rendered.name,
-        "text": rendered.text,
-        "objects": list(rendered.objects),
-        "files": rendered.files,
-        "plan": None if proposal.plan is None else proposal.plan.to_json(),
-    }
-    tell(json.dumps(content, indent=1))
 
 
 def _describe_submitted(proposal: Proposal, job: Job, *, as_json: bool) -> None:

@@ -5,13 +5,19 @@ from pathlib import Path
 
 import click
 
-from shardyard.cli.launched import Launched, Which, find_launched, launchers_in
-from shardyard.cli.options import raw_option, run_argument, runs_dir_option, side_option
-from shardyard.cli.terminal import tell, tell_exactly
+from shardyard.cli.options import (
+    launchers_in,
+    raw_option,
+    run_argument,
+    runs_dir_option,
+    side_option,
+)
+from shardyard.control.job import Launched, Which, find_launched
 from shardyard.errors import RequestError
 from shardyard.launch.base import LogLine
 from shardyard.launch.marked import parse, rebuild
 from shardyard.printable import log_line
+from shardyard.terminal import tell, tell_exactly
 
 
 @click.command()

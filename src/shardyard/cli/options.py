@@ -1,39 +1,16 @@
 """Options that several verbs share, so that they are spelled and explained once."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from shardyard.cli.completion import by, runs
+from shardyard.local_path import LocalPath
 
-
-class LocalPath(click.Path):
-    """A path of this machine, held to what paths among the settings are held to.
-
-    Without it a URL is the name of a local folder, and what was written there is looked for in vain
-    where it was asked to be.
-    """
-
-    def convert(
-        self,
-        value: str | os.PathLike[str],
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> Any:
-        # `--help` waits for no schema
-        from shardyard.config.credentials import show, without_secrets
-        from shardyard.config.reach import why_not_reached
-        from shardyard.config.text_problems import why_no_path
-
-        text = os.fspath(value)
-        why = why_no_path(text) or why_not_reached(text)
-        if why is not None:
-            self.fail(f"{show(without_secrets(text))} {why}", param, ctx)
-        return super().convert(Path(text).expanduser() if text[:1] == "~" else text, param, ctx)
-
+if TYPE_CHECKING:
+    from shardyard.control.submission import Launchers  # `--help` waits for no schema
 
 run_argument = click.argument("run", type=LocalPath(), shell_complete=by(runs))
 """A path, an id or the beginning of one."""
@@ -96,3 +73,9 @@ def launch_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def launchers_in(context: click.Context) -> "Launchers | None":
+    """The launchers that the command line was given; None: all that there are."""
+    found = context.find_root().obj
+    return found if found else None

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from shardyard.cli.options import LocalPath, json_option
+from shardyard.cli.options import json_option
 from shardyard.cli.plan_tables import (
     show_details,
     show_dry_run,
@@ -20,15 +20,15 @@ from shardyard.cli.plan_tables import (
     show_rejected,
     show_task,
 )
-from shardyard.cli.request import Request, refuse_misfits
-from shardyard.cli.terminal import say, tell
 from shardyard.config.resolve import Preview
 from shardyard.config.schema import Parallel
+from shardyard.control.request import Request, refuse_misfits
 from shardyard.errors import RequestError
 from shardyard.hardware.accelerator import Accelerator
 from shardyard.hardware.cluster import Cluster
 from shardyard.hardware.machine import Machine
 from shardyard.hardware.probe import probe
+from shardyard.local_path import LocalPath
 from shardyard.plan.calibration import Calibration, combined, read_calibration
 from shardyard.plan.dry_run import DryRun, dry_run
 from shardyard.plan.kernels import missing
@@ -43,6 +43,7 @@ from shardyard.plan.plan import (
     with_links,
 )
 from shardyard.plan.workload import Workload, with_layout, workload_of
+from shardyard.terminal import say, tell
 from shardyard.units import parse_seconds
 
 ANY_INSTANCE = "p5.48xlarge"

@@ -5,13 +5,13 @@ import sys
 from textwrap import fill
 
 from shardyard.cli.tables import print_table
-from shardyard.cli.terminal import tell
 from shardyard.config.schema import Parallel
 from shardyard.plan.dry_run import DryRun
 from shardyard.plan.layouts import Candidate, Search, strength
 from shardyard.plan.memory import RULE_BYTES_PER_PARAMETER
 from shardyard.plan.offers import Offer, Offers
 from shardyard.plan.plan import Plan, layout_name
+from shardyard.terminal import tell
 from shardyard.units import format_bytes, format_count, format_flops, format_seconds, format_usd
 
 Row = tuple[str, str, str]

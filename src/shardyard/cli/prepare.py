@@ -1,25 +1,23 @@
 """`shardyard prepare`: text into token shards, in a process of its own, here or on a launcher."""
 
 import json
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from shardyard.cli.launched import launchers_in
-from shardyard.cli.launching import launcher_named
-from shardyard.cli.options import json_option
-from shardyard.cli.prepare_on import prepare_on
-from shardyard.cli.processes import run_program
-from shardyard.cli.request import Request
-from shardyard.cli.side_jobs import SideTerms
+from shardyard.cli.asking import side_terms
+from shardyard.cli.options import json_option, launchers_in
 from shardyard.cli.tables import print_table
-from shardyard.cli.terminal import tell
-from shardyard.config.model_source import has_tokenizer, table_rows
-from shardyard.config.resolve import keep_previous
-from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.config.model_source import has_tokenizer
+from shardyard.config.resolved import DataFacts
+from shardyard.control.prepare import prepare_data
+from shardyard.control.prepare_on import prepare_on
+from shardyard.control.request import Request
+from shardyard.control.side_jobs import SideTerms
+from shardyard.control.submission import launcher_named
 from shardyard.launch.base import LAUNCHERS
+from shardyard.terminal import tell
 
 
 @click.command()
@@ -53,8 +51,8 @@ def command(
     Does nothing where the data is prepared already, and goes on where a killed call stopped.
     """
     if on is not None:
-        terms = SideTerms(is_yes=is_yes, dry_run=dry_run, as_json=as_json)
-        _prepare_elsewhere(context, recipe, on, terms, verify=verify)
+        terms = side_terms(is_yes=is_yes, dry_run=dry_run, as_json=as_json)
+        _prepare_elsewhere(context, recipe, on, terms, verify=verify, as_json=as_json)
         return
     if is_yes:
         raise click.UsageError("--yes goes with --on: here nothing is asked.")
@@ -74,7 +72,13 @@ def command(
 
 
 def _prepare_elsewhere(
-    context: click.Context, recipe: tuple[str, ...], on: str, terms: SideTerms, *, verify: bool
+    context: click.Context,
+    recipe: tuple[str, ...],
+    on: str,
+    terms: SideTerms,
+    *,
+    verify: bool,
+    as_json: bool,
 ) -> None:
     launcher = launcher_named(on, launchers_in(context))
     request = Request.read(recipe, needs_weights=False, only_looks=True, sees=launcher.sees)
@@ -82,7 +86,7 @@ def _prepare_elsewhere(
     if found is None:
         return
     run_dir, answer = found
-    if terms.as_json:
+    if as_json:
         tell(
             json.dumps({"run_id": run_dir.run_id, "run_dir": str(run_dir.path), **answer}, indent=1)
         )
@@ -110,33 +114,6 @@ def _bytes_a_token(facts: DataFacts) -> str:
     if not facts.train_bytes:
         return ""
     return f", {facts.train_bytes / facts.train_tokens:.2f} bytes of text each"
-
-
-def prepare_data(
-    request: Request,
-    *,
-    previous: Resolved | None = None,
-    verify: bool = False,
-    folder: Path | None = None,
-) -> DataFacts:
-    """Prepare a request's data, or find it prepared; sizes are checked always, content if asked.
-
-    Args:
-        previous: The last attempt, on a resume: what it read is prepared again as it was.
-        folder: Where another node has it; None: named by what is asked for.
-
-    Raises:
-        ShardyardError: What the data program answered; its class follows the exit code.
-    """
-    with tempfile.TemporaryDirectory(prefix="shardyard-") as scratch:
-        recipe = Path(scratch) / "recipe.json"
-        recipe.write_text(keep_previous(request.recipe, previous)[0].model_dump_json())
-        options = [] if request.model_dir is None else ["--model-dir", str(request.model_dir)]
-        rows = table_rows(request.recipe.model, request.shape)
-        options += [] if rows is None else ["--rows", str(rows)]
-        options += ["--verify"] if verify else []
-        options += [] if folder is None else ["--folder", str(folder)]
-        return DataFacts(**run_program("shardyard.data", [str(recipe), *options]))
 
 
 def _what_would_happen(request: Request) -> dict[str, str]:

@@ -6,9 +6,9 @@ from pathlib import Path
 import click
 
 from shardyard.cli.options import json_option, run_argument, runs_dir_option
-from shardyard.cli.terminal import say, tell
 from shardyard.report.write import write_report
 from shardyard.rundir.layout import find_run
+from shardyard.terminal import say, tell
 
 
 @click.command()

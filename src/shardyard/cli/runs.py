@@ -8,15 +8,14 @@ from pathlib import Path
 
 import click
 
-from shardyard.cli.job_states import ask_all
-from shardyard.cli.launched import launchers_in
-from shardyard.cli.options import json_option, runs_dir_option
+from shardyard.cli.options import json_option, launchers_in, runs_dir_option
 from shardyard.cli.tables import print_table
-from shardyard.cli.terminal import say, tell
+from shardyard.control.states import ask_all
 from shardyard.errors import StorageError
 from shardyard.launch.ledger import SIDE_DETAIL, Entry, Ledger
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.state import RunState, read_state
+from shardyard.terminal import say, tell
 from shardyard.units import format_seconds
 
 _ASK_S = 1.0

@@ -6,43 +6,31 @@ does; all that could be refused is looked at before.
 """
 
 import json
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from shardyard.cli.launch import Terms, agree, say_next
-from shardyard.cli.launched import (
-    Launched,
-    describe_job,
-    fetch_progress,
-    find_steered,
-    launchers_in,
-)
-from shardyard.cli.launching import submit
 from shardyard.cli.options import (
     as_override,
     json_option,
     launch_options,
+    launchers_in,
     run_argument,
     runs_dir_option,
     trust_option,
 )
-from shardyard.cli.resume import propose_again
-from shardyard.cli.terminal import say, tell
-from shardyard.cli.watch import wait_until, watch
+from shardyard.cli.watch import watch
+from shardyard.control.job import Launched, describe_job, fetch_progress, find_steered
+from shardyard.control.resume import propose_again
+from shardyard.control.scale import drain, job_words, refuse_ended, refuse_out_of_range
+from shardyard.control.submission import submit
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.launch.base import JobState, JobStatus, Resizer
 from shardyard.rundir.lease import Lease
-from shardyard.units import format_seconds
-
-_END_SLACK_S = 180.0
-"""Beyond elastic.drain_timeout_s: for the scheduler to pass the wish on and to clean up."""
-
-_CAN_GO_ON = (JobState.DRAINED, JobState.CANCELLED, JobState.GONE)
-"""How a job ends that was asked to; one that had waited is cancelled."""
+from shardyard.terminal import say, tell
 
 
 @click.command()
@@ -71,7 +59,7 @@ def command(
     """
     launched = find_steered(run, runs_dir, launchers_in(context), trusts_folder=trusts_folder)
     status = launched.status()
-    _refuse_ended(launched, nodes, status)
+    refuse_ended(launched, nodes, status)
     launcher = launched.launcher
     if isinstance(launcher, Resizer) and launcher.resizes(launched.job):
         return _resize(launched, launcher, nodes, status, Terms(**terms))
@@ -83,8 +71,8 @@ def _resize(
     launched: Launched, launcher: Resizer, nodes: int, status: JobStatus, terms: Terms
 ) -> int:
     """Change the number of nodes of a job that goes on."""
-    _refuse_out_of_range(launched, nodes)
-    job = _name(launched)
+    refuse_out_of_range(launched, nodes)
+    job = job_words(launched)
     if terms.dry_run:
         words = f"{job} would be given {nodes} nodes"
     else:
@@ -99,7 +87,7 @@ def _resize(
 
 def _submit_again(launched: Launched, nodes: int, overrides: Sequence[str], terms: Terms) -> int:
     """Drain the job, and submit the run again."""
-    run_dir, job = launched.run_dir, _name(launched)
+    run_dir, job = launched.run_dir, job_words(launched)
     has = launched.recipe().cluster.nodes
     if nodes == has:
         raise RequestError(
@@ -131,39 +119,6 @@ def _submit_again(launched: Launched, nodes: int, overrides: Sequence[str], term
     return say_next(proposal, submitted, terms)
 
 
-def drain(launched: Launched, *, sleep: Callable[[float], None] = time.sleep) -> JobStatus:
-    """Ask the job to save and end, and wait until it is over.
-
-    Raises:
-        ShardyardError: It did not end in time, or it failed.
-    """
-    job, handle = _name(launched), launched.run_dir.handle
-    limit_s = launched.recipe().elastic.drain_timeout_s + _END_SLACK_S
-    launched.launcher.cancel(launched.job)
-    say(f"{job} was asked to save and end; waiting up to {format_seconds(limit_s)} for it")
-    status = wait_until(
-        launched,
-        lambda status: status.state.is_over,
-        give_up_after_s=limit_s,
-        shown=(JobState.RUNNING,),
-        sleep=sleep,
-    )
-    if not status.state.is_over:
-        raise ShardyardError(
-            f"{job} was asked to save and end {format_seconds(limit_s)} ago "
-            f"(elastic.drain_timeout_s, and {format_seconds(_END_SLACK_S)} for the scheduler), and "
-            f"is still {status.state.value}: {status.reason}. Two jobs at once would train one "
-            f"run. `shardyard logs {handle}` says what it does, `shardyard watch {handle}` waits "
-            f"for its end; `shardyard teardown {handle}` ends it without saving."
-        )
-    if status.state is JobState.FAILED:
-        raise ShardyardError(
-            f"{job} failed while it drained: {status.reason}. A new job might fail the same way. "
-            f"`shardyard logs {handle}` says why; the run's newest durable checkpoint stays."
-        )
-    return status
-
-
 def _answer(
     launched: Launched, nodes: int, status: JobStatus, words: str, *, as_json: bool
 ) -> None:
@@ -172,33 +127,3 @@ def _answer(
         tell(json.dumps(content, indent=1))
     else:
         tell(words)
-
-
-def _name(launched: Launched) -> str:
-    return f"job {launched.job.id} on {launched.job.launcher}"
-
-
-def _refuse_out_of_range(launched: Launched, nodes: int) -> None:
-    """Raise if this job was not launched for so many or so few."""
-    handle, recipe = launched.run_dir.handle, launched.recipe()
-    fixed, elastic = recipe.cluster.nodes, recipe.elastic
-    least = fixed if elastic.min_nodes == "auto" else elastic.min_nodes
-    most = fixed if elastic.max_nodes == "auto" else elastic.max_nodes
-    if least <= nodes <= most:
-        return
-    bounds = f"{least} nodes" if least == most else f"{least} to {most} nodes"
-    raise RequestError(
-        f"NODES={nodes} but the run was launched for {bounds} (elastic.min_nodes, "
-        "elastic.max_nodes; cluster.nodes where they are not given). Use `shardyard cancel "
-        f"{handle}`, then `shardyard resume {handle} cluster.nodes={nodes}` with "
-        f"elastic.max_nodes={max(nodes, most)}."
-    )
-
-
-def _refuse_ended(launched: Launched, nodes: int, status: JobStatus) -> None:
-    if status.state.is_over:
-        raise RequestError(
-            f"job {launched.job.id} is over ({status.state.value}), so there is nothing to scale. "
-            f"`shardyard resume {launched.run_dir.handle} cluster.nodes={nodes}` goes on with "
-            f"{nodes} nodes."
-        )

@@ -6,22 +6,21 @@ from pathlib import Path
 
 import click
 
-from shardyard.cli.follow import describe_stall
-from shardyard.cli.launched import (
-    Launched,
-    Which,
-    describe_job,
-    fetch_progress,
-    find_launched,
+from shardyard.cli.options import (
+    json_option,
     launchers_in,
+    run_argument,
+    runs_dir_option,
+    side_option,
 )
-from shardyard.cli.options import json_option, run_argument, runs_dir_option, side_option
 from shardyard.cli.tables import print_table
-from shardyard.cli.terminal import tell
+from shardyard.control.follow import describe_stall
+from shardyard.control.job import Launched, Which, describe_job, fetch_progress, find_launched
 from shardyard.launch.base import JobState, JobStatus
 from shardyard.launch.ledger import SIDE_DETAIL
 from shardyard.rundir.spending import Spending, read_spending
 from shardyard.rundir.state import RunState, read_state
+from shardyard.terminal import tell
 from shardyard.units import format_usd
 
 

@@ -3,8 +3,8 @@
 import sys
 from collections.abc import Sequence
 
-from shardyard.cli.terminal import tell
 from shardyard.printable import printable
+from shardyard.terminal import tell
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "") -> None:

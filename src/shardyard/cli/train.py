@@ -6,17 +6,17 @@ from pathlib import Path
 
 import click
 
-from shardyard.cli.attempt import Attempt, no_plan, resolve_here, run_attempt
 from shardyard.cli.options import json_option
-from shardyard.cli.request import Request
-from shardyard.cli.terminal import say, tell
+from shardyard.cli.train_here import run_attempt
 from shardyard.config.compatibility import check_packages, engines_for
 from shardyard.config.load import dump_recipe
-from shardyard.config.schema import Recipe
+from shardyard.control.attempt import Attempt, no_plan, refuse_other_nodes, resolve_here
+from shardyard.control.request import Request
 from shardyard.errors import RequestError, StorageError
 from shardyard.files import write_text
 from shardyard.rundir.layout import RunDir, new_run_id
 from shardyard.rundir.lines import EventWriter
+from shardyard.terminal import say, tell
 
 
 @click.command()
@@ -52,20 +52,6 @@ def command(recipe: tuple[str, ...], *, dry_run: bool, as_json: bool) -> int:
     events.write("run_started", run=run_id)
     events.close()
     return run_attempt(attempt, as_json=as_json)
-
-
-def refuse_other_nodes(recipe: Recipe) -> None:
-    """Raise if a recipe wants more machines than this one.
-
-    Raises:
-        RequestError: It does.
-    """
-    if recipe.cluster.nodes > 1:
-        raise RequestError(
-            f"cluster.nodes={recipe.cluster.nodes} but this verb trains on one node, this machine. "
-            "Use cluster.nodes=1 here; `shardyard launch RECIPE --on local` starts several nodes "
-            "on this machine, and --on slurm, kubernetes or aws-batch elsewhere."
-        )
 
 
 def _refuse_existing(request: Request) -> None:

@@ -1,22 +1,23 @@
 """`shardyard watch`: a job's output until its end; returns the job's exit code."""
 
-import math
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 
-from shardyard.cli.launched import Launched, Which, exit_code_of, find_launched, launchers_in
 from shardyard.cli.logs import print_lines
-from shardyard.cli.options import raw_option, run_argument, runs_dir_option, side_option
-from shardyard.cli.terminal import say
-from shardyard.errors import EXIT_INTERRUPTED, AccessError, RequestError, ShardyardError
+from shardyard.cli.options import (
+    launchers_in,
+    raw_option,
+    run_argument,
+    runs_dir_option,
+    side_option,
+)
+from shardyard.control.job import Launched, Which, exit_code_of, find_launched, wait_until
+from shardyard.errors import EXIT_INTERRUPTED
 from shardyard.launch.base import JobState, JobStatus
-
-_FIRST_POLL_S, _LONGEST_POLL_S = 0.5, 10.0
-_ASKED_AGAIN = 30
-"""Times, ``_LONGEST_POLL_S`` apart: a controller that is restarted is away for minutes."""
+from shardyard.terminal import say
 
 
 @click.command()
@@ -68,49 +69,6 @@ def watch(
     code = exit_code_of(status)
     say(_last_words(launched, status, code))
     return code
-
-
-def wait_until(
-    launched: Launched,
-    is_enough: Callable[[JobStatus], bool],
-    *,
-    give_up_after_s: float = math.inf,
-    shown: Container[JobState] = (JobState.WAITING,),
-    sleep: Callable[[float], None] = time.sleep,
-) -> JobStatus:
-    """Ask for the job's status until it is enough, or too much time has passed.
-
-    Args:
-        shown: States in which each new reason is told.
-
-    Returns:
-        The last one, which is not enough if it was given up.
-    """
-    said, poll_s, waited_s = "", _FIRST_POLL_S, 0.0
-    while True:
-        status = _ask(launched, sleep=sleep)
-        if is_enough(status) or waited_s >= give_up_after_s:
-            return status
-        if status.state in shown and status.reason != said:
-            said = status.reason
-            say(f"{status.state.value}: {said}")
-        sleep(poll_s)
-        waited_s += poll_s
-        poll_s = min(_LONGEST_POLL_S, poll_s * 1.5)
-
-
-def _ask(launched: Launched, *, sleep: Callable[[float], None]) -> JobStatus:
-    """The job's status; a scheduler that does not answer is asked again for a while."""
-    for attempt in range(_ASKED_AGAIN):
-        try:
-            return launched.status()
-        except ShardyardError as error:
-            if isinstance(error, RequestError | AccessError):
-                raise  # asking again cannot help
-            if attempt == 0:
-                say(f"warning: {error} It is asked again.")
-            sleep(_LONGEST_POLL_S)
-    return launched.status()
 
 
 def _last_words(launched: Launched, status: JobStatus, code: int) -> str:

@@ -208,7 +208,7 @@ class LocalLauncher:
 
 
 def _program(request: LaunchRequest) -> list[str]:
-    module = "shardyard.cli.node" if request.side is None else "shardyard.cli.side_job"
+    module = "shardyard.node" if request.side is None else "shardyard.node.side_job"
     last = ["--place", "given"] if request.side is None else ["--side", request.side.to_text()]
     recipe = f"{_FOLDER}/recipe.yaml"
     return [sys.executable, "-m", module, recipe, "--run-dir", request.run_dir, *last]

@@ -15,7 +15,7 @@ class Sink(Protocol):
 
 
 class MetricsFile:
-    """metrics.jsonl. Node 0 of a launched run prints its lines, marked (cli/mark_lines.py)."""
+    """metrics.jsonl. Node 0 of a launched run prints its lines, marked (node/mark_lines.py)."""
 
     def __init__(self, run_dir: RunDir) -> None:
         self._lines = LineWriter(run_dir.metrics)

@@ -27,7 +27,7 @@ ORIGIN_TAG = "shardyard-origin"
 """Which submission of whose run made it."""
 
 RECIPE_VARIABLE = "SHARDYARD_RECIPE"
-"""Carries the recipe as it is, for cli/node_from_environment.py."""
+"""Carries the recipe as it is, for node/from_environment.py."""
 
 MAX_DEFINITION_BYTES = 24 * 1024
 """Of RegisterJobDefinition. Source: AWS Batch User Guide, Service quotas."""
@@ -234,7 +234,7 @@ def _machine(request: LaunchRequest) -> Instance | None:
 
 
 def _command(request: LaunchRequest) -> list[str]:
-    words = ["python", "-m", "shardyard.cli.node_from_environment"]
+    words = ["python", "-m", "shardyard.node.from_environment"]
     if request.side is not None:
         return [*words, "--side", request.side.to_text(), "--run-dir", request.run_dir]
     return [*words, "--place", "aws-batch", "--run-dir", request.run_dir]

@@ -169,9 +169,9 @@ def image(recipe: Recipe) -> str:
 
 def command(request: LaunchRequest) -> list[str]:
     """What a node runs; an argument list, so that no shell reads it."""
-    module, last = "shardyard.cli.node", ["--place", request.recipe.launch.kubernetes.target]
+    module, last = "shardyard.node", ["--place", request.recipe.launch.kubernetes.target]
     if request.side is not None:
-        module, last = "shardyard.cli.side_job", ["--side", literal(request.side.to_text())]
+        module, last = "shardyard.node.side_job", ["--side", literal(request.side.to_text())]
     return [
         "python", "-m", module, f"{RECIPE_FOLDER}/recipe.yaml",
         "--run-dir", literal(request.run_dir), *last,

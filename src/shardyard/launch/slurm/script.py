@@ -19,8 +19,8 @@ from shardyard.launch.ledger import SIDE_DETAIL
 from shardyard.launch.shell_words import word
 from shardyard.units import parse_seconds
 
-NODE_PROGRAM = ("-m", "shardyard.cli.node")
-SIDE_PROGRAM = ("-m", "shardyard.cli.side_job")
+NODE_PROGRAM = ("-m", "shardyard.node")
+SIDE_PROGRAM = ("-m", "shardyard.node.side_job")
 
 SIGNAL_SLACK_S = 60
 """Slurm may send the warning this much earlier than asked (sbatch(1), --signal)."""

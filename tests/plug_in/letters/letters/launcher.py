@@ -55,7 +55,7 @@ class PaperMail:
     def render(self, request: LaunchRequest) -> Rendered:
         own = request.recipe.launch.own(self.name, Settings)
         nodes = "\n".join(
-            f"python -m shardyard.cli.node {request.run_dir}/recipe.yaml --place given "
+            f"python -m shardyard.node {request.run_dir}/recipe.yaml --place given "
             f"--run-dir {request.run_dir} --node-rank {rank} --nodes {request.nodes} "
             f"--rendezvous HOST:29400 --session {request.submission}"
             for rank in range(request.nodes)

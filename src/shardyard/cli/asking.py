@@ -1,0 +1,60 @@
+"""What is asked of a person, and what is shown in place of doing it."""
+
+import json
+import sys
+from functools import partial
+from typing import Any
+
+import click
+
+from shardyard.control.side_jobs import SideTerms
+from shardyard.control.submission import Proposal
+from shardyard.errors import RequestError
+from shardyard.printable import printable
+from shardyard.terminal import tell, tell_exactly
+
+
+def confirm(question: str, *, is_yes: bool) -> None:
+    """Ask before something is changed.
+
+    Raises:
+        RequestError: Nobody can be asked.
+        click.Abort: The answer is no.
+    """
+    if is_yes:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise RequestError(
+            "nothing was done: this is no terminal, so nobody can be asked. Look at what would be "
+            "done with --dry-run, and do it with --yes."
+        )
+    click.confirm(printable(question), abort=True, err=True)
+
+
+def side_terms(
+    *, is_yes: bool, dry_run: bool = False, as_json: bool = False, trusts_folder: bool = False
+) -> SideTerms:
+    """On what terms a verb submits a side job: what its options say."""
+    return SideTerms(
+        agree=partial(confirm, is_yes=is_yes),
+        show=partial(print_request, as_json=as_json) if dry_run else None,
+        trusts_folder=trusts_folder,
+    )
+
+
+def print_request(proposal: Proposal, *, as_json: bool) -> None:
+    """Exactly what would be sent."""
+    if not as_json:
+        tell_exactly(proposal.rendered.text)  # exactly what would be sent
+        return
+    rendered = proposal.rendered
+    content: dict[str, Any] = {
+        "run_id": rendered.run_id,
+        "launcher": rendered.launcher,
+        "name": rendered.name,
+        "text": rendered.text,
+        "objects": list(rendered.objects),
+        "files": rendered.files,
+        "plan": None if proposal.plan is None else proposal.plan.to_json(),
+    }
+    tell(json.dumps(content, indent=1))

@@ -1,0 +1,189 @@
+"""The agent as a process of the command line: started, followed, passed signals, never left behind.
+
+It gets a session of its own, so that Ctrl-C at the terminal reaches the command line alone, which
+passes it on. Should the command line be killed, the agent drains: nobody starts the run again.
+Should a node's program be killed, its agent ends with it: the node is lost, and whoever started it
+acts on that; a drain of its ranks would be a drain of all.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+from rich.console import Console
+
+from shardyard.control.follow import follow
+from shardyard.rundir.layout import RunDir
+
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM)
+_FIRST_WORDS = "finishing the step and saving; press Ctrl-C again to stop at once"
+_LAST_WAIT_S = 60.0
+_LEAVING_S = 3.0
+"""For the children of a killed agent; ended ones that nobody has asked about count as there."""
+_POLL_S = 0.1
+
+
+def run_agent_process(run_dir: RunDir, attempt: int) -> dict[str, Any]:
+    """Train one attempt on this machine, showing its progress on stderr.
+
+    Call from the main thread.
+
+    Returns:
+        The agent's answer: ``outcome`` (finished, drained, failed), ``exit_code``, ``message``.
+    """
+    return run_agent_command(
+        [sys.executable, "-m", "shardyard.elastic"],
+        run_dir,
+        attempt,
+        console=Console(stderr=True, highlight=False),
+    )
+
+
+def run_node_process(
+    run_dir: RunDir, attempt: int, *, node_rank: int, endpoint: str
+) -> dict[str, Any]:
+    """Train one node's share of an attempt; node 0 shows its progress as plain lines.
+
+    However many signals come, the agent is asked once: schedulers and people repeat themselves, and
+    a second one would cut the drain short. After it this process, which ends, ignores them too.
+    """
+    return run_agent_command(
+        [sys.executable, "-m", "shardyard.elastic"],
+        run_dir,
+        attempt,
+        console=Console(stderr=True, highlight=False, force_terminal=False, width=200)
+        if node_rank == 0
+        else None,
+        node_rank=node_rank,
+        endpoint=endpoint,
+        is_node=True,
+    )
+
+
+def run_agent_command(
+    program: list[str],
+    run_dir: RunDir,
+    attempt: int,
+    *,
+    console: Console | None,
+    node_rank: int = 0,
+    endpoint: str | None = None,
+    is_node: bool = False,
+) -> dict[str, Any]:
+    """`run_agent_process` for an agent that is started as ``program``.
+
+    Args:
+        console: Where progress is shown; None: nowhere.
+        endpoint: HOST:PORT where the agents of several nodes meet.
+        is_node: Whether this process is a node's program, not a command line: of several signals
+            only the first counts, and the agent is lost with this process.
+    """
+    command = [*program, str(run_dir.path), "--attempt", str(attempt)]
+    command += ["--part-of" if is_node else "--with-parent", str(os.getpid())]
+    command += ["--node-rank", str(node_rank)]
+    command += [] if endpoint is None else ["--rendezvous", endpoint]
+    command += ["--asked-once"] if is_node else []
+    # A file and not a pipe: whatever still holds the other end of a pipe would keep us waiting.
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as stdout:
+        notes: deque[str] = deque()
+        with _signals_held_back():
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=stdout, start_new_session=True
+            )
+            previous = _pass_signals_to(process, notes, is_once=is_node)
+        try:
+            if console is None:
+                # Not wait(): a signal that comes just before it begins is seen when it ends.
+                while process.poll() is None:
+                    time.sleep(_POLL_S)
+            else:
+                follow(run_dir, attempt, process, console=console, notes=notes)
+        finally:
+            _end(process)
+            for number, handler in previous.items():
+                signal.signal(number, signal.SIG_IGN if is_node else handler)
+        log = run_dir.attempt(attempt) / f"agent-{node_rank}.log"
+        return _read_answer(stdout, run_dir, log, exit_code=process.returncode)
+
+
+@contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Deliver signals only once they can be passed on; the agent starts with them held back too.
+
+    It never takes SIGUSR1, with which some clusters of Slurm warn all processes of a node.
+    """
+    held = (*_PASSED_ON, signal.SIGUSR1)
+    signal.pthread_sigmask(signal.SIG_BLOCK, held)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, held)
+
+
+def _pass_signals_to(
+    process: subprocess.Popen[bytes], notes: deque[str], *, is_once: bool
+) -> dict[int, Any]:
+    words = [_FIRST_WORDS]
+
+    def pass_on(number: int, _frame: FrameType | None) -> None:
+        if words and number == signal.SIGINT and not is_once:
+            notes.append(words.pop())
+        process.send_signal(number)
+
+    return {number: signal.signal(number, pass_on) for number in _PASSED_ON}
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Make sure that the agent and all its children have ended."""
+    if process.poll() is None:  # following it failed
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_LAST_WAIT_S)
+    if process.returncode is not None and process.returncode < 0:
+        _wait_for_group(process.pid)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _wait_for_group(group: int) -> None:
+    """Let what a killed agent started leave by itself: the kernel has told it to.
+
+    Among it is the tracker of multiprocessing, which alone removes the agent's semaphores from
+    /dev/shm.
+    """
+    deadline_s = time.monotonic() + _LEAVING_S
+    with suppress(ProcessLookupError, PermissionError):
+        while time.monotonic() < deadline_s:
+            os.killpg(group, 0)
+            time.sleep(_POLL_S)
+
+
+def _read_answer(stdout: IO[str], run_dir: RunDir, log: Path, *, exit_code: int) -> dict[str, Any]:
+    stdout.seek(0)
+    lines = stdout.read().splitlines()
+    with suppress(IndexError, ValueError):
+        answer: dict[str, Any] = json.loads(lines[-1])
+        return answer
+    ending = signal.Signals(-exit_code).name if exit_code < 0 else f"exit code {exit_code}"
+    killed_by = {"killed_by": -exit_code} if exit_code < 0 else {}
+    return {
+        **killed_by,
+        "outcome": "failed",
+        "exit_code": 1,
+        "message": (
+            f"the agent of run {run_dir.run_id} ended with {ending} and gave no answer; its "
+            f"processes ended with it. Its log is {log}. `shardyard resume {run_dir.handle}` goes "
+            "on from the newest durable checkpoint."
+        ),
+    }

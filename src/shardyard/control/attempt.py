@@ -1,0 +1,95 @@
+"""One attempt of a run on this machine: written down, started, followed, summed up."""
+
+import sys
+from dataclasses import dataclass
+
+from shardyard.config.load import dump_recipe
+from shardyard.config.own_module import NO_SHAPE
+from shardyard.config.plug_in_settings import plug_ins_of
+from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.config.schema import Recipe
+from shardyard.control.prepare import prepare_data
+from shardyard.control.request import Request
+from shardyard.errors import RequestError
+from shardyard.files import write_json, write_text
+from shardyard.hardware.machine import Machine
+from shardyard.hardware.probe import probe
+from shardyard.plan.plan import Plan, plan
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.manifest import write_manifest
+from shardyard.rundir.resolved import write_resolved
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """Everything that is known before an attempt starts."""
+
+    run_dir: RunDir
+    number: int
+    asked: Recipe
+    """With the overrides of this attempt, before resolving."""
+    resolved: Resolved
+    machine: Machine
+
+    def plan(self) -> Plan | None:
+        """The prediction for this attempt; None for a module of the user's own."""
+        if self.resolved.shape is None:
+            return None
+        devices = self.resolved.recipe.cluster.devices
+        assert isinstance(devices, int)
+        return plan(
+            self.resolved,
+            world_size=devices * self.resolved.recipe.cluster.nodes,
+            devices_per_node=devices,
+            machine=self.machine,
+        )
+
+
+def resolve_here(
+    request: Request, *, previous: Resolved | None = None, data: DataFacts | None = None
+) -> tuple[Machine, Resolved]:
+    """Look at this machine, refuse what it cannot do, prepare the data, resolve everything.
+
+    In this order: what is wrong is told before anything is tokenised.
+
+    Args:
+        previous: The last attempt, on a resume.
+        data: A data set that is prepared already; None: prepare it, or find it prepared.
+
+    Raises:
+        RecipeError: Recipe, machine, model and data do not fit each other or ``previous``.
+    """
+    machine = probe()
+    request.refuse_misfits(machine, previous)
+    data = data or prepare_data(request, previous=previous)
+    return machine, request.resolve(machine, data, previous=previous)
+
+
+def no_plan() -> str:
+    """What stands where a plan would."""
+    return f"no plan: {NO_SHAPE}"
+
+
+def write_down(attempt: Attempt, prediction: Plan | None) -> None:
+    """Write the attempt's files; resolved.json last: an attempt that has it is whole."""
+    run_dir, number = attempt.run_dir, attempt.number
+    write_text(run_dir.asked(number), dump_recipe(attempt.asked))
+    if prediction is not None:
+        write_json(run_dir.plan(number), prediction.to_json())
+    used = plug_ins_of(attempt.resolved.recipe, attempt.resolved.shape)
+    write_manifest(run_dir, number, command=sys.argv, machine=attempt.machine, plug_ins=used)
+    write_resolved(run_dir.resolved(number), attempt.resolved)
+
+
+def refuse_other_nodes(recipe: Recipe) -> None:
+    """Raise if a recipe wants more machines than this one.
+
+    Raises:
+        RequestError: It does.
+    """
+    if recipe.cluster.nodes > 1:
+        raise RequestError(
+            f"cluster.nodes={recipe.cluster.nodes} but this verb trains on one node, this machine. "
+            "Use cluster.nodes=1 here; `shardyard launch RECIPE --on local` starts several nodes "
+            "on this machine, and --on slurm, kubernetes or aws-batch elsewhere."
+        )

@@ -1,0 +1,78 @@
+"""Whether nodes may fetch what a recipe names on the Hugging Face hub: asked before a submission.
+
+Without it a gated model is found out on the nodes, after they are paid for.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from shardyard.config.schema import Recipe
+from shardyard.config.sight import Sight, is_folder
+from shardyard.control.submission import HERE
+from shardyard.launch.base import Launcher
+from shardyard.launch.secrets import how_to_keep
+
+TOKEN = "HF_TOKEN"
+"""The variable that hub libraries read it from."""
+
+_TIMEOUT_S = 3.0
+_WORDS = ("auto", "train")
+"""What data.tokenizer may be beside a folder and a hub name."""
+
+
+def access_problems(recipe: Recipe, launcher: Launcher) -> list[str]:
+    """A sentence for each repository that the hub would keep from the nodes; asks the hub.
+
+    Where it does not answer nothing is said: what nodes can reach is not known here.
+    """
+    if TOKEN in recipe.secrets or _is_logged_in(launcher, launcher.sees(recipe)):
+        return []
+    return [
+        f"{setting}={name} is {why} on the Hugging Face hub, and secrets.{TOKEN} is not set: the "
+        f"nodes of {launcher.name} could not fetch it. Accept its terms on its page, then keep "
+        f"your token where they can read it:\n{_ways(recipe, launcher)}\nIf it lies in the nodes' "
+        "store already, --force submits it all the same."
+        for setting, name in _repositories(recipe)
+        if (why := _why_shut(name)) is not None
+    ]
+
+
+def _repositories(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    tokenizer = recipe.data.tokenizer
+    if recipe.model.hub is not None:
+        yield "model.hub", recipe.model.hub
+    if tokenizer not in (*_WORDS, recipe.model.hub) and not is_folder(tokenizer):
+        yield "data.tokenizer", tokenizer
+
+
+def _is_logged_in(launcher: Launcher, sight: Sight) -> bool:
+    """Whether nodes have a token of this user: in their environment, or from `hf auth login`."""
+    from huggingface_hub import constants, get_token
+
+    if launcher.name == HERE:
+        return bool(get_token())
+    token = os.environ.get("HF_TOKEN_PATH") or constants.HF_TOKEN_PATH
+    return sight.sees_this_machine and Path(token).is_file()
+
+
+def _why_shut(name: str) -> str | None:
+    """Why the hub shows a repository to some only; None: to all, or it gave no answer."""
+    from huggingface_hub import HfApi, constants, errors
+
+    if constants.HF_HUB_OFFLINE:
+        return None
+    try:
+        info = HfApi().model_info(name, timeout=_TIMEOUT_S)
+    except errors.GatedRepoError:
+        return "gated"
+    except (errors.RepositoryNotFoundError, errors.HFValidationError):
+        return "private, or not there at all,"
+    except Exception:  # noqa: BLE001 (of requests or of httpx, as the library's version has it)
+        return None
+    return "gated" if info.gated else "private" if info.private else None
+
+
+def _ways(recipe: Recipe, launcher: Launcher) -> str:
+    found = how_to_keep(TOKEN, launcher.capabilities.secrets, recipe.launch)
+    return "\n".join(f"  {line}\n  and secrets.{TOKEN}={reference}" for line, reference in found)

@@ -1,0 +1,126 @@
+"""Files that only the nodes see, through an idle side job and commands beside it.
+
+The side job `fetch` does nothing but be there. It ends by itself when nobody has read for a while,
+and is removed at once when all that was wanted is here.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from shardyard.config.schema import Recipe
+from shardyard.control.job import Launched, wait_until
+from shardyard.control.side_jobs import SideTerms, find_side_job, side_request, start_side_job
+from shardyard.errors import CapacityError, LostError, RequestError, ShardyardError
+from shardyard.launch.base import Executor, JobState, SideJob
+from shardyard.launch.trust import refuse_untrusted
+from shardyard.rundir.layout import RunDir
+from shardyard.talk import say, warn
+from shardyard.transfer.pod import PodSource
+
+IDLE_S = 300
+"""Without a reader, after which the side job ends by itself."""
+_FIRST_TRIES = 5
+"""Of the first command: a container is said to run a little before it can be entered."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """An idle side job that lives."""
+
+    source: PodSource
+    job: Launched
+
+    def of(self, folder: str) -> PodSource:
+        """Files of another folder of the same storage."""
+        return PodSource(exec=self.source.exec, folder=folder)
+
+    def remove(self, folder: str) -> None:
+        """Remove a folder there; its not being removed harms nothing but room."""
+        try:
+            for _ in self.source.exec(["rm", "-rf", "--", folder]):
+                pass
+        except ShardyardError as error:
+            warn(f"{folder} was not removed on the nodes' storage: {error}")
+
+
+@contextmanager
+def opened(
+    run_dir: RunDir,
+    trained: Launched,
+    recipe: Recipe,
+    terms: SideTerms,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Opened | None]:
+    """Let a side job be there whose container sees the run's files; it is removed afterwards.
+
+    After Ctrl-C and after a lost connection it stays for a while: the same command finds it.
+
+    Yields:
+        None: with ``dry_run`` its request was printed alone.
+    """
+    launcher = trained.launcher
+    if not isinstance(launcher, Executor):
+        raise RequestError(
+            f"nodes of {launcher.name} cannot be read from here: they share no folder with this "
+            "machine, and no command can be run on them. Let them send the files through a bucket: "
+            "shardyard fetch --via s3://bucket/prefix, shardyard export --to s3://bucket/prefix."
+        )
+    refuse_untrusted(run_dir.ledger, trusts_folder=terms.trusts_folder)
+    side = SideJob(kind="fetch", arguments={"idle_s": IDLE_S})
+    request = side_request(run_dir, launcher, side, recipe=recipe)
+    job = find_side_job(run_dir, launcher, side)
+    if job is not None and not job.status().state.is_over and not terms.dry_run:
+        say(f"side job {job.job.id} ({job.job.name}) lives already: files are read there")
+    else:
+        job = start_side_job(run_dir, launcher, request, terms)
+    if job is None:
+        yield None
+        return
+    status = wait_until(job, lambda now: now.state is not JobState.WAITING, sleep=sleep)
+    if status.state is not JobState.RUNNING:
+        raise ShardyardError(
+            f"side job {job.job.id} ({job.job.name}) is over ({status.state.value}: "
+            f"{status.reason}) before a file was read. `shardyard logs {run_dir.handle} --side` "
+            "shows what it said."
+        )
+    found = job
+
+    def run(command: Sequence[str]) -> Iterator[bytes]:
+        return launcher.exec(found.job, command)
+
+    _wait_for_container(run, sleep=sleep)
+    try:
+        yield Opened(source=PodSource(exec=run, folder=request.run_dir), job=job)
+    except (KeyboardInterrupt, LostError):
+        raise
+    except BaseException:
+        _end(job)
+        raise
+    _end(job)
+
+
+def _wait_for_container(
+    run: Callable[[Sequence[str]], Iterator[bytes]], *, sleep: Callable[[float], None]
+) -> None:
+    for tries_left in range(_FIRST_TRIES - 1, -1, -1):
+        try:
+            for _ in run(["true"]):
+                pass
+            return
+        except CapacityError:
+            if not tries_left:
+                raise
+            sleep(2.0)
+
+
+def _end(job: Launched) -> None:
+    try:
+        job.launcher.remove(job.job, job.ledger)
+    except ShardyardError as error:
+        warn(
+            f"side job {job.job.name} was not removed: {error} It ends by itself within "
+            f"{IDLE_S // 60} minutes; `shardyard teardown {job.run_dir.handle}` removes the rest."
+        )

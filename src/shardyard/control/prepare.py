@@ -1,0 +1,37 @@
+"""Text into token shards, in a process of its own."""
+
+import tempfile
+from pathlib import Path
+
+from shardyard.config.model_source import table_rows
+from shardyard.config.resolve import keep_previous
+from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.control.programs import run_program
+from shardyard.control.request import Request
+
+
+def prepare_data(
+    request: Request,
+    *,
+    previous: Resolved | None = None,
+    verify: bool = False,
+    folder: Path | None = None,
+) -> DataFacts:
+    """Prepare a request's data, or find it prepared; sizes are checked always, content if asked.
+
+    Args:
+        previous: The last attempt, on a resume: what it read is prepared again as it was.
+        folder: Where another node has it; None: named by what is asked for.
+
+    Raises:
+        ShardyardError: What the data program answered; its class follows the exit code.
+    """
+    with tempfile.TemporaryDirectory(prefix="shardyard-") as scratch:
+        recipe = Path(scratch) / "recipe.json"
+        recipe.write_text(keep_previous(request.recipe, previous)[0].model_dump_json())
+        options = [] if request.model_dir is None else ["--model-dir", str(request.model_dir)]
+        rows = table_rows(request.recipe.model, request.shape)
+        options += [] if rows is None else ["--rows", str(rows)]
+        options += ["--verify"] if verify else []
+        options += [] if folder is None else ["--folder", str(folder)]
+        return DataFacts(**run_program("shardyard.data", [str(recipe), *options]))

@@ -1,0 +1,252 @@
+"""What a user asks for: recipe files and overrides, loaded, checked, with the model's shape.
+
+The first step of every verb that takes a recipe.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardyard.config.anchor import anchor_paths
+from shardyard.config.auto import Facts
+from shardyard.config.check import load_checked_recipe
+from shardyard.config.load import is_override
+from shardyard.config.model_problems import misfits
+from shardyard.config.model_source import (
+    config_notes,
+    has_tokenizer,
+    model_folder,
+    shape_if_known,
+    stated_shape,
+)
+from shardyard.config.own_module import NO_SHAPE, known_shape
+from shardyard.config.resolve import Preview, machine_problems, resolve, resolve_known
+from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.config.schema import Model, Recipe
+from shardyard.config.sight import Sight, absent_problems, unseen_problems
+from shardyard.config.trainable import trainable_problems
+from shardyard.errors import Problem, RecipeError, ShardyardError
+from shardyard.families.shape import ModelShape
+from shardyard.hardware.machine import Machine
+from shardyard.launch.secrets import loose_files, resolve_local
+from shardyard.talk import say, warn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A checked recipe and its model."""
+
+    recipe: Recipe
+    as_written: Recipe
+    """The same with its relative paths: for nodes that share no folder with this machine."""
+    name: str
+    """Name of the recipe's files; the run is named after it."""
+    model_dir: Path | None
+    """The model's own files: config.json, tokenizer, weights. None for a preset, and where they
+    have not been opened."""
+    shape: ModelShape | None
+    """Before the data is prepared, its vocabulary may be that of the tokenizer to be trained. None:
+    not known here, and node 0 of the launch settles it; or a module of the user's own."""
+    why_no_shape: str = ""
+
+    @staticmethod
+    def read(
+        arguments: Sequence[str],
+        *,
+        to_train: bool = True,
+        needs_weights: bool = True,
+        only_looks: bool = False,
+        runs_here: bool = False,
+        sees: Callable[[Recipe], Sight] | None = None,
+    ) -> "Request":
+        """Load and check a recipe, and find its model.
+
+        Args:
+            arguments: Recipe files and ``section.key=value`` overrides, in any order.
+            to_train: Whether what can be planned but not trained yet is refused; else it is
+                said, and goes on.
+            needs_weights: Whether weights that the recipe loads must be there.
+            only_looks: Whether the model's files are opened only to learn its shape, and not at
+                all where the recipe says it.
+            runs_here: Whether the work is done on this machine, so that its secrets are taken.
+            sees: What nodes see that do the work, of a recipe; None: this machine does it.
+
+        Raises:
+            RequestError: Anything in it is wrong; every problem that can be seen is named.
+            AccessError: The Hugging Face hub asks for permission.
+        """
+        files = [Path(argument) for argument in arguments if not is_override(argument)]
+        overrides = [argument for argument in arguments if is_override(argument)]
+        recipe = load_checked_recipe(files, overrides, to_train=to_train)
+        for problem in [] if to_train else trainable_problems(recipe):
+            say(f"note: {problem}")
+        if runs_here:
+            take_secrets(recipe)
+        sight = None if sees is None else sees(recipe)
+        if sight is not None:
+            _refuse(absent_problems(recipe, sight))
+        name = "-".join(file.stem for file in files) or "run"
+        request = Request.of(
+            recipe, name=name, needs_weights=needs_weights, only_looks=only_looks, sight=sight
+        )
+        for note in config_notes(recipe.model, request.model_dir):
+            say(f"note: {note}")
+        return request
+
+    @staticmethod
+    def of(
+        recipe: Recipe,
+        *,
+        name: str = "run",
+        needs_weights: bool = True,
+        only_looks: bool = False,
+        sight: Sight | None = None,
+        previous: Resolved | None = None,
+    ) -> "Request":
+        """The request of a recipe that is loaded and checked, such as the one of a run.
+
+        Args:
+            previous: The last attempt, on a resume: its commit of the hub is taken again.
+        """
+        if sight is not None:
+            _refuse(unseen_problems(recipe, sight))
+        anchored = anchor_paths(recipe, sight)
+        model, vocab_size = anchored.model, anchored.data.vocab_size
+        folder, why_no_shape = None, ""
+        shape = stated_shape(model, vocab_size) if only_looks else None
+        if shape is None:
+            folder, why_no_shape = _find(
+                model,
+                sight,
+                needs_weights=needs_weights,
+                commit=None if previous is None else _commit_before(anchored, previous),
+            )
+            shape = None if why_no_shape else shape_if_known(model, folder, vocab_size)
+        request = Request(
+            recipe=anchored,
+            as_written=recipe,
+            name=name,
+            model_dir=folder,
+            shape=shape,
+            why_no_shape=why_no_shape,
+        )
+        request.refuse_misfits()
+        return request
+
+    @property
+    def known_shape(self) -> ModelShape:
+        """The model's shape, of a request that is made without nodes elsewhere.
+
+        Raises:
+            RequestError: The model is a module of the user's own.
+        """
+        return known_shape(self.shape)
+
+    @property
+    def model_has_tokenizer(self) -> bool | None:
+        """Whether the model brings a tokenizer; None: its files have not been opened."""
+        model = self.recipe.model
+        has_files = model.path is not None or model.hub is not None
+        return None if has_files and self.model_dir is None else has_tokenizer(self.model_dir)
+
+    def refuse_misfits(
+        self, machine: Machine | None = None, previous: Resolved | None = None
+    ) -> None:
+        """Hold everything against each other that is known before the data is prepared.
+
+        Args:
+            machine: The machine that trains; None: it has not been looked at.
+
+        Raises:
+            RecipeError: All that does not fit.
+        """
+        refuse_misfits(self.preview(machine, previous).recipe, self.shape, machine)
+
+    def preview(self, machine: Machine | None = None, previous: Resolved | None = None) -> Preview:
+        """Resolve as far as possible before the data is prepared, or as it was in ``previous``."""
+        facts = Facts(
+            name=self.name,
+            shape=self.shape,
+            model_has_tokenizer=self.model_has_tokenizer,
+            machine=machine,
+            data=None if previous is None else previous.data,
+            previous=previous,
+        )
+        return resolve_known(self.recipe, facts)
+
+    def resolve(
+        self, machine: Machine, data: DataFacts, *, previous: Resolved | None = None
+    ) -> Resolved:
+        """Resolve everything, once the data is prepared.
+
+        Raises:
+            RecipeError: Degrees, batch, data and model do not fit each other or ``previous``.
+        """
+        return resolve(
+            self.recipe,
+            shape=shape_if_known(self.recipe.model, self.model_dir, data.vocab_size),
+            machine=machine,
+            data=data,
+            name=self.name,
+            model_dir=self.model_dir,
+            model_has_tokenizer=has_tokenizer(self.model_dir),
+            previous=previous,
+        )
+
+
+def _commit_before(recipe: Recipe, previous: Resolved) -> str | None:
+    """The commit that a run began with, unless another revision is asked for now."""
+    now, before = recipe.model, previous.recipe.model
+    is_same = (now.hub, now.revision) == (before.hub, before.revision)
+    return previous.model_commit if is_same else None
+
+
+def take_secrets(recipe: Recipe) -> None:
+    """Put a recipe's secrets into the environment of this process, which its children inherit.
+
+    Raises:
+        RequestError: One is missing here.
+        AccessError: One may not be read by this user.
+    """
+    for warning in loose_files(recipe.secrets):
+        warn(f"{warning}")
+    os.environ.update(resolve_local(recipe.secrets, os.environ))
+
+
+def _find(
+    model: Model, sight: Sight | None, *, needs_weights: bool, commit: str | None
+) -> tuple[Path | None, str]:
+    """The model's own files; or why its shape is not known here, which node 0 then settles."""
+    if model.module is not None:
+        return None, NO_SHAPE
+    is_elsewhere = sight is not None and model.path is not None and sight.holds(model.path)
+    if is_elsewhere:
+        return None, f"model.path={model.path} is on the nodes"
+    try:
+        folder = model_folder(model, needs_weights=needs_weights, commit=commit, say=say)
+        return folder, ""
+    except ShardyardError as error:
+        if sight is None or model.hub is None:
+            raise
+        return None, f"model.hub={model.hub} could not be read here ({error})"
+
+
+def _refuse(problems: list[Problem]) -> None:
+    if problems:
+        raise RecipeError(problems)
+
+
+def refuse_misfits(
+    recipe: Recipe, shape: ModelShape | None, machine: Machine | None = None
+) -> None:
+    """As ``Request.refuse_misfits``, of a recipe that is resolved as far as it can be.
+
+    Raises:
+        RecipeError: All that does not fit.
+    """
+    found = misfits(recipe, shape)
+    if machine is not None:
+        found += machine_problems(recipe, machine)
+    if found:
+        raise RecipeError(found)

@@ -1,0 +1,146 @@
+"""Going on with a run: what its next attempt or job is, and what speaks against it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from shardyard.config.check import load_checked_recipe
+from shardyard.config.load import load_recipe
+from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.config.schema import Launch, Recipe
+from shardyard.control.job import job_of, newest_asked
+from shardyard.control.request import Request
+from shardyard.control.submission import Launchers, Proposal, launcher_named, propose
+from shardyard.errors import RequestError
+from shardyard.launch.base import Launcher
+from shardyard.launch.ledger import SIDE_DETAIL, Entry, Ledger
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.resolved import newest_resolved
+from shardyard.rundir.spending import read_spending
+from shardyard.rundir.state import read_state
+from shardyard.talk import say
+from shardyard.units import format_usd
+
+
+def propose_again(
+    run_dir: RunDir, overrides: Sequence[str], launcher: Launcher, *, is_dry_run: bool
+) -> Proposal:
+    """The next job of a run: what its newest one was asked, with overrides. Creates nothing."""
+    _, previous, asked = newest_attempt(run_dir)
+    if Ledger(run_dir.ledger).jobs():
+        asked = newest_asked(run_dir)
+    recipe = load_checked_recipe([asked], overrides, of_run=True)
+    refuse_other_run(run_dir, asked, recipe)
+    refuse_spent(run_dir, recipe.launch)
+    return propose(
+        Request.of(
+            recipe,
+            name=run_dir.run_id,
+            needs_weights=False,
+            only_looks=True,
+            sight=launcher.sees(recipe),
+            previous=previous,
+        ),
+        launcher,
+        run_dir=run_dir,
+        previous=previous,
+        is_resume=True,
+        is_dry_run=is_dry_run,
+    )
+
+
+def refuse_side_alone(run_dir: RunDir) -> None:
+    """Raise if the folder is that of a side job, which has no training to go on with."""
+    ledger = Ledger(run_dir.ledger)
+    if not ledger.side_jobs() or ledger.jobs() or run_dir.attempts():
+        return
+    kind = ledger.side_jobs()[-1].details[SIDE_DETAIL].partition("-")[0]
+    raise RequestError(
+        f"run {run_dir.run_id} has no training to continue: its folder is that of a side job "
+        f"({kind}). Repeat `shardyard {kind} ... --on LAUNCHER` to go on with it, or start the "
+        "training with `shardyard launch`."
+    )
+
+
+def refuse_other_run(run_dir: RunDir, asked: Path, recipe: Recipe) -> None:
+    """Raise if overrides name another run or place than the one that goes on."""
+    before, now = load_recipe([asked], of_run=True).run, recipe.run
+    is_parent = Path(now.dir).expanduser().resolve() == run_dir.path.parent
+    given = {
+        f"run.name={now.name}": now.name == before.name,
+        f"run.id={now.id}": now.id in (before.id, run_dir.run_id),
+        f"run.dir={now.dir}": now.dir == before.dir or is_parent,
+    }
+    wrong = [setting for setting, is_kept in given.items() if not is_kept]
+    if wrong:
+        raise RequestError(
+            f"{', '.join(wrong)}: run {run_dir.run_id} goes on in its own folder, {run_dir.path}, "
+            "and a resume cannot give it another name or place. Leave that out. To have it "
+            "elsewhere, move the folder and give its new path for RUN; `shardyard train` begins "
+            "another run."
+        )
+
+
+def refuse_live(run_dir: RunDir, entry: Entry, launchers: Launchers | None) -> None:
+    """Raise if the last job is not over: two at once would train one run."""
+    job = job_of(run_dir, entry)
+    status = launcher_named(job.launcher, launchers).status(job)
+    if not status.state.is_over:
+        raise RequestError(
+            f"job {job.id} of run {run_dir.run_id} is {status.state.value} on {job.launcher}. Two "
+            "at once would overwrite each other's checkpoints. Follow it with `shardyard watch "
+            f"{run_dir.handle}`, or stop it with `shardyard cancel {run_dir.handle}`."
+        )
+
+
+def newest_attempt(run_dir: RunDir) -> tuple[int, Resolved | None, Path]:
+    """Number of the next attempt, what the last one resolved, and what it was asked.
+
+    A torn resolved.json costs no run: what was asked is resolved again, and the checkpoint is
+    compared with it before it is loaded.
+    """
+    made = run_dir.attempts()
+    number = made[-1] + 1 if made else 0
+    newest = newest_resolved(run_dir)
+    for torn in newest.torn:
+        say(f"{torn}; what that attempt was asked is resolved again")
+    begun = [each for each in made if run_dir.resolved(each).is_file()]
+    asked = run_dir.asked(begun[-1]) if begun else run_dir.recipe
+    return number, newest.resolved, asked if asked.is_file() else run_dir.recipe
+
+
+def data_as_before(previous: Resolved, overrides: Sequence[str]) -> DataFacts | None:
+    """The data set that the run reads already; its text may have changed, or be gone, since."""
+    asks_for_other = any(override.startswith("data.") for override in overrides)
+    is_there = Path(previous.data.dir).is_dir()
+    return previous.data if is_there and not asks_for_other else None
+
+
+def is_finished(run_dir: RunDir, previous: Resolved | None, now: Resolved) -> bool:
+    """Whether a run has nothing left to do, unless more is asked of it."""
+    done = run_dir.checkpoint_steps()
+    return bool(done) and (done[-1] >= now.steps or _has_met_its_target(run_dir, previous, now))
+
+
+def _has_met_its_target(run_dir: RunDir, previous: Resolved | None, now: Resolved) -> bool:
+    """Whether the run ended early at run.target, and the same target and length are asked."""
+    if previous is None or read_state(run_dir).state != "finished":
+        return False
+    asked = [(each.steps, each.recipe.run.target) for each in (previous, now)]
+    return asked[0] == asked[1]
+
+
+def refuse_spent(run_dir: RunDir, launch: Launch) -> None:
+    """Raise if a run has cost all that it may.
+
+    Raises:
+        RequestError: It would be stopped as soon as it had begun.
+    """
+    spending, limit = read_spending(run_dir), launch.max_usd
+    if spending is None or limit is None or spending.usd < limit:
+        return
+    usd = format_usd(spending.usd)
+    raise RequestError(
+        f"run {run_dir.run_id} has cost {usd}, and launch.max_usd={limit:g} is the most that it "
+        f"may cost, all its jobs together. Raise it above {usd} to go on: `shardyard resume "
+        f"{run_dir.handle} launch.max_usd=USD`."
+    )

@@ -1,0 +1,435 @@
+"""From a recipe to a submission: the request, its plan and price, what is refused, the run folder.
+
+`launch` and `resume --on` do the same here; what a scheduler needs is the launcher's own affair.
+"""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shardyard.config.load import dump_recipe
+from shardyard.config.model_source import config_content
+from shardyard.config.own_module import NO_SHAPE
+from shardyard.config.resolve import Preview, check_resume
+from shardyard.config.resolved import Resolved
+from shardyard.config.schema import Kubernetes, Recipe
+from shardyard.control.request import Request, refuse_misfits
+from shardyard.control.sent_code import packed_code, send_code
+from shardyard.errors import RequestError, StorageError
+from shardyard.files import FILE_MODE, make_folder, write_text
+from shardyard.hardware.machine import Machine
+from shardyard.hardware.probe import probe
+from shardyard.image.dockerfile import without_code
+from shardyard.launch.base import Job, Launcher, LaunchRequest, Rendered, launcher_class
+from shardyard.launch.ledger import Ledger
+from shardyard.launch.marked import NONCE_DETAIL, new_nonce
+from shardyard.launch.secrets import refuse_unsupported
+from shardyard.plan.plan import Plan, plan_recipe, planned_cluster
+from shardyard.rundir.layout import RunDir
+from shardyard.talk import say
+from shardyard.units import format_seconds, format_usd, parse_seconds
+
+Launchers = Mapping[str, Launcher]
+"""Name -> launcher, in place of all that there are."""
+
+HERE = "local"
+"""The launcher whose nodes are this machine: it is probed, and costs nothing unless rented."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """What would be submitted, and what is predicted of it."""
+
+    launcher: Launcher
+    run_dir: RunDir
+    """As this machine sees it."""
+    request: LaunchRequest
+    rendered: Rendered
+    plan: Plan | None
+    why_no_plan: str
+    data: str = ""
+    """What is said of the data; empty: nothing."""
+
+    @property
+    def most_usd(self) -> float | None:
+        """Predicted price of the run; without a length, that of its time limit; None: not known."""
+        rate = None if self.plan is None else self.plan.price.usd_per_hour
+        if self.launcher.name == HERE and rate is None:
+            return 0.0
+        if self.plan is None or self.plan.usd is not None:
+            return None if self.plan is None else self.plan.usd
+        limit = self.request.recipe.launch.time_limit
+        if limit is None or rate is None:
+            return None
+        return parse_seconds(limit) / 3600 * rate
+
+    @property
+    def loses_price(self) -> bool:
+        """Whether the price that is known here is not known where the run could be held to it."""
+        cluster = self.request.recipe.cluster
+        return bool(self.most_usd) and cluster.instance is None and cluster.file is None
+
+
+def launcher_named(name: str, launchers: Launchers | None = None) -> Launcher:
+    """The launcher of a name, imported now.
+
+    Raises:
+        RequestError: There is none, or a package's cannot be used.
+    """
+    if launchers is None:
+        return launcher_class(name)()
+    if name not in launchers:
+        raise RequestError(f"there is no launcher {name!r}. Use one of {', '.join(launchers)}.")
+    return launchers[name]
+
+
+def propose(
+    request: Request,
+    launcher: Launcher,
+    *,
+    run_dir: RunDir,
+    previous: Resolved | None = None,
+    is_resume: bool = False,
+    is_dry_run: bool = False,
+) -> Proposal:
+    """Check a recipe against a launcher, plan it, render it. Creates nothing.
+
+    Args:
+        previous: The last attempt, on a resume, where its folder is in reach.
+
+    Raises:
+        RequestError: It cannot be launched there as it is.
+    """
+    if request.shape is None and previous is not None:
+        request = replace(request, shape=previous.shape)
+    recipe = request.recipe
+    refuse_unlaunchable(recipe, launcher)
+    machine = _machine(recipe, launcher, is_dry_run=is_dry_run)
+    preview = _of_launcher(request.preview(machine, previous), launcher)
+    if previous is not None:
+        check_resume(previous, replace(previous, recipe=preview.recipe))
+    devices = _devices(preview, launcher)
+    prediction, why_no_plan = _plan(request, preview, machine, devices=devices)
+    asked = for_nodes(read_there(request, launcher), preview, run_dir, devices=devices)
+    recipe_text = dump_recipe(asked)
+    content = LaunchRequest(
+        run_id=run_dir.run_id,
+        recipe=asked,
+        recipe_text=recipe_text,
+        code=packed_code(asked, recipe_text, run_dir, is_resume=is_resume),
+        nodes=recipe.cluster.nodes,
+        devices_per_node=devices,
+        cluster=planned_cluster(preview.recipe, machine, devices_per_node=devices),
+        run_dir=f"{asked.run.dir.rstrip('/')}/{run_dir.run_id}",
+        is_resume=is_resume,
+        nonce=new_nonce(),
+        submission=len(Ledger(run_dir.ledger).jobs()) + 1,
+    )
+    return Proposal(
+        launcher=launcher,
+        run_dir=run_dir,
+        request=content,
+        rendered=launcher.render(content),
+        plan=prediction,
+        why_no_plan=why_no_plan,
+    )
+
+
+def refusals(proposal: Proposal) -> list[str]:
+    """Why it should not be submitted as it is, each with what to do."""
+    found = []
+    plan, limit = proposal.plan, proposal.request.recipe.launch.max_usd
+    if plan is not None and plan.fits == "does not fit":
+        found.append(
+            f"the plan does not fit: {plan.fits_reason}. It would end out of memory. "
+            "`shardyard plan` shows layouts that fit; --force submits it all the same."
+        )
+    if limit is None:
+        return found
+    usd = proposal.most_usd
+    if usd is None:
+        found.append(
+            f"launch.max_usd={limit:g}, but the price is not known: {_why_no_price(proposal)}, so "
+            "that nothing could hold the run to it. Name what is missing, or leave the limit out."
+        )
+    elif usd > limit:
+        found.append(
+            f"the price is predicted to be {format_usd(usd)}, above launch.max_usd={limit:g}. "
+            "Nothing was submitted. Make the run shorter, compare machines with `shardyard plan "
+            "--offers`, or raise the limit."
+        )
+    elif proposal.loses_price:
+        found.append(
+            f"launch.max_usd={limit:g}, but the price stands in cluster.file, which the nodes of "
+            f"{proposal.launcher.name} do not see: the run would not stop there. Name an instance "
+            "with cluster.instance, or leave the limit out."
+        )
+    return found
+
+
+def describe(proposal: Proposal) -> list[str]:
+    """The plan's line, the memory's verdict, the price: what is shown before it is asked."""
+    request, plan = proposal.request, proposal.plan
+    where = f"{proposal.rendered.name} on {proposal.launcher.name}"
+    nodes = f"{request.nodes} node{'s' * (request.nodes > 1)}"
+    each = f"{request.devices_per_node} process{'es' * (request.devices_per_node > 1)} each"
+    lines = [f"launch: run {request.run_id} as {where}: {nodes}, {each}"]
+    lines += [f"warning: {warning}" for warning in _warnings(proposal)]
+    lines += [proposal.data] if proposal.data else []
+    if plan is None:
+        return [*lines, f"plan: nothing is predicted: {proposal.why_no_plan}"]
+    lines += [plan.line(), f"memory: {plan.fits}: {plan.fits_reason}"]
+    usd, rate = proposal.most_usd, plan.price.usd_per_hour
+    if proposal.launcher.name == HERE and rate is None:
+        return lines
+    hour = "" if rate is None else f"{format_usd(rate)} an hour, "
+    if usd is None:
+        return [*lines, f"price: {hour}of the run not known: {_why_no_price(proposal)}"]
+    about = "about" if plan.usd is not None else "by its time limit at most"
+    length = "" if plan.wall_s is None else f" in {format_seconds(plan.wall_s)}"
+    return [*lines, f"price: {hour}{about} {format_usd(usd)} for the run{length}"]
+
+
+def _warnings(proposal: Proposal) -> list[str]:
+    """The launcher's, and what holds for all of them."""
+    cluster, device = proposal.request.cluster, proposal.request.recipe.cluster.device
+    old = None if cluster is None or device == "cpu" else without_code(cluster.accelerator)
+    plan = proposal.plan
+    stuck = [] if plan is None or plan.advances else [plan.failures_reason]
+    return [*proposal.rendered.warnings, *([] if old is None else [f"{old}."]), *stuck]
+
+
+def submit(proposal: Proposal) -> Job:
+    """Make the run folder, submit, and write the job down.
+
+    Raises:
+        RequestError: The run exists.
+        ShardyardError: The launcher's; what it left stands in the ledger.
+    """
+    ledger = Ledger(proposal.run_dir.ledger)
+    with _claimed(proposal, ledger):
+        send_code(proposal.request, proposal.run_dir)
+        if proposal.request.is_resume and proposal.request.side is None:
+            asked = proposal.run_dir.submission(proposal.request.submission)
+            write_text(asked, proposal.request.recipe_text)
+        job = proposal.launcher.submit(proposal.rendered, ledger)
+        added = {NONCE_DETAIL: proposal.request.nonce, **proposal.request.side_details}
+        job = replace(job, details={**job.details, **added})
+        ledger.record(job)
+    return job
+
+
+def refuse_existing(run_dir: RunDir) -> None:
+    """Raise if there is a run in this folder already."""
+    if not run_dir.recipe.exists():
+        return
+    jobs = Ledger(run_dir.ledger).jobs()
+    job = f" as {jobs[-1].launcher} job {jobs[-1].id}" if jobs else ""
+    raise RequestError(
+        f"run.id={run_dir.run_id!r} exists already in {run_dir.path.parent}{job}. A second run in "
+        f"its folder would mix their files. See it with `shardyard status {run_dir.handle}`, "
+        f"continue it with `shardyard resume {run_dir.handle}`, or choose another id."
+    )
+
+
+@contextmanager
+def _claimed(proposal: Proposal, ledger: Ledger) -> Iterator[None]:
+    """Hold the run's folder while submitting; a new one that led to nothing is removed again."""
+    run_dir, is_resume = proposal.run_dir, proposal.request.is_resume
+    is_new, before = not run_dir.path.exists(), ledger.live()
+    if not is_resume:
+        _make(run_dir, proposal.request.recipe_text)
+    try:
+        with _alone(proposal, ledger):
+            yield
+    except BaseException:
+        if any(entry not in before for entry in ledger.live()):
+            say(
+                f"note: what was created before this stands in {ledger.path}; "
+                f"`shardyard teardown {run_dir.handle}` removes it"
+            )
+        elif is_new and not _has_jobs(ledger):
+            with suppress(OSError):
+                shutil.rmtree(run_dir.path)
+        elif not is_resume and not _has_jobs(ledger):
+            run_dir.recipe.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def _alone(proposal: Proposal, ledger: Ledger) -> Iterator[None]:
+    """Hold the ledger: of two who submit one run at the same time, the second is refused.
+
+    Raises:
+        RequestError: Somebody submits it now, or has since it was looked at.
+    """
+    with ledger.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RequestError(_submitted_by_another(proposal)) from error
+        side = proposal.request.side
+        before = ledger.jobs() if side is None else ledger.side_jobs(side.label)
+        if len(before) + 1 != proposal.request.submission:
+            raise RequestError(_submitted_by_another(proposal))
+        yield
+
+
+def _has_jobs(ledger: Ledger) -> bool:
+    return bool(ledger.jobs() or ledger.side_jobs())
+
+
+def _submitted_by_another(proposal: Proposal) -> str:
+    handle = proposal.run_dir.handle
+    return (
+        f"run {proposal.request.run_id} was submitted by another command meanwhile. Two jobs at "
+        f"once would overwrite each other's checkpoints. See it with `shardyard status {handle}`."
+    )
+
+
+def _make(run_dir: RunDir, recipe_text: str) -> None:
+    """The folder with its recipe; of two who launch the same id, one is refused."""
+    try:
+        make_folder(run_dir.path)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with os.fdopen(os.open(run_dir.recipe, flags, FILE_MODE), "w", encoding="utf-8") as file:
+            file.write(recipe_text)
+    except FileExistsError:
+        refuse_existing(run_dir)
+        raise
+    except OSError as error:
+        raise StorageError(
+            f"{run_dir.path} cannot be written: {error.strerror}. Every run gets a folder, where "
+            "what is created elsewhere is written down first. Choose another place with run.dir."
+        ) from error
+
+
+def refuse_unlaunchable(recipe: Recipe, launcher: Launcher) -> None:
+    """Refuse what a launcher cannot do for any request, of a training or not."""
+    name, can = launcher.name, launcher.capabilities
+    refuse_unsupported(recipe.secrets, can.secrets, launcher=name)
+    if can.needs_image and recipe.launch.image is None:
+        raise RequestError(
+            f"launch.image is not set, and {name} runs containers. Build one with `shardyard image "
+            "build`, push it, and give launch.image=NAME@sha256:DIGEST."
+        )
+    if not can.shares_folder and recipe.launch.run_dir is None:
+        raise RequestError(
+            f"launch.run_dir is not set, and the nodes of {name} do not see run.dir="
+            f"{recipe.run.dir}. Checkpoints must outlive a container: give the folder of a volume "
+            "(launch.volumes), such as launch.run_dir=/shared/runs."
+        )
+
+
+def _of_launcher(preview: Preview, launcher: Launcher) -> Preview:
+    """Without what only pods are asked: elsewhere it changes no network."""
+    recipe = preview.recipe
+    if launcher.name == "kubernetes" or recipe.launch.kubernetes == Kubernetes():
+        return preview
+    launch = recipe.launch.model_copy(update={"kubernetes": Kubernetes()})
+    return replace(preview, recipe=recipe.model_copy(update={"launch": launch}))
+
+
+def _machine(recipe: Recipe, launcher: Launcher, *, is_dry_run: bool) -> Machine | None:
+    """This machine, where it is the one to be used and something depends on it."""
+    if launcher.name != HERE:
+        return None
+    settles_all = recipe.cluster.device == "cpu" and recipe.cluster.devices != "auto"
+    return None if is_dry_run and settles_all else probe()
+
+
+def _devices(preview: Preview, launcher: Launcher) -> int:
+    devices = preview.recipe.cluster.devices
+    if not isinstance(devices, int):
+        raise RequestError(
+            f"cluster.devices=auto, and how many devices a node of {launcher.name} has is not "
+            "known here. Name the machines with cluster.instance or cluster.file, or give "
+            "cluster.devices."
+        )
+    return devices
+
+
+def _plan(
+    request: Request, preview: Preview, machine: Machine | None, *, devices: int
+) -> tuple[Plan | None, str]:
+    """The prediction, or why there is none."""
+    recipe = preview.recipe
+    shape = request.shape
+    if recipe.model.module is not None:
+        return None, NO_SHAPE
+    if shape is None:
+        return None, (
+            f"{request.why_no_shape}, so memory, time and price are not known here; node 0 settles "
+            "what is open. Give model.preset or model.config to see them before"
+        )
+    refuse_misfits(recipe, shape)
+    open_settings = {
+        "cluster.device": recipe.cluster.device,
+        "precision.compute": recipe.precision.compute,
+    }
+    still_open = [name for name, value in open_settings.items() if value == "auto"]
+    if still_open:
+        return None, f"{still_open[0]}=auto and no machines are named (cluster.instance or file)"
+    prediction = plan_recipe(
+        recipe,
+        shape=shape,
+        steps=preview.steps,
+        world_size=recipe.cluster.nodes * devices,
+        devices_per_node=devices,
+        machine=machine,
+    )
+    return prediction, ""
+
+
+def read_there(request: Request, launcher: Launcher) -> Recipe:
+    """The recipe as the nodes of a launcher can read it: its paths are theirs."""
+    shares_folder = launcher.capabilities.shares_folder
+    recipe = request.recipe if shares_folder else request.as_written
+    if launcher.sees(request.recipe).sees_this_machine:
+        return recipe
+    return _without_our_files(recipe)
+
+
+def _without_our_files(recipe: Recipe) -> Recipe:
+    """The nodes do not have files of this machine: what they hold is known by now, or sent."""
+    if recipe.cluster.file is not None:
+        cluster = recipe.cluster.model_copy(update={"file": None})
+        recipe = recipe.model_copy(update={"cluster": cluster})
+    if recipe.model.config is not None:
+        content = {"config": config_content(recipe.model.config)}
+        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update=content)})
+    return recipe
+
+
+def for_nodes(recipe: Recipe, preview: Preview, run_dir: RunDir, *, devices: int | None) -> Recipe:
+    """The recipe that the nodes read: what is asked, and what was settled here.
+
+    Args:
+        devices: None: no node uses any.
+    """
+    parent = recipe.launch.run_dir or str(run_dir.path.parent)
+    settled: dict[str, dict[str, Any]] = {
+        "run": {"id": run_dir.run_id, "name": preview.recipe.run.name, "dir": parent},
+        "cluster": {} if devices is None else {"devices": devices},
+    }
+    for section, values in settled.items():
+        content = getattr(recipe, section).model_copy(update=values)
+        recipe = recipe.model_copy(update={section: content})
+    return recipe
+
+
+def _why_no_price(proposal: Proposal) -> str:
+    plan = proposal.plan
+    if plan is None:
+        return proposal.why_no_plan
+    if plan.price.usd_per_hour is None:
+        return plan.price.source
+    if not plan.advances:
+        return plan.failures_reason
+    if plan.steps is None:
+        return "its length is not known before the data is prepared (run.steps or run.tokens)"
+    return plan.speed.reason

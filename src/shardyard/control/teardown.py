@@ -1,0 +1,96 @@
+"""What launching created elsewhere, removed again; the ledger names it, nothing is guessed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shardyard.config.load import load_recipe
+from shardyard.control.job import job_of
+from shardyard.control.submission import Launchers, launcher_named
+from shardyard.errors import RequestError, ShardyardError
+from shardyard.launch.base import Removal
+from shardyard.launch.ledger import SIDE_DETAIL, Entry, Ledger
+from shardyard.rundir.layout import RunDir
+from shardyard.talk import warn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remains:
+    """What a tear-down did, and did not."""
+
+    removed: list[str]
+    left: list[str]
+    """Created by this run, and still there."""
+    untouched: list[str]
+    """Used by this run, but not created by it."""
+    foreign: list[str] = field(default_factory=list)
+    """Found under a name or number of the ledger, and not the run's."""
+    over: list[str] = field(default_factory=list)
+    """Jobs that ended: they cost nothing any more, and the ledger still names them."""
+
+
+def remove_all(run_dir: RunDir, ledger: Ledger, launchers: Launchers | None) -> Removal:
+    """Ask each job's launcher, the newest job first, side jobs too, until nothing is left."""
+    removal = Removal()
+    # an interrupted submission has objects and no job: its newest object stands for it
+    jobs = [*reversed(ledger.side_jobs()), *reversed(ledger.jobs())]
+    for entry in [*jobs, *reversed(ledger.live())]:
+        if any(one.launcher == entry.launcher for one in ledger.live()):
+            launcher = launcher_named(entry.launcher, launchers)
+            found = launcher.remove(job_of(run_dir, entry), ledger)
+            removal.removed.extend(found.removed)
+            removal.foreign.extend(found.foreign)
+    return removal
+
+
+def ended_jobs(run_dir: RunDir, ledger: Ledger, launchers: Launchers | None) -> set[str | None]:
+    """Ids of jobs that the ledger still names and that are over, as their schedulers say."""
+    named = {entry.id for entry in ledger.live()}
+    ended: set[str | None] = set()
+    for entry in [*ledger.jobs(), *ledger.side_jobs()]:
+        if entry.id not in named:
+            continue
+        job = job_of(run_dir, entry)
+        try:
+            status = launcher_named(job.launcher, launchers).status(job)
+        except ShardyardError as error:  # then it may cost money
+            warn(f"whether job {job.id} is over is not known: {error}")
+            continue
+        if status.state.is_over:
+            ended.add(entry.id)
+    return ended
+
+
+def refuse_running(run_dir: RunDir, ledger: Ledger, launchers: Launchers | None) -> None:
+    handle, named = run_dir.handle, {entry.id for entry in ledger.live()}
+    side_jobs = [entry for entry in ledger.side_jobs() if entry.id in named]
+    for entry in [*ledger.jobs()[-1:], *side_jobs]:
+        job, is_side = job_of(run_dir, entry), SIDE_DETAIL in entry.details
+        status = launcher_named(job.launcher, launchers).status(job)
+        if status.state.is_over:
+            continue
+        loss = "what it is doing" if is_side else "the steps since its last checkpoint"
+        words = f"{handle}{' --side' * is_side}"
+        raise RequestError(
+            f"{'side ' * is_side}job {job.id} of run {run_dir.run_id} is {status.state.value}. "
+            f"Removing it now would lose {loss}. Use `shardyard cancel {words}`, then "
+            f"`shardyard watch {words}` until it is over; or --force."
+        )
+
+
+def names_of(entries: Sequence[Entry]) -> list[str]:
+    """In the order of removal; one that was not confirmed may not exist."""
+    return [
+        f"{entry.kind} {entry.name}" + ("" if entry.is_confirmed else " (perhaps)")
+        for entry in reversed(entries)
+    ]
+
+
+def foreign_storage(run_dir: RunDir) -> list[str]:
+    """Storage that the run used and somebody else made."""
+    found = []
+    for volume in load_recipe([run_dir.recipe], of_run=True).launch.volumes:
+        if volume.claim is not None:
+            found.append(f"persistent volume claim {volume.claim}")
+        if volume.efs is not None:
+            found.append(f"EFS file system {volume.efs}")
+    return found

@@ -1,0 +1,346 @@
+"""`python -m shardyard.node`: what every scheduler starts once on each node.
+
+Node 0 does what `train` and `resume` do: it prepares the data and writes the next attempt down,
+then tells the others. Each node then runs its agent and ends with the agent's exit code. stdout of
+node 0 holds the run's events and metrics as marked lines; all talk goes to stderr.
+"""
+
+import ipaddress
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import click
+
+from shardyard.config.anchor import anchor_paths
+from shardyard.config.check import load_checked_recipe
+from shardyard.config.compatibility import check_packages, engines_for
+from shardyard.config.load import dump_recipe
+from shardyard.config.resolved import Resolved
+from shardyard.config.schema import Recipe
+from shardyard.control.agent_process import run_node_process
+from shardyard.control.attempt import Attempt, no_plan, resolve_here, write_down
+from shardyard.control.last_report import write_last_report
+from shardyard.control.request import Request
+from shardyard.control.resume import is_finished, newest_attempt, refuse_spent
+from shardyard.control.sent_code import take_code
+from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED, RequestError, ShardyardError
+from shardyard.files import write_text
+from shardyard.launch.place import KINDS, Place, place_in
+from shardyard.launch.secrets import resolve_local
+from shardyard.local_path import LocalPath
+from shardyard.node.homes import with_homes
+from shardyard.node.limits import Terms, has_stopped_itself, held_to_limits, refuse_stopped
+from shardyard.node.mark_lines import marked_on_stdout, take_nonce
+from shardyard.node.network_check import network_checked
+from shardyard.node.readiness import Readiness, answering, made_ready, wait_for_nodes
+from shardyard.node.session import Ended, Session
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lease import Lease
+from shardyard.rundir.lines import EventWriter, read_lines
+from shardyard.talk import say, warn
+
+_PODS = ("jobset", "trainjob", "pytorchjob", "aws-batch")
+"""Places where a node's own folders are no other node's, and 143 has the job started again."""
+
+
+@click.command()
+@click.argument("recipe", type=LocalPath(path_type=Path))
+@click.option("--run-dir", type=LocalPath(path_type=Path), required=True, help="The run's folder.")
+@click.option("--place", "kind", type=click.Choice(KINDS), required=True, help="What starts it.")
+@click.option("--node-rank", type=click.IntRange(min=0), help="With --place given: this node.")
+@click.option("--nodes", type=click.IntRange(min=1), help="With --place given: how many.")
+@click.option("--rendezvous", metavar="HOST:PORT", help="With --place given: a port of node 0.")
+@click.option(
+    "--code", type=LocalPath(path_type=Path), help="launch.code, where not in the run's folder."
+)
+@click.option("--session", help="With --place given: new at each start, the same on all nodes.")
+def command(
+    recipe: Path,
+    *,
+    run_dir: Path,
+    kind: str,
+    node_rank: int | None,
+    nodes: int | None,
+    rendezvous: str | None,
+    session: str | None,
+    code: Path | None,
+) -> int:
+    """Train this node's share of RECIPE."""
+    began_s = time.monotonic()
+    nonce = take_nonce(os.environ)
+    _listen()
+    if kind == "given":
+        place = _given(node_rank, nodes, rendezvous, session)
+    else:
+        place = place_in(kind, os.environ)
+    run = RunDir(run_dir.expanduser().resolve())
+    talk = Session(run, place.session)
+    try:
+        asked = load_checked_recipe([recipe], [], of_run=True)
+    except ShardyardError as error:  # a package of the recipe may be missing on this node alone
+        _tell_refusal(error, run, place, talk)
+    os.environ.update(resolve_local(asked.secrets, os.environ))
+    take_code(asked, run, code)
+    if place.node_rank > 0:
+        return _join(run, place, talk, kind=kind)
+    with marked_on_stdout(run, nonce=nonce):
+        return _lead(_Lead(recipe, kind, run, place), talk, began_s=began_s)
+
+
+def _listen() -> None:
+    """SIGTERM and SIGINT end the preparation; the agent's start takes them over."""
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)  # may have been started with it ignored
+    # Slurm's warning before the time limit. A handler and no thread that waits for it: the kernel
+    # would give the signal to any thread of a library that does not hold it back.
+    signal.signal(signal.SIGUSR1, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+
+
+def stop(number: int, _frame: FrameType | None) -> NoReturn:
+    """A signal's handler: end, with the exit code that says by which."""
+    raise SystemExit(EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_DRAINED)
+
+
+def _given(
+    node_rank: int | None, nodes: int | None, rendezvous: str | None, session: str | None
+) -> Place:
+    host, _, port = (rendezvous or "").rpartition(":")
+    is_whole = node_rank is not None and nodes is not None and session is not None
+    if not is_whole or not host or not port.isdecimal():
+        raise RequestError(
+            "--place given needs all of --node-rank K --nodes N --rendezvous HOST:PORT --session S."
+            " Nothing else says where this node stands. Give them, or name the scheduler with "
+            "--place."
+        )
+    assert node_rank is not None and nodes is not None and session is not None
+    if node_rank >= nodes:
+        raise RequestError(
+            f"--node-rank {node_rank} is no node of --nodes {nodes}. Nodes are counted from 0. "
+            f"Use 0 to {nodes - 1}."
+        )
+    return Place(
+        node_rank=node_rank, nodes=nodes, host=host.strip("[]"), port=int(port), session=session
+    )
+
+
+def _join(run: RunDir, place: Place, talk: Session, *, kind: str) -> int:
+    """A node other than node 0."""
+    word = talk.wait(say=lambda words: say(words))
+    if isinstance(word, Ended):
+        say(f"node 0: {word.words}")
+        return word.exit_code
+    files = Readiness(run, place.session)
+    with made_ready(files, word, place.node_rank, say=say):
+        end = talk.wait_to_begin(word)
+    if end is not None:
+        say(f"node 0: {end.words}")
+        return end.exit_code
+    exit_code, _ = _train(run, word, place)
+    return told_exit_code(exit_code, run, word, kind)
+
+
+def _tell_refusal(error: ShardyardError, run: RunDir, place: Place, talk: Session) -> NoReturn:
+    """End, after the other nodes have been told why: none of them trains without this one."""
+    if place.node_rank == 0:
+        talk.withdraw()
+        with _failure_told(talk):
+            raise error
+    say(f"{error}")
+    word = talk.wait(say=say)
+    if not isinstance(word, Ended):
+        files = Readiness(run, place.session)
+        with made_ready(files, word, place.node_rank, say=say, refusal=error):
+            pass
+    raise error
+
+
+def told_exit_code(exit_code: int, run: RunDir, attempt: int, kind: str) -> int:
+    """The exit code for the scheduler: it is not to start a run again that has stopped itself."""
+    is_own_wish = exit_code != 0 and kind in _PODS and has_stopped_itself(run, attempt)
+    return EXIT_INTERRUPTED if is_own_wish else exit_code
+
+
+class _Lead:
+    """What node 0 prepares from."""
+
+    def __init__(self, recipe: Path, kind: str, run: RunDir, place: Place) -> None:
+        self._file = recipe
+        self.kind = kind
+        self.run = run
+        self.place = place
+
+    def prepare(self) -> Attempt | None:
+        """The next attempt, written down; None if the run is finished."""
+        Lease(self.run.lease).close()  # refuse at once, not after an hour of preparation
+        number, previous, asked_before = newest_attempt(self.run)
+        recipe = self._recipe()
+        for warning in check_packages(engines_for(recipe)):
+            warn(f"{warning}")
+        refuse_spent(self.run, recipe.launch)
+        refuse_stopped(self.run, self.place.session)
+        request = Request.of(recipe, name=self.run.run_id, previous=previous)
+        is_same_data = (
+            previous is not None
+            and load_checked_recipe([asked_before], [], of_run=True).data == recipe.data
+            and Path(previous.data.dir).is_dir()
+        )
+        machine, resolved = resolve_here(
+            request,
+            previous=previous,
+            data=previous.data if previous is not None and is_same_data else None,
+        )
+        refuse_shared_accelerators(resolved, self.place)
+        if is_finished(self.run, previous, resolved):
+            return None
+        attempt = Attempt(
+            run_dir=self.run, number=number, asked=recipe, resolved=resolved, machine=machine
+        )
+        _begin(self.run, recipe)
+        prediction = attempt.plan()
+        write_down(attempt, prediction)
+        say(no_plan() if prediction is None else prediction.line())
+        return attempt
+
+    def _recipe(self) -> Recipe:
+        recipe = anchor_paths(load_checked_recipe([self._file], [], of_run=True))
+        recipe = with_homes(recipe, self.run, shares_folder=self.kind not in _PODS)
+        return with_nodes(recipe, self.place.nodes)
+
+
+def _lead(lead: _Lead, talk: Session, *, began_s: float) -> int:
+    """Node 0."""
+    run, files = lead.run, Readiness(lead.run, lead.place.session)
+    talk.withdraw()
+    files.withdraw()
+    with _failure_told(talk):
+        attempt = lead.prepare()
+    if attempt is None:
+        words = f"{run.run_id} is finished"
+        talk.end(words, 0)
+        say(words)
+        return 0
+    terms = _terms(attempt, lead.place, began_s=began_s)
+    number, resolved = attempt.number, attempt.resolved
+    with (
+        _failure_told(talk),
+        answering(files, number, resolved),
+        talk.announced(number) as begin,
+        held_to_limits(run, number, terms),
+    ):
+        wait_for_nodes(files, number, resolved, say=say)
+        begin()
+        exit_code, words = _train(run, number, lead.place)
+    exit_code = told_exit_code(exit_code, run, attempt.number, lead.kind)
+    talk.end(words, exit_code)
+    write_last_report(run, attempt.number, attempt.resolved.recipe)
+    return exit_code
+
+
+@contextmanager
+def _failure_told(talk: Session) -> Iterator[None]:
+    """Have the other nodes end too, with the reason, where node 0 does not come to train."""
+    try:
+        yield
+    except ShardyardError as error:
+        talk.end(str(error), error.exit_code)
+        raise
+    except SystemExit:
+        talk.end("stopped before the training began", EXIT_DRAINED)
+        raise
+    except BaseException as error:
+        talk.end(f"failed before the training began ({type(error).__name__}: {error})", 1)
+        raise
+
+
+def _terms(attempt: Attempt, place: Place, *, began_s: float) -> Terms:
+    prediction, launch = attempt.plan(), attempt.asked.launch
+    usd_per_hour = None if prediction is None else prediction.price.usd_per_hour
+    if usd_per_hour is None and launch.max_usd is not None:
+        why = no_plan() if prediction is None else prediction.price.source
+        warn(
+            f"launch.max_usd={launch.max_usd:g} cannot be held to: what an hour costs is "
+            f"not known ({why})"
+        )
+    return Terms.of(launch, began_s=began_s, session=place.session, usd_per_hour=usd_per_hour)
+
+
+def _train(run: RunDir, attempt: int, place: Place) -> tuple[int, str]:
+    """Run this node's agent; its exit code and its words."""
+    with network_checked(run, attempt, node_rank=place.node_rank) as network:
+        answer = run_node_process(
+            run,
+            attempt,
+            node_rank=place.node_rank,
+            endpoint=place.endpoint,
+        )
+    exit_code, words = int(answer["exit_code"]), str(answer["message"])
+    if "killed_by" in answer:  # as a shell says it: the node was lost, the run did not fail
+        exit_code = 128 + int(answer["killed_by"])
+    if network.is_refused:
+        return RequestError.exit_code, network.words  # a restart would find the same network
+    if exit_code != 0:
+        is_error = answer["outcome"] == "failed"
+        say(f"{'error: ' if is_error else ''}{words}")
+    return exit_code, words
+
+
+def _begin(run: RunDir, recipe: Recipe) -> None:
+    """Write down that there is such a run, unless its launcher or an earlier attempt has."""
+    if not run.recipe.is_file():
+        write_text(run.recipe, dump_recipe(recipe))
+    if not any(event.get("kind") == "run_started" for event in read_lines(run.events)):
+        events = EventWriter(run.events, attempt=0, generation=0)
+        events.write("run_started", run=run.run_id)
+        events.close()
+
+
+def with_nodes(recipe: Recipe, nodes: int) -> Recipe:
+    """The recipe for the number of nodes that are there.
+
+    Raises:
+        RequestError: The recipe does not allow that many.
+    """
+    asked, elastic = recipe.cluster.nodes, recipe.elastic
+    fewest = asked if elastic.min_nodes == "auto" else elastic.min_nodes
+    most = asked if elastic.max_nodes == "auto" else elastic.max_nodes
+    if nodes == asked:
+        return recipe
+    if not fewest <= nodes <= most:
+        raise RequestError(
+            f"the job has {nodes} nodes but the recipe asks for cluster.nodes={asked}"
+            f"{'' if fewest == most else f' (elastic: {fewest} to {most})'}. The plan, the batch "
+            f"and the layout were made for that. Submit it with {asked} nodes, or set "
+            f"cluster.nodes={nodes}."
+        )
+    say(f"{nodes} nodes are there instead of cluster.nodes={asked}")
+    limits = {"min_nodes": fewest, "max_nodes": most}
+    return recipe.model_copy(
+        update={
+            "cluster": recipe.cluster.model_copy(update={"nodes": nodes}),
+            "elastic": elastic.model_copy(update=limits),
+        }
+    )
+
+
+def refuse_shared_accelerators(resolved: Resolved, place: Place) -> None:
+    """Raise if several nodes are this one machine, and would take the same accelerators."""
+    device = resolved.recipe.cluster.device
+    if place.nodes > 1 and device != "cpu" and _is_loopback(place.host):
+        raise RequestError(
+            f"cluster.nodes={place.nodes} on this one machine with cluster.device={device}: every "
+            "node would take the same accelerators. Use cluster.nodes=1 with all of them, or "
+            "cluster.device=cpu."
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name

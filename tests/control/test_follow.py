@@ -1,0 +1,193 @@
+"""What a person sees of a run, from files written line by line."""
+
+import io
+import json
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from shardyard.control.follow import Story, Tail, describe_event, describe_step, fit, follow
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lines import METRIC_KEYS, EventWriter, LineWriter
+from tests.elastic.agents import Agents
+
+
+def step_line(step: int, **values: Any) -> dict[str, Any]:
+    known = {"step": step, "attempt": 1, "loss": 4.5, "step_time_s": 0.5, "tokens_per_s": 2048.0}
+    return {**dict.fromkeys(METRIC_KEYS), **known, **values}
+
+
+class RecordingView:
+    """Remembers what it was told to show."""
+
+    def __init__(self) -> None:
+        self.phases: list[str] = []
+        self.steps: list[tuple[int, float | None]] = []
+        self.evaluations: list[tuple[int, float | None]] = []
+        self.lines: list[str] = []
+        self.order: list[str] = []
+        """Steps and lines as they came."""
+
+    def phase(self, words: str, *, is_told: bool) -> None:  # noqa: ARG002
+        self.phases.append(words)
+
+    def step(self, line: dict[str, Any], *, step_s: float | None) -> None:
+        self.steps.append((line["step"], step_s))
+        self.order.append(f"step {line['step']}")
+
+    def evaluation(self, step: int, loss: float | None) -> None:
+        self.evaluations.append((step, loss))
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+        self.order.append(text)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    run = RunDir(tmp_path / "run-1")
+    Agents(run, tmp_path).prepare()  # 3 steps
+    return run
+
+
+def write_short_run(run: RunDir) -> None:
+    events = EventWriter(run.events, attempt=1, generation=0)
+    events.write("attempt_started", workers=[], world_size=2)
+    metrics = LineWriter(run.metrics)
+    for step in (1, 2, 3):
+        metrics.append(step_line(step))
+    metrics.append({"step": 3, "epoch": 1.0, "eval": {"loss": 4.25}})
+    events.write("checkpoint_durable", step=3)
+    events.write("attempt_ended", reason="finished", exit_code=0)
+
+
+def test_a_torn_line_is_read_once_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    tail = Tail(path)
+    assert tail.read() == []
+    text = json.dumps({"step": 1}) + "\n"
+    path.write_text(text + '{"st')
+    assert tail.read() == [{"step": 1}]
+    path.write_text(text + '{"step": 2}\nnot json\n{"step": 3}\n')
+    assert tail.read() == [{"step": 2}, {"step": 3}]
+    assert tail.read() == []
+
+
+def test_a_log_gets_plain_lines_for_the_last_step_and_for_events(run: RunDir) -> None:
+    write_short_run(run)
+    out = io.StringIO()
+    follow(run, 1, None, console=Console(file=out, force_terminal=False), notes=deque(["hello"]))
+    assert out.getvalue().splitlines() == [
+        "starting workers",
+        "hello",
+        "loading",
+        "step 3/3  loss 4.5  2.05 K tokens/s  500 ms/step",
+        "step 3/3  evaluation loss 4.25",
+        "checkpoint of step 3 is durable",
+        "finished",
+    ]  # log_every is 10, so of the steps only the last is shown
+
+
+def test_a_terminal_gets_a_bar_with_step_loss_and_evaluation(run: RunDir) -> None:
+    write_short_run(run)
+    out = io.StringIO()
+    follow(run, 1, None, console=Console(file=out, force_terminal=True, width=160))
+    shown = out.getvalue()
+    assert "3/3" in shown and "loss 4.5" in shown and "eval 4.25 (step 3)" in shown
+    assert "checkpoint of step 3 is durable" in shown
+
+
+def test_what_a_line_tells_is_not_told_again_as_a_phase(run: RunDir) -> None:
+    events = EventWriter(run.events, attempt=1, generation=0)
+    events.write("attempt_started", workers=[], world_size=2)
+    events.write("draining", node="n0", signal="SIGINT")
+    events.write("attempt_ended", outcome="drained", reason="drained", exit_code=130)
+    out = io.StringIO()
+    follow(run, 1, None, console=Console(file=out, force_terminal=False))
+    told = out.getvalue().splitlines()
+    assert told == ["starting workers", "loading", "draining after SIGINT", "drained"]
+
+
+def test_a_restart_is_told_between_the_steps_before_and_after_it() -> None:
+    view = RecordingView()
+    lost = {"kind": "worker_lost", "rank": 1, "node": "n0", "cause": "killed by SIGKILL"}
+    loaded = {"kind": "checkpoint_loaded", "step": 1}
+    Story(1, view).tell(
+        [{**lost, "attempt": 1, "generation": 0}, {**loaded, "attempt": 1, "generation": 1}],
+        [step_line(1), step_line(2), step_line(2, generation=1)],
+    )
+    assert view.order == ["step 1", "step 2", "lost rank 1 on n0: killed by SIGKILL",
+                          "continuing from step 1", "step 2"]  # fmt: skip
+
+
+FACTS = ["loss 4.5", "2.05 K tokens/s", "500 ms/step", "1 min left", "eval 4.25 (step 3)"]
+
+
+@pytest.mark.parametrize(
+    ("room", "kept"), [(80, [0, 1, 2, 3, 4]), (60, [0, 1, 3, 4]), (40, [0, 3, 4]), (20, [0, 3])]
+)
+def test_a_narrow_terminal_keeps_what_matters_most(room: int, kept: list[int]) -> None:
+    assert fit(FACTS, room) == [FACTS[place] for place in kept]
+
+
+def test_other_attempts_are_left_out() -> None:
+    view = RecordingView()
+    story = Story(2, view)
+    story.tell_event({"kind": "draining", "attempt": 1, "generation": 0, "signal": "SIGINT"})
+    story.tell_metrics(step_line(7))
+    story.tell_metrics({"step": 7, "epoch": 1.0, "eval": {"loss": 4.0}})
+    story.tell_metrics(step_line(8, attempt=2, step_time_s=0.25))
+    story.tell_metrics({"step": 8, "epoch": 1.0, "eval": {"loss": 3.0}})
+    assert view.lines == [] and view.phases == ["starting workers"]
+    assert view.steps == [(8, 0.25)]
+    assert view.evaluations == [(8, 3.0)]
+
+
+@pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        (
+            {"kind": "worker_lost", "rank": 1, "node": "n0", "cause": "killed by SIGKILL"},
+            "lost rank 1 on n0: killed by SIGKILL",
+        ),
+        ({"kind": "rendezvous", "generation": 0, "world_size": 4}, None),
+        ({"kind": "rendezvous", "generation": 1, "world_size": 4}, "restarted with 4 processes"),
+        ({"kind": "draining", "signal": "SIGTERM"}, "draining after SIGTERM"),
+        (
+            {
+                "kind": "checkpoint_loaded",
+                "step": 5,
+                "damaged": [{"step": 8, "reasons": ["rank-00000.safetensors is gone"]}],
+            },
+            "continuing from step 5; the checkpoint of step 8 is damaged and was passed over "
+            "(rank-00000.safetensors is gone)",
+        ),
+        (
+            {
+                "kind": "checkpoint_loaded",
+                "step": 5,
+                "note": "latest is a folder",
+                "lacked_buffers": ["buffer.norm.running_mean"],
+            },
+            "continuing from step 5; latest is a folder; it was written before buffers were saved, "
+            "and lacks: buffer.norm.running_mean",
+        ),
+        (
+            {"kind": "checkpoint_abandoned", "step": 5, "reason": "rank 0: model.x holds NaN"},
+            "step 5 was not saved: it is not finite (rank 0: model.x holds NaN)",
+        ),
+    ],
+)
+def test_an_event_is_told_in_one_line(event: dict[str, Any], text: str | None) -> None:
+    assert describe_event(event) == text
+
+
+def test_the_remaining_time_is_steps_left_times_time_per_step() -> None:
+    assert describe_step(step_line(10), 130, 0.5)[-1] == "1 min left"  # 120 x 0.5 s
+    assert describe_step(step_line(10, loss=None), 130, None)[0] == "loss not finite"
