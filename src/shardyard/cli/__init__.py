@@ -109,6 +109,5 @@ def main(
     if os.environ.get("_SHARDYARD_COMPLETE"):  # a shell asks, at each TAB
         from shardyard.cli.completion import answer
 
-        answer(shardyard)
-        return 0
+        return run(click.Command("shardyard", callback=lambda: answer(shardyard)), [])
     return run(shardyard, arguments, obj=launchers)

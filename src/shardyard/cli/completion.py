@@ -27,6 +27,7 @@ from click.shell_completion import (
 
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.rundir.layout import RUNS_DIR, RunDir
+from shardyard.terminal import tell_exactly
 
 VARIABLE = "_SHARDYARD_COMPLETE"
 """Environment variable with what is asked: bash_source, bash_complete; zsh and fish likewise."""
@@ -53,7 +54,8 @@ def answer(program: click.Command) -> None:
             f'`eval "$({VARIABLE}=bash_source shardyard)"` or the other\'s name in place of bash.'
         )
     completion = _SHELLS[shell](program, {}, "shardyard", VARIABLE)
-    click.echo(completion.source() if instruction == "source" else completion.complete())
+    text = completion.source() if instruction == "source" else completion.complete()
+    tell_exactly(f"{text}\n")
 
 
 # --- words --------------------------------------------------------------------------------------
