@@ -105,10 +105,11 @@ def test_what_would_not_be_compiled_is_refused(
     """By what tests/distributed/test_compile.py counts: graphs of such blocks."""
     given = [f"model.preset={preset}", "model.compile=true", *settings]
     shape = PRESETS[preset].shape
-    (problem,) = misfits(load_recipe([], given), shape)
+    (problem,) = misfits(load_recipe([], given), shape, devices_per_node=None)
     assert problem.path == "model.compile" and what in str(problem)
     assert "Use false, or memory.recompute=none." in str(problem)
-    assert misfits(load_recipe([], [*given, "memory.recompute=none"]), shape) == []
+    plain = load_recipe([], [*given, "memory.recompute=none"])
+    assert misfits(plain, shape, devices_per_node=None) == []
 
 
 MIXTURE = {"model_type": "mixtral", "num_experts": 4}
@@ -131,7 +132,8 @@ def test_fp8_wants_a_matrix_whose_sides_its_kernels_take(
     shape = replace(PRESETS["llama-tiny"].shape, **sizes)
     recipe = load_recipe([], ["precision.compute=fp8", f"parallel.tp={tp}"])
     words = "precision.compute=fp8 but no matrix of a block has two sides of a multiple of 16"
-    assert any(words in str(problem) for problem in misfits(recipe, shape)) is not can
+    found = misfits(recipe, shape, devices_per_node=None)
+    assert any(words in str(problem) for problem in found) is not can
 
 
 def test_what_is_wrong_with_recipe_and_model_is_told_at_once() -> None:

@@ -116,7 +116,8 @@ def test_no_candidate_is_one_that_train_refuses(shape: ModelShape, settings: lis
             "memory": recipe.memory.model_copy(update={"recompute": candidate.recompute}),
             "optim": recipe.optim.model_copy(update={"micro_batch": candidate.micro_batch}),
         }
-        wrong = misfits(recipe.model_copy(update=update), shape)
+        node = cluster.devices_per_node
+        wrong = misfits(recipe.model_copy(update=update), shape, devices_per_node=node)
         assert wrong == [], (candidate.layout, candidate.recompute)
 
 

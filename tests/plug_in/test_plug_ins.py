@@ -10,7 +10,8 @@ from shardyard.cli import main
 from shardyard.cli.doctor import plug_in_findings
 from shardyard.config.check import load_checked_recipe
 from shardyard.config.load import dump_recipe, load_recipe
-from shardyard.config.plug_in_settings import plug_ins_of, recipe_with_defaults
+from shardyard.config.plug_in_settings import recipe_with_defaults
+from shardyard.config.plug_ins_used import plug_ins_of
 from shardyard.config.resolved import settings_in, unflatten
 from shardyard.config.schema import Recipe
 from shardyard.config.task_names import task_row

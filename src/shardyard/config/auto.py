@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from shardyard.config.auto_of_model import compute_on, dropout_of, output_of, seq_len_of
 from shardyard.config.machines import chosen_cluster
 from shardyard.config.optimizers import optimizer_of
 from shardyard.config.resolved import DataFacts, Resolved
@@ -18,9 +19,6 @@ from shardyard.config.schema import Recipe
 from shardyard.families.shape import ModelShape
 from shardyard.hardware.cluster import Cluster
 from shardyard.hardware.machine import Machine
-
-CONTEXT_LIMIT_TOKENS = 4096
-"""Longest sample that ``data.seq_len: auto`` chooses: attention's cost grows with its square."""
 
 _MICRO_BATCH_TOKENS = 4096
 """Tokens of one forward pass of a small model: enough to keep a device busy (ours)."""
@@ -136,8 +134,7 @@ def _weights(draft: Draft) -> tuple[str, str]:
 def _dropout(draft: Draft) -> tuple[float, str]:
     if draft.recipe.model.module is not None:
         return 0.0, "the model of your own drops what it drops"
-    own = draft.shape.hidden_dropout
-    return own, "hidden_dropout_prob of the model's config.json" if own else "the usual value"
+    return dropout_of(draft.shape)
 
 
 def _tokenizer(draft: Draft) -> tuple[str, str]:
@@ -173,12 +170,7 @@ def _nodes(draft: Draft) -> tuple[int, str]:
 def _compute(draft: Draft) -> tuple[str, str]:
     if draft.recipe.cluster.device == "auto":
         raise NotYetKnown("known once cluster.device is")
-    if draft.recipe.cluster.device == "cpu":
-        return "fp32", "a CPU gains little from 16 bits"
-    name = _lacks_bf16(draft)
-    if name is not None:
-        return "fp32", f"{name} has no bf16, and fp16 cannot be trained in yet"
-    return "bf16", "the accelerator's fast format, without loss scaling"
+    return compute_on(draft.recipe.cluster.device, without_bf16=_lacks_bf16(draft))
 
 
 def _lacks_bf16(draft: Draft) -> str | None:
@@ -192,19 +184,11 @@ def _lacks_bf16(draft: Draft) -> str | None:
 def _output(draft: Draft) -> tuple[str, str]:
     if draft.recipe.precision.compute == "auto":
         raise NotYetKnown("known once precision.compute is")
-    compute = draft.recipe.precision.compute
-    if compute == "fp16":
-        return "fp32", "models return fp32 or bf16, and what has fp16 need not have bf16"
-    return ("bf16" if compute == "fp8" else compute), "as precision.compute"
+    return output_of(draft.recipe.precision.compute)
 
 
 def _seq_len(draft: Draft) -> tuple[int, str]:
-    context, window = draft.shape.max_position_embeddings, draft.shape.sliding_window
-    if window is not None and window <= min(context, CONTEXT_LIMIT_TOKENS):
-        return window, "the model's sliding window: up to there attention sees the whole sample"
-    if context > CONTEXT_LIMIT_TOKENS:
-        return CONTEXT_LIMIT_TOKENS, f"auto goes no further; the model's context is {context:,}"
-    return context, "the model's context length"
+    return seq_len_of(draft.shape)
 
 
 def _workers(draft: Draft) -> tuple[int, str]:

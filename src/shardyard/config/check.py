@@ -12,7 +12,7 @@ from shardyard.config.environment import environment_problems
 from shardyard.config.format_problems import format_problems
 from shardyard.config.launch_problems import launch_problems
 from shardyard.config.load import Sources, name_of, read_settings
-from shardyard.config.machines import chosen_cluster
+from shardyard.config.machines import chosen_cluster, devices_of_node
 from shardyard.config.model_problems import misfits
 from shardyard.config.optimizers import OPTIMIZERS, factors_of, optimizer_of, readers_of
 from shardyard.config.own_module import own_module_problems
@@ -169,7 +169,8 @@ def _secrets(recipe: Recipe) -> Iterable[Problem]:
 def _fit(recipe: Recipe) -> Iterable[Problem]:
     """Legality, as far as it can be decided without a machine or a model's folder."""
     preset = preset_named(recipe.model.preset)
-    yield from misfits(recipe, None if preset is None else preset.shape)
+    shape = None if preset is None else preset.shape
+    yield from misfits(recipe, shape, devices_per_node=devices_of_node(recipe.cluster))
 
 
 def _optim(recipe: Recipe) -> Iterable[Problem]:

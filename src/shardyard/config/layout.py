@@ -2,6 +2,14 @@
 
 from dataclasses import dataclass
 
+WHY_NOT = {
+    "cp": "attention would have to exchange keys and values, and where that is is not known",
+    "tp": "how its matrices may be split is not known",
+    "pp": "where it can be cut, and what passes there, is not known",
+    "ep": "which of its tensors are experts, and how tokens reach them, is not known",
+}
+"""Axis -> why a module of one's own has none."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:

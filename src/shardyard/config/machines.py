@@ -37,6 +37,19 @@ def chosen_cluster(settings: schema.Cluster) -> Cluster | None:
     return replace(cluster, devices_per_node=devices)
 
 
+def devices_of_node(settings: schema.Cluster) -> int | None:
+    """Ranks of a node, where the recipe says it without a look at the machine."""
+    if settings.devices != "auto":
+        return settings.devices
+    if settings.device == "cpu":
+        return 1
+    try:
+        chosen = chosen_cluster(settings)
+    except RequestError:
+        return None  # another check says what is wrong with it
+    return None if chosen is None else chosen.devices_per_node
+
+
 def joined_cluster(recipe: schema.Recipe) -> Cluster | None:
     """As ``chosen_cluster``, its nodes joined by what ``launch`` asks of their network.
 

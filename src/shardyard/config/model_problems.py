@@ -8,30 +8,33 @@ from collections.abc import Iterable
 
 from shardyard.config.legality import FP8_MULTIPLE, SPLIT_BACKWARD
 from shardyard.config.legality import problems as layout_problems
-from shardyard.config.machines import chosen_cluster
 from shardyard.config.schema import Recipe
 from shardyard.config.task_names import task_row
 from shardyard.config.tasks import tasks_of
-from shardyard.errors import Problem, RequestError
+from shardyard.errors import Problem
 from shardyard.families.frozen import frozen_problems, parameters_of
 from shardyard.families.shape import ModelShape
 
 
-def misfits(recipe: Recipe, shape: ModelShape | None) -> list[Problem]:
+def misfits(
+    recipe: Recipe, shape: ModelShape | None, *, devices_per_node: int | None
+) -> list[Problem]:
     """All that the settings say against each other and against the model; data left out.
 
     What is still ``auto`` is not looked at.
 
     Args:
         shape: The model's; None: not known yet, or a module of the user's own.
+        devices_per_node: Ranks of a node; None: not known yet (``machines.devices_of_node``).
     """
     optim, seq_len = recipe.optim, recipe.data.seq_len
-    devices = devices_per_node(recipe)
     return [
         *layout_problems(
             recipe.parallel,
-            world_size=None if devices is None else recipe.cluster.nodes * devices,
-            devices_per_node=devices,
+            world_size=None
+            if devices_per_node is None
+            else recipe.cluster.nodes * devices_per_node,
+            devices_per_node=devices_per_node,
             shape=shape,
             seq_len=None if seq_len == "auto" else seq_len,
             global_batch=None if optim.global_batch == "auto" else optim.global_batch,
@@ -58,20 +61,6 @@ def vocabulary_problems(*, tokenizer: str, vocab_size: int, rows: int | None) ->
         "model's own tokenizer, or a smaller data.vocab_size."
     )
     return [Problem("data.tokenizer", text)]
-
-
-def devices_per_node(recipe: Recipe) -> int | None:
-    """Ranks of a node, where the recipe says it without a look at the machine."""
-    cluster = recipe.cluster
-    if cluster.devices != "auto":
-        return cluster.devices
-    if cluster.device == "cpu":
-        return 1
-    try:
-        chosen = chosen_cluster(cluster)
-    except RequestError:
-        return None  # another check says what is wrong with it
-    return None if chosen is None else chosen.devices_per_node
 
 
 def _model_problems(recipe: Recipe, shape: ModelShape) -> Iterable[Problem]:

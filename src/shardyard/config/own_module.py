@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from shardyard.config.layout import WHY_NOT
 from shardyard.config.schema import Recipe
 from shardyard.config.task_names import task_row
 from shardyard.errors import Problem, RequestError
@@ -18,14 +19,6 @@ from shardyard.families.shape import ModelShape
 NO_SHAPE = "what a model of your own needs is not known before it runs"
 
 _FORM = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*:[^\W\d]\w*")
-
-WHY_NOT = {
-    "cp": "attention would have to exchange keys and values, and where that is is not known",
-    "tp": "how its matrices may be split is not known",
-    "pp": "where it can be cut, and what passes there, is not known",
-    "ep": "which of its tensors are experts, and how tokens reach them, is not known",
-}
-"""Axis -> why a module of one's own has none."""
 
 _FOLLOWING_A_SHAPE = (
     "data.seq_len", "optim.lr", "optim.global_batch", "optim.micro_batch"

@@ -4,17 +4,13 @@ A launcher has ``launch.<name>``, a task ``task.<name>``. What an entry point re
 section as its ``settings``: a class made from ``config.schema.Section``, with bounds as ours have.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 
 from shardyard.config.schema import Recipe, section_key
 from shardyard.config.schema import Section as Settings
 from shardyard.config.setting import Section, section_of, sections
-from shardyard.config.sources import SCHEMES, scheme_of
-from shardyard.config.tasks import TASKS
 from shardyard.errors import RequestError
-from shardyard.families.registry import FAMILIES
-from shardyard.families.shape import ModelShape
 from shardyard.plug_ins import Group, PlugIn, brought, installed, part
 
 SECTIONS: Mapping[str, Group] = {"launch": "launchers", "task": "tasks"}
@@ -82,22 +78,6 @@ def described() -> Iterator[tuple[PlugIn, Section | str]]:
             elif hidden:
                 text = f"{claims[0].what} has settings that nobody can give: {path} is our own."
                 yield claims[0], f"{text} Its authors have to choose another name."
-
-
-def plug_ins_of(recipe: Recipe, shape: ModelShape | None) -> list[PlugIn]:
-    """What packages add that the nodes of a run need. A launcher is not: it starts them.
-
-    Raises:
-        RequestError: Several packages claim a name.
-    """
-    used: list[tuple[Group, str, Collection[str]]] = [("tasks", recipe.task.name, TASKS)]
-    if shape is not None:
-        used.append(("families", shape.model_type, FAMILIES))
-    source = recipe.data.source
-    schemes = map(scheme_of, (source,) if isinstance(source, str) else source)
-    used += [("sources", scheme, SCHEMES) for scheme in sorted({each for each in schemes if each})]
-    found = [brought(group, name) for group, name, ours in used if name not in ours]
-    return [plug_in for plug_in in found if plug_in is not None]
 
 
 def recipe_with_defaults(recipe: Recipe) -> Recipe:

@@ -21,6 +21,7 @@ from shardyard.config.fingerprint import SECTIONS_THAT_MAY_CHANGE, may_change
 from shardyard.config.format_problems import without_bf16
 from shardyard.config.hub import commit_of, digest_of
 from shardyard.config.legality import resolve_layout
+from shardyard.config.machines import devices_of_node
 from shardyard.config.model_problems import misfits, vocabulary_problems
 from shardyard.config.plug_in_settings import recipe_with_defaults
 from shardyard.config.resolved import DataFacts, Resolved, fingerprint, settings_in
@@ -198,7 +199,11 @@ def _misfits(resolved: Resolved, machine: Machine) -> list[Problem]:
     """What only shows when recipe, machine, model and data are known together."""
     return [
         *machine_problems(resolved.recipe, machine),
-        *misfits(resolved.recipe, resolved.shape),
+        *misfits(
+            resolved.recipe,
+            resolved.shape,
+            devices_per_node=devices_of_node(resolved.recipe.cluster),
+        ),
         *_sample_problems(resolved),
         *vocabulary_problems(
             tokenizer=resolved.recipe.data.tokenizer,

@@ -4,9 +4,10 @@ The planner looks further than the training half has come: `plan` and `config` a
 refused here, and say that it is. What can never be done is refused by all (``config/check.py``).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from shardyard.config.machines import chosen_cluster
+from shardyard.config.planned_only import DEVICES, planned_only, settings_planned_only
 from shardyard.config.schema import Recipe
 from shardyard.errors import Problem, RequestError
 from shardyard.families.presets import PRESETS, preset_named
@@ -19,30 +20,16 @@ def trainable_problems(recipe: Recipe) -> list[Problem]:
 
     A model in a folder or on the hub is judged by its config.json.
     """
-    return [problem for look in _LOOKS for problem in look(recipe)]
+    return [*settings_planned_only(recipe), *_machines(recipe), *_family(recipe)]
 
 
-def _precision(recipe: Recipe) -> Iterable[Problem]:
-    if recipe.precision.compute == "fp16":
-        yield _planned_only("precision.compute", "fp16", "a run in fp16", "bf16, fp32 or fp8")
-
-
-def _offload(recipe: Recipe) -> Iterable[Problem]:
-    offload = recipe.memory.offload
-    if offload in ("params", "optimizer"):
-        remedy = "activations or none; memory.recompute and parallel.zero=3 save memory too"
-        yield _planned_only("memory.offload", offload, f"offloading {offload}", remedy)
-
-
-def _device(recipe: Recipe) -> Iterable[Problem]:
+def _machines(recipe: Recipe) -> Iterable[Problem]:
     cluster, chosen = recipe.cluster, _chosen(recipe)
-    remedy = "a machine with cuda, xpu or hpu"
-    if cluster.device == "xla":
-        yield _planned_only("cluster.device", "xla", "a run on Trainium or TPU", remedy)
-    elif chosen is not None and chosen.accelerator.device == "xla":
-        setting = "file" if cluster.instance is None else "instance"
-        what = f"a run on {chosen.accelerator.name}"
-        yield _planned_only(f"cluster.{setting}", getattr(cluster, setting), what, remedy)
+    if chosen is None or chosen.accelerator.device != "xla" or cluster.device == "xla":
+        return  # or told already
+    setting = "file" if cluster.instance is None else "instance"
+    what = f"a run on {chosen.accelerator.name}"
+    yield planned_only(f"cluster.{setting}", getattr(cluster, setting), what, DEVICES)
 
 
 def _chosen(recipe: Recipe) -> Cluster | None:
@@ -60,16 +47,4 @@ def _family(recipe: Recipe) -> Iterable[Problem]:
     others = [name for name, other in PRESETS.items() if other.shape.family.is_trained]
     what = f"a model of type {preset.shape.model_type}"
     remedy = f"a preset of {' or '.join(trained_types())}: {', '.join(others)}"
-    yield _planned_only("model.preset", recipe.model.preset, what, remedy)
-
-
-_LOOKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
-    _precision,
-    _offload,
-    _device,
-    _family,
-)
-
-
-def _planned_only(path: str, value: object, what: str, remedy: str) -> Problem:
-    return Problem(path, f"={value}: {what} can be planned, not trained yet. Use {remedy}.")
+    yield planned_only("model.preset", recipe.model.preset, what, remedy)

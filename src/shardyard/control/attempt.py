@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from shardyard.config.load import dump_recipe
 from shardyard.config.own_module import NO_SHAPE
-from shardyard.config.plug_in_settings import plug_ins_of
+from shardyard.config.plug_ins_used import plug_ins_of
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
 from shardyard.control.prepare import prepare_data

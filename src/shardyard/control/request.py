@@ -12,6 +12,7 @@ from shardyard.config.anchor import anchor_paths
 from shardyard.config.auto import Facts
 from shardyard.config.check import load_checked_recipe
 from shardyard.config.load import is_override
+from shardyard.config.machines import devices_of_node
 from shardyard.config.model_problems import misfits
 from shardyard.config.model_source import (
     config_notes,
@@ -245,7 +246,7 @@ def refuse_misfits(
     Raises:
         RecipeError: All that does not fit.
     """
-    found = misfits(recipe, shape)
+    found = misfits(recipe, shape, devices_per_node=devices_of_node(recipe.cluster))
     if machine is not None:
         found += machine_problems(recipe, machine)
     if found:

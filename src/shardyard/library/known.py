@@ -3,21 +3,20 @@
 Shape suffixes: B = samples, L = tokens of a sample.
 """
 
-import json
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from shardyard.config.auto import Facts
-from shardyard.config.load import load_recipe
+from shardyard.config.auto_of_model import compute_on, dropout_of, output_of, seq_len_of
 from shardyard.config.model_problems import misfits
-from shardyard.config.resolve import resolve_known
+from shardyard.config.planned_only import settings_planned_only
 from shardyard.config.schema import Recipe
 from shardyard.config.tasks import tasks_of
-from shardyard.config.trainable import trainable_problems
+from shardyard.config.validate import recipe_of
 from shardyard.data.loader import IGNORED, MicroBatch
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.families.config_json import shape_of_config
@@ -106,25 +105,22 @@ def request(
         )
     layout = mesh.layout
     node = devices_per_node(layout.world_size)
-    asked: dict[str, Any] = {
-        "cluster.device": mesh.dense.device_type,
-        "cluster.devices": node,
-        "cluster.nodes": layout.world_size // node,
+    asked: dict[str, dict[str, Any]] = {
+        "cluster": {
+            "device": mesh.dense.device_type,
+            "devices": node,
+            "nodes": layout.world_size // node,
+        },
+        "parallel": asdict(layout),
+        "data": {} if seq_len is None else {"seq_len": seq_len},
     }
-    for axis in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "zero"):
-        asked[f"parallel.{axis}"] = getattr(layout, axis)
     for name, value in {**_ELSE, **options}.items():
-        asked[f"{_SECTIONS[name]}.{name}"] = value
-    if seq_len is not None:
-        asked["data.seq_len"] = seq_len
+        asked.setdefault(_SECTIONS[name], {})[name] = value
     if shape is not None and not shape.is_causal:
-        asked["task.name"] = tasks_of(is_causal=False)[0]
+        asked["task"] = {"name": tasks_of(is_causal=False)[0]}
     try:
-        recipe = load_recipe(
-            (), [f"{name}={json.dumps(value, default=str)}" for name, value in asked.items()]
-        )
-        recipe = resolve_known(recipe, Facts(shape=shape)).recipe
-        found = _problems(recipe, shape=shape, seq_len=seq_len)
+        recipe = _without_auto(recipe_of(asked), shape)
+        found = _problems(recipe, shape=shape, seq_len=seq_len, devices_per_node=node)
     except RecipeError as error:
         found = list(error.problems)
     if found:
@@ -132,9 +128,28 @@ def request(
     return recipe
 
 
-def _problems(recipe: Recipe, *, shape: ModelShape | None, seq_len: int | None) -> list[Problem]:
+def _without_auto(recipe: Recipe, shape: ModelShape | None) -> Recipe:
+    """What a script has left open of the settings that are read here, as a recipe's would be."""
+    model, data, precision = recipe.model, recipe.data, recipe.precision
+    if precision.compute == "auto":
+        compute, _ = compute_on(recipe.cluster.device)
+        precision = precision.model_copy(update={"compute": compute})
+    if precision.output == "auto" and precision.compute != "auto":
+        output, _ = output_of(precision.compute)
+        precision = precision.model_copy(update={"output": output})
+    if shape is not None:
+        model = model.model_copy(update={"dropout": dropout_of(shape)[0]})
+    if shape is not None and data.seq_len == "auto":
+        data = data.model_copy(update={"seq_len": seq_len_of(shape)[0]})
+    return recipe.model_copy(update={"model": model, "data": data, "precision": precision})
+
+
+def _problems(
+    recipe: Recipe, *, shape: ModelShape | None, seq_len: int | None, devices_per_node: int
+) -> list[Problem]:
     parallel = recipe.parallel
-    found = [*misfits(recipe, shape), *trainable_problems(recipe)]
+    found = misfits(recipe, shape, devices_per_node=devices_per_node)
+    found += settings_planned_only(recipe)
     split = [f"{axis}={getattr(parallel, axis)}" for axis in ("cp", "tp", "pp")]
     split = [axis for axis in split if not axis.endswith("=1")]
     if shape is not None and seq_len is None and split:

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 from shardyard.config.legality import resolve_layout
-from shardyard.config.load import load_recipe
 from shardyard.config.schema import Parallel
+from shardyard.config.validate import recipe_of
 from shardyard.errors import RecipeError, RequestError
 from shardyard.parallel import mesh as meshes
 from shardyard.parallel.device import available_device, process_group_backend, select_device
@@ -76,7 +76,7 @@ def devices_per_node(world_size: int) -> int:
 
 
 def _checked(degrees: dict[str, Any]) -> Parallel:
-    return load_recipe((), [f"parallel.{name}={value}" for name, value in degrees.items()]).parallel
+    return recipe_of({"parallel": degrees}).parallel
 
 
 def _world_size() -> int:

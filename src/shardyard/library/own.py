@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from shardyard.config.own_module import WHY_NOT
+from shardyard.config.layout import WHY_NOT
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.library.known import request
 from shardyard.models.batch_norm import BatchNorms

@@ -29,7 +29,7 @@ from shardyard.config.model_files import (
     undecided,
     with_digests,
 )
-from shardyard.config.plug_in_settings import plug_ins_of
+from shardyard.config.plug_ins_used import plug_ins_of
 from shardyard.config.resolved import Resolved
 from shardyard.control.prepare import prepare_data
 from shardyard.control.programs import error_of

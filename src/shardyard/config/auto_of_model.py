@@ -1,0 +1,48 @@
+"""What ``auto`` stands for where a model's sizes and a kind of device say it, each with its reason.
+
+The same in a recipe (``config/auto.py``) and in a script of one's own (``library/known.py``).
+"""
+
+from typing import Literal
+
+from shardyard.families.shape import ModelShape
+
+CONTEXT_LIMIT_TOKENS = 4096
+"""Longest sample that ``data.seq_len: auto`` chooses: attention's cost grows with its square."""
+
+
+def seq_len_of(shape: ModelShape) -> tuple[int, str]:
+    """``data.seq_len``."""
+    context, window = shape.max_position_embeddings, shape.sliding_window
+    if window is not None and window <= min(context, CONTEXT_LIMIT_TOKENS):
+        return window, "the model's sliding window: up to there attention sees the whole sample"
+    if context > CONTEXT_LIMIT_TOKENS:
+        return CONTEXT_LIMIT_TOKENS, f"auto goes no further; the model's context is {context:,}"
+    return context, "the model's context length"
+
+
+def dropout_of(shape: ModelShape) -> tuple[float, str]:
+    """``model.dropout``."""
+    own = shape.hidden_dropout
+    return own, "hidden_dropout_prob of the model's config.json" if own else "the usual value"
+
+
+def compute_on(device: str, *, without_bf16: str | None = None) -> tuple[str, str]:
+    """``precision.compute``.
+
+    Args:
+        device: Kind of device.
+        without_bf16: Name of the device if it computes in no bf16.
+    """
+    if device == "cpu":
+        return "fp32", "a CPU gains little from 16 bits"
+    if without_bf16 is not None:
+        return "fp32", f"{without_bf16} has no bf16, and fp16 cannot be trained in yet"
+    return "bf16", "the accelerator's fast format, without loss scaling"
+
+
+def output_of(compute: Literal["fp32", "bf16", "fp16", "fp8"]) -> tuple[str, str]:
+    """``precision.output``."""
+    if compute == "fp16":
+        return "fp32", "models return fp32 or bf16, and what has fp16 need not have bf16"
+    return ("bf16" if compute == "fp8" else compute), "as precision.compute"

@@ -1,0 +1,26 @@
+"""Settings that can be planned but not trained in yet, whoever asks: a recipe or a script."""
+
+from collections.abc import Iterable
+
+from shardyard.config.schema import Recipe
+from shardyard.errors import Problem
+
+DEVICES = "a machine with cuda, xpu or hpu"
+"""What to use in place of a device that cannot be trained on."""
+
+
+def planned_only(path: str, value: object, what: str, remedy: str) -> Problem:
+    """The problem of one."""
+    return Problem(path, f"={value}: {what} can be planned, not trained yet. Use {remedy}.")
+
+
+def settings_planned_only(recipe: Recipe) -> Iterable[Problem]:
+    """Every one whose value says it alone."""
+    if recipe.precision.compute == "fp16":
+        yield planned_only("precision.compute", "fp16", "a run in fp16", "bf16, fp32 or fp8")
+    offload = recipe.memory.offload
+    if offload in ("params", "optimizer"):
+        remedy = "activations or none; memory.recompute and parallel.zero=3 save memory too"
+        yield planned_only("memory.offload", offload, f"offloading {offload}", remedy)
+    if recipe.cluster.device == "xla":
+        yield planned_only("cluster.device", "xla", "a run on Trainium or TPU", DEVICES)
