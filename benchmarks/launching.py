@@ -29,7 +29,8 @@ from shardyard.launch.base import Job
 from shardyard.launch.ledger import Ledger
 from shardyard.launch.local_job import Identity, JobFile
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import METRIC_KEYS, EventWriter
+from shardyard.rundir.lines import EventWriter
+from shardyard.rundir.metric_keys import METRIC_KEYS
 
 DRY_RUN_BAR_S, LIST_BAR_S = 1.0, 2.0
 MORE_MEMORY_BAR_BYTES, FILES_BAR = 8 * 2**20, 16

@@ -2,12 +2,10 @@
 
 import ast
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from shardyard.config.resolved import DataFacts
 from shardyard.config.task_names import task_code, task_prepare
 from shardyard.config.tasks import TASKS, Metric, tasks_of
 
@@ -48,13 +46,10 @@ def test_a_target_is_reached_from_the_side_that_gets_better() -> None:
 
 
 def test_bits_per_byte_are_of_the_text_and_null_where_they_mean_nothing() -> None:
-    before = DataFacts(
-        dir="prepared/x", fingerprint="f", vocab_size=300, train_tokens=9_000, eval_tokens=1_000,
-        train_documents=10, eval_documents=5, unigram_entropy=6.0,
-    )  # fmt: skip
-    data, loss = replace(before, eval_bytes=3_000), 3.0 * math.log(2)  # 3 bits a token, 3 bytes
-    assert TASKS["causal_lm"].bits_per_byte(loss, data) == pytest.approx(1.0)
-    assert TASKS["causal_lm"].bits_per_byte(loss, before) is None, "bytes were not counted then"
-    assert TASKS["masked_lm"].bits_per_byte(loss, data) is None, "few of its tokens are predicted"
+    loss, bytes_of = 3.0 * math.log(2), TASKS["causal_lm"].bits_per_byte  # 3 bits a token
+    assert bytes_of(loss, tokens=1_000, nbytes=3_000) == pytest.approx(1.0)
+    assert bytes_of(loss, tokens=1_000, nbytes=None) is None, "bytes were not counted then"
+    few = TASKS["masked_lm"].bits_per_byte
+    assert few(loss, tokens=1_000, nbytes=3_000) is None, "few of its tokens are predicted"
     told = [name for name, row in TASKS.items() if "bits_per_byte" in row.targets]
     assert told == ["causal_lm"]

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from shardyard.control.follow import Story, Tail, describe_event, describe_step, fit, follow
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import METRIC_KEYS, EventWriter, LineWriter
+from shardyard.rundir.lines import EventWriter, LineWriter
+from shardyard.rundir.metric_keys import METRIC_KEYS
 from tests.elastic.agents import Agents
 
 

@@ -8,12 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from shardyard.data.loader import (
-    IGNORED,
-    Loader,
-    MicroBatch,
-    step_batches,
-)
+from shardyard.data.loader import Loader, step_batches
+from shardyard.data.micro_batch import IGNORED, MicroBatch
 from shardyard.data.order import sample_index
 from shardyard.data.samples import EvalSource, TrainSource
 from shardyard.data.shards import MANIFEST, TokenShards

@@ -1,13 +1,18 @@
 """A transformers model in every layout computes what transformers computes, and trains alike."""
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import shardyard
+from shardyard.config.layout import Layout
 from shardyard.errors import RecipeError, RequestError
+from shardyard.families.presets import PRESETS
+from shardyard.library.known import request
 from tests.distributed.ranks import run_on_ranks
 from tests.library.runs import SEQ_LEN, batches, build, samples, take_steps
 
@@ -219,3 +224,12 @@ def test_a_process_alone_is_told_to_start_several(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(RequestError, match="RANK but not WORLD_SIZE, MASTER_ADDR, MASTER_PORT"):
         shardyard.build_mesh()
+
+
+def test_a_pipeline_is_not_held_against_the_batch_that_a_recipe_would_have() -> None:
+    """By auto such a model has 4 samples a step: one for each rank, and 4 stages wait."""
+    shape = replace(PRESETS["llama-tiny"].shape, num_hidden_layers=4, max_position_embeddings=4096)
+    layout = Layout(dp_replicate=1, dp_shard=4, pp=4, zero=1)
+    mesh: Any = SimpleNamespace(layout=layout, dense=SimpleNamespace(device_type="cpu"))
+    recipe = request(mesh, {}, shape=shape, seq_len=4096)
+    assert (recipe.parallel.pp, recipe.precision.compute, recipe.model.dropout) == (4, "fp32", 0.0)

@@ -7,7 +7,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from shardyard.observe.sinks import open_sinks
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import METRIC_KEYS, read_evaluations, read_steps
+from shardyard.rundir.lines import read_evaluations, read_steps
+from shardyard.rundir.metric_keys import METRIC_KEYS
 
 STEP = {**dict.fromkeys(METRIC_KEYS), "step": 1, "loss": 2.5}
 EVALUATION = {"step": 1, "epoch": 0.1, "eval": {"loss": 2.4, "perplexity": float("inf")}}

@@ -6,7 +6,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from shardyard.data.loader import IGNORED
+from shardyard.data.micro_batch import IGNORED
 from shardyard.parallel.vocab_loss import VocabLoss
 from tests.distributed.ranks import run_on_ranks
 

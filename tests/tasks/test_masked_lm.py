@@ -6,7 +6,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models
 
-from shardyard.data.loader import IGNORED, MicroBatch
+from shardyard.data.micro_batch import IGNORED, MicroBatch
 from shardyard.errors import RequestError
 from shardyard.models.counter_random import keep_mask, key_of, random_bits
 from shardyard.tasks.masked_lm import Masking, mask_token_id

@@ -11,7 +11,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shardyard.config.resolved import DataFacts
     from shardyard.config.schema import Section
 
 
@@ -54,15 +53,19 @@ class TaskRow:
         """What ``run.target`` can ask for: the metrics, and bits a byte where they can be told."""
         return {**self.metrics, **({BITS_PER_BYTE: Metric()} if self.predicts_every_token else {})}
 
-    def bits_per_byte(self, loss: float, data: "DataFacts") -> float | None:
+    def bits_per_byte(self, loss: float, *, tokens: int, nbytes: int | None) -> float | None:
         """A held-out loss in nats a token as bits a byte of the text: it compares tokenizers, too.
 
-        The tokens that end documents count, their bytes do not. None: the bytes are not known, or
-        not every token is predicted.
+        The tokens that end documents count, their bytes do not. None: not every token is predicted,
+        or the bytes are not known.
+
+        Args:
+            tokens: Of the text held out.
+            nbytes: Of the same text, as UTF-8; None or 0: not known.
         """
-        if not self.predicts_every_token or not data.eval_bytes:
+        if not self.predicts_every_token or not nbytes:
             return None
-        return loss / math.log(2) * data.eval_tokens / data.eval_bytes
+        return loss / math.log(2) * tokens / nbytes
 
 
 _TEXT = "shardyard.data.prepare:prepare"

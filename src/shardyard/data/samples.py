@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shardyard.data.loader import IGNORED, MicroBatch
+from shardyard.data.micro_batch import IGNORED, MicroBatch
 from shardyard.data.order import Positions, sample_indices
 from shardyard.data.shards import Tokens, TokenShards
 from shardyard.errors import DataError, RequestError

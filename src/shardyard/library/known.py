@@ -17,7 +17,7 @@ from shardyard.config.planned_only import settings_planned_only
 from shardyard.config.schema import Recipe
 from shardyard.config.tasks import tasks_of
 from shardyard.config.validate import recipe_of
-from shardyard.data.loader import IGNORED, MicroBatch
+from shardyard.data.micro_batch import IGNORED, MicroBatch
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.families.config_json import shape_of_config
 from shardyard.families.registry import (
@@ -32,8 +32,8 @@ from shardyard.models.attention import NAME
 from shardyard.models.build import give_storage, replace_experts
 from shardyard.parallel import apply
 from shardyard.parallel.mesh import Mesh
-from shardyard.tasks.language import LanguageModel
 from shardyard.tasks.own import Loss
+from shardyard.tasks.token_losses import LanguageModel
 
 _SECTIONS = {
     "attend_across_documents": "data",

@@ -13,7 +13,7 @@ from shardyard.parallel import apply
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.own_module import blocks_named, module_problems
 from shardyard.parallel.tensor_plan import read_plan
-from shardyard.tasks.base import Computation
+from shardyard.tasks.computation import Computation
 from shardyard.tasks.own import Loss, OwnComputation
 
 _OPTIONS = ("compile", "compute", "output", "prefetch", "recompute", "reduce")

@@ -10,7 +10,7 @@ from torch import nn
 
 from shardyard.errors import RequestError
 from shardyard.parallel.mesh import Mesh
-from shardyard.tasks.base import Computation
+from shardyard.tasks.computation import Computation
 from shardyard.tasks.own import Loss
 
 _NAME = "_shardyard"

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from shardyard.errors import RequestError
 from shardyard.library.state import Sharded, sharded
 from shardyard.parallel.gradients import local_part, square_sum
-from shardyard.tasks.base import Computation
+from shardyard.tasks.computation import Computation
 from shardyard.tasks.own import Loss
 from shardyard.torch_private import foreach_div_, tree_leaves
-from shardyard.train.step import Totals, sum_over_ranks
+from shardyard.train.totals import Totals, sum_over_ranks
 
 
 def accumulate(model: nn.Module, batches: Sequence[Any], loss: Loss | None = None) -> Tensor:

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardyard.models.dropout import SampleKeys
-from shardyard.rundir.lines import ROUTER_KEYS
+from shardyard.rundir.metric_keys import ROUTER_KEYS
 
 
 class RouterStatistics(NamedTuple):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.errors import RequestError
-from shardyard.rundir.lines import ROUTER_KEYS
+from shardyard.rundir.metric_keys import ROUTER_KEYS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shardyard.data.loader import MicroBatch, Samples
+from shardyard.data.loader import Samples
+from shardyard.data.micro_batch import MicroBatch
 
 SAMPLES_MARK = "@shardyard-samples "
 """Begins a log line that says which samples this rank reads at a step."""

@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 
 from shardyard.config.schema import Parallel
 from shardyard.config.stages import rank_of_stage
-from shardyard.data.loader import IGNORED
+from shardyard.data.micro_batch import IGNORED
 from shardyard.models.parts import part_of
 from shardyard.parallel.data import GradientSync
 from shardyard.parallel.mesh import Mesh

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardyard.data.loader import IGNORED
+from shardyard.data.micro_batch import IGNORED
 
 
 @dataclass(frozen=True, kw_only=True)

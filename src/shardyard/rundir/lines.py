@@ -15,6 +15,7 @@ from typing import Any
 
 from shardyard.errors import StorageError
 from shardyard.files import FILE_MODE, make_folder
+from shardyard.rundir.metric_keys import METRIC_KEYS
 
 EVENT_KINDS = (
     "run_started",
@@ -49,34 +50,6 @@ _EVENT_NUMBERS = (
 """Keys of events that are counted with."""
 
 _BLOCK_BYTES = 16 * 2**10
-
-ROUTER_KEYS = ("expert_load", "router_aux_loss", "router_z_loss")
-"""Visits of the busiest expert of any block as a multiple of the mean, and the two losses before
-their weights; null for a model without experts."""
-
-METRIC_KEYS = (
-    "step",
-    "epoch",
-    "loss",
-    "grad_norm",
-    "lr",
-    "tokens",
-    "targets",
-    "samples",
-    "step_time_s",
-    "data_wait_s",
-    "checkpoint_blocked_s",
-    "tokens_per_s",
-    "samples_per_s",
-    "tokens_per_s_per_device",
-    "mfu",
-    "peak_memory_bytes",
-    *ROUTER_KEYS,
-    "attempt",
-    "generation",
-    "world_size",
-)
-"""Keys of a step's line, all present; null where one has no meaning."""
 
 
 class LineWriter:

@@ -1,4 +1,4 @@
-"""What a training step knows of a task, and of the way to its losses.
+"""What a run knows of its task.
 
 A task is one file beside this one and one row of ``config/tasks.py``. The row says what prepares
 its data and which metrics it has; the file says what the loader yields, how losses are computed of
@@ -6,55 +6,18 @@ that, and how an evaluation is scored.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Recipe
-from shardyard.data.loader import MicroBatch, Samples
+from shardyard.data.loader import Samples
+from shardyard.data.micro_batch import MicroBatch
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.model import ParallelModel
-from shardyard.parallel.statistics import Statistics
-
-Batch = TypeVar("Batch")
-
-
-class Part(NamedTuple):
-    """What this rank adds to a step: summed over all ranks these are the step's."""
-
-    loss_sum: Tensor
-    """fp64, on the device."""
-    divisor: int | Tensor
-    """How many losses there are: the step's loss is the sum divided by it, once."""
-
-
-class Computation(ABC, Generic[Batch]):
-    """How the losses of micro-batches are computed on this rank, with and without gradients."""
-
-    model: nn.Module
-    """With a pipeline, the modules of all stages of this rank."""
-    roots: Sequence[nn.Module]
-    """What is sharded as a whole: the stages of this rank, or the model."""
-    held_twice: Collection[str] = ()
-    """Names of parameters that both ends of a pipeline hold."""
-    statistics: Sequence[Statistics] = ()
-    """What modules count beside the loss."""
-    held: Mapping[str, str] = {}
-    """Settings that this model learns by, and others do not -> why: a resume keeps them."""
-
-    @abstractmethod
-    def backward(self, batches: Sequence[Batch]) -> Part:
-        """Forward and backward passes of equally many micro-batches on every rank.
-
-        Adds up gradients, undivided.
-        """
-
-    @abstractmethod
-    def forward(self, batches: Iterable[Batch]) -> Part:
-        """Forward passes alone; each micro-batch is asked for when its turn comes."""
+from shardyard.tasks.computation import Computation
 
 
 class Data(NamedTuple):

@@ -8,7 +8,8 @@ from tokenizers import Tokenizer
 from shardyard.config.resolved import Resolved
 from shardyard.parallel.mesh import Mesh
 from shardyard.tasks.generate import generate
-from shardyard.tasks.language import LanguageModel, LanguageTask, vocabulary
+from shardyard.tasks.language import LanguageTask, vocabulary
+from shardyard.tasks.token_losses import LanguageModel
 
 
 class CausalLM(LanguageTask):

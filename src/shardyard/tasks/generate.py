@@ -4,11 +4,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardyard.data.loader import MicroBatch
+from shardyard.data.micro_batch import MicroBatch
 from shardyard.models.counter_random import key_of
 from shardyard.parallel.data import reshard
 from shardyard.parallel.mesh import Mesh
-from shardyard.tasks.language import LanguageModel
+from shardyard.tasks.token_losses import LanguageModel
 
 _TEMPERATURE = 0.8
 

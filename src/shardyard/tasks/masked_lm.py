@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from shardyard.config.resolved import Resolved
-from shardyard.data.loader import IGNORED, MicroBatch
+from shardyard.data.micro_batch import IGNORED, MicroBatch
 from shardyard.errors import RequestError
 from shardyard.models.counter_random import keep_mask, key_of, random_bits
 from shardyard.tasks.language import LanguageTask, vocabulary

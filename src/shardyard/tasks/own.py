@@ -10,7 +10,7 @@ from shardyard.errors import RequestError
 from shardyard.models.batch_norm import BY_MICRO_BATCH, BatchNorms
 from shardyard.parallel.data import GradientSync, backward_all, reshard
 from shardyard.parallel.mesh import Mesh
-from shardyard.tasks.base import Computation, Part
+from shardyard.tasks.computation import Computation, Part
 
 Loss = Callable[[Any, Any], tuple[Tensor, int | Tensor]]
 """(model, batch) -> sum of its losses, and how many they are."""

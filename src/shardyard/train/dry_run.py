@@ -22,11 +22,11 @@ import torch.distributed as dist
 from shardyard import torch_private
 from shardyard.config.layout import Layout
 from shardyard.config.schema import Recipe
-from shardyard.data.loader import MicroBatch
+from shardyard.data.micro_batch import MicroBatch
 from shardyard.errors import ShardyardError
 from shardyard.families.shape import ModelShape
 from shardyard.parallel.mesh import build_mesh
-from shardyard.tasks.base import Part
+from shardyard.tasks.computation import Part
 from shardyard.tasks.named import task_class
 from shardyard.train.allocations import (
     GRADIENTS,

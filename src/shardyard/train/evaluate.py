@@ -6,10 +6,11 @@ from dataclasses import dataclass
 import torch
 
 from shardyard.config import schema
-from shardyard.data.loader import MicroBatch, Samples, step_batches
+from shardyard.data.loader import Samples, step_batches
+from shardyard.data.micro_batch import MicroBatch
 from shardyard.parallel.mesh import Mesh
 from shardyard.tasks.base import Task
-from shardyard.train.step import sum_over_ranks
+from shardyard.train.totals import sum_over_ranks
 
 
 @dataclass(frozen=True, kw_only=True)

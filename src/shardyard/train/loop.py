@@ -180,7 +180,10 @@ class Loop:
             device=training.device,
         )
         seconds = time.monotonic() - started
-        per_byte = training.task_row.bits_per_byte(result.loss, training.resolved.data)
+        data = training.resolved.data
+        per_byte = training.task_row.bits_per_byte(
+            result.loss, tokens=data.eval_tokens, nbytes=data.eval_bytes
+        )
         scores = result.scores | ({} if per_byte is None else {BITS_PER_BYTE: per_byte})
         epoch = progress.position / training.train_source.num_samples
         training.report(

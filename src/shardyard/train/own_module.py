@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardyard.config.schema import Recipe
-from shardyard.data.loader import MicroBatch
+from shardyard.data.micro_batch import MicroBatch
 from shardyard.errors import RecipeError, RequestError
 from shardyard.models.build import freeze
 from shardyard.models.counter_random import key_of

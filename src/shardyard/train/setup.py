@@ -25,7 +25,8 @@ from shardyard.config.legality import resolve_layout
 from shardyard.config.resolved import Resolved, fingerprint
 from shardyard.config.schema import Parallel, Recipe
 from shardyard.config.task_names import task_row
-from shardyard.data.loader import Loader, MicroBatch, Samples
+from shardyard.data.loader import Loader, Samples
+from shardyard.data.micro_batch import MicroBatch
 from shardyard.errors import CheckpointError
 from shardyard.families.registry import trained_family_of
 from shardyard.families.shape import ModelShape
@@ -38,7 +39,8 @@ from shardyard.parallel.mesh import Mesh, build_mesh, names_on_all_stages
 from shardyard.parallel.precision import DTYPES
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import read_resolved
-from shardyard.tasks.base import Computation, Task
+from shardyard.tasks.base import Task
+from shardyard.tasks.computation import Computation
 from shardyard.tasks.language import vocabulary
 from shardyard.tasks.named import task_class
 from shardyard.train.hooks import Hooks

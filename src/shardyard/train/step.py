@@ -4,21 +4,21 @@ The loss is the sum of all losses of the step, divided once by how many there ar
 Gradients are therefore summed undivided; the division, the clipping and the skip of a step that is
 not finite all happen inside the fused optimizer. One small all-reduce a step carries everything
 that ranks must agree on. A script of one's own takes the same step as far as its gradients
-(``library/step.py``), and brings its own optimizer.
+(``library/step.py``), adds up by the same sum (``train/totals.py``), and brings its own optimizer.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from shardyard.data.loader import MicroBatch
+from shardyard.data.micro_batch import MicroBatch
 from shardyard.parallel.mesh import Mesh
-from shardyard.parallel.statistics import Statistics
-from shardyard.tasks.base import Computation, Part, Task
+from shardyard.tasks.base import Task
+from shardyard.tasks.computation import Computation, Part
 from shardyard.train.optim import ShardOptimizer, put_nan
+from shardyard.train.totals import sum_over_ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,46 +75,6 @@ class PendingResult:
             drain_requested=drain > 0,
             counted=dict(zip(self._names, counted, strict=True)),
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Totals:
-    """Sums over all ranks, on the device; fp64, as fp32 would round counts."""
-
-    loss_sum: Tensor
-    divisor: Tensor
-    others: Tensor
-    """What the caller added."""
-    rows: Sequence[tuple[Statistics, Tensor]]
-
-    def give_back(self, *, skipped: Tensor) -> list[Tensor]:
-        """Hand the statistics of the step to whoever counted them; returns their metrics."""
-        given = (statistics.give_back(row, skipped=skipped) for statistics, row in self.rows)
-        return [number for numbers in given for number in numbers]
-
-
-def sum_over_ranks(
-    part: Part,
-    *,
-    device: torch.device,
-    others: Sequence[float | Tensor] = (),
-    statistics: Sequence[Statistics] = (),
-) -> Totals:
-    """Add up what each rank has of a step, in one all-reduce. All ranks call it together."""
-    sums = torch.zeros(2 + len(others), dtype=torch.float64, device=device)
-    for place, number in enumerate((*part, *others)):
-        sums[place] = number
-    sizes = [len(sums), *(each.size for each in statistics)]
-    if statistics:
-        sums = torch.cat([sums, *(each.take(device) for each in statistics)])
-    dist.all_reduce(sums)
-    sums, *rows = torch.split(sums, sizes)
-    return Totals(
-        loss_sum=sums[0],
-        divisor=sums[1],
-        others=sums[2:],
-        rows=list(zip(statistics, rows, strict=True)),
-    )
 
 
 class Stepper:

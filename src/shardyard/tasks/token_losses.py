@@ -1,0 +1,94 @@
+"""Language models of known families: from a micro-batch of text to the sum of its token losses.
+
+Shape suffixes: B = samples, L = tokens of a sample, l = those that this rank computes,
+V = vocabulary, or this rank's part of it.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from shardyard.data.micro_batch import IGNORED, MicroBatch
+from shardyard.parallel.data import GradientSync, backward_all, reshard
+from shardyard.parallel.mesh import Mesh
+from shardyard.parallel.model import ParallelModel
+from shardyard.tasks.computation import Computation, Part
+
+
+class LanguageModel(Computation[MicroBatch]):
+    """Forward pass and token losses of a whole model, or of this rank's stages of it."""
+
+    def __init__(self, parts: ParallelModel, mesh: Mesh, *, device: torch.device) -> None:
+        self.model = parts.model
+        self.pipeline = parts.pipeline
+        self.roots = parts.roots
+        self.held_twice = parts.held_twice
+        self.statistics = parts.statistics
+        self.token_losses = parts.token_losses
+        self.tokens_l = parts.tokens_l
+        self._mesh = mesh
+        self._device = device
+        self._sync = None if self.pipeline else GradientSync(self.model, mesh.layout)
+
+    def backward(self, batches: Sequence[MicroBatch]) -> Part:
+        """Forward and backward passes of all micro-batches, through a pipeline if there is one."""
+        divisor = self._divisor(batches)  # still in host memory
+        if self.pipeline is not None:
+            on_device = [batch.to(self._device) for batch in batches]
+            total = self.pipeline.accumulate(
+                [self.inputs(batch) for batch in on_device],
+                [self.targets(batch) for batch in on_device],
+                self.token_losses,
+            )
+        else:
+            assert self._sync is not None
+            losses = (self.loss_sum(batch.to(self._device)) for batch in batches)
+            total = backward_all(losses, self._sync, number=len(batches))
+        return Part(self._counted(total), divisor)
+
+    def forward(self, batches: Iterable[MicroBatch]) -> Part:
+        """Forward passes alone."""
+        total, divisor = torch.zeros((), dtype=torch.float64, device=self._device), 0
+        for batch in batches:
+            divisor += self._divisor([batch])
+            total += self.loss_sum(batch.to(self._device))
+        reshard(self.roots)
+        return Part(self._counted(total), divisor)
+
+    def inputs(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Arguments of the model: token ids (B, l), and of whole samples positions and keys."""
+        return self._mine(batch["tokens"]), batch["positions"], batch.samples_B
+
+    def targets(self, batch: MicroBatch) -> Tensor:
+        """What the tokens of this rank predict (B, l)."""
+        return self._mine(batch["targets"])
+
+    def output(self, batch: MicroBatch) -> Tensor | None:
+        """Logits (B, l, V) of a forward pass; None on ranks without the end of the model."""
+        through = self.model if self.pipeline is None else self.pipeline.output
+        logits_BlV: Tensor | None = through(*self.inputs(batch))
+        return logits_BlV
+
+    def loss_sum(self, batch: MicroBatch) -> Tensor:
+        """Sum of cross-entropies in nats over the predicted tokens of this rank, fp32.
+
+        0 on ranks without the end of the model.
+        """
+        logits_BlV = self.output(batch)
+        if logits_BlV is None:
+            return torch.zeros((), device=batch.samples_B.device)
+        return self.token_losses(logits_BlV, self.targets(batch))
+
+    def _mine(self, x_BL: Tensor) -> Tensor:
+        return x_BL if self.tokens_l is None else x_BL[:, self.tokens_l]
+
+    def _counted(self, loss_sum: Tensor) -> Tensor:
+        # the other ranks of tp have computed the same loss
+        return loss_sum if self._mesh.tensor_rank == 0 else torch.zeros_like(loss_sum)
+
+    def _divisor(self, batches: Sequence[MicroBatch]) -> int:
+        """Tokens that are predicted; asked of what lies on a device, it waits for the device."""
+        if not self._mesh.speaks_for_samples:
+            return 0
+        return sum(int((batch["targets"] != IGNORED).sum()) for batch in batches)

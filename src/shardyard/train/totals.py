@@ -1,0 +1,51 @@
+"""The one sum over ranks of a step: losses, how many there are, and what modules counted."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardyard.parallel.statistics import Statistics
+from shardyard.tasks.computation import Part
+
+
+@dataclass(frozen=True, kw_only=True)
+class Totals:
+    """Sums over all ranks, on the device; fp64, as fp32 would round counts."""
+
+    loss_sum: Tensor
+    divisor: Tensor
+    others: Tensor
+    """What the caller added."""
+    rows: Sequence[tuple[Statistics, Tensor]]
+
+    def give_back(self, *, skipped: Tensor) -> list[Tensor]:
+        """Hand the statistics of the step to whoever counted them; returns their metrics."""
+        given = (statistics.give_back(row, skipped=skipped) for statistics, row in self.rows)
+        return [number for numbers in given for number in numbers]
+
+
+def sum_over_ranks(
+    part: Part,
+    *,
+    device: torch.device,
+    others: Sequence[float | Tensor] = (),
+    statistics: Sequence[Statistics] = (),
+) -> Totals:
+    """Add up what each rank has of a step, in one all-reduce. All ranks call it together."""
+    sums = torch.zeros(2 + len(others), dtype=torch.float64, device=device)
+    for place, number in enumerate((*part, *others)):
+        sums[place] = number
+    sizes = [len(sums), *(each.size for each in statistics)]
+    if statistics:
+        sums = torch.cat([sums, *(each.take(device) for each in statistics)])
+    dist.all_reduce(sums)
+    sums, *rows = torch.split(sums, sizes)
+    return Totals(
+        loss_sum=sums[0],
+        divisor=sums[1],
+        others=sums[2:],
+        rows=list(zip(statistics, rows, strict=True)),
+    )
