@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedM
 import shardyard
 from shardyard.errors import RequestError
 from shardyard.families.presets import PRESETS
-from shardyard.families.registry import family_of, registered, trained_types
+from shardyard.families.registry import FAMILIES, family_of, trained_types
 from shardyard.models.build import build_on_meta, hf_config
 from shardyard.models.hf import file_names
 from shardyard.models.parts import blocks_of
@@ -122,12 +122,12 @@ def test_names_in_files_are_those_that_transformers_saves(model_type: str, tmp_p
 
 
 def test_a_row_of_the_registry_has_the_name_of_its_family() -> None:
-    assert {name: family_of(name).model_type for name in registered()} == {
-        name: name for name in registered()
+    assert {name: family_of(name).model_type for name in FAMILIES} == {
+        name: name for name in FAMILIES
     }
     wrong = [
         (model_type, name)
-        for model_type in registered()
+        for model_type in FAMILIES
         for name, preset in family_of(model_type).presets.items()
         if preset.shape.model_type != model_type
     ]
@@ -149,7 +149,7 @@ PACKAGE = Path(shardyard.__file__).parent
 def asks_for_a_family(node: ast.AST) -> bool:
     """Whether a node compares a model type, or spells one."""
     if isinstance(node, ast.Constant):
-        return node.value in registered()
+        return node.value in FAMILIES
     if isinstance(node, ast.Match):
         return "model_type" in ast.unparse(node.subject)
     sides = (node.left, *node.comparators) if isinstance(node, ast.Compare) else ()
@@ -167,7 +167,7 @@ def test_no_code_outside_asks_what_a_family_is_called() -> None:
     guilty = [
         f"{path}:{node.lineno}"
         for path, text in texts.items()
-        if any(word in text for word in ("model_type", *registered()))
+        if any(word in text for word in ("model_type", *FAMILIES))
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.stmt | ast.expr) and asks_for_a_family(node)
     ]

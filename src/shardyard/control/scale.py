@@ -13,10 +13,6 @@ _END_SLACK_S = 180.0
 """Beyond elastic.drain_timeout_s: for the scheduler to pass the wish on and to clean up."""
 
 
-_CAN_GO_ON = (JobState.DRAINED, JobState.CANCELLED, JobState.GONE)
-"""How a job ends that was asked to; one that had waited is cancelled."""
-
-
 def drain(launched: Launched, *, sleep: Callable[[float], None] = time.sleep) -> JobStatus:
     """Ask the job to save and end, and wait until it is over.
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from shardyard.families.family import Preset
-from shardyard.families.registry import family_of, registered
+from shardyard.families.registry import FAMILIES, family_of
 from shardyard.plug_ins import installed
 
 
@@ -21,7 +21,7 @@ class _Presets(Mapping[str, Preset]):
         raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
-        return (name for model_type in registered() for name in family_of(model_type).presets)
+        return (name for model_type in FAMILIES for name in family_of(model_type).presets)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -29,7 +29,7 @@ class _Presets(Mapping[str, Preset]):
 
 def _families(preset: str) -> Iterator[str]:
     """Where a preset may be: those of packages are asked for once ours do not have it."""
-    yield from registered()
+    yield from FAMILIES
     yield from (name for name in installed("families") if preset.startswith(f"{name}-"))
 
 

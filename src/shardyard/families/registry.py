@@ -1,6 +1,5 @@
 """Which families there are, and where each is: looked up here, imported when first asked for."""
 
-from collections.abc import Mapping
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
@@ -20,12 +19,7 @@ FAMILIES = {
     "bert": "shardyard.families.bert:BERT",
     "gpt2": "shardyard.families.gpt2:GPT2",
 }
-"""``model_type`` of a Hugging Face config -> module and object."""
-
-
-def registered() -> Mapping[str, str]:
-    """Every family of ours: model type -> module and object. Packages add others."""
-    return FAMILIES
+"""``model_type`` of a Hugging Face config -> module and object; packages add others."""
 
 
 @cache

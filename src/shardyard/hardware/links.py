@@ -34,7 +34,6 @@ def latency_of(hop_s: float) -> float:
 
 NVLINK_LATENCY_S = latency_of(NVLINK_HOP_S)
 PCIE_LATENCY_S = latency_of(PCIE_HOP_S)
-NETWORK_LATENCY_S = latency_of(NETWORK_HOP_S)
 
 
 def nvlink(generation: int, *, links: int, source: str) -> Link:

@@ -13,8 +13,6 @@ d = heads x head width, s = tokens of a sample. Recomputed FLOP never count: the
 
 from shardyard.families.shape import ModelShape
 
-CONVENTIONS = ("full", "causal")
-
 
 def flops_per_token(shape: ModelShape, seq_len: int) -> dict[str, float]:
     """FLOP per token by convention.
