@@ -106,7 +106,8 @@ def test_details_begin_with_the_rule_and_give_every_term_a_reason(
     text = capsys.readouterr().out
     # 20 bytes x 6,738,415,616 parameters = 125.5 GiB, a sixteenth of it 7.8 GiB
     assert (
-        "20 bytes a parameter (Adam, mixed precision) = 125.5 GiB, split over 16: 7.8 GiB" in text
+        "20 bytes a trained parameter (Adam, mixed precision) = 125.5 GiB, split over 16: 7.8 GiB"
+        in text
     )
     for term in ("activations", "reserved", "matrix products", "all-gather", "989 TFLOP/s"):
         assert term in text

@@ -11,6 +11,8 @@ import torch
 from shardyard.checkpoint.export import export
 from shardyard.checkpoint.load import load_tensors, read_shapes
 from shardyard.parallel.gradients import local_part
+from shardyard.plan.memory import memory
+from shardyard.plan.workload import workload_of
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_steps
 from shardyard.rundir.resolved import read_resolved
@@ -18,7 +20,7 @@ from shardyard.train.hooks import Hooks
 from shardyard.train.setup import set_up
 from shardyard.train.state import memory_by_kind
 from tests.distributed.ranks import run_on_ranks
-from tests.distributed.runs import Corpus, make_run, train_here
+from tests.distributed.runs import Corpus, make_run, resolve_layout, train_here
 
 SYSTEM = pytest.mark.system
 TOLERANCE = 1e-5
@@ -189,6 +191,21 @@ def test_what_is_frozen_stays_bit_for_bit_in_16_bit_and_moves_between_layouts(
     loaded = AutoModelForCausalLM.from_pretrained(exported).state_dict()
     for name in ("model.embed_tokens.weight", "model.norm.weight"):
         assert torch.equal(loaded[name].float(), moved[f"model.{name}"].float()), name
+
+
+@pytest.mark.parametrize("frozen", [(), BELOW], ids=["nothing", "below"])
+def test_the_plan_counts_what_a_run_holds(
+    corpus: Corpus, tmp_path: Path, frozen: tuple[str, ...]
+) -> None:
+    parallel = {"dp_shard": 2, "dp_replicate": 1, "zero": 3}
+    run = make_run(tmp_path / "run", corpus, _sections(2, parallel, frozen, **BF16))
+    held = run_on_ranks(_look, 2, [run])[0][0].bytes
+    resolved = read_resolved(run.resolved(0))
+    assert resolved.shape is not None
+    layout, _ = resolve_layout(resolved.recipe.parallel, world_size=2, devices_per_node=2)
+    planned = memory(workload_of(resolved.recipe, resolved.shape, layout))
+    assert planned.term("parameters") == pytest.approx(held["parameters_bytes"], rel=1e-3)
+    assert planned.term("optimizer") == pytest.approx(held["optimizer_bytes"], rel=1e-3)
 
 
 def test_another_choice_of_what_is_frozen_is_another_run(corpus: Corpus, tmp_path: Path) -> None:

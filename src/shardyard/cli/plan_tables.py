@@ -23,7 +23,7 @@ NOTABLE_GAIN = 0.01
 def show_headline(plan: Plan) -> None:
     """Fits, how full, speed, MFU, time, price, failures."""
     _say(
-        f"plan: {plan.model} {format_count(plan.parameters)} parameters, "
+        f"plan: {plan.model} {plan.parameters_words()}, "
         f"{layout_name(plan.layout)} over {plan.devices_words()}"
     )
     rows: list[Row] = [
@@ -46,7 +46,7 @@ def show_task(plan: Plan) -> None:
     if plan.steps is not None and plan.tokens is not None:
         length = f"{plan.steps:,} steps, {format_count(plan.tokens)} tokens"
     _say(
-        f"plan: {plan.model} {format_count(plan.parameters)} parameters, {length}, "
+        f"plan: {plan.model} {plan.parameters_words()}, {length}, "
         f"{plan.samples_per_step:,} samples x {plan.seq_len:,} tokens a step"
     )
 
@@ -326,9 +326,9 @@ def _show_memory(plan: Plan) -> None:
         ("reserved", format_bytes(plan.reserved_bytes), "what the allocator holds for them"),
         ("device", format_bytes(plan.device_bytes), f"as the driver shows; {plan.fits_reason}"),
     ]
-    rule, ranks = RULE_BYTES_PER_PARAMETER * plan.parameters, plan.layout.dp_shard
+    rule, ranks = RULE_BYTES_PER_PARAMETER * plan.trained_parameters, plan.layout.dp_shard
     _say(
-        f"\nRule of the field: {RULE_BYTES_PER_PARAMETER} bytes a parameter "
+        f"\nRule of the field: {RULE_BYTES_PER_PARAMETER} bytes a trained parameter "
         f"(Adam, mixed precision) = {format_bytes(rule)}, split over {ranks}: "
         f"{format_bytes(rule / ranks)} a rank, before activations. Term by term:\n"
     )

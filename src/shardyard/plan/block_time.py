@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from shardyard.config.layout import Layout
+from shardyard.config.stages import blocks_by_stage
 from shardyard.families.family import Product
 from shardyard.families.shape import ModelShape
 from shardyard.hardware.cluster import Cluster
@@ -17,6 +18,7 @@ from shardyard.plan.kernels import (
     Rates,
     rates,
 )
+from shardyard.plan.trained import BackwardShares, Trained, backward_shares
 from shardyard.plan.workload import MASKED_SHARE, Formats, Techniques
 
 EXPERT_IMBALANCE = 1.1
@@ -87,6 +89,7 @@ class BlockTimes:
         seq_len: int,
         formats: Formats,
         techniques: Techniques,
+        trained: Trained | None = None,
         calibration: Calibration | None = None,
     ) -> None:
         self.shape = shape
@@ -94,6 +97,7 @@ class BlockTimes:
         self.seq_len = seq_len
         self.formats = formats
         self.techniques = techniques
+        self.trained = trained
         self._is_fp8 = formats.compute == "fp8"
         self.rates: Rates = rates(
             cluster.accelerator, "bf16" if self._is_fp8 else formats.compute, calibration
@@ -101,12 +105,14 @@ class BlockTimes:
         self._linear = (
             rates(cluster.accelerator, "fp8", calibration) if self._is_fp8 else self.rates
         )
-        self._blocks: dict[tuple[int, int, int, int], tuple[Pass, Pass]] = {}
+        self._blocks: dict[tuple[int, int, int, int, int], tuple[Pass, Pass]] = {}
         self._heads: dict[tuple[int, int, int], tuple[Pass, Pass]] = {}
 
     def block(self, layout: Layout, micro_batch: int) -> tuple[Pass, Pass]:
-        """Forward and backward of one block."""
-        key = (layout.tp, layout.cp, layout.ep, micro_batch)
+        """Forward and backward of one block; where some are frozen, on average."""
+        # of a pipeline those of the last stage, which does most: what is frozen is below
+        pp = 1 if self.trained is None else layout.pp
+        key = (layout.tp, layout.cp, layout.ep, micro_batch, pp)
         found = self._blocks.get(key)
         if found is None:
             found = self._blocks[key] = self._block(*key)
@@ -149,13 +155,18 @@ class BlockTimes:
 
     # --- one block ------------------------------------------------------------------------------
 
-    def _block(self, tp: int, cp: int, ep: int, micro_batch: int) -> tuple[Pass, Pass]:
+    def shares(self, pp: int) -> BackwardShares:
+        """What of the backward passes is made: by the last stage of a pipeline."""
+        return backward_shares(self.trained, blocks_by_stage(self.shape, pp)[-1])
+
+    def _block(self, tp: int, cp: int, ep: int, micro_batch: int, pp: int) -> tuple[Pass, Pass]:
+        shares = self.shares(pp)
         tokens = micro_batch * self.seq_len // cp
         products = self._products(tp, tokens) + self._expert_products(tp, ep, tokens)
         forward_s = sum(self._linear.matmul_s(*product) for product in products)
         backward_s = sum(
-            self._linear.matmul_s(rows, depth, columns, count)
-            + self._linear.matmul_s(depth, columns, rows, count)
+            shares.inputs * self._linear.matmul_s(rows, depth, columns, count)
+            + shares.matrices * self._linear.matmul_s(depth, columns, rows, count)
             for rows, columns, depth, count in products
         )
         if self._is_fp8 and self.techniques.fp8_rows:
@@ -172,9 +183,11 @@ class BlockTimes:
             tensor_s, context_s, expert_s,
         )  # fmt: skip
         backward = Pass(
-            backward_s, attention_b,
-            self.rates.elementwise_s(BACKWARD_BYTES * moved, BACKWARD_PRODUCTS * kernels),
-            BACKWARD_PRODUCTS * host_s, tensor_s, 2 * context_s, expert_s,
+            backward_s, shares.inputs * attention_b,
+            shares.inputs
+            * self.rates.elementwise_s(BACKWARD_BYTES * moved, BACKWARD_PRODUCTS * kernels),
+            (shares.inputs + shares.matrices) * host_s,
+            *(shares.inputs * each for each in (tensor_s, 2 * context_s, expert_s)),
         )  # fmt: skip
         return forward, backward
 
@@ -267,8 +280,9 @@ class BlockTimes:
             tokens = 64 * max(1, round(tokens * MASKED_SHARE / 64))
         hidden, columns = shape.hidden_size, -(-shape.vocab_size // tp // 64) * 64
         forward_s = self.rates.matmul_s(tokens, columns, hidden)
-        backward_s = self.rates.matmul_s(tokens, hidden, columns)
-        backward_s += self.rates.matmul_s(hidden, columns, tokens)
+        shares = self.shares(1)
+        backward_s = shares.head_input * self.rates.matmul_s(tokens, hidden, columns)
+        backward_s += shares.head_matrix * self.rates.matmul_s(hidden, columns, tokens)
         is_fused = self.techniques.loss == "fused" or self.techniques.kernels == "compiled"
         per_logit = 8 if is_fused else 14
         moved = tokens * columns * per_logit

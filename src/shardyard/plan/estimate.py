@@ -75,6 +75,7 @@ def estimate(
         seq_len=workload.seq_len,
         formats=workload.formats,
         techniques=workload.techniques,
+        trained=workload.trained,
         calibration=calibration,
     )
     needed = memory(workload)

@@ -129,7 +129,7 @@ def search(
         raise RequestError(f"{why_not}, so layouts cannot be ranked. Take another instance.")
     model = StepModel(
         workload.shape, cluster, seq_len=workload.seq_len, formats=workload.formats,
-        techniques=workload.techniques, calibration=calibration,
+        techniques=workload.techniques, trained=workload.trained, calibration=calibration,
     )  # fmt: skip
     limit = cluster.accelerator.memory_bytes
     found: dict[Axes, Candidate] = {}

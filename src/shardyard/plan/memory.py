@@ -16,11 +16,13 @@ from typing import Literal, NamedTuple, assert_never
 
 from shardyard.config.layout import Layout
 from shardyard.plan.stages import (
+    StageTrained,
     block_elements,
     has_ends,
     in_flight,
     small_parameters,
     stage_blocks,
+    stage_trained,
     table_parameters,
 )
 from shardyard.plan.workload import MASKED_SHARE, Workload
@@ -108,7 +110,8 @@ MOMENTS = ("at the loss", "in the backward pass of a block", "at the end of the 
 
 def peak(workload: Workload) -> tuple[float, int, int, Need]:
     """Allocated bytes, stage, moment (index of ``MOMENTS``) and terms: cheap, for a search."""
-    stages = (0,) if workload.layout.pp == 1 else (0, workload.layout.pp - 1)
+    pp = workload.layout.pp
+    stages = {0, pp - 1} if workload.trained is None else set(range(pp))
     return max(
         (need.total, stage, moment, need)
         for stage in stages
@@ -165,11 +168,11 @@ class _Held(NamedTuple):
     """Of one of its blocks."""
     table: float
     """Of the embedding, or of the head."""
-    tables: int
-    """How many of these the stage has."""
     has_head: bool
     elements: float
     """All parameters."""
+    trained: StageTrained
+    """Of these."""
     kept: float
     """Activations that each block keeps on the device, on average: bytes per token."""
     again: float
@@ -209,7 +212,7 @@ def _in_block(w: Workload, held: _Held) -> Need:
         gradients=earlier * _gradients(w, held),
         optimizer=_optimizer(w, held),
         gathered=_whole_copy(w, held) + _gathered_ahead(w, held),
-        unreduced=earlier * _waiting(w, held) + _in_sum(w, held.block),
+        unreduced=earlier * _waiting(w, held) + _in_sum(w, held.trained.block),
         activations=_kept(w, held) + _made_again(w, held),
         logits=0.0,
     )
@@ -223,9 +226,8 @@ def _at_end(w: Workload, held: _Held) -> Need:
         gradients=_gradients(w, held),
         optimizer=_optimizer(w, held),
         gathered=_whole_copy(w, held) + last,
-        unreduced=_waiting(w, held)
-        + _in_sum(w, max(held.block, held.table if held.tables else 0.0)),
-        activations=_tokens(w) * (held.again or held.kept),
+        unreduced=_waiting(w, held) + _in_sum(w, max(held.trained.block, held.trained.table)),
+        activations=_tokens(w) * (held.again or held.kept) if held.trained.layers else 0.0,
         logits=0.0,
     )
 
@@ -240,7 +242,8 @@ def _held(w: Workload, stage: int) -> _Held:
     tables = 1 if is_tied else int(first) + int(last)
     layers, block = stage_blocks(w, stage), block_elements(shape, layout)
     table = table_parameters(shape, layout)
-    small = small_parameters(shape, first=first, last=last)
+    elements = layers * block + tables * table
+    elements += small_parameters(shape, first=first, last=last)
     kept, again = kept_bytes(w)
     flying = in_flight(w, stage)
     if w.techniques.offload == "activations":
@@ -251,9 +254,10 @@ def _held(w: Workload, stage: int) -> _Held:
         layers=layers,
         block=block,
         table=table,
-        tables=tables,
         has_head=last,
-        elements=layers * block + tables * table + small,
+        elements=elements,
+        trained=stage_trained(w, stage)
+        or StageTrained(elements, block, table if tables else 0.0, 0.0, 0.0, layers),
         kept=kept,
         again=again,
         flying=flying,
@@ -276,13 +280,15 @@ def _splits_gradients(w: Workload) -> bool:
 def _parameters(w: Workload, held: _Held) -> float:
     if w.techniques.offload == "params":
         return 0.0
-    return held.elements * w.formats.weight_bytes / (_shards(w) if _splits_weights(w) else 1)
+    frozen = held.elements - held.trained.elements  # in the computing format: no master copy
+    size = held.trained.elements * w.formats.weight_bytes + frozen * w.formats.compute_bytes
+    return size / (_shards(w) if _splits_weights(w) else 1)
 
 
 def _optimizer(w: Workload, held: _Held) -> float:
     if w.techniques.offload in ("optimizer", "params"):
         return 0.0
-    return held.elements * w.formats.optimizer_bytes / _shards(w)
+    return held.trained.elements * w.formats.optimizer_bytes / _shards(w)
 
 
 # --- parameters that are whole for a while -------------------------------------------------------
@@ -339,13 +345,14 @@ def _gradients(w: Workload, held: _Held) -> float:
     """In the format in which they are held from pass to pass."""
     if _sums_at_end(w):
         return 0.0
-    return held.elements * w.formats.gradient_bytes / (_shards(w) if _splits_gradients(w) else 1)
+    size = held.trained.elements * w.formats.gradient_bytes
+    return size / (_shards(w) if _splits_gradients(w) else 1)
 
 
 def _waiting(w: Workload, held: _Held) -> float:
     """Whole gradients that wait for the last pass, or buffers that are set aside for sending."""
     if _sums_at_end(w):
-        return w.formats.reduce_bytes * held.elements
+        return w.formats.reduce_bytes * held.trained.elements
     return w.techniques.bucket_bytes if w.layout.data_ranks * w.layout.cp > 1 else 0.0
 
 
@@ -356,9 +363,9 @@ def _in_sum(w: Workload, elements: float) -> float:
 
 def _left_of_last_pass(w: Workload, held: _Held) -> float:
     """The last gradient of the pass before, the table's, is freed when the next one is sent."""
-    if not _sums_blocks(w) or not held.tables or _is_first_pass(w):
+    if not _sums_blocks(w) or _is_first_pass(w):
         return 0.0
-    return w.formats.reduce_bytes * held.table
+    return w.formats.reduce_bytes * held.trained.table
 
 
 # --- activations of a stage ----------------------------------------------------------------------
@@ -371,12 +378,12 @@ def _tokens(w: Workload) -> float:
 
 def _kept(w: Workload, held: _Held) -> float:
     """What all passes in flight have kept for their backward passes."""
-    return _tokens(w) * (held.layers * held.kept * held.flying + _rotary_bytes(w))
+    return _tokens(w) * (held.trained.layers * held.kept * held.flying + _rotary_bytes(w))
 
 
 def _made_again(w: Workload, held: _Held) -> float:
     """A block's activations beyond what is kept of it, while it is recomputed."""
-    if not held.again:
+    if not held.again or not held.trained.layers:
         return 0.0
     one = _tokens(w) * held.kept * held.flying / max(held.flying, 1.0)
     return _tokens(w) * held.again - one
@@ -509,15 +516,18 @@ def _terms(w: Workload, stage: int, need: Need) -> tuple[Term, ...]:
     flying = in_flight(w, stage)
     several = f" of {flying:.3g} micro-batches in flight" if layout.pp > 1 else ""
     split = over if _splits_weights(w) else " whole on every rank"
+    trained = stage_trained(w, stage)
+    blocks = stage_blocks(w, stage) if trained is None else trained.layers
+    frozen = "" if trained is None else f", {formats.compute_bytes:g} where frozen"
     reasons = {
-        "parameters": f"{formats.weight_bytes:g} bytes each{where},{split or ' not split'}",
+        "parameters": f"{formats.weight_bytes:g} bytes each{frozen}{where},{split or ' not split'}",
         "gradients": f"{formats.gradient_bytes:g} bytes each"
         + (over if _splits_gradients(w) else ", whole on every rank"),
         "optimizer": f"{formats.optimizer_bytes:g} bytes each: moments"
         + (" and fp32 weights" if formats.optimizer_bytes > 8 else "") + over,
         "gathered parameters": f"whole ones in {formats.compute}, gathered by zero {layout.zero}",
         "unreduced gradients": f"{formats.reduce_bytes:g} bytes each, on their way to their sum",
-        "activations": f"{stage_blocks(w, stage)} blocks x {tokens:,} tokens{several}, "
+        "activations": f"{blocks} blocks x {tokens:,} tokens{several}, "
         f"recompute {w.recompute}",
         "logits and loss": f"{tokens:,} tokens x {w.shape.vocab_size // layout.tp:,} entries: "
         "logits, log-probabilities, gradients",

@@ -4,7 +4,7 @@ from typing import assert_never
 
 from shardyard.hardware.cluster import Cluster
 from shardyard.plan.memory import Fit, kept_bytes
-from shardyard.plan.stages import in_flight, stage_blocks, stage_parameters
+from shardyard.plan.stages import in_flight, stage_blocks, stage_parameters, stage_trained
 from shardyard.plan.workload import Workload
 from shardyard.units import format_bytes
 
@@ -16,10 +16,11 @@ def host_bytes(w: Workload) -> float:
         case "none":
             return 0.0
         case "optimizer":
-            return _held(w) * formats.optimizer_bytes
+            return _trained(w) * formats.optimizer_bytes
         case "params":
             states = formats.weight_bytes + formats.gradient_bytes + formats.optimizer_bytes
-            return _held(w) * states
+            frozen = _held(w) - _trained(w)
+            return _trained(w) * states + frozen * formats.compute_bytes
         case "activations":
             return _activations(w) * in_flight(w, 0)
         case _:
@@ -33,9 +34,9 @@ def moved_bytes(w: Workload) -> float:
         case "none":
             return 0.0
         case "optimizer":  # gradients down, parameters up
-            return _held(w) * (formats.gradient_bytes + formats.weight_bytes)
+            return _trained(w) * (formats.gradient_bytes + formats.weight_bytes)
         case "params":  # up for each direction of a pass, gradients down
-            return 3 * passes * _held(w) * formats.compute_bytes
+            return passes * (2 * _held(w) + _trained(w)) * formats.compute_bytes
         case "activations":
             return 2 * passes * _activations(w)
         case _:
@@ -48,9 +49,17 @@ def _held(w: Workload) -> float:
     return stage_parameters(w.shape, w.layout, stage_blocks(w, 0)) / shards
 
 
+def _trained(w: Workload) -> float:
+    """Of these, what is trained."""
+    trained = stage_trained(w, 0)
+    return _held(w) if trained is None else trained.elements / (w.layout.dp_shard * w.layout.cp)
+
+
 def _activations(w: Workload) -> float:
     """Bytes that one pass leaves for the backward pass."""
-    return w.tokens / w.layout.cp * stage_blocks(w, 0) * kept_bytes(w)[0]
+    trained = stage_trained(w, 0)
+    blocks = stage_blocks(w, 0) if trained is None else trained.layers
+    return w.tokens / w.layout.cp * blocks * kept_bytes(w)[0]
 
 
 def host_short(w: Workload, cluster: Cluster) -> Fit | None:

@@ -92,6 +92,21 @@ class Plan:
     """What joins the nodes and why, where the recipe asks for less than they have."""
     measured: tuple[str, ...] = ()
     """What of this was measured and not looked up."""
+    frozen_parameters: int = 0
+    """Of ``parameters``: those that are not trained."""
+
+    @property
+    def trained_parameters(self) -> int:
+        """Of ``parameters``: those that have a gradient and optimizer state."""
+        return self.parameters - self.frozen_parameters
+
+    def parameters_words(self) -> str:
+        """``7.2 B parameters``, and how many of them are trained where some are frozen."""
+        words = f"{format_count(self.parameters)} parameters"
+        if not self.frozen_parameters:
+            return words
+        trained, frozen = map(format_count, (self.trained_parameters, self.frozen_parameters))
+        return f"{words} ({trained} trained, {frozen} frozen)"
 
     @property
     def memory_bytes(self) -> int:
@@ -164,7 +179,7 @@ class Plan:
         if self.steps is not None and self.tokens is not None:
             length = f"{self.steps:,} steps, {format_count(self.tokens)} tokens"
         parts = [
-            f"plan: {self.model} {format_count(self.parameters)} parameters",
+            f"plan: {self.model} {self.parameters_words()}",
             f"{layout_name(self.layout)} over {self.devices_words()}",
             f"{format_bytes(self.memory_bytes)} per rank (states {format_bytes(states)})",
             f"{self.samples_per_step:,} samples x {self.seq_len:,} tokens a step",
@@ -194,6 +209,7 @@ class Plan:
         return {
             **asdict(self),
             "peak_flops_per_s": self.peak.flops_per_s,
+            "trained_parameters": self.trained_parameters,
             "memory_bytes": self.memory_bytes,
             "tokens_per_step": self.tokens_per_step,
             "tokens": self.tokens,
@@ -275,13 +291,18 @@ def plan_recipe(
     timed, why_not = _timed(
         workload, named, accelerator, calibration, devices_per_node=devices_per_node, nodes=nodes
     )
-    checkpoint_bytes = shape.parameters * (4 + optimizer_bytes(recipe))
+    trained = shape.parameters if workload.trained is None else workload.trained.parameters
+    frozen = shape.parameters - trained
+    checkpoint_bytes = round(
+        trained * (4 + optimizer_bytes(recipe)) + frozen * workload.formats.compute_bytes
+    )
     outlook, why_no_outlook, advances = _failures(
         recipe, timed, nodes=nodes, steps=steps, nbytes=checkpoint_bytes
     )
     return Plan(
         model=recipe.model.preset or recipe.model.path or recipe.model.hub or "model",
         parameters=shape.parameters,
+        frozen_parameters=frozen,
         layout=layout,
         nodes=nodes,
         device=device,
@@ -292,7 +313,7 @@ def plan_recipe(
         memory_limit_bytes=limit,
         fits=verdict.verdict,
         fits_reason=verdict.reason,
-        flops_per_token=flops_per_token(shape, workload.seq_len),
+        flops_per_token=flops_per_token(shape, workload.seq_len, workload.trained),
         peak=peak_of(
             accelerator,
             device_name=device,

@@ -3,7 +3,7 @@
 Without pipeline parallelism the whole model is one stage, first and last.
 """
 
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from shardyard.config.layout import Layout
 from shardyard.config.stages import Cut, blocks_by_stage, cut_by_cost, rank_of_stage
@@ -54,7 +54,8 @@ def stage_parameters(shape: ModelShape, layout: Layout, blocks: float) -> float:
 def stage_blocks(w: Workload, rank: int) -> int:
     """Blocks of one rank of the pp axis; of the first the most that any but the last has."""
     pp, tech = w.layout.pp, w.techniques
-    if pp > 1 and tech.virtual_stages > 1 and tech.balanced_stages:
+    is_cut_by_number = tech.virtual_stages > 1 or w.trained is not None
+    if pp > 1 and is_cut_by_number and tech.balanced_stages:
         return rank_blocks(w, rank)
     first, last = cut(w.shape, pp, tech)
     return last if rank == pp - 1 else first
@@ -62,8 +63,50 @@ def stage_blocks(w: Workload, rank: int) -> int:
 
 def rank_blocks(w: Workload, rank: int) -> int:
     """Blocks of one rank of the pp axis, in all its stages, as the training half cuts."""
+    return len(_blocks_of(w, rank))
+
+
+def _blocks_of(w: Workload, rank: int) -> list[int]:
     blocks = blocks_by_stage(w.shape, w.layout.pp * w.techniques.virtual_stages)
-    return sum(len(blocks[stage]) for stage in _stages_of(w, rank))
+    return [number for stage in _stages_of(w, rank) for number in blocks[stage]]
+
+
+class StageTrained(NamedTuple):
+    """What one rank trains of what it holds, before the data axes split it."""
+
+    elements: float
+    """All parameters."""
+    block: float
+    """Most of any of its blocks."""
+    table: float
+    """Of the embedding, or of the head: the larger."""
+    unsplit: float
+    """Of all, those that every rank of tp holds."""
+    experts: float
+    """Of all, those of experts."""
+    layers: int
+    """Blocks with a backward pass."""
+
+
+def stage_trained(w: Workload, rank: int) -> StageTrained | None:
+    """Of one rank of the pp axis; None: it trains all that it holds."""
+    trained, layout = w.trained, w.layout
+    if trained is None:
+        return None
+    first, last = has_ends(w, rank)
+    numbers = _blocks_of(w, rank)
+    blocks = [trained.blocks[number] for number in numbers]
+    tables = [trained.table] if first or (last and trained.is_tied) else []
+    tables += [trained.head] if last else []
+    ends = [*tables, *([trained.before] if first else []), *([trained.norm] if last else [])]
+    return StageTrained(
+        elements=sum(each.on_rank(layout) for each in (*blocks, *ends)),
+        block=max(each.on_rank(layout) for each in blocks),
+        table=max((each.on_rank(layout) for each in tables), default=0.0),
+        unsplit=sum(each.whole for each in (*blocks, *ends)),
+        experts=sum(each.experts for each in blocks) / layout.ep / layout.tp,
+        layers=sum(number >= trained.lowest for number in numbers),
+    )
 
 
 def has_ends(w: Workload, rank: int) -> tuple[bool, bool]:

@@ -23,6 +23,7 @@ from shardyard.plan.collectives import (
 )
 from shardyard.plan.offload import moved_bytes
 from shardyard.plan.stages import block_elements, cut, stage_parameters, table_parameters
+from shardyard.plan.trained import Trained
 from shardyard.plan.workload import Formats, Recompute, Techniques, Workload
 
 BUSY = 0.12
@@ -107,13 +108,17 @@ class StepModel:
         seq_len: int,
         formats: Formats,
         techniques: Techniques,
+        trained: Trained | None = None,
         calibration: Calibration | None = None,
     ) -> None:
         self.cluster = cluster
         self.times = BlockTimes(
             shape, cluster, seq_len=seq_len, formats=formats, techniques=techniques,
-            calibration=calibration,
+            trained=trained, calibration=calibration,
         )  # fmt: skip
+        parameters = shape.parameters
+        self._trained_share = 1.0 if trained is None else trained.parameters / parameters
+        """Of all parameters; stages are not told apart."""
         self._scale = (calibration.step_scale if calibration else None) or 1.0
 
     def parts(
@@ -123,7 +128,7 @@ class StepModel:
         times, tech = self.times, self.times.techniques
         forward, backward = times.block(layout, micro_batch)
         head_f, head_b = times.vocabulary(layout, micro_batch)
-        again = _recomputed(recompute, forward, tech)
+        again = _recomputed(recompute, forward, tech, times.shares(layout.pp).inputs)
         work_s = forward.device_s + backward.device_s + again.device_s  # of one block, one pass
         host_s = forward.host_s + backward.host_s + again.host_s
         block_s = max(work_s, host_s)
@@ -204,8 +209,9 @@ class StepModel:
         wire = 1.0 if tech.fp8_gather else formats.compute_bytes
         block = block_elements(self.times.shape, layout)
         gather = all_gather_s(block * wire, inner, cluster)
-        reduce = reduce_scatter_s(block * formats.reduce_bytes, inner, cluster)
-        across = all_reduce_s(block / inner.size * formats.reduce_bytes, outer, cluster)
+        summed = self._trained_share * block * formats.reduce_bytes
+        reduce = reduce_scatter_s(summed, inner, cluster)
+        across = all_reduce_s(summed / inner.size, outer, cluster)
         if tech.overlap_data:
             exposed = _beside(forward, gather) - forward
             exposed += _beside(backward, gather + reduce) - backward
@@ -223,10 +229,11 @@ class StepModel:
         formats, tech, cluster = self.times.formats, self.times.techniques, self.cluster
         inner, outer = self._groups(layout)
         elements = stage_parameters(self.times.shape, layout, layers)
-        shared = all_reduce_s(elements / inner.size * formats.reduce_bytes, outer, cluster)
+        summed = self._trained_share * elements * formats.reduce_bytes
+        shared = all_reduce_s(summed / inner.size, outer, cluster)
         if inner.size > 1:
             times = passes if layout.zero == 2 else 1
-            reduced = reduce_scatter_s(elements * formats.reduce_bytes, inner, cluster)
+            reduced = reduce_scatter_s(summed, inner, cluster)
             shared += all_gather_s(elements * formats.compute_bytes, inner, cluster)
         else:
             times, reduced = 1, 0.0
@@ -254,7 +261,7 @@ class StepModel:
     def _optimizer_s(self, layout: Layout, layers: float) -> float:
         shards = layout.dp_shard * layout.cp
         held = stage_parameters(self.times.shape, layout, layers) / shards
-        moved = held * self.times.formats.update_bytes
+        moved = self._trained_share * held * self.times.formats.update_bytes
         return moved / self.times.rates.bytes_per_s + OPTIMIZER_START_S
 
     def _offload_s(
@@ -268,7 +275,7 @@ class StepModel:
             Workload(
                 shape=times.shape, layout=layout, seq_len=times.seq_len, micro_batch=micro_batch,
                 global_batch=passes * micro_batch * layout.data_ranks, formats=times.formats,
-                recompute=recompute, techniques=times.techniques,
+                recompute=recompute, techniques=times.techniques, trained=times.trained,
             )
         ) / link  # fmt: skip
         hidden_s = 0.0 if times.techniques.offload == "optimizer" else work_s
@@ -288,17 +295,16 @@ def step_terms(workload: Workload, parts: Parts) -> tuple[TimeTerm, ...]:
     return tuple(found)
 
 
-def _recomputed(recompute: Recompute, forward: Pass, techniques: Techniques) -> Pass:
-    """What one block computes again, on average."""
-    none = Pass(0.0, 0.0, 0.0, 0.0)
+def _recomputed(recompute: Recompute, forward: Pass, techniques: Techniques, share: float) -> Pass:
+    """What one block computes again, on average; ``share`` of them have a backward pass."""
     if recompute == "none":
-        return none
+        return Pass(0.0, 0.0, 0.0, 0.0)
     if recompute == "attention":
-        return Pass(0.0, forward.attention_s, 0.0, 0.3 * forward.host_s)
+        return Pass(0.0, share * forward.attention_s, 0.0, share * 0.3 * forward.host_s)
     if recompute == "selective":
         redone = (1 - techniques.selective_products) * forward.matmul_s
-        return Pass(redone, 0.0, forward.elementwise_s, forward.host_s)
-    share = 1.0 if recompute == "full" else 1 / recompute
+        return Pass(share * redone, 0.0, share * forward.elementwise_s, share * forward.host_s)
+    share *= 1.0 if recompute == "full" else 1 / recompute
     return Pass(*(share * getattr(forward, field) for field in Pass.__slots__))
 
 

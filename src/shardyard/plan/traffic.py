@@ -19,6 +19,7 @@ from shardyard.plan.stages import (
     has_ends,
     rank_blocks,
     small_parameters,
+    stage_trained,
     table_parameters,
 )
 from shardyard.plan.workload import Workload
@@ -60,6 +61,9 @@ class _Traffic:
         self.stream_bytes = self.tokens * self.shape.hidden_size * workload.formats.compute_bytes
         """The residual stream of these tokens."""
         self.again = _recomputed_share(workload)
+        self.trained = stage_trained(workload, stage)
+        self.backward_layers = self.layers if self.trained is None else self.trained.layers
+        """Blocks that pass a gradient on."""
 
     # --- data axes ------------------------------------------------------------------------------
 
@@ -70,10 +74,17 @@ class _Traffic:
         expert_shards = shards // layout.ep
         dealt = self.layers * expert_elements(self.shape, layout)
         dense = self.layers * block_elements(self.shape, layout) - dealt + self._outside()
+        learnt_dealt = dealt if self.trained is None else self.trained.experts
+        learnt = dense if self.trained is None else self.trained.elements - learnt_dealt
         zero = 1 if shards == 1 else layout.zero
         if zero == 3:
             times = f"2 x {self.passes} micro-batches, what comes after the blocks once each"
-            gathered = self.passes * (2 * dense - self._kept()), self.passes * 2 * dealt
+            both = 1 + self.backward_layers / self.layers
+            in_blocks = dense - self._outside()
+            gathered = (
+                self.passes * (both * in_blocks + 2 * self._outside() - self._kept()),
+                self.passes * both * dealt,
+            )
         else:
             times, gathered = "once a step", (dense, dealt)
         sums = 1 if zero == 1 else self.passes
@@ -85,14 +96,14 @@ class _Traffic:
             ),
             reason=f"parameters in {formats.compute} over {shards} ranks, {times}",
         )
-        summed = _part(shards) * dense + _part(expert_shards) * dealt
+        summed = _part(shards) * learnt + _part(expert_shards) * learnt_dealt
         each = f"{formats.reduce_bytes:g} bytes each"
         yield Term(
             name="reduce-scatter",
             bytes=round(formats.reduce_bytes * sums * summed),
             reason=f"gradients, {each}, over {shards} ranks, {sums} x",
         )
-        held = dense / shards + dealt / expert_shards
+        held = learnt / shards + learnt_dealt / expert_shards
         yield Term(
             name="all-reduce",
             bytes=round(2 * _part(copies) * held * formats.reduce_bytes),
@@ -123,7 +134,7 @@ class _Traffic:
         tp = self.layout.tp
         # before attention and MLP, after both, and the transposes in the backward pass; and once
         # more before each whose matrices keep a share of their inputs alone
-        block: float = 4 + 4 + (1 if self.shape.num_experts else 2)
+        forward, block = 4, 4 + (1.0 if self.shape.num_experts else 2.0)
         # the last sum of a block is not made again, as nothing after it needs it; `selective` keeps
         # the other one too, but of fp8 products
         keeps_sums = self.w.recompute == "selective" and self.w.formats.compute != "fp8"
@@ -131,13 +142,20 @@ class _Traffic:
         ends = 2 * self.is_first + 3 * self.is_last
         yield Term(
             name="tokens of tp",
-            bytes=round(_part(tp) * self.passes * (self.layers * block + ends) * self.stream_bytes),
+            bytes=round(
+                _part(tp)
+                * self.passes
+                * (self.layers * forward + self.backward_layers * block + ends)
+                * self.stream_bytes
+            ),
             reason=f"gathered and summed over {tp} ranks in both passes",
         )
         vocabulary = 3 * 4 * self.tokens * self.passes * self.is_last
-        unsplit = self.layers * self.shape.unsplit_block_parameters + small_parameters(
+        unsplit: float = self.layers * self.shape.unsplit_block_parameters + small_parameters(
             self.shape, first=self.is_first, last=self.is_last
         )
+        if self.trained is not None:
+            unsplit = self.trained.unsplit
         zero = 1 if self.layout.dp_shard * self.layout.cp == 1 else self.layout.zero
         sums = 1 if zero == 1 else self.passes
         size = self.w.formats.compute_bytes
@@ -166,9 +184,10 @@ class _Traffic:
             extra = self.again if isinstance(self.w.recompute, int) else 0.0
             exchanged = 2 * kv_heads * shape.head_width * self.w.tokens
             times, what = 3 + extra, "keys and values gathered in both passes, and their gradients"
+        moved = self.layers + (times - 1) * self.backward_layers
         yield Term(
             name="attention of cp",
-            bytes=round(_part(cp) * self.passes * self.layers * times * exchanged * size),
+            bytes=round(_part(cp) * self.passes * moved * exchanged * size),
             reason=f"{what}; over {cp} ranks",
         )
 
@@ -178,10 +197,10 @@ class _Traffic:
         """Visits on their way to experts of other ranks and back."""
         ep, visits = self.layout.ep, self.shape.num_experts_per_tok
         dealt = visits * self.stream_bytes
-        times = 4 + 2 * self.again
+        times = 2 * self.layers + (2 + 2 * self.again) * self.backward_layers
         yield Term(
             name="visits of ep",
-            bytes=round(_part(ep) * self.passes * self.layers * times * dealt),
+            bytes=round(_part(ep) * self.passes * times * dealt),
             reason=f"{visits} experts a token, there and back in both passes, over {ep} ranks, if "
             "all experts are visited alike",
         )
@@ -201,7 +220,8 @@ class _Traffic:
             reason=f"{borders} x each of {self.passes} micro-batches, forward and backward",
         )
         is_end = self.is_first != self.is_last
-        if is_end and self.shape.tie_word_embeddings:
+        is_summed = self.trained is None or self.trained.table > 0
+        if is_end and self.shape.tie_word_embeddings and is_summed:
             shards = self.layout.dp_shard * self.layout.cp
             table = table_parameters(self.shape, self.layout) / shards
             yield Term(

@@ -11,6 +11,7 @@ from shardyard.config.layout import Layout
 from shardyard.config.optimizers import averages_of, moved_bytes
 from shardyard.config.schema import Recipe
 from shardyard.families.shape import ModelShape
+from shardyard.plan.trained import Trained, trained_of
 
 FORMAT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
 """Bytes of an activation and of a gathered parameter; fp8 is the products' format alone."""
@@ -127,6 +128,8 @@ class Workload:
     formats: Formats
     recompute: Recompute = "none"
     techniques: Techniques = Techniques()
+    trained: Trained | None = None
+    """What is trained where some of it is frozen; None: all of it."""
 
     @property
     def micro_batches(self) -> int:
@@ -153,6 +156,7 @@ def with_layout(
         formats=workload.formats,
         recompute=recompute,
         techniques=workload.techniques,
+        trained=workload.trained,
     )
 
 
@@ -196,6 +200,7 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
             fp8_rows=recipe.precision.fp8_scaling == "rowwise",
             offload_depth=recipe.memory.offload_depth,
         ),
+        trained=trained_of(shape, recipe.model.frozen),
     )
 
 

@@ -109,9 +109,9 @@ def _memory(plan: Plan) -> str:
     table = render_table(
         ["term", "#bytes", "#share", ""], [*rows, *sums], totals=len(sums), is_folding=True
     )
-    states = RULE_BYTES_PER_PARAMETER * plan.parameters
+    states = RULE_BYTES_PER_PARAMETER * plan.trained_parameters
     note = (
-        f"Beside it, the rule of the field: {RULE_BYTES_PER_PARAMETER} bytes a parameter, "
+        f"Beside it, the rule of the field: {RULE_BYTES_PER_PARAMETER} bytes a trained parameter, "
         f"{format_bytes(states)} over all ranks, and activations on top."
     )
     body = f'<div class="card">{table}<p class="note">{note}</p></div>'
@@ -338,8 +338,9 @@ def _rest(plan: Plan) -> str:
     length = "known once the data is prepared"
     if plan.steps is not None and plan.tokens is not None:
         length = f"{plan.steps:,} steps, {format_count(plan.tokens)} tokens"
+    frozen = f", {plan.frozen_parameters:,} of them frozen" if plan.frozen_parameters else ""
     rows = [
-        _row("model", f"{plan.parameters:,} parameters", plan.model),
+        _row("model", f"{plan.parameters:,} parameters{frozen}", plan.model),
         _row("devices", plan.devices_words(), layout_name(plan.layout)),
         _row(
             "a step",
