@@ -77,11 +77,15 @@ def steady(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 Numbers = list[tuple[float, float]]
 
 
-def _plain(samples: Any, vocab_size: int) -> tuple[Numbers, dict[str, Tensor]]:
+def _plain(
+    samples: Any, vocab_size: int, frozen: tuple[str, ...]
+) -> tuple[Numbers, dict[str, Tensor]]:
     """The loop that the module's owner would write."""
     sys.path.insert(0, os.getcwd())  # noqa: PTH109
     torch.manual_seed(0)
     model, loss_sum = import_module("steady").build(vocab_size=vocab_size, seq_len=32)
+    for name, param in model.named_parameters():
+        param.requires_grad_(not name.startswith(frozen))
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
     found = []
     for step in range(STEPS):
@@ -101,7 +105,8 @@ def _beside(run_dirs: list[RunDir]) -> list[tuple[Numbers, float]]:
     for run_dir in run_dirs:
         hooks = Hooks(generation=0, drain_requested=lambda: False, events=None)
         training = set_up(run_dir, 0, hooks, local_rank=0)
-        numbers, weights = _plain(training.train_source, vocabulary(training.resolved))
+        frozen = training.resolved.recipe.model.frozen
+        numbers, weights = _plain(training.train_source, vocabulary(training.resolved), frozen)
         loop = Loop(training)
         for _ in range(STEPS):
             loop.step()
@@ -115,15 +120,18 @@ def _beside(run_dirs: list[RunDir]) -> list[tuple[Numbers, float]]:
 
 
 @pytest.mark.usefixtures("steady")
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize(
+    ("processes", "frozen"), [(1, ()), (2, ()), (2, ("table", "blocks.0", "blocks.1.norm"))]
+)
 def test_four_steps_are_those_of_a_plain_loop(
-    corpus: Corpus, tmp_path: Path, processes: int
+    corpus: Corpus, tmp_path: Path, processes: int, frozen: tuple[str, ...]
 ) -> None:
-    runs = [
-        make_run(tmp_path / str(number), corpus, sections(processes, **parallel))
-        for number, (asked, parallel) in enumerate(SHARDED)
-        if asked == processes
-    ]
+    runs = []
+    for number, (asked, parallel) in enumerate(SHARDED):
+        if asked == processes:
+            given = sections(processes, **parallel)
+            given["model"]["frozen"] = frozen
+            runs.append(make_run(tmp_path / str(number), corpus, given))
     answers = run_on_ranks(_beside, processes, runs)[-1]
     for run_dir, (numbers, apart) in zip(runs, answers, strict=True):
         lines = read_steps(run_dir.metrics)
