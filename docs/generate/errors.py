@@ -21,7 +21,12 @@ def page() -> str:
         lines += ["| situation | exit code | it says | and what to do |", "|---|---|---|---|"]
         for name, row in rows:
             if name == launcher:
-                says, do = (text.replace("|", "\\|") for text in (row.says, row.do))
-                lines.append(f"| {row.what} | {row.exit_code} | {says} | {do or 'nothing'} |")
+                says, do = _cell(row.says), _cell(row.do) or "nothing"
+                lines.append(f"| {row.what} | {row.exit_code} | {says} | {do} |")
         lines.append("")
     return "\n".join(lines)
+
+
+def _cell(words: str) -> str:
+    """Words of a message as a cell shows them; they may end inside of a command."""
+    return words.replace("|", "\\|") + "`" * (words.count("`") % 2)

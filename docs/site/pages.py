@@ -21,9 +21,15 @@ PYTHON_API = "docs/python-api.md"
 
 VERB_PAGES = {verb: f"docs/verbs/{verb}.md" for verb in VERBS}
 
-PARTS = {
+
+def _pages(folder: str) -> list[str]:
+    """Pages in a folder of the repository."""
+    return sorted(str(page.relative_to(ROOT)) for page in (ROOT / folder).glob("*.md"))
+
+
+_PLACES = {
     "Start": ("README.md",),
-    "Verbs": tuple(VERB_PAGES.values()),
+    "Verbs": (*VERB_PAGES.values(), "docs/completion.md"),
     "Recipe": (
         "docs/settings.md",
         "docs/sharding.md",
@@ -48,9 +54,12 @@ PARTS = {
         "benchmarks/gpu/README.md",
     ),
     "Adding to it": ("docs/plug-ins.md", "CONTRIBUTING.md", "ARCHITECTURE.md"),
-    "Design notes": tuple(
-        sorted(f"docs/design/{page.name}" for page in (ROOT / "docs" / "design").glob("*.md"))
-    ),
+}
+
+PARTS = {
+    **_PLACES,
+    "More": tuple(sorted({*_pages("docs")} - {*chain.from_iterable(_PLACES.values())})),
+    "Design notes": tuple(_pages("docs/design")),
 }
 """Part of the navigation -> its pages, in the order in which they are shown."""
 
@@ -63,6 +72,7 @@ def navigation() -> list[dict[str, object]]:
     return [
         {part: pages[0] if len(pages) == 1 else [verbs.get(page, page) for page in pages]}
         for part, pages in PARTS.items()
+        if pages
     ]
 
 

@@ -15,7 +15,7 @@ def test_every_page_has_one_place_in_the_navigation() -> None:
     folders = (ROOT / "docs", ROOT / "benchmarks")
     pages = [*chain.from_iterable(folder.rglob("*.md") for folder in folders), *ROOT.glob("*.md")]
     there = {str(page.relative_to(ROOT)) for page in pages} | {PYTHON_API}
-    assert sorted(placed) == sorted(there), "add it to PARTS in docs/site/pages.py"
+    assert sorted(placed) == sorted(there), "give it a place in docs/site/pages.py"
 
 
 def test_every_public_name_is_on_the_page_of_the_python_api() -> None:
