@@ -19,14 +19,9 @@ from shardyard.plan.plan import Plan, layout_name, plan_recipe
 from shardyard.plan.step_time import NAMES
 from shardyard.plan.workload import Workload, with_layout, workload_of
 from shardyard.report.offer_picture import draw_offers
+from shardyard.report.plan_bars import MEMORY_COLOURS, TIME_COLOURS, memory_bars, time_bars
 from shardyard.report.plan_page import plan_page
-from shardyard.report.plan_pictures import (
-    MEMORY_COLOURS,
-    TIME_COLOURS,
-    draw_memory,
-    memory_bars,
-    time_bars,
-)
+from shardyard.report.plan_pictures import draw_memory
 from shardyard.report.plan_tiles import tiles
 from tests.report.test_render import Page
 

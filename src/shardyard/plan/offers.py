@@ -35,6 +35,11 @@ class Offer:
     usd_per_hour: float
 
     @property
+    def name(self) -> str:
+        """``p5.48xlarge x 16``."""
+        return f"{self.instance} x {self.nodes}"
+
+    @property
     def wall_s(self) -> float:
         """The run with start, saves and failures."""
         return self.failures.wall_s

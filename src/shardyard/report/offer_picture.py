@@ -32,11 +32,6 @@ def draw_offers(offers: Offers) -> str:
     return draw("plan-offers", lambda axes: _paint(axes, offers), size_inches=_SIZE_INCHES)
 
 
-def offer_name(offer: Offer) -> str:
-    """``p5.48xlarge x 16``."""
-    return f"{offer.instance} x {offer.nodes}"
-
-
 def _paint(axes: Axes, offers: Offers) -> None:
     front, picked = offers.offers, offers.picked
     times, prices = [o.wall_s for o in front], [o.usd for o in front]
@@ -52,7 +47,7 @@ def _paint(axes: Axes, offers: Offers) -> None:
     axes.set_title("Price of the run against its time")
     axes.set_xlabel("time, with start, saves and failures")
     axes.set_ylabel("price on demand")
-    points = sorted({(o.wall_s, o.usd, offer_name(o)) for o in (*front, *_one(picked))})
+    points = sorted({(o.wall_s, o.usd, o.name) for o in (*front, *_one(picked))})
     _label(axes, points, corners=list(zip(times, prices, strict=True)))
 
 

@@ -12,15 +12,15 @@ from shardyard.plan.memory import RULE_BYTES_PER_PARAMETER, Memory
 from shardyard.plan.offers import Offer, Offers
 from shardyard.plan.plan import Plan, layout_name
 from shardyard.report.markup import esc, render_page, render_section, render_table, swatch
-from shardyard.report.offer_picture import draw_offers, offer_name
-from shardyard.report.plan_pictures import (
+from shardyard.report.offer_picture import draw_offers
+from shardyard.report.plan_bars import (
     MEMORY_COLOURS,
     OWN_NAMES,
     TIME_COLOURS,
-    figures,
     is_planned,
     own_share,
 )
+from shardyard.report.plan_pictures import figures
 from shardyard.report.plan_tiles import tiles
 from shardyard.report.values import ABSENT, format_percent
 from shardyard.units import format_bytes, format_count, format_flops, format_seconds, format_usd
@@ -303,7 +303,7 @@ def _offers(offers: Offers | None) -> str:
     picked = "None meets the deadline or the budget that was given."
     if offers.picked is not None:
         usd, wall = format_usd(offers.picked.usd), format_seconds(offers.picked.wall_s)
-        picked = f"Picked: {offer_name(offers.picked)}, {wall}, {usd}."
+        picked = f"Picked: {offers.picked.name}, {wall}, {usd}."
     passed = render_table(["instance", ""], [_row(*pair) for pair in offers.passed_over])
     more = (
         f"<details><summary>Instance types in no offer: {len(offers.passed_over)}</summary>"
@@ -322,7 +322,7 @@ def _offers(offers: Offers | None) -> str:
 def _offer(offer: Offer, picked: Offer | None) -> Cells:
     mark = swatch("orange" if offer == picked else "blue")
     name, *rest = _row(
-        offer_name(offer),
+        offer.name,
         format_seconds(offer.wall_s),
         format_usd(offer.usd),
         format_usd(offer.usd_per_hour),

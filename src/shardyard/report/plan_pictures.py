@@ -1,61 +1,27 @@
-"""Pictures of a plan: memory and step time as stacked bars, offers by time and price.
-
-What is drawn is a value first (``Bar``), so that its sums can be checked without a drawing.
-"""
+"""Pictures of a plan: memory and step time as stacked bars, each with its legend."""
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from textwrap import wrap
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from shardyard.plan.layouts import Candidate, Search
+from shardyard.plan.layouts import Search
 from shardyard.plan.memory import Memory
-from shardyard.plan.plan import Plan, layout_name
-from shardyard.plan.step_time import NAMES
+from shardyard.plan.plan import Plan
 from shardyard.report.markup import esc, swatch
+from shardyard.report.plan_bars import (
+    LOST_COLOURS,
+    MEMORY_COLOURS,
+    OWN_COLOURS,
+    TIME_COLOURS,
+    Bar,
+    memory_bars,
+    time_bars,
+)
 from shardyard.report.plots import INK, LINE, MUTED, RED, colour, draw, seconds_tick
-from shardyard.units import format_bytes, format_count, format_seconds
-
-MEMORY_COLOURS = {
-    "parameters": "blue",
-    "gradients": "teal",
-    "optimizer": "green",
-    "gathered parameters": "purple",
-    "unreduced gradients": "pink",
-    "activations": "orange",
-    "logits and loss": "amber",
-    "checkpoint copy": "brown",
-    "process": "grey",
-}
-"""Term -> variable of the style sheet."""
-
-_OWN_COLOURS = {
-    "matrix products": "own-1",
-    "attention": "own-2",
-    "memory-bound": "own-3",
-    "vocabulary": "own-4",
-}
-_LOST_COLOURS = {
-    "recompute": "lost-1",
-    "launch": "lost-2",
-    "tensor parallel": "lost-3",
-    "context parallel": "lost-4",
-    "expert parallel": "lost-5",
-    "data parallel": "lost-6",
-    "pipeline bubble": "lost-7",
-    "pipeline sends": "lost-8",
-    "optimizer": "lost-9",
-    "offload": "lost-10",
-    "stragglers": "lost-11",
-}
-TIME_COLOURS = {**_OWN_COLOURS, **_LOST_COLOURS}
-"""Term -> variable of the style sheet: what computes is blue, what is lost is red to yellow."""
-
-OWN_NAMES = tuple(_OWN_COLOURS)
-"""The model's own work; the rest of a step is lost to something else."""
+from shardyard.units import format_bytes, format_seconds
 
 _WIDTH = 4.4
 """Inches: text of 8 points is then as large as the page's, beside another figure or on a phone."""
@@ -68,88 +34,6 @@ _LABEL_CHARACTERS = 62
 """Of 8 points that fit the width in the widest of the page's fonts."""
 _FAR = 3.0
 """A limit so many times above the widest bar is not drawn: the bars would be too small to read."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bar:
-    """One stacked bar: ``parts`` by name, of bytes or seconds, and what stands above it."""
-
-    name: str
-    numbers: str
-    parts: tuple[tuple[str, float], ...]
-    reserved: float = 0.0
-    device: float = 0.0
-
-    @property
-    def total(self) -> float:
-        """The length of the bar."""
-        return sum(size for _, size in self.parts)
-
-
-def is_planned(candidate: Candidate, plan: Plan) -> bool:
-    """Whether a candidate of a search is what is planned."""
-    return (candidate.layout, candidate.micro_batch, str(candidate.recompute)) == (
-        plan.layout,
-        plan.micro_batch,
-        plan.recompute,
-    )
-
-
-def memory_bars(
-    plan: Plan, search: Search | None, bars: Sequence[tuple[str, Memory]]
-) -> tuple[Bar, ...]:
-    """The plan's memory and that of the search's best, without the plan's own among them."""
-    drawn = [
-        Bar(
-            name=_planned_name(plan, search),
-            numbers=_memory_numbers(plan.memory_bytes, plan.reserved_bytes, plan.device_bytes),
-            parts=tuple((term.name, term.bytes) for term in plan.memory),
-            reserved=plan.reserved_bytes,
-            device=plan.device_bytes,
-        )
-    ]
-    best = search.best if search is not None else ()
-    for place, (candidate, (name, needed)) in enumerate(zip(best, bars, strict=False), start=1):
-        if not is_planned(candidate, plan):
-            drawn.append(
-                Bar(
-                    name=_candidate_name(candidate, place, name=name),
-                    numbers=_memory_numbers(
-                        needed.allocated_bytes, needed.reserved_bytes, needed.device_bytes
-                    ),
-                    parts=tuple((term.name, term.bytes) for term in needed.terms),
-                    reserved=needed.reserved_bytes,
-                    device=needed.device_bytes,
-                )
-            )
-    return tuple(drawn)
-
-
-def time_bars(plan: Plan, search: Search | None) -> tuple[Bar, ...]:
-    """The plan's step and those of the search's best; empty where no speed can be said."""
-    drawn: list[Bar] = []
-    if plan.step_s is not None:
-        parts = tuple((term.name, term.seconds) for term in plan.time)
-        numbers = _time_numbers(parts, plan.speed.tokens_per_s)
-        drawn.append(Bar(name=_planned_name(plan, search), numbers=numbers, parts=parts))
-    for place, candidate in enumerate(search.best if search is not None else (), start=1):
-        if plan.step_s is not None and is_planned(candidate, plan):
-            continue
-        parts = tuple(
-            (NAMES[key][0], seconds)
-            for key, seconds in candidate.parts._asdict().items()
-            if seconds > 0
-        )
-        name = _candidate_name(candidate, place, name=layout_name(candidate.layout))
-        numbers = _time_numbers(parts, candidate.tokens_per_s)
-        drawn.append(Bar(name=name, numbers=numbers, parts=parts))
-    return tuple(drawn)
-
-
-def own_share(parts: Sequence[tuple[str, float]]) -> float:
-    """Share of a step that is the model's own work."""
-    own_s = sum(seconds for name, seconds in parts if name in OWN_NAMES)
-    return own_s / sum(seconds for _, seconds in parts)
 
 
 def draw_memory(bars: Sequence[Bar], limit_bytes: int | None) -> str:
@@ -230,8 +114,8 @@ def _memory_keys(bars: Sequence[Bar], limit: int | None) -> str:
 
 def _time_keys(bars: Sequence[Bar]) -> str:
     return (
-        f'<figcaption><div class="keys"><b>computes</b>{_keys(bars, _OWN_COLOURS)}</div>'
-        f'<div class="keys"><b>lost to</b>{_keys(bars, _LOST_COLOURS)}</div></figcaption>'
+        f'<figcaption><div class="keys"><b>computes</b>{_keys(bars, OWN_COLOURS)}</div>'
+        f'<div class="keys"><b>lost to</b>{_keys(bars, LOST_COLOURS)}</div></figcaption>'
     )
 
 
@@ -245,36 +129,6 @@ def _key(text: str, variable: str, *, is_tick: bool = False) -> str:
 
 
 # --- bars ---------------------------------------------------------------------------------------
-
-
-def _planned_name(plan: Plan, search: Search | None) -> str:
-    best = search.best if search is not None else ()
-    places = [n for n, candidate in enumerate(best, start=1) if is_planned(candidate, plan)]
-    place = f", place {places[0]} of the search" if places else ""
-    return (
-        f"This plan{place}: {layout_name(plan.layout)}, micro-batch {plan.micro_batch}, "
-        f"recompute {plan.recompute}"
-    )
-
-
-def _candidate_name(candidate: Candidate, place: int, *, name: str) -> str:
-    how = f"micro-batch {candidate.micro_batch}, recompute {candidate.recompute}"
-    return f"{place}. {name}, {how}"
-
-
-def _memory_numbers(allocated: float, reserved: float, device: float) -> str:
-    if allocated == reserved == device:
-        return f"{format_bytes(allocated)} in all"
-    return (
-        f"tensors {format_bytes(allocated)}, reserved {format_bytes(reserved)}, device "
-        f"{format_bytes(device)}"
-    )
-
-
-def _time_numbers(parts: Sequence[tuple[str, float]], tokens_per_s: float | None) -> str:
-    step_s = sum(seconds for _, seconds in parts)
-    rate = f", {format_count(tokens_per_s)} tokens/s" if tokens_per_s is not None else ""
-    return f"{format_seconds(step_s)}{rate}, {own_share(parts):.0%} computes"
 
 
 def _lines(bar: Bar) -> list[str]:
