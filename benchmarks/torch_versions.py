@@ -96,7 +96,8 @@ def _install(folder: Path, constraints: str) -> Path:
     held = folder / "constraints.txt"
     held.write_text(constraints)
     pip = [str(python), "-m", "pip", "install", "--quiet", "--no-cache-dir", "-c", str(held)]
-    subprocess.run([*pip, "-e", ".[fp8]", "pytest", "pytest-xdist"], cwd=ROOT, check=True)
+    wanted = ["-e", ".[fp8,plots,tensorboard]", "pytest", "pytest-xdist"]
+    subprocess.run([*pip, *wanted], cwd=ROOT, check=True)
     return python
 
 

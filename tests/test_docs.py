@@ -16,7 +16,7 @@ import pytest
 from shardyard.cli import _VERBS as VERBS
 from shardyard.cli import main
 from shardyard.config.check import check
-from shardyard.config.compatibility import ENGINES, TORCH, TORCHAO
+from shardyard.config.compatibility import ENGINES, OPTIONAL, TORCH
 from shardyard.config.legality import _STRATEGIES as STRATEGIES
 from shardyard.config.load import is_override, load_recipe
 from shardyard.config.setting import settings
@@ -293,10 +293,11 @@ def test_the_page_on_sharding_has_every_name_with_its_level() -> None:
 
 def test_the_page_on_versions_is_that_of_the_check() -> None:
     page = (ROOT / "docs" / "compatibility.md").read_text()
-    for engine in (*ENGINES, TORCHAO):
+    for engine in (*ENGINES, *OPTIONAL):
         accepted = f">={engine.at_least}" + (f",<{engine.below}" if engine.below else "")
         tested = ", ".join(engine.tested) or "-"
-        assert f"| {engine.package} | `{accepted}` | {tested} | {engine.note} |" in page
+        row = (engine.package, f"`{accepted}`", tested, engine.note, engine.asked_by or "always")
+        assert f"| {' | '.join(row)} |" in page
 
 
 def test_the_newest_torch_that_is_accepted_was_tried_and_passed() -> None:

@@ -9,13 +9,13 @@ import pytest
 from benchmarks.gpu.run import NEEDED
 from shardyard.config.compatibility import (
     ENGINES,
+    OPTIONAL,
     TORCH,
-    TORCHAO,
     Engine,
     check_packages,
     engines_for,
 )
-from shardyard.config.schema import Parallel, Precision, Recipe
+from shardyard.config.schema import Observe, Parallel, Precision, Recipe
 from shardyard.errors import RequestError
 
 ROOT = Path(__file__).parents[2]
@@ -55,8 +55,21 @@ def test_torchao_is_wanted_by_fp8_alone() -> None:
     versions = {"torchao": "0.19.0", "torch": "2.13.0"}
     with pytest.raises(RequestError) as refused:
         check_packages(engines[-1:], versions.get)
-    assert "torchao: 0.19.0 found, >=0.18,<0.19 required" in str(refused.value)
+    assert "torchao: 0.19.0 found, >=0.18,<0.19 required by precision.compute=fp8" in str(
+        refused.value
+    )
     assert str(refused.value).endswith("python -m pip install 'torchao>=0.18,<0.19'")
+
+
+def test_tensorboard_is_wanted_by_its_setting_alone() -> None:
+    engines = engines_for(Recipe(observe=Observe(tensorboard=True)))
+    versions: dict[str, str] = {engine.package: engine.at_least for engine in ENGINES}
+    with pytest.raises(RequestError) as refused:
+        check_packages(engines, versions.get)
+    assert "tensorboard: none found, >=2.17 required by observe.tensorboard=true" in str(
+        refused.value
+    )
+    assert str(refused.value).endswith("python -m pip install 'tensorboard>=2.17'")
 
 
 def test_experts_over_several_ranks_want_a_torch_that_can_place_them() -> None:
@@ -64,7 +77,7 @@ def test_experts_over_several_ranks_want_a_torch_that_can_place_them() -> None:
     versions: dict[str, str] = {engine.package: engine.at_least for engine in ENGINES}
     with pytest.raises(RequestError) as refused:
         check_packages(engines, versions.get)
-    assert "torch: 2.11 found, >=2.12,<2.16 required" in str(refused.value)
+    assert "torch: 2.11 found, >=2.12,<2.16 required by parallel.ep above 1" in str(refused.value)
     assert [engine.package for engine in engines] == [engine.package for engine in ENGINES]
     check_packages(engines_for(Recipe()), versions.get)
 
@@ -74,10 +87,12 @@ def test_the_least_versions_are_those_that_the_tests_run_with() -> None:
         re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "constraints-oldest.txt").read_text(), re.M)
     )
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for dependency in [*project["dependencies"], *project["optional-dependencies"]["fp8"]]:
+    extras = project["optional-dependencies"]
+    of_training = [text for name in ("fp8", "plots", "tensorboard") for text in extras[name]]
+    for dependency in [*project["dependencies"], *of_training]:
         name, _, bounds = dependency.partition(">=")
         assert _is_release_of(least[name], bounds.split(",")[0]), dependency
-    for engine in (*ENGINES, TORCHAO):
+    for engine in (*ENGINES, *OPTIONAL):
         assert _is_release_of(least[engine.package], engine.at_least), engine
     for name, bound in NEEDED.items():
         if name in least:  # others come with these

@@ -1,5 +1,6 @@
 """The report at the end of an attempt: in time, or not at all, and never the end's reason."""
 
+import sys
 import time
 from pathlib import Path
 
@@ -51,6 +52,17 @@ def test_no_path_is_printed_of_a_report_that_is_not_there(
     run.report_html.unlink()
     _show(run, summary)
     assert "report_html" not in capsys.readouterr().out
+
+
+@pytest.mark.heavy
+def test_a_report_without_pictures_is_a_warning_and_is_there(
+    run: RunDir, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert write_last_report(run, 1, RECIPE) is not None and run.report_html.is_file()
+    said = capsys.readouterr().err
+    assert said.startswith("warning: matplotlib is not installed")
+    assert "pip install 'shardyard[plots]'" in said
 
 
 @pytest.mark.heavy

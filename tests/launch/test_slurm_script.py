@@ -50,6 +50,22 @@ def test_a_script_is_the_golden_one(name: str) -> None:
     assert file.read_text() == script
 
 
+@pytest.mark.parametrize(
+    ("overrides", "is_shared"),
+    [
+        ((), True),
+        (("launch.slurm.python=/opt/venv/bin/python",), False),
+        (("launch.slurm.container_image=/images/it.sqsh",), False),
+    ],
+)
+def test_nodes_have_the_python_that_submits_unless_told_otherwise(
+    overrides: tuple[str, ...], is_shared: bool
+) -> None:
+    request = slurm_request(*overrides)
+    assert SlurmLauncher().shares_python(request.recipe) is is_shared
+    assert (f"{sys.executable} -m" in render_script(request)) is is_shared
+
+
 def test_there_is_no_golden_script_that_nothing_renders() -> None:
     assert {file.stem for file in GOLDEN.iterdir()} == set(CASES)
 

@@ -43,6 +43,7 @@ from shardyard.plan.plan import (
     with_links,
 )
 from shardyard.plan.workload import Workload, with_layout, workload_of
+from shardyard.talk import warn
 from shardyard.terminal import say, tell
 from shardyard.units import parse_seconds
 
@@ -297,7 +298,8 @@ def _enough(answer: Answer) -> tuple[int, Candidate] | None:
 
 
 def _write_page(answer: Answer, path: Path) -> None:
-    from shardyard.report.plan_page import plan_page  # plots take 0.2 s to import
+    from shardyard.report.pictures import no_pictures
+    from shardyard.report.plan_page import plan_page
 
     bars: list[tuple[str, Memory]] = []
     if answer.found is not None:
@@ -306,9 +308,10 @@ def _write_page(answer: Answer, path: Path) -> None:
              micro_batch=best.micro_batch, recompute=best.recompute)))
             for best in answer.found.best
         ]  # fmt: skip
+    why_none = no_pictures()
     text = plan_page(
         answer.plan, search=answer.found, offers=answer.offers, bars=bars,
-        title=f"Plan of {answer.plan.model}",
+        title=f"Plan of {answer.plan.model}", no_pictures=why_none,
     )  # fmt: skip
     try:
         path.write_text(text, encoding="utf-8")
@@ -317,6 +320,8 @@ def _write_page(answer: Answer, path: Path) -> None:
             f"--page {path} cannot be written: {error.strerror}. Give a file in a folder that "
             "exists and is yours."
         ) from error
+    if why_none:
+        warn(why_none)
     say(f"wrote {path}")
 
 

@@ -23,6 +23,8 @@ class Engine:
     tested: tuple[str, ...]
     note: str
     """Why this range."""
+    asked_by: str = ""
+    """The setting without which it is not needed, or not this new."""
 
 
 TORCH = Engine(
@@ -52,8 +54,8 @@ TORCH_FOR_EXPERTS = replace(
     TORCH,
     at_least="2.12",
     tested=TORCH.tested[1:],
-    note="parallel.ep above 1 alone: experts and their block in one group of fully_shard, split "
-    "over different ranks",
+    note="experts and their block in one group of fully_shard, split over different ranks",
+    asked_by="parallel.ep above 1",
 )
 
 TORCHAO = Engine(
@@ -61,8 +63,20 @@ TORCHAO = Engine(
     at_least="0.18",
     below="0.19",
     tested=("0.18.0",),
-    note="precision.compute=fp8 alone; its products are called by name",
+    note="its products are called by name",
+    asked_by="precision.compute=fp8",
 )
+
+TENSORBOARD = Engine(
+    package="tensorboard",
+    at_least="2.17",
+    tested=(),
+    note="torch's SummaryWriter needs it",
+    asked_by="observe.tensorboard=true",
+)
+
+OPTIONAL = (TORCHAO, TENSORBOARD)
+"""What only some settings ask for."""
 
 
 def engines_for(recipe: Recipe) -> tuple[Engine, ...]:
@@ -70,7 +84,9 @@ def engines_for(recipe: Recipe) -> tuple[Engine, ...]:
     engines: tuple[Engine, ...] = ENGINES
     if recipe.parallel.ep > 1:
         engines = tuple(TORCH_FOR_EXPERTS if e.package == "torch" else e for e in engines)
-    return (*engines, TORCHAO) if recipe.precision.compute == "fp8" else engines
+    if recipe.precision.compute == "fp8":
+        engines = (*engines, TORCHAO)
+    return (*engines, TENSORBOARD) if recipe.observe.tensorboard else engines
 
 
 def installed_version(package: str) -> str | None:
@@ -97,7 +113,9 @@ def check_packages(
     for engine in engines:
         found = find_version(engine.package)
         if found is None or not _in_range(found, engine):
-            wrong.append(f"  {engine.package}: {found or 'none'} found, {_range(engine)} required")
+            by = f" by {engine.asked_by}" if engine.asked_by else ""
+            required = f"{_range(engine)} required{by}"
+            wrong.append(f"  {engine.package}: {found or 'none'} found, {required}")
         elif engine.tested and _plain(found) not in engine.tested:
             warnings.append(
                 f"{engine.package} {found} was not tested with this version of shardyard "
@@ -116,7 +134,7 @@ def check_packages(
 
 def package_versions() -> dict[str, str | None]:
     """Package -> installed version, for the manifest."""
-    return {engine.package: installed_version(engine.package) for engine in (*ENGINES, TORCHAO)}
+    return {engine.package: installed_version(engine.package) for engine in (*ENGINES, *OPTIONAL)}
 
 
 def _in_range(found: str, engine: Engine) -> bool:

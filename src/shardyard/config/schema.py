@@ -478,7 +478,7 @@ class Observe(Section):
     sample_ids: bool = False
     """Write into each rank's log which samples it reads at each step, to audit data and order."""
     tensorboard: bool = False
-    """Also write TensorBoard files into the run folder."""
+    """Also write TensorBoard files into the run folder; needs shardyard[tensorboard]."""
     peak_tflops: Annotated[float, Field(gt=0)] | None = None
     """Peak TFLOP/s of one device for MFU, where the catalogue does not know the device."""
 

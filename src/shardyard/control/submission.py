@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from shardyard.config.compatibility import check_packages, engines_for
 from shardyard.config.load import dump_recipe
 from shardyard.config.model_source import config_content
 from shardyard.config.own_module import NO_SHAPE
@@ -24,7 +25,14 @@ from shardyard.files import FILE_MODE, make_folder, write_text
 from shardyard.hardware.machine import Machine
 from shardyard.hardware.probe import probe
 from shardyard.image.dockerfile import without_code
-from shardyard.launch.base import Job, Launcher, LaunchRequest, Rendered, launcher_class
+from shardyard.launch.base import (
+    Job,
+    Launcher,
+    LaunchRequest,
+    Rendered,
+    SharesPython,
+    launcher_class,
+)
 from shardyard.launch.ledger import Ledger
 from shardyard.launch.marked import NONCE_DETAIL, new_nonce
 from shardyard.launch.secrets import refuse_unsupported
@@ -108,6 +116,8 @@ def propose(
         request = replace(request, shape=previous.shape)
     recipe = request.recipe
     refuse_unlaunchable(recipe, launcher)
+    if isinstance(launcher, SharesPython) and launcher.shares_python(recipe):
+        check_packages(engines_for(recipe))  # what is missing here is missing there
     machine = _machine(recipe, launcher, is_dry_run=is_dry_run)
     preview = _of_launcher(request.preview(machine, previous), launcher)
     if previous is not None:

@@ -180,8 +180,8 @@ def _project_file() -> str:
     )
 
 
-_ON_NODES = ("aws", "parquet", "zstd")
-"""Extras that a node needs: to read text from S3 and in every form, and to send files to S3."""
+_ON_NODES = ("aws", "fp8", "parquet", "plots", "tensorboard", "zstd")
+"""Extras that a node may need, whatever the recipe: all but those of the side that launches."""
 _EXTRA = re.compile(r"""\s*(?:;|\band)\s*extra\s*==\s*['"]([\w-]+)['"]""")
 
 

@@ -328,3 +328,11 @@ class HasChecks(Protocol):
 
     def checks(self, request: LaunchRequest) -> list[Finding]:
         """Look, and change nothing. What cannot be asked is a finding, not an error."""
+
+
+@runtime_checkable
+class SharesPython(Protocol):
+    """A launcher whose nodes may run the Python that submits: what it lacks, they lack."""
+
+    def shares_python(self, recipe: Recipe) -> bool:
+        """Whether they do, of a launch with these settings. Pure."""

@@ -73,6 +73,11 @@ class LocalLauncher:
         held = recipe.launch.image_paths
         return Sight(launcher=self.name, sees_this_machine=True, folders=held)
 
+    def shares_python(self, recipe: Recipe) -> bool:
+        """Always."""
+        del recipe
+        return True
+
     def render(self, request: LaunchRequest) -> Rendered:
         """The commands of all nodes, or of a side job."""
         recipe = request.recipe

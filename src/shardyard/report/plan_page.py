@@ -12,7 +12,6 @@ from shardyard.plan.memory import RULE_BYTES_PER_PARAMETER, Memory
 from shardyard.plan.offers import Offer, Offers
 from shardyard.plan.plan import Plan, layout_name
 from shardyard.report.markup import esc, render_page, render_section, render_table, swatch
-from shardyard.report.offer_picture import draw_offers
 from shardyard.report.plan_bars import (
     MEMORY_COLOURS,
     OWN_NAMES,
@@ -20,7 +19,6 @@ from shardyard.report.plan_bars import (
     is_planned,
     own_share,
 )
-from shardyard.report.plan_pictures import figures
 from shardyard.report.plan_tiles import tiles
 from shardyard.report.values import ABSENT, format_percent
 from shardyard.units import format_bytes, format_count, format_flops, format_seconds, format_usd
@@ -35,6 +33,7 @@ def plan_page(
     offers: Offers | None,
     title: str,
     bars: Sequence[tuple[str, Memory]] = (),
+    no_pictures: str = "",
 ) -> str:
     """The whole page as text: no network, no script, nothing beside it.
 
@@ -42,16 +41,17 @@ def plan_page(
         search: Its best layouts are drawn beside the plan.
         bars: Name and memory of each of ``search.best``, in its order.
         title: The page's first line.
+        no_pictures: Why there are none; empty: they are drawn.
     """
     parts = [
         _header(plan, title),
-        render_section("pictures", "Memory and time at a glance", figures(plan, search, bars)),
+        _pictures(plan, search, bars, no_pictures),
         _memory(plan),
         _time(plan),
         _layouts(plan, search),
         _failures(plan),
         _price(plan),
-        _offers(offers),
+        _offers(offers, has_picture=not no_pictures),
         _rest(plan),
     ]
     body = "\n".join(part for part in parts if part)
@@ -80,6 +80,18 @@ def _header(plan: Plan, title: str) -> str:
 <div class="tiles">{shown}</div>
 <div class="note" id="measured" style="margin-top:12px">{sources}</div>
 </header>"""
+
+
+def _pictures(
+    plan: Plan, search: Search | None, bars: Sequence[tuple[str, Memory]], why_none: str
+) -> str:
+    if why_none:
+        body = f'<p class="muted">{esc(why_none)}</p>'
+    else:
+        from shardyard.report.plan_pictures import figures  # only here: matplotlib is an extra
+
+        body = figures(plan, search, bars)
+    return render_section("pictures", "Memory and time at a glance", body)
 
 
 # --- terms --------------------------------------------------------------------------------------
@@ -291,7 +303,7 @@ def _usd(usd: float | None) -> str:
     return ABSENT if usd is None else format_usd(usd)
 
 
-def _offers(offers: Offers | None) -> str:
+def _offers(offers: Offers | None, *, has_picture: bool) -> str:
     if offers is None:
         return ""
     rows = [_offer(offer, offers.picked) for offer in offers.offers]
@@ -313,10 +325,16 @@ def _offers(offers: Offers | None) -> str:
     )
     body = (
         f'<p class="note">{esc(note)} <b>{esc(picked)}</b></p>'
-        f'<figure id="offers-picture" class="wide">{draw_offers(offers)}</figure>'
+        f"{_offers_picture(offers) if has_picture else ''}"
         f'<div class="card" style="margin:12px 0">{render_table(heads, rows)}</div>{more}'
     )
     return render_section("offers", "What can be rented", body)
+
+
+def _offers_picture(offers: Offers) -> str:
+    from shardyard.report.offer_picture import draw_offers
+
+    return f'<figure id="offers-picture" class="wide">{draw_offers(offers)}</figure>'
 
 
 def _offer(offer: Offer, picked: Offer | None) -> Cells:

@@ -24,15 +24,18 @@ MAX_COLUMNS = 4
 """Attempts with a column of their own; with more, only their sum has one."""
 
 
-def render(record: RunRecord, summary: Summary, panels: dict[str, str]) -> str:
+def render(
+    record: RunRecord, summary: Summary, panels: dict[str, str], *, no_pictures: str = ""
+) -> str:
     """The whole page.
 
     Args:
         panels: Plots by name, each an ``<svg>``.
+        no_pictures: Why there are none.
     """
     parts = [
         _header(record, summary),
-        _curves(panels),
+        _curves(panels, no_pictures or "No step was finished yet."),
         _wall_time(summary),
         _comparison(record, summary.comparisons),
         _sample(record),
@@ -69,9 +72,9 @@ def _header(record: RunRecord, summary: Summary) -> str:
 </header>"""
 
 
-def _curves(panels: dict[str, str]) -> str:
+def _curves(panels: dict[str, str], why_none: str) -> str:
     if not panels:
-        return render_section("curves", "Curves", '<p class="muted">No step was finished yet.</p>')
+        return render_section("curves", "Curves", f'<p class="muted">{esc(why_none)}</p>')
     figures = "".join(f'<figure id="{esc(name)}">{svg}</figure>' for name, svg in panels.items())
     return render_section("curves", "Curves", f'<div class="panels">{figures}</div>')
 

@@ -2,23 +2,33 @@
 
 from shardyard.files import write_text
 from shardyard.report.markdown import render_markdown
+from shardyard.report.pictures import no_pictures
 from shardyard.report.render import render
-from shardyard.report.run import read_run
+from shardyard.report.run import RunRecord, read_run
 from shardyard.report.summary import Summary, summarize
 from shardyard.rundir.layout import RunDir
+from shardyard.talk import warn
 
 
 def write_report(run: RunDir) -> Summary:
-    """Write both files and return their numbers.
+    """Write both files and return their numbers; without pictures where none can be drawn.
 
     Raises:
         RequestError: The folder holds no attempt.
         StorageError: The folder cannot be written.
     """
-    from shardyard.report.plots import panels  # matplotlib: half a second, not for a refused recipe
-
     record = read_run(run)
     summary = summarize(record)
-    write_text(run.report_html, render(record, summary, panels(record)))
+    why_none = no_pictures()
+    panels = {} if why_none else _panels(record)
+    write_text(run.report_html, render(record, summary, panels, no_pictures=why_none))
     write_text(run.report_markdown, render_markdown(record, summary))
+    if why_none:
+        warn(why_none)
     return summary
+
+
+def _panels(record: RunRecord) -> dict[str, str]:
+    from shardyard.report.plots import panels  # matplotlib: half a second, not for a refused recipe
+
+    return panels(record)

@@ -103,6 +103,11 @@ class SlurmLauncher:
             mounts="launch.slurm.container_mounts",
         )
 
+    def shares_python(self, recipe: Recipe) -> bool:
+        """Unless a container or launch.slurm.python brings another."""
+        slurm = recipe.launch.slurm
+        return slurm.container_image is None and slurm.python == "auto"
+
     def render(self, request: LaunchRequest) -> Rendered:
         """Return the batch script and the recipe that its nodes read."""
         refuse_unsupported(request.recipe.secrets, self.capabilities.secrets, launcher=self.name)
