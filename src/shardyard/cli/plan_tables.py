@@ -11,10 +11,9 @@ from shardyard.plan.layouts import Candidate, Search, strength
 from shardyard.plan.memory import RULE_BYTES_PER_PARAMETER
 from shardyard.plan.offers import Offer, Offers
 from shardyard.plan.plan import Plan, layout_name
+from shardyard.plan.words import Row, candidate_name, headline, settings_of
 from shardyard.terminal import tell
 from shardyard.units import format_bytes, format_count, format_flops, format_seconds, format_usd
-
-Row = tuple[str, str, str]
 
 NOTABLE_GAIN = 0.01
 """Faster by less is within any error."""
@@ -26,18 +25,8 @@ def show_headline(plan: Plan) -> None:
         f"plan: {plan.model} {plan.parameters_words()}, "
         f"{layout_name(plan.layout)} over {plan.devices_words()}"
     )
-    rows: list[Row] = [
-        ("memory", plan.fits, f"{plan.fits_reason}; states {format_bytes(_states(plan))}"),
-        _speed(plan),
-        ("MFU", "-" if plan.mfu is None else f"{plan.mfu:.1%}", _mfu_reason(plan)),
-        ("time", _time(plan), _time_reason(plan)),
-        _price(plan),
-        *_failures(plan),
-        *_network(plan),
-        *(("measured", "", source) for source in plan.measured),
-    ]
     tell()
-    print_table(("", "", ""), rows)
+    print_table(("", "", ""), headline(plan))
 
 
 def show_task(plan: Plan) -> None:
@@ -119,7 +108,8 @@ def show_offers(
     picked = found.picked
     tell(
         f"  cluster.instance={picked.instance} cluster.nodes={picked.nodes} "
-        f"{settings_of(picked.candidate, axes)} checkpoint.every={picked.failures.interval_steps}"
+        f"{' '.join(settings_of(picked.candidate, axes))} "
+        f"checkpoint.every={picked.failures.interval_steps}"
     )
 
 
@@ -147,91 +137,7 @@ def show_details(plan: Plan, why_steps: str) -> None:
     _show_rest(plan, why_steps)
 
 
-def settings_of(candidate: Candidate, asked: Parallel | None = None) -> str:
-    """The overrides that make a recipe use a candidate.
-
-    Args:
-        asked: What the recipe says of the axes, and is overridden.
-    """
-    layout = candidate.layout
-    asked = asked or Parallel()
-    settings = ["parallel.strategy=null"] if asked.strategy else []
-    if asked.dp_replicate != "auto":
-        settings.append(f"parallel.dp_replicate={layout.dp_replicate}")
-    settings += [f"parallel.zero={layout.zero}", f"parallel.dp_shard={layout.dp_shard}"]
-    for axis in ("cp", "tp", "pp", "ep"):
-        degree = getattr(layout, axis)
-        if degree > 1 or getattr(asked, axis) > 1:
-            settings.append(f"parallel.{axis}={degree}")
-    if layout.cp > 1 and asked.cp_exchange != "keys_values":
-        settings.append("parallel.cp_exchange=keys_values")  # what the search looks at
-    settings.append(f"optim.micro_batch={candidate.micro_batch}")
-    settings.append(f"memory.recompute={candidate.recompute}")
-    return " ".join(settings)
-
-
 # --- rows ---------------------------------------------------------------------------------------
-
-
-def _speed(plan: Plan) -> Row:
-    rate = plan.speed.tokens_per_s
-    if rate is None:
-        return ("speed", "-", plan.speed.reason)
-    each = f"{rate / plan.layout.world_size:,.0f} a device"
-    return ("speed", f"{format_count(rate)} tokens/s", each)
-
-
-def _mfu_reason(plan: Plan) -> str:
-    peak = plan.peak.flops_per_s
-    if peak is None:
-        return plan.peak.source
-    return f"of {format_flops(peak)}/s, attention counted in full"
-
-
-def _time(plan: Plan) -> str:
-    if plan.wall_s is not None:
-        return format_seconds(plan.wall_s)
-    return "-" if plan.step_s is None else f"{format_seconds(plan.step_s)} a step"
-
-
-def _time_reason(plan: Plan) -> str:
-    if plan.steps is None:
-        return "length known once the data is prepared"
-    length = f"{plan.steps:,} steps"
-    if plan.step_s is None:
-        return length
-    each = f"{length} of {format_seconds(plan.step_s)}"
-    return f"{each}, with start, saves and failures" if plan.advances else f"{each}: no end"
-
-
-def _price(plan: Plan) -> Row:
-    per_hour, per_million = plan.price.usd_per_hour, plan.usd_per_million_tokens
-    if per_hour is None:
-        return ("price", "-", plan.price.source)
-    parts = [f"{format_usd(per_hour)} an hour"]
-    if per_million is not None:
-        parts.append(f"{format_usd(per_million)} per million tokens")
-    parts.append(plan.price.source)
-    total = "-" if plan.usd is None else format_usd(plan.usd)
-    return ("price", total, "; ".join(parts))
-
-
-def _failures(plan: Plan) -> list[Row]:
-    outlook = plan.failures
-    if outlook is None:
-        return [("failures", "-", plan.failures_reason)] if plan.steps and plan.time else []
-    mtbf = outlook.mtbf
-    words = (
-        f"one every {format_seconds(mtbf.seconds)} ({format_seconds(mtbf.low_s)} to "
-        f"{format_seconds(mtbf.high_s)}); {outlook.ettr:.1%} of the time trains; best saved every "
-        f"{outlook.best_interval_steps:,} steps"
-    )
-    return [("failures", f"{outlook.expected_failures:.2g}", words)]
-
-
-def _network(plan: Plan) -> list[Row]:
-    link, _, why = plan.network.partition(": ")
-    return [("network", link, why)] if link else []
 
 
 def _layout_row(candidate: Candidate) -> tuple[str, str, str, str]:
@@ -241,14 +147,9 @@ def _layout_row(candidate: Candidate) -> tuple[str, str, str, str]:
     return (
         format_count(candidate.tokens_per_s),
         full,
-        _candidate_name(candidate),
+        candidate_name(candidate),
         strength(candidate),
     )
-
-
-def _candidate_name(candidate: Candidate) -> str:
-    recompute = "" if candidate.recompute == "none" else f", recompute {candidate.recompute}"
-    return f"{layout_name(candidate.layout)}, micro-batch {candidate.micro_batch}{recompute}"
 
 
 def _show_advice(plan: Plan, found: Search, asked: Parallel) -> None:
@@ -263,7 +164,7 @@ def _show_advice(plan: Plan, found: Search, asked: Parallel) -> None:
         _say(f"\nThe first is {faster} this recipe:")
     else:
         return
-    tell(f"  {settings_of(better, asked)}")
+    tell(f"  {' '.join(settings_of(better, asked))}")
 
 
 def _show_nearest(found: Search, asked: Parallel, enough: tuple[int, Candidate] | None) -> None:
@@ -274,16 +175,16 @@ def _show_nearest(found: Search, asked: Parallel, enough: tuple[int, Candidate] 
     if enough is not None:
         nodes, candidate = enough
         advice = (
-            f"It fits on devices with more memory, or as {_candidate_name(candidate)} on {nodes} "
+            f"It fits on devices with more memory, or as {candidate_name(candidate)} on {nodes} "
             "nodes:"
         )
     _say(
-        f"\nNone of {found.legal:,} legal layouts fits. The nearest is {_candidate_name(nearest)}: "
+        f"\nNone of {found.legal:,} legal layouts fits. The nearest is {candidate_name(nearest)}: "
         f"{nearest.fit.reason}, {format_bytes(over)} too much on each device. {advice}"
     )
     if enough is not None:
         nodes, candidate = enough
-        tell(f"  cluster.nodes={nodes} {settings_of(candidate, asked)}")
+        tell(f"  cluster.nodes={nodes} {' '.join(settings_of(candidate, asked))}")
 
 
 def _offer_row(offer: Offer) -> tuple[str, str, str, str, str]:
@@ -292,7 +193,7 @@ def _offer_row(offer: Offer) -> tuple[str, str, str, str, str]:
         f"{offer.devices} x {offer.device}",
         format_seconds(offer.wall_s),
         format_usd(offer.usd),
-        _candidate_name(offer.candidate),
+        candidate_name(offer.candidate),
     )
 
 
@@ -310,10 +211,6 @@ def _say(text: str) -> None:
         width = shutil.get_terminal_size().columns
         text = lead + fill(text.strip("\n"), width, break_on_hyphens=False) + tail
     tell(text)
-
-
-def _states(plan: Plan) -> int:
-    return sum(plan.memory_term(name) for name in ("parameters", "gradients", "optimizer"))
 
 
 # --- details ------------------------------------------------------------------------------------
