@@ -45,7 +45,7 @@ class PlugIn:
         return f"{self.distribution} {self.version}"
 
     def to_json(self) -> dict[str, str]:
-        """As manifest.json has it."""
+        """As manifest.json has it: without the place, which is of a version."""
         return {
             "group": self.group,
             "name": self.name,

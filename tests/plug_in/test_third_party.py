@@ -5,6 +5,7 @@ The package is the folder `letters` beside this file.
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,12 +16,16 @@ import pytest
 
 from shardyard.config.load import load_recipe
 from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.control.attempt import Attempt, write_down
 from shardyard.errors import RequestError
 from shardyard.families.presets import PRESETS
-from shardyard.node.readiness import Readiness, made_ready, wait_for_nodes
+from shardyard.launch.base import take_launched_by
+from shardyard.node.readiness import Readiness, _compare_plug_ins, made_ready, wait_for_nodes
 from shardyard.node.session import Session
+from shardyard.plug_ins import PlugIn
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.resolved import write_resolved
+from shardyard.rundir.resolved import read_resolved, write_resolved
+from tests.distributed.runs import MACHINE
 
 RECIPE = """
 model: {preset: granite-mini}
@@ -82,6 +87,7 @@ def test_a_recipe_trains_with_what_a_package_adds(site: Path, here: Path) -> Non
         {"group": "tasks", "name": "vowels", **package},
         {"group": "families", "name": "granite", **package},
         {"group": "sources", "name": "letters", **package},
+        {"group": "sources", "name": ".ltr", **package},
     ]
     settings = json.loads((attempt / "resolved.json").read_text())["settings"]
     assert settings["task.vowels.letters"]["value"] == "aeiou"
@@ -101,6 +107,11 @@ def test_a_launcher_of_a_package_renders(site: Path, here: Path) -> None:
     assert code == 0, talk
     assert letter.startswith("To: me\nStamps: 1\n{'on.top': 'fragile'}\n")
     assert letter.count("--place given") == 2
+    (line, *_) = (line for line in letter.splitlines() if "--node-rank 0" in line)
+    environ = dict(word.split("=", 1) for word in shlex.split(line)[:2])
+    found = take_launched_by(environ)
+    assert found is not None and found.what == "the launcher 'paper-mail' of shardyard-letters 1.0"
+    assert list(environ) == ["SHARDYARD_MARK"], "no process that it starts is told"
     code, _, talk = run(None, "launch", "recipe.yaml", *words)
     assert code == 2 and "there is no launcher 'paper-mail'. There are local, slurm," in talk
 
@@ -133,6 +144,24 @@ def test_a_node_with_another_version_is_refused(here: Path) -> None:
         made_ready(Readiness(folder, "s"), 0, 1, say=print),
     ):
         pass
+
+
+@pytest.mark.heavy
+@pytest.mark.usefixtures("letters")
+def test_the_manifest_names_who_launched_and_who_read_and_a_node_needs_neither(here: Path) -> None:
+    folder, package = RunDir(here / "runs" / "r"), {"distribution": "letters", "version": "0.1"}
+    settled = resolved(here)
+    read = {"group": "sources", "name": ".ltr", **package}
+    settled = replace(settled, data=replace(settled.data, readers=(read,)))
+    attempt = Attempt(
+        run_dir=folder, number=0, asked=settled.recipe, resolved=settled, machine=MACHINE
+    )
+    launched_by = PlugIn(group="launchers", name="paper-mail", place="", **package)
+    write_down(attempt, None, launched_by=launched_by)
+    named = [each["name"] for each in json.loads(folder.manifest(0).read_text())["plug_ins"]]
+    assert named == ["vowels", "letters", "paper-mail", ".ltr"]
+    assert read_resolved(folder.resolved(0)).data == settled.data
+    _compare_plug_ins(settled, folder.manifest(0))  # of other versions of launcher and reader
 
 
 def resolved(here: Path) -> Resolved:

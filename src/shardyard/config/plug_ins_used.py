@@ -1,6 +1,6 @@
 """Which installed packages the nodes of a run need."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from shardyard.config.schema import Recipe
 from shardyard.config.sources import SCHEMES, scheme_of
@@ -24,3 +24,9 @@ def plug_ins_of(recipe: Recipe, shape: ModelShape | None) -> list[PlugIn]:
     used += [("sources", scheme, SCHEMES) for scheme in sorted({each for each in schemes if each})]
     found = [brought(group, name) for group, name, ours in used if name not in ours]
     return [plug_in for plug_in in found if plug_in is not None]
+
+
+def is_needed_to_train(entry: Mapping[str, str]) -> bool:
+    """Whether an entry of manifest.json is one of ``plug_ins_of``: a launcher has done its work
+    when a node begins, and a reader of a suffix when the data is prepared."""
+    return entry["group"] != "launchers" and not entry["name"].startswith(".")

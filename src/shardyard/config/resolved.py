@@ -33,6 +33,11 @@ class DataFacts:
     train_bytes: int | None = None
     """Of the text, as UTF-8; None: the set was prepared before they were counted."""
     eval_bytes: int | None = None
+    readers: tuple[dict[str, str], ...] = ()
+    """What packages added that read files of the source, by suffix: as manifest.json has it."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "readers", tuple(self.readers))  # JSON has lists
 
     def num_samples(self, split: str, seq_len: int) -> int:
         """Samples of a split; the last one may be partly padding. T tokens make T - 1 targets."""

@@ -15,6 +15,7 @@ from shardyard.files import write_json, write_text
 from shardyard.hardware.machine import Machine
 from shardyard.hardware.probe import probe
 from shardyard.plan.plan import Plan, plan
+from shardyard.plug_ins import PlugIn
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.manifest import write_manifest
 from shardyard.rundir.resolved import write_resolved
@@ -70,14 +71,27 @@ def no_plan() -> str:
     return f"no plan: {NO_SHAPE}"
 
 
-def write_down(attempt: Attempt, prediction: Plan | None) -> None:
-    """Write the attempt's files; resolved.json last: an attempt that has it is whole."""
+def write_down(
+    attempt: Attempt, prediction: Plan | None, *, launched_by: PlugIn | None = None
+) -> None:
+    """Write the attempt's files; resolved.json last: an attempt that has it is whole.
+
+    Args:
+        launched_by: The launcher, where a package adds it.
+    """
     run_dir, number = attempt.run_dir, attempt.number
     write_text(run_dir.asked(number), dump_recipe(attempt.asked))
     if prediction is not None:
         write_json(run_dir.plan(number), prediction.to_json())
-    used = plug_ins_of(attempt.resolved.recipe, attempt.resolved.shape)
-    write_manifest(run_dir, number, command=sys.argv, machine=attempt.machine, plug_ins=used)
+    nodes = plug_ins_of(attempt.resolved.recipe, attempt.resolved.shape)
+    used = [*nodes, *([] if launched_by is None else [launched_by])]
+    write_manifest(
+        run_dir,
+        number,
+        command=sys.argv,
+        machine=attempt.machine,
+        plug_ins=[*(each.to_json() for each in used), *attempt.resolved.data.readers],
+    )
     write_resolved(run_dir.resolved(number), attempt.resolved)
 
 

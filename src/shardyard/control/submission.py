@@ -26,6 +26,7 @@ from shardyard.hardware.machine import Machine
 from shardyard.hardware.probe import probe
 from shardyard.image.dockerfile import without_code
 from shardyard.launch.base import (
+    LAUNCHERS,
     Job,
     Launcher,
     LaunchRequest,
@@ -37,6 +38,7 @@ from shardyard.launch.ledger import Ledger
 from shardyard.launch.marked import NONCE_DETAIL, new_nonce
 from shardyard.launch.secrets import refuse_unsupported
 from shardyard.plan.plan import Plan, plan_recipe, planned_cluster
+from shardyard.plug_ins import brought
 from shardyard.rundir.layout import RunDir
 from shardyard.talk import say
 from shardyard.units import format_seconds, format_usd, parse_seconds
@@ -138,6 +140,7 @@ def propose(
         is_resume=is_resume,
         nonce=new_nonce(),
         submission=len(Ledger(run_dir.ledger).jobs()) + 1,
+        launched_by=None if launcher.name in LAUNCHERS else brought("launchers", launcher.name),
     )
     return Proposal(
         launcher=launcher,

@@ -44,6 +44,7 @@ from shardyard.data.sources import (
     Piece,
     list_files,
     read_sections,
+    readers_of,
     refuse_unreadable,
     split_into_pieces,
 )
@@ -58,6 +59,7 @@ from shardyard.data.tokenizer import (
 from shardyard.data.workers import Task, run_tasks
 from shardyard.errors import DataError, RecipeError, RequestError, SourceError
 from shardyard.files import flush_folder
+from shardyard.plug_ins import PlugIn
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, and how many bytes of text of how many are done."""
@@ -281,7 +283,7 @@ def _build(
             "mix old and new text. Prepare again once nothing writes there."
         )
     columns = imported(_encoder_of(data)).columns
-    _commit(folder, records, request, _entropy(tasks), columns)
+    _commit(folder, records, request, _entropy(tasks), columns, readers_of(files))
 
 
 def _run_pieces(
@@ -358,6 +360,7 @@ def _commit(
     request: dict[str, Any],
     entropy: float,
     columns: Mapping[str, Column],
+    readers: Sequence[PlugIn],
 ) -> None:
     """Write the manifest. Times and the place are left out: the same text gives the same bytes."""
     tokenizer: TokenizerFiles = {
@@ -397,6 +400,7 @@ def _commit(
             for split, of_split in shards.items()
         },
         "files": files,
+        **({"readers": [each.to_json() for each in readers]} if readers else {}),
     }
     flush_folder(folder)
     content = json.dumps(manifest, indent=1).encode() + b"\n"

@@ -169,6 +169,7 @@ def read_facts(folder: Path) -> DataFacts:
         bos_token=manifest.get("bos_token"),  # sets of before had no such key, and none
         train_bytes=train.get("bytes"),
         eval_bytes=held_out.get("bytes"),
+        readers=manifest.get("readers", ()),
     )
 
 

@@ -5,15 +5,23 @@ stands for what begins in it, so no file is read before its turn and a single hu
 by all workers. Where files are is said in ``stores/``, how they are read in ``formats.py``.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import NoReturn
 
-from shardyard.data.formats import READ_KINDS, SECTION_BYTES, format_named, format_of, remedy_of
+from shardyard.data.formats import (
+    FORMATS,
+    READ_KINDS,
+    SECTION_BYTES,
+    format_named,
+    format_of,
+    remedy_of,
+)
 from shardyard.data.spans import Section, SourceFile, Span, shown
 from shardyard.data.stores.base import open_file, store_of
 from shardyard.errors import RequestError, SourceError
+from shardyard.plug_ins import PlugIn, brought
 
 _SHOWN_FILES = 4
 _AT_ONCE = 16
@@ -61,6 +69,12 @@ def list_files(
             f"data.source={source!r} is an empty corpus: {its} no text. Give files with text."
         )
     return list(files.values())
+
+
+def readers_of(files: Iterable[SourceFile]) -> list[PlugIn]:
+    """What packages add that reads some of the files, each once."""
+    names = sorted({file.format for file in files} - FORMATS.keys())
+    return [found for name in names if (found := brought("sources", name)) is not None]
 
 
 def _refuse_kinds(source: str | Sequence[str], names: Sequence[str], num_files: int) -> NoReturn:

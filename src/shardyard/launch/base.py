@@ -7,7 +7,7 @@ launcher can do beyond that stands in its ``Capabilities``, from which docs/laun
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
@@ -20,7 +20,7 @@ from shardyard.hardware.cluster import Cluster
 from shardyard.launch.bundle import Bundle
 from shardyard.launch.ledger import SIDE_DETAIL, EntryForm, Ledger
 from shardyard.launch.marked import NONCE_VARIABLE
-from shardyard.plug_ins import loaded, part
+from shardyard.plug_ins import PlugIn, loaded, part
 
 LAUNCHERS: dict[str, str] = {
     "local": "shardyard.launch.local:LocalLauncher",
@@ -132,6 +132,8 @@ class LaunchRequest:
     """Which one of the run, or of the side job; names of jobs differ by it where they must."""
     side: SideJob | None = None
     """None: the training."""
+    launched_by: PlugIn | None = None
+    """The launcher, where a package adds it."""
 
     @property
     def side_suffix(self) -> str:
@@ -155,7 +157,21 @@ class LaunchRequest:
     def environment(self) -> dict[str, str]:
         """Variables that every node entry is given."""
         ours = {NONCE_VARIABLE: self.nonce} if self.nonce else {}
+        if self.launched_by is not None:
+            ours[_LAUNCHER_VARIABLE] = json.dumps(self.launched_by.to_json())
         return {**self.recipe.launch.env, **ours}
+
+
+_LAUNCHER_VARIABLE = "SHARDYARD_LAUNCHER"
+"""Tells node 0, which need not have the package, whose launcher has started it."""
+
+
+def take_launched_by(environ: MutableMapping[str, str]) -> PlugIn | None:
+    """The launcher that started this node; None: it is one of ours, or does not say."""
+    try:
+        return PlugIn(place="", **json.loads(environ.pop(_LAUNCHER_VARIABLE, "")))
+    except (ValueError, TypeError, RecursionError):
+        return None
 
 
 ORIGIN_DETAIL = "origin"

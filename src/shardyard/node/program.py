@@ -31,6 +31,7 @@ from shardyard.control.resume import is_finished, newest_attempt, refuse_spent
 from shardyard.control.sent_code import take_code
 from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED, RequestError, ShardyardError
 from shardyard.files import write_text
+from shardyard.launch.base import take_launched_by
 from shardyard.launch.place import KINDS, Place, place_in
 from shardyard.launch.secrets import resolve_local
 from shardyard.local_path import LocalPath
@@ -40,6 +41,7 @@ from shardyard.node.mark_lines import marked_on_stdout, take_nonce
 from shardyard.node.network_check import network_checked
 from shardyard.node.readiness import Readiness, answering, made_ready, wait_for_nodes
 from shardyard.node.session import Ended, Session
+from shardyard.plug_ins import PlugIn
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
 from shardyard.rundir.lines import EventWriter, read_lines
@@ -73,7 +75,7 @@ def command(
 ) -> int:
     """Train this node's share of RECIPE."""
     began_s = time.monotonic()
-    nonce = take_nonce(os.environ)
+    nonce, launched_by = take_nonce(os.environ), take_launched_by(os.environ)
     _listen()
     if kind == "given":
         place = _given(node_rank, nodes, rendezvous, session)
@@ -90,7 +92,7 @@ def command(
     if place.node_rank > 0:
         return _join(run, place, talk, kind=kind)
     with marked_on_stdout(run, nonce=nonce):
-        return _lead(_Lead(recipe, kind, run, place), talk, began_s=began_s)
+        return _lead(_Lead(recipe, kind, run, place, launched_by), talk, began_s=began_s)
 
 
 def _listen() -> None:
@@ -169,11 +171,14 @@ def told_exit_code(exit_code: int, run: RunDir, attempt: int, kind: str) -> int:
 class _Lead:
     """What node 0 prepares from."""
 
-    def __init__(self, recipe: Path, kind: str, run: RunDir, place: Place) -> None:
+    def __init__(
+        self, recipe: Path, kind: str, run: RunDir, place: Place, launched_by: PlugIn | None
+    ) -> None:
         self._file = recipe
         self.kind = kind
         self.run = run
         self.place = place
+        self._launched_by = launched_by
 
     def prepare(self) -> Attempt | None:
         """The next attempt, written down; None if the run is finished."""
@@ -203,7 +208,7 @@ class _Lead:
         )
         _begin(self.run, recipe)
         prediction = attempt.plan()
-        write_down(attempt, prediction)
+        write_down(attempt, prediction, launched_by=self._launched_by)
         say(no_plan() if prediction is None else prediction.line())
         return attempt
 

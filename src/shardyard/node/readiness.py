@@ -29,7 +29,7 @@ from shardyard.config.model_files import (
     undecided,
     with_digests,
 )
-from shardyard.config.plug_ins_used import plug_ins_of
+from shardyard.config.plug_ins_used import is_needed_to_train, plug_ins_of
 from shardyard.config.resolved import Resolved
 from shardyard.control.prepare import prepare_data
 from shardyard.control.programs import error_of
@@ -321,7 +321,8 @@ def _compare_plug_ins(resolved: Resolved, manifest: Path) -> None:
     """Raise unless this node has the packages that node 0 uses, in the same versions."""
     theirs: list[dict[str, str]] = []
     with suppress(FileNotFoundError):  # nothing is said of any
-        theirs = json.loads(manifest.read_text(encoding="utf-8")).get("plug_ins", [])
+        listed = json.loads(manifest.read_text(encoding="utf-8")).get("plug_ins", [])
+        theirs = [each for each in listed if is_needed_to_train(each)]
     ours = [plug_in.to_json() for plug_in in plug_ins_of(resolved.recipe, resolved.shape)]
     if ours != theirs:
         here, there = (

@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from shardyard.config.compatibility import package_versions
 from shardyard.config.credentials import redact
 from shardyard.files import write_json
 from shardyard.hardware.machine import Machine
-from shardyard.plug_ins import PlugIn
 from shardyard.rundir.layout import VERSION, RunDir
 
 
@@ -25,7 +24,7 @@ def write_manifest(
     *,
     command: Sequence[str],
     machine: Machine | None,
-    plug_ins: Sequence[PlugIn] = (),
+    plug_ins: Sequence[Mapping[str, str]] = (),
     started_at: float | None = None,
 ) -> None:
     """Write attempts/<n>/manifest.json at once.
@@ -33,7 +32,7 @@ def write_manifest(
     Args:
         command: The command line; an argument that holds a credential is replaced.
         machine: The machine that was probed, if one was.
-        plug_ins: What packages add that the attempt uses.
+        plug_ins: What packages add that the attempt uses, as ``PlugIn.to_json`` has it.
         started_at: Unix seconds; None: now.
 
     Raises:
@@ -46,7 +45,7 @@ def write_manifest(
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": package_versions(),
-        "plug_ins": [plug_in.to_json() for plug_in in plug_ins],
+        "plug_ins": [dict(plug_in) for plug_in in plug_ins],
         "git": git_state(Path.cwd()),
         "command": [redact(argument) for argument in command],
         "executable": sys.executable,

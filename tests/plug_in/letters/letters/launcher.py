@@ -1,5 +1,6 @@
 """The launcher `paper-mail`: writes a letter to somebody who starts the nodes by hand."""
 
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Annotated, ClassVar, Literal
 
@@ -54,8 +55,9 @@ class PaperMail:
 
     def render(self, request: LaunchRequest) -> Rendered:
         own = request.recipe.launch.own(self.name, Settings)
+        given = " ".join(f"{key}={shlex.quote(text)}" for key, text in request.environment.items())
         nodes = "\n".join(
-            f"python -m shardyard.node {request.run_dir}/recipe.yaml --place given "
+            f"{given} python -m shardyard.node {request.run_dir}/recipe.yaml --place given "
             f"--run-dir {request.run_dir} --node-rank {rank} --nodes {request.nodes} "
             f"--rendezvous HOST:29400 --session {request.submission}"
             for rank in range(request.nodes)
