@@ -36,6 +36,7 @@ def _problems(*patterns: str, preset: str = "llama-tiny") -> list[Problem]:
         ("model.layers.*.mlp", "model.layers.13.self_attn.q_proj.weight", False),
         ("*.*.*.*.*.bias", "model.layers.0.self_attn.q_proj.bias", True),
         ("model", "lm_head.weight", False),
+        ("lm_head.weight.more", "lm_head.weight", False),
     ],
 )
 def test_a_name_means_what_is_inside_of_it(pattern: str, name: str, expected: bool) -> None:

@@ -16,6 +16,7 @@ from shardyard.plan.calibration import Calibration
 from shardyard.plan.estimate import estimate
 from shardyard.plan.plan import Plan, plan_recipe
 from shardyard.plan.throughput import price_of
+from shardyard.report.plan_page import plan_page
 from tests.plan.recipes import resolved_recipe, shape_of
 from tests.plan.workloads import EAGER, OURS, p5, workload
 
@@ -271,6 +272,20 @@ def test_the_line_names_model_layout_memory_and_length() -> None:
     assert "1,024 samples x 4,096 tokens a step" in line
     assert "100 steps, 419 M tokens" in line
     assert "about $" in line
+
+
+def test_what_is_frozen_is_counted_apart() -> None:
+    plan = planned(two_p5(model={"frozen": ["model.embed_tokens", "model.layers.*.mlp"]}))
+    frozen = 32000 * 4096 + 32 * 3 * 4096 * 11008
+    assert (plan.frozen_parameters, plan.trained_parameters) == (frozen, LLAMA2_7B - frozen)
+    assert "6.74 B parameters (2.28 B trained, 4.46 B frozen), FULL_SHARD" in plan.line()
+    assert plan.checkpoint_bytes == 12 * plan.trained_parameters + 2 * frozen
+    assert "4 bytes each, 2 where frozen, over 16 ranks" in plan.memory[0].reason
+    content = plan.to_json()
+    assert content["trained_parameters"] == plan.trained_parameters
+    assert Plan.from_json(content) == plan
+    page = plan_page(plan, search=None, offers=None, title="A part")
+    assert f"6,738,415,616 parameters, {frozen:,} of them frozen" in page
 
 
 def test_the_line_of_an_unprepared_recipe_says_that_its_length_is_open() -> None:
