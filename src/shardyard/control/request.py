@@ -11,7 +11,7 @@ from pathlib import Path
 from shardyard.config.anchor import anchor_paths
 from shardyard.config.auto import Facts
 from shardyard.config.check import load_checked_recipe
-from shardyard.config.load import is_override
+from shardyard.config.load import Source, is_override
 from shardyard.config.machines import devices_of_node
 from shardyard.config.model_problems import misfits
 from shardyard.config.model_source import (
@@ -53,7 +53,7 @@ class Request:
 
     @staticmethod
     def read(
-        arguments: Sequence[str],
+        arguments: Sequence[Source],
         *,
         to_train: bool = True,
         needs_weights: bool = True,
@@ -64,7 +64,8 @@ class Request:
         """Load and check a recipe, and find its model.
 
         Args:
-            arguments: Recipe files and ``section.key=value`` overrides, in any order.
+            arguments: Recipe files, dicts, objects, and ``section.key=value`` overrides, which
+                win over the others, in any order.
             to_train: Whether what can be planned but not trained yet is refused; else it is
                 said, and goes on.
             needs_weights: Whether weights that the recipe loads must be there.
@@ -77,9 +78,9 @@ class Request:
             RequestError: Anything in it is wrong; every problem that can be seen is named.
             AccessError: The Hugging Face hub asks for permission.
         """
-        files = [Path(argument) for argument in arguments if not is_override(argument)]
-        overrides = [argument for argument in arguments if is_override(argument)]
-        recipe = load_checked_recipe(files, overrides, to_train=to_train)
+        overrides = [each for each in arguments if isinstance(each, str) and is_override(each)]
+        sources = [each for each in arguments if not (isinstance(each, str) and is_override(each))]
+        recipe = load_checked_recipe(sources, overrides, to_train=to_train)
         for problem in [] if to_train else trainable_problems(recipe):
             say(f"note: {problem}")
         if runs_here:
@@ -87,6 +88,7 @@ class Request:
         sight = None if sees is None else sees(recipe)
         if sight is not None:
             _refuse(absent_problems(recipe, sight))
+        files = [Path(each) for each in sources if isinstance(each, str | Path)]
         name = "-".join(file.stem for file in files) or "run"
         request = Request.of(
             recipe, name=name, needs_weights=needs_weights, only_looks=only_looks, sight=sight
@@ -194,6 +196,13 @@ class Request:
             model_has_tokenizer=has_tokenizer(self.model_dir),
             previous=previous,
         )
+
+
+def sources_of(recipe: Source | Sequence[Source], more: Sequence[Source]) -> tuple[Source, ...]:
+    """One list of what a recipe is made of: ``recipe`` may be one source or several."""
+    if isinstance(recipe, Sequence) and not isinstance(recipe, str):
+        return (*recipe, *more)
+    return (recipe, *more)
 
 
 def _commit_before(recipe: Recipe, previous: Resolved) -> str | None:

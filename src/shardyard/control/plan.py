@@ -1,0 +1,236 @@
+"""What a recipe will take: memory, speed, price, failures; the best layouts; other machines."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from shardyard.config.load import Source
+from shardyard.config.resolve import Preview
+from shardyard.config.schema import Parallel
+from shardyard.control.request import Request, refuse_misfits, sources_of
+from shardyard.errors import RequestError
+from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.machine import Machine
+from shardyard.hardware.probe import probe
+from shardyard.plan.calibration import Calibration, combined, read_calibration
+from shardyard.plan.dry_run import DryRun, dry_run
+from shardyard.plan.kernels import missing
+from shardyard.plan.layouts import Candidate, Search, nodes_that_fit, search
+from shardyard.plan.memory import memory
+from shardyard.plan.offers import Offers, offers
+from shardyard.plan.plan import (
+    Plan,
+    layout_name,
+    plan_recipe,
+    planned_cluster,
+    with_links,
+)
+from shardyard.plan.workload import Workload, with_layout, workload_of
+from shardyard.talk import warn
+
+ANY_INSTANCE = "p5.48xlarge"
+"""Settles what `auto` depends on where --offers looks at all instance types anyway."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """All that `shardyard plan` finds out."""
+
+    plan: Plan
+    """Memory, speed, price and failures, each number with its reason."""
+    asked: Parallel
+    """What the recipe says of the axes; much of it may be open."""
+    why_steps: str
+    workload: Workload
+    search: Search | None
+    """The best layouts. None: no accelerator, none whose rates are known, or none was wanted."""
+    offers: Offers | None
+    """Other machines, where they were asked for."""
+    dry_run: DryRun | None
+    """What the real model allocates on no device, where that was asked for."""
+    cluster: Cluster | None
+    assumed: str | None
+    """The instance that stands for all among offers, where the recipe names no machines."""
+    samples_factor: float | None
+    """How many more samples the batch needs than a small one, of a critical batch."""
+
+    def enough(self) -> tuple[int, Candidate] | None:
+        """Where nothing fits: nodes on which something does, and what."""
+        if self.cluster is None or self.search is None or self.search.best:
+            return None
+        return nodes_that_fit(self.workload, self.cluster)
+
+    def to_json(self) -> dict[str, Any]:
+        """What `shardyard plan --json` prints."""
+        content: dict[str, Any] = {**self.plan.to_json(), "steps_reason": self.why_steps}
+        if self.samples_factor is not None:
+            content["samples_factor"] = self.samples_factor
+        if self.search is not None:
+            enough = self.enough()
+            content["search"] = {
+                "enough_nodes": enough[0] if enough else None,
+                "enough": enough[1].to_json() if enough else None,
+                "legal": self.search.legal,
+                "fitting": self.search.fitting,
+                "best": [candidate.to_json() for candidate in self.search.best],
+                "rejected": [asdict(row) for row in self.search.rejected],
+                "nearest": self.search.nearest.to_json() if self.search.nearest else None,
+            }
+        if self.offers is not None:
+            content["offers"] = self.offers.to_json()
+            content["assumed_instance"] = self.assumed
+        if self.dry_run is not None:
+            content["dry_run"] = asdict(self.dry_run)
+        return content
+
+    def page(self) -> str:
+        """One HTML page, with pictures."""
+        from shardyard.report.pictures import no_pictures  # plots take 0.2 s to import
+        from shardyard.report.plan_page import plan_page
+
+        if why_none := no_pictures():
+            warn(why_none)
+        best = () if self.search is None else self.search.best
+        bars = [
+            (layout_name(each.layout), memory(with_layout(self.workload, each.layout,
+             micro_batch=each.micro_batch, recompute=each.recompute)))
+            for each in best
+        ]  # fmt: skip
+        return plan_page(
+            self.plan, search=self.search, offers=self.offers, bars=bars,
+            title=f"Plan of {self.plan.model}", no_pictures=why_none,
+        )  # fmt: skip
+
+
+def predict(
+    recipe: Source | Sequence[Source],
+    *overrides: Source,
+    layouts: int = 3,
+    calibrate: Sequence[Path] = (),
+    dry_run_model: bool = False,
+    with_offers: bool = False,
+    deadline_s: float | None = None,
+    budget_usd: float | None = None,
+    critical_batch: float | None = None,
+) -> Prediction:
+    """Predict memory, speed, price and failures of a recipe, before anything is rented.
+
+    For the machines of ``cluster.instance`` or ``cluster.file``, else for this one. Needs no data.
+
+    Args:
+        recipe: The path of a YAML file, a dict of sections, or a ``Recipe``; or several of them.
+        overrides: ``section.key=value``, or more of the recipe; later ones win.
+        layouts: How many of the best layouts are looked for; 0: none.
+        calibrate: Measured tables of collectives, step profiles, folders of runs.
+        dry_run_model: Also build and step the real model on no device, in a process of its own.
+        with_offers: Also compare all instance types; as a deadline or a budget does.
+        deadline_s: The cheapest offer within it is looked for.
+        budget_usd: The fastest offer within it is looked for.
+        critical_batch: Samples a step at which a loss takes twice the fewest samples.
+
+    Raises:
+        RequestError: The recipe is wrong or cannot be planned; every problem is named.
+    """
+    is_open = with_offers or deadline_s is not None or budget_usd is not None
+    request, preview, machine, assumed = _resolved(sources_of(recipe, overrides), is_open=is_open)
+    settled, shape = preview.recipe, request.known_shape
+    devices = settled.cluster.devices
+    assert isinstance(devices, int)  # an instance and a machine both say how many
+    refuse_misfits(settled, shape)
+    cluster = planned_cluster(settled, machine, devices_per_node=devices)
+    calibration = _calibration(calibrate, cluster)
+    plan = plan_recipe(
+        settled,
+        shape=shape,
+        steps=preview.steps,
+        world_size=settled.cluster.nodes * devices,
+        devices_per_node=devices,
+        machine=machine,
+        calibration=calibration,
+    )
+    workload = workload_of(settled, shape, plan.layout)
+    return Prediction(
+        plan=plan,
+        asked=request.recipe.parallel,
+        why_steps=preview.why_steps,
+        workload=workload,
+        search=_search(workload, cluster, calibration, best=layouts),
+        offers=_offers(workload, plan, preview.why_steps, deadline_s, budget_usd)
+        if is_open
+        else None,
+        dry_run=dry_run(settled, shape, plan.layout) if dry_run_model else None,
+        cluster=cluster,
+        assumed=assumed,
+        samples_factor=None if critical_batch is None else plan.samples_factor(critical_batch),
+    )
+
+
+def _resolved(
+    arguments: tuple[Source, ...], *, is_open: bool
+) -> tuple[Request, Preview, Machine | None, str | None]:
+    """The request, what of it can be settled without data, this machine if it is planned.
+
+    Returns:
+        Also the instance that was assumed, where all are compared and the recipe names none.
+    """
+    request = Request.read(arguments, to_train=False, needs_weights=False, only_looks=True)
+    cluster = request.recipe.cluster
+    named = "instance" if cluster.instance else "file" if cluster.file else None
+    assumed = ANY_INSTANCE if is_open and not named else None
+    if assumed:
+        arguments = (*arguments, f"cluster.instance={assumed}")
+        request = Request.read(arguments, to_train=False, needs_weights=False, only_looks=True)
+    if cluster.device == "cpu" and (named or assumed):
+        wanted = (
+            f"cluster.{named} names accelerators" if named else "--offers compares accelerators"
+        )
+        raise RequestError(
+            f"cluster.device=cpu, but {wanted}, and those are what would be planned. Use "
+            "cluster.device=auto for them"
+            + (f", or cluster.{named}=null for the processes of this machine." if named else ".")
+        )
+    machine = None if named or assumed else probe()
+    return request, request.preview(machine), machine, assumed
+
+
+def _calibration(paths: Sequence[Path], cluster: Cluster | None) -> Calibration | None:
+    if not paths:
+        return None
+    if cluster is None:
+        raise RequestError(
+            f"--calibrate {paths[0]}: what was measured replaces what the catalogue says of an "
+            "accelerator, and none is planned here. Name one with cluster.instance or cluster.file."
+        )
+    return combined([read_calibration(path, cluster=cluster) for path in paths])
+
+
+def _search(
+    workload: Workload, cluster: Cluster | None, calibration: Calibration | None, *, best: int
+) -> Search | None:
+    if cluster is None or not best:
+        return None
+    if missing(cluster.accelerator, workload.formats.compute):
+        return None  # the plan's own speed says so
+    return search(workload, with_links(cluster, calibration), best=best, calibration=calibration)
+
+
+def _offers(
+    workload: Workload,
+    plan: Plan,
+    why_steps: str,
+    deadline_s: float | None,
+    budget_usd: float | None,
+) -> Offers:
+    if plan.steps is None:
+        raise RequestError(
+            f"--offers needs the length of the run, which is {why_steps}. Give run.steps, "
+            "run.samples or run.tokens."
+        )
+    return offers(
+        workload,
+        steps=plan.steps,
+        checkpoint_bytes=plan.checkpoint_bytes,
+        deadline_s=deadline_s,
+        budget_usd=budget_usd,
+    )
