@@ -156,6 +156,4 @@ def _write_page(text: str, path: Path) -> None:
             f"--page {path} cannot be written: {error.strerror}. Give a file in a folder that "
             "exists and is yours."
         ) from error
-    if why_none:
-        warn(why_none)
     say(f"wrote {path}")
