@@ -11,6 +11,7 @@ _WORDS = {
     "requeues": "the scheduler starts it again after a lost node or at its time limit",
     "needs_image": "runs in containers of `launch.image`",
     "shares_folder": "the run's folder is on a file system that this machine sees too",
+    "is_this_machine": "its nodes are the machine of the command line",
     "secrets": "where [secrets](settings.md#secrets) may be kept",
 }
 """Capability -> what a reader is told."""

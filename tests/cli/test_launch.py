@@ -152,6 +152,15 @@ def test_a_price_above_the_limit_is_refused(
     assert asked.launch.max_usd == 1e9  # reaches the nodes, which hold the run to it
 
 
+def test_this_machine_costs_nothing_whatever_its_launcher_is_called(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    assert launch(tmp_path, fake, "--dry-run") == 0
+    assert "price: of the run not known" in capsys.readouterr().err
+    assert launch(tmp_path, fake_that_can(is_this_machine=True), "--dry-run") == 0
+    assert "price" not in capsys.readouterr().err
+
+
 def test_a_price_that_the_nodes_would_not_know_is_no_limit(
     tmp_path: Path, capsys: Captured
 ) -> None:

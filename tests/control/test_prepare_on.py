@@ -180,7 +180,7 @@ def work_on(folder: Path, **arguments: Any) -> SideWork:
 
 @pytest.mark.heavy
 def test_a_node_prepares_beside_the_runs_where_a_later_node_0_looks(tmp_path: Path) -> None:
-    work = work_on(tmp_path, on="kubernetes", shares_folder=False)
+    work = work_on(tmp_path, is_this_machine=False, shares_folder=False)
     answer = prepare(work)
     folder = Path(answer["data"]["dir"])
     assert folder.parent == tmp_path / "volume" / "runs" / "prepared"
@@ -196,7 +196,7 @@ def test_a_node_prepares_beside_the_runs_where_a_later_node_0_looks(tmp_path: Pa
 def test_the_model_of_the_hub_is_fetched_once_for_all_that_come_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work = work_on(tmp_path, on="kubernetes", shares_folder=False)
+    work = work_on(tmp_path, is_this_machine=False, shares_folder=False)
     with running_hub() as hub:
         commit = hub.add("acme/llama", saved_llama(tmp_path / "llama"))
         hub.take_over(monkeypatch, tmp_path / "home")

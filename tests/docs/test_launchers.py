@@ -13,5 +13,5 @@ def test_every_capability_has_a_row() -> None:
 def test_a_column_is_what_the_launcher_says_of_itself() -> None:
     place = "tests.cli.fake_launcher:FakeLauncher"
     assert [row.split(" | ")[-1] for row in table({"fake": place}).splitlines()[2:]] == [
-        "`fake` |", "no |", "no |", "yes |", "`env` |",
+        "`fake` |", "no |", "no |", "yes |", "no |", "`env` |",
     ]  # fmt: skip

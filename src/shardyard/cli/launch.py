@@ -15,7 +15,6 @@ from shardyard.control.job import Launched
 from shardyard.control.prepared import data_line, find_prepared
 from shardyard.control.request import Request
 from shardyard.control.submission import (
-    HERE,
     Proposal,
     describe,
     launcher_named,
@@ -80,7 +79,8 @@ def _of_data(proposal: Proposal, words: tuple[str, ...]) -> str:
     asked, launcher = proposal.request, proposal.launcher
     found = find_prepared(proposal.run_dir.path.parent, launcher, asked.recipe)
     rate = None if proposal.plan is None else proposal.plan.price.usd_per_hour
-    if found is None and (launcher.name == HERE or asked.recipe.cluster.device == "cpu"):
+    is_idle_free = launcher.capabilities.is_this_machine or asked.recipe.cluster.device == "cpu"
+    if found is None and is_idle_free:
         return ""
     return data_line(found, words, launcher=launcher.name, nodes=asked.nodes, usd_per_hour=rate)
 

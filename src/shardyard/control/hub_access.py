@@ -9,7 +9,6 @@ from pathlib import Path
 
 from shardyard.config.schema import Recipe
 from shardyard.config.sight import Sight, is_folder
-from shardyard.control.submission import HERE
 from shardyard.launch.base import Launcher
 from shardyard.launch.secrets import how_to_keep
 
@@ -50,7 +49,7 @@ def _is_logged_in(launcher: Launcher, sight: Sight) -> bool:
     """Whether nodes have a token of this user: in their environment, or from `hf auth login`."""
     from huggingface_hub import constants, get_token
 
-    if launcher.name == HERE:
+    if launcher.capabilities.is_this_machine:
         return bool(get_token())
     token = os.environ.get("HF_TOKEN_PATH") or constants.HF_TOKEN_PATH
     return sight.sees_this_machine and Path(token).is_file()

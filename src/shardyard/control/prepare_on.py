@@ -39,6 +39,7 @@ def prepare_on(
         arguments={
             "recipe": hashlib.sha256(dump_recipe(nowhere).encode()).hexdigest()[:16],
             "on": launcher.name,
+            "is_this_machine": launcher.capabilities.is_this_machine,
             "shares_folder": shares_folder,
             "verify": verify,
         },

@@ -257,9 +257,10 @@ def _name(launched: Launched) -> str:
 def _describe(proposal: Proposal) -> list[str]:
     request, side = proposal.request, proposal.request.recipe.launch.side
     assert request.side is not None
-    name, launcher = proposal.rendered.name, proposal.launcher.name
-    size = f"{side.cpus} cores, {side.memory_gib} GiB" if launcher != "local" else "this machine"
-    lines = [f"{request.side.kind}: {name} on {launcher}: one node without accelerators, {size}"]
+    where = f"{proposal.rendered.name} on {proposal.launcher.name}"
+    is_here = proposal.launcher.capabilities.is_this_machine
+    size = "this machine" if is_here else f"{side.cpus} cores, {side.memory_gib} GiB"
+    lines = [f"{request.side.kind}: {where}: one node without accelerators, {size}"]
     return lines + [f"warning: {warning}" for warning in proposal.rendered.warnings]
 
 

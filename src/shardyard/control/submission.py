@@ -46,9 +46,6 @@ from shardyard.units import format_seconds, format_usd, parse_seconds
 Launchers = Mapping[str, Launcher]
 """Name -> launcher, in place of all that there are."""
 
-HERE = "local"
-"""The launcher whose nodes are this machine: it is probed, and costs nothing unless rented."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
@@ -68,7 +65,7 @@ class Proposal:
     def most_usd(self) -> float | None:
         """Predicted price of the run; without a length, that of its time limit; None: not known."""
         rate = None if self.plan is None else self.plan.price.usd_per_hour
-        if self.launcher.name == HERE and rate is None:
+        if self.launcher.capabilities.is_this_machine and rate is None:
             return 0.0
         if self.plan is None or self.plan.usd is not None:
             return None if self.plan is None else self.plan.usd
@@ -197,7 +194,7 @@ def describe(proposal: Proposal) -> list[str]:
         return [*lines, f"plan: nothing is predicted: {proposal.why_no_plan}"]
     lines += [plan.line(), f"memory: {plan.fits}: {plan.fits_reason}"]
     usd, rate = proposal.most_usd, plan.price.usd_per_hour
-    if proposal.launcher.name == HERE and rate is None:
+    if proposal.launcher.capabilities.is_this_machine and rate is None:
         return lines
     hour = "" if rate is None else f"{format_usd(rate)} an hour, "
     if usd is None:
@@ -349,7 +346,7 @@ def _of_launcher(preview: Preview, launcher: Launcher) -> Preview:
 
 def _machine(recipe: Recipe, launcher: Launcher, *, is_dry_run: bool) -> Machine | None:
     """This machine, where it is the one to be used and something depends on it."""
-    if launcher.name != HERE:
+    if not launcher.capabilities.is_this_machine:
         return None
     settles_all = recipe.cluster.device == "cpu" and recipe.cluster.devices != "auto"
     return None if is_dry_run and settles_all else probe()

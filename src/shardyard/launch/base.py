@@ -64,6 +64,8 @@ class Capabilities:
     """The run's folder is on a file system that this machine sees too."""
     secrets: tuple[Literal["env", "file", "k8s", "aws-sm", "ssm"], ...]
     """Kinds of reference that its jobs can resolve."""
+    is_this_machine: bool = False
+    """Its nodes are the machine of the command line: probed for it, free unless it is rented."""
 
 
 SideKind = Literal["prepare", "export", "fetch", "probe"]

@@ -64,7 +64,12 @@ class LocalLauncher:
 
     name: ClassVar[str] = "local"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        resizes=(), requeues=True, needs_image=False, shares_folder=True, secrets=("env", "file")
+        resizes=(),
+        requeues=True,
+        needs_image=False,
+        shares_folder=True,
+        secrets=("env", "file"),
+        is_this_machine=True,
     )
     forms: ClassVar[Mapping[str, EntryForm]] = {_KIND: _FORM, SUBMITTED: _FORM}
 

@@ -17,7 +17,7 @@ def prepare(work: SideWork) -> dict[str, Any]:
     recipe = anchor_paths(work.recipe)
     shares_folder = bool(work.arguments["shares_folder"])
     recipe = with_homes(recipe, work.run, shares_folder=shares_folder)
-    if recipe.data.workers == "auto" and work.arguments["on"] != "local":
+    if recipe.data.workers == "auto" and not work.arguments["is_this_machine"]:
         # a container counts the cores of its whole machine
         data = recipe.data.model_copy(update={"workers": recipe.launch.side.cpus})
         recipe = recipe.model_copy(update={"data": data})
