@@ -18,7 +18,7 @@ PACKAGE = SRC / "shardyard"
 BASE_ROWS = [
     {"errors", "units", "printable", "talk"},
     {"yaml_text", "files", "aws", "plug_ins"},
-    {"hardware", "complete", "families"},
+    {"hardware", "complete", "families", "locks"},
     {"config"},
     {"rundir"},
 ]

@@ -11,7 +11,6 @@ leaves the half behind; those are removed here.
 """
 
 import errno
-import fcntl
 import hashlib
 import os
 import re
@@ -28,7 +27,8 @@ from shardyard.complete import COMPLETE, Complete, FileDigest, read_complete
 from shardyard.config.fingerprint import digest
 from shardyard.config.hub_errors import HubOfflineError, HubSetting, hub_errors_told
 from shardyard.errors import CapacityError, DataError, RequestError, StorageError
-from shardyard.files import FILE_MODE, make_folder, write_text
+from shardyard.files import make_folder, write_text
+from shardyard.locks import locked
 from shardyard.units import format_bytes
 
 Level = Literal["tokenizer", "config", "weights"]
@@ -315,18 +315,11 @@ def _of_blob(path: Path) -> _Expected:
 
 @contextmanager
 def _sole_writer(folder: Path, say: Say) -> Iterator[None]:
-    """Wait until no other process fetches this folder; the lock ends with its holder."""
+    """Wait until no other process fetches this folder."""
     make_folder(folder)
-    descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"waiting for another process that fetches {folder}")
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+    words = f"waiting for another process that fetches {folder}"
+    with locked(folder / _LOCK, waits=lambda: say(words)):
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _bring(wanted: Wanted, listing: _Listing, folder: Path, say: Say) -> None:

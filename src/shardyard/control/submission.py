@@ -3,7 +3,6 @@
 `launch` and `resume --on` do the same here; what a scheduler needs is the launcher's own affair.
 """
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -37,6 +36,7 @@ from shardyard.launch.base import (
 from shardyard.launch.ledger import Ledger
 from shardyard.launch.marked import NONCE_DETAIL, new_nonce
 from shardyard.launch.secrets import refuse_unsupported
+from shardyard.locks import take_lock
 from shardyard.plan.plan import Plan, plan_recipe, planned_cluster
 from shardyard.plug_ins import brought
 from shardyard.rundir.layout import RunDir
@@ -278,10 +278,8 @@ def _alone(proposal: Proposal, ledger: Ledger) -> Iterator[None]:
         RequestError: Somebody submits it now, or has since it was looked at.
     """
     with ledger.open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RequestError(_submitted_by_another(proposal)) from error
+        if not take_lock(file.fileno()):
+            raise RequestError(_submitted_by_another(proposal))
         side = proposal.request.side
         before = ledger.jobs() if side is None else ledger.side_jobs(side.label)
         if len(before) + 1 != proposal.request.submission:

@@ -6,14 +6,13 @@ killed. The manifest, written last, is the commit. The result is the same bytes 
 workers and interruptions. docs/design/data.md has the reasons.
 """
 
-import fcntl
 import hashlib
 import json
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,6 +58,7 @@ from shardyard.data.tokenizer import (
 from shardyard.data.workers import Task, run_tasks
 from shardyard.errors import DataError, RecipeError, RequestError, SourceError
 from shardyard.files import flush_folder
+from shardyard.locks import locked
 from shardyard.plug_ins import PlugIn
 
 Progress = Callable[[str, int, int], None]
@@ -171,25 +171,16 @@ def _is_finished(folder: Path) -> bool:
 
 @contextmanager
 def _sole_writer(folder: Path, progress: Progress) -> Iterator[None]:
-    """Wait until no other process writes this data set; the lock ends with its holder."""
-    try:
-        (folder / SCRATCH).mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise cannot_write(folder, error) from error
-    try:
+    """Wait until no other process writes this data set."""
+    words = "waiting for another process that prepares the same data"
+    with ExitStack() as held:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress("waiting for another process that prepares the same data", 0, 1)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        try:
+            (folder / SCRATCH).mkdir(parents=True, exist_ok=True)
+            held.enter_context(locked(folder / _LOCK, waits=lambda: progress(words, 0, 1)))
             (folder / SCRATCH).mkdir(exist_ok=True)  # the former holder may have removed it
         except OSError as error:
             raise cannot_write(folder, error) from error
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _write_tokenizer(

@@ -4,7 +4,6 @@ A worker is a fork of it, so that a restart costs about a second instead of the 
 the model. The server imports this very module when it starts; the last lines set it up.
 """
 
-import fcntl
 import gc
 import importlib
 import multiprocessing.forkserver as mp_forkserver
@@ -23,6 +22,7 @@ from typing import Any
 
 from shardyard.elastic.drain import signal_at_parent_death
 from shardyard.errors import StorageError
+from shardyard.locks import take_lock
 
 PRELOAD = ("torch", "transformers.models.llama.modeling_llama", "shardyard.train.run")
 """What workers of the training loop need."""
@@ -30,6 +30,8 @@ PRELOAD = ("torch", "transformers.models.llama.modeling_llama", "shardyard.train
 _SCRATCH_PREFIX = "shardyard-agent-"
 _SWEEP_AGE_S = 60.0
 """Younger folders are left alone: their agent may not have locked them yet."""
+
+_TO_LOCK = os.O_RDONLY | os.O_CLOEXEC
 
 _AGENT_PID = "SHARDYARD_AGENT_PID"
 _SCRATCH_DIR = "SHARDYARD_AGENT_SCRATCH"
@@ -62,7 +64,8 @@ def _make_scratch_dir() -> str:
     try:
         sweep(Path(folder))
         scratch = tempfile.mkdtemp(prefix=_SCRATCH_PREFIX, dir=folder)
-        _hold(scratch)  # until this process ends, however it ends
+        # until this process ends, however it ends; nobody else knows the folder yet
+        take_lock(os.open(scratch, _TO_LOCK))
         return scratch
     except OSError as error:
         raise StorageError(
@@ -81,20 +84,12 @@ def sweep(folder: Path) -> None:
         with suppress(OSError):  # another user's, in use, or gone by now
             if time.time() - scratch.stat().st_mtime < _SWEEP_AGE_S:
                 continue
-            descriptor = _hold(scratch)
-            shutil.rmtree(scratch, ignore_errors=True)
-            os.close(descriptor)
-
-
-def _hold(folder: str | Path) -> int:
-    """Lock a folder until the descriptor is closed; OSError if another process holds it."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
+            descriptor = os.open(scratch, _TO_LOCK)
+            try:
+                if take_lock(descriptor):
+                    shutil.rmtree(scratch, ignore_errors=True)
+            finally:
+                os.close(descriptor)
 
 
 def stop() -> None:

@@ -1,10 +1,9 @@
 """The lease keeps two agents from training one run at the same time.
 
-It is a file lock: the kernel drops it when the holder dies, however it dies, so there is nothing
-to time out and nothing to clean up. The file's text says who holds it.
+It is a file lock (``locks.py``): there is nothing to time out and nothing to clean up. The file's
+text says who holds it.
 """
 
-import fcntl
 import json
 import os
 import socket
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from shardyard.errors import RequestError, StorageError
 from shardyard.files import FILE_MODE, make_folder
+from shardyard.locks import take_lock
 
 
 class Lease:
@@ -30,16 +30,14 @@ class Lease:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         except OSError as error:
             raise StorageError(f"{path} cannot be written: {error.strerror}.") from error
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not take_lock(self._descriptor):
             text = os.pread(self._descriptor, 4096, 0).decode(errors="replace")
             os.close(self._descriptor)
             raise RequestError(
                 f"run {path.parent.name} is being trained already ({_holder(text)}). Two at once "
                 "would overwrite each other's checkpoints. Wait for it, or stop that process "
                 "(SIGTERM drains it) and resume again."
-            ) from error
+            )
         holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": time.time()}
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, json.dumps(holder).encode(), 0)
@@ -57,12 +55,9 @@ def is_held(path: Path) -> bool:
         return False
     try:
         # Shared: two who ask at the same time do not see each other, but both see a holder.
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not take_lock(descriptor, is_shared=True)
     finally:
         os.close(descriptor)
-    return False
 
 
 def _holder(text: str) -> str:
