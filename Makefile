@@ -62,6 +62,7 @@ bench: .venv/installed
 	$(BIN)/python -m benchmarks.tensor_dispatch
 	$(BIN)/python -m benchmarks.layout_equality
 	$(BIN)/python -m benchmarks.axis_grid
+	$(BIN)/python -m benchmarks.lamb
 	$(BIN)/python -m benchmarks.loss_parity
 	$(BIN)/python -m benchmarks.kill_and_resume
 	$(BIN)/python -m benchmarks.planner_accuracy --table benchmarks/groundtruth/measured_runs.csv
