@@ -117,14 +117,19 @@ def _helps(group: click.Group, name: str, parent: click.Context) -> Iterator[str
 
 
 def python_api() -> str:
-    """The page of all that ``import shardyard`` offers, in the groups in which it is imported."""
+    """The page of all that ``import shardyard`` offers, in groups by the package it comes from."""
     text = "# Python API\n\nWhat `import shardyard` offers, and the errors that it raises.\n"
     source = (ROOT / "src" / "shardyard" / "__init__.py").read_text()
-    for module, names in public_names(source).items():
-        text += f"\n## {about(module)}\n"
-        text += "".join(f"\n::: shardyard.{name}\n" for name in names)
+    groups: dict[str, list[str]] = {}
+    for name, package in public_names(source).items():
+        groups.setdefault(_GROUPS.get(package, "What they take and give"), []).append(name)
+    for heading, names in groups.items():
+        text += f"\n## {heading}\n" + "".join(f"\n::: shardyard.{name}\n" for name in names)
     return text + _ERRORS
 
+
+_GROUPS = {"control": "Plan, launch and follow", "library": "In a loop of your own"}
+"""Package -> heading of the names that come from it."""
 
 _ERRORS = """
 ## Errors
@@ -136,8 +141,8 @@ _ERRORS = """
 """
 
 
-def public_names(source: str) -> dict[str, list[str]]:
-    """Module -> names of ``__all__`` in the source of the package that come from that module.
+def public_names(source: str) -> dict[str, str]:
+    """Name of ``__all__`` in the source of the package -> package below it that the name is from.
 
     The imports that stand there for type checkers say where each name is.
 
@@ -145,19 +150,19 @@ def public_names(source: str) -> dict[str, list[str]]:
         ValueError: Such an import lacks for some name.
     """
     tree = ast.parse(source)
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     found = {
-        node.module: [alias.asname or alias.name for alias in node.names]
-        for node in imports
-        if node.module and node.module.startswith("shardyard.")
+        name.asname or name.name: str(node.module).split(".")[1]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("shardyard.")
+        for name in node.names
     }
-    lacking = set(_all(tree)) - set(chain.from_iterable(found.values()))
-    if lacking:
+    offered = _all(tree)
+    if lacking := sorted(set(offered) - set(found)):
         raise ValueError(
-            f"src/shardyard/__init__.py offers {', '.join(sorted(lacking))} without an import "
-            "under TYPE_CHECKING: the page of the Python API cannot know what it is. Add it."
+            f"src/shardyard/__init__.py offers {', '.join(lacking)} without an import under "
+            "TYPE_CHECKING: the page of the Python API cannot know what it is. Add it."
         )
-    return found
+    return {name: found[name] for name in found if name in offered}
 
 
 def _all(tree: ast.Module) -> list[str]:
@@ -170,11 +175,3 @@ def _all(tree: ast.Module) -> list[str]:
     names = ast.literal_eval(lists[0])
     assert isinstance(names, list)
     return names
-
-
-def about(module: str) -> str:
-    """What a module says of itself before the first colon or full stop."""
-    path = ROOT / "src" / module.replace(".", "/")
-    source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    words = ast.get_docstring(ast.parse(source.read_text())) or module
-    return re.split(r"[:.]\s|\.$", words, maxsplit=1)[0]
