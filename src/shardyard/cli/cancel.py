@@ -13,7 +13,7 @@ from shardyard.cli.options import (
     side_option,
     trust_option,
 )
-from shardyard.control.job import Launched, Which, describe_job, find_steered
+from shardyard.control.job import Job, Which, describe_job, find_steered
 from shardyard.terminal import tell
 
 
@@ -41,23 +41,23 @@ def command(
         run, runs_dir, launchers_in(context), trusts_folder=trusts_folder, which=which
     )
     status = launched.status()
-    job = f"{'side ' * launched.is_side}job {launched.job.id} on {launched.job.launcher}"
+    job = f"{'side ' * launched.is_side}job {launched.id} on {launched.on}"
     if status.state.is_over:
         words = f"{job} is over already: {status.state.value}"
     elif dry_run:
         save = "" if launched.is_side else "save and "
         words = f"{job} is {status.state.value} and would be asked to {save}end"
     else:
-        launched.launcher.cancel(launched.job)
+        launched.launcher.cancel(launched.submission)
         words = f"{job} was asked to {_what_next(launched)}"
     if as_json:
-        content = {**describe_job(launched.job, status), "message": words}
+        content = {**describe_job(launched.submission, status), "message": words}
         tell(json.dumps(content, indent=1))
     else:
         tell(words)
 
 
-def _what_next(launched: Launched) -> str:
+def _what_next(launched: Job) -> str:
     handle = launched.run_dir.handle
     if launched.is_side:
         return (

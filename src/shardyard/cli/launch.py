@@ -1,8 +1,7 @@
 """`shardyard launch`: shows the plan and its price, asks, submits; the run goes on elsewhere."""
 
 import json
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -11,22 +10,16 @@ from shardyard.cli.asking import confirm, print_request
 from shardyard.cli.options import as_override, json_option, launch_options, launchers_in
 from shardyard.cli.watch import watch
 from shardyard.control.hub_access import access_problems
-from shardyard.control.job import Launched
-from shardyard.control.prepared import data_line, find_prepared
-from shardyard.control.request import Request
+from shardyard.control.job import Job
+from shardyard.control.launch import proposal_of, submitted
 from shardyard.control.submission import (
     Proposal,
     describe,
     launcher_named,
-    propose,
     refusals,
-    refuse_existing,
-    submit,
 )
 from shardyard.errors import RequestError
-from shardyard.launch.base import LAUNCHERS, Job
-from shardyard.launch.ledger import Ledger
-from shardyard.rundir.layout import RunDir, new_run_id
+from shardyard.launch.base import LAUNCHERS
 from shardyard.terminal import say, tell
 
 
@@ -65,31 +58,14 @@ def command(
     asked = Terms(**terms)
     launcher = launcher_named(on, launchers_in(context))
     words = (*recipe, *as_override(max_usd))
-    request = Request.read(words, needs_weights=False, only_looks=True, sees=launcher.sees)
-    run = request.recipe.run
-    run_id = run.id or new_run_id(str(request.preview().recipe.run.name))
-    run_dir = RunDir(Path(run.dir).expanduser().resolve() / run_id)
-    refuse_existing(run_dir)
-    proposal = propose(request, launcher, run_dir=run_dir, is_dry_run=asked.dry_run)
-    return submit_proposal(replace(proposal, data=_of_data(proposal, recipe)), asked)
-
-
-def _of_data(proposal: Proposal, words: tuple[str, ...]) -> str:
-    """What is said of the data; where idle accelerators cost nothing, only that it is ready."""
-    asked, launcher = proposal.request, proposal.launcher
-    found = find_prepared(proposal.run_dir.path.parent, launcher, asked.recipe)
-    rate = None if proposal.plan is None else proposal.plan.price.usd_per_hour
-    is_idle_free = launcher.capabilities.is_this_machine or asked.recipe.cluster.device == "cpu"
-    if found is None and is_idle_free:
-        return ""
-    return data_line(found, words, launcher=launcher.name, nodes=asked.nodes, usd_per_hour=rate)
+    return submit_proposal(proposal_of(words, launcher, is_dry_run=asked.dry_run), asked)
 
 
 def submit_proposal(proposal: Proposal, terms: Terms) -> int:
     """Show, refuse or ask, submit, and say what to do next; or print the request alone."""
     if not agree(proposal, terms, question="submit it?"):
         return 0
-    return say_next(proposal, submit(proposal), terms)
+    return say_next(proposal, submitted(proposal), terms)
 
 
 def agree(proposal: Proposal, terms: Terms, *, question: str) -> bool:
@@ -121,13 +97,7 @@ def say_next(proposal: Proposal, job: Job, terms: Terms) -> int:
     _describe_submitted(proposal, job, as_json=terms.as_json)
     if not terms.is_followed:
         return 0
-    run_dir = proposal.run_dir
-    return watch(
-        Launched(
-            run_dir=run_dir, job=job, launcher=proposal.launcher, ledger=Ledger(run_dir.ledger)
-        ),
-        node=0,
-    )
+    return watch(job, node=0)
 
 
 def _describe_submitted(proposal: Proposal, job: Job, *, as_json: bool) -> None:
@@ -136,7 +106,7 @@ def _describe_submitted(proposal: Proposal, job: Job, *, as_json: bool) -> None:
         content = {
             "run_id": job.run_id,
             "run_dir": str(proposal.run_dir.path),
-            "launcher": job.launcher,
+            "launcher": job.on,
             "job_id": job.id,
             "job_name": job.name,
             "usd": proposal.most_usd,
@@ -145,6 +115,6 @@ def _describe_submitted(proposal: Proposal, job: Job, *, as_json: bool) -> None:
         tell(json.dumps(content, indent=1))
         return
     tell(f"run: {job.run_id}")
-    tell(f"job: {job.id} ({job.name}) on {job.launcher}")
+    tell(f"job: {job.id} ({job.name}) on {job.on}")
     for verb in ("watch", "status", "logs", "cancel"):
         tell(f"  shardyard {verb} {handle}")

@@ -12,7 +12,7 @@ from shardyard.cli.options import (
     runs_dir_option,
     side_option,
 )
-from shardyard.control.job import Launched, Which, find_launched
+from shardyard.control.job import Job, Which, find_launched
 from shardyard.errors import RequestError
 from shardyard.launch.base import LogLine
 from shardyard.launch.marked import parse, rebuild
@@ -57,15 +57,13 @@ def command(
     print_lines(launched, node=None if is_all else node or 0, follow=follow, is_raw=is_raw)
 
 
-def print_lines(
-    launched: Launched, *, node: int | None, follow: bool, is_raw: bool = False
-) -> None:
+def print_lines(launched: Job, *, node: int | None, follow: bool, is_raw: bool = False) -> None:
     """Print lines as they come; where the nodes' folder is out of reach, keep what they tell.
 
     Args:
         is_raw: Whether control characters are printed as they are.
     """
-    lines = launched.launcher.logs(launched.job, node=node, follow=follow)
+    lines = launched.launcher.logs(launched.submission, node=node, follow=follow)
     marked = _marked(lines, nonce=launched.nonce, is_merged=node is None, is_raw=is_raw)
     if launched.launcher.capabilities.shares_folder:
         for _ in marked:  # told by the run's folder itself

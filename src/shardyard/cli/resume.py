@@ -21,18 +21,16 @@ from shardyard.config.anchor import anchor_paths
 from shardyard.config.check import load_checked_recipe
 from shardyard.config.compatibility import check_packages, engines_for
 from shardyard.control.attempt import Attempt, refuse_other_nodes, resolve_here
-from shardyard.control.job import fetch_progress, launched_of
+from shardyard.control.launch import proposal_again
 from shardyard.control.request import Request, take_secrets
 from shardyard.control.resume import (
     data_as_before,
     is_finished,
     newest_attempt,
-    propose_again,
-    refuse_live,
     refuse_other_run,
     refuse_side_alone,
 )
-from shardyard.control.submission import Launchers, launcher_named
+from shardyard.control.submission import Launchers
 from shardyard.launch.ledger import Ledger
 from shardyard.launch.trust import refuse_untrusted
 from shardyard.rundir.layout import RunDir, find_run
@@ -116,13 +114,9 @@ def _submit_again(
     launchers: Launchers | None,
 ) -> int:
     """Continue a run by another job, where its last one was or elsewhere."""
-    jobs = Ledger(run_dir.ledger).jobs()
-    if jobs:
-        refuse_live(run_dir, jobs[-1], launchers)
-        fetch_progress(launched_of(run_dir, launchers))
-    launcher = launcher_named(on or jobs[-1].launcher, launchers)
-    Lease(run_dir.lease).close()  # no process of this machine trains it either
-    proposal = propose_again(run_dir, overrides, launcher, is_dry_run=terms.dry_run)
+    proposal = proposal_again(
+        run_dir, overrides, on=on, launchers=launchers, is_dry_run=terms.dry_run
+    )
     return submit_proposal(proposal, terms)
 
 

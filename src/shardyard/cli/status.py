@@ -15,7 +15,7 @@ from shardyard.cli.options import (
 )
 from shardyard.cli.tables import print_table
 from shardyard.control.follow import describe_stall
-from shardyard.control.job import Launched, Which, describe_job, fetch_progress, find_launched
+from shardyard.control.job import Job, Which, describe_job, fetch_progress, find_launched
 from shardyard.launch.base import JobState, JobStatus
 from shardyard.launch.ledger import SIDE_DETAIL
 from shardyard.rundir.spending import Spending, read_spending
@@ -49,7 +49,7 @@ def command(
     spending = read_spending(launched.run_dir)
     if as_json:
         content = {
-            **describe_job(launched.job, status),
+            **describe_job(launched.submission, status),
             "run": asdict(state),
             "spent": None if spending is None else asdict(spending),
             "max_usd": launched.recipe().launch.max_usd,
@@ -59,8 +59,8 @@ def command(
     print_table(("", "", ""), _rows(launched, status, state, spending))
 
 
-def _tell_side(launched: Launched, status: JobStatus, *, as_json: bool) -> None:
-    job = launched.job
+def _tell_side(launched: Job, status: JobStatus, *, as_json: bool) -> None:
+    job = launched.submission
     if as_json:
         tell(json.dumps({**describe_job(job, status), "side": job.details[SIDE_DETAIL]}, indent=1))
         return
@@ -78,9 +78,9 @@ def _state_words(status: JobStatus) -> str:
 
 
 def _rows(
-    launched: Launched, status: JobStatus, state: RunState, spending: Spending | None
+    launched: Job, status: JobStatus, state: RunState, spending: Spending | None
 ) -> list[tuple[str, str, str]]:
-    job = launched.job
+    job = launched.submission
     rows = [
         ("run", state.id, _run_words(state)),
         ("job", job.id, f"{job.name} on {job.launcher}"),
@@ -104,7 +104,7 @@ def _run_words(state: RunState) -> str:
     return f"{state.state}: {state.stop_reason}"
 
 
-def _price_words(launched: Launched, spending: Spending) -> str:
+def _price_words(launched: Job, spending: Spending) -> str:
     limit = launched.recipe().launch.max_usd
     most = "" if limit is None else f"of launch.max_usd={limit:g}, "
     return f"{most}{format_usd(spending.usd_per_hour)} an hour"

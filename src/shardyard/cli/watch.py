@@ -14,7 +14,7 @@ from shardyard.cli.options import (
     runs_dir_option,
     side_option,
 )
-from shardyard.control.job import Launched, Which, exit_code_of, find_launched, wait_until
+from shardyard.control.job import Job, Which, exit_code_of, find_launched, wait_until
 from shardyard.errors import EXIT_INTERRUPTED
 from shardyard.launch.base import JobState, JobStatus
 from shardyard.terminal import say
@@ -46,7 +46,7 @@ def command(
 
 
 def watch(
-    launched: Launched,
+    launched: Job,
     *,
     node: int | None,
     is_raw: bool = False,
@@ -71,9 +71,9 @@ def watch(
     return code
 
 
-def _last_words(launched: Launched, status: JobStatus, code: int) -> str:
+def _last_words(launched: Job, status: JobStatus, code: int) -> str:
     handle = launched.run_dir.handle
-    words = f"job {launched.job.id} {status.state.value}: {status.reason} (exit code {code})"
+    words = f"job {launched.id} {status.state.value}: {status.reason} (exit code {code})"
     if launched.is_side:
         return words
     if status.state == JobState.SUCCEEDED:

@@ -2,21 +2,26 @@
 
 import math
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from shardyard.config.load import load_recipe
 from shardyard.config.schema import Recipe
 from shardyard.control.submission import Launchers, launcher_named
 from shardyard.errors import EXIT_DRAINED, AccessError, RequestError, ShardyardError
-from shardyard.launch.base import Job, JobState, JobStatus, Launcher
+from shardyard.launch.base import Job as Submission
+from shardyard.launch.base import JobState, JobStatus, Launcher
 from shardyard.launch.ledger import SIDE_DETAIL, Entry, Ledger
-from shardyard.launch.marked import NONCE_DETAIL, rebuild
+from shardyard.launch.marked import NONCE_DETAIL, parse, rebuild
 from shardyard.launch.trust import refuse_untrusted
 from shardyard.rundir.layout import RunDir, find_run
+from shardyard.rundir.lines import read_evaluations, read_steps
 from shardyard.talk import say, warn
+
+if TYPE_CHECKING:
+    from shardyard.control.result import Result
 
 _EXIT_CODES = {
     JobState.SUCCEEDED: 0,
@@ -31,23 +36,43 @@ Which = Literal["training", "side", "any"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launched:
-    """A run, its newest training or side job, and who answers for it."""
+class Job:
+    """A run's newest job, of training or beside it, and who answers for it."""
 
     run_dir: RunDir
-    job: Job
+    submission: Submission
     launcher: Launcher
     ledger: Ledger
 
     @property
+    def run_id(self) -> str:
+        """The run's, which every verb of the command line takes."""
+        return self.run_dir.run_id
+
+    @property
+    def id(self) -> str:
+        """The scheduler's."""
+        return self.submission.id
+
+    @property
+    def name(self) -> str:
+        """As the scheduler shows it."""
+        return self.submission.name
+
+    @property
+    def on(self) -> str:
+        """Name of the launcher."""
+        return self.submission.launcher
+
+    @property
     def nonce(self) -> str:
         """What its node 0 marks its lines with; empty for a job of before there was one."""
-        return self.job.details.get(NONCE_DETAIL, "")
+        return self.submission.details.get(NONCE_DETAIL, "")
 
     @property
     def is_side(self) -> bool:
         """Whether the job is a side job, which trains nothing."""
-        return SIDE_DETAIL in self.job.details
+        return SIDE_DETAIL in self.submission.details
 
     def recipe(self) -> Recipe:
         """What was asked of the job."""
@@ -63,18 +88,93 @@ class Launched:
 
     def status(self) -> JobStatus:
         """What the scheduler says of the job now."""
-        return self.launcher.status(self.job)
+        return self.launcher.status(self.submission)
 
     def fetch(self) -> None:
         """Where the nodes' folder is out of reach, add what node 0 has printed to ours."""
         if not (self.is_side or self.launcher.capabilities.shares_folder):
-            lines = self.launcher.logs(self.job, node=0, follow=False)
+            lines = self.launcher.logs(self.submission, node=0, follow=False)
             rebuild((line.text for line in lines), self.run_dir.path, nonce=self.nonce)
+
+    def state(self) -> JobState:
+        """In a word, what the scheduler says of the job now."""
+        return self.status().state
+
+    def wait(self, timeout_s: float = math.inf) -> JobStatus:
+        """Wait until the job is over, or so many seconds.
+
+        Returns:
+            The last status, which is not over where the time was.
+        """
+        return wait_until(self, lambda now: now.state.is_over, give_up_after_s=timeout_s)
+
+    def logs(self, *, node: int | None = 0, follow: bool = False) -> Iterator[str]:
+        """Lines of output for people.
+
+        Args:
+            node: None: of all nodes merged, each line with its source.
+            follow: Until the job is over.
+        """
+        for line in self.launcher.logs(self.submission, node=node, follow=follow):
+            if parse(line.text, nonce=self.nonce) is None:
+                yield line.text if node is not None else f"{line.source} | {line.text}"
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """A line for each step done so far, as metrics.jsonl has it; after lost work the last."""
+        self.fetch()
+        return read_steps(self.run_dir.metrics)
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        """A line for each evaluation so far: step, epoch, and ``eval`` with its metrics."""
+        self.fetch()
+        return read_evaluations(self.run_dir.metrics)
+
+    def cancel(self) -> None:
+        """Ask the job to make its last step durable and end; safe to repeat."""
+        self.launcher.cancel(self.submission)
+
+    def scale(self, nodes: int) -> "Job":
+        """Let the run go on with another number of nodes; the job that it goes on with.
+
+        Raises:
+            RequestError: The job is over, or cannot have so many.
+        """
+        from shardyard.control.scale import scale  # which is about jobs, too
+
+        scaled = scale(self, nodes)
+        assert scaled is not None  # nobody is asked
+        return scaled.job
+
+    def resume(self, *overrides: str, on: str | None = None) -> "Job":
+        """Go on with the run by another job, from its newest durable checkpoint.
+
+        Args:
+            overrides: ``section.key=value``: how it runs and how long, not what is learnt.
+            on: Another launcher.
+
+        Raises:
+            RequestError: The job is not over, or this cannot be changed.
+        """
+        from shardyard.control.launch import proposal_again, refuse_against, submitted
+
+        proposal = proposal_again(self.run_dir, overrides, on=on)
+        refuse_against(proposal)
+        return submitted(proposal)
+
+    def result(self) -> "Result":
+        """Wait for the end of the job; what came of it.
+
+        Raises:
+            ShardyardError: It failed, was cancelled, or is not known any more.
+        """
+        from shardyard.control.result import result_of
+
+        return result_of(self)
 
 
 def find_launched(
     run: str, runs_dir: Path, launchers: Launchers | None = None, *, which: Which = "any"
-) -> Launched:
+) -> Job:
     """The newest job of a run.
 
     Args:
@@ -93,7 +193,7 @@ def find_steered(
     *,
     trusts_folder: bool,
     which: Which = "training",
-) -> Launched:
+) -> Job:
     """As ``find_launched``, for a verb that ends or changes the job.
 
     Raises:
@@ -106,7 +206,7 @@ def find_steered(
 
 def launched_of(
     run_dir: RunDir, launchers: Launchers | None = None, *, which: Which = "training"
-) -> Launched:
+) -> Job:
     """As ``find_launched``, of a run that is found."""
     ledger = Ledger(run_dir.ledger)
     match which:
@@ -120,10 +220,10 @@ def launched_of(
         raise RequestError(_no_job(run_dir, ledger, which))
     job = job_of(run_dir, jobs[-1])
     launcher = launcher_named(job.launcher, launchers)
-    return Launched(run_dir=run_dir, job=job, launcher=launcher, ledger=ledger)
+    return Job(run_dir=run_dir, submission=job, launcher=launcher, ledger=ledger)
 
 
-def fetch_progress(launched: Launched) -> None:
+def fetch_progress(launched: Job) -> None:
     """Fetch; how far it has come is worth less than what is asked beside: failing is told alone."""
     try:
         launched.fetch()
@@ -131,9 +231,9 @@ def fetch_progress(launched: Launched) -> None:
         warn(f"no progress can be read: {error}")
 
 
-def job_of(run_dir: RunDir, entry: Entry) -> Job:
+def job_of(run_dir: RunDir, entry: Entry) -> Submission:
     """The job that a line of the ledger stands for."""
-    return Job(
+    return Submission(
         launcher=entry.launcher,
         run_id=run_dir.run_id,
         id=entry.id or "",
@@ -155,7 +255,7 @@ def exit_code_of(status: JobStatus) -> int:
     return _EXIT_CODES.get(status.state, 1)
 
 
-def describe_job(job: Job, status: JobStatus) -> dict[str, Any]:
+def describe_job(job: Submission, status: JobStatus) -> dict[str, Any]:
     """Plain values for --json."""
     return {
         "run_id": job.run_id,
@@ -203,7 +303,7 @@ _ASKED_AGAIN = 30
 
 
 def wait_until(
-    launched: Launched,
+    launched: Job,
     is_enough: Callable[[JobStatus], bool],
     *,
     give_up_after_s: float = math.inf,
@@ -231,7 +331,7 @@ def wait_until(
         poll_s = min(_LONGEST_POLL_S, poll_s * 1.5)
 
 
-def _ask(launched: Launched, *, sleep: Callable[[float], None]) -> JobStatus:
+def _ask(launched: Job, *, sleep: Callable[[float], None]) -> JobStatus:
     """The job's status; a scheduler that does not answer is asked again for a while."""
     for attempt in range(_ASKED_AGAIN):
         try:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from shardyard.config.schema import Recipe
-from shardyard.control.job import Launched, wait_until
+from shardyard.control.job import Job, wait_until
 from shardyard.control.side_jobs import SideTerms, find_side_job, side_request, start_side_job
 from shardyard.errors import CapacityError, LostError, RequestError, ShardyardError
 from shardyard.launch.base import Executor, JobState, SideJob
@@ -30,7 +30,7 @@ class Opened:
     """An idle side job that lives."""
 
     source: PodSource
-    job: Launched
+    job: Job
 
     def of(self, folder: str) -> PodSource:
         """Files of another folder of the same storage."""
@@ -48,7 +48,7 @@ class Opened:
 @contextmanager
 def opened(
     run_dir: RunDir,
-    trained: Launched,
+    trained: Job,
     recipe: Recipe,
     terms: SideTerms,
     *,
@@ -73,7 +73,7 @@ def opened(
     request = side_request(run_dir, launcher, side, recipe=recipe)
     job = find_side_job(run_dir, launcher, side)
     if job is not None and not job.status().state.is_over and not terms.dry_run:
-        say(f"side job {job.job.id} ({job.job.name}) lives already: files are read there")
+        say(f"side job {job.id} ({job.name}) lives already: files are read there")
     else:
         job = start_side_job(run_dir, launcher, request, terms)
     if job is None:
@@ -82,14 +82,14 @@ def opened(
     status = wait_until(job, lambda now: now.state is not JobState.WAITING, sleep=sleep)
     if status.state is not JobState.RUNNING:
         raise ShardyardError(
-            f"side job {job.job.id} ({job.job.name}) is over ({status.state.value}: "
+            f"side job {job.id} ({job.name}) is over ({status.state.value}: "
             f"{status.reason}) before a file was read. `shardyard logs {run_dir.handle} --side` "
             "shows what it said."
         )
     found = job
 
     def run(command: Sequence[str]) -> Iterator[bytes]:
-        return launcher.exec(found.job, command)
+        return launcher.exec(found.submission, command)
 
     _wait_for_container(run, sleep=sleep)
     try:
@@ -116,11 +116,11 @@ def _wait_for_container(
             sleep(2.0)
 
 
-def _end(job: Launched) -> None:
+def _end(job: Job) -> None:
     try:
-        job.launcher.remove(job.job, job.ledger)
+        job.launcher.remove(job.submission, job.ledger)
     except ShardyardError as error:
         warn(
-            f"side job {job.job.name} was not removed: {error} It ends by itself within "
+            f"side job {job.name} was not removed: {error} It ends by itself within "
             f"{IDLE_S // 60} minutes; `shardyard teardown {job.run_dir.handle}` removes the rest."
         )

@@ -60,6 +60,6 @@ def _clear(run_dir: RunDir, launcher: Launcher, side: SideJob) -> None:
     found = find_side_job(run_dir, launcher, side)
     ledger = Ledger(run_dir.ledger)
     if found is not None:
-        launcher.remove(found.job, ledger)
+        launcher.remove(found.submission, ledger)
     if not ledger.live():
         shutil.rmtree(run_dir.path, ignore_errors=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardyard.config.schema import Recipe
-from shardyard.control.job import Launched, fetch_progress, launched_of
+from shardyard.control.job import Job, fetch_progress, launched_of
 from shardyard.control.submission import Launchers
 from shardyard.errors import RequestError
 from shardyard.launch.base import JobState
@@ -21,11 +21,11 @@ class RunHome:
     """Here: what the launcher keeps."""
     folder: RunDir | None
     """Where its files are, as this machine sees it; None: only the nodes see them."""
-    launched: Launched | None
+    launched: Job | None
     """The newest training's job; None: it was trained here."""
 
     @property
-    def far(self) -> tuple[Launched, Recipe]:
+    def far(self) -> tuple[Job, Recipe]:
         """The job whose nodes alone see the files, and what it was asked."""
         assert self.folder is None and self.launched is not None
         return self.launched, self.launched.recipe()
@@ -51,7 +51,7 @@ def nodes_folder(recipe: Recipe, run_dir: RunDir) -> str:
     return f"{recipe.run.dir.rstrip('/')}/{run_dir.run_id}"
 
 
-def refuse_without_checkpoint(launched: Launched) -> None:
+def refuse_without_checkpoint(launched: Job) -> None:
     """Raise where no checkpoint can be there yet, before anything is submitted for one.
 
     Raises:

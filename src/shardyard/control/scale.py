@@ -1,11 +1,21 @@
-"""Another number of nodes for a launched run: it is drained and submitted again, or resized."""
+"""Another number of nodes for a launched run.
+
+A job that can be resized goes on with them at once. Any other is asked to save and end, and when it
+is over the run is submitted again, as by `shardyard resume`; all that could be refused is looked at
+before.
+"""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from shardyard.control.job import Launched, wait_until
+from shardyard.control.job import Job, fetch_progress, wait_until
+from shardyard.control.launch import refuse_against, submitted
+from shardyard.control.resume import propose_again
+from shardyard.control.submission import Proposal
 from shardyard.errors import RequestError, ShardyardError
-from shardyard.launch.base import JobState, JobStatus
+from shardyard.launch.base import JobState, JobStatus, Resizer
+from shardyard.rundir.lease import Lease
 from shardyard.talk import say
 from shardyard.units import format_seconds
 
@@ -13,7 +23,103 @@ _END_SLACK_S = 180.0
 """Beyond elastic.drain_timeout_s: for the scheduler to pass the wish on and to clean up."""
 
 
-def drain(launched: Launched, *, sleep: Callable[[float], None] = time.sleep) -> JobStatus:
+@dataclass(frozen=True, kw_only=True)
+class Scaled:
+    """What came of it."""
+
+    job: Job
+    """The one that the run goes on with."""
+    status: JobStatus
+    """Of the job that there was."""
+    words: str
+    """What was done; empty where the run was submitted again."""
+    proposal: Proposal | None = None
+    """What was submitted again."""
+
+
+def scale(
+    job: Job,
+    nodes: int,
+    overrides: Sequence[str] = (),
+    *,
+    dry_run: bool = False,
+    agree: Callable[[Proposal], bool] = refuse_against,
+) -> Scaled | None:
+    """Let a run go on with ``nodes`` nodes.
+
+    Args:
+        overrides: ``section.key=value`` of the run that is submitted again.
+        agree: Asked before a job is drained for it; also raises what speaks against it.
+
+    Returns:
+        None: it was not agreed to.
+
+    Raises:
+        RequestError: The job is over, or cannot have so many.
+    """
+    status = job.status()
+    refuse_ended(job, nodes, status)
+    launcher = job.launcher
+    if isinstance(launcher, Resizer) and launcher.resizes(job.submission):
+        return _resize(job, launcher, nodes, status, dry_run=dry_run)
+    return _submit_again(job, nodes, overrides, dry_run=dry_run, agree=agree)
+
+
+def _resize(job: Job, launcher: Resizer, nodes: int, status: JobStatus, *, dry_run: bool) -> Scaled:
+    """Change the number of nodes of a job that goes on."""
+    refuse_out_of_range(job, nodes)
+    if dry_run:
+        words = f"{job_words(job)} would be given {nodes} nodes"
+        return Scaled(job=job, status=status, words=words)
+    launcher.resize(job.submission, nodes)
+    words = (
+        f"{job_words(job)} was given {nodes} nodes; the run goes on from its newest durable "
+        f"checkpoint once they have met. `shardyard status {job.run_dir.handle}` shows them"
+    )
+    return Scaled(job=job, status=status, words=words)
+
+
+def _submit_again(
+    job: Job,
+    nodes: int,
+    overrides: Sequence[str],
+    *,
+    dry_run: bool,
+    agree: Callable[[Proposal], bool],
+) -> Scaled | None:
+    """Drain the job, and submit the run again."""
+    run_dir, words = job.run_dir, job_words(job)
+    has = job.recipe().cluster.nodes
+    if nodes == has:
+        raise RequestError(
+            f"NODES={nodes}, and {words} was submitted with that many. A new job would only cost "
+            "the time between the two. Give another number."
+        )
+    fetch_progress(job)
+    overrides = (f"cluster.nodes={nodes}", *overrides)
+    proposal = propose_again(run_dir, overrides, job.launcher, is_dry_run=dry_run)
+    would = "would be" if dry_run else "will be"
+    say(f"{words} keeps its {has} nodes: it {would} drained, and the run submitted again")
+    if not agree(proposal):
+        return None
+    try:
+        ended = drain(job)
+        if ended.state is JobState.SUCCEEDED:
+            told = f"{words} came to the end of the run before it drained: nothing was submitted"
+            return Scaled(job=job, status=ended, words=told)
+        Lease(run_dir.lease).close()  # no process of this machine trains it either
+        say(f"{words} is over ({ended.state.value}): submitting the run with {nodes} nodes")
+        return Scaled(job=submitted(proposal), status=ended, words="", proposal=proposal)
+    except (ShardyardError, KeyboardInterrupt):
+        say(
+            f"note: {words} was asked to end, and no other was submitted. Once `shardyard status "
+            f"{run_dir.handle}` says that it is over, `shardyard resume {run_dir.handle} "
+            f"cluster.nodes={nodes}` goes on with {nodes} nodes."
+        )
+        raise
+
+
+def drain(launched: Job, *, sleep: Callable[[float], None] = time.sleep) -> JobStatus:
     """Ask the job to save and end, and wait until it is over.
 
     Raises:
@@ -21,7 +127,7 @@ def drain(launched: Launched, *, sleep: Callable[[float], None] = time.sleep) ->
     """
     job, handle = job_words(launched), launched.run_dir.handle
     limit_s = launched.recipe().elastic.drain_timeout_s + _END_SLACK_S
-    launched.launcher.cancel(launched.job)
+    launched.launcher.cancel(launched.submission)
     say(f"{job} was asked to save and end; waiting up to {format_seconds(limit_s)} for it")
     status = wait_until(
         launched,
@@ -46,11 +152,11 @@ def drain(launched: Launched, *, sleep: Callable[[float], None] = time.sleep) ->
     return status
 
 
-def job_words(launched: Launched) -> str:
-    return f"job {launched.job.id} on {launched.job.launcher}"
+def job_words(launched: Job) -> str:
+    return f"job {launched.id} on {launched.on}"
 
 
-def refuse_out_of_range(launched: Launched, nodes: int) -> None:
+def refuse_out_of_range(launched: Job, nodes: int) -> None:
     """Raise if this job was not launched for so many or so few."""
     handle, recipe = launched.run_dir.handle, launched.recipe()
     fixed, elastic = recipe.cluster.nodes, recipe.elastic
@@ -67,10 +173,10 @@ def refuse_out_of_range(launched: Launched, nodes: int) -> None:
     )
 
 
-def refuse_ended(launched: Launched, nodes: int, status: JobStatus) -> None:
+def refuse_ended(launched: Job, nodes: int, status: JobStatus) -> None:
     if status.state.is_over:
         raise RequestError(
-            f"job {launched.job.id} is over ({status.state.value}), so there is nothing to scale. "
+            f"job {launched.id} is over ({status.state.value}), so there is nothing to scale. "
             f"`shardyard resume {launched.run_dir.handle} cluster.nodes={nodes}` goes on with "
             f"{nodes} nodes."
         )

@@ -12,7 +12,7 @@ from typing import Any
 
 from shardyard.config.load import dump_recipe
 from shardyard.config.schema import Recipe
-from shardyard.control.job import Launched, job_of, wait_until
+from shardyard.control.job import Job, job_of, wait_until
 from shardyard.control.programs import error_of
 from shardyard.control.sent_code import packed_code
 from shardyard.control.submission import Proposal, refuse_unlaunchable, submit
@@ -104,7 +104,7 @@ def run_side_job(
     refuse_untrusted(run_dir.ledger, trusts_folder=terms.trusts_folder)
     found = find_side_job(run_dir, launcher, request.side)
     old = read_answer(run_dir, request.side.label)
-    if found is not None and old is not None and old.job_id == found.job.id:
+    if found is not None and old is not None and old.job_id == found.id:
         if terms.takes_old:
             return old.result
     elif found is not None:
@@ -121,19 +121,19 @@ def run_side_job(
     return None if started is None else follow_side_job(started)
 
 
-def find_side_job(run_dir: RunDir, launcher: Launcher, side: SideJob) -> Launched | None:
+def find_side_job(run_dir: RunDir, launcher: Launcher, side: SideJob) -> Job | None:
     """The newest submission of a side job with this launcher; None: there was none."""
     ledger = Ledger(run_dir.ledger)
     entries = [each for each in ledger.side_jobs(side.label) if each.launcher == launcher.name]
     if not entries:
         return None
     job = job_of(run_dir, entries[-1])
-    return Launched(run_dir=run_dir, job=job, launcher=launcher, ledger=ledger)
+    return Job(run_dir=run_dir, submission=job, launcher=launcher, ledger=ledger)
 
 
 def start_side_job(
     run_dir: RunDir, launcher: Launcher, request: LaunchRequest, terms: SideTerms
-) -> Launched | None:
+) -> Job | None:
     """Show, ask, submit; None: the request was shown alone."""
     assert request.side is not None
     proposal = Proposal(
@@ -153,11 +153,11 @@ def start_side_job(
     _remove_leftovers(run_dir, launcher, request.side)
     job = submit(proposal)
     say(f"job: {job.id} ({job.name}) on {job.launcher}")
-    return Launched(run_dir=run_dir, job=job, launcher=launcher, ledger=Ledger(run_dir.ledger))
+    return Job(run_dir=run_dir, submission=job, launcher=launcher, ledger=Ledger(run_dir.ledger))
 
 
 def follow_side_job(
-    launched: Launched, *, sleep: Callable[[float], None] = time.sleep
+    launched: Job, *, sleep: Callable[[float], None] = time.sleep
 ) -> dict[str, Any]:
     """Show what a side job prints until it is over; its answer.
 
@@ -183,11 +183,11 @@ def follow_side_job(
     return _take(launched, status, answer)
 
 
-def _read_log(launched: Launched) -> dict[str, Any] | None:
+def _read_log(launched: Job) -> dict[str, Any] | None:
     """Show the log to its end; the last answer in it. A retry's answer comes after the first."""
     found: dict[str, Any] | None = None
     try:
-        for line in launched.launcher.logs(launched.job, node=0, follow=True):
+        for line in launched.launcher.logs(launched.submission, node=0, follow=True):
             answer = _answer_of(launched, line)
             if answer is None:
                 say(log_line(line.text))
@@ -200,7 +200,7 @@ def _read_log(launched: Launched) -> dict[str, Any] | None:
 
 
 def _look_again(
-    launched: Launched, status: JobStatus, *, sleep: Callable[[float], None]
+    launched: Job, status: JobStatus, *, sleep: Callable[[float], None]
 ) -> dict[str, Any] | None:
     looks = _LOOKS if status.state is JobState.SUCCEEDED else 1
     for look in range(looks):
@@ -212,29 +212,29 @@ def _look_again(
     return None
 
 
-def _answer_in_log(launched: Launched) -> dict[str, Any] | None:
+def _answer_in_log(launched: Job) -> dict[str, Any] | None:
     """The last answer in what has been printed."""
     try:
-        lines: Iterable[LogLine] = launched.launcher.logs(launched.job, node=0, follow=False)
+        lines: Iterable[LogLine] = launched.launcher.logs(launched.submission, node=0, follow=False)
         found = [answer for line in lines if (answer := _answer_of(launched, line)) is not None]
     except RequestError:  # the scheduler knows it no more
         return None
     return found[-1] if found else None
 
 
-def _answer_of(launched: Launched, line: LogLine) -> dict[str, Any] | None:
+def _answer_of(launched: Job, line: LogLine) -> dict[str, Any] | None:
     marked = parse(line.text, nonce=launched.nonce)
-    label = launched.job.details[SIDE_DETAIL]
+    label = launched.submission.details[SIDE_DETAIL]
     if marked is None or marked.kind != "answer" or marked.content.get("side") != label:
         return None
     return marked.content
 
 
-def _take(launched: Launched, status: JobStatus, answer: dict[str, Any] | None) -> dict[str, Any]:
+def _take(launched: Job, status: JobStatus, answer: dict[str, Any] | None) -> dict[str, Any]:
     """Hand an answer on, written down first; or raise its error."""
     if answer is not None and isinstance(answer.get("result"), dict):
-        label, result = launched.job.details[SIDE_DETAIL], answer["result"]
-        write_answer(launched.run_dir, label, job_id=launched.job.id, result=result)
+        label, result = launched.submission.details[SIDE_DETAIL], answer["result"]
+        write_answer(launched.run_dir, label, job_id=launched.id, result=result)
         return dict(result)
     words = f"{_name(launched)} is over ({status.state.value}: {status.reason})"
     if status.state in (JobState.DRAINED, JobState.CANCELLED):
@@ -250,8 +250,8 @@ def _take(launched: Launched, status: JobStatus, answer: dict[str, Any] | None) 
     raise error_of(answer.get("exit_code"), str(answer.get("error")))
 
 
-def _name(launched: Launched) -> str:
-    return f"side job {launched.job.id} ({launched.job.name}) on {launched.job.launcher}"
+def _name(launched: Job) -> str:
+    return f"side job {launched.id} ({launched.name}) on {launched.on}"
 
 
 def _describe(proposal: Proposal) -> list[str]:
