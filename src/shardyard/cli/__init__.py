@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 _VERBS = {
+    "init": "writes a first recipe from four answers, with the plan's advice in its comments",
     "config": "shows a recipe resolved, each value with its reason; documents every setting",
     "plan": "predicts memory, speed and cost before anything is started",
     "prepare": "turns text into token shards",

@@ -75,7 +75,7 @@ def absent_problems(recipe: Recipe, sight: Sight) -> list[Problem]:
             "nodes hold it on disks of their own, name its folder in launch.image_paths.",
         )
         for setting, place in _places(recipe)
-        if setting in _READ and not sight.holds(fixed_part(place)) and not _is_there(place)
+        if setting in _READ and not sight.holds(fixed_part(place)) and not is_there(place)
     ]
 
 
@@ -126,7 +126,8 @@ def _seen(sight: Sight) -> str:
     return f"They see {', '.join(sight.folders)} ({sight.mounts}, launch.image_paths)."
 
 
-def _is_there(place: str) -> bool:
+def is_there(place: str) -> bool:
+    """Whether a path, or anything that a glob names, is on this machine."""
     path = Path(place).expanduser()
     return os.path.lexists(path) or (
         glob.has_magic(place) and any(glob.iglob(str(path), recursive=True))  # noqa: PTH207 (a text)

@@ -1,0 +1,91 @@
+"""`shardyard init`: four questions, and a recipe with the plan's advice in its comments."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardyard.cli.options import json_option
+from shardyard.control.init import QUESTIONS, Draft, Question
+from shardyard.control.init_text import commands_of, exists_already, look_at, text_of, write
+from shardyard.errors import RequestError
+from shardyard.local_path import LocalPath
+from shardyard.printable import printable
+from shardyard.terminal import say, tell, tell_exactly
+
+_ANSWERS = [
+    click.option(f"--{question.name}", metavar="ANSWER", help=f"{question.text} {question.forms}.")
+    for question in QUESTIONS
+]
+
+
+def _with_answers(command: Any) -> Any:
+    for option in reversed(_ANSWERS):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.argument("file", default="recipe.yaml", type=LocalPath(path_type=Path, dir_okay=False))
+@_with_answers
+@click.option("--force", "is_forced", is_flag=True, help="Write over a file that is there.")
+@click.option("--dry-run", is_flag=True, help="Print the recipe; write nothing.")
+@json_option
+def command(
+    file: Path, *, is_forced: bool, dry_run: bool, as_json: bool, **answers: str | None
+) -> None:
+    """Ask what is trained, from what, where and how long, and write it into FILE as a recipe.
+
+    What an option answers is not asked; where nobody can be asked, the usual answer is taken.
+    """
+    if file.exists() and not (is_forced or dry_run):
+        raise RequestError(exists_already(file))
+    draft = Draft(file=file)
+    for question in QUESTIONS:
+        draft = _taken(draft, question, answers[question.name.replace("-", "_")])
+    if draft.planned is not None:
+        say(draft.planned.plan.line())
+    today = time.strftime("%Y-%m-%d")
+    if not dry_run:
+        write(draft, today=today, is_forced=is_forced)
+    if as_json:
+        tell(json.dumps(_as_json(draft, is_written=not dry_run), indent=1))
+    elif dry_run:
+        tell_exactly(text_of(draft, today=today))
+    else:
+        tell(f"recipe: {file}")
+        for line in commands_of(draft):
+            tell(f"  {line}")
+
+
+def _taken(draft: Draft, question: Question, answer: str | None) -> Draft:
+    """The draft with one more answer: the option's, a person's, or else the usual one."""
+    if answer is not None:
+        return question.take(draft, answer)
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        say(f"--{question.name} is not given, and nobody can be asked: {question.usual}")
+        return question.take(draft, question.usual)
+    say(f"\n{question.text} {question.forms}")
+    while True:
+        words = click.prompt(printable(question.name), default=question.usual, err=True)
+        try:
+            return question.take(draft, words)
+        except RequestError as error:
+            say(f"error: {error}")
+
+
+def _as_json(draft: Draft, *, is_written: bool) -> dict[str, Any]:
+    planned = draft.planned
+    found = None if planned is None else planned.found
+    return {
+        "file": str(draft.file),
+        "is_written": is_written,
+        "recipe": draft.recipe.model_dump(mode="json", exclude_unset=True),
+        "plan": None if planned is None else planned.plan.to_json(),
+        "layouts": [] if found is None else [candidate.to_json() for candidate in found.best],
+        "look_at": look_at(draft),
+        "commands": commands_of(draft),
+    }

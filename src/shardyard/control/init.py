@@ -1,0 +1,381 @@
+"""A first recipe from four answers, each held to the recipe's own rules as soon as it is given.
+
+The answers are settings; where machines are named, the fastest layout that fits is among them. What
+the plan makes of it all is written into the comments of the file by ``control/init_text.py``.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from shardyard.config.check import load_checked_recipe
+from shardyard.config.model_source import model_folder, read_shape
+from shardyard.config.resolve import Preview
+from shardyard.config.schema import Data, Recipe
+from shardyard.config.sight import absent_problems, is_there, unseen_problems
+from shardyard.config.sources import is_remote
+from shardyard.config.tasks import tasks_of
+from shardyard.control.request import Request, refuse_misfits
+from shardyard.errors import AccessError, CapacityError, RequestError
+from shardyard.families.presets import PRESETS, preset_named
+from shardyard.families.shape import ModelShape
+from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.machine import Machine
+from shardyard.hardware.probe import probe
+from shardyard.launch.base import LAUNCHERS, launcher_class
+from shardyard.plan.kernels import missing
+from shardyard.plan.layouts import Search, nodes_that_fit, search
+from shardyard.plan.plan import Plan, plan_recipe, planned_cluster
+from shardyard.plan.words import candidate_name, settings_of
+from shardyard.plan.workload import Workload, workload_of
+from shardyard.plug_ins import installed
+from shardyard.units import format_seconds, format_usd, parse_seconds
+
+BEST = 4
+"""Layouts that are told: the one that is taken, and those ranked next."""
+
+HERE = "here"
+"""The answer that means this machine, by `shardyard train`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """What is predicted of a draft."""
+
+    plan: Plan
+    preview: Preview
+    shape: ModelShape
+    machine: Machine | None
+    cluster: Cluster | None
+    workload: Workload
+    found: Search | None
+    """None: no accelerator, or none whose rates are known."""
+
+    def of(self, steps: int) -> Plan:
+        """The prediction of a run of so many steps."""
+        return _predict(self.preview.recipe, self.shape, self.machine, steps=steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """A recipe on its way: what was answered so far."""
+
+    file: Path
+    """Where it will be written; the run is named after it."""
+    look: Callable[[], Machine] = probe
+    """Describes this machine."""
+    overrides: tuple[str, ...] = ()
+    """The settings, as ``section.key=value``."""
+    launcher: str | None = None
+    """None: this machine."""
+    machines: str = ""
+    """As answered: an instance type or a file."""
+    planned: Planned | None = None
+    why_no_plan: str = ""
+    length: str = ""
+    """Why it is so long, where that is no setting."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe of the settings so far.
+
+        Raises:
+            RecipeError: All that is wrong with them, in the words of every other verb.
+        """
+        return load_checked_recipe((), self.overrides)
+
+    def with_settings(self, *overrides: str) -> "Draft":
+        """With more settings.
+
+        Raises:
+            RecipeError: They are wrong, or contradict others.
+        """
+        draft = replace(self, overrides=(*self.overrides, *overrides))
+        load_checked_recipe((), draft.overrides)
+        return draft
+
+    def problems(self) -> list[str]:
+        """What has to be mended before it runs there: paths that its nodes cannot have."""
+        recipe = self.recipe
+        if self.launcher is None:
+            return _nothing_there(recipe)
+        sight = launcher_class(self.launcher)().sees(recipe)
+        found = [*unseen_problems(recipe, sight), *absent_problems(recipe, sight)]
+        return [str(problem) for problem in found]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """One of the four."""
+
+    name: str
+    """Of its option, without dashes."""
+    text: str
+    forms: str
+    """What may be answered."""
+    usual: str
+    """The answer where none is given."""
+    take: Callable[[Draft, str], Draft]
+    """Hold an answer to the rules, and go on with it."""
+
+
+# --- model --------------------------------------------------------------------------------------
+
+
+def with_model(draft: Draft, answer: str) -> Draft:
+    """What is trained: a preset, a repository of the hub, or a folder.
+
+    Raises:
+        RequestError: There is no such model, or none that can be trained.
+    """
+    settings, preset = _model_settings(answer), preset_named(answer)
+    shape = None if preset is None else preset.shape
+    if preset is None:
+        model = draft.with_settings(*settings).recipe.model
+        try:
+            folder = model_folder(model, needs_weights=model.path is not None)
+            shape = read_shape(model, folder, Data().vocab_size)
+        except (AccessError, CapacityError) as error:  # of the hub: the answer may be right
+            draft = replace(draft, why_no_plan=str(error))
+    is_causal = shape is None or shape.is_causal
+    task = () if is_causal else (f"task.name={tasks_of(is_causal=False)[0]}",)
+    return draft.with_settings(*settings, *task)
+
+
+def _model_settings(answer: str) -> tuple[str, ...]:
+    if preset_named(answer) is not None:
+        return (f"model.preset={answer}",)
+    if answer.startswith((".", "/", "~")) or Path(answer).is_dir():
+        return (f"model.path={answer}",)
+    if "/" in answer:
+        name, at, revision = answer.partition("@")
+        return (f"model.hub={name}", *([f"model.revision={revision}"] if at else ()))
+    return (f"model.preset={answer}",)
+
+
+# --- data ---------------------------------------------------------------------------------------
+
+
+def with_data(draft: Draft, answer: str) -> Draft:
+    """What it learns from: a file, folder, glob or address; whether it is there is told at the end.
+
+    Raises:
+        RequestError: It cannot be read from there.
+    """
+    return draft.with_settings(f"data.source={answer}")
+
+
+def _nothing_there(recipe: Recipe) -> list[str]:
+    source = recipe.data.source
+    return [
+        f"data.source={entry}: nothing is there on this machine. Put text there, or mend the path."
+        for entry in ((source,) if isinstance(source, str) else source)
+        if entry != Data().source and not is_remote(entry) and not is_there(entry)
+    ]
+
+
+# --- place --------------------------------------------------------------------------------------
+
+_PLACE = re.compile(r"(?P<where>\S+)(?:\s+(?:(?P<nodes>\d+)\s*x\s*)?(?P<machines>\S+))?")
+PLACE_FORMS = "here, or LAUNCHER NODES x MACHINE such as slurm 2 x p5.48xlarge"
+
+
+def with_place(draft: Draft, answer: str) -> Draft:
+    """Where it is trained, planned at once: the settings of the fastest layout that fits.
+
+    Raises:
+        RequestError: There is no such launcher or machine, or the model does not fit there.
+    """
+    found = _PLACE.fullmatch(answer.strip())
+    if found is None:
+        raise RequestError(f"{answer!r} is no place. Answer {PLACE_FORMS}.")
+    where, nodes, machines = found["where"], found["nodes"], found["machines"]
+    if where == HERE and machines is None:
+        return _planned(draft)
+    names = (*LAUNCHERS, *installed("launchers"))
+    if where not in names:
+        raise RequestError(
+            f"{where!r} is no place. Answer {PLACE_FORMS}; launchers are {', '.join(names)}."
+        )
+    if launcher_class(where).capabilities.is_this_machine:
+        raise RequestError(f"{where!r} is this machine. Answer {HERE}.")
+    if machines is None:
+        raise RequestError(
+            f"{answer!r} does not say on which machines, and nothing can be planned without. Add "
+            "an EC2 type, or a YAML file that describes a node of your own cluster "
+            f"(docs/hardware.md): {where} 2 x p5.48xlarge, {where} 4 x our-nodes.yaml."
+        )
+    setting = "file" if machines.endswith((".yaml", ".yml")) or "/" in machines else "instance"
+    draft = draft.with_settings(f"cluster.nodes={nodes or 1}", f"cluster.{setting}={machines}")
+    return _planned(replace(draft, launcher=where, machines=machines))
+
+
+def _planned(draft: Draft) -> Draft:
+    """With a prediction, and with the layout that the search ranks first."""
+    if draft.why_no_plan:
+        return draft
+    planned = _plan(draft, machine=None if draft.launcher else draft.look())
+    _refuse_unfit(draft, planned)
+    if planned.found is None:
+        return replace(draft, planned=planned)
+    draft = draft.with_settings(*settings_of(planned.found.best[0]))
+    return replace(draft, planned=_plan(draft, machine=planned.machine, found=planned.found))
+
+
+def _plan(draft: Draft, *, machine: Machine | None, found: Search | None = None) -> Planned:
+    request = Request.of(draft.recipe, name=draft.file.stem, needs_weights=False, only_looks=True)
+    preview, shape = request.preview(machine), request.known_shape
+    recipe = preview.recipe
+    refuse_misfits(recipe, shape)
+    cluster = planned_cluster(recipe, machine, devices_per_node=_devices(recipe))
+    plan = _predict(recipe, shape, machine, steps=preview.steps)
+    workload = workload_of(recipe, shape, plan.layout)
+    has_rates = cluster and not missing(cluster.accelerator, workload.formats.compute)
+    if found is None and cluster is not None and has_rates:
+        found = search(workload, cluster, best=BEST)
+    return Planned(
+        plan=plan, preview=preview, shape=shape, machine=machine, cluster=cluster,
+        workload=workload, found=found,
+    )  # fmt: skip
+
+
+def _predict(
+    recipe: Recipe, shape: ModelShape, machine: Machine | None, *, steps: int | None
+) -> Plan:
+    return plan_recipe(
+        recipe,
+        shape=shape,
+        steps=steps,
+        world_size=recipe.cluster.nodes * _devices(recipe),
+        devices_per_node=_devices(recipe),
+        machine=machine,
+    )
+
+
+def _devices(recipe: Recipe) -> int:
+    devices = recipe.cluster.devices
+    assert isinstance(devices, int)  # named machines and this one say how many
+    return devices
+
+
+def _refuse_unfit(draft: Draft, planned: Planned) -> None:
+    """Raise if no layout fits, with the nodes on which one does."""
+    found, plan = planned.found, planned.plan
+    if found is None:
+        if plan.fits == "does not fit":
+            raise RequestError(
+                f"{plan.model} does not fit on {plan.devices_words()}: {plan.fits_reason}. "
+                "Choose a smaller model, or machines with more memory."
+            )
+        return
+    if found.best:
+        return
+    nearest, cluster = found.nearest, planned.cluster
+    assert nearest is not None and cluster is not None  # a search without result keeps the nearest
+    enough = nodes_that_fit(planned.workload, cluster)
+    remedy = "Choose machines with more memory, or a smaller model."
+    if enough is not None and draft.launcher is not None:
+        remedy = f"It fits on more of them: {draft.launcher} {enough[0]} x {draft.machines}."
+    raise RequestError(
+        f"{plan.model} does not fit on {plan.devices_words()}: of {found.legal:,} legal layouts "
+        f"the nearest is {candidate_name(nearest)}: {nearest.fit.reason}. {remedy}"
+    )
+
+
+# --- length -------------------------------------------------------------------------------------
+
+_COUNT = re.compile(r"([\d.,]+)\s*([KMBT]?)\s*(steps?|tokens?|samples?|epochs?)?", re.IGNORECASE)
+_TIMES = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+LENGTH_FORMS = "300 steps, 20B tokens, 2 epochs, a time such as 12h, or a price such as $500"
+
+
+def with_length(draft: Draft, answer: str) -> Draft:
+    """How long it is trained: a count; or a time or a price, in as many steps as the plan allows.
+
+    Raises:
+        RequestError: It is no length, or a time or a price whose steps cannot be said.
+    """
+    text = answer.strip()
+    if text.startswith("$"):
+        usd = _number(text[1:], answer)
+        draft = draft.with_settings(f"launch.max_usd={usd:g}")
+        return _within(draft, answer, lambda plan: plan.usd is not None and plan.usd <= usd)
+    if counted := _COUNT.fullmatch(text):
+        number = _number(counted[1], answer) * _TIMES[counted[2].lower()]
+        unit = (counted[3] or "steps").lower().rstrip("s") + "s"
+        value = f"{number:.0f}" if number == int(number) else f"{number!r}"
+        return _again(draft.with_settings(f"run.{unit}={value}"))
+    try:
+        seconds = parse_seconds(text)
+    except ValueError as error:
+        raise RequestError(f"{answer!r} is no length. Answer {LENGTH_FORMS}.") from error
+    return _within(draft, answer, lambda plan: plan.wall_s is not None and plan.wall_s <= seconds)
+
+
+def _number(text: str, answer: str) -> float:
+    try:
+        return float(text.replace(",", ""))
+    except ValueError as error:
+        raise RequestError(f"{answer!r} is no length. Answer {LENGTH_FORMS}.") from error
+
+
+def _within(draft: Draft, answer: str, allows: Callable[[Plan], bool]) -> Draft:
+    """As many steps as the plan allows."""
+    planned = draft.planned
+    plan = None if planned is None else planned.of(1)
+    if planned is None or plan is None or plan.step_s is None:
+        why = draft.why_no_plan if plan is None else plan.speed.reason
+        raise RequestError(
+            f"{answer!r} cannot be said in steps: the speed is not predicted ({why}). Answer in "
+            "steps, tokens, samples or epochs."
+        )
+    if answer.startswith("$") and plan.price.usd_per_hour is None:
+        raise RequestError(
+            f"{answer!r} cannot be said in steps: {plan.price.source}. Answer in steps or a time."
+        )
+    if not allows(plan):
+        cost = "" if plan.usd is None else f" and {format_usd(plan.usd)}"
+        raise RequestError(
+            f"{answer!r} is too short: with its start, one step takes "
+            f"{format_seconds(plan.wall_s or plan.step_s)}{cost}."
+        )
+    low, high = 1, 2
+    while allows(planned.of(high)):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if allows(planned.of(middle)) else (low, middle)
+    return replace(_again(draft.with_settings(f"run.steps={low}")), length=answer)
+
+
+def _again(draft: Draft) -> Draft:
+    """Planned anew, with the length."""
+    planned = draft.planned
+    if planned is None:
+        return draft
+    return replace(draft, planned=_plan(draft, machine=planned.machine, found=planned.found))
+
+
+QUESTIONS = (
+    Question(
+        name="model",
+        text="What is trained?",
+        forms="owner/name on the Hugging Face hub, a folder, or a preset: "
+        + ", ".join(name for name, each in PRESETS.items() if each.shape.family.is_trained),
+        usual="llama-tiny",
+        take=with_model,
+    ),
+    Question(
+        name="data",
+        text="From which text?",
+        forms="a file, folder or glob of text, JSON or Parquet, or an address such as s3://",
+        usual=str(Data().source),
+        take=with_data,
+    ),
+    Question(name="where", text="Where?", forms=PLACE_FORMS, usual=HERE, take=with_place),
+    Question(
+        name="how-long", text="How long?", forms=LENGTH_FORMS, usual="300 steps", take=with_length
+    ),
+)
+"""In this order: each answer is held against those before it."""
