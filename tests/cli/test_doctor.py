@@ -9,7 +9,7 @@ import pytest
 from shardyard.cli import main
 from shardyard.doctor.finding import Finding
 from shardyard.launch.base import LaunchRequest
-from tests.cli.fake_launcher import FakeLauncher
+from tests.cli.fake_launcher import FakeLauncher, fake_that_can
 
 RECIPE = ["model.preset=llama-tiny", "cluster.device=cpu", "cluster.devices=2", "run.steps=2"]
 
@@ -67,6 +67,17 @@ def test_a_target_that_cannot_be_asked_is_judged_by_the_request_alone(
     wrong = ["doctor", *RECIPE, "--on", "fake", "secrets={A: 'k8s:keys/a'}"]
     assert main(wrong, launchers=launchers) == 1
     assert "secrets.A is kept in k8s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("is_here", "words"), [(True, "need --on and a RECIPE"), (False, "can be installed on fake")]
+)
+def test_nothing_is_installed_on_this_machine_nor_where_no_launcher_can(
+    capsys: pytest.CaptureFixture[str], words: str, *, is_here: bool
+) -> None:
+    launchers = {"fake": fake_that_can(is_this_machine=is_here)}
+    assert main(["doctor", *RECIPE, "--on", "fake", "--install"], launchers=launchers) == 2
+    assert words in capsys.readouterr().err
 
 
 def test_a_target_needs_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from shardyard import plug_ins
 from shardyard.cli import main
-from shardyard.cli.doctor import plug_in_findings
 from shardyard.config.check import load_checked_recipe
 from shardyard.config.load import dump_recipe, load_recipe
 from shardyard.config.plug_in_settings import recipe_with_defaults
@@ -15,6 +14,7 @@ from shardyard.config.plug_ins_used import plug_ins_of
 from shardyard.config.resolved import settings_in, unflatten
 from shardyard.config.schema import Recipe
 from shardyard.config.task_names import task_row
+from shardyard.control.doctor import plug_in_findings
 from shardyard.data.formats import format_named, format_of
 from shardyard.data.stores.base import store_of
 from shardyard.errors import RecipeError, RequestError, StorageError

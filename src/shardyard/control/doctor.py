@@ -1,0 +1,131 @@
+"""Is this machine, or what a request would be launched on, fit for a run? Changes nothing."""
+
+import os
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from shardyard.config.plug_in_settings import described
+from shardyard.config.sources import SCHEMES, scheme_row
+from shardyard.config.task_names import task_row
+from shardyard.config.tasks import TASKS
+from shardyard.control.hub_access import access_problems
+from shardyard.control.install import proposal_for
+from shardyard.control.probe import probe_on
+from shardyard.control.request import Request
+from shardyard.control.side_jobs import SideTerms
+from shardyard.control.submission import refusals
+from shardyard.doctor.finding import Finding
+from shardyard.doctor.machine import check_machine
+from shardyard.errors import ShardyardError
+from shardyard.families.registry import FAMILIES, family_of
+from shardyard.launch.base import LAUNCHERS, HasChecks, Launcher, launcher_class
+from shardyard.launch.secrets import loose_files, resolve_local
+from shardyard.plan.workload import optimizer_bytes
+from shardyard.plug_ins import Group, claim_problems, installed, loaded, unreadable
+
+
+def _use_source(name: str) -> object:
+    """A scheme's row; of a suffix it is known that it can be imported, as readers are no part of
+    this half."""
+    if name[0] != ".":
+        return scheme_row(name)
+    return loaded("sources", name, ours=SCHEMES, wrong=lambda _: "")
+
+
+_REGISTRIES: dict[Group, tuple[Collection[str], Callable[[str], object]]] = {
+    "launchers": (LAUNCHERS, launcher_class),
+    "tasks": (TASKS, task_row),
+    "families": (FAMILIES, family_of),
+    "sources": (SCHEMES, _use_source),
+}
+"""Our own names, and what takes one into use."""
+
+
+def plug_in_findings() -> list[Finding]:
+    """Each name that packages add: whether it can be used. Imports them."""
+    found = [_wrong_plug_in(text) for text in unreadable()]
+    wrong_settings = {plug_in: text for plug_in, text in described() if isinstance(text, str)}
+    for group, (ours, use) in _REGISTRIES.items():
+        found += [_wrong_plug_in(text) for text in claim_problems(group, ours)]
+        for name, claims in installed(group).items():
+            if name in ours or len(claims) > 1:
+                continue  # told above
+            try:
+                use(name)
+            except ShardyardError as error:
+                found.append(_wrong_plug_in(str(error)))
+                continue
+            text = wrong_settings.get(claims[0])
+            good = Finding(name="plug-in", verdict="ok", what=f"{claims[0].what} can be used")
+            found.append(good if text is None else _wrong_plug_in(text))
+    return found
+
+
+def _wrong_plug_in(text: str) -> Finding:
+    return Finding(name="plug-in", verdict="warning", what=text)
+
+
+def findings_here(request: Request | None = None) -> list[Finding]:
+    """Of this machine, for a request or for any."""
+    if request is None:
+        return check_machine(Path("runs"))
+    recipe = request.recipe
+    devices = recipe.cluster.devices
+    is_cpu = recipe.cluster.device == "cpu"
+    return [
+        *check_machine(
+            Path(recipe.run.dir).expanduser(),
+            devices_wanted=None if is_cpu or devices == "auto" else int(devices),
+            # weights in fp32 and the optimizer's state of each
+            checkpoint_bytes=0  # of a module of the user's own nobody knows
+            if request.shape is None
+            else request.shape.parameters * (4 + optimizer_bytes(recipe)),
+            checkpoints=recipe.checkpoint.keep_last + recipe.checkpoint.keep_best,
+        ),
+        *_secrets(request),
+    ]
+
+
+def findings_there(request: Request, launcher: Launcher) -> list[Finding]:
+    """Of what a request would be launched on; its services are asked."""
+    try:
+        proposal = proposal_for(request, launcher)
+    except ShardyardError as error:
+        return [Finding(name="request", verdict="problem", what=str(error))]
+    against = [*refusals(proposal), *access_problems(request.recipe, launcher)]
+    wrong = [Finding(name="request", verdict="problem", what=reason) for reason in against]
+    right = Finding(name="request", verdict="ok", what=f"{launcher.name} can be asked for it")
+    findings = wrong or [right]
+    if _reads_secrets_here(launcher):
+        findings += _secrets(request)
+    if isinstance(launcher, HasChecks):
+        findings += launcher.checks(proposal.request)
+    return findings
+
+
+def findings_of_a_node(
+    request: Request, launcher: Launcher, terms: SideTerms
+) -> list[Finding] | None:
+    """Of a short job there that looks at the recipe's paths; None: its request was shown alone."""
+    try:
+        return probe_on(request, launcher, terms)
+    except ShardyardError as error:
+        return [Finding(name="probe", verdict="problem", what=str(error))]
+
+
+def _reads_secrets_here(launcher: Launcher) -> bool:
+    """Whether the nodes see the files that this machine sees, and get its environment."""
+    return launcher.capabilities.shares_folder
+
+
+def _secrets(request: Request) -> list[Finding]:
+    section = request.recipe.secrets
+    if not section:
+        return []
+    try:
+        resolve_local(section, os.environ)
+    except ShardyardError as error:
+        return [Finding(name="secrets", verdict="problem", what=str(error))]
+    loose = [Finding(name="secrets", verdict="warning", what=text) for text in loose_files(section)]
+    good = Finding(name="secrets", verdict="ok", what=f"{', '.join(section)} found")
+    return loose or [good]

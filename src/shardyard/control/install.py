@@ -1,0 +1,116 @@
+"""Install what a target lacks, and remove it again: said first, asked for, written down."""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardyard.control.request import Request
+from shardyard.control.submission import Proposal, propose
+from shardyard.errors import RequestError
+from shardyard.launch.base import Launcher, LaunchRequest
+from shardyard.launch.installation import Installs, Part, target_ledger
+from shardyard.launch.ledger import Ledger
+from shardyard.launch.trust import refuse_untrusted
+from shardyard.rundir.layout import RunDir, new_run_id
+from shardyard.talk import say
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What is changed, and the ledger of what was."""
+
+    launcher: Installs
+    request: LaunchRequest
+    ledger: Ledger
+
+    @property
+    def name(self) -> str:
+        """Of the cluster."""
+        return self.launcher.target_name(self.request)
+
+    @property
+    def installed(self) -> list[str]:
+        """Kind and name of what was installed from here and is there, the last first."""
+        return [f"{entry.kind} {entry.name}" for entry in reversed(self.ledger.live())]
+
+
+def proposal_for(request: Request, launcher: Launcher) -> Proposal:
+    """What a launch would submit now, under a name as long as it would have.
+
+    Raises:
+        RequestError: It cannot be launched there.
+    """
+    run = request.recipe.run
+    run_id = run.id or new_run_id(str(request.preview().recipe.run.name))
+    with tempfile.TemporaryDirectory(prefix="shardyard-") as folder:
+        run_dir = RunDir(Path(folder) / run_id)
+        return propose(request, launcher, run_dir=run_dir, is_dry_run=True)
+
+
+def target_of(request: Request, launcher: Launcher) -> Target:
+    """What a request would be launched on, to be changed.
+
+    Raises:
+        RequestError: Nothing can be installed there, or the request cannot be launched there.
+    """
+    if not isinstance(launcher, Installs):
+        raise RequestError(
+            f"nothing can be installed on {launcher.name} from here. Its own administrators set it "
+            f"up; docs/launch-{launcher.name}.md says what is needed."
+        )
+    asked = proposal_for(request, launcher).request
+    folder, name = Path(request.recipe.run.dir).expanduser(), launcher.target_name(asked)
+    ledger = target_ledger(folder, launcher.name, name)
+    return Target(launcher=launcher, request=asked, ledger=ledger)
+
+
+def missing_on(target: Target) -> list[Part]:
+    """What a target lacks and can be given, in the order of installation."""
+    missing = target.launcher.missing(target.request)
+    for part in missing:
+        say(f"missing: {part.name}: {part.why}")
+    if not missing:
+        say("nothing is missing that can be installed")
+    return missing
+
+
+def install(
+    target: Target,
+    parts: Sequence[Part],
+    *,
+    agree: Callable[[str], None],
+    told: Callable[[Part], None] = lambda _: None,
+) -> None:
+    """Install parts of ``missing_on``.
+
+    Args:
+        agree: Asked before; raises if the answer is no.
+        told: Called after each.
+    """
+    if parts:
+        agree(f"install it on {target.name}?")
+    for part in parts:
+        target.launcher.install(target.request, part, target.ledger)
+        told(part)
+
+
+def uninstall(
+    target: Target, *, agree: Callable[[str], None] | None, trusts_folder: bool = False
+) -> list[str]:
+    """Remove what was installed from here, and nothing else; what was removed.
+
+    Args:
+        agree: Asked before; raises if the answer is no. None: nothing is removed, only said.
+        trusts_folder: Also if others may write into the folder of the ledger.
+    """
+    refuse_untrusted(target.ledger.path, trusts_folder=trusts_folder)
+    names = target.installed
+    if not names:
+        say(f"nothing was installed from here, says {target.ledger.path}")
+        return []
+    say(f"to be removed: {', '.join(names)}")
+    if agree is None:
+        return []
+    agree("remove it?")
+    return target.launcher.uninstall(target.request, target.ledger)
