@@ -2,24 +2,18 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from shardyard.cli.options import json_option, launchers_in, runs_dir_option
 from shardyard.cli.tables import print_table
-from shardyard.control.states import ask_all
-from shardyard.errors import StorageError
-from shardyard.launch.ledger import SIDE_DETAIL, Entry, Ledger
-from shardyard.rundir.layout import RunDir
-from shardyard.rundir.state import RunState, read_state
+from shardyard.control.runs import Run, runs
+from shardyard.launch.ledger import SIDE_DETAIL
+from shardyard.rundir.state import RunState
 from shardyard.terminal import say, tell
 from shardyard.units import format_seconds
-
-_ASK_S = 1.0
-"""How long launchers are asked for the states of jobs; the list is shown then as it is."""
 
 
 @click.command()
@@ -28,74 +22,33 @@ _ASK_S = 1.0
 @click.pass_context
 def command(context: click.Context, runs_dir: Path, *, as_json: bool) -> None:
     """List the runs, the most recently changed last."""
-    states = sorted(_read_all(runs_dir), key=lambda state: (state.updated_at or 0, state.id))
-    jobs = _jobs(runs_dir, states)
-    asked = [
-        (RunDir((runs_dir / state.id).resolve()), jobs[state.id])
-        for state in reversed(states)  # the newest first: those a reader looks for
-        if state.id in jobs and state.state != "finished"
-    ]
-    told = ask_all(asked, launchers_in(context), within_s=_ASK_S)
+    found = runs(runs_dir, launchers=launchers_in(context))
     if as_json:
-        rows = [{**asdict(state), "job": _job_json(state, jobs, told)} for state in states]
-        tell(json.dumps(rows, indent=1))
+        tell(json.dumps([run.to_json() for run in found], indent=1))
         return
-    if not states:
+    if not found:
         say(f"no runs in {runs_dir}/")
         return
-    _show(states, jobs, told)
+    _show(found)
 
 
-def _show(states: Sequence[RunState], jobs: Mapping[str, Entry], told: Mapping[str, str]) -> None:
+def _show(found: Sequence[Run]) -> None:
     now = time.time()
     columns: tuple[str, ...] = ("run", "state", "step", "loss", "changed")
-    table: list[tuple[str, ...]] = [_row(state, now=now) for state in states]
-    if jobs:
+    table: list[tuple[str, ...]] = [_row(run.state, now=now) for run in found]
+    if any(run.entry is not None for run in found):
         columns = (*columns[:2], "job", *columns[2:])
-        words = [_job_words(state, jobs, told) for state in states]
-        table = [(*row[:2], word, *row[2:]) for row, word in zip(table, words, strict=True)]
+        rows = zip(table, found, strict=True)
+        table = [(*row[:2], _job_words(run), *row[2:]) for row, run in rows]
     print_table(columns, table)
 
 
-def _read_all(runs_dir: Path) -> list[RunState]:
-    if not runs_dir.is_dir():
-        return []
-    folders = [folder for folder in runs_dir.iterdir() if (folder / "recipe.yaml").is_file()]
-    return [read_state(RunDir(folder)) for folder in folders]
-
-
-def _jobs(runs_dir: Path, states: Sequence[RunState]) -> dict[str, Entry]:
-    """Run id -> its newest job, of those that were launched; a side job where it has no other."""
-    found = {}
-    for state in states:
-        try:
-            ledger = Ledger(RunDir(runs_dir / state.id).ledger)
-            jobs = ledger.jobs() or ledger.side_jobs()
-        except StorageError as error:  # does not keep the others from being shown
-            say(f"warning: {error}")
-            continue
-        if jobs:
-            found[state.id] = jobs[-1]
-    return found
-
-
-def _job_words(state: RunState, jobs: Mapping[str, Entry], told: Mapping[str, str]) -> str:
-    if state.id not in jobs:
+def _job_words(run: Run) -> str:
+    if run.entry is None:
         return ""
-    word = "over" if state.state == "finished" else told.get(state.id, "not told in time")
-    job = jobs[state.id]
-    kind = job.details.get(SIDE_DETAIL, "").partition("-")[0]
-    return f"{job.launcher}: {f'{kind} ' if kind else ''}{word}"
-
-
-def _job_json(
-    state: RunState, jobs: Mapping[str, Entry], told: Mapping[str, str]
-) -> dict[str, str | None] | None:
-    if state.id not in jobs:
-        return None
-    job = jobs[state.id]
-    side = {"side": job.details[SIDE_DETAIL]} if SIDE_DETAIL in job.details else {}
-    return {"launcher": job.launcher, "id": job.id, "state": told.get(state.id), **side}
+    word = "over" if run.state.state == "finished" else run.job_state or "not told in time"
+    kind = run.entry.details.get(SIDE_DETAIL, "").partition("-")[0]
+    return f"{run.entry.launcher}: {f'{kind} ' if kind else ''}{word}"
 
 
 def _row(state: RunState, *, now: float) -> tuple[str, str, str, str, str]:
