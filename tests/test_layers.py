@@ -16,7 +16,7 @@ SRC = Path(__file__).parents[1] / "src"
 PACKAGE = SRC / "shardyard"
 
 BASE_ROWS = [
-    {"errors", "units", "printable", "talk"},
+    {"errors", "units", "printable", "talk", "waiting"},
     {"yaml_text", "files", "aws", "plug_ins"},
     {"hardware", "complete", "families", "locks"},
     {"config"},

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -24,6 +23,7 @@ from rich.console import Console
 
 from shardyard.control.follow import follow
 from shardyard.rundir.layout import RunDir
+from shardyard.waiting import wait_for
 
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM)
 _FIRST_WORDS = "finishing the step and saving; press Ctrl-C again to stop at once"
@@ -104,8 +104,7 @@ def run_agent_command(
         try:
             if console is None:
                 # Not wait(): a signal that comes just before it begins is seen when it ends.
-                while process.poll() is None:
-                    time.sleep(_POLL_S)
+                wait_for(process.poll, every_s=_POLL_S)
             else:
                 follow(run_dir, attempt, process, console=console, notes=notes)
         finally:
@@ -162,11 +161,15 @@ def _wait_for_group(group: int) -> None:
     Among it is the tracker of multiprocessing, which alone removes the agent's semaphores from
     /dev/shm.
     """
-    deadline_s = time.monotonic() + _LEAVING_S
-    with suppress(ProcessLookupError, PermissionError):
-        while time.monotonic() < deadline_s:
+
+    def has_left() -> bool:
+        try:
             os.killpg(group, 0)
-            time.sleep(_POLL_S)
+        except (ProcessLookupError, PermissionError):
+            return True
+        return False
+
+    wait_for(has_left, within_s=_LEAVING_S, every_s=_POLL_S)
 
 
 def _read_answer(stdout: IO[str], run_dir: RunDir, log: Path, *, exit_code: int) -> dict[str, Any]:

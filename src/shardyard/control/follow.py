@@ -6,7 +6,6 @@ nothing and works for a run that was started elsewhere.
 
 import json
 import math
-import time
 from collections import deque
 from pathlib import Path
 from statistics import median
@@ -20,6 +19,7 @@ from shardyard.printable import printable
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import read_resolved
 from shardyard.units import format_count, format_seconds
+from shardyard.waiting import until_over
 
 _POLL_S = 0.15
 _RECENT_STEPS = 20
@@ -67,28 +67,32 @@ def follow(
     )
     story = Story(attempt, view)
     events, metrics = Tail(run_dir.events), Tail(run_dir.metrics)
+
+    def has_ended() -> bool:
+        return process.poll() is not None if process else story.has_ended
+
     try:
-        while True:
-            has_ended = process.poll() is not None if process else story.has_ended
+        for _ in until_over(has_ended, every_s=_POLL_S):
             while notes:
                 view.line(notes.popleft())
             story.tell(events.read(), metrics.read())
-            if has_ended:  # looked at before the last read, so that nothing is missed
-                return
-            time.sleep(_POLL_S)
     finally:
         view.close()
 
 
 class Tail:
-    """The objects appended to a line file since the last look."""
+    """What was appended to a file of lines since the last look."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
 
     def read(self) -> list[dict[str, Any]]:
-        """Whole new lines; one still being written waits, one that is no JSON is passed over."""
+        """The objects of whole new lines; one that is no JSON is passed over."""
+        return [content for line in self.lines() if (content := _parse(line))]
+
+    def lines(self) -> list[bytes]:
+        """Whole new lines; one still being written waits."""
         try:
             if self._path.stat().st_size <= self._offset:
                 return []
@@ -99,7 +103,7 @@ class Tail:
             return []
         whole = data.rfind(b"\n") + 1
         self._offset += whole
-        return [content for line in data[:whole].splitlines() if (content := _parse(line))]
+        return data[:whole].splitlines()
 
 
 class View(Protocol):

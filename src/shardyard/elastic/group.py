@@ -39,6 +39,7 @@ from shardyard.elastic.worker import failure_path, read_failure
 from shardyard.errors import StorageError
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import EventWriter
+from shardyard.waiting import wait_for
 
 DRAINED = "drained"
 
@@ -314,11 +315,13 @@ class GroupAgent(LocalElasticAgent):
     def _drain_workers(self) -> None:
         """Wait for this node's workers to save their step; torch would not take their result."""
         self._signal_workers(signal.SIGTERM)
-        deadline_s = time.monotonic() + self._drain.timeout_s
-        while time.monotonic() < deadline_s and not (self._dead() or self._drain.is_overdue):
-            if torch_private.have_workers_ended(self):
-                return
-            time.sleep(_DRAIN_POLL_S)
+
+        def is_enough() -> bool:
+            if self._dead() or self._drain.is_overdue:
+                return True
+            return torch_private.have_workers_ended(self)
+
+        wait_for(is_enough, within_s=self._drain.timeout_s, every_s=_DRAIN_POLL_S)
 
     def _dead(self) -> list[int]:
         """Local ranks whose process has ended, while the group has not finished."""

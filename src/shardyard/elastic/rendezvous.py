@@ -7,7 +7,6 @@ import errno
 import ipaddress
 import os
 import socket
-import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,6 +25,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 
 from shardyard import torch_private
 from shardyard.errors import LostNodeError, RequestError
+from shardyard.waiting import wait_for
 
 _LOOPBACK = "127.0.0.1"
 _JOIN_TIMEOUT = timedelta(minutes=10)
@@ -113,13 +113,12 @@ def wait_for_all(
     costs all the others a restart. Who comes when a run has begun does not wait.
     """
     store.add("shardyard/arrived", 1)
-    deadline_s = time.monotonic() + wait_s
-    while (
-        store.add("shardyard/arrived", 0) < nodes
-        and time.monotonic() < deadline_s
-        and not (is_over() or store.check(["shardyard/begun"]))
-    ):
-        time.sleep(_ARRIVAL_POLL_S)
+
+    def is_enough() -> bool:
+        are_all_there = store.add("shardyard/arrived", 0) >= nodes
+        return are_all_there or is_over() or bool(store.check(["shardyard/begun"]))
+
+    wait_for(is_enough, within_s=wait_s, every_s=_ARRIVAL_POLL_S)
     store.set("shardyard/begun", "")
 
 

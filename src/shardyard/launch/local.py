@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -44,6 +43,7 @@ from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import is_held
 from shardyard.rundir.lines import read_lines
 from shardyard.units import parse_seconds
+from shardyard.waiting import wait_for
 
 _KIND = "local job"
 _FOLDER = "{folder}"
@@ -208,8 +208,8 @@ class LocalLauncher:
             foreign.append(f"process {_pid(job)}")
         elif _is_alive(job):
             self.cancel(job)
-            while _is_alive(job):  # the supervisor kills what does not drain in time
-                time.sleep(_POLL_S)
+            # the supervisor kills what does not drain in time
+            wait_for(lambda: not _is_alive(job), every_s=_POLL_S)
             removed.append(f"{_KIND} {job.name}")
         for entry in ledger.live():
             if (entry.launcher, entry.kind, entry.name) == (self.name, _KIND, job.name):

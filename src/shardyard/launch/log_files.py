@@ -1,10 +1,10 @@
 """Several growing files of output as one stream of lines, in bounded memory."""
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from shardyard.launch.base import LogLine
+from shardyard.waiting import until_over
 
 _POLL_S = 0.3
 _BLOCK_BYTES = 64 * 1024
@@ -19,8 +19,7 @@ def read_logs(files: Mapping[str, Path], *, is_over: Callable[[], bool]) -> Iter
         is_over: Whether nothing more will be appended; asked before the last look.
     """
     offsets = dict.fromkeys(files, 0)
-    while True:
-        is_last = is_over()
+    for is_last in until_over(is_over, every_s=_POLL_S):
         has_more = True
         while has_more:
             has_more = False
@@ -29,9 +28,6 @@ def read_logs(files: Mapping[str, Path], *, is_over: Callable[[], bool]) -> Iter
                 has_more = has_more or offset > offsets[source]
                 offsets[source] = offset
                 yield from (LogLine(source=source, text=line) for line in lines)
-        if is_last:
-            return
-        time.sleep(_POLL_S)
 
 
 def _next_lines(path: Path, offset: int, *, is_last: bool) -> tuple[list[str], int]:

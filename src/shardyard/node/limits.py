@@ -7,7 +7,6 @@ run drains and can be resumed.
 
 import os
 import signal
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import EventWriter, read_lines_backwards
 from shardyard.rundir.spending import read_spending
 from shardyard.units import format_seconds, format_usd, parse_seconds
+from shardyard.waiting import meanwhile
 
 _POLL_S = 1.0
 _COUNT_EVERY_S = 60.0
@@ -150,24 +150,16 @@ class Limits:
 def held_to_limits(run_dir: RunDir, attempt: int, terms: Terms) -> Iterator[None]:
     """Look after an attempt while the block runs; at a limit, this process gets SIGTERM once."""
     limits = Limits(run_dir, attempt, terms, now_s=time.monotonic())
-    is_over = threading.Event()
 
-    def keep_looking() -> None:
-        while not is_over.wait(_POLL_S):
-            try:
-                is_to_stop = limits.look(time.monotonic())
-            except StorageError:  # a full disk is told by the training, which writes there too
-                continue
-            if is_to_stop:
+    def look() -> None:
+        with suppress(StorageError):  # a full disk is told by the training, which writes there too
+            if limits.look(time.monotonic()):
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    thread = threading.Thread(target=keep_looking, name="limits", daemon=True)
-    thread.start()
     try:
-        yield
+        with meanwhile(look, every_s=_POLL_S, name="limits"):
+            yield
     finally:
-        is_over.set()
-        thread.join()
         with suppress(StorageError):
             limits.count(time.monotonic())
 

@@ -3,13 +3,13 @@
 Read from the files as they grow, as `control/follow.py` does: it costs the training nothing.
 """
 
-import threading
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 
 from shardyard.control.follow import Tail
 from shardyard.launch.marked import NONCE_VARIABLE, Kind, mark
 from shardyard.rundir.layout import RunDir
+from shardyard.waiting import meanwhile
 
 _POLL_S = 0.5
 
@@ -25,21 +25,12 @@ def marked_on_stdout(run_dir: RunDir, *, nonce: str = "") -> Iterator[None]:
     tails: dict[Kind, Tail] = {"event": Tail(run_dir.events), "metrics": Tail(run_dir.metrics)}
     for tail in tails.values():
         tail.read()  # printed by an earlier session
-    is_over = threading.Event()
 
-    def keep_printing() -> None:
-        has_ended = False
-        while not has_ended:
-            has_ended = is_over.wait(_POLL_S)  # asked before the last look: nothing is missed
-            for kind, tail in tails.items():
-                for content in tail.read():
-                    with suppress(OSError):  # the reader may be gone; the run goes on
-                        print(mark(kind, content, nonce=nonce), flush=True)
+    def print_new() -> None:
+        for kind, tail in tails.items():
+            for content in tail.read():
+                with suppress(OSError):  # the reader may be gone; the run goes on
+                    print(mark(kind, content, nonce=nonce), flush=True)
 
-    thread = threading.Thread(target=keep_printing, name="marked", daemon=True)
-    thread.start()
-    try:
+    with meanwhile(print_new, every_s=_POLL_S, name="marked", looks_at_end=True):
         yield
-    finally:
-        is_over.set()
-        thread.join()

@@ -7,17 +7,17 @@ tenth of the speed. NCCL names its network in the log of each rank, if it is tol
 import os
 import re
 import signal
-import threading
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import contextmanager, suppress
 from typing import Literal
 
 from shardyard.config.schema import Recipe
+from shardyard.control.follow import Tail
 from shardyard.hardware.catalogue import instance
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import read_resolved
 from shardyard.talk import say
+from shardyard.waiting import meanwhile
 
 _POLL_S = 1.0
 
@@ -95,15 +95,15 @@ def network_checked(
         return
     if environ.get("NCCL_DEBUG", "").upper() in _QUIET:
         environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET")
-    is_over = threading.Event()
-    log = run_dir.log(attempt, rank=0)
-    thread = threading.Thread(target=_read, args=(log, check, is_over), daemon=True)
-    thread.start()
-    try:
+    log = Tail(run_dir.log(attempt, rank=0))
+
+    def look() -> bool:
+        with suppress(OSError):  # what cannot be read now is looked at later
+            return any(check.look_at(line.decode(errors="replace")) for line in log.lines())
+        return False
+
+    with meanwhile(look, every_s=_POLL_S, name="network", looks_at_end=True):
         yield check
-    finally:
-        is_over.set()
-        thread.join()
 
 
 def _expects_efa(recipe: Recipe) -> bool:
@@ -111,21 +111,3 @@ def _expects_efa(recipe: Recipe) -> bool:
     if name is None or is_cpu or recipe.cluster.nodes == 1:
         return False
     return instance(name).efa_count > 0
-
-
-def _read(log: Path, check: NetworkCheck, is_over: threading.Event) -> None:
-    place = 0
-    has_ended = False
-    while not has_ended:
-        has_ended = is_over.wait(_POLL_S)
-        try:
-            with log.open("rb") as file:
-                file.seek(place)
-                text = file.read()
-        except OSError:  # not there yet
-            continue
-        whole = text.rfind(b"\n") + 1
-        place += whole
-        for line in text[:whole].decode(errors="replace").splitlines():
-            if check.look_at(line):
-                return

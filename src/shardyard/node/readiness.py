@@ -40,6 +40,7 @@ from shardyard.node.session import replace_quickly
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import read_resolved
 from shardyard.units import format_seconds
+from shardyard.waiting import meanwhile, wait_for
 
 State = Literal["at work", "ready", "refused", "stopped"]
 Say = Callable[[str], None]
@@ -120,30 +121,27 @@ def answering(files: Readiness, attempt: int, resolved: Resolved) -> Iterator[No
     folder = None if resolved.model_dir is None else Path(resolved.model_dir)
     seen = {} if folder is None else files_of(folder)
     write_json(files.model, {"attempt": attempt, "files": to_json(seen)})
-    is_over = threading.Event()
+    known = seen
 
-    def answer() -> None:
-        known = seen
-        while folder is not None and not is_over.wait(_POLL_S * 2):
-            asked = {
-                name
-                for path in files.reports()
-                if (report := Report.read(path)) is not None and report.attempt == attempt
-                for name in report.asks
-                if name in known and known[name].sha256 is None
-            }
-            if asked:
-                with suppress(OSError, ShardyardError):  # the folder is gone, or full: told there
-                    known = with_digests(folder, known, sorted(asked))
-                    write_json(files.model, {"attempt": attempt, "files": to_json(known)})
+    def answer() -> bool:
+        nonlocal known
+        if folder is None:
+            return True
+        asked = {
+            name
+            for path in files.reports()
+            if (report := Report.read(path)) is not None and report.attempt == attempt
+            for name in report.asks
+            if name in known and known[name].sha256 is None
+        }
+        if asked:
+            with suppress(OSError, ShardyardError):  # the folder is gone, or full: told there
+                known = with_digests(folder, known, sorted(asked))
+                write_json(files.model, {"attempt": attempt, "files": to_json(known)})
+        return False
 
-    thread = threading.Thread(target=answer, name="readiness", daemon=True)
-    thread.start()
-    try:
+    with meanwhile(answer, every_s=_POLL_S * 2, name="readiness"):
         yield
-    finally:
-        is_over.set()
-        thread.join()
 
 
 def wait_for_nodes(
@@ -270,19 +268,8 @@ class _Reporter:
 
     @contextmanager
     def beating(self) -> Iterator[None]:
-        is_over = threading.Event()
-
-        def beat() -> None:
-            while not is_over.wait(_BEAT_S):
-                self.tell()
-
-        thread = threading.Thread(target=beat, name="readiness", daemon=True)
-        thread.start()
-        try:
+        with meanwhile(self.tell, every_s=_BEAT_S, name="readiness"):
             yield
-        finally:
-            is_over.set()
-            thread.join()
 
 
 @contextmanager
@@ -373,14 +360,16 @@ def _get_model(resolved: Resolved, files: Readiness, attempt: int, reporter: _Re
 
 
 def _files_of_node_0(files: Readiness, attempt: int) -> ModelFiles:
-    deadline_s = time.monotonic() + LOST_AFTER_S
-    while time.monotonic() < deadline_s:
+    def read() -> ModelFiles | None:
         with suppress(OSError, ValueError):
             content = json.loads(files.model.read_text(encoding="utf-8"))
-            known = from_json(content.get("files"))
-            if content.get("attempt") == attempt and known is not None:
-                return known
-        time.sleep(_POLL_S)
+            if content.get("attempt") == attempt:
+                return from_json(content.get("files"))
+        return None
+
+    found = wait_for(read, within_s=LOST_AFTER_S, every_s=_POLL_S)
+    if found is not None:
+        return found
     raise LostNodeError(
         f"node 0 wrote no {files.model} for {format_seconds(LOST_AFTER_S)}, so its model cannot be "
         "compared with this node's. Look at the output of node 0."

@@ -12,6 +12,7 @@ from typing import Any
 from shardyard.aws import aws_errors, error_code
 from shardyard.launch.aws_batch.objects import LOG_GROUP
 from shardyard.launch.base import LogLine
+from shardyard.waiting import until_over
 
 PAGE_EVENTS = 500
 """Lines of one node read at once."""
@@ -56,14 +57,15 @@ def read_logs(
         follow: Wait for more until the job is over.
     """
     nodes: dict[int, NodeStreams] = {}
-    while True:
-        is_over, found = look()  # before reading: what was written before the end is then read
+
+    def is_last() -> bool:
+        is_over, found = look()
         for node, names in found.items():
             nodes.setdefault(node, NodeStreams(node)).learn(names)
+        return is_over or not follow
+
+    for _ in until_over(is_last, every_s=POLL_S, sleep=sleep):
         yield from _drain(client, nodes)
-        if is_over or not follow:
-            return
-        sleep(POLL_S)
 
 
 def _drain(client: Any, nodes: Mapping[int, NodeStreams]) -> Iterator[LogLine]:

@@ -1,0 +1,66 @@
+"""Waiting for what nobody tells: looked at again and again, until it is so, or all is over."""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def wait_for(look: Callable[[], T], *, every_s: float, within_s: float = math.inf) -> T:
+    """Look until something is found, or the time is over.
+
+    Returns:
+        The last answer; None or False: nothing was found in time.
+    """
+    deadline_s = time.monotonic() + within_s
+    while True:
+        is_last = time.monotonic() >= deadline_s  # asked before: what comes in time is seen
+        found = look()
+        if is_last or not (found is None or found is False):
+            return found
+        time.sleep(every_s)
+
+
+def until_over(
+    is_over: Callable[[], bool], *, every_s: float, sleep: Callable[[float], None] = time.sleep
+) -> Iterator[bool]:
+    """One turn a look, each with whether it is the last; for a loop that reads what grows.
+
+    Args:
+        is_over: Asked before each look, so that the last one sees all that came before the end.
+    """
+    while not (is_last := is_over()):
+        yield is_last
+        sleep(every_s)
+    yield is_last
+
+
+@contextmanager
+def meanwhile(
+    look: Callable[[], object], *, every_s: float, name: str, looks_at_end: bool = False
+) -> Iterator[None]:
+    """Look now and then, in a thread, while the block runs; no look goes on behind it.
+
+    Args:
+        look: Returns True where no other is needed.
+        name: Of the thread.
+        looks_at_end: Once more when the block has ended, so that nothing of it is missed.
+    """
+    is_over = threading.Event()
+
+    def keep_looking() -> None:
+        while not (has_ended := is_over.wait(every_s)) or looks_at_end:
+            if look() is True or has_ended:
+                return
+
+    thread = threading.Thread(target=keep_looking, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
