@@ -99,6 +99,24 @@ def test_recipe_files_and_folders_are_offered_before_settings(tab: Tab, tmp_path
     assert tab("shardyard launch own.yml model.path=rec") == ["part,recipes/"]
 
 
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("launch x.yaml --on sl", "plain,slurm"),
+        ("launch x.yaml --on=kub", "plain,kubernetes"),
+        ("prepare --on aws", "plain,aws-batch"),
+        ("resume x --yes optim.na", "part,optim.name="),
+        ("plan --json optim.na", "part,optim.name="),
+        ("config --json optim.name=la", "plain,lamb"),
+        ("init --model qwen3-moe", "plain,qwen3-moe-tiny"),
+        ("init --data py", "plain,python-stdlib"),
+        ("init --where sl", "plain,slurm"),
+    ],
+)
+def test_words_behind_options_are_offered_too(tab: Tab, line: str, offered: str) -> None:
+    assert tab(f"shardyard {line}") == [offered]
+
+
 def test_names_that_would_act_on_a_terminal_are_not_offered(tab: Tab, tmp_path: Path) -> None:
     (tmp_path / "a\x1b[2J.yaml").touch()
     (tmp_path / "a\nplain,rm.yaml").touch()

@@ -110,6 +110,11 @@ def launchers(word: str, options: Mapping[str, Any]) -> Iterator[Item]:
     return _words(word, [*LAUNCHERS, *installed("launchers")])
 
 
+def values_of(setting: str) -> Completer:
+    """What a setting accepts, as a word of its own."""
+    return lambda word, options: _values(setting, word)
+
+
 def paths(word: str, *, is_wanted: Callable[[Path], bool]) -> Iterator[Item]:
     """Files of the folder that a path is in, and its folders, in which one may go on."""
     above, slash, start = word.rpartition("/")

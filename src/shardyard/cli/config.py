@@ -6,13 +6,13 @@ from typing import Any
 
 import click
 
-from shardyard.cli.options import json_option
+from shardyard.cli.options import any_recipe_argument, json_option
 from shardyard.cli.tables import print_table
 from shardyard.terminal import tell
 
 
 @click.command()
-@click.argument("recipe", nargs=-1)
+@any_recipe_argument
 @click.option("--schema", is_flag=True, help="Document every setting, and show no recipe.")
 @click.option("--presets", is_flag=True, help="List the named models, and show no recipe.")
 @json_option

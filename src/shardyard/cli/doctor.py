@@ -8,7 +8,8 @@ from functools import partial
 import click
 
 from shardyard.cli.asking import confirm, side_terms
-from shardyard.cli.options import json_option, launchers_in, trust_option
+from shardyard.cli.completion import by, launchers
+from shardyard.cli.options import any_recipe_argument, json_option, launchers_in, trust_option
 from shardyard.cli.tables import print_table
 from shardyard.control.doctor import (
     findings_here,
@@ -25,8 +26,13 @@ from shardyard.terminal import tell, tell_exactly
 
 
 @click.command()
-@click.argument("recipe", nargs=-1)
-@click.option("--on", metavar="LAUNCHER", help=f"Look at a target: one of {', '.join(LAUNCHERS)}.")
+@any_recipe_argument
+@click.option(
+    "--on",
+    metavar="LAUNCHER",
+    shell_complete=by(launchers),
+    help=f"Look at a target: one of {', '.join(LAUNCHERS)}.",
+)
 @click.option("--install", "is_installing", is_flag=True, help="Install what the target lacks.")
 @click.option("--uninstall", "is_removing", is_flag=True, help="Remove what --install installed.")
 @click.option(

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from shardyard.cli.completion import Completer, by, launchers, values_of
 from shardyard.cli.options import json_option
 from shardyard.control.init import QUESTIONS, Draft, Question
 from shardyard.control.init_text import commands_of, exists_already, look_at, text_of, write
@@ -16,8 +17,20 @@ from shardyard.local_path import LocalPath
 from shardyard.printable import printable
 from shardyard.terminal import say, tell, tell_exactly
 
+_OFFERED: dict[str, Completer] = {
+    "model": values_of("model.preset"),
+    "data": values_of("data.source"),
+    "where": launchers,
+}
+"""Question -> what TAB offers."""
+
 _ANSWERS = [
-    click.option(f"--{question.name}", metavar="ANSWER", help=f"{question.text} {question.forms}.")
+    click.option(
+        f"--{question.name}",
+        metavar="ANSWER",
+        help=f"{question.text} {question.forms}.",
+        shell_complete=by(_OFFERED[question.name]) if question.name in _OFFERED else None,
+    )
     for question in QUESTIONS
 ]
 

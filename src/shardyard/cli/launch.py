@@ -7,7 +7,14 @@ from typing import Any
 import click
 
 from shardyard.cli.asking import confirm, print_request
-from shardyard.cli.options import as_override, json_option, launch_options, launchers_in
+from shardyard.cli.completion import by, launchers
+from shardyard.cli.options import (
+    as_override,
+    json_option,
+    launch_options,
+    launchers_in,
+    recipe_argument,
+)
 from shardyard.cli.watch import watch
 from shardyard.control.hub_access import access_problems
 from shardyard.control.job import Job
@@ -35,8 +42,14 @@ class Terms:
 
 
 @click.command()
-@click.argument("recipe", nargs=-1, required=True)
-@click.option("--on", required=True, metavar="LAUNCHER", help=f"One of {', '.join(LAUNCHERS)}.")
+@recipe_argument
+@click.option(
+    "--on",
+    required=True,
+    metavar="LAUNCHER",
+    shell_complete=by(launchers),
+    help=f"One of {', '.join(LAUNCHERS)}.",
+)
 @launch_options
 @click.option("--dry-run", is_flag=True, help="Print exactly what would be sent; create nothing.")
 @json_option

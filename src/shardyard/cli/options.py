@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardyard.cli.completion import by, runs
+from shardyard.cli.completion import by, overrides, recipe, runs
 from shardyard.local_path import LocalPath
 
 if TYPE_CHECKING:
@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 
 run_argument = click.argument("run", type=LocalPath(), shell_complete=by(runs))
 """A path, an id or the beginning of one."""
+
+recipe_argument = click.argument("recipe", nargs=-1, required=True, shell_complete=by(recipe))
+"""Recipe files and ``section.key=value`` overrides."""
+any_recipe_argument = click.argument("recipe", nargs=-1, shell_complete=by(recipe))
+"""The same, where it may be left out."""
+overrides_argument = click.argument("overrides", nargs=-1, shell_complete=by(overrides))
 
 runs_dir_option = click.option(
     "--runs-dir",

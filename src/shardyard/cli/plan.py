@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from shardyard.cli.options import json_option
+from shardyard.cli.options import json_option, recipe_argument
 from shardyard.cli.plan_tables import (
     show_details,
     show_dry_run,
@@ -53,7 +53,7 @@ class _AboveZero(click.ParamType[float]):
 
 
 @click.command()
-@click.argument("recipe", nargs=-1, required=True)
+@recipe_argument
 @json_option
 @click.option("--details", is_flag=True, help="Show every term with its reason.")
 @click.option("--page", type=LocalPath(path_type=Path, dir_okay=False), help="Write a page here.")

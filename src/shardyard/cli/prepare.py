@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from shardyard.cli.asking import side_terms
-from shardyard.cli.options import json_option, launchers_in
+from shardyard.cli.completion import by, launchers
+from shardyard.cli.options import json_option, launchers_in, recipe_argument
 from shardyard.cli.tables import print_table
 from shardyard.config.model_source import has_tokenizer
 from shardyard.config.resolved import DataFacts
@@ -21,10 +22,11 @@ from shardyard.terminal import tell
 
 
 @click.command()
-@click.argument("recipe", nargs=-1, required=True)
+@recipe_argument
 @click.option(
     "--on",
     metavar="LAUNCHER",
+    shell_complete=by(launchers),
     help="Prepare as a job of this launcher, the model too: " + ", ".join(LAUNCHERS) + ".",
 )
 @click.option("--yes", "is_yes", is_flag=True, help="With --on: do not ask.")

@@ -6,12 +6,14 @@ from typing import Any
 
 import click
 
+from shardyard.cli.completion import by, launchers
 from shardyard.cli.launch import Terms, submit_proposal
 from shardyard.cli.options import (
     as_override,
     json_option,
     launch_options,
     launchers_in,
+    overrides_argument,
     run_argument,
     runs_dir_option,
     trust_option,
@@ -40,9 +42,14 @@ from shardyard.terminal import tell
 
 @click.command()
 @run_argument
-@click.argument("overrides", nargs=-1)
+@overrides_argument
 @runs_dir_option
-@click.option("--on", metavar="LAUNCHER", help="Launch it there; default: where it was launched.")
+@click.option(
+    "--on",
+    metavar="LAUNCHER",
+    shell_complete=by(launchers),
+    help="Launch it there; default: where it was launched.",
+)
 @launch_options
 @trust_option
 @click.option("--dry-run", is_flag=True, help="Say what would be continued; start nothing.")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from shardyard.cli.options import json_option
+from shardyard.cli.options import json_option, recipe_argument
 from shardyard.cli.train_here import run_attempt
 from shardyard.config.compatibility import check_packages, engines_for
 from shardyard.config.load import dump_recipe
@@ -20,7 +20,7 @@ from shardyard.terminal import say, tell
 
 
 @click.command()
-@click.argument("recipe", nargs=-1, required=True)
+@recipe_argument
 @click.option("--dry-run", is_flag=True, help="Prepare the data, print the plan, start nothing.")
 @json_option
 def command(recipe: tuple[str, ...], *, dry_run: bool, as_json: bool) -> int:
