@@ -1,6 +1,5 @@
 """The command line and its agent: signals passed on, answers read, nothing left behind."""
 
-import io
 import os
 import signal
 import subprocess
@@ -12,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from shardyard.control.agent_process import run_agent_command
+from shardyard.control.follow import Log
 from shardyard.rundir.layout import RunDir
 from tests.elastic.agents import (
     Agents,
@@ -38,11 +37,11 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def run_script(run: RunDir, script: str) -> tuple[dict[str, object], str]:
-    out = io.StringIO()
-    console = Console(file=out, force_terminal=False)
-    return run_agent_command(
-        [sys.executable, "-c", script], run, 1, console=console
-    ), out.getvalue()
+    lines: list[str] = []
+    answer = run_agent_command(
+        [sys.executable, "-c", script], run, 1, shown=lambda _: Log(lines.append, 3, every=1)
+    )
+    return answer, "\n".join(lines)
 
 
 def test_the_last_line_is_the_answer(run: RunDir) -> None:
@@ -88,7 +87,7 @@ def test_a_node_asks_its_agent_once_and_heeds_no_signal_after_it(run: RunDir) ->
         [sys.executable, "-c", script],
         run,
         1,
-        console=None,
+        shown=None,
         node_rank=1,
         endpoint="127.0.0.1:1",
         is_node=True,
@@ -109,7 +108,7 @@ def test_a_killed_program_of_a_node_takes_its_agent_with_it_and_drains_nothing(
         "from shardyard.control.agent_process import run_agent_command\n"
         "from shardyard.rundir.layout import RunDir\n"
         f"run_agent_command([sys.executable, {_PROGRAM!r}], RunDir(Path({str(run.path)!r})), 1,\n"
-        "    console=None, endpoint=None, is_node=True)\n"
+        "    shown=None, endpoint=None, is_node=True)\n"
     )
     environment = {**os.environ, "TEST_BODY": "train_until_drained", "TMPDIR": scratch}
     agents = Agents(run, Path(scratch))
@@ -135,7 +134,7 @@ def test_a_killed_agent_leaves_no_semaphore_in_shared_memory(
     with mounted(tmp_path / "shm", "size=16m") as shared, ThreadPoolExecutor() as pool:
         killed = pool.submit(_kill_when_it_trains, agents, shared)
         answer = run_agent_command(
-            [*with_shared_memory(shared), sys.executable, _PROGRAM], run, 1, console=None
+            [*with_shared_memory(shared), sys.executable, _PROGRAM], run, 1, shown=None
         )
         assert killed.result()  # semaphores that were there before
         assert answer["killed_by"] == signal.SIGKILL
@@ -175,11 +174,12 @@ def scratch() -> Iterator[str]:
 @pytest.mark.system
 def test_a_killed_command_line_lets_the_run_drain(run: RunDir, scratch: str) -> None:
     code = (
-        "import sys; from pathlib import Path; from rich.console import Console\n"
+        "import sys; from pathlib import Path\n"
+        "from shardyard.cli.progress import attempt_view\n"
         "from shardyard.control.agent_process import run_agent_command\n"
         "from shardyard.rundir.layout import RunDir\n"
         f"run_agent_command([sys.executable, {_PROGRAM!r}], RunDir(Path({str(run.path)!r})), 1,\n"
-        "    console=Console(stderr=True))\n"
+        "    shown=attempt_view)\n"
     )
     environment = {
         **os.environ,

@@ -17,6 +17,7 @@ from shardyard.cli.options import (
     runs_dir_option,
     trust_option,
 )
+from shardyard.cli.progress import bytes_progress
 from shardyard.control.export import export_from, export_from_nodes
 from shardyard.control.run_home import home_of
 from shardyard.local_path import LocalPath
@@ -84,6 +85,6 @@ def command(
         terms = side_terms(
             is_yes=is_yes, dry_run=dry_run, as_json=as_json, trusts_folder=trusts_folder
         )
-        told = export_from_nodes(home, to, asked, terms)
+        told = export_from_nodes(home, to, asked, terms, progress=bytes_progress)
     if told is not None:
         tell(json.dumps(told, indent=1) if as_json else sentence(told))

@@ -13,12 +13,14 @@ from shardyard.cli.options import (
     runs_dir_option,
     trust_option,
 )
-from shardyard.control.bring import sentence
+from shardyard.cli.progress import bytes_progress
+from shardyard.control.bring import Brought
 from shardyard.control.fetch import bring_run
 from shardyard.control.run_home import home_of
 from shardyard.local_path import LocalPath
 from shardyard.rundir.layout import RunDir, find_run
 from shardyard.terminal import tell
+from shardyard.units import format_bytes
 
 _ALL = "all"
 
@@ -58,10 +60,21 @@ def command(
     home = home_of(find_run(run, runs_dir), launchers_in(context))
     target = home.run_dir if to is None else RunDir(to.absolute())
     terms = side_terms(is_yes=is_yes, dry_run=dry_run, as_json=as_json, trusts_folder=trusts_folder)
-    brought = bring_run(home, target, _ALL if is_all else step, via, terms)
+    brought = bring_run(home, target, _ALL if is_all else step, via, terms, progress=bytes_progress)
     if brought is None:
         return
     if as_json:
         tell(json.dumps({**brought.to_json(), "dry_run": dry_run}, indent=1))
     elif not dry_run and (brought.steps or brought.files):
-        tell(sentence(brought))
+        tell(_sentence(brought))
+
+
+def _sentence(told: Brought) -> str:
+    steps = ", ".join(map(str, told.steps))
+    checkpoints = f"checkpoint of step {steps}" if told.steps else "no checkpoint"
+    if not told.files:
+        return f"{told.to} has all of it already: {checkpoints}, every file held to its SHA-256"
+    return (
+        f"{told.to}: {checkpoints}; {told.files} files, {format_bytes(told.bytes)} came, each held "
+        "to its SHA-256"
+    )

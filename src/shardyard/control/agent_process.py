@@ -19,9 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from rich.console import Console
-
-from shardyard.control.follow import follow
+from shardyard.control.follow import Shown, follow, said
 from shardyard.rundir.layout import RunDir
 from shardyard.waiting import wait_for
 
@@ -33,10 +31,13 @@ _LEAVING_S = 3.0
 _POLL_S = 0.1
 
 
-def run_agent_process(run_dir: RunDir, attempt: int) -> dict[str, Any]:
-    """Train one attempt on this machine, showing its progress on stderr.
+def run_agent_process(run_dir: RunDir, attempt: int, *, shown: Shown = said) -> dict[str, Any]:
+    """Train one attempt on this machine.
 
     Call from the main thread.
+
+    Args:
+        shown: How its progress is shown.
 
     Returns:
         The agent's answer: ``outcome`` (finished, drained, failed), ``exit_code``, ``message``.
@@ -45,14 +46,14 @@ def run_agent_process(run_dir: RunDir, attempt: int) -> dict[str, Any]:
         [sys.executable, "-m", "shardyard.elastic"],
         run_dir,
         attempt,
-        console=Console(stderr=True, highlight=False),
+        shown=shown,
     )
 
 
 def run_node_process(
     run_dir: RunDir, attempt: int, *, node_rank: int, endpoint: str
 ) -> dict[str, Any]:
-    """Train one node's share of an attempt; node 0 shows its progress as plain lines.
+    """Train one node's share of an attempt; node 0 says its progress.
 
     However many signals come, the agent is asked once: schedulers and people repeat themselves, and
     a second one would cut the drain short. After it this process, which ends, ignores them too.
@@ -61,9 +62,7 @@ def run_node_process(
         [sys.executable, "-m", "shardyard.elastic"],
         run_dir,
         attempt,
-        console=Console(stderr=True, highlight=False, force_terminal=False, width=200)
-        if node_rank == 0
-        else None,
+        shown=said if node_rank == 0 else None,
         node_rank=node_rank,
         endpoint=endpoint,
         is_node=True,
@@ -75,7 +74,7 @@ def run_agent_command(
     run_dir: RunDir,
     attempt: int,
     *,
-    console: Console | None,
+    shown: Shown | None,
     node_rank: int = 0,
     endpoint: str | None = None,
     is_node: bool = False,
@@ -83,7 +82,7 @@ def run_agent_command(
     """`run_agent_process` for an agent that is started as ``program``.
 
     Args:
-        console: Where progress is shown; None: nowhere.
+        shown: How progress is shown; None: not at all.
         endpoint: HOST:PORT where the agents of several nodes meet.
         is_node: Whether this process is a node's program, not a command line: of several signals
             only the first counts, and the agent is lost with this process.
@@ -102,11 +101,11 @@ def run_agent_command(
             )
             previous = _pass_signals_to(process, notes, is_once=is_node)
         try:
-            if console is None:
+            if shown is None:
                 # Not wait(): a signal that comes just before it begins is seen when it ends.
                 wait_for(process.poll, every_s=_POLL_S)
             else:
-                follow(run_dir, attempt, process, console=console, notes=notes)
+                follow(run_dir, attempt, process, shown=shown, notes=notes)
         finally:
             _end(process)
             for number, handler in previous.items():

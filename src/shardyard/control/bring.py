@@ -1,21 +1,16 @@
 """Bring listed files of a run into a folder here: sizes first, then progress, then the pointers."""
 
 import shutil
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
 from shardyard.complete import FileDigest
 from shardyard.errors import RequestError
 from shardyard.files import make_folder, write_text
-from shardyard.printable import printable
 from shardyard.rundir.fetched import LINE_FILES
 from shardyard.rundir.layout import RunDir
 from shardyard.talk import say, warn
@@ -68,13 +63,20 @@ class _Below:
 
 
 def bring(
-    source: Source, listing: Listing, to: RunDir, *, asked: RunDir, dry_run: bool = False
+    source: Source,
+    listing: Listing,
+    to: RunDir,
+    *,
+    asked: RunDir,
+    progress: "Progress",
+    dry_run: bool = False,
 ) -> Brought:
     """Bring what is missing.
 
     Args:
         to: The folder of the run here, or a copy.
         asked: The run's folder that the launcher keeps, whose recipe a copy gets.
+        progress: Shows how far it is.
 
     Raises:
         RequestError: ``to`` holds something else.
@@ -116,34 +118,13 @@ def bring(
     return told
 
 
-def sentence(told: Brought) -> str:
-    """What was brought, for a person."""
-    steps = ", ".join(map(str, told.steps))
-    checkpoints = f"checkpoint of step {steps}" if told.steps else "no checkpoint"
-    if not told.files:
-        return f"{told.to} has all of it already: {checkpoints}, every file held to its SHA-256"
-    return (
-        f"{told.to}: {checkpoints}; {told.files} files, {format_bytes(told.bytes)} came, each held "
-        "to its SHA-256"
-    )
+Progress = Callable[[int], AbstractContextManager[Told]]
+"""Shows how far so many bytes have come, as long as it is entered."""
 
 
 @contextmanager
-def progress(total_bytes: int) -> Iterator[Told]:
-    """A bar on a terminal, a line every tenth in a log."""
-    console = Console(file=sys.stderr)
-    if console.is_terminal:
-        with Progress(
-            TextColumn("{task.description}", markup=False), BarColumn(bar_width=24),
-            DownloadColumn(binary_units=True), TransferSpeedColumn(), console=console,
-        ) as bar:  # fmt: skip
-            task = bar.add_task("", total=total_bytes)
-
-            def show(name: str, size: int) -> None:
-                bar.update(task, description=printable(Path(name).name), advance=size)
-
-            yield show
-        return
+def said_progress(total_bytes: int) -> Iterator[Told]:
+    """A line every tenth."""
     done, next_tenth = 0, 1
 
     def tell(_name: str, size: int) -> None:

@@ -12,7 +12,7 @@ from shardyard.complete import (
     parse_complete,
     read_complete,
 )
-from shardyard.control.bring import progress
+from shardyard.control.bring import Progress, said_progress
 from shardyard.control.nodes_files import Opened, opened
 from shardyard.control.programs import run_program
 from shardyard.control.run_home import RunHome, nodes_folder, refuse_without_checkpoint
@@ -71,7 +71,12 @@ def run_export(folder: RunDir, where: str, place: str, options: list[str]) -> di
 
 
 def export_from_nodes(
-    home: RunHome, to: str, asked: dict[str, Any], terms: SideTerms
+    home: RunHome,
+    to: str,
+    asked: dict[str, Any],
+    terms: SideTerms,
+    *,
+    progress: Progress = said_progress,
 ) -> dict[str, Any] | None:
     """Export where the nodes are; None: with ``dry_run`` a request was printed."""
     trained, recipe = home.far
@@ -100,13 +105,13 @@ def export_from_nodes(
             there = f"{nodes_folder(recipe, home.run_dir)}/{EXPORTS}/{Path(told['to']).name}"
             with opened(home.run_dir, trained, recipe, terms) as nodes:
                 assert nodes is not None
-                _bring(nodes, there, Path(to), wanted)
+                _bring(nodes, there, Path(to), wanted, progress)
         told["complete"]["was_there"] = found
         told["to"] = to
     return told
 
 
-def _bring(nodes: Opened, there: str, to: Path, wanted: str) -> None:
+def _bring(nodes: Opened, there: str, to: Path, wanted: str, progress: Progress) -> None:
     """Bring an export from the nodes' storage, and remove it there."""
     source = nodes.of(there)
     complete = _complete(b"".join(steadily(source, COMPLETE, 0)), there)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from shardyard.aws import s3_client
 from shardyard.complete import Complete
-from shardyard.control.bring import Brought, bring
+from shardyard.control.bring import Brought, Progress, bring, said_progress
 from shardyard.control.nodes_files import opened
 from shardyard.control.run_home import RunHome, nodes_folder
 from shardyard.control.side_jobs import SideTerms, run_side_job, side_request
@@ -21,7 +21,13 @@ from shardyard.transfer.s3 import S3Source, parse_place
 
 
 def bring_run(
-    home: RunHome, target: RunDir, step: str, via: str | None, terms: SideTerms
+    home: RunHome,
+    target: RunDir,
+    step: str,
+    via: str | None,
+    terms: SideTerms,
+    *,
+    progress: Progress = said_progress,
 ) -> Brought | None:
     """Bring by the shortest way that there is; None: a request was shown alone."""
     place = None if via is None else parse_place(via)
@@ -37,7 +43,9 @@ def bring_run(
             return Brought(to=target.path, steps=(), files=0, bytes=0, warnings=())
         listing = list_here(home.folder, step)
         source = FolderSource(folder=home.folder.path)
-        return bring(source, listing, target, asked=home.run_dir, dry_run=terms.dry_run)
+        return bring(
+            source, listing, target, asked=home.run_dir, progress=progress, dry_run=terms.dry_run
+        )
     trained, recipe = home.far
     if place is not None:
         side = SideJob(kind="fetch", arguments={"via": str(place), "step": step})
@@ -46,13 +54,13 @@ def bring_run(
             return None
         there = S3Source(client=s3_client(), place=place)
         listing = _of_complete(there.complete(), home.run_dir)
-        return bring(there, listing, target, asked=home.run_dir)
+        return bring(there, listing, target, asked=home.run_dir, progress=progress)
     with opened(home.run_dir, trained, recipe, terms) as nodes:
         if nodes is None:
             return None
         say(f"reading {nodes_folder(recipe, home.run_dir)}: the checkpoint is verified there first")
         listing = nodes.source.list(step)
-        return bring(nodes.source, listing, target, asked=home.run_dir)
+        return bring(nodes.source, listing, target, asked=home.run_dir, progress=progress)
 
 
 def list_here(folder: RunDir, step: str) -> Listing:

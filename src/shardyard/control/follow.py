@@ -1,31 +1,28 @@
-"""What a person sees of a run: a progress bar on a terminal, plain lines in a log.
+"""What happens in an attempt, told to a view as it happens.
 
-Reads events.jsonl and metrics.jsonl as they grow, and nothing else, so that it costs the training
+The command line has a view that draws (cli/progress.py); the one of plain lines is here. Reads
+events.jsonl and metrics.jsonl as they grow, and nothing else, so that it costs the training
 nothing and works for a run that was started elsewhere.
 """
 
 import json
 import math
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from subprocess import Popen
 from typing import Any, Protocol
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
-
-from shardyard.printable import printable
+from shardyard.config.resolved import Resolved
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import read_resolved
+from shardyard.talk import say
 from shardyard.units import format_count, format_seconds
 from shardyard.waiting import until_over
 
 _POLL_S = 0.15
 _RECENT_STEPS = 20
-_BAR_WIDTH = 24
-_WIDTH_FOR_BAR = 110
-"""Columns of a terminal from which there is room for a bar beside the facts."""
 
 _PHASES = {
     "attempt_started": "loading",
@@ -51,20 +48,16 @@ def follow(
     attempt: int,
     process: Popen[Any] | None,
     *,
-    console: Console,
+    shown: "Shown",
     notes: deque[str] | None = None,
 ) -> None:
     """Show an attempt until its process ends; without a process, until it says that it ended.
 
     Args:
+        shown: Makes the view that shows it.
         notes: Lines to show in between, taken from the left; a signal handler may append to it.
     """
-    resolved = read_resolved(run_dir.resolved(attempt))
-    view = (
-        Terminal(console, resolved.steps)
-        if console.is_terminal
-        else Log(console, resolved.steps, every=resolved.recipe.observe.log_every)
-    )
+    view = shown(read_resolved(run_dir.resolved(attempt)))
     story = Story(attempt, view)
     events, metrics = Tail(run_dir.events), Tail(run_dir.metrics)
 
@@ -123,6 +116,10 @@ class View(Protocol):
 
     def close(self) -> None:
         """Nothing more will come."""
+
+
+Shown = Callable[[Resolved], View]
+"""Makes the view of an attempt that resolved to this."""
 
 
 class Story:
@@ -254,8 +251,8 @@ def describe_stall(seconds: float, usual_s: float | None) -> str:
 class Log:
     """Plain lines, one every so many steps."""
 
-    def __init__(self, console: Console, total_steps: int, *, every: int) -> None:
-        self._console = console
+    def __init__(self, tell: Callable[[str], None], total_steps: int, *, every: int) -> None:
+        self._tell = tell
         self._total_steps = total_steps
         self._every = every
         self._phase = ""
@@ -272,75 +269,23 @@ class Log:
             self.line(f"step {step}/{self._total_steps}  {facts}")
 
     def evaluation(self, step: int, loss: float | None) -> None:
-        self.line(f"step {step}/{self._total_steps}  evaluation loss {_number(loss)}")
+        self.line(f"step {step}/{self._total_steps}  evaluation loss {number_text(loss)}")
 
     def line(self, text: str) -> None:
-        self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+        self._tell(text)
 
     def close(self) -> None:
         """Nothing to put away."""
 
 
-class Terminal:
-    """One progress bar that stays at the bottom; lines of events above it."""
-
-    def __init__(self, console: Console, total_steps: int) -> None:
-        self._console = console
-        self._total_steps = total_steps
-        bar = [BarColumn(bar_width=_BAR_WIDTH)] if console.width >= _WIDTH_FOR_BAR else []
-        self._progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            *bar,
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[facts]}", markup=False),
-            console=console,
-            refresh_per_second=5,
-        )
-        self._width_of_rest = 6 + 2 * len(str(total_steps)) + len(bar) * (_BAR_WIDTH + 1)
-        self._task = self._progress.add_task("", total=total_steps, facts="")
-        self._phase = ""
-        self._facts: list[str] = []
-        self._evaluation: list[str] = []
-        self._progress.start()
-
-    def phase(self, words: str, *, is_told: bool) -> None:  # noqa: ARG002  the bar tells it too
-        self._phase = printable(words)
-        self._show()
-
-    def step(self, line: dict[str, Any], *, step_s: float | None) -> None:
-        self._facts = describe_step(line, self._total_steps, step_s)
-        self._progress.update(self._task, completed=line["step"])
-        self._show()
-
-    def evaluation(self, step: int, loss: float | None) -> None:
-        self._evaluation = [f"eval {_number(loss)} (step {step})"]
-        self._show()
-
-    def line(self, text: str) -> None:
-        self._console.print(printable(text), markup=False, highlight=False)
-
-    def close(self) -> None:
-        self._progress.stop()
-
-    def _show(self) -> None:
-        room = self._console.width - self._width_of_rest - len(self._phase)
-        facts = fit([*self._facts, *self._evaluation], room)
-        self._progress.update(self._task, description=self._phase, facts="  ".join(facts))
-
-
-def fit(facts: list[str], room: int) -> list[str]:
-    """Leave out what a narrow terminal has no room for, the least important first."""
-    for ending in ("/step", " tokens/s", ")", " left"):
-        if len("  ".join(facts)) <= room:
-            break
-        facts = [fact for fact in facts if not fact.endswith(ending)]
-    return facts
+def said(resolved: Resolved) -> View:
+    """A view whose lines are said, as everything else is."""
+    return Log(say, resolved.steps, every=resolved.recipe.observe.log_every)
 
 
 def describe_step(line: dict[str, Any], total_steps: int, step_s: float | None) -> list[str]:
     """Loss, speed and remaining time of a line of metrics.jsonl, in a few words each."""
-    facts = [f"loss {_number(line['loss'])}"]
+    facts = [f"loss {number_text(line['loss'])}"]
     steps_left = total_steps - line["step"]
     if line["tokens_per_s"] is not None and step_s:
         # of a step like this one, but as long as most are: single steps jump
@@ -357,7 +302,8 @@ def _first_sentence(text: str) -> str:
     return text.partition("\n")[0].partition(". ")[0].rstrip(".:")
 
 
-def _number(value: float | None) -> str:
+def number_text(value: float | None) -> str:
+    """A loss in few words."""
     return "not finite" if value is None else f"{value:.4g}"
 
 

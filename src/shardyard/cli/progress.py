@@ -1,0 +1,114 @@
+"""What moves on a terminal: a bar while an attempt trains, a bar while files come.
+
+Where stderr is no terminal, the plain lines that control/ says take their place.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TransferSpeedColumn,
+)
+
+from shardyard.config.resolved import Resolved
+from shardyard.control.bring import said_progress
+from shardyard.control.follow import View, describe_step, number_text, said
+from shardyard.printable import printable
+from shardyard.transfer.receive import Told
+
+_BAR_WIDTH = 24
+_WIDTH_FOR_BAR = 110
+"""Columns of a terminal from which there is room for a bar beside the facts."""
+
+
+def attempt_view(resolved: Resolved) -> View:
+    """A bar on a terminal, plain lines elsewhere."""
+    console = Console(stderr=True, highlight=False)
+    return AttemptBar(console, resolved.steps) if console.is_terminal else said(resolved)
+
+
+@contextmanager
+def bytes_progress(total_bytes: int) -> Iterator[Told]:
+    """A bar on a terminal, a line every tenth elsewhere."""
+    console = Console(file=sys.stderr)
+    if not console.is_terminal:
+        with said_progress(total_bytes) as tell:
+            yield tell
+        return
+    with Progress(
+        TextColumn("{task.description}", markup=False), BarColumn(bar_width=_BAR_WIDTH),
+        DownloadColumn(binary_units=True), TransferSpeedColumn(), console=console,
+    ) as bar:  # fmt: skip
+        task = bar.add_task("", total=total_bytes)
+
+        def show(name: str, size: int) -> None:
+            bar.update(task, description=printable(Path(name).name), advance=size)
+
+        yield show
+
+
+class AttemptBar:
+    """One progress bar that stays at the bottom; lines of events above it."""
+
+    def __init__(self, console: Console, total_steps: int) -> None:
+        self._console = console
+        self._total_steps = total_steps
+        bar = [BarColumn(bar_width=_BAR_WIDTH)] if console.width >= _WIDTH_FOR_BAR else []
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            *bar,
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[facts]}", markup=False),
+            console=console,
+            refresh_per_second=5,
+        )
+        self._width_of_rest = 6 + 2 * len(str(total_steps)) + len(bar) * (_BAR_WIDTH + 1)
+        self._task = self._progress.add_task("", total=total_steps, facts="")
+        self._phase = ""
+        self._facts: list[str] = []
+        self._evaluation: list[str] = []
+        self._progress.start()
+
+    def phase(self, words: str, *, is_told: bool) -> None:  # noqa: ARG002  the bar tells it too
+        self._phase = printable(words)
+        self._show()
+
+    def step(self, line: dict[str, Any], *, step_s: float | None) -> None:
+        self._facts = describe_step(line, self._total_steps, step_s)
+        self._progress.update(self._task, completed=line["step"])
+        self._show()
+
+    def evaluation(self, step: int, loss: float | None) -> None:
+        self._evaluation = [f"eval {number_text(loss)} (step {step})"]
+        self._show()
+
+    def line(self, text: str) -> None:
+        self._console.print(printable(text), markup=False, highlight=False)
+
+    def close(self) -> None:
+        self._progress.stop()
+
+    def _show(self) -> None:
+        room = self._console.width - self._width_of_rest - len(self._phase)
+        facts = fit([*self._facts, *self._evaluation], room)
+        self._progress.update(self._task, description=self._phase, facts="  ".join(facts))
+
+
+def fit(facts: list[str], room: int) -> list[str]:
+    """Leave out what a narrow terminal has no room for, the least important first."""
+    for ending in ("/step", " tokens/s", ")", " left"):
+        if len("  ".join(facts)) <= room:
+            break
+        facts = [fact for fact in facts if not fact.endswith(ending)]
+    return facts
