@@ -9,6 +9,7 @@ import pytest
 from shardyard.cli.train_here import _show
 from shardyard.config.schema import Elastic, Recipe
 from shardyard.control.last_report import write_last_report
+from shardyard.control.train import Trained
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import EventWriter
 from tests.report.synthetic import write_whole_run
@@ -47,10 +48,11 @@ def test_no_path_is_printed_of_a_report_that_is_not_there(
 ) -> None:
     summary = write_last_report(run, 1, RECIPE)
     assert summary is not None
-    _show(run, summary)
+    trained = Trained(run_dir=run, answer={}, summary=summary)
+    _show(trained, summary)
     assert f"report_html: {run.report_html}" in capsys.readouterr().out
     run.report_html.unlink()
-    _show(run, summary)
+    _show(trained, summary)
     assert "report_html" not in capsys.readouterr().out
 
 

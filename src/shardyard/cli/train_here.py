@@ -2,42 +2,29 @@
 
 import json
 
+from shardyard.cli.progress import attempt_view
 from shardyard.cli.tables import print_table
-from shardyard.control.agent_process import run_agent_process
-from shardyard.control.attempt import Attempt, no_plan, write_down
-from shardyard.control.last_report import write_last_report
+from shardyard.control.attempt import Attempt
+from shardyard.control.train import Trained, train
 from shardyard.report.summary import Summary
-from shardyard.rundir.layout import RunDir
 from shardyard.terminal import say, tell
 from shardyard.units import format_count, format_seconds
 
 
 def run_attempt(attempt: Attempt, *, as_json: bool) -> int:
-    """Write the attempt's files, train, and print what came of it. Returns the exit code."""
-    prediction = attempt.plan()
-    write_down(attempt, prediction)
-    say(no_plan() if prediction is None else prediction.line())
-    answer = run_agent_process(attempt.run_dir, attempt.number)
-    summary = write_last_report(attempt.run_dir, attempt.number, attempt.resolved.recipe)
+    """Train, and print what came of it. Returns the exit code."""
+    trained = train(attempt, shown=attempt_view)
     if as_json:
-        numbers = {} if summary is None else summary.to_json()
-        tell(json.dumps({**_paths(attempt.run_dir), **numbers, **answer}, indent=1))
-    elif summary is not None and summary.steps_done:
-        _show(attempt.run_dir, summary)
-    if answer["exit_code"] != 0:
-        is_error = answer["outcome"] == "failed"
-        say(f"{'error: ' if is_error else ''}{answer['message']}")
-    return int(answer["exit_code"])
+        tell(json.dumps(trained.to_json(), indent=1))
+    elif trained.summary is not None and trained.summary.steps_done:
+        _show(trained, trained.summary)
+    if trained.exit_code != 0:
+        is_error = trained.answer["outcome"] == "failed"
+        say(f"{'error: ' if is_error else ''}{trained.answer['message']}")
+    return trained.exit_code
 
 
-def _paths(run_dir: RunDir) -> dict[str, str | None]:
-    latest = run_dir.latest_checkpoint()
-    checkpoint = None if latest is None else str(latest)
-    report = str(run_dir.report_html) if run_dir.report_html.is_file() else None
-    return {"checkpoint": checkpoint, "report_html": report}
-
-
-def _show(run_dir: RunDir, summary: Summary) -> None:
+def _show(trained: Trained, summary: Summary) -> None:
     rows = [
         ("step", f"{summary.steps_done:,} of {summary.steps_planned:,}", summary.state),
         ("loss", _nats(summary.loss), "of the last step"),
@@ -64,12 +51,13 @@ def _show(run_dir: RunDir, summary: Summary) -> None:
         ("wall time", format_seconds(summary.wall_s), "from start to end of all processes"),
     ]
     print_table(("result", "", ""), rows)
-    if run_dir.sample.is_file():
+    sample = trained.run_dir.sample
+    if sample.is_file():
         tell("\na sample of generated text:\n")
-        for line in run_dir.sample.read_text().splitlines():
+        for line in sample.read_text().splitlines():
             tell(f"    {line}")
     tell()
-    for name, path in _paths(run_dir).items():
+    for name, path in trained.paths.items():
         if path is not None:  # without one it was said why
             tell(f"{name}: {path}")
 

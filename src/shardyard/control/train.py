@@ -1,0 +1,127 @@
+"""Training here and now: from a request to what came of an attempt on this machine."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardyard.config.compatibility import check_packages, engines_for
+from shardyard.config.load import dump_recipe
+from shardyard.control.agent_process import run_agent_process
+from shardyard.control.attempt import (
+    Attempt,
+    no_plan,
+    refuse_other_nodes,
+    resolve_here,
+    write_down,
+)
+from shardyard.control.follow import Shown, said
+from shardyard.control.last_report import write_last_report
+from shardyard.control.request import Request
+from shardyard.errors import RequestError, StorageError
+from shardyard.files import write_text
+from shardyard.report.summary import Summary
+from shardyard.rundir.layout import RunDir, new_run_id
+from shardyard.rundir.lines import EventWriter
+from shardyard.talk import say, warn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What came of an attempt."""
+
+    run_dir: RunDir
+    answer: dict[str, Any]
+    """The agent's: ``outcome`` (finished, drained, failed), ``exit_code``, ``message``."""
+    summary: Summary | None
+    """None: the run's files cannot be read."""
+
+    @property
+    def exit_code(self) -> int:
+        """For a shell: 0 where the training is done."""
+        return int(self.answer["exit_code"])
+
+    @property
+    def paths(self) -> dict[str, str | None]:
+        """What there is to open."""
+        latest, report = self.run_dir.latest_checkpoint(), self.run_dir.report_html
+        return {
+            "checkpoint": None if latest is None else str(latest),
+            "report_html": str(report) if report.is_file() else None,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        numbers = {} if self.summary is None else self.summary.to_json()
+        return {**self.paths, **numbers, **self.answer}
+
+
+def first_attempt(request: Request) -> Attempt:
+    """The first attempt of a new run on this machine; prepares the data, writes no run folder.
+
+    Raises:
+        RequestError: It cannot be trained here, or the run is there already.
+        StorageError: No run folder can be made.
+    """
+    run = request.recipe.run
+    _refuse_existing(request)
+    _refuse_unwritable(Path(run.dir).expanduser())
+    refuse_other_nodes(request.recipe)
+    for warning in check_packages(engines_for(request.recipe)):
+        warn(warning)
+    machine, resolved = resolve_here(request)
+    run_id = run.id or new_run_id(str(resolved.recipe.run.name))
+    return Attempt(
+        run_dir=RunDir(Path(run.dir).expanduser().resolve() / run_id),
+        number=0,
+        asked=request.recipe,
+        resolved=resolved,
+        machine=machine,
+    )
+
+
+def begin(attempt: Attempt) -> None:
+    """Make the folder of a new run."""
+    run_dir = attempt.run_dir
+    write_text(run_dir.recipe, dump_recipe(attempt.asked))
+    events = EventWriter(run_dir.events, attempt=0, generation=0)
+    events.write("run_started", run=run_dir.run_id)
+    events.close()
+
+
+def train(attempt: Attempt, *, shown: Shown = said) -> Trained:
+    """Write an attempt's files, train, write its report. Call from the main thread.
+
+    Args:
+        shown: How its progress is shown.
+    """
+    prediction = attempt.plan()
+    write_down(attempt, prediction)
+    say(no_plan() if prediction is None else prediction.line())
+    answer = run_agent_process(attempt.run_dir, attempt.number, shown=shown)
+    summary = write_last_report(attempt.run_dir, attempt.number, attempt.resolved.recipe)
+    return Trained(run_dir=attempt.run_dir, answer=answer, summary=summary)
+
+
+def _refuse_existing(request: Request) -> None:
+    run = request.recipe.run
+    if run.id is None:
+        return
+    run_dir = RunDir(Path(run.dir).expanduser().resolve() / run.id)
+    if run_dir.recipe.exists():
+        raise RequestError(
+            f"run.id={run.id!r} exists already in {run.dir}. A second run in its folder would mix "
+            f"their files. Continue it with `shardyard resume {run_dir.handle}`, or choose another "
+            "id."
+        )
+
+
+def _refuse_unwritable(runs_dir: Path) -> None:
+    """Raise now, not after an hour of preparation, if no run folder can be made there."""
+    nearest = next(place for place in (runs_dir, *runs_dir.absolute().parents) if place.exists())
+    if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
+        return
+    why = "cannot be written" if nearest.is_dir() else "is a file, not a folder"
+    raise StorageError(
+        f"run.dir={str(runs_dir)!r}: {nearest} {why}. Every run gets a folder there. Mend that, or "
+        "choose another with run.dir."
+    )
