@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from shardyard.launch.base import PLACES
+
 SRC = Path(__file__).parents[1] / "src"
 PACKAGE = SRC / "shardyard"
 
@@ -137,6 +139,22 @@ def test_the_training_half_never_imports_a_cloud_client() -> None:
         if package_of(path) in TRAINING and outer_packages(path) & CLOUD_CLIENTS
     ]
     assert guilty == []
+
+
+def test_operations_know_no_terminal() -> None:
+    """What they say goes through logging, what they ask through callables."""
+    guilty = [
+        shown(path)
+        for path in MODULES
+        if package_of(path) == "control" and outer_packages(path) & {"click", "rich"}
+    ]
+    assert guilty == []
+
+
+@pytest.mark.parametrize("place", sorted(PLACES.values()))
+def test_a_node_knows_its_place_without_a_client_of_its_scheduler(place: str) -> None:
+    start = place.partition(":")[0].removeprefix("shardyard.").replace(".", "/") + ".py"
+    assert not [shown(path) for path in reached(start) if outer_packages(path) & CLOUD_CLIENTS]
 
 
 def test_no_two_packages_import_each_other() -> None:

@@ -16,8 +16,8 @@ import pytest
 
 from shardyard.errors import EXIT_DRAINED
 from shardyard.launch.aws_batch.launcher import BatchLauncher
+from shardyard.launch.aws_batch.place import own_address
 from shardyard.launch.marked import rebuild
-from shardyard.launch.place import own_address
 from shardyard.rundir.lines import read_lines, read_steps
 from tests.e2e.shardyard import PATIENCE_S, Answer, Place, end_what_is_left, wait_for_step
 from tests.launch.local_runs import TWO_NODES, LocalRuns

@@ -3,7 +3,7 @@
 import pytest
 
 from shardyard.errors import RequestError
-from shardyard.launch.nodelist import first_host
+from shardyard.launch.slurm.nodelist import first_host
 
 # The first of what `scontrol show hostnames LIST` of slurm-client 22.05 answers.
 ANSWERS = [

@@ -3,7 +3,10 @@
 import pytest
 
 from shardyard.errors import RequestError
-from shardyard.launch.place import KINDS, Place, own_address, place_in
+from shardyard.launch import base
+from shardyard.launch.aws_batch.place import in_job, own_address
+from shardyard.launch.base import PLACES, place_in
+from shardyard.launch.place import Place, Variables
 
 # Slurm: sbatch(1), "OUTPUT ENVIRONMENT VARIABLES".
 SLURM = {
@@ -70,7 +73,6 @@ CASES = [
         (3, 4, "run-worker-0", 29401, "uid"),
     ),
     ("aws-batch", BATCH_CHILD, (2, 4, "10.0.1.5", 29400, BATCH_SESSION)),
-    ("aws-batch", BATCH_MAIN, (0, 4, "10.0.1.9", 29400, BATCH_SESSION)),
     # the main node need not be the first
     (
         "aws-batch",
@@ -85,9 +87,15 @@ def test_each_scheduler_says_where_a_node_stands(
     kind: str, environ: dict[str, str], expected: tuple[int, int, str, int, str]
 ) -> None:
     node_rank, nodes, host, port, session = expected
-    assert place_in(kind, environ, own_address=lambda: "10.0.1.9") == Place(
-        node_rank=node_rank, nodes=nodes, host=host, port=port, session=session
-    )
+    assert place_in(kind, environ) == Place(
+        node_rank=node_rank, nodes=nodes, host=host, port=port, session=session,
+        is_container=kind != "slurm",
+    )  # fmt: skip
+
+
+def test_the_main_node_of_aws_batch_finds_its_own_address() -> None:
+    place = in_job(Variables("aws-batch", BATCH_MAIN), own_address=lambda: "10.0.1.9")
+    assert (place.node_rank, place.host, place.session) == (0, "10.0.1.9", BATCH_SESSION)
 
 
 NEEDED = [
@@ -125,7 +133,21 @@ def test_an_elastic_job_without_an_elastic_policy_is_told_so() -> None:
 def test_a_place_that_is_not_read_from_the_environment_names_the_others() -> None:
     with pytest.raises(RequestError) as caught:
         place_in("ray", {})
-    assert all(kind in str(caught.value) for kind in KINDS)
+    assert all(word in str(caught.value) for word in (*PLACES, "given"))
+
+
+def test_a_launcher_of_a_package_reads_its_own_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ours:
+        @staticmethod
+        def place(variables: Variables) -> Place:
+            rank = variables.number("RAY_RANK")
+            return Place(node_rank=rank, nodes=2, host="head", port=1, session="s")
+
+    monkeypatch.setattr(base, "installed", lambda _: {"ray": ()})
+    monkeypatch.setattr(base, "launcher_class", lambda _: Ours)
+    assert place_in("ray", {"RAY_RANK": "1"}).node_rank == 1
+    with pytest.raises(RequestError, match="--place ray reads this node"):
+        place_in("ray", {})
 
 
 def test_an_address_of_version_6_is_bracketed_in_the_endpoint() -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -127,17 +128,17 @@ def test_nodes_that_are_one_machine_do_not_share_its_accelerators(
     assert "cluster.device=cpu" in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", ["jobset", "trainjob", "pytorchjob", "aws-batch"])
 def test_where_a_drained_job_is_started_again_one_that_stopped_itself_is_final(
-    kind: str, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    run = RunDir(tmp_path)
+    run, node = RunDir(tmp_path), Place(node_rank=0, nodes=1, host="h", port=1, session="s")
+    pod = replace(node, is_container=True)
     terms = Terms(
         began_s=0.0, session="s", usd_per_hour=1.0, max_usd=1e-9, stop_idle_after_s=None
     )  # fmt: skip
-    assert told_exit_code(143, run, 0, kind) == 143
+    assert told_exit_code(143, run, 0, pod) == 143
     assert Limits(run, 0, terms, now_s=0.0).look(1.0)
-    assert told_exit_code(143, run, 0, kind) == 130
-    assert told_exit_code(0, run, 0, kind) == 0  # it came to its end all the same
-    assert told_exit_code(143, run, 1, kind) == 143  # another attempt, asked by its scheduler
-    assert told_exit_code(143, run, 0, "slurm") == 143
+    assert told_exit_code(143, run, 0, pod) == 130
+    assert told_exit_code(0, run, 0, pod) == 0  # it came to its end all the same
+    assert told_exit_code(143, run, 1, pod) == 143  # another attempt, asked by its scheduler
+    assert told_exit_code(143, run, 0, node) == 143

@@ -4,12 +4,12 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from shardyard.control.request import Request
 from shardyard.control.submission import Proposal, propose
 from shardyard.errors import RequestError
-from shardyard.launch.base import Launcher, LaunchRequest
-from shardyard.launch.installation import Installs, Part, target_ledger
+from shardyard.launch.base import Installs, Launcher, LaunchRequest, Part
 from shardyard.launch.ledger import Ledger
 from shardyard.launch.trust import refuse_untrusted
 from shardyard.rundir.layout import RunDir, new_run_id
@@ -18,7 +18,10 @@ from shardyard.talk import say
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """What is changed, and the ledger of what was."""
+    """What is changed, and the ledger of what was.
+
+    What is installed belongs to the target, not to a run: its ledger stands beside the runs.
+    """
 
     launcher: Installs
     request: LaunchRequest
@@ -61,7 +64,7 @@ def target_of(request: Request, launcher: Launcher) -> Target:
         )
     asked = proposal_for(request, launcher).request
     folder, name = Path(request.recipe.run.dir).expanduser(), launcher.target_name(asked)
-    ledger = target_ledger(folder, launcher.name, name)
+    ledger = Ledger(folder / f"installed-{launcher.name}-{quote(name, safe='')}.jsonl")
     return Target(launcher=launcher, request=asked, ledger=ledger)
 
 

@@ -20,7 +20,8 @@ from shardyard.hardware.cluster import Cluster
 from shardyard.launch.bundle import Bundle
 from shardyard.launch.ledger import SIDE_DETAIL, EntryForm, Ledger
 from shardyard.launch.marked import NONCE_VARIABLE
-from shardyard.plug_ins import PlugIn, loaded, part
+from shardyard.launch.place import Place, Variables
+from shardyard.plug_ins import PlugIn, installed, loaded, part
 
 LAUNCHERS: dict[str, str] = {
     "local": "shardyard.launch.local:LocalLauncher",
@@ -29,6 +30,18 @@ LAUNCHERS: dict[str, str] = {
     "aws-batch": "shardyard.launch.aws_batch.launcher:BatchLauncher",
 }
 """Name -> module:class, imported on first use; packages add others (``plug_ins.py``)."""
+
+
+PLACES: dict[str, str] = {
+    "slurm": "shardyard.launch.slurm.place:in_job",
+    "jobset": "shardyard.launch.kubernetes.place:in_jobset",
+    "trainjob": "shardyard.launch.kubernetes.place:in_trainjob",
+    "pytorchjob": "shardyard.launch.kubernetes.place:in_pytorchjob",
+    "aws-batch": "shardyard.launch.aws_batch.place:in_job",
+}
+"""Word behind ``--place`` -> what reads a node's place; a light file, apart from its launcher."""
+GIVEN = "given"
+"""The word of a place that other options say."""
 
 
 class JobState(StrEnum):
@@ -302,6 +315,30 @@ def launcher_class(name: str) -> type[Launcher]:
     return found
 
 
+def place_in(word: str, environ: Mapping[str, str]) -> Place:
+    """Read this node's place from the variables that a scheduler sets.
+
+    Args:
+        word: Of ``PLACES``, or the name of a package's launcher that ``KnowsPlace``.
+
+    Raises:
+        RequestError: Nobody reads it; or a variable is missing or is no number.
+    """
+    ours = PLACES.get(word)
+    if ours is None:
+        theirs = launcher_class(word) if word in installed("launchers") else None
+        read = getattr(theirs, "place", None)
+    else:
+        read = part(None, ours)
+    if read is None:
+        raise RequestError(
+            f"--place {word} is no place that can be read from the environment. "
+            f"Use one of {', '.join((*PLACES, GIVEN))}."
+        )
+    found: Place = read(Variables(word, environ))
+    return found
+
+
 def _why_no_launcher(kind: Any, name: str) -> str:
     if not isinstance(kind, type):
         return f"is {kind!r}, not a class"
@@ -354,3 +391,50 @@ class SharesPython(Protocol):
 
     def shares_python(self, recipe: Recipe) -> bool:
         """Whether they do, of a launch with these settings. Pure."""
+
+
+@runtime_checkable
+class KnowsPlace(Protocol):
+    """A launcher of a package whose nodes find in their environment where they stand.
+
+    They are started with ``--place`` and its name; of others a launcher says the place in full,
+    with ``--place given``. Ours are in ``PLACES``.
+    """
+
+    @staticmethod
+    def place(variables: Variables) -> Place:
+        """Read this node's place. Imports no client of the scheduler: nodes may not have it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One missing part of a target."""
+
+    name: str
+    """With its version."""
+    why: str
+    text: str
+    """Exactly what is run or sent."""
+    command: tuple[str, ...] = ()
+    """The argument list of a part that a program installs."""
+    objects: tuple[dict[str, Any], ...] = ()
+    """The objects of a part that is rendered by us."""
+    details: dict[str, str] = field(default_factory=dict)
+    """What removes it again."""
+
+
+@runtime_checkable
+class Installs(Protocol):
+    """A launcher whose target can be given what it lacks. Methods raise ShardyardError."""
+
+    def target_name(self, request: LaunchRequest) -> str:
+        """Of the cluster that a request means."""
+
+    def missing(self, request: LaunchRequest) -> list[Part]:
+        """What is not there and can be installed, in the order of installation."""
+
+    def install(self, request: LaunchRequest, part: Part, ledger: Ledger) -> None:
+        """Put it there, between its two lines in the ledger."""
+
+    def uninstall(self, request: LaunchRequest, ledger: Ledger) -> list[str]:
+        """Remove all that the ledger names, the last first; returns what. Repeatable."""

@@ -1,25 +1,17 @@
-"""Where a process stands among the nodes of its job, as each scheduler says it."""
+"""Where a process stands among the nodes of its job; each launcher's place.py reads its own."""
 
-import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 from shardyard.errors import RequestError
-from shardyard.launch.nodelist import first_host
-
-PlaceKind = Literal["slurm", "jobset", "trainjob", "pytorchjob", "aws-batch", "given"]
-KINDS: tuple[PlaceKind, ...] = get_args(PlaceKind)
 
 PORT = 29400
 """Of the rendezvous where node 0 has a network address of its own, as pods have."""
-_SLURM_PORTS = range(20000, 30000)
-"""Below the ports that Linux gives to clients; jobs that share a node differ by their ids."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """One node's place; read from the environment by ``place_in``."""
+    """One node's place; what its launcher's part of the environment says."""
 
     node_rank: int
     nodes: int
@@ -28,6 +20,8 @@ class Place:
     port: int
     session: str
     """The same on all nodes of one start of the job, and new at each (requeue, retry, restart)."""
+    is_container: bool = False
+    """Its own folders are no other node's, and exit code 143 has the job started again."""
 
     @property
     def endpoint(self) -> str:
@@ -36,51 +30,11 @@ class Place:
         return f"{host}:{self.port}"
 
 
-def own_address() -> str:
-    """An address of this machine that others in its network reach."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # RFC 5737, for examples; sends nothing
-            return str(probe.getsockname()[0])
-        except OSError:  # no default route
-            return socket.gethostbyname(socket.gethostname())
-
-
-def place_in(
-    kind: str, environ: Mapping[str, str], *, own_address: Callable[[], str] = own_address
-) -> Place:
-    """Read this node's place from the variables that a scheduler sets.
-
-    Args:
-        kind: One of ``KINDS``, but not ``given``: that one is given by options.
-        own_address: Asked on AWS Batch's main node alone, which is not told its own address.
-
-    Raises:
-        RequestError: A variable is missing or is no number.
-    """
-    variables = _Variables(kind, environ)
-    match kind:
-        case "slurm":
-            return _in_slurm(variables)
-        case "jobset":
-            return _in_jobset(variables)
-        case "trainjob":
-            return _in_trainjob(variables)
-        case "pytorchjob":
-            return _in_pytorchjob(variables)
-        case "aws-batch":
-            return _in_aws_batch(variables, own_address)
-    raise RequestError(
-        f"--place {kind} is no place that can be read from the environment. "
-        f"Use one of {', '.join(KINDS)}."
-    )
-
-
-class _Variables:
+class Variables:
     """The environment of a node; what is missing is an error that names it."""
 
-    def __init__(self, kind: str, environ: Mapping[str, str]) -> None:
-        self._kind = kind
+    def __init__(self, word: str, environ: Mapping[str, str]) -> None:
+        self._word = word
         self._environ = environ
 
     def optional(self, name: str) -> str | None:
@@ -90,7 +44,7 @@ class _Variables:
         value = self.optional(name)
         if value is None:
             raise RequestError(
-                f"the variable {name} is not set. --place {self._kind} reads this node's place "
+                f"the variable {name} is not set. --place {self._word} reads this node's place "
                 "from it. Start this command inside such a job, or say the place yourself with "
                 "--place given --node-rank K --nodes N --rendezvous HOST:PORT --session S."
             )
@@ -102,89 +56,8 @@ class _Variables:
         value = self.text(name)
         if not value.isdecimal():
             raise RequestError(
-                f"the variable {name}={value!r} is no number. --place {self._kind} reads this "
+                f"the variable {name}={value!r} is no number. --place {self._word} reads this "
                 "node's place from it. Whatever started this command must set it as the scheduler "
                 "does."
             )
         return int(value)
-
-
-def _in_slurm(variables: _Variables) -> Place:
-    job = variables.number("SLURM_JOB_ID")
-    return Place(
-        node_rank=variables.number("SLURM_NODEID"),
-        nodes=variables.number("SLURM_JOB_NUM_NODES"),
-        host=first_host(variables.text("SLURM_JOB_NODELIST")),
-        port=_SLURM_PORTS[job % len(_SLURM_PORTS)],
-        session=f"{job}.{variables.number('SLURM_RESTART_COUNT', 0)}",  # unset at the first start
-    )
-
-
-def _in_jobset(variables: _Variables) -> Place:
-    return Place(
-        node_rank=variables.number("JOB_COMPLETION_INDEX"),
-        nodes=variables.number("SHARDYARD_NODES"),
-        host=variables.text("SHARDYARD_HOST"),
-        port=variables.number("SHARDYARD_PORT", PORT),
-        session=variables.text("SHARDYARD_SESSION"),
-    )
-
-
-def _in_trainjob(variables: _Variables) -> Place:
-    return Place(
-        node_rank=variables.number("PET_NODE_RANK"),
-        nodes=variables.number("PET_NNODES"),
-        host=variables.text("PET_MASTER_ADDR"),
-        port=variables.number("PET_MASTER_PORT", PORT),
-        session=variables.text("SHARDYARD_SESSION"),
-    )
-
-
-def _in_pytorchjob(variables: _Variables) -> Place:
-    """An elastic PyTorchJob. Its PET_NNODES is min:max; the most that may come is what counts.
-
-    Where its policy names an etcd, the operator's endpoint is that; our manifest says where node 0
-    is in any case.
-    """
-    endpoint = variables.optional("SHARDYARD_HOST")
-    if endpoint is None:
-        endpoint = variables.text("PET_RDZV_ENDPOINT")
-    else:
-        endpoint += f":{variables.number('SHARDYARD_PORT', PORT)}"
-    host, _, port = endpoint.rpartition(":")
-    nodes = variables.text("PET_NNODES")
-    _, _, most = nodes.rpartition(":")
-    if not host or not port.isdecimal() or not most.isdecimal():
-        raise RequestError(
-            f"the variables PET_RDZV_ENDPOINT={endpoint!r} and PET_NNODES={nodes!r} are not "
-            "HOST:PORT and MIN:MAX. The training operator sets them for a PyTorchJob with "
-            "elasticPolicy. Check that the job has one."
-        )
-    return Place(
-        node_rank=variables.number("RANK"),
-        nodes=int(most),
-        host=host.strip("[]"),
-        port=int(port),
-        session=variables.text("SHARDYARD_SESSION"),
-    )
-
-
-def _in_aws_batch(variables: _Variables, own_address: Callable[[], str]) -> Place:
-    """A node of a multi-node parallel job.
-
-    The variable with the main node's address is set on the other nodes only.
-    Source: docs.aws.amazon.com/batch/latest/userguide/multi-node-parallel-jobs.html
-    """
-    nodes = variables.number("AWS_BATCH_JOB_NUM_NODES")
-    main = variables.number("AWS_BATCH_JOB_MAIN_NODE_INDEX")
-    node_rank = (variables.number("AWS_BATCH_JOB_NODE_INDEX") - main) % nodes
-    job = variables.text("AWS_BATCH_JOB_ID").partition("#")[0]  # a node's own id is <job>#<node>
-    return Place(
-        node_rank=node_rank,
-        nodes=nodes,
-        host=variables.text("AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS")
-        if node_rank
-        else own_address(),
-        port=PORT,
-        session=f"{job}-{variables.number('AWS_BATCH_JOB_ATTEMPT')}",
-    )

@@ -31,8 +31,8 @@ from shardyard.control.resume import is_finished, newest_attempt, refuse_spent
 from shardyard.control.sent_code import take_code
 from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED, RequestError, ShardyardError
 from shardyard.files import write_text
-from shardyard.launch.base import take_launched_by
-from shardyard.launch.place import KINDS, Place, place_in
+from shardyard.launch.base import GIVEN, PLACES, place_in, take_launched_by
+from shardyard.launch.place import Place
 from shardyard.launch.secrets import resolve_local
 from shardyard.local_path import LocalPath
 from shardyard.node.homes import with_homes
@@ -47,14 +47,13 @@ from shardyard.rundir.lease import Lease
 from shardyard.rundir.lines import EventWriter, read_lines
 from shardyard.talk import say, warn
 
-_PODS = ("jobset", "trainjob", "pytorchjob", "aws-batch")
-"""Places where a node's own folders are no other node's, and 143 has the job started again."""
-
 
 @click.command()
 @click.argument("recipe", type=LocalPath(path_type=Path))
 @click.option("--run-dir", type=LocalPath(path_type=Path), required=True, help="The run's folder.")
-@click.option("--place", "kind", type=click.Choice(KINDS), required=True, help="What starts it.")
+@click.option(
+    "--place", "word", required=True, help=f"What starts it: {', '.join((*PLACES, GIVEN))}."
+)
 @click.option("--node-rank", type=click.IntRange(min=0), help="With --place given: this node.")
 @click.option("--nodes", type=click.IntRange(min=1), help="With --place given: how many.")
 @click.option("--rendezvous", metavar="HOST:PORT", help="With --place given: a port of node 0.")
@@ -66,7 +65,7 @@ def command(
     recipe: Path,
     *,
     run_dir: Path,
-    kind: str,
+    word: str,
     node_rank: int | None,
     nodes: int | None,
     rendezvous: str | None,
@@ -77,10 +76,10 @@ def command(
     began_s = time.monotonic()
     nonce, launched_by = take_nonce(os.environ), take_launched_by(os.environ)
     _listen()
-    if kind == "given":
+    if word == GIVEN:
         place = _given(node_rank, nodes, rendezvous, session)
     else:
-        place = place_in(kind, os.environ)
+        place = place_in(word, os.environ)
     run = RunDir(run_dir.expanduser().resolve())
     talk = Session(run, place.session)
     try:
@@ -90,9 +89,9 @@ def command(
     os.environ.update(resolve_local(asked.secrets, os.environ))
     take_code(asked, run, code)
     if place.node_rank > 0:
-        return _join(run, place, talk, kind=kind)
+        return _join(run, place, talk)
     with marked_on_stdout(run, nonce=nonce):
-        return _lead(_Lead(recipe, kind, run, place, launched_by), talk, began_s=began_s)
+        return _lead(_Lead(recipe, run, place, launched_by), talk, began_s=began_s)
 
 
 def _listen() -> None:
@@ -131,7 +130,7 @@ def _given(
     )
 
 
-def _join(run: RunDir, place: Place, talk: Session, *, kind: str) -> int:
+def _join(run: RunDir, place: Place, talk: Session) -> int:
     """A node other than node 0."""
     word = talk.wait(say=lambda words: say(words))
     if isinstance(word, Ended):
@@ -144,7 +143,7 @@ def _join(run: RunDir, place: Place, talk: Session, *, kind: str) -> int:
         say(f"node 0: {end.words}")
         return end.exit_code
     exit_code, _ = _train(run, word, place)
-    return told_exit_code(exit_code, run, word, kind)
+    return told_exit_code(exit_code, run, word, place)
 
 
 def _tell_refusal(error: ShardyardError, run: RunDir, place: Place, talk: Session) -> NoReturn:
@@ -162,20 +161,17 @@ def _tell_refusal(error: ShardyardError, run: RunDir, place: Place, talk: Sessio
     raise error
 
 
-def told_exit_code(exit_code: int, run: RunDir, attempt: int, kind: str) -> int:
+def told_exit_code(exit_code: int, run: RunDir, attempt: int, place: Place) -> int:
     """The exit code for the scheduler: it is not to start a run again that has stopped itself."""
-    is_own_wish = exit_code != 0 and kind in _PODS and has_stopped_itself(run, attempt)
+    is_own_wish = exit_code != 0 and place.is_container and has_stopped_itself(run, attempt)
     return EXIT_INTERRUPTED if is_own_wish else exit_code
 
 
 class _Lead:
     """What node 0 prepares from."""
 
-    def __init__(
-        self, recipe: Path, kind: str, run: RunDir, place: Place, launched_by: PlugIn | None
-    ) -> None:
+    def __init__(self, recipe: Path, run: RunDir, place: Place, launched_by: PlugIn | None) -> None:
         self._file = recipe
-        self.kind = kind
         self.run = run
         self.place = place
         self._launched_by = launched_by
@@ -214,7 +210,7 @@ class _Lead:
 
     def _recipe(self) -> Recipe:
         recipe = anchor_paths(load_checked_recipe([self._file], [], of_run=True))
-        recipe = with_homes(recipe, self.run, shares_folder=self.kind not in _PODS)
+        recipe = with_homes(recipe, self.run, shares_folder=not self.place.is_container)
         return with_nodes(recipe, self.place.nodes)
 
 
@@ -241,7 +237,7 @@ def _lead(lead: _Lead, talk: Session, *, began_s: float) -> int:
         wait_for_nodes(files, number, resolved, say=say)
         begin()
         exit_code, words = _train(run, number, lead.place)
-    exit_code = told_exit_code(exit_code, run, attempt.number, lead.kind)
+    exit_code = told_exit_code(exit_code, run, attempt.number, lead.place)
     talk.end(words, exit_code)
     write_last_report(run, attempt.number, attempt.resolved.recipe)
     return exit_code

@@ -9,8 +9,8 @@ import pytest
 
 from shardyard.config.load import dump_recipe
 from shardyard.errors import RequestError
+from shardyard.launch.base import place_in
 from shardyard.launch.kubernetes.objects import render_objects, to_yaml
-from shardyard.launch.place import place_in
 from tests.launch.kubernetes.requests import IMAGE, RUN_ID, request_for
 from tests.launch.kubernetes.schemas import pod_of
 

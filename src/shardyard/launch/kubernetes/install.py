@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
-from shardyard.launch.base import LaunchRequest
-from shardyard.launch.installation import Part
+from shardyard.launch.base import LaunchRequest, Part
 from shardyard.launch.kubernetes.api import PLURALS, Api, ExistsError, UncertainError
 from shardyard.launch.kubernetes.claim_checks import drivers_missing
 from shardyard.launch.kubernetes.etcd import render_etcd, service_name

@@ -20,11 +20,11 @@ from shardyard.launch.base import (
     JobStatus,
     LaunchRequest,
     LogLine,
+    Part,
     Removal,
     Rendered,
     mounted,
 )
-from shardyard.launch.installation import Part
 from shardyard.launch.kubernetes import pod
 from shardyard.launch.kubernetes.api import Api, ExistsError, UncertainError
 from shardyard.launch.kubernetes.checks import kubernetes_checks
