@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import click
 
@@ -36,22 +35,13 @@ def command(recipe: tuple[str, ...], *, schema: bool, presets: bool, as_json: bo
 
 def _show_recipe(arguments: tuple[str, ...], *, as_json: bool) -> None:
     from shardyard.config.document import write_default
-    from shardyard.config.resolved import settings_in
     from shardyard.control.request import Request
+    from shardyard.control.resolve import settings_of
     from shardyard.units import format_count
 
     request = Request.read(arguments, to_train=False, needs_weights=False, only_looks=True)
     preview = request.preview()
-    given = settings_in(request.recipe.model_dump(mode="json", exclude_unset=True))
-    values = settings_in(preview.recipe.model_dump(mode="json"))
-    settings: dict[str, dict[str, Any]] = {
-        name: {
-            "value": value,
-            "reason": preview.reasons.get(name, "given" if name in given else "default"),
-        }
-        for name, value in values.items()
-        if value != {} or name != "secrets"  # a section without settings
-    }
+    settings = settings_of(request, preview)
     shape = request.shape
     if as_json:
         length = {"value": preview.steps, "reason": preview.why_steps}

@@ -18,12 +18,12 @@ from shardyard.cli.options import (
     trust_option,
 )
 from shardyard.cli.progress import bytes_progress
-from shardyard.control.export import export_from, export_from_nodes
+from shardyard.control.export import export_run
 from shardyard.control.run_home import home_of
 from shardyard.local_path import LocalPath
 from shardyard.rundir.exported import sentence
 from shardyard.rundir.layout import find_run
-from shardyard.terminal import say, tell
+from shardyard.terminal import tell
 from shardyard.transfer.s3 import (
     is_s3,
     parse_place,
@@ -71,20 +71,8 @@ def command(
     Where only the nodes see the run's files, a side job writes and verifies it there.
     """
     home = home_of(find_run(run, runs_dir), launchers_in(context))
+    terms = side_terms(is_yes=is_yes, dry_run=dry_run, as_json=as_json, trusts_folder=trusts_folder)
     asked = {"step": step, "dtype": dtype}
-    told: dict[str, Any] | None
-    if home.folder is not None:
-        told = export_from(home.folder, to, asked, dry_run=dry_run)
-    elif home.run_dir.checkpoint_steps() and home.run_dir.attempts():
-        say(
-            "exporting what was fetched to this machine; `shardyard fetch "
-            f"{home.run_dir.handle}` first brings what is newer"
-        )
-        told = export_from(home.run_dir, to, asked, dry_run=dry_run)
-    else:
-        terms = side_terms(
-            is_yes=is_yes, dry_run=dry_run, as_json=as_json, trusts_folder=trusts_folder
-        )
-        told = export_from_nodes(home, to, asked, terms, progress=bytes_progress)
+    told = export_run(home, to, asked, terms, progress=bytes_progress)
     if told is not None:
         tell(json.dumps(told, indent=1) if as_json else sentence(told))

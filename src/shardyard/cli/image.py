@@ -1,24 +1,14 @@
 """`shardyard image build|push`: the container that runs training on other machines."""
 
 import json
-import tempfile
-from pathlib import Path
 
 import click
 
-from shardyard import __version__
 from shardyard.cli.options import json_option
 from shardyard.errors import RequestError
-from shardyard.image.dockerfile import (
-    is_image,
-    parse_base,
-    refuse_unfit,
-    render_dockerfile,
-    write_context,
-)
-from shardyard.image.ecr import ecr_registry
-from shardyard.image.tool import TOOLS, find_tool, without_tag
-from shardyard.terminal import say, tell
+from shardyard.image.build import build_of, push_of
+from shardyard.image.tool import TOOLS
+from shardyard.terminal import tell
 
 _base_option = click.option(
     "--base",
@@ -62,21 +52,15 @@ def build(
             "and the image's name is --tag. Behind -- stand the tool's own options, such as "
             "-- --network=host."
         )
-    chosen = parse_base(base)
-    name = _image_name(tag or _default_tag(base), "--tag")
-    text = render_dockerfile(chosen)
+    wanted = build_of(base, tag)
     if dry_run:
-        plain = {"base": chosen.image, "tag": name, "dockerfile": text}
+        text = wanted.dockerfile
+        plain = {"base": wanted.base.image, "tag": wanted.name, "dockerfile": text}
         tell(json.dumps(plain, indent=1) if as_json else text.removesuffix("\n"))
         return
-    refuse_unfit(chosen)
-    program = find_tool(tool)
-    with tempfile.TemporaryDirectory(prefix="shardyard-image-") as folder:
-        write_context(Path(folder), chosen)
-        with program.logged_in_to_read(chosen.image):
-            program.build(Path(folder), name, options)
-    answer = {"image": name, "base": chosen.image, "tool": program.name}
-    tell(json.dumps(answer, indent=1) if as_json else name)
+    used = wanted.run(tool, options)
+    answer = {"image": wanted.name, "base": wanted.base.image, "tool": used}
+    tell(json.dumps(answer, indent=1) if as_json else wanted.name)
 
 
 @command.command()
@@ -94,20 +78,15 @@ def push(
     A repository of Amazon ECR is created where it is missing; its password goes to the tool by
     stdin and is forgotten afterwards.
     """
-    local = _image_name(tag or _default_tag(base), "--tag")
-    remote = _image_name(to, "TO")
-    registry = ecr_registry(remote)
+    wanted = push_of(to, base, tag)
     if dry_run:
-        repository = None if registry is None else registry.repository
-        plan = {"push": local, "to": remote, "ecr_repository": repository}
+        repository = None if wanted.registry is None else wanted.registry.repository
+        plan = {"push": wanted.local, "to": wanted.remote, "ecr_repository": repository}
         tell(json.dumps(plan, indent=1) if as_json else _words(plan))
         return
-    program = find_tool(tool)
-    if registry is not None and registry.create():
-        say(f"created ECR repository {registry.repository}")
-    digest = program.push(local, remote)
-    pinned = remote if digest is None else f"{without_tag(remote)}@{digest}"
-    answer = {"image": remote, "digest": digest, "launch.image": pinned}
+    digest = wanted.run(tool)
+    pinned = wanted.pinned(digest)
+    answer = {"image": wanted.remote, "digest": digest, "launch.image": pinned}
     tell(json.dumps(answer, indent=1) if as_json else f"launch.image={pinned}")
 
 
@@ -115,16 +94,3 @@ def _words(plan: dict[str, str | None]) -> str:
     made = plan["ecr_repository"]
     created = f", and create the ECR repository {made} if it is missing" if made else ""
     return f"would push {plan['push']} to {plan['to']}{created}"
-
-
-def _default_tag(base: str) -> str:
-    return f"shardyard:{__version__}-{parse_base(base).kind}"
-
-
-def _image_name(text: str, option: str) -> str:
-    if not is_image(text):
-        raise RequestError(
-            f"{option} {text!r} is no name of an image. Write registry/name:tag in lower case, "
-            "such as 123456789012.dkr.ecr.us-east-1.amazonaws.com/shardyard:1."
-        )
-    return text

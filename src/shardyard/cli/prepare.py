@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 
 import click
 
@@ -10,9 +9,8 @@ from shardyard.cli.asking import side_terms
 from shardyard.cli.completion import by, launchers
 from shardyard.cli.options import json_option, launchers_in, recipe_argument
 from shardyard.cli.tables import print_table
-from shardyard.config.model_source import has_tokenizer
 from shardyard.config.resolved import DataFacts
-from shardyard.control.prepare import prepare_data
+from shardyard.control.prepare import prepare_data, would_prepare
 from shardyard.control.prepare_on import prepare_on
 from shardyard.control.request import Request
 from shardyard.control.side_jobs import SideTerms
@@ -60,7 +58,7 @@ def command(
         raise click.UsageError("--yes goes with --on: here nothing is asked.")
     request = Request.read(recipe, needs_weights=False, runs_here=True)
     if dry_run:
-        plan = _what_would_happen(request)
+        plan = would_prepare(request)
         if as_json:
             tell(json.dumps(plan, indent=1))
         else:
@@ -116,17 +114,3 @@ def _bytes_a_token(facts: DataFacts) -> str:
     if not facts.train_bytes:
         return ""
     return f", {facts.train_bytes / facts.train_tokens:.2f} bytes of text each"
-
-
-def _what_would_happen(request: Request) -> dict[str, str]:
-    data = request.recipe.data
-    sources = (data.source,) if isinstance(data.source, str) else data.source
-    trained = f"train a byte-level BPE of {data.vocab_size:,} tokens"
-    own = str(request.model_dir) if has_tokenizer(request.model_dir) else trained
-    tokenizer = {"auto": own, "train": trained}.get(data.tokenizer, data.tokenizer)
-    return {
-        "read": ", ".join(sources),
-        "tokenizer": tokenizer,
-        "write": f"a folder named by fingerprint in {Path(data.dir).expanduser().resolve()}",
-        "held out": f"{data.eval_fraction:.0%} of the documents",
-    }

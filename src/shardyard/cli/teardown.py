@@ -5,6 +5,7 @@ none is removed: the run's own folder, volumes and file systems stay.
 """
 
 import json
+from functools import partial
 from pathlib import Path
 
 import click
@@ -17,18 +18,9 @@ from shardyard.cli.options import (
     runs_dir_option,
     trust_option,
 )
-from shardyard.control.teardown import (
-    Remains,
-    ended_jobs,
-    foreign_storage,
-    names_of,
-    refuse_running,
-    remove_all,
-)
-from shardyard.launch.ledger import Ledger
-from shardyard.launch.trust import refuse_untrusted
+from shardyard.control.teardown import Remains, remains_of, tear_down
 from shardyard.rundir.layout import RunDir, find_run
-from shardyard.terminal import say, tell
+from shardyard.terminal import tell
 
 
 @click.command()
@@ -52,47 +44,25 @@ def command(
     as_json: bool,
 ) -> int:
     """Remove what RUN (a path, an id, or the beginning of one) has elsewhere. Safe to repeat."""
-    run_dir = find_run(run, runs_dir)
-    refuse_untrusted(run_dir.ledger, trusts_folder=trusts_folder)
-    ledger = Ledger(run_dir.ledger)
-    live, untouched = ledger.live(), foreign_storage(run_dir)
-    launchers = launchers_in(context)
-    if dry_run or not live:
-        ended = ended_jobs(run_dir, ledger, launchers)
-        remains = Remains(
-            removed=[],
-            left=names_of([entry for entry in live if entry.id not in ended]),
-            untouched=untouched,
-            over=names_of([entry for entry in live if entry.id in ended]),
+    run_dir, launchers = find_run(run, runs_dir), launchers_in(context)
+    if dry_run:
+        remains = remains_of(run_dir, launchers=launchers, trusts_folder=trusts_folder)
+    else:
+        agree = partial(confirm, is_yes=is_yes)
+        remains = tear_down(
+            run_dir,
+            agree=agree,
+            launchers=launchers,
+            is_forced=is_forced,
+            trusts_folder=trusts_folder,
         )
-        _show(run_dir, remains, as_json=as_json)
-        return 0
-    if not is_forced:
-        refuse_running(run_dir, ledger, launchers)
-    say(f"to be removed: {', '.join(names_of(live))}")
-    confirm("remove it?", is_yes=is_yes)
-    removal = remove_all(run_dir, ledger, launchers)
-    remains = Remains(
-        removed=removal.removed,
-        foreign=removal.foreign,
-        left=names_of(ledger.live()),
-        untouched=untouched,
-    )
     _show(run_dir, remains, as_json=as_json)
-    return 1 if remains.left else 0
+    return 1 if remains.left and not dry_run else 0
 
 
 def _show(run_dir: RunDir, remains: Remains, *, as_json: bool) -> None:
     if as_json:
-        content = {
-            "run_id": run_dir.run_id,
-            "removed": remains.removed,
-            "foreign": remains.foreign,
-            "left": remains.left,
-            "over": remains.over,
-            "untouched": remains.untouched,
-        }
-        tell(json.dumps(content, indent=1))
+        tell(json.dumps({"run_id": run_dir.run_id, **remains.to_json()}, indent=1))
         return
     for name in remains.removed:
         tell(f"removed: {name}")

@@ -34,6 +34,36 @@ EXPORTS = "exports"
 """Folder in a run's folder: exports on their way elsewhere."""
 
 
+def export_run(
+    home: RunHome,
+    to: str,
+    asked: dict[str, Any],
+    terms: SideTerms,
+    *,
+    progress: Progress = said_progress,
+) -> dict[str, Any] | None:
+    """Export a checkpoint from where it is; what was written. None: a request was shown alone.
+
+    Args:
+        to: A folder, or a place in S3.
+        asked: ``step``, and ``dtype`` or None.
+        terms: Of the side job, where only the nodes see the run's files.
+        progress: Shows how far it is, where an export comes from the nodes.
+
+    Raises:
+        ShardyardError: The export's own, or the side job's.
+    """
+    if home.folder is not None:
+        return export_from(home.folder, to, asked, dry_run=terms.dry_run)
+    if home.run_dir.checkpoint_steps() and home.run_dir.attempts():
+        say(
+            "exporting what was fetched to this machine; `shardyard fetch "
+            f"{home.run_dir.handle}` first brings what is newer"
+        )
+        return export_from(home.run_dir, to, asked, dry_run=terms.dry_run)
+    return export_from_nodes(home, to, asked, terms, progress=progress)
+
+
 def export_from(
     folder: RunDir, to: str, asked: dict[str, Any], *, dry_run: bool = False
 ) -> dict[str, Any]:
@@ -76,7 +106,7 @@ def export_from_nodes(
     asked: dict[str, Any],
     terms: SideTerms,
     *,
-    progress: Progress = said_progress,
+    progress: Progress,
 ) -> dict[str, Any] | None:
     """Export where the nodes are; None: with ``dry_run`` a request was printed."""
     trained, recipe = home.far

@@ -3,7 +3,7 @@
 import tempfile
 from pathlib import Path
 
-from shardyard.config.model_source import table_rows
+from shardyard.config.model_source import has_tokenizer, table_rows
 from shardyard.config.resolve import keep_previous
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.control.programs import run_program
@@ -35,3 +35,18 @@ def prepare_data(
         options += ["--verify"] if verify else []
         options += [] if folder is None else ["--folder", str(folder)]
         return DataFacts(**run_program("shardyard.data", [str(recipe), *options]))
+
+
+def would_prepare(request: Request) -> dict[str, str]:
+    """What ``prepare_data`` would read and write, in words. Looks at nothing."""
+    data = request.recipe.data
+    sources = (data.source,) if isinstance(data.source, str) else data.source
+    trained = f"train a byte-level BPE of {data.vocab_size:,} tokens"
+    own = str(request.model_dir) if has_tokenizer(request.model_dir) else trained
+    tokenizer = {"auto": own, "train": trained}.get(data.tokenizer, data.tokenizer)
+    return {
+        "read": ", ".join(sources),
+        "tokenizer": tokenizer,
+        "write": f"a folder named by fingerprint in {Path(data.dir).expanduser().resolve()}",
+        "held out": f"{data.eval_fraction:.0%} of the documents",
+    }

@@ -1,9 +1,11 @@
 """A recipe with every setting that can be known before its data is prepared."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from shardyard.config.load import Source
 from shardyard.config.resolve import Preview
+from shardyard.config.resolved import settings_in
 from shardyard.control.request import Request, sources_of
 
 
@@ -19,3 +21,17 @@ def resolve(recipe: Source | Sequence[Source], *overrides: Source) -> Preview:
     """
     words = sources_of(recipe, overrides)
     return Request.read(words, to_train=False, needs_weights=False, only_looks=True).preview()
+
+
+def settings_of(request: Request, preview: Preview) -> dict[str, dict[str, Any]]:
+    """Dotted name -> ``value`` and ``reason`` of every setting, as `shardyard config` has them."""
+    given = settings_in(request.recipe.model_dump(mode="json", exclude_unset=True))
+    values = settings_in(preview.recipe.model_dump(mode="json"))
+    return {
+        name: {
+            "value": value,
+            "reason": preview.reasons.get(name, "given" if name in given else "default"),
+        }
+        for name, value in values.items()
+        if value != {} or name != "secrets"  # a section without settings
+    }

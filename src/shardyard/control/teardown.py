@@ -1,7 +1,8 @@
 """What launching created elsewhere, removed again; the ledger names it, nothing is guessed."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from shardyard.config.load import load_recipe
 from shardyard.control.job import job_of
@@ -9,8 +10,9 @@ from shardyard.control.submission import Launchers, launcher_named
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.launch.base import Removal
 from shardyard.launch.ledger import SIDE_DETAIL, Entry, Ledger
+from shardyard.launch.trust import refuse_untrusted
 from shardyard.rundir.layout import RunDir
-from shardyard.talk import warn
+from shardyard.talk import say, warn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,17 +20,72 @@ class Remains:
     """What a tear-down did, and did not."""
 
     removed: list[str]
-    left: list[str]
-    """Created by this run, and still there."""
-    untouched: list[str]
-    """Used by this run, but not created by it."""
     foreign: list[str] = field(default_factory=list)
     """Found under a name or number of the ledger, and not the run's."""
+    left: list[str]
+    """Created by this run, and still there."""
     over: list[str] = field(default_factory=list)
     """Jobs that ended: they cost nothing any more, and the ledger still names them."""
+    untouched: list[str]
+    """Used by this run, but not created by it."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
 
 
-def remove_all(run_dir: RunDir, ledger: Ledger, launchers: Launchers | None) -> Removal:
+def remains_of(
+    run_dir: RunDir, *, launchers: Launchers | None = None, trusts_folder: bool = False
+) -> Remains:
+    """What a tear-down would find; schedulers are asked which jobs are over, nothing is changed."""
+    refuse_untrusted(run_dir.ledger, trusts_folder=trusts_folder)
+    ledger = Ledger(run_dir.ledger)
+    live, ended = ledger.live(), _ended_jobs(run_dir, ledger, launchers)
+    return Remains(
+        removed=[],
+        left=_names_of([entry for entry in live if entry.id not in ended]),
+        untouched=_foreign_storage(run_dir),
+        over=_names_of([entry for entry in live if entry.id in ended]),
+    )
+
+
+def tear_down(
+    run_dir: RunDir,
+    *,
+    agree: Callable[[str], None],
+    launchers: Launchers | None = None,
+    is_forced: bool = False,
+    trusts_folder: bool = False,
+) -> Remains:
+    """Remove what a run has elsewhere. Repeatable.
+
+    Args:
+        agree: Asked before, if there is anything; raises if the answer is no.
+        is_forced: Also while a job is not over.
+        trusts_folder: Also if others may write into the run's folder, and so decide what goes.
+
+    Raises:
+        RequestError: A job is not over.
+    """
+    refuse_untrusted(run_dir.ledger, trusts_folder=trusts_folder)
+    ledger = Ledger(run_dir.ledger)
+    live = ledger.live()
+    if not live:
+        return remains_of(run_dir, launchers=launchers, trusts_folder=trusts_folder)
+    untouched = _foreign_storage(run_dir)
+    if not is_forced:
+        _refuse_running(run_dir, ledger, launchers)
+    say(f"to be removed: {', '.join(_names_of(live))}")
+    agree("remove it?")
+    removal = _remove_all(run_dir, ledger, launchers)
+    return Remains(
+        removed=removal.removed,
+        foreign=removal.foreign,
+        left=_names_of(ledger.live()),
+        untouched=untouched,
+    )
+
+
+def _remove_all(run_dir: RunDir, ledger: Ledger, launchers: Launchers | None) -> Removal:
     """Ask each job's launcher, the newest job first, side jobs too, until nothing is left."""
     removal = Removal()
     # an interrupted submission has objects and no job: its newest object stands for it
@@ -42,7 +99,7 @@ def remove_all(run_dir: RunDir, ledger: Ledger, launchers: Launchers | None) -> 
     return removal
 
 
-def ended_jobs(run_dir: RunDir, ledger: Ledger, launchers: Launchers | None) -> set[str | None]:
+def _ended_jobs(run_dir: RunDir, ledger: Ledger, launchers: Launchers | None) -> set[str | None]:
     """Ids of jobs that the ledger still names and that are over, as their schedulers say."""
     named = {entry.id for entry in ledger.live()}
     ended: set[str | None] = set()
@@ -60,7 +117,7 @@ def ended_jobs(run_dir: RunDir, ledger: Ledger, launchers: Launchers | None) -> 
     return ended
 
 
-def refuse_running(run_dir: RunDir, ledger: Ledger, launchers: Launchers | None) -> None:
+def _refuse_running(run_dir: RunDir, ledger: Ledger, launchers: Launchers | None) -> None:
     handle, named = run_dir.handle, {entry.id for entry in ledger.live()}
     side_jobs = [entry for entry in ledger.side_jobs() if entry.id in named]
     for entry in [*ledger.jobs()[-1:], *side_jobs]:
@@ -77,7 +134,7 @@ def refuse_running(run_dir: RunDir, ledger: Ledger, launchers: Launchers | None)
         )
 
 
-def names_of(entries: Sequence[Entry]) -> list[str]:
+def _names_of(entries: Sequence[Entry]) -> list[str]:
     """In the order of removal; one that was not confirmed may not exist."""
     return [
         f"{entry.kind} {entry.name}" + ("" if entry.is_confirmed else " (perhaps)")
@@ -85,7 +142,7 @@ def names_of(entries: Sequence[Entry]) -> list[str]:
     ]
 
 
-def foreign_storage(run_dir: RunDir) -> list[str]:
+def _foreign_storage(run_dir: RunDir) -> list[str]:
     """Storage that the run used and somebody else made."""
     found = []
     for volume in load_recipe([run_dir.recipe], of_run=True).launch.volumes:

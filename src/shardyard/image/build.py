@@ -1,0 +1,92 @@
+"""The image that runs training: built from what is here, pushed to a registry."""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardyard import __version__
+from shardyard.errors import RequestError
+from shardyard.image.dockerfile import (
+    Base,
+    is_image,
+    parse_base,
+    refuse_unfit,
+    render_dockerfile,
+    write_context,
+)
+from shardyard.image.ecr import Registry, ecr_registry
+from shardyard.image.tool import find_tool, without_tag
+from shardyard.talk import say
+
+
+@dataclass(frozen=True, kw_only=True)
+class Build:
+    """An image that would be built; checked, and nothing done."""
+
+    base: Base
+    name: str
+
+    @property
+    def dockerfile(self) -> str:
+        return render_dockerfile(self.base)
+
+    def run(self, tool: str | None = None, options: Sequence[str] = ()) -> str:
+        """Build it; the name of the program that did.
+
+        Args:
+            tool: Program that builds; None: the first found.
+            options: Its own.
+        """
+        refuse_unfit(self.base)
+        program = find_tool(tool)
+        with tempfile.TemporaryDirectory(prefix="shardyard-image-") as folder:
+            write_context(Path(folder), self.base)
+            with program.logged_in_to_read(self.base.image):
+                program.build(Path(folder), self.name, options)
+        return program.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Push:
+    """A push that would be done; checked, and nothing done."""
+
+    local: str
+    remote: str
+    registry: Registry | None
+    """Of Amazon, where a repository is created that is missing."""
+
+    def run(self, tool: str | None = None) -> str | None:
+        """Push it; its digest, where the tool says one."""
+        program = find_tool(tool)
+        if self.registry is not None and self.registry.create():
+            say(f"created ECR repository {self.registry.repository}")
+        return program.push(self.local, self.remote)
+
+    def pinned(self, digest: str | None) -> str:
+        """What launch.image is to be."""
+        return self.remote if digest is None else f"{without_tag(self.remote)}@{digest}"
+
+
+def build_of(base: str, tag: str | None = None) -> Build:
+    """What is built on a base; refused if its name is none."""
+    return Build(base=parse_base(base), name=_name(tag or _default_tag(base), "--tag"))
+
+
+def push_of(to: str, base: str, tag: str | None = None) -> Push:
+    """What is pushed to a registry; refused if a name is none."""
+    local, remote = _name(tag or _default_tag(base), "--tag"), _name(to, "TO")
+    return Push(local=local, remote=remote, registry=ecr_registry(remote))
+
+
+def _default_tag(base: str) -> str:
+    return f"shardyard:{__version__}-{parse_base(base).kind}"
+
+
+def _name(text: str, option: str) -> str:
+    if not is_image(text):
+        raise RequestError(
+            f"{option} {text!r} is no name of an image. Write registry/name:tag in lower case, "
+            "such as 123456789012.dkr.ecr.us-east-1.amazonaws.com/shardyard:1."
+        )
+    return text
