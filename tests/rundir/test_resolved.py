@@ -41,13 +41,14 @@ def test_the_attempt_before_a_torn_one_is_taken(run: RunDir) -> None:
 
 
 def test_a_resume_goes_on_from_what_the_torn_attempt_was_asked(
-    run: RunDir, capsys: pytest.CaptureFixture[str]
+    run: RunDir, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", logger="shardyard")
     number, previous, asked = newest_attempt(run)
     assert (number, asked) == (3, run.asked(1))
     assert previous is not None and previous.recipe.run.seed == 5
-    told = capsys.readouterr().err
-    assert told == f"{run.resolved(1)} is torn; what that attempt was asked is resolved again\n"
+    torn = f"{run.resolved(1)} is torn"
+    assert caplog.messages == [f"{torn}; what that attempt was asked is resolved again"]
 
 
 def test_a_resume_goes_on_from_the_recipe_where_nothing_else_is_left(run: RunDir) -> None:
