@@ -44,6 +44,16 @@ def test_tensorboard_that_is_asked_for_is_missed_before_anything_is_made(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.heavy
+@pytest.mark.usefixtures("no_tensorboard")
+@pytest.mark.parametrize("on", [(), ("--on", "local")], ids=str)
+def test_the_doctor_of_a_recipe_misses_what_it_asks_for(
+    on: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", *RECIPE, f"run.dir={tmp_path}", *on]) == 1
+    assert "required by observe.tensorboard=true" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.usefixtures("no_tensorboard")
 def test_nodes_with_a_python_of_their_own_are_not_asked_from_here(tmp_path: Path) -> None:
     assert launch(tmp_path, FakeLauncher(), "--yes", "observe.tensorboard=true") == 0

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from shardyard.config.compatibility import engines_for
 from shardyard.config.plug_in_settings import described
 from shardyard.config.sources import SCHEMES, scheme_row
 from shardyard.config.task_names import task_row
@@ -81,6 +82,7 @@ def findings_here(request: Request | None = None) -> list[Finding]:
             if request.shape is None
             else request.shape.parameters * (4 + optimizer_bytes(recipe)),
             checkpoints=recipe.checkpoint.keep_last + recipe.checkpoint.keep_best,
+            engines=engines_for(recipe),
         ),
         *_secrets(request),
     ]

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from shardyard.config.compatibility import check_packages, installed_version
+from shardyard.config.compatibility import ENGINES, Engine, check_packages, installed_version
 from shardyard.doctor.clock import clock_offset_s
 from shardyard.doctor.finding import Finding
 from shardyard.errors import RequestError
@@ -41,6 +41,7 @@ def check_machine(
     devices_wanted: int | None = None,
     checkpoint_bytes: int | None = None,
     checkpoints: int = 1,
+    engines: tuple[Engine, ...] = ENGINES,
     look: Callable[[], Machine] = probe,
 ) -> list[Finding]:
     """Everything that can be said of this machine in a few seconds.
@@ -50,6 +51,7 @@ def check_machine(
         devices_wanted: Devices of one node that the recipe asks for.
         checkpoint_bytes: Size of one, as planned; None: not known.
         checkpoints: How many are kept at a time.
+        engines: Packages that a recipe needs.
         look: What describes the devices.
     """
     machine: Machine | None = None
@@ -65,7 +67,7 @@ def check_machine(
             driver=nvidia_driver(), on_bus=nvidia_devices_on_bus(), cuda_major=cuda_major,
             is_seen=machine is not None and machine.device != "cpu",
         ),
-        *check_engines(),
+        *check_engines(engines),
     ]  # fmt: skip
     if nccl is not None:
         findings.append(Finding(name="NCCL", verdict="ok", what=f"{nccl}, of the torch wheel"))
@@ -149,10 +151,10 @@ def judge_driver(
     return [Finding(name="driver", verdict="ok", what=f"NVIDIA {driver}")]
 
 
-def check_engines() -> list[Finding]:
+def check_engines(engines: tuple[Engine, ...] = ENGINES) -> list[Finding]:
     """The installed packages against the table of compatibility."""
     try:
-        warnings = check_packages()
+        warnings = check_packages(engines)
     except RequestError as error:
         what, _, mend = str(error).partition("\nInstall them with: ")
         text = " ".join(what.split())
