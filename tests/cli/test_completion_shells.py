@@ -30,6 +30,7 @@ COMPLETED = [
     ("shardyard plan run.target.lo\t2.5", "shardyard plan run.target.loss=2.5"),
     ("shardyard train data.source=my-t\t", "shardyard train data.source=my-text.jsonl"),
     ("shardyard status a\t", "shardyard status alpha"),
+    ("shardyard launch x.yaml --on sl\t", "shardyard launch x.yaml --on slurm"),
 ]
 """Keys -> the line that they make."""
 TO_THE_BEGINNING = "\x01"

@@ -112,3 +112,14 @@ def test_a_wrong_answer_in_a_terminal_is_told_and_asked_again(folder: Path) -> N
         person.type("\x04")  # the end of what is typed: leave
         person.wait("interrupted\n")
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.system
+def test_the_recipe_of_four_usual_answers_trains_here(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["init"]) == 0
+    assert main(["train", "recipe.yaml", "run.steps=1", "data.workers=1", "--json"]) == 0
+    out = capsys.readouterr().out
+    assert json.loads(out[out.index("{") :])["outcome"] == "finished"
+    assert len(list((folder / "runs").iterdir())) == 1

@@ -107,7 +107,7 @@ def test_with_its_blanks_filled_in_a_recipe_can_be_launched(
 @pytest.mark.parametrize(
     ("answer", "settings"),
     [
-        ("qwen3-8b", ("model.preset=qwen3-8b",)),
+        (" qwen3-8b ", ("model.preset=qwen3-8b",)),
         ("bert-tiny", ("model.preset=bert-tiny", "task.name=masked_lm")),
     ],
 )
@@ -250,6 +250,9 @@ def test_a_time_or_a_price_becomes_as_many_steps_as_it_allows(
         ("long", "'long' is no length. Answer 300 steps, 20B tokens"),
         ("1.2.3 steps", "'1.2.3 steps' is no length."),
         ("$many", "'$many' is no length."),
+        ("$inf", "'$inf' is no length."),
+        (f"{'9' * 400} steps", "steps' is no length."),
+        ("$1e12", "'$1e12' is more than 1,000,000,000 steps. Answer less."),
         ("0 steps", "run.steps=0 is not a whole number of at least 1"),
         ("0.5 steps", "run.steps=0.5 is not a whole number"),
         ("$0", "launch.max_usd=0"),

@@ -4,6 +4,7 @@ The answers are settings; where machines are named, the fastest layout that fits
 the plan makes of it all is written into the comments of the file by ``control/init_text.py``.
 """
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -129,6 +130,7 @@ def with_model(draft: Draft, answer: str) -> Draft:
     Raises:
         RequestError: There is no such model, or none that can be trained.
     """
+    answer = answer.strip()
     settings, preset = _model_settings(answer), preset_named(answer)
     shape = None if preset is None else preset.shape
     if preset is None:
@@ -163,7 +165,7 @@ def with_data(draft: Draft, answer: str) -> Draft:
     Raises:
         RequestError: It cannot be read from there.
     """
-    return draft.with_settings(f"data.source={answer}")
+    return draft.with_settings(f"data.source={answer.strip()}")
 
 
 def _nothing_there(recipe: Recipe) -> list[str]:
@@ -287,6 +289,8 @@ def _refuse_unfit(draft: Draft, planned: Planned) -> None:
 
 _COUNT = re.compile(r"([\d.,]+)\s*([KMBT]?)\s*(steps?|tokens?|samples?|epochs?)?", re.IGNORECASE)
 _TIMES = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+_MOST_STEPS = 10**9
+"""Where a search for a time or a price ends: no run is that long."""
 LENGTH_FORMS = "300 steps, 20B tokens, 2 epochs, a time such as 12h, or a price such as $500"
 
 
@@ -302,7 +306,7 @@ def with_length(draft: Draft, answer: str) -> Draft:
         draft = draft.with_settings(f"launch.max_usd={usd:g}")
         return _within(draft, answer, lambda plan: plan.usd is not None and plan.usd <= usd)
     if counted := _COUNT.fullmatch(text):
-        number = _number(counted[1], answer) * _TIMES[counted[2].lower()]
+        number = _number(counted[1], answer, times=_TIMES[counted[2].lower()])
         unit = (counted[3] or "steps").lower().rstrip("s") + "s"
         value = f"{number:.0f}" if number == int(number) else f"{number!r}"
         return _again(draft.with_settings(f"run.{unit}={value}"))
@@ -313,11 +317,14 @@ def with_length(draft: Draft, answer: str) -> Draft:
     return _within(draft, answer, lambda plan: plan.wall_s is not None and plan.wall_s <= seconds)
 
 
-def _number(text: str, answer: str) -> float:
+def _number(text: str, answer: str, *, times: float = 1) -> float:
     try:
-        return float(text.replace(",", ""))
-    except ValueError as error:
-        raise RequestError(f"{answer!r} is no length. Answer {LENGTH_FORMS}.") from error
+        number = float(text.replace(",", "")) * times
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise RequestError(f"{answer!r} is no length. Answer {LENGTH_FORMS}.")
+    return number
 
 
 def _within(draft: Draft, answer: str, allows: Callable[[Plan], bool]) -> Draft:
@@ -343,6 +350,8 @@ def _within(draft: Draft, answer: str, allows: Callable[[Plan], bool]) -> Draft:
     low, high = 1, 2
     while allows(planned.of(high)):
         low, high = high, 2 * high
+        if high > _MOST_STEPS:
+            raise RequestError(f"{answer!r} is more than {_MOST_STEPS:,} steps. Answer less.")
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if allows(planned.of(middle)) else (low, middle)
