@@ -1,9 +1,10 @@
-"""The table of docs/launch.md: what each launcher can do, made from their ``Capabilities``."""
+"""The table of docs/launch.md: what each launcher can do, made from the launchers."""
 
 from collections.abc import Mapping
 from importlib import import_module
+from typing import Any
 
-from shardyard.launch.base import LAUNCHERS, Capabilities
+from shardyard.launch.base import LAUNCHERS, AsksMany, Capabilities
 
 _WORDS = {
     "resizes": "jobs that [`shardyard scale`](verbs/scale.md) changes while they run; any other is "
@@ -15,23 +16,31 @@ _WORDS = {
     "secrets": "where [secrets](settings.md#secrets) may be kept",
 }
 """Capability -> what a reader is told."""
+_POWERS = {
+    AsksMany: "[`shardyard runs`](verbs/runs.md) asks for the states of all jobs in one call; else "
+    "for each alone",
+}
+"""The same of protocols that it may have beside `Launcher`."""
 
 
 def table(launchers: Mapping[str, str] = LAUNCHERS) -> str:
     """A Markdown table: a row a capability, a column a launcher."""
-    found = {name: _capabilities(place) for name, place in launchers.items()}
+    found = {name: _class(place) for name, place in launchers.items()}
     lines = [f"| | {' | '.join(found)} |", f"|---{'|---' * len(found)}|"]
     for field, words in _WORDS.items():
-        cells = [_cell(getattr(capabilities, field)) for capabilities in found.values()]
+        cells = [_cell(getattr(launcher.capabilities, field)) for launcher in found.values()]
+        lines.append(f"| {words} | {' | '.join(cells)} |")
+    for power, words in _POWERS.items():
+        cells = [_cell(issubclass(launcher, power)) for launcher in found.values()]
         lines.append(f"| {words} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def _capabilities(place: str) -> Capabilities:
+def _class(place: str) -> Any:
     module, _, name = place.partition(":")
-    capabilities = getattr(import_module(module), name).capabilities
-    assert isinstance(capabilities, Capabilities)
-    return capabilities
+    launcher = getattr(import_module(module), name)
+    assert isinstance(launcher.capabilities, Capabilities)
+    return launcher
 
 
 def _cell(value: bool | tuple[str, ...]) -> str:

@@ -1,19 +1,22 @@
 """Slurm's words for states, and the lines that hold them as scontrol and sacct 22.05 print them."""
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
 from shardyard.errors import ShardyardError
 from shardyard.launch.base import Job, JobState
-from shardyard.launch.slurm.clients import Done
+from shardyard.launch.slurm.clients import Done, NoAnswerError
 from shardyard.launch.slurm.launcher import SlurmLauncher
 from shardyard.launch.slurm.states import (
     STATES,
     JobRecord,
     read_sacct,
     read_scontrol,
+    read_squeue,
     status_of,
 )
 
@@ -138,16 +141,34 @@ def test_the_line_of_scontrol_is_read() -> None:
 
 
 def test_the_line_of_sacct_is_read() -> None:
-    assert read_sacct("CANCELLED by 0|None|0:15|node[1-2]|run|1\n") == JobRecord(
-        state="CANCELLED by 0", reason="None", exit_code="0:15", node_list="node[1-2]",
-        name="run|1",
+    assert read_sacct("7|CANCELLED by 0|None|0:15|node[1-2]|run|1\n") == {
+        "7": JobRecord(
+            state="CANCELLED by 0", reason="None", exit_code="0:15", node_list="node[1-2]",
+            name="run|1",
+        )
+    }  # fmt: skip
+    assert read_sacct("") == {}
+
+
+def test_the_lines_of_squeue_are_read_as_that_of_scontrol() -> None:
+    queue = (
+        "CLUSTER: one\n"
+        "12|PENDING|BeginTime|0||1|/runs/it's 100%/launch/slurm.sbatch|\n"
+        "13|FAILED|ReqNodeNotAvail, Reserved|36608|n[1-2]|0|/a | b|\n"
+        "14|CANCELLED|None|15|n3|0|(null)|\n"
+    )
+    found = read_squeue(queue)
+    assert list(found) == ["12", "13", "14"]
+    assert found["12"] == read_scontrol(SCONTROL)
+    assert found["13"] == JobRecord(
+        state="FAILED", reason="ReqNodeNotAvail,_Reserved", exit_code="143:0",
+        node_list="n[1-2]", command="/a | b",
     )  # fmt: skip
-    assert read_sacct("") is None
+    assert found["14"].exit_code == "0:15"
 
 
 def test_sacct_prints_exit_code_143_as_15() -> None:
-    record = read_sacct("FAILED|None|15:0|node1|r\n")  # as seen from 22.05.8
-    assert record is not None
+    record = read_sacct("1|FAILED|None|15:0|node1|r\n")["1"]  # as seen from 22.05.8
     assert status_of(record, job_id="1").state is JobState.DRAINED
 
 
@@ -172,6 +193,96 @@ def test_a_job_whose_time_passed_just_as_it_had_drained_is_drained(tmp_path: Pat
     with log.open("a") as file:
         file.write("shardyard: start 1\n")  # which was killed before it had saved
     assert launcher.status(job).state is JobState.FAILED
+
+
+@dataclass
+class _Queue:
+    """Plays the clients: a job of each record, by number, as the one and the other tell of it."""
+
+    folder: Path
+    records: dict[str, JobRecord]
+    calls: list[str] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    """Client -> what it says instead."""
+
+    def shell(self, argv: Sequence[str]) -> Done:
+        self.calls.append(argv[0])
+        if argv[0] in self.refused:
+            return Done(exit_code=1, out="", err=self.refused[argv[0]])
+        told = {"scontrol": self._scontrol, "squeue": self._squeue}.get(argv[0])
+        return Done(exit_code=0, out=told(list(argv)) if told else "n1|mixed", err="")
+
+    def _scontrol(self, argv: list[str]) -> str:
+        record = self.records[argv[argv.index("job") + 1]]
+        return (
+            f"JobState={record.state} Reason={record.reason} Restarts={record.restarts} "
+            f"ExitCode={record.exit_code} NodeList={record.node_list} "
+            f"Command={record.command} WorkDir=/"
+        )
+
+    def _squeue(self, argv: list[str]) -> str:
+        rows = [
+            (number, self.records.get(number)) for number in argv[argv.index("-j") + 1].split(",")
+        ]
+        return "".join(
+            f"{number}|{record.state}|{record.reason}|{_of_wait(record.exit_code)}|"
+            f"{record.node_list}|{record.restarts}|{record.command}|\n"
+            for number, record in rows
+            if record is not None
+        )
+
+    def job(self, number: str) -> Job:
+        details = {"folder": str(self.folder), "nodes": "1"}
+        return Job(launcher="slurm", run_id=f"r{number}", id=number, name="r", details=details)
+
+
+def _of_wait(exit_code: str) -> int:
+    code, _, number = exit_code.partition(":")
+    return int(code) << 8 | int(number)
+
+
+@pytest.fixture
+def every(tmp_path: Path) -> _Queue:
+    """A job in every state, with each exit code that means something of its own."""
+    ours = f"{tmp_path}/launch/slurm.sbatch"
+    records = [
+        JobRecord(
+            state=word, reason=reason, exit_code=code, node_list="n1", restarts=2, command=ours
+        )
+        for word in STATES
+        for reason, code in (("None", "0:0"), ("QOSMaxJobs", "143:0"), ("None", "0:12"))
+    ]
+    return _Queue(tmp_path, {str(number): record for number, record in enumerate(records, 1)})
+
+
+def test_every_state_is_at_once_what_it_is_alone(every: _Queue) -> None:
+    launcher = SlurmLauncher(shell=every.shell)
+    jobs = [every.job(number) for number in every.records]
+    alone = [launcher.status(job) for job in jobs]
+    assert len({said.state for said in alone}) == len(JobState)
+    every.calls.clear()
+    assert launcher.statuses(jobs) == alone
+    assert every.calls == ["squeue", "sinfo"]
+
+
+def test_the_error_of_one_job_does_not_hide_the_others(every: _Queue) -> None:
+    every.records["1"] = replace(every.records["1"], state="SULKING")
+    every.refused = {"sacct": "sacct: error: slurm_persist_conn_open: Connection refused"}
+    launcher = SlurmLauncher(shell=every.shell)
+    odd, fine, forgotten = launcher.statuses([every.job("1"), every.job("2"), every.job("4000000")])
+    assert isinstance(odd, ShardyardError) and "job 1 is 'SULKING'" in str(odd)
+    assert fine == launcher.status(every.job("2"))
+    assert isinstance(forgotten, NoAnswerError)
+    every.refused["sinfo"] = "sinfo: error: Unable to contact slurm controller"
+    number = next(key for key, record in every.records.items() if record.state == "RUNNING")
+    runs, waits = launcher.statuses([every.job(number), every.job("2")])
+    assert isinstance(runs, NoAnswerError) and waits == fine
+
+
+def test_a_controller_that_is_away_says_nothing_of_any(every: _Queue) -> None:
+    every.refused = {"squeue": "slurm_load_jobs error: Unable to contact slurm controller"}
+    with pytest.raises(NoAnswerError):
+        SlurmLauncher(shell=every.shell).statuses([every.job("1"), every.job("2")])
 
 
 def test_the_page_has_every_state_under_what_it_means() -> None:

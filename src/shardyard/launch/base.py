@@ -7,7 +7,7 @@ launcher can do beyond that stands in its ``Capabilities``, from which docs/laun
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
 from shardyard.config.schema import Launch, Recipe
 from shardyard.config.sight import Sight
 from shardyard.doctor.finding import Finding
-from shardyard.errors import RequestError
+from shardyard.errors import RequestError, ShardyardError
 from shardyard.hardware.cluster import Cluster
 from shardyard.launch.bundle import Bundle
 from shardyard.launch.ledger import SIDE_DETAIL, EntryForm, Ledger
@@ -383,6 +383,37 @@ class HasChecks(Protocol):
 
     def checks(self, request: LaunchRequest) -> list[Finding]:
         """Look, and change nothing. What cannot be asked is a finding, not an error."""
+
+
+Answer = JobStatus | ShardyardError
+"""What is known of one of many jobs: its status, or why there is none."""
+
+
+@runtime_checkable
+class AsksMany(Protocol):
+    """A launcher whose scheduler tells of many jobs in one call."""
+
+    def answered_by(self, job: Job) -> str:
+        """Which scheduler knows a job; empty where there is but one. Pure."""
+
+    def statuses(self, jobs: Sequence[Job]) -> list[Answer]:
+        """What `status` says of each, in the order asked, in as few calls as can be.
+
+        Args:
+            jobs: At least one, all of one scheduler (`answered_by`).
+
+        Raises:
+            CapacityError: It does not answer.
+            ShardyardError: They cannot be asked about at once; maybe one by one.
+        """
+
+
+def answer(ask: Callable[[], JobStatus]) -> Answer:
+    """What is said of one of many jobs; its error does not hide the others."""
+    try:
+        return ask()
+    except ShardyardError as error:
+        return error
 
 
 @runtime_checkable

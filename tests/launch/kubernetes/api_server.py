@@ -258,7 +258,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._json(201, body)
 
     def _matching(self, path: str, selector: str) -> list[dict[str, Any]]:
-        wanted = dict(part.split("=") for part in selector.split(",") if part)
+        wanted = _wanted(selector)
         plural = path.split("/")[-1]
         found = []
         for where, item in self.state.objects.items():
@@ -266,7 +266,7 @@ class _Handler(BaseHTTPRequestHandler):
                 "/namespaces/" not in path and f"/{plural}/" in where
             )
             labels = item["metadata"].get("labels", {})
-            if is_kind and wanted.items() <= labels.items():
+            if is_kind and all(labels.get(label) in values for label, values in wanted.items()):
                 found.append(item)
         return found
 
@@ -341,6 +341,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+
+def _wanted(selector: str) -> dict[str, set[str]]:
+    """``a=b,c in (d,e)`` as the values that each label may have."""
+    found: dict[str, set[str]] = {}
+    for part in re.split(r",(?![^(]*\))", selector) if selector else []:
+        label, _, values = part.replace(" in ", "=").partition("=")
+        found[label] = set(values.strip("()").split(","))
+    return found
 
 
 def _is_of_another_uid(item: dict[str, Any], body: Any) -> bool:

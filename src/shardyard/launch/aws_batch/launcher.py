@@ -6,7 +6,7 @@ Prerequisites: an image, a queue on an EC2 compute environment, a file system fo
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -39,6 +39,7 @@ from shardyard.launch.aws_batch.queue import check_queue
 from shardyard.launch.aws_batch.status import CANCEL_REASON, STATES, job_status
 from shardyard.launch.base import (
     ORIGIN_DETAIL,
+    Answer,
     Capabilities,
     Job,
     JobState,
@@ -46,6 +47,7 @@ from shardyard.launch.base import (
     LogLine,
     Removal,
     Rendered,
+    answer,
     mounted,
 )
 from shardyard.launch.base import LaunchRequest as Request
@@ -146,15 +148,28 @@ class BatchLauncher:
 
     def status(self, job: Job) -> JobStatus:
         """Ask Batch; ``gone`` some days after the end, when Batch has forgotten the job."""
-        batch = self._client(job.details["region"], "batch")
-        found = self._describe(batch, [job.id])
-        if not found:
-            return JobStatus(
-                state=JobState.GONE,
-                reason="Batch knows this job no more; it forgets jobs some days after their end",
-            )
-        nodes = self._describe_nodes(batch, job, found[0])
-        return job_status(found[0], nodes, now_s=self._now())
+        (said,) = self.statuses([job])
+        if isinstance(said, ShardyardError):
+            raise said
+        return said
+
+    def answered_by(self, job: Job) -> str:
+        """The region."""
+        return job.details["region"]
+
+    def statuses(self, jobs: Sequence[Job]) -> list[Answer]:
+        """Describe jobs by the hundred, then the nodes of all of them."""
+        batch = self._client(jobs[0].details["region"], "batch")
+        found = {one["jobId"]: one for one in self._describe(batch, [job.id for job in jobs])}
+        nodes = self._describe_nodes(batch, found.values())
+
+        def status(job: Job) -> JobStatus:
+            if job.id not in found:
+                forgot = "Batch knows this job no more; it forgets jobs some days after their end"
+                return JobStatus(state=JobState.GONE, reason=forgot)
+            return job_status(found[job.id], nodes.get(job.id, []), now_s=self._now())
+
+        return [answer(partial(status, job)) for job in jobs]
 
     def logs(self, job: Job, *, node: int | None, follow: bool) -> Iterator[LogLine]:
         """Lines from CloudWatch, of all attempts so far."""
@@ -297,11 +312,21 @@ class BatchLauncher:
                 found += batch.describe_jobs(jobs=ids[start : start + _MAX_IDS])["jobs"]
         return found
 
-    def _describe_nodes(self, batch: Any, job: Job, found: dict[str, Any]) -> list[dict[str, Any]]:
-        if not _is_multinode(found):
-            return []
-        ids = [f"{job.id}#{number}" for number in range(_num_nodes(found))]
-        return [entry for entry in self._describe(batch, ids) if entry["jobId"] in ids]
+    def _describe_nodes(
+        self, batch: Any, jobs: Iterable[dict[str, Any]]
+    ) -> dict[str, list[dict[str, Any]]]:
+        """Id of a multi-node job -> its nodes, as far as Batch knows them."""
+        ids = {
+            f"{job['jobId']}#{number}": job["jobId"]
+            for job in jobs
+            if _is_multinode(job)
+            for number in range(_num_nodes(job))
+        }
+        found: dict[str, list[dict[str, Any]]] = {}
+        for entry in self._describe(batch, list(ids)):
+            if entry["jobId"] in ids:
+                found.setdefault(ids[entry["jobId"]], []).append(entry)
+        return found
 
     def _end_jobs(self, batch: Any, entry: Entry, run_id: str, removal: Removal) -> None:
         """Of an interrupted submission the id is not known, so jobs are found by their name."""

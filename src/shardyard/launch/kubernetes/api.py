@@ -30,6 +30,8 @@ Object = dict[str, Any]
 _TIMEOUT_S = (5, 60)
 _LOG_TIMEOUT_S = (5, None)
 """A training may be silent for long; the API server ends the stream when the container ends."""
+_METADATA = "application/json;as={};g=meta.k8s.io;v=v1"
+"""Of what is asked for, only the metadata."""
 _MOST_LOGS = 512
 """Connections kept at once: one a followed pod."""
 
@@ -93,10 +95,18 @@ class Api:
             return None
         return found
 
-    def in_namespace(self, kind: str) -> list[Object]:
-        """All objects of a kind in the namespace."""
-        found: list[Object] = self._json("GET", self._path(kind), kind)["items"]
+    def in_namespace(self, kind: str, selector: str = "") -> list[Object]:
+        """All objects of a kind in the namespace, or those with these labels."""
+        query = {"labelSelector": selector} if selector else {}
+        found: list[Object] = self._json("GET", self._path(kind), kind, query=query)["items"]
         return found
+
+    def annotations(self, kind: str, selector: str) -> dict[str, dict[str, str]]:
+        """Name -> annotations, of objects with these labels; what they hold is not sent."""
+        query, accept = {"labelSelector": selector}, _METADATA.format("PartialObjectMetadataList")
+        response = self._call("GET", self._path(kind), query=query, accept=accept)
+        metas = [item["metadata"] for item in json.loads(response.data)["items"]]
+        return {meta["name"]: meta.get("annotations") or {} for meta in metas}
 
     def everywhere(self, kind: str) -> list[Object]:
         """All objects of a kind, of all namespaces."""
@@ -204,7 +214,7 @@ class Api:
     def has_secret(self, name: str) -> bool:
         """Whether there is a Secret; only its metadata is asked for, never its values."""
         path = f"/api/v1/namespaces/{quote(self.namespace)}/secrets/{quote(name)}"
-        accept = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+        accept = _METADATA.format("PartialObjectMetadata")
         try:
             self._call("GET", path, accept=accept)
         except _NoSuchObjectError:

@@ -5,7 +5,8 @@ Prerequisites: an image, a claim for the run's folder, and what prerequisites.py
 """
 
 import time
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,6 +16,7 @@ from shardyard.doctor.finding import Finding
 from shardyard.errors import AccessError, RequestError, ShardyardError
 from shardyard.launch.base import (
     ORIGIN_DETAIL,
+    Answer,
     Capabilities,
     Job,
     JobStatus,
@@ -23,6 +25,7 @@ from shardyard.launch.base import (
     Part,
     Removal,
     Rendered,
+    answer,
     mounted,
 )
 from shardyard.launch.kubernetes import pod
@@ -66,6 +69,9 @@ _SUBMITTED = EntryForm(
 
 _CONTENT = ("data", "binaryData")
 """Of a ConfigMap."""
+
+_MOST_NAMES = 100
+"""In one selector: of 63 characters each they stay below the 8 KB that proxies take."""
 
 _PARTS = ("ConfigMap", SHARED, "Service", "Deployment")
 """Kinds that are created beside a job, and for etcd."""
@@ -180,6 +186,27 @@ class KubernetesLauncher:
         """Ask the API server for the job and its pods."""
         return _status(self._api(job), job)
 
+    def answered_by(self, job: Job) -> str:
+        """The API server, and the namespace that it is asked about."""
+        return f"context {job.details['context']}, namespace {job.details['namespace']}"
+
+    def statuses(self, jobs: Sequence[Job]) -> list[Answer]:
+        """List the objects of each kind, their pods, and what is noted of those that are gone."""
+        api = self._api(jobs[0])
+        found = _objects(api, jobs)
+        pods = _pods_of(api, [job for job in jobs if job.id in found])
+        cancelled = _cancelled(api, {job.name for job in jobs if job.id not in found})
+
+        def status(job: Job) -> JobStatus:
+            return status_of(
+                job.details["kind"],
+                found.get(job.id),
+                pods.get(job.id, []),
+                cancelled=job.details["config"] in cancelled,
+            )
+
+        return [answer(partial(status, job)) for job in jobs]
+
     def logs(self, job: Job, *, node: int | None, follow: bool) -> Iterator[LogLine]:
         """Output of the pods that are there; pods of earlier starts are gone with theirs."""
         api = self._api(job)
@@ -281,6 +308,49 @@ def _status(api: Api, job: Job) -> JobStatus:
     notes = config["metadata"].get("annotations", {}) if config else {}
     pods = _pods(api, job) if found is not None else []
     return status_of(kind, found, pods, cancelled=CANCELLED in notes)
+
+
+def _objects(api: Api, jobs: Sequence[Job]) -> dict[str, Object]:
+    """Those objects of jobs that are there, by uid; one question a kind."""
+    names: dict[str, set[str]] = {}
+    for job in jobs:
+        names.setdefault(job.details["kind"], set()).add(job.name)
+    return {
+        str(item["metadata"]["uid"]): item
+        for kind, of_kind in names.items()
+        for selector in _among(pod.INSTANCE, of_kind)
+        for item in api.in_namespace(kind, selector)
+    }
+
+
+def _pods_of(api: Api, jobs: Sequence[Job]) -> dict[str, list[Object]]:
+    """Uid of a job -> its pods; one question for all whose controllers use one label."""
+    names: dict[str, set[str]] = {}
+    for job in jobs:
+        names.setdefault(_POD_LABELS[job.details["kind"]], set()).add(job.name)
+    found: dict[tuple[str, str], list[Object]] = {}
+    for label, of_label in names.items():
+        for selector in _among(label, of_label):
+            for item in api.pods(selector):
+                found.setdefault((label, item["metadata"]["labels"][label]), []).append(item)
+    return {job.id: found.get((_POD_LABELS[job.details["kind"]], job.name), []) for job in jobs}
+
+
+def _cancelled(api: Api, names: Collection[str]) -> set[str]:
+    """Those ConfigMaps of jobs in which it is noted that the job was cancelled."""
+    return {
+        name
+        for selector in _among(pod.INSTANCE, names)
+        for name, notes in api.annotations("ConfigMap", selector).items()
+        if CANCELLED in notes
+    }
+
+
+def _among(label: str, values: Collection[str]) -> Iterator[str]:
+    """Selectors of what has one of these values; several, as a request's line has an end."""
+    ordered = sorted(values)
+    for start in range(0, len(ordered), _MOST_NAMES):
+        yield f"{label} in ({','.join(ordered[start : start + _MOST_NAMES])})"
 
 
 def _pods(api: Api, job: Job) -> list[Object]:

@@ -24,6 +24,8 @@ USER = 1000
 # A ConfigMap's data may have 1 MiB (kubernetes.io, ConfigMaps); its other fields need little.
 _MAX_CONFIG_BYTES = 1_000_000
 
+INSTANCE = "app.kubernetes.io/instance"
+"""Label of all objects of a job: its name."""
 STAYS = {
     "karpenter.sh/do-not-disrupt": "true",
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
@@ -89,7 +91,7 @@ def labels(job: str) -> dict[str, str]:
     """Labels of all objects of a job."""
     return {
         "app.kubernetes.io/name": "shardyard",
-        "app.kubernetes.io/instance": job,
+        INSTANCE: job,
         "app.kubernetes.io/managed-by": "shardyard",
     }
 

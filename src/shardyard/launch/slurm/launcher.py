@@ -9,9 +9,10 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -21,6 +22,7 @@ from shardyard.doctor.finding import Finding
 from shardyard.errors import EXIT_DRAINED, RequestError, ShardyardError
 from shardyard.files import make_folder, write_text
 from shardyard.launch.base import (
+    Answer,
     Capabilities,
     Job,
     JobState,
@@ -29,6 +31,7 @@ from shardyard.launch.base import (
     LogLine,
     Removal,
     Rendered,
+    answer,
 )
 from shardyard.launch.ledger import RUN_ID, SUBMITTED, Entry, EntryForm, Ledger, form
 from shardyard.launch.log_files import read_logs
@@ -42,6 +45,7 @@ from shardyard.launch.slurm.clients import (
     ask,
     run_client,
 )
+from shardyard.launch.slurm.nodelist import hosts_in
 from shardyard.launch.slurm.script import (
     NODE_PROGRAM,
     ended_with,
@@ -52,9 +56,11 @@ from shardyard.launch.slurm.script import (
 )
 from shardyard.launch.slurm.states import (
     SACCT_FIELDS,
+    SQUEUE_FIELDS,
     JobRecord,
     read_sacct,
     read_scontrol,
+    read_squeue,
     status_of,
 )
 
@@ -67,6 +73,9 @@ _FORM = EntryForm(
     optional={"cluster": form(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")},
     folder=form(r"\."),
 )
+
+Nodes = tuple[tuple[str, str], ...]
+"""Name and state of each."""
 
 _ASK_EVERY_S = 2.0
 """Between questions of one follower to the controller, which all users share."""
@@ -199,12 +208,36 @@ class SlurmLauncher:
     def status(self, job: Job) -> JobStatus:
         """Ask the controller, which is up to date; and the accounts for what it has forgotten."""
         record = self._record(job)
-        if record is None or not _is_ours(record, job):
-            return _gone(job, record)
-        status = _status(record, job)
-        if status.state is not JobState.RUNNING or not record.node_list:
-            return status
-        return replace(status, nodes=self._nodes(record.node_list, job))
+        status = _told(record, job)
+        return replace(status, nodes=self._nodes(_node_list(record, status), job))
+
+    def answered_by(self, job: Job) -> str:
+        """The cluster, where sbatch named one."""
+        return job.details.get("cluster", "")
+
+    def statuses(self, jobs: Sequence[Job]) -> list[Answer]:
+        """Ask the controller once, the accounts once for what it has forgotten, once for nodes."""
+        known = self._in_queue(jobs)
+        forgotten = [job for job in jobs if job.id not in known]
+        untold: dict[str, ShardyardError] = {}
+        try:
+            known |= self._in_accounts(forgotten)
+        except ShardyardError as error:
+            untold = {job.id: error for job in forgotten}
+        answers = [
+            untold.get(job.id) or answer(partial(_told, known.get(job.id), job)) for job in jobs
+        ]
+        lists = [
+            _node_list(known.get(job.id), said) for job, said in zip(jobs, answers, strict=True)
+        ]
+        try:
+            rows = self._nodes(",".join(sorted({*lists} - {""})), jobs[0])
+        except ShardyardError as error:
+            return [error if nodes else said for said, nodes in zip(answers, lists, strict=True)]
+        return [
+            answer(partial(_with_nodes, said, nodes, rows)) if isinstance(said, JobStatus) else said
+            for said, nodes in zip(answers, lists, strict=True)
+        ]
 
     def logs(self, job: Job, *, node: int | None, follow: bool) -> Iterator[LogLine]:
         """Read the files that nodes and script write into the run folder."""
@@ -249,10 +282,7 @@ class SlurmLauncher:
 
     def _state(self, job: Job) -> JobState:
         """`status` without the states of its nodes, which cost another question."""
-        record = self._record(job)
-        if record is None or not _is_ours(record, job):
-            return JobState.GONE
-        return _status(record, job).state
+        return _told(self._record(job), job).state
 
     def _record(self, job: Job) -> JobRecord | None:
         """What Slurm says of the job of this number; None: it knows none."""
@@ -262,13 +292,29 @@ class SlurmLauncher:
             )
         except UnknownJobError:
             pass
-        accounts = ["sacct", *_cluster(job), "-X", "-n", "-P", "-j", job.id, "-o", SACCT_FIELDS]
-        try:
-            return read_sacct(ask(self.shell, accounts))
-        except NoAccountingError:
-            return None
+        return self._in_accounts([job]).get(job.id)
 
-    def _nodes(self, node_list: str, job: Job) -> tuple[tuple[str, str], ...]:
+    def _in_queue(self, jobs: Sequence[Job]) -> dict[str, JobRecord]:
+        """What the controller knows of jobs of one cluster, by number."""
+        asked = ["squeue", *_cluster(jobs[0]), "-a", "-h", "-t", "all", "-j", _numbers(jobs)]
+        try:
+            return read_squeue(ask(self.shell, [*asked, "-O", SQUEUE_FIELDS]))
+        except UnknownJobError:  # where one number alone was asked
+            return {}
+
+    def _in_accounts(self, jobs: Sequence[Job]) -> dict[str, JobRecord]:
+        """What the accounts know of jobs of one cluster, by number."""
+        if not jobs:
+            return {}
+        asked = ["sacct", *_cluster(jobs[0]), "-X", "-n", "-P", "-j", _numbers(jobs)]
+        try:
+            return read_sacct(ask(self.shell, [*asked, "-o", SACCT_FIELDS]))
+        except NoAccountingError:
+            return {}
+
+    def _nodes(self, node_list: str, job: Job) -> Nodes:
+        if not node_list:
+            return ()
         text = ask(
             self.shell,
             ["sinfo", *_cluster(job), "-h", "-N", "-n", node_list, "-o", "%N|%T"],
@@ -331,6 +377,29 @@ def _is_ours(record: JobRecord, job: Job) -> bool:
     if record.command is None:
         return record.name == job.name
     return record.command == _script_in(job.details)
+
+
+def _told(record: JobRecord | None, job: Job) -> JobStatus:
+    """What a record says of the job, without the states of its nodes."""
+    if record is None or not _is_ours(record, job):
+        return _gone(job, record)
+    return _status(record, job)
+
+
+def _node_list(record: JobRecord | None, said: Answer) -> str:
+    """Slurm's list of the nodes that a job runs on; empty: on none."""
+    if record is None or isinstance(said, ShardyardError) or said.state is not JobState.RUNNING:
+        return ""
+    return record.node_list
+
+
+def _with_nodes(status: JobStatus, node_list: str, rows: Nodes) -> JobStatus:
+    hosts = frozenset(hosts_in(node_list)) if node_list else frozenset()
+    return replace(status, nodes=tuple(row for row in rows if row[0] in hosts))
+
+
+def _numbers(jobs: Sequence[Job]) -> str:
+    return ",".join(job.id for job in jobs)
 
 
 def _status(record: JobRecord, job: Job) -> JobStatus:

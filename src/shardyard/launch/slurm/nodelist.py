@@ -1,39 +1,72 @@
-"""The first host of Slurm's short form of a list of hosts, ``node[1-3,07],gpu5``.
+"""Slurm's short form of a list of hosts, ``node[1-3,07],gpu5``, written out.
 
-Slurm's own ``scontrol show hostnames`` writes such a list out, but is not in every container.
+Slurm's own ``scontrol show hostnames`` does it too, but is not in every container.
 Source: https://slurm.schedmd.com/scontrol.html (show hostnames) and the list's grammar in
 src/common/hostlist.c: comma-separated names, each with any number of bracketed ranges; the width
 of a range's first number, leading zeros included, is that of all its names.
 """
 
+import itertools
 import re
+from collections.abc import Iterator
 
 from shardyard.errors import RequestError
 
-_ENTRY = re.compile(r"(?:\[[^\[\]]+\]|[^\[\],]+)+")
-_BRACKET = re.compile(r"\[([^\[\]]+)\]")
+_PART = re.compile(r"\[([^\[\]]+)\]|([^\[\],]+)")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_MOST_HOSTS = 100_000
+"""More than any cluster has: a typing error must not fill the memory."""
+
+
+def hosts_in(nodelist: str) -> list[str]:
+    """All hosts of a list, in its order.
+
+    Raises:
+        RequestError: It is no such list.
+    """
+    hosts = list(itertools.islice(_hosts_in(nodelist), _MOST_HOSTS + 1))
+    if len(hosts) > _MOST_HOSTS:
+        raise _wrong(nodelist)
+    return hosts
 
 
 def first_host(nodelist: str) -> str:
     """The first host of a list: node 0 of a job.
 
     Raises:
-        RequestError: It does not begin as such a list does.
+        RequestError: It is no such list.
     """
-    entry = re.split(r",(?![^\[]*\])", nodelist.strip())[0]  # commas outside of brackets
-    if not _ENTRY.fullmatch(entry):
-        raise _wrong(nodelist)
-    return _BRACKET.sub(lambda bracket: _first_number(bracket[1], nodelist), entry)
+    return next(_hosts_in(nodelist))
 
 
-def _first_number(ranges: str, nodelist: str) -> str:
-    found = [_RANGE.fullmatch(text) for text in ranges.split(",")]
-    for match in found:
-        if match is None or int(match[1]) > int(match[2] or match[1]):
+def _hosts_in(nodelist: str) -> Iterator[str]:
+    for entry in _entries(nodelist):
+        parts, end = [], 0
+        for match in _PART.finditer(entry):
+            if match.start() != end:
+                break
+            end = match.end()
+            parts.append((match[2],) if match[1] is None else tuple(_numbers(match[1], nodelist)))
+        if not entry or end != len(entry):
             raise _wrong(nodelist)
-    assert found[0] is not None
-    return found[0][1]
+        yield from ("".join(names) for names in itertools.product(*parts))
+
+
+def _entries(nodelist: str) -> Iterator[str]:
+    """Split at commas that stand outside of brackets."""
+    return iter(re.split(r",(?![^\[]*\])", nodelist.strip()))
+
+
+def _numbers(ranges: str, nodelist: str) -> Iterator[str]:
+    for text in ranges.split(","):
+        match = _RANGE.fullmatch(text)
+        if match is None:
+            raise _wrong(nodelist)
+        first, last = match[1], match[2] or match[1]
+        if not int(first) <= int(last) < int(first) + _MOST_HOSTS:
+            raise _wrong(nodelist)
+        for number in range(int(first), int(last) + 1):
+            yield str(number).zfill(len(first))
 
 
 def _wrong(nodelist: str) -> RequestError:

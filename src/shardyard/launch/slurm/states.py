@@ -107,20 +107,42 @@ def _command(text: str) -> str:
     return found[1] if found else ""
 
 
-SACCT_FIELDS = "State,Reason,ExitCode,NodeList,JobName"
+SQUEUE_FIELDS = "JobID:|,State:|,Reason:|,exit_code:|,NodeList:|,restartcnt:|,Command:|"
 
 
-def read_sacct(text: str) -> JobRecord | None:
-    """Read what ``sacct -X -n -P -o SACCT_FIELDS`` prints; None: it knows no such job."""
-    lines = text.splitlines()
-    if not lines:
-        return None
-    state, reason, exit_code, node_list, name = lines[-1].split("|", 4)
-    if exit_code == f"{EXIT_DRAINED - 128}:0":  # it prints exit codes above 128 without the 128
-        exit_code = f"{EXIT_DRAINED}:0"
-    return JobRecord(
-        state=state, reason=reason, exit_code=exit_code, node_list=node_list, name=name
-    )
+def read_squeue(text: str) -> dict[str, JobRecord]:
+    """Read what ``squeue -h -O SQUEUE_FIELDS`` prints: a job's number -> what `scontrol` says."""
+    found = {}
+    for line in text.splitlines():
+        row = line.removesuffix("|").split("|", 6)
+        if len(row) < 7:  # of several clusters it names each on a line of its own
+            continue
+        number, state, reason, ended, node_list, restarts, command = row
+        found[number] = JobRecord(
+            state=state,
+            reason=reason.replace(" ", "_"),
+            exit_code=f"{int(ended) >> 8}:{int(ended) & 0x7F}",  # as wait(2) has it
+            node_list=node_list,
+            restarts=int(restarts),
+            command=command,
+        )
+    return found
+
+
+SACCT_FIELDS = "JobIDRaw,State,Reason,ExitCode,NodeList,JobName"
+
+
+def read_sacct(text: str) -> dict[str, JobRecord]:
+    """Read what ``sacct -X -n -P -o SACCT_FIELDS`` prints: a job's number -> what it says."""
+    found = {}
+    for line in text.splitlines():
+        number, state, reason, exit_code, node_list, name = line.split("|", 5)
+        if exit_code == f"{EXIT_DRAINED - 128}:0":  # it prints codes above 128 without the 128
+            exit_code = f"{EXIT_DRAINED}:0"
+        found[number] = JobRecord(
+            state=state, reason=reason, exit_code=exit_code, node_list=node_list, name=name
+        )
+    return found
 
 
 def status_of(record: JobRecord, *, job_id: str) -> JobStatus:
