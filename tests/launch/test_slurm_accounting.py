@@ -69,6 +69,18 @@ def test_what_the_controller_has_forgotten_the_accounts_remember(
     assert (status.state, status.exit_code) == (state, code)
 
 
+def test_many_that_the_controller_has_forgotten_are_at_once_what_they_are_alone(
+    cluster: SlurmCluster,
+    launcher: SlurmLauncher,
+    render: Callable[..., tuple[Rendered, Ledger]],
+) -> None:
+    jobs = [launcher.submit(*render(f"end {code}")) for code in (0, 2, 143)]
+    cluster.wait_until(lambda: all(_is_forgotten(cluster, job) for job in jobs), "forgotten")
+    alone = [launcher.status(job) for job in jobs]
+    assert launcher.statuses(jobs) == alone
+    assert [said.exit_code for said in alone] == [0, 2, 143]
+
+
 def test_a_job_that_neither_knows_is_gone(launcher: SlurmLauncher, tmp_path: Path) -> None:
     details = {"folder": str(tmp_path), "nodes": "1"}
     job = Job(launcher="slurm", run_id="old", id="4000000", name="old", details=details)
