@@ -2,8 +2,8 @@
 
 Every collective and message of the second step of a run is counted as it is called
 (tests/distributed/traffic.py), by rank and by the axis whose group it goes over. The formulas are
-those of `shardyard plan` (plan/traffic.py). Bar: 1 %, on every rank and axis; what experts exchange
-depends on which of them the tokens visit, so there the mean over ranks is held to 10 %.
+those of `shardyard plan` (planner/traffic.py). Bar: 1 %, on every rank and axis; what experts
+exchange depends on which of them the tokens visit, so there the mean over ranks is held to 10 %.
 
     python -m benchmarks.axis_traffic [--only tp]
 """
@@ -23,8 +23,8 @@ import torch.distributed as dist
 
 from benchmarks.record import write_result
 from shardyard.config.own_module import known_shape
-from shardyard.plan.traffic import stage_traffic
-from shardyard.plan.workload import workload_of
+from shardyard.planner.traffic import stage_traffic
+from shardyard.planner.workload import workload_of
 from shardyard.rundir.layout import RunDir
 from shardyard.train.hooks import Hooks
 from shardyard.train.setup import set_up

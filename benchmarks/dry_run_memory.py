@@ -19,9 +19,9 @@ from benchmarks.record import write_result
 from shardyard.config.layout import Layout
 from shardyard.config.schema import Recipe
 from shardyard.families.presets import PRESETS
-from shardyard.plan.dry_run import DryRun, dry_run
-from shardyard.plan.memory import Memory, memory
-from shardyard.plan.workload import workload_of
+from shardyard.planner.dry_run import DryRun, dry_run
+from shardyard.planner.memory import Memory, memory
+from shardyard.planner.workload import workload_of
 
 BAR = 0.05
 GIB = 2**30

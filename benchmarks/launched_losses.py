@@ -5,11 +5,11 @@
 
 `shardyard train` with two processes is held against two nodes of one process each: on this machine
 (local), on a real Slurm, in pods of a JobSet, and on AWS Batch. Podman plays the kubelet and
-tests/launch/kubernetes the controllers; moto plays Batch, with a real Docker. The recipe is
+tests/launchers/kubernetes the controllers; moto plays Batch, with a real Docker. The recipe is
 unchanged but for where it runs, and for `data.source`: a folder with the same text for all, as a
 container has another Python than this machine. Bar: 1e-5 relative, each step.
 
-Slurm, pods and Batch need root and Debian's packages (tests/launch/). The result file keeps what
+Slurm, pods and Batch need root and Debian's packages (tests/launchers/). The result file keeps what
 earlier calls measured for other launchers.
 """
 
@@ -31,10 +31,10 @@ from shardyard.data.sources import list_files
 from shardyard.hardware.probe import probe
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_steps
-from tests.launch.batch_docker import docker_batch
-from tests.launch.kubernetes.pod_runs import rendered
-from tests.launch.kubernetes.pods import pod_of_jobset, running_podman
-from tests.launch.slurm_cluster import slurm_cluster
+from tests.launchers.batch_docker import docker_batch
+from tests.launchers.kubernetes.pod_runs import rendered
+from tests.launchers.kubernetes.pods import pod_of_jobset, running_podman
+from tests.launchers.slurm_cluster import slurm_cluster
 
 NAME = "launched-losses"
 BAR = 1e-5

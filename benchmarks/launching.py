@@ -25,9 +25,9 @@ from typing import Any
 from benchmarks.record import write_result
 from shardyard.config.load import dump_recipe, load_recipe
 from shardyard.files import write_json
-from shardyard.launch.base import Job
-from shardyard.launch.ledger import Ledger
-from shardyard.launch.local_job import Identity, JobFile
+from shardyard.launchers.base import Submission
+from shardyard.launchers.ledger import Ledger
+from shardyard.launchers.local_job import Identity, JobFile
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import EventWriter
 from shardyard.rundir.metric_keys import METRIC_KEYS
@@ -201,7 +201,9 @@ def _make_job(run_dir: RunDir, who: Identity, *, nodes: int) -> Path:
     name, id = f"{run_dir.run_id}/job-0", f"{who.pid}-{who.started}"
     entry = ledger.intend("local job", name, launcher="local", **details)
     ledger.confirm(entry, id)
-    ledger.record(Job(launcher="local", run_id=run_dir.run_id, id=id, name=name, details=details))
+    ledger.record(
+        Submission(launcher="local", run_id=run_dir.run_id, id=id, name=name, details=details)
+    )
     return folder
 
 

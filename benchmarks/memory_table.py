@@ -21,9 +21,9 @@ from shardyard.config.layout import Layout
 from shardyard.config.schema import Recipe
 from shardyard.families.presets import PRESETS
 from shardyard.families.shape import ModelShape
-from shardyard.plan.dry_run import Moment, dry_run
-from shardyard.plan.memory import needs
-from shardyard.plan.workload import workload_of
+from shardyard.planner.dry_run import Moment, dry_run
+from shardyard.planner.memory import needs
+from shardyard.planner.workload import workload_of
 
 GIB = 2**30
 BARS = {"parameters": 0.02, "gradients": 0.02, "optimizer": 0.02, "activations": 0.05}

@@ -24,13 +24,13 @@ _OPTIM = ("tests/train/test_optim.py",)
 _DROPOUT = ("tests/models/test_dropout.py",)
 _DURABLE = ("tests/checkpoint/test_durability.py",)
 _MASKED = ("tests/tasks/test_masked_lm.py",)
-_MEMORY = ("tests/plan/test_memory.py",)
-_FAILURES = ("tests/plan/test_failures.py", "tests/plan/test_failure_rates.py")
+_MEMORY = ("tests/planner/test_memory.py",)
+_FAILURES = ("tests/planner/test_failures.py", "tests/planner/test_failure_rates.py")
 _ORDER = ("tests/data/test_order.py",)
 _LOADER = ("tests/data/test_loader.py",)
 _VERIFY = ("tests/checkpoint/test_verify.py",)
-_COLLECTIVES = ("tests/plan/test_collectives.py",)
-_LEDGER = ("tests/launch/test_ledger.py",)
+_COLLECTIVES = ("tests/planner/test_collectives.py",)
+_LEDGER = ("tests/launchers/test_ledger.py",)
 _LEGALITY = ("tests/config/test_legality.py",)
 _READINESS = ("tests/cli/test_readiness.py",)
 _RECEIVE = ("tests/transfer/test_receive.py",)
@@ -73,7 +73,7 @@ MUTATIONS = (
              "        order.scratch.rename(order.folder)\n", _DURABLE),
     Mutation("new folder not flushed", "checkpoint/writer.py",
              "        flush_folder(order.scratch)\n", "", _DURABLE),
-    Mutation("ledger not flushed", "launch/ledger.py",
+    Mutation("ledger not flushed", "launchers/ledger.py",
              "                file.flush()\n                os.fsync(file.fileno())\n",
              "                file.flush()\n", (*_LEDGER, *_DURABLE)),
     Mutation("masking ignores the seed", "tasks/masked_lm.py",
@@ -82,23 +82,23 @@ MUTATIONS = (
     Mutation("masking ignores the split", "tasks/masked_lm.py",
              'key_of(self.seed, "masking", self.split)', 'key_of(self.seed, "masking", "")',
              _MASKED),
-    Mutation("micro-batches in flight not counted", "plan/memory.py",
+    Mutation("micro-batches in flight not counted", "planner/memory.py",
              "    flying = in_flight(w, stage)\n    if w.techniques.offload",
              "    flying = 1.0\n    if w.techniques.offload", _MEMORY),
-    Mutation("states not split over cp", "plan/memory.py",
+    Mutation("states not split over cp", "planner/memory.py",
              "return w.layout.dp_shard * w.layout.cp", "return w.layout.dp_shard", _MEMORY),
-    Mutation("Batch: exit code of the first attempt", "launch/aws_batch/status.py",
+    Mutation("Batch: exit code of the first attempt", "launchers/aws_batch/status.py",
              "(attempts[-1], job)", "(attempts[0], job)",
-             ("tests/launch/test_aws_batch_status.py",)),
-    Mutation("failures that last too short", "plan/failures.py",
+             ("tests/launchers/test_aws_batch_status.py",)),
+    Mutation("failures that last too short", "planner/failures.py",
              "replacement_s=REPLACEMENT_HOURS * HOUR_S", "replacement_s=REPLACEMENT_HOURS",
              _FAILURES),
     Mutation("warm-up counts in the speed", "report/compare.py", "return rest or warm",
              "return warm + rest", ("tests/report/test_compare.py",)),
-    Mutation("Slurm's time rounded down", "launch/slurm/script.py",
+    Mutation("Slurm's time rounded down", "launchers/slurm/script.py",
              "math.ceil(parse_seconds(launch.time_limit) / 60)",
              "math.floor(parse_seconds(launch.time_limit) / 60)",
-             ("tests/launch/test_slurm_script.py",)),
+             ("tests/launchers/test_slurm_script.py",)),
     Mutation("HYBRID_SHARD forgets tp and cp", "config/legality.py",
              "devices_per_node // (parallel.cp * parallel.tp)", "devices_per_node", _LEGALITY),
     Mutation("prefetch in the wrong order", "parallel/data.py", "list(reversed(before)) or",
@@ -166,23 +166,24 @@ MUTATIONS = (
              "_squares(found) / number for", "_squares(found) for",
              ("tests/parallel/test_gradients.py", "tests/distributed/test_layouts.py")),
     # --- the planner ----------------------------------------------------------------------------
-    Mutation("1F1B holds one micro-batch less", "plan/stages.py", "return min(passes, pp - stage)",
-             "return min(passes, pp - stage - 1)", ("tests/plan/test_stages.py", *_MEMORY)),
-    Mutation("attention counted once", "plan/flops.py", "matmul + 12 * pairs",
-             "matmul + 4 * pairs", ("tests/plan/test_flops.py",)),
-    Mutation("Young without its two", "plan/failures.py", "math.sqrt(2 * blocking_s * mtbf_s)",
+    Mutation("1F1B holds one micro-batch less", "planner/stages.py",
+             "return min(passes, pp - stage)", "return min(passes, pp - stage - 1)",
+             ("tests/planner/test_stages.py", *_MEMORY)),
+    Mutation("attention counted once", "planner/flops.py", "matmul + 12 * pairs",
+             "matmul + 4 * pairs", ("tests/planner/test_flops.py",)),
+    Mutation("Young without its two", "planner/failures.py", "math.sqrt(2 * blocking_s * mtbf_s)",
              "math.sqrt(blocking_s * mtbf_s)", _FAILURES),
-    Mutation("an all-to-all sends to itself", "plan/collectives.py",
+    Mutation("an all-to-all sends to itself", "planner/collectives.py",
              "neighbours = min(size, group.per_node) - 1", "neighbours = min(size, group.per_node)",
              _COLLECTIVES),
-    Mutation("a tree of as many hops as nodes", "plan/collectives.py",
+    Mutation("a tree of as many hops as nodes", "planner/collectives.py",
              "doublings = (group.nodes - 1).bit_length()", "doublings = group.nodes - 1",
              _COLLECTIVES),
-    Mutation("one spare too few", "plan/failure_rates.py", "    return spares\n\n\ndef require",
+    Mutation("one spare too few", "planner/failure_rates.py", "    return spares\n\n\ndef require",
              "    return max(0, spares - 1)\n\n\ndef require", _FAILURES),
     # --- launching --------------------------------------------------------------------------------
-    Mutation("a torn line swallows the next", "launch/ledger.py", '("\\n" if torn else "")', '""',
-             _LEDGER),
+    Mutation("a torn line swallows the next", "launchers/ledger.py",
+             '("\\n" if torn else "")', '""', _LEDGER),
     Mutation("a terminal is acted upon", "printable.py",
              "return _ACTING.sub(lambda found: ascii(found[0])[1:-1], text)", "return text",
              ("tests/test_printable.py",)),
@@ -191,8 +192,8 @@ MUTATIONS = (
              "return replace(report, asks=tuple(report.asks), attempt=0) if is_whole else None",
              _READINESS),
     Mutation("a drained run has failed", "errors.py", "EXIT_DRAINED = 143", "EXIT_DRAINED = 1",
-             ("tests/cli/test_node.py", "tests/launch/test_slurm_states.py",
-              "tests/launch/test_aws_batch_status.py")),
+             ("tests/cli/test_node.py", "tests/launchers/test_slurm_states.py",
+              "tests/launchers/test_aws_batch_status.py")),
     Mutation("a lost node is no reason to start again", "errors.py", "exit_code = 75",
              "exit_code = 1", ("tests/test_errors.py",)),
 )  # fmt: skip

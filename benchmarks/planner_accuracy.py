@@ -30,7 +30,7 @@ from benchmarks.planner_rows import Case, Skipped, row_to_case, with_cumulative_
 from benchmarks.planner_table import Row, read_table
 from shardyard.errors import ShardyardError
 from shardyard.hardware.cluster import Cluster
-from shardyard.plan.workload import Workload
+from shardyard.planner.workload import Workload
 
 COUNTED_QUALITIES = ("A", "B")
 DOES_NOT_FIT = "does not fit"
@@ -368,7 +368,7 @@ def main(argv: Sequence[str] | None = None, *, planner: Planner | None = None) -
 
 def _planner() -> Planner:
     # after the table is read, so that a bad one is answered at once
-    from shardyard.plan.estimate import estimate
+    from shardyard.planner.estimate import estimate
 
     return estimate
 

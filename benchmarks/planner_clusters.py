@@ -16,7 +16,7 @@ from shardyard.hardware.accelerator import Accelerator
 from shardyard.hardware.catalogue import ACCELERATORS
 from shardyard.hardware.cluster import Cluster, default_cluster
 from shardyard.hardware.links import Link, network
-from shardyard.plan.collectives import BETWEEN_SHARE
+from shardyard.planner.collectives import BETWEEN_SHARE
 
 _BY_NAME = {row.name: row for row in ACCELERATORS}
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from benchmarks.planner_shapes import Unknown
 from benchmarks.planner_table import Row
-from shardyard.plan.workload import Formats, Keeping, Recompute, Techniques
+from shardyard.planner.workload import Formats, Keeping, Recompute, Techniques
 
 _WORDS = ("framework", "task", "sharding", "act_ckpt", "precision", "notes", "flags")
 

@@ -26,7 +26,7 @@ from benchmarks.planner_shapes import Unknown, shape_of
 from benchmarks.planner_table import Row
 from shardyard.config.layout import Layout
 from shardyard.hardware.cluster import Cluster
-from shardyard.plan.workload import Techniques, Workload
+from shardyard.planner.workload import Techniques, Workload
 
 MemoryNumber = Literal["allocated", "reserved", "device"]
 

@@ -19,8 +19,8 @@ from shardyard.config.layout import Layout
 from shardyard.families.presets import PRESETS
 from shardyard.hardware.catalogue import instance
 from shardyard.hardware.cluster import cluster_of
-from shardyard.plan.layouts import search
-from shardyard.plan.workload import Formats, Techniques, Workload
+from shardyard.planner.layouts import search
+from shardyard.planner.workload import Formats, Techniques, Workload
 
 RECIPE = ("model.preset=llama2-7b", "cluster.instance=p5.48xlarge", "cluster.nodes=2")
 SEARCHES = {1024: 4096, 16384: 16384}

@@ -2,8 +2,8 @@
 
     python -m benchmarks.pods_quickstart
 
-Podman plays the kubelet and `tests/launch/kubernetes/pod_runs.py` the controllers: no Kubernetes is
-asked. Bars: the losses of a JobSet are those of `shardyard train` with two processes to the last
+Podman plays the kubelet and `tests/launchers/kubernetes/pod_runs.py` the controllers: no Kubernetes
+is asked. Bars: the losses of a JobSet are those of `shardyard train` with two processes to the last
 bit, also when a pod is killed; those of an elastic PyTorchJob to 1e-5, as other sums have other
 orders. At the recipe's learning rate rounding grows beyond that (benchmarks/rounding_growth.py),
 with `--settings optim.lr=3e-4` it does not. Needs root and podman. Writes one JSON file.
@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.record import write_result
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_steps
-from tests.launch.kubernetes.pod_runs import (
+from tests.launchers.kubernetes.pod_runs import (
     ELASTIC,
     OVERRIDES,
     PodRun,
@@ -28,7 +28,7 @@ from tests.launch.kubernetes.pod_runs import (
     repeated_steps,
     train,
 )
-from tests.launch.kubernetes.pods import running_podman
+from tests.launchers.kubernetes.pods import running_podman
 
 LOSE_AFTER_STEP = 130
 """A little after the checkpoint of step 120."""

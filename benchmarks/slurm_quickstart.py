@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.record import write_result
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_lines, read_steps
-from tests.launch.slurm_cluster import SlurmCluster, slurm_cluster
+from tests.launchers.slurm_cluster import SlurmCluster, slurm_cluster
 
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "benchmarks" / "laptop.yaml"

@@ -27,9 +27,9 @@ from shardyard.config.layout import Layout
 from shardyard.families.presets import PRESETS
 from shardyard.hardware.catalogue import instance
 from shardyard.hardware.cluster import Cluster, cluster_of
-from shardyard.plan.collectives import BETWEEN_SHARE
-from shardyard.plan.estimate import Estimate, estimate
-from shardyard.plan.workload import Formats, Techniques, Workload
+from shardyard.planner.collectives import BETWEEN_SHARE
+from shardyard.planner.estimate import Estimate, estimate
+from shardyard.planner.workload import Formats, Techniques, Workload
 
 BAR = 0.05
 """Efficiency may be off by this much, absolute."""

@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple
 from shardyard.hardware.accelerator import Accelerator
 from shardyard.hardware.catalogue import accelerator_by_name, instance
 from shardyard.hardware.cluster import Cluster, cluster_of, default_cluster
-from shardyard.plan.collectives import BETWEEN_SHARE
-from shardyard.plan.vision import VisionEstimate, VisionWorkload, estimate_vision
+from shardyard.planner.collectives import BETWEEN_SHARE
+from shardyard.planner.vision import VisionEstimate, VisionWorkload, estimate_vision
 
 IMAGENET_IMAGES = 1_281_167
 

@@ -20,7 +20,7 @@ from shardyard.cli import main
 from shardyard.config.schema import Recipe
 from shardyard.config.sight import unseen_problems
 from shardyard.control.submission import launcher_named
-from shardyard.launch.aws_batch import setup
+from shardyard.launchers.aws_batch import setup
 from shardyard.yaml_text import read_yaml
 from tests.test_docs import _FENCED, ROOT
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.launch.base import PLACES
+from shardyard.launchers.base import PLACES
 
 SRC = Path(__file__).parents[1] / "src"
 PACKAGE = SRC / "shardyard"
@@ -25,9 +25,9 @@ BASE_ROWS = [
     {"rundir"},
 ]
 CONTROL_ROWS = [
-    {"plan", "doctor"},
+    {"planner", "doctor"},
     {"image"},
-    {"launch", "report", "bench"},
+    {"launchers", "report", "bench"},
     {"transfer", "cluster"},
     {"control", "terminal", "local_path"},
     {"cli", "node"},
@@ -114,7 +114,7 @@ def outer_packages(path: Path) -> set[str]:
 def test_a_module_imports_only_what_its_place_allows(path: Path) -> None:
     package = package_of(path)
     if package == "__init__":  # names for the type checker; they are looked up at first use
-        assert inner_packages(path) == {"library"}
+        assert inner_packages(path) == {"control", "library"}
         assert {name.split(".")[0] for name in imports(at_import_time(tree_of(path)))} == {
             "importlib", "typing",
         }  # fmt: skip

@@ -12,8 +12,8 @@ from shardyard.config.legality import resolve_layout
 from shardyard.config.schema import Recipe
 from shardyard.families.presets import PRESETS
 from shardyard.families.shape import ModelShape
-from shardyard.plan.memory import memory
-from shardyard.plan.workload import workload_of
+from shardyard.planner.memory import memory
+from shardyard.planner.workload import workload_of
 
 CONTENDERS = ("shardyard", "bare", "trainer")
 RECOMPUTES = ("none", "selective", "full")

@@ -19,8 +19,8 @@ from shardyard.errors import ShardyardError
 from shardyard.files import write_json
 from shardyard.hardware.catalogue import accelerator_named
 from shardyard.hardware.machine import Machine
-from shardyard.plan.flops import flops_per_token
-from shardyard.plan.plan import plan
+from shardyard.planner.flops import flops_per_token
+from shardyard.planner.plan import plan
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import write_resolved
 
@@ -39,7 +39,7 @@ def conventions(machine: Machine) -> dict[str, Any]:
     accelerator = accelerator_named(machine.name)
     return {
         "tokens_per_s_per_device": "tokens of a step / median seconds of a step / devices",
-        "mfu_full": "6 N + 12 L d s FLOP a token, attention over all pairs (shardyard.plan.flops)",
+        "mfu_full": "6 N + 12 L d s FLOP a token, attention over all pairs (planner/flops.py)",
         "mfu_causal": "6 N + 6 L d s FLOP a token, only pairs that a causal mask leaves",
         "peak_flops_per_s": accelerator and accelerator.peak_flops_per_s("bf16"),
         "peak_source": accelerator and f"{accelerator.name}, bf16 dense: {accelerator.source}",

@@ -1,13 +1,13 @@
 """docs/errors.md: what can go wrong when launching, from the table that a test makes happen."""
 
-from tests.launch.wrong_situations import all_situations
+from tests.launchers.wrong_situations import all_situations
 
 _HEAD = """# What can go wrong, and what is said
 
-Made from the table that `tests/launch/test_wrong_situations.py` makes happen, one by one, through
-the command line: each with its exit code, words that its message has, and words of the next step
-that it names. After each one nothing is left outside that the run's ledger does not name. Exit
-codes: 0 done, 1 the run failed or the doctor found a problem, 2 the request is wrong, 3 not
+Made from the table that `tests/launchers/test_wrong_situations.py` makes happen, one by one,
+through the command line: each with its exit code, words that its message has, and words of the
+next step that it names. After each one nothing is left outside that the run's ledger does not name.
+Exit codes: 0 done, 1 the run failed or the doctor found a problem, 2 the request is wrong, 3 not
 available now, 4 no permission, 130 interrupted, 143 drained and resumable.
 """
 

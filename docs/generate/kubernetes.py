@@ -1,6 +1,6 @@
 """The table of docs/launch-kubernetes.md: what a cluster needs, and where each part comes from."""
 
-from shardyard.launch.kubernetes.prerequisites import ALL, ETCD
+from shardyard.launchers.kubernetes.prerequisites import ALL, ETCD
 
 
 def table() -> str:

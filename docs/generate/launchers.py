@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from shardyard.launch.base import LAUNCHERS, AsksMany, Capabilities
+from shardyard.launchers.base import LAUNCHERS, AsksMany, Capabilities
 
 _WORDS = {
     "resizes": "jobs that [`shardyard scale`](verbs/scale.md) changes while they run; any other is "

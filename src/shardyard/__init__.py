@@ -4,6 +4,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shardyard.control.job import Job
+    from shardyard.control.launch import launch
+    from shardyard.control.plan import Prediction
+    from shardyard.control.plan import predict as plan
+    from shardyard.control.resolve import resolve
+    from shardyard.control.result import Result
+    from shardyard.control.runs import Run, runs
     from shardyard.library import (
         Loaded,
         Mesh,
@@ -20,21 +27,44 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Job",
     "Loaded",
     "Mesh",
+    "Prediction",
+    "Result",
+    "Run",
     "accumulate",
     "build_mesh",
     "clip_gradients",
     "evaluate",
     "fill_weights",
+    "launch",
     "load_checkpoint",
     "parallelize",
+    "plan",
+    "resolve",
+    "runs",
     "save_checkpoint",
 ]
+
+_CONTROL = {
+    "Job": "job:Job",
+    "Prediction": "plan:Prediction",
+    "Result": "result:Result",
+    "Run": "runs:Run",
+    "launch": "launch:launch",
+    "plan": "plan:predict",
+    "resolve": "resolve:resolve",
+    "runs": "runs:runs",
+}
+"""Name -> module:name in shardyard/control; all others are of shardyard/library, with torch."""
 
 
 def __getattr__(name: str) -> Any:
     # looked up at first use: the command line imports this package and answers without torch
     if name not in __all__:
         raise AttributeError(f"module 'shardyard' has no attribute {name!r}")
-    return getattr(import_module("shardyard.library"), name)
+    if name not in _CONTROL:
+        return getattr(import_module("shardyard.library"), name)
+    module, _, there = _CONTROL[name].partition(":")
+    return getattr(import_module(f"shardyard.control.{module}"), there)

@@ -16,7 +16,7 @@ from benchmarks.accuracy_text import render
 from benchmarks.planner_table import read_table
 from shardyard.errors import RequestError
 from shardyard.hardware.cluster import Cluster
-from shardyard.plan.workload import Workload
+from shardyard.planner.workload import Workload
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "benchmarks" / "groundtruth" / "measured_runs.csv"

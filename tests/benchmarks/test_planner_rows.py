@@ -9,8 +9,8 @@ from benchmarks.planner_frameworks import BUFFERED
 from benchmarks.planner_rows import Case, Skipped, row_to_case, with_cumulative_features
 from benchmarks.planner_table import COUNTS, QUANTITIES, Row, read_table
 from shardyard.config.layout import Layout
-from shardyard.plan.collectives import BETWEEN_SHARE
-from shardyard.plan.workload import Formats
+from shardyard.planner.collectives import BETWEEN_SHARE
+from shardyard.planner.workload import Formats
 
 TABLE = Path(__file__).parents[2] / "benchmarks" / "groundtruth" / "measured_runs.csv"
 ROWS = {row.raw("id"): row for row in read_table(TABLE)}

@@ -8,19 +8,19 @@ from typing import Any, ClassVar
 from shardyard.config.schema import Recipe
 from shardyard.config.sight import Sight
 from shardyard.errors import ShardyardError
-from shardyard.launch.base import (
+from shardyard.launchers.base import (
     Capabilities,
-    Job,
     JobState,
     JobStatus,
     LaunchRequest,
     LogLine,
     Removal,
     Rendered,
+    Submission,
     mounted,
 )
-from shardyard.launch.ledger import EntryForm, Ledger
-from shardyard.launch.marked import NONCE_DETAIL, Kind, mark
+from shardyard.launchers.ledger import EntryForm, Ledger
+from shardyard.launchers.marked import NONCE_DETAIL, Kind, mark
 
 CAPABILITIES = Capabilities(
     resizes=("fake",), requeues=False, needs_image=False, shares_folder=True, secrets=("env",)
@@ -68,7 +68,7 @@ class FakeLauncher:
             launcher=self.name, run_id=request.run_id, name=name, text=text, objects=objects
         )
 
-    def submit(self, rendered: Rendered, ledger: Ledger) -> Job:
+    def submit(self, rendered: Rendered, ledger: Ledger) -> Submission:
         for place, kind in enumerate(("fake service", "fake job")):
             entry = ledger.intend(kind, rendered.name, launcher=self.name)
             if self.refuses is not None and place == self.refuses_after:
@@ -76,7 +76,7 @@ class FakeLauncher:
                 raise self.refuses
             self.created.add(kind)
             ledger.confirm(entry, f"{place + 7}")
-        return Job(
+        return Submission(
             launcher=self.name,
             run_id=rendered.run_id,
             id="8",
@@ -88,33 +88,33 @@ class FakeLauncher:
         """A line that node 0 of the job submitted last would print."""
         return mark(kind, content, nonce=self.submitted[-1].nonce)
 
-    def status(self, job: Job) -> JobStatus:
+    def status(self, job: Submission) -> JobStatus:
         assert job.details["zone"] == "here"
         if self.unanswered:
             raise self.unanswered.pop(0)
         return self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
 
-    def logs(self, job: Job, *, node: int | None, follow: bool) -> Iterator[LogLine]:
+    def logs(self, job: Submission, *, node: int | None, follow: bool) -> Iterator[LogLine]:
         assert job.id == "8"
         wanted = [line for line in self.lines if node is None or line.source == f"node {node}"]
         yield from wanted
         if follow:
             self.at_end_of_logs()
 
-    def resizes(self, job: Job) -> bool:
+    def resizes(self, job: Submission) -> bool:
         assert job.id == "8"
         return bool(self.capabilities.resizes)
 
-    def resize(self, job: Job, nodes: int) -> None:
+    def resize(self, job: Submission, nodes: int) -> None:
         assert job.id == "8"
         self.scaled.append(nodes)
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: Submission) -> None:
         assert job.id == "8"
         self.cancelled += 1
         self.at_cancel()
 
-    def remove(self, job: Job, ledger: Ledger) -> Removal:
+    def remove(self, job: Submission, ledger: Ledger) -> Removal:
         assert job.launcher == self.name
         removal = Removal()
         for entry in reversed(ledger.live()):
@@ -146,7 +146,7 @@ class AnsweringLauncher(FakeLauncher):
         default_factory=lambda: [JobStatus(state=JobState.SUCCEEDED, reason="done")]
     )
 
-    def logs(self, job: Job, *, node: int | None, follow: bool) -> Iterator[LogLine]:
+    def logs(self, job: Submission, *, node: int | None, follow: bool) -> Iterator[LogLine]:
         yield from super().logs(job, node=node, follow=follow)
         content = {"side": job.details["side"], "exit_code": 0, "result": self.result}
         text = mark("answer", content, nonce=job.details[NONCE_DETAIL])

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from shardyard.errors import ShardyardError
-from shardyard.launch.base import (
+from shardyard.launchers.base import (
     Capabilities,
-    Job,
     JobState,
     JobStatus,
     LaunchRequest,
     LogLine,
     Removal,
     Rendered,
+    Submission,
 )
-from shardyard.launch.kubernetes.exec import CommandError, LostConnectionError
-from shardyard.launch.ledger import Ledger
+from shardyard.launchers.kubernetes.exec import CommandError, LostConnectionError
+from shardyard.launchers.ledger import Ledger
 from shardyard.node.side_job import SideWork
 from shardyard.rundir.layout import RunDir
 from tests.cli.fake_launcher import CAPABILITIES, FakeLauncher
@@ -40,7 +40,7 @@ class FarLauncher(FakeLauncher):
     """Bytes of one command's output after the other, after which the connection is lost."""
     training: JobStatus = field(default_factory=lambda: status(JobState.SUCCEEDED, exit_code=0))
 
-    def submit(self, rendered: Rendered, ledger: Ledger) -> Job:
+    def submit(self, rendered: Rendered, ledger: Ledger) -> Submission:
         job = super().submit(rendered, ledger)
         request = self.submitted[-1]
         if request.side is None:
@@ -65,14 +65,14 @@ class FarLauncher(FakeLauncher):
             content = {"error": str(error), "exit_code": error.exit_code}
         return self.marked("answer", {"side": request.side.label, **content})
 
-    def status(self, job: Job) -> JobStatus:
+    def status(self, job: Submission) -> JobStatus:
         if "side" not in job.details:
             return self.training
         if job.details["side"].startswith("fetch-") and "fetch" not in self.works:
             return status(JobState.RUNNING if self.lives else JobState.GONE)
         return status(JobState.SUCCEEDED, exit_code=0)
 
-    def exec(self, job: Job, command: Sequence[str]) -> Iterator[bytes]:
+    def exec(self, job: Submission, command: Sequence[str]) -> Iterator[bytes]:
         assert job.details["side"].startswith("fetch-")
         if not self.lives:
             raise LostConnectionError("no running pod any more")
@@ -92,6 +92,6 @@ class FarLauncher(FakeLauncher):
         if done.returncode:
             raise CommandError(done.stderr.decode().strip(), done.returncode)
 
-    def remove(self, job: Job, ledger: Ledger) -> Removal:
+    def remove(self, job: Submission, ledger: Ledger) -> Removal:
         self.lives = False
         return super().remove(job, ledger)

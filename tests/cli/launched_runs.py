@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from shardyard.cli import main
-from shardyard.launch.base import JobState, JobStatus
+from shardyard.launchers.base import JobState, JobStatus
 from tests.cli.fake_launcher import FakeLauncher
 
 RECIPE = """

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.launch.base import JobState
+from shardyard.launchers.base import JobState
 from tests.cli.fake_launcher import FakeLauncher
 from tests.cli.launched_runs import launch, runs_dir, shardyard, status
 

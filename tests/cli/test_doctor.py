@@ -8,7 +8,7 @@ import pytest
 
 from shardyard.cli import main
 from shardyard.doctor.finding import Finding
-from shardyard.launch.base import LaunchRequest
+from shardyard.launchers.base import LaunchRequest
 from tests.cli.fake_launcher import FakeLauncher, fake_that_can
 
 RECIPE = ["model.preset=llama-tiny", "cluster.device=cpu", "cluster.devices=2", "run.steps=2"]

@@ -8,7 +8,7 @@ import pytest
 
 from shardyard.complete import COMPLETE, read_complete, write_complete
 from shardyard.errors import RequestError
-from shardyard.launch.base import JobState
+from shardyard.launchers.base import JobState
 from shardyard.node.side_job import SideWork
 from shardyard.rundir.layout import RunDir
 from tests.cli.fake_launcher import FakeLauncher

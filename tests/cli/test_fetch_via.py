@@ -12,7 +12,7 @@ from shardyard.node.side_job import SideWork
 from shardyard.rundir.layout import RunDir
 from shardyard.transfer.listing import Listing, read_listing
 from tests.cli.test_fetch import Site, list_in_process
-from tests.launch.batch_server import BatchServer, batch_server
+from tests.launchers.batch_server import BatchServer, batch_server
 
 pytestmark = pytest.mark.heavy
 

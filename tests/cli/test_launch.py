@@ -12,8 +12,8 @@ import pytest
 
 from shardyard.config.load import load_recipe
 from shardyard.errors import AccessError, CapacityError
-from shardyard.launch.base import JobState
-from shardyard.launch.ledger import Ledger
+from shardyard.launchers.base import JobState
+from shardyard.launchers.ledger import Ledger
 from tests.cli.fake_launcher import FakeLauncher, fake_that_can
 from tests.cli.launched_runs import launch, status
 

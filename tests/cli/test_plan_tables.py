@@ -10,12 +10,12 @@ import pytest
 from shardyard.cli import main
 from shardyard.cli.plan_tables import show_dry_run
 from shardyard.config.schema import Parallel
-from shardyard.plan.dry_run import DryRun, Moment
-from shardyard.plan.layouts import Candidate, search
-from shardyard.plan.plan import Plan, plan_recipe
-from shardyard.plan.words import settings_of
-from tests.plan.recipes import resolved_recipe, shape_of
-from tests.plan.workloads import layout, p5, workload
+from shardyard.planner.dry_run import DryRun, Moment
+from shardyard.planner.layouts import Candidate, search
+from shardyard.planner.plan import Plan, plan_recipe
+from shardyard.planner.words import settings_of
+from tests.planner.recipes import resolved_recipe, shape_of
+from tests.planner.workloads import layout, p5, workload
 
 IN_A_TERMINAL = """
 import os, pty, sys

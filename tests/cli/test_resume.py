@@ -7,8 +7,8 @@ import pytest
 
 from shardyard.config.load import load_recipe
 from shardyard.errors import CapacityError
-from shardyard.launch.base import Job, JobState, LaunchRequest, Rendered
-from shardyard.launch.ledger import Ledger
+from shardyard.launchers.base import JobState, LaunchRequest, Rendered, Submission
+from shardyard.launchers.ledger import Ledger
 from shardyard.rundir.lease import Lease
 from tests.cli.fake_launcher import FakeLauncher
 from tests.cli.launched_runs import RECIPE, launch, runs_dir, shardyard, status
@@ -62,7 +62,7 @@ def test_of_two_who_resume_at_once_one_is_refused(
     codes: list[int] = []
 
     class Racing(FakeLauncher):
-        def submit(self, rendered: Rendered, ledger: Ledger) -> Job:
+        def submit(self, rendered: Rendered, ledger: Ledger) -> Submission:
             codes.append(resume(fake, tmp_path, "--yes"))
             return super().submit(rendered, ledger)
 

@@ -11,8 +11,8 @@ import pytest
 
 from shardyard.cli import main
 from shardyard.errors import CapacityError
-from shardyard.launch.base import Job, JobStatus
-from shardyard.launch.ledger import Ledger
+from shardyard.launchers.base import JobStatus, Submission
+from shardyard.launchers.ledger import Ledger
 from tests.cli.fake_launcher import FakeLauncher
 from tests.cli.launched_runs import shardyard
 
@@ -65,7 +65,9 @@ def test_no_runs_are_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def add_job(folder: Path, launcher: str = "fake") -> None:
     Ledger(folder / "ledger.jsonl").record(
-        Job(launcher=launcher, run_id=folder.name, id="8", name="sy", details={"zone": "here"})
+        Submission(
+            launcher=launcher, run_id=folder.name, id="8", name="sy", details={"zone": "here"}
+        )
     )
 
 
@@ -88,7 +90,7 @@ def test_a_launcher_that_fails_or_hangs_does_not_keep_the_list(
     never = threading.Event()
 
     class Slow(FakeLauncher):
-        def status(self, job: Job) -> JobStatus:
+        def status(self, job: Submission) -> JobStatus:
             if job.run_id == "b-new":
                 never.wait(30)
             raise CapacityError("the controller is down.")

@@ -9,8 +9,8 @@ import pytest
 from shardyard.control.job import find_launched
 from shardyard.control.scale import drain
 from shardyard.errors import CapacityError, ShardyardError
-from shardyard.launch.base import JobState
-from shardyard.launch.ledger import Ledger
+from shardyard.launchers.base import JobState
+from shardyard.launchers.ledger import Ledger
 from shardyard.rundir.lease import Lease
 from tests.cli.fake_launcher import FakeLauncher, fake_that_can
 from tests.cli.launched_runs import launch, runs_dir, shardyard, status

@@ -8,8 +8,8 @@ import pytest
 
 from shardyard.cli import main
 from shardyard.errors import CapacityError
-from shardyard.launch.base import Job, JobState, LogLine
-from shardyard.launch.ledger import Ledger
+from shardyard.launchers.base import JobState, LogLine, Submission
+from shardyard.launchers.ledger import Ledger
 from tests.cli.fake_launcher import FakeLauncher, fake_that_can
 from tests.cli.launched_runs import launch, runs_dir, shardyard, status
 
@@ -94,7 +94,7 @@ def test_a_scheduler_that_does_not_answer_is_an_error_with_its_code(
     assert launch(tmp_path, FakeLauncher(), "--yes") == 0
 
     class Silent(FakeLauncher):
-        def status(self, job: Job) -> None:  # type: ignore[override]
+        def status(self, job: Submission) -> None:  # type: ignore[override]
             raise CapacityError(f"the controller does not answer about {job.id}. Try later.")
 
     assert shardyard(Silent(), "status", "first", *runs_dir(tmp_path)) == 3

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from shardyard.errors import CapacityError
-from shardyard.launch.base import JobState
-from shardyard.launch.ledger import Ledger
+from shardyard.launchers.base import JobState
+from shardyard.launchers.ledger import Ledger
 from tests.cli.fake_launcher import FakeLauncher
 from tests.cli.launched_runs import launch, runs_dir, shardyard, status
 

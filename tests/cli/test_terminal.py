@@ -7,7 +7,7 @@ import pytest
 
 from shardyard import terminal
 from shardyard.errors import ShardyardError
-from shardyard.launch.base import JobState, JobStatus, LogLine
+from shardyard.launchers.base import JobState, JobStatus, LogLine
 from tests.cli.fake_launcher import FakeLauncher
 from tests.cli.launched_runs import launch, runs_dir, shardyard
 

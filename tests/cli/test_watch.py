@@ -8,9 +8,9 @@ import pytest
 from shardyard.cli.watch import watch
 from shardyard.control.job import find_launched
 from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
-from shardyard.launch.base import JobState, LogLine
-from shardyard.launch.ledger import Ledger
-from shardyard.launch.marked import mark
+from shardyard.launchers.base import JobState, LogLine
+from shardyard.launchers.ledger import Ledger
+from shardyard.launchers.marked import mark
 from tests.cli.fake_launcher import FakeLauncher, fake_that_can
 from tests.cli.launched_runs import launch, runs_dir, shardyard, status
 

@@ -10,7 +10,7 @@ from shardyard.cli import main
 from shardyard.config.check import check
 from shardyard.config.load import load_recipe
 from shardyard.errors import RecipeError
-from shardyard.launch.base import LAUNCHERS
+from shardyard.launchers.base import LAUNCHERS
 
 WRONG_NAMES = (
     "A=1; touch /tmp/x; B",

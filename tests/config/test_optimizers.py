@@ -15,9 +15,9 @@ from shardyard.config.optimizers import OPTIMIZERS, Average, OptimizerName
 from shardyard.config.schema import Recipe
 from shardyard.errors import RecipeError
 from shardyard.families.presets import PRESETS
-from shardyard.plan.workload import optimizer_bytes, workload_of
-from tests.plan.recipes import resolved_recipe
-from tests.plan.workloads import layout
+from shardyard.planner.workload import optimizer_bytes, workload_of
+from tests.planner.recipes import resolved_recipe
+from tests.planner.workloads import layout
 
 PACKAGE = Path(shardyard.__file__).parent
 SHAPE = PRESETS["llama-tiny"].shape
@@ -86,7 +86,7 @@ def test_no_code_but_the_rows_knows_an_optimizer_by_its_name() -> None:
         "config/optimizers.py": 2 * len(OPTIMIZERS),  # the type, and the rows
         "config/schema.py": 1,  # the default
         # passes over memory of published runs of other programs, which have one of three
-        "plan/vision.py": 7,
+        "planner/vision.py": 7,
     }
     found: dict[str, int] = {}
     for file in sorted(PACKAGE.rglob("*.py")):

@@ -8,7 +8,7 @@ from shardyard.config.check import load_checked_recipe
 from shardyard.config.schema import Recipe
 from shardyard.config.sight import Sight, absent_problems, unseen_problems
 from shardyard.control.submission import launcher_named
-from shardyard.launch.base import LAUNCHERS, Launcher
+from shardyard.launchers.base import LAUNCHERS, Launcher
 
 VOLUMES = "launch.volumes=[{path: /runs, claim: runs}, {path: /data/, claim: data}]"
 FAR = Sight(launcher="far", sees_this_machine=False, folders=("/runs", "/data/"))

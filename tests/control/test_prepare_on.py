@@ -12,7 +12,7 @@ from shardyard.config.load import load_recipe
 from shardyard.config.resolved import DataFacts
 from shardyard.config.schema import Recipe
 from shardyard.control.prepared import data_line, find_prepared
-from shardyard.launch.ledger import Ledger
+from shardyard.launchers.ledger import Ledger
 from shardyard.node.homes import with_homes
 from shardyard.node.side_job import SideWork
 from shardyard.node.side_prepare import prepare

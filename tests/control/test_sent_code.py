@@ -12,14 +12,14 @@ import pytest
 from shardyard.config.load import dump_recipe, load_recipe
 from shardyard.control.sent_code import packed_code, take_code
 from shardyard.errors import DataError, RequestError
-from shardyard.launch.base import JobState
-from shardyard.launch.bundle import bundle
-from shardyard.launch.kubernetes import pod
-from shardyard.launch.kubernetes.objects import render_objects
+from shardyard.launchers.base import JobState
+from shardyard.launchers.bundle import bundle
+from shardyard.launchers.kubernetes import pod
+from shardyard.launchers.kubernetes.objects import render_objects
 from shardyard.rundir.layout import RunDir
 from tests.cli.fake_launcher import FakeLauncher
 from tests.cli.launched_runs import launch, runs_dir, shardyard, status
-from tests.launch.kubernetes.requests import request_for
+from tests.launchers.kubernetes.requests import request_for
 
 
 @pytest.fixture

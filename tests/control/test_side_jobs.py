@@ -17,8 +17,8 @@ from shardyard.control.side_jobs import (
     side_request,
 )
 from shardyard.errors import AccessError, ShardyardError
-from shardyard.launch.base import JobState, LaunchRequest, LogLine, SideJob
-from shardyard.launch.ledger import Ledger
+from shardyard.launchers.base import JobState, LaunchRequest, LogLine, SideJob
+from shardyard.launchers.ledger import Ledger
 from shardyard.rundir.answers import read_answer
 from shardyard.rundir.layout import RunDir
 from tests.cli.fake_launcher import FakeLauncher

@@ -12,8 +12,8 @@ import pytest
 
 from shardyard.control.states import ask_all
 from shardyard.errors import AccessError, CapacityError, ShardyardError
-from shardyard.launch.base import Answer, AsksMany, Job, JobState, JobStatus, Launcher
-from shardyard.launch.ledger import Entry
+from shardyard.launchers.base import Answer, AsksMany, JobState, JobStatus, Launcher, Submission
+from shardyard.launchers.ledger import Entry
 from shardyard.rundir.layout import RunDir
 
 RUNS = JobStatus(state=JobState.RUNNING, reason="on 1 node")
@@ -26,7 +26,7 @@ class One:
     alone: list[str] = field(default_factory=list)
     """Runs whose job was asked about alone."""
 
-    def status(self, job: Job) -> JobStatus:
+    def status(self, job: Submission) -> JobStatus:
         self.alone.append(job.run_id)
         if job.run_id.endswith("7"):
             raise ShardyardError(f"{job.run_id} is odd.")
@@ -41,10 +41,10 @@ class Many(One):
     first: Callable[[], object] = lambda: None
     """What comes before the answer."""
 
-    def answered_by(self, job: Job) -> str:
+    def answered_by(self, job: Submission) -> str:
         return job.details["zone"]
 
-    def statuses(self, jobs: Sequence[Job]) -> list[Answer]:
+    def statuses(self, jobs: Sequence[Submission]) -> list[Answer]:
         self.calls.append([job.run_id for job in jobs])
         self.first()
         odd = ShardyardError("it is odd.")

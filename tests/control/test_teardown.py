@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.control.teardown import remains_of, tear_down
-from shardyard.launch.base import JobState
+from shardyard.launchers.base import JobState
 from shardyard.rundir.layout import RunDir
 from tests.cli.fake_launcher import FakeLauncher
 from tests.cli.launched_runs import launch, status

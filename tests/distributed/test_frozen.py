@@ -11,8 +11,8 @@ import torch
 from shardyard.checkpoint.export import export
 from shardyard.checkpoint.load import load_tensors, read_shapes
 from shardyard.parallel.gradients import local_part
-from shardyard.plan.memory import memory
-from shardyard.plan.workload import workload_of
+from shardyard.planner.memory import memory
+from shardyard.planner.workload import workload_of
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_steps
 from shardyard.rundir.resolved import read_resolved

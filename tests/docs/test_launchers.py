@@ -3,7 +3,7 @@
 from dataclasses import fields
 
 from docs.generate.launchers import table
-from shardyard.launch.base import Capabilities
+from shardyard.launchers.base import Capabilities
 
 
 def test_every_capability_has_a_row_and_what_asks_for_many_jobs_at_once() -> None:

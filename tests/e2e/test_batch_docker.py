@@ -1,7 +1,7 @@
 """A Batch job from launch to tear-down, in containers of the project's image.
 
 moto is the service and Docker the instances. What neither has of a multi-node job is played by
-tests/launch/batch_moto.py, which lists it.
+tests/launchers/batch_moto.py, which lists it.
 """
 
 import json
@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from shardyard.errors import EXIT_DRAINED
-from shardyard.launch.aws_batch.objects import LOG_GROUP, job_name
+from shardyard.launchers.aws_batch.objects import LOG_GROUP, job_name
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_steps
 from tests.e2e.shardyard import Answer, Place
-from tests.launch.batch_docker import DockerBatch, docker_batch
-from tests.launch.batch_requests import EXECUTION_ROLE
-from tests.launch.planted import Planted, planted_secrets
+from tests.launchers.batch_docker import DockerBatch, docker_batch
+from tests.launchers.batch_requests import EXECUTION_ROLE
+from tests.launchers.planted import Planted, planted_secrets
 
 pytest.importorskip("moto.server", reason="needs moto[batch,server]")
 pytest.importorskip("docker", reason="needs moto[batch,server]")

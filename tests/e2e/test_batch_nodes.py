@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from shardyard.errors import EXIT_DRAINED
-from shardyard.launch.aws_batch.launcher import BatchLauncher
-from shardyard.launch.aws_batch.place import own_address
-from shardyard.launch.marked import rebuild
+from shardyard.launchers.aws_batch.launcher import BatchLauncher
+from shardyard.launchers.aws_batch.place import own_address
+from shardyard.launchers.marked import rebuild
 from shardyard.rundir.lines import read_lines, read_steps
 from tests.e2e.shardyard import PATIENCE_S, Answer, Place, end_what_is_left, wait_for_step
-from tests.launch.local_runs import TWO_NODES, LocalRuns
+from tests.launchers.local_runs import TWO_NODES, LocalRuns
 
 JOB_ID = "7a712a94-0dcb-4e2e-9a1b-5f0f6f3d7a11"
 QUEUE = ("launch.image=shardyard", "launch.aws_batch.queue=trainers",

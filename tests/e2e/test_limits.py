@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardyard.launch.base import JobState
+from shardyard.launchers.base import JobState
 from shardyard.rundir.spending import read_spending
 from tests.e2e.shardyard import Answer, Place, events, wait_for_step
-from tests.launch.local_runs import LocalRuns
+from tests.launchers.local_runs import LocalRuns
 
 ENDLESS = ("run.steps=1000000", "checkpoint.every=1000000", "task.eval_every_steps=null")
 RENTED = ("cluster.instance=p5.48xlarge", "cluster.device=cpu", "cluster.devices=2")

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardyard.launch.base import JobState
-from shardyard.launch.marked import rebuild
+from shardyard.launchers.base import JobState
+from shardyard.launchers.marked import rebuild
 from shardyard.rundir.lines import read_lines, read_steps
 from tests.e2e.shardyard import Answer, Place, events, wait_for, wait_for_step
-from tests.launch.local_runs import TWO_NODES, LocalRuns
+from tests.launchers.local_runs import TWO_NODES, LocalRuns
 
 ENDLESS = ("run.steps=1000000", "checkpoint.every=1000000", "task.eval_every_steps=null")
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from shardyard.data.pieces import SCRATCH
-from shardyard.launch.ledger import Ledger
+from shardyard.launchers.ledger import Ledger
 from shardyard.rundir.layout import RunDir
 from tests.e2e.shardyard import Place, make_place
-from tests.launch.local_runs import tree
-from tests.launch.slurm_cluster import slurm_cluster
+from tests.launchers.local_runs import tree
+from tests.launchers.slurm_cluster import slurm_cluster
 
 pytestmark = pytest.mark.slow
 

@@ -20,12 +20,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from shardyard.complete import damage_of, read_complete
 from shardyard.config.check import load_checked_recipe
 from shardyard.config.load import dump_recipe
-from shardyard.launch.base import LaunchRequest
-from shardyard.launch.kubernetes.launcher import KubernetesLauncher
-from shardyard.launch.ledger import Ledger
+from shardyard.launchers.base import LaunchRequest
+from shardyard.launchers.kubernetes.launcher import KubernetesLauncher
+from shardyard.launchers.ledger import Ledger
 from shardyard.rundir.layout import RunDir
-from tests.launch.kubernetes.api_server import ApiServer, running_server
-from tests.launch.kubernetes.job_controller import JobController, job_controller
+from tests.launchers.kubernetes.api_server import ApiServer, running_server
+from tests.launchers.kubernetes.job_controller import JobController, job_controller
 
 pytest.importorskip("kubernetes", reason="the Kubernetes client is an extra")
 pytestmark = pytest.mark.slow

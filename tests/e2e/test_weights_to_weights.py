@@ -28,12 +28,12 @@ from shardyard.rundir.lines import read_steps
 from shardyard.rundir.resolved import read_resolved
 from tests.e2e.shardyard import Answer, Place, make_place
 from tests.hub import TOKEN, Hub, running_hub, saved_llama
-from tests.launch.kubernetes.api_server import running_server
-from tests.launch.kubernetes.borrowed_image import IMAGE, add_borrowed_image, with_files
-from tests.launch.kubernetes.pod_cluster import PodCluster
-from tests.launch.kubernetes.pods import VOLUME, running_podman
-from tests.launch.local_runs import tree
-from tests.launch.slurm_cluster import slurm_cluster
+from tests.launchers.kubernetes.api_server import running_server
+from tests.launchers.kubernetes.borrowed_image import IMAGE, add_borrowed_image, with_files
+from tests.launchers.kubernetes.pod_cluster import PodCluster
+from tests.launchers.kubernetes.pods import VOLUME, running_podman
+from tests.launchers.local_runs import tree
+from tests.launchers.slurm_cluster import slurm_cluster
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = str(ROOT / "examples" / "llama2-7b-finetune.yaml")

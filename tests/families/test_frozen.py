@@ -10,7 +10,7 @@ from shardyard.families.frozen import frozen_problems, is_frozen, parameters_of
 from shardyard.families.presets import PRESETS
 from shardyard.families.shape import ModelShape
 from shardyard.models.build import build_on_meta, freeze
-from shardyard.plan.trained import trained_of
+from shardyard.planner.trained import trained_of
 
 TINY = ["llama-tiny", "llama-pocket", "mixtral-tiny", "qwen3-moe-tiny"]
 

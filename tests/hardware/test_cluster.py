@@ -5,7 +5,7 @@ import pytest
 from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import accelerator_by_name, instance, instance_names
 from shardyard.hardware.cluster import cluster_of, default_cluster, with_efa
-from shardyard.plan.collectives import BETWEEN_SHARE
+from shardyard.planner.collectives import BETWEEN_SHARE
 
 
 def test_a_device_gets_its_share_of_the_network_of_its_node() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.launch.marked import Marked, parse
+from shardyard.launchers.marked import Marked, parse
 from shardyard.node.mark_lines import marked_on_stdout, take_nonce
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import LineWriter

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from shardyard.errors import AccessError
-from shardyard.launch.base import SIDE_KINDS, SideJob
-from shardyard.launch.marked import NONCE_VARIABLE, parse
+from shardyard.launchers.base import SIDE_KINDS, SideJob
+from shardyard.launchers.marked import NONCE_VARIABLE, parse
 from shardyard.node.side_job import (
     FUNCTIONS,
     LONGEST_ANSWER_BYTES,

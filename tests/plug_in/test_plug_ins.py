@@ -20,8 +20,8 @@ from shardyard.data.stores.base import store_of
 from shardyard.errors import RecipeError, RequestError, StorageError
 from shardyard.families.presets import PRESETS
 from shardyard.families.registry import family_of
-from shardyard.launch.base import LAUNCHERS, launcher_class
-from shardyard.launch.ledger import Ledger
+from shardyard.launchers.base import LAUNCHERS, launcher_class
+from shardyard.launchers.ledger import Ledger
 from tests.plug_in.packages import Packages, forget
 
 MODEL = "model.preset=llama-tiny"
@@ -230,7 +230,7 @@ def test_a_ledger_holds_a_package_s_lines_to_its_forms(tmp_path: Path) -> None:
 
 
 def test_our_own_launchers_are_whole() -> None:
-    from shardyard.launch.base import _why_no_launcher
+    from shardyard.launchers.base import _why_no_launcher
 
     assert [_why_no_launcher(launcher_class(name), name) for name in LAUNCHERS] == [""] * 4
 

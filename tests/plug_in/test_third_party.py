@@ -19,7 +19,7 @@ from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.control.attempt import Attempt, write_down
 from shardyard.errors import RequestError
 from shardyard.families.presets import PRESETS
-from shardyard.launch.base import take_launched_by
+from shardyard.launchers.base import take_launched_by
 from shardyard.node.readiness import Readiness, _compare_plug_ins, made_ready, wait_for_nodes
 from shardyard.node.session import Session
 from shardyard.plug_ins import PlugIn

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shardyard.hardware.machine import Machine
-from shardyard.plan.plan import Plan
+from shardyard.planner.plan import Plan
 from shardyard.report.compare import Comparison, compare, steady
 from shardyard.report.run import read_run
 from shardyard.report.walltime import account

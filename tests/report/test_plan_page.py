@@ -12,12 +12,12 @@ from shardyard.config.machines import chosen_cluster
 from shardyard.config.schema import Recipe
 from shardyard.families.presets import PRESETS
 from shardyard.hardware.machine import Machine
-from shardyard.plan.layouts import Search, search
-from shardyard.plan.memory import Memory, memory
-from shardyard.plan.offers import Offers, offers
-from shardyard.plan.plan import Plan, layout_name, plan_recipe
-from shardyard.plan.step_time import NAMES
-from shardyard.plan.workload import Workload, with_layout, workload_of
+from shardyard.planner.layouts import Search, search
+from shardyard.planner.memory import Memory, memory
+from shardyard.planner.offers import Offers, offers
+from shardyard.planner.plan import Plan, layout_name, plan_recipe
+from shardyard.planner.step_time import NAMES
+from shardyard.planner.workload import Workload, with_layout, workload_of
 from shardyard.report.offer_picture import draw_offers
 from shardyard.report.plan_bars import MEMORY_COLOURS, TIME_COLOURS, memory_bars, time_bars
 from shardyard.report.plan_page import plan_page

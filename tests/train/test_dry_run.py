@@ -16,11 +16,11 @@ from shardyard.data.micro_batch import MicroBatch
 from shardyard.families.presets import PRESETS
 from shardyard.families.shape import ModelShape
 from shardyard.parallel.mesh import build_mesh
-from shardyard.plan.dry_run import dry_run as ask_in_a_process
+from shardyard.planner.dry_run import dry_run as ask_in_a_process
 from shardyard.train.dry_run import dry_run
 from shardyard.train.setup import build_optimizer, build_sharded
 from shardyard.train.step import Stepper
-from tests.plan.recipes import resolved_recipe
+from tests.planner.recipes import resolved_recipe
 
 pytestmark = pytest.mark.heavy
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from shardyard.launch.marked import mark, rebuild
+from shardyard.launchers.marked import mark, rebuild
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import LineWriter, read_lines, read_steps
 from shardyard.transfer.merge import merge_lines

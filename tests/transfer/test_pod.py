@@ -9,10 +9,10 @@ import pytest
 
 from shardyard.complete import FileDigest
 from shardyard.errors import DataError, LostError
-from shardyard.launch.kubernetes.api import Api
+from shardyard.launchers.kubernetes.api import Api
 from shardyard.transfer.pod import PodSource
 from shardyard.transfer.receive import receive
-from tests.launch.kubernetes.api_server import RUNNING, ApiServer, running_server
+from tests.launchers.kubernetes.api_server import RUNNING, ApiServer, running_server
 
 pytestmark = pytest.mark.heavy
 

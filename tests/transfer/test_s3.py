@@ -14,7 +14,7 @@ from shardyard.complete import COMPLETE, Complete, write_complete
 from shardyard.errors import AccessError, DataError, LostError, RequestError
 from shardyard.transfer.receive import receive_whole
 from shardyard.transfer.s3 import Place, S3Source, parse_place, upload
-from tests.launch.batch_server import BatchServer, batch_server
+from tests.launchers.batch_server import BatchServer, batch_server
 from tests.transfer.s3_front import HANG_UP, Front, s3_front
 
 pytest.importorskip("boto3", reason="boto3 is an extra")

@@ -105,7 +105,7 @@ def main(
     """Run the command line; returns the exit code.
 
     Args:
-        launchers: Name -> launcher, instead of those that there are (``launch/base.py``).
+        launchers: Name -> launcher, instead of those that there are (``launchers/base.py``).
     """
     if os.environ.get("_SHARDYARD_COMPLETE"):  # a shell asks, at each TAB
         from shardyard.cli.completion import answer

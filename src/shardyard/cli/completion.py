@@ -104,7 +104,7 @@ def overrides(word: str, options: Mapping[str, Any]) -> Iterator[Item]:
 
 def launchers(word: str, options: Mapping[str, Any]) -> Iterator[Item]:
     """Names of launchers, ours and those of packages."""
-    from shardyard.launch.base import LAUNCHERS
+    from shardyard.launchers.base import LAUNCHERS
     from shardyard.plug_ins import installed
 
     return _words(word, [*LAUNCHERS, *installed("launchers")])

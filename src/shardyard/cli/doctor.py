@@ -21,7 +21,7 @@ from shardyard.control.install import Target, install, missing_on, target_of, un
 from shardyard.control.request import Request
 from shardyard.control.submission import launcher_named
 from shardyard.doctor.finding import Finding, count
-from shardyard.launch.base import LAUNCHERS, Launcher
+from shardyard.launchers.base import LAUNCHERS, Launcher
 from shardyard.terminal import tell, tell_exactly
 
 

@@ -26,7 +26,7 @@ from shardyard.control.submission import (
     refusals,
 )
 from shardyard.errors import RequestError
-from shardyard.launch.base import LAUNCHERS
+from shardyard.launchers.base import LAUNCHERS
 from shardyard.terminal import say, tell
 
 

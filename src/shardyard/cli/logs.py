@@ -14,8 +14,8 @@ from shardyard.cli.options import (
 )
 from shardyard.control.job import Job, Which, find_launched
 from shardyard.errors import RequestError
-from shardyard.launch.base import LogLine
-from shardyard.launch.marked import parse, rebuild
+from shardyard.launchers.base import LogLine
+from shardyard.launchers.marked import parse, rebuild
 from shardyard.printable import log_line
 from shardyard.terminal import tell, tell_exactly
 

@@ -22,7 +22,7 @@ from shardyard.control.plan import Prediction, predict
 from shardyard.errors import RequestError
 from shardyard.hardware.accelerator import Accelerator
 from shardyard.local_path import LocalPath
-from shardyard.plan.kernels import missing
+from shardyard.planner.kernels import missing
 from shardyard.terminal import say, tell
 from shardyard.units import parse_seconds
 

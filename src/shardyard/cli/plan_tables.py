@@ -6,12 +6,12 @@ from textwrap import fill
 
 from shardyard.cli.tables import print_table
 from shardyard.config.schema import Parallel
-from shardyard.plan.dry_run import DryRun
-from shardyard.plan.layouts import Candidate, Search, strength
-from shardyard.plan.memory import RULE_BYTES_PER_PARAMETER
-from shardyard.plan.offers import Offer, Offers
-from shardyard.plan.plan import Plan, layout_name
-from shardyard.plan.words import Row, candidate_name, headline, settings_of
+from shardyard.planner.dry_run import DryRun
+from shardyard.planner.layouts import Candidate, Search, strength
+from shardyard.planner.memory import RULE_BYTES_PER_PARAMETER
+from shardyard.planner.offers import Offer, Offers
+from shardyard.planner.plan import Plan, layout_name
+from shardyard.planner.words import Row, candidate_name, headline, settings_of
 from shardyard.terminal import tell
 from shardyard.units import format_bytes, format_count, format_flops, format_seconds, format_usd
 

@@ -15,7 +15,7 @@ from shardyard.control.prepare_on import prepare_on
 from shardyard.control.request import Request
 from shardyard.control.side_jobs import SideTerms
 from shardyard.control.submission import launcher_named
-from shardyard.launch.base import LAUNCHERS
+from shardyard.launchers.base import LAUNCHERS
 from shardyard.terminal import tell
 
 

@@ -33,8 +33,8 @@ from shardyard.control.resume import (
     refuse_side_alone,
 )
 from shardyard.control.submission import Launchers
-from shardyard.launch.ledger import Ledger
-from shardyard.launch.trust import refuse_untrusted
+from shardyard.launchers.ledger import Ledger
+from shardyard.launchers.trust import refuse_untrusted
 from shardyard.rundir.layout import RunDir, find_run
 from shardyard.rundir.lease import Lease
 from shardyard.terminal import tell

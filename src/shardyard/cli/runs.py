@@ -10,7 +10,7 @@ import click
 from shardyard.cli.options import json_option, launchers_in, runs_dir_option
 from shardyard.cli.tables import print_table
 from shardyard.control.runs import Run, runs
-from shardyard.launch.ledger import SIDE_DETAIL
+from shardyard.launchers.ledger import SIDE_DETAIL
 from shardyard.rundir.state import RunState
 from shardyard.terminal import say, tell
 from shardyard.units import format_seconds

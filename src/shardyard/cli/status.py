@@ -16,8 +16,8 @@ from shardyard.cli.options import (
 from shardyard.cli.tables import print_table
 from shardyard.control.follow import describe_stall
 from shardyard.control.job import Job, Which, describe_job, fetch_progress, find_launched
-from shardyard.launch.base import JobState, JobStatus
-from shardyard.launch.ledger import SIDE_DETAIL
+from shardyard.launchers.base import JobState, JobStatus
+from shardyard.launchers.ledger import SIDE_DETAIL
 from shardyard.rundir.spending import Spending, read_spending
 from shardyard.rundir.state import RunState, read_state
 from shardyard.terminal import tell

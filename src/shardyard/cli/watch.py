@@ -16,7 +16,7 @@ from shardyard.cli.options import (
 )
 from shardyard.control.job import Job, Which, exit_code_of, find_launched, wait_until
 from shardyard.errors import EXIT_INTERRUPTED
-from shardyard.launch.base import JobState, JobStatus
+from shardyard.launchers.base import JobState, JobStatus
 from shardyard.terminal import say
 
 

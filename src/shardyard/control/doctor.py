@@ -19,9 +19,9 @@ from shardyard.doctor.finding import Finding
 from shardyard.doctor.machine import check_machine
 from shardyard.errors import ShardyardError
 from shardyard.families.registry import FAMILIES, family_of
-from shardyard.launch.base import LAUNCHERS, HasChecks, Launcher, launcher_class
-from shardyard.launch.secrets import loose_files, resolve_local
-from shardyard.plan.workload import optimizer_bytes
+from shardyard.launchers.base import LAUNCHERS, HasChecks, Launcher, launcher_class
+from shardyard.launchers.secrets import loose_files, resolve_local
+from shardyard.planner.workload import optimizer_bytes
 from shardyard.plug_ins import Group, claim_problems, installed, loaded, unreadable
 
 

@@ -18,7 +18,7 @@ from shardyard.control.programs import run_program
 from shardyard.control.run_home import RunHome, nodes_folder, refuse_without_checkpoint
 from shardyard.control.side_jobs import SideTerms, run_side_job, side_request
 from shardyard.errors import DataError, RequestError
-from shardyard.launch.base import Executor, SideJob
+from shardyard.launchers.base import Executor, SideJob
 from shardyard.rundir.layout import RunDir
 from shardyard.talk import say
 from shardyard.transfer.receive import receive_whole, refuse_without_room, steadily

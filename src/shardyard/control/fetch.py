@@ -12,7 +12,7 @@ from shardyard.control.nodes_files import opened
 from shardyard.control.run_home import RunHome, nodes_folder
 from shardyard.control.side_jobs import SideTerms, run_side_job, side_request
 from shardyard.errors import RequestError
-from shardyard.launch.base import SideJob
+from shardyard.launchers.base import SideJob
 from shardyard.rundir.layout import RunDir
 from shardyard.talk import say
 from shardyard.transfer.listing import Listing, read_listing

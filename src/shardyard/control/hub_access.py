@@ -9,8 +9,8 @@ from pathlib import Path
 
 from shardyard.config.schema import Recipe
 from shardyard.config.sight import Sight, is_folder
-from shardyard.launch.base import Launcher
-from shardyard.launch.secrets import how_to_keep
+from shardyard.launchers.base import Launcher
+from shardyard.launchers.secrets import how_to_keep
 
 TOKEN = "HF_TOKEN"
 """The variable that hub libraries read it from."""

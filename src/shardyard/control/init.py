@@ -24,12 +24,12 @@ from shardyard.families.shape import ModelShape
 from shardyard.hardware.cluster import Cluster
 from shardyard.hardware.machine import Machine
 from shardyard.hardware.probe import probe
-from shardyard.launch.base import LAUNCHERS, launcher_class
-from shardyard.plan.kernels import missing
-from shardyard.plan.layouts import Search, nodes_that_fit, search
-from shardyard.plan.plan import Plan, plan_recipe, planned_cluster
-from shardyard.plan.words import candidate_name, settings_of
-from shardyard.plan.workload import Workload, workload_of
+from shardyard.launchers.base import LAUNCHERS, launcher_class
+from shardyard.planner.kernels import missing
+from shardyard.planner.layouts import Search, nodes_that_fit, search
+from shardyard.planner.plan import Plan, plan_recipe, planned_cluster
+from shardyard.planner.words import candidate_name, settings_of
+from shardyard.planner.workload import Workload, workload_of
 from shardyard.plug_ins import installed
 from shardyard.units import format_seconds, format_usd, parse_seconds
 

@@ -7,8 +7,8 @@ from textwrap import wrap
 from shardyard.config.load import dump_recipe
 from shardyard.control.init import Draft, Planned
 from shardyard.errors import RequestError, StorageError
-from shardyard.plan.layouts import Candidate, strength
-from shardyard.plan.words import candidate_name, headline, settings_of
+from shardyard.planner.layouts import Candidate, strength
+from shardyard.planner.words import candidate_name, headline, settings_of
 from shardyard.units import format_count
 from shardyard.yaml_text import read_yaml, write_yaml
 

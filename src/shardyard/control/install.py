@@ -9,9 +9,9 @@ from urllib.parse import quote
 from shardyard.control.request import Request
 from shardyard.control.submission import Proposal, propose
 from shardyard.errors import RequestError
-from shardyard.launch.base import Installs, Launcher, LaunchRequest, Part
-from shardyard.launch.ledger import Ledger
-from shardyard.launch.trust import refuse_untrusted
+from shardyard.launchers.base import Installs, Launcher, LaunchRequest, Part
+from shardyard.launchers.ledger import Ledger
+from shardyard.launchers.trust import refuse_untrusted
 from shardyard.rundir.layout import RunDir, new_run_id
 from shardyard.talk import say
 

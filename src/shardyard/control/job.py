@@ -11,11 +11,10 @@ from shardyard.config.load import load_recipe
 from shardyard.config.schema import Recipe
 from shardyard.control.submission import Launchers, launcher_named
 from shardyard.errors import EXIT_DRAINED, AccessError, RequestError, ShardyardError
-from shardyard.launch.base import Job as Submission
-from shardyard.launch.base import JobState, JobStatus, Launcher
-from shardyard.launch.ledger import SIDE_DETAIL, Entry, Ledger
-from shardyard.launch.marked import NONCE_DETAIL, parse, rebuild
-from shardyard.launch.trust import refuse_untrusted
+from shardyard.launchers.base import JobState, JobStatus, Launcher, Submission
+from shardyard.launchers.ledger import SIDE_DETAIL, Entry, Ledger
+from shardyard.launchers.marked import NONCE_DETAIL, parse, rebuild
+from shardyard.launchers.trust import refuse_untrusted
 from shardyard.rundir.layout import RunDir, find_run
 from shardyard.rundir.lines import read_evaluations, read_steps
 from shardyard.talk import say, warn
@@ -157,7 +156,8 @@ class Job:
         """
         from shardyard.control.launch import proposal_again, refuse_against, submitted
 
-        proposal = proposal_again(self.run_dir, overrides, on=on)
+        ours = {self.on: self.launcher} if on is None else None
+        proposal = proposal_again(self.run_dir, overrides, on=on, launchers=ours)
         refuse_against(proposal)
         return submitted(proposal)
 

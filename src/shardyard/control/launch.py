@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 from shardyard.config.load import Source
 from shardyard.control.hub_access import access_problems
@@ -22,8 +22,8 @@ from shardyard.control.submission import (
     submit,
 )
 from shardyard.errors import RequestError, ShardyardError
-from shardyard.launch.base import Launcher
-from shardyard.launch.ledger import Ledger
+from shardyard.launchers.base import Launcher
+from shardyard.launchers.ledger import Ledger
 from shardyard.rundir.layout import RunDir, new_run_id
 from shardyard.rundir.lease import Lease
 from shardyard.talk import say, warn
@@ -42,7 +42,7 @@ def launch(
 
 @overload
 def launch(
-    recipe: list[Source | tuple[Source, ...]],
+    recipe: list[Any],
     *overrides: Source,
     on: str = "local",
     max_usd: float | None = None,
@@ -52,7 +52,7 @@ def launch(
 
 
 def launch(
-    recipe: Source | list[Source | tuple[Source, ...]],
+    recipe: Source | list[Any],
     *overrides: Source,
     on: str = "local",
     max_usd: float | None = None,

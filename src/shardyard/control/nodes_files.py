@@ -13,8 +13,8 @@ from shardyard.config.schema import Recipe
 from shardyard.control.job import Job, wait_until
 from shardyard.control.side_jobs import SideTerms, find_side_job, side_request, start_side_job
 from shardyard.errors import CapacityError, LostError, RequestError, ShardyardError
-from shardyard.launch.base import Executor, JobState, SideJob
-from shardyard.launch.trust import refuse_untrusted
+from shardyard.launchers.base import Executor, JobState, SideJob
+from shardyard.launchers.trust import refuse_untrusted
 from shardyard.rundir.layout import RunDir
 from shardyard.talk import say, warn
 from shardyard.transfer.pod import PodSource

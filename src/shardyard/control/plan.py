@@ -13,20 +13,20 @@ from shardyard.errors import RequestError
 from shardyard.hardware.cluster import Cluster
 from shardyard.hardware.machine import Machine
 from shardyard.hardware.probe import probe
-from shardyard.plan.calibration import Calibration, combined, read_calibration
-from shardyard.plan.dry_run import DryRun, dry_run
-from shardyard.plan.kernels import missing
-from shardyard.plan.layouts import Candidate, Search, nodes_that_fit, search
-from shardyard.plan.memory import memory
-from shardyard.plan.offers import Offers, offers
-from shardyard.plan.plan import (
+from shardyard.planner.calibration import Calibration, combined, read_calibration
+from shardyard.planner.dry_run import DryRun, dry_run
+from shardyard.planner.kernels import missing
+from shardyard.planner.layouts import Candidate, Search, nodes_that_fit, search
+from shardyard.planner.memory import memory
+from shardyard.planner.offers import Offers, offers
+from shardyard.planner.plan import (
     Plan,
     layout_name,
     plan_recipe,
     planned_cluster,
     with_links,
 )
-from shardyard.plan.workload import Workload, with_layout, workload_of
+from shardyard.planner.workload import Workload, with_layout, workload_of
 from shardyard.talk import warn
 
 ANY_INSTANCE = "p5.48xlarge"

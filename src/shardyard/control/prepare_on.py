@@ -13,8 +13,8 @@ from shardyard.control.prepared import prepare_folders
 from shardyard.control.request import Request
 from shardyard.control.side_jobs import SideTerms, run_side_job, side_request
 from shardyard.control.submission import for_nodes, read_there
-from shardyard.launch.base import Launcher, SideJob
-from shardyard.launch.ledger import SIDE_DETAIL
+from shardyard.launchers.base import Launcher, SideJob
+from shardyard.launchers.ledger import SIDE_DETAIL
 from shardyard.rundir.layout import RunDir, new_run_id
 
 

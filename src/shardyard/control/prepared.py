@@ -8,8 +8,8 @@ from pathlib import Path
 from shardyard.config.load import load_recipe
 from shardyard.config.schema import Recipe
 from shardyard.errors import ShardyardError
-from shardyard.launch.base import Launcher
-from shardyard.launch.ledger import SIDE_DETAIL, Ledger
+from shardyard.launchers.base import Launcher
+from shardyard.launchers.ledger import SIDE_DETAIL, Ledger
 from shardyard.rundir.answers import read_answer
 from shardyard.rundir.layout import RunDir
 from shardyard.units import format_usd

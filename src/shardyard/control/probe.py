@@ -7,9 +7,9 @@ from shardyard.control.request import Request
 from shardyard.control.side_jobs import SideTerms, find_side_job, run_side_job, side_request
 from shardyard.control.submission import for_nodes, read_there
 from shardyard.doctor.finding import Finding
-from shardyard.launch.base import Launcher, SideJob
-from shardyard.launch.ledger import Ledger
-from shardyard.plan.workload import optimizer_bytes
+from shardyard.launchers.base import Launcher, SideJob
+from shardyard.launchers.ledger import Ledger
+from shardyard.planner.workload import optimizer_bytes
 from shardyard.rundir.layout import RunDir, new_run_id
 
 _MARK = "-probe-"

@@ -30,7 +30,7 @@ from shardyard.config.trainable import trainable_problems
 from shardyard.errors import Problem, RecipeError, ShardyardError
 from shardyard.families.shape import ModelShape
 from shardyard.hardware.machine import Machine
-from shardyard.launch.secrets import loose_files, resolve_local
+from shardyard.launchers.secrets import loose_files, resolve_local
 from shardyard.talk import say, warn
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from shardyard.control.job import Job
 from shardyard.errors import ShardyardError
-from shardyard.launch.base import JobState
+from shardyard.launchers.base import JobState
 from shardyard.report.summary import Summary
 from shardyard.report.write import write_report
 

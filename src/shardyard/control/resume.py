@@ -11,8 +11,8 @@ from shardyard.control.job import job_of, newest_asked
 from shardyard.control.request import Request
 from shardyard.control.submission import Launchers, Proposal, launcher_named, propose
 from shardyard.errors import RequestError
-from shardyard.launch.base import Launcher
-from shardyard.launch.ledger import SIDE_DETAIL, Entry, Ledger
+from shardyard.launchers.base import Launcher
+from shardyard.launchers.ledger import SIDE_DETAIL, Entry, Ledger
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import newest_resolved
 from shardyard.rundir.spending import read_spending

@@ -7,8 +7,8 @@ from shardyard.config.schema import Recipe
 from shardyard.control.job import Job, fetch_progress, launched_of
 from shardyard.control.submission import Launchers
 from shardyard.errors import RequestError
-from shardyard.launch.base import JobState
-from shardyard.launch.ledger import Ledger
+from shardyard.launchers.base import JobState
+from shardyard.launchers.ledger import Ledger
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_lines
 

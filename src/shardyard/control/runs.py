@@ -9,7 +9,7 @@ from shardyard.control.job import Job, job_of
 from shardyard.control.states import ask_all
 from shardyard.control.submission import Launchers, launcher_named
 from shardyard.errors import StorageError
-from shardyard.launch.ledger import SIDE_DETAIL, Entry, Ledger
+from shardyard.launchers.ledger import SIDE_DETAIL, Entry, Ledger
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.state import RunState, read_state
 from shardyard.talk import warn

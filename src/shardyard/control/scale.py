@@ -14,7 +14,7 @@ from shardyard.control.launch import refuse_against, submitted
 from shardyard.control.resume import propose_again
 from shardyard.control.submission import Proposal
 from shardyard.errors import RequestError, ShardyardError
-from shardyard.launch.base import JobState, JobStatus, Resizer
+from shardyard.launchers.base import JobState, JobStatus, Resizer
 from shardyard.rundir.lease import Lease
 from shardyard.talk import say
 from shardyard.units import format_seconds

@@ -11,8 +11,8 @@ from pathlib import Path
 from shardyard.config.schema import Recipe
 from shardyard.errors import DataError
 from shardyard.files import write_json
-from shardyard.launch.base import LaunchRequest
-from shardyard.launch.bundle import Bundle, bundle, unpack, write_bundle
+from shardyard.launchers.base import LaunchRequest
+from shardyard.launchers.bundle import Bundle, bundle, unpack, write_bundle
 from shardyard.rundir.layout import RunDir
 
 

@@ -17,10 +17,10 @@ from shardyard.control.programs import error_of
 from shardyard.control.sent_code import packed_code
 from shardyard.control.submission import Proposal, refuse_unlaunchable, submit
 from shardyard.errors import EXIT_DRAINED, AccessError, RequestError, ShardyardError
-from shardyard.launch.base import JobState, JobStatus, Launcher, LaunchRequest, LogLine, SideJob
-from shardyard.launch.ledger import SIDE_DETAIL, Entry, Ledger
-from shardyard.launch.marked import new_nonce, parse
-from shardyard.launch.trust import refuse_untrusted
+from shardyard.launchers.base import JobState, JobStatus, Launcher, LaunchRequest, LogLine, SideJob
+from shardyard.launchers.ledger import SIDE_DETAIL, Entry, Ledger
+from shardyard.launchers.marked import new_nonce, parse
+from shardyard.launchers.trust import refuse_untrusted
 from shardyard.printable import log_line
 from shardyard.rundir.answers import read_answer, write_answer
 from shardyard.rundir.layout import RunDir

@@ -10,8 +10,8 @@ from functools import partial
 from shardyard.control.job import job_of
 from shardyard.control.submission import Launchers, launcher_named
 from shardyard.errors import CapacityError, ShardyardError
-from shardyard.launch.base import Answer, AsksMany, Job, Launcher, answer
-from shardyard.launch.ledger import Entry
+from shardyard.launchers.base import Answer, AsksMany, Launcher, Submission, answer
+from shardyard.launchers.ledger import Entry
 from shardyard.rundir.layout import RunDir
 from shardyard.talk import warn
 
@@ -25,7 +25,7 @@ class _Question:
     launcher: Launcher
     whose: str
     """Who is to answer, in words."""
-    jobs: Sequence[Job]
+    jobs: Sequence[Submission]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,9 @@ def ask_all(
     return {run_id: one.word for run_id, one in found.items()}
 
 
-def _questions(jobs: Sequence[Job], launchers: Launchers | None, told: _Answers) -> list[_Question]:
+def _questions(
+    jobs: Sequence[Submission], launchers: Launchers | None, told: _Answers
+) -> list[_Question]:
     """One for each scheduler that tells of many jobs, else one a job, in the order of the jobs.
 
     Args:
@@ -96,7 +98,7 @@ def _questions(jobs: Sequence[Job], launchers: Launchers | None, told: _Answers)
         if not isinstance(launcher, AsksMany):
             questions += [_Question(launcher=launcher, whose=name, jobs=[job]) for job in of_one]
             continue
-        groups: dict[str, list[Job]] = {}
+        groups: dict[str, list[Submission]] = {}
         for job in of_one:
             groups.setdefault(launcher.answered_by(job), []).append(job)
         questions += [

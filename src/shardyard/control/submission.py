@@ -24,20 +24,20 @@ from shardyard.files import FILE_MODE, make_folder, write_text
 from shardyard.hardware.machine import Machine
 from shardyard.hardware.probe import probe
 from shardyard.image.dockerfile import without_code
-from shardyard.launch.base import (
+from shardyard.launchers.base import (
     LAUNCHERS,
-    Job,
     Launcher,
     LaunchRequest,
     Rendered,
     SharesPython,
+    Submission,
     launcher_class,
 )
-from shardyard.launch.ledger import Ledger
-from shardyard.launch.marked import NONCE_DETAIL, new_nonce
-from shardyard.launch.secrets import refuse_unsupported
+from shardyard.launchers.ledger import Ledger
+from shardyard.launchers.marked import NONCE_DETAIL, new_nonce
+from shardyard.launchers.secrets import refuse_unsupported
 from shardyard.locks import take_lock
-from shardyard.plan.plan import Plan, plan_recipe, planned_cluster
+from shardyard.planner.plan import Plan, plan_recipe, planned_cluster
 from shardyard.plug_ins import brought
 from shardyard.rundir.layout import RunDir
 from shardyard.talk import say
@@ -213,7 +213,7 @@ def _warnings(proposal: Proposal) -> list[str]:
     return [*proposal.rendered.warnings, *([] if old is None else [f"{old}."]), *stuck]
 
 
-def submit(proposal: Proposal) -> Job:
+def submit(proposal: Proposal) -> Submission:
     """Make the run folder, submit, and write the job down.
 
     Raises:

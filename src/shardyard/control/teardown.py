@@ -8,9 +8,9 @@ from shardyard.config.load import load_recipe
 from shardyard.control.job import job_of
 from shardyard.control.submission import Launchers, launcher_named
 from shardyard.errors import RequestError, ShardyardError
-from shardyard.launch.base import Removal
-from shardyard.launch.ledger import SIDE_DETAIL, Entry, Ledger
-from shardyard.launch.trust import refuse_untrusted
+from shardyard.launchers.base import Removal
+from shardyard.launchers.ledger import SIDE_DETAIL, Entry, Ledger
+from shardyard.launchers.trust import refuse_untrusted
 from shardyard.rundir.layout import RunDir
 from shardyard.talk import say, warn
 

@@ -1,6 +1,6 @@
 """Links between devices: the rate that one device sees in one direction, and how long a hop takes.
 
-Rates are the datasheets'; what a collective makes of them is the business of plan/collectives.py.
+Rates are the datasheets'; what a collective makes of them is planner/collectives.py's business.
 Latencies are those of NCCL's own cost model for large messages (NVIDIA/nccl, src/graph/tuning.cc,
 ring, Simple protocol), which charges 8.4 us for the start and a hop of 3.4 us over NVLink, 5.7 us
 over PCIe and 14 us over a network. An all-reduce of two devices has two hops.

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from shardyard.launch.aws_batch.objects import RECIPE_VARIABLE
+from shardyard.launchers.aws_batch.objects import RECIPE_VARIABLE
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 
 from shardyard.control.follow import Tail
-from shardyard.launch.marked import NONCE_VARIABLE, Kind, mark
+from shardyard.launchers.marked import NONCE_VARIABLE, Kind, mark
 from shardyard.rundir.layout import RunDir
 from shardyard.waiting import meanwhile
 

@@ -31,9 +31,9 @@ from shardyard.control.resume import is_finished, newest_attempt, refuse_spent
 from shardyard.control.sent_code import take_code
 from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED, RequestError, ShardyardError
 from shardyard.files import write_text
-from shardyard.launch.base import GIVEN, PLACES, place_in, take_launched_by
-from shardyard.launch.place import Place
-from shardyard.launch.secrets import resolve_local
+from shardyard.launchers.base import GIVEN, PLACES, place_in, take_launched_by
+from shardyard.launchers.place import Place
+from shardyard.launchers.secrets import resolve_local
 from shardyard.local_path import LocalPath
 from shardyard.node.homes import with_homes
 from shardyard.node.limits import Terms, has_stopped_itself, held_to_limits, refuse_stopped

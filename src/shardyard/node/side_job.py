@@ -19,9 +19,9 @@ from shardyard.config.check import load_checked_recipe
 from shardyard.config.schema import Recipe
 from shardyard.control.sent_code import take_code
 from shardyard.errors import EXIT_DRAINED, RequestError, ShardyardError
-from shardyard.launch.base import SideJob
-from shardyard.launch.marked import mark
-from shardyard.launch.secrets import resolve_local
+from shardyard.launchers.base import SideJob
+from shardyard.launchers.marked import mark
+from shardyard.launchers.secrets import resolve_local
 from shardyard.local_path import LocalPath
 from shardyard.node.mark_lines import take_nonce
 from shardyard.node.program import stop

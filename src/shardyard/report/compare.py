@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from statistics import median
 
-from shardyard.plan.plan import Plan
+from shardyard.planner.plan import Plan
 from shardyard.report.run import Line, RunRecord
 from shardyard.report.walltime import AttemptTime, total_phases
 from shardyard.rundir.lines import LOSSES

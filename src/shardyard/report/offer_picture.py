@@ -9,7 +9,7 @@ from matplotlib.text import Annotation
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from matplotlib.transforms import Bbox
 
-from shardyard.plan.offers import Offer, Offers
+from shardyard.planner.offers import Offer, Offers
 from shardyard.report.plots import BLUE, GREY, INK, MUTED, ORANGE, draw
 from shardyard.units import format_count, format_seconds
 

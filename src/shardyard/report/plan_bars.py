@@ -6,10 +6,10 @@ So their sums can be checked without a drawing, and the page's tables have the s
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardyard.plan.layouts import Candidate, Search
-from shardyard.plan.memory import Memory
-from shardyard.plan.plan import Plan, layout_name
-from shardyard.plan.step_time import NAMES
+from shardyard.planner.layouts import Candidate, Search
+from shardyard.planner.memory import Memory
+from shardyard.planner.plan import Plan, layout_name
+from shardyard.planner.step_time import NAMES
 from shardyard.units import format_bytes, format_count, format_seconds
 
 MEMORY_COLOURS = {

@@ -6,11 +6,11 @@ may hold any text, so that everything shown passes through ``esc``.
 
 from collections.abc import Sequence
 
-from shardyard.plan.failures import FailureOutlook
-from shardyard.plan.layouts import Candidate, Search, strength
-from shardyard.plan.memory import RULE_BYTES_PER_PARAMETER, Memory
-from shardyard.plan.offers import Offer, Offers
-from shardyard.plan.plan import Plan, layout_name
+from shardyard.planner.failures import FailureOutlook
+from shardyard.planner.layouts import Candidate, Search, strength
+from shardyard.planner.memory import RULE_BYTES_PER_PARAMETER, Memory
+from shardyard.planner.offers import Offer, Offers
+from shardyard.planner.plan import Plan, layout_name
 from shardyard.report.markup import esc, render_page, render_section, render_table, swatch
 from shardyard.report.plan_bars import (
     MEMORY_COLOURS,

@@ -7,9 +7,9 @@ from textwrap import wrap
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from shardyard.plan.layouts import Search
-from shardyard.plan.memory import Memory
-from shardyard.plan.plan import Plan
+from shardyard.planner.layouts import Search
+from shardyard.planner.memory import Memory
+from shardyard.planner.plan import Plan
 from shardyard.report.markup import esc, swatch
 from shardyard.report.plan_bars import (
     LOST_COLOURS,

@@ -1,6 +1,6 @@
 """The head of a plan's page: what a person reads in ten seconds."""
 
-from shardyard.plan.plan import Plan
+from shardyard.planner.plan import Plan
 from shardyard.report.values import ABSENT, format_percent
 from shardyard.units import format_bytes, format_count, format_seconds, format_usd
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from shardyard.config.resolved import Resolved
 from shardyard.errors import RequestError
-from shardyard.plan.plan import Plan
+from shardyard.planner.plan import Plan
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import is_held
 from shardyard.rundir.lines import read_evaluations, read_lines, read_steps

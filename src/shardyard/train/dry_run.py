@@ -4,7 +4,7 @@ Everything is as in training (model, sharding, recompute, step, optimizer) excep
 sizes and no content, and that the other ranks do not exist: collectives return at once. Any world
 size runs in one process.
 
-Run as a program: a request (`plan/dry_run.py`) as JSON on stdin, the answer as one line of JSON.
+Run as a program: a request (`planner/dry_run.py`) as JSON on stdin, the answer as one line of JSON.
 """
 
 import gc

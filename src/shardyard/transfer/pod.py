@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shardyard.errors import DataError, LostError
-from shardyard.launch.kubernetes.exec import CommandError, LostConnectionError
-from shardyard.launch.kubernetes.logs import lines_of
+from shardyard.launchers.kubernetes.exec import CommandError, LostConnectionError
+from shardyard.launchers.kubernetes.logs import lines_of
 from shardyard.transfer.listing import Listing, read_listing
 
 

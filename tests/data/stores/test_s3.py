@@ -18,7 +18,7 @@ from shardyard.data.sources import list_files, read_sections, split_into_pieces
 from shardyard.data.stores import ranged, s3
 from shardyard.errors import AccessError, LostError, RequestError, SourceError
 from tests.data.cutting_proxy import Proxy, cutting_proxy
-from tests.launch.batch_server import BatchServer, batch_server
+from tests.launchers.batch_server import BatchServer, batch_server
 from tests.transfer.s3_front import Front, s3_front
 
 pytest.importorskip("boto3", reason="boto3 is an extra")

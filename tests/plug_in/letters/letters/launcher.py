@@ -8,17 +8,17 @@ from pydantic import Field, model_validator
 
 from shardyard.config.schema import Recipe, Section
 from shardyard.config.sight import Sight
-from shardyard.launch.base import (
+from shardyard.launchers.base import (
     Capabilities,
-    Job,
     JobStatus,
     LaunchRequest,
     LogLine,
     Removal,
     Rendered,
+    Submission,
     mounted,
 )
-from shardyard.launch.ledger import EntryForm, Ledger
+from shardyard.launchers.ledger import EntryForm, Ledger
 
 
 class Settings(Section):
@@ -67,17 +67,17 @@ class PaperMail:
             launcher=self.name, run_id=request.run_id, name=f"letter-{request.run_id}", text=text
         )
 
-    def submit(self, rendered: Rendered, ledger: Ledger) -> Job:
+    def submit(self, rendered: Rendered, ledger: Ledger) -> Submission:
         raise NotImplementedError
 
-    def status(self, job: Job) -> JobStatus:
+    def status(self, job: Submission) -> JobStatus:
         raise NotImplementedError
 
-    def logs(self, job: Job, *, node: int | None, follow: bool) -> Iterator[LogLine]:
+    def logs(self, job: Submission, *, node: int | None, follow: bool) -> Iterator[LogLine]:
         raise NotImplementedError
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: Submission) -> None:
         raise NotImplementedError
 
-    def remove(self, job: Job, ledger: Ledger) -> Removal:
+    def remove(self, job: Submission, ledger: Ledger) -> Removal:
         raise NotImplementedError

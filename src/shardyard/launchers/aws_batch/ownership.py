@@ -1,0 +1,50 @@
+"""Whether a job or a job definition of AWS Batch is the one that a line of the ledger stands for.
+
+Names are anybody's to take, and a ledger can be changed; tags are what a submission wrote.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from shardyard.errors import AccessError
+from shardyard.launchers.aws_batch.objects import ORIGIN_TAG, RUN_TAG
+from shardyard.launchers.base import ORIGIN_DETAIL
+from shardyard.launchers.ledger import Entry
+
+
+def is_ours(found: Mapping[str, Any], entry: Entry, *, run_id: str, region: str) -> bool:
+    """Whether what Batch describes is the entry's; another one of its name is left alone.
+
+    Args:
+        found: Of DescribeJobs or DescribeJobDefinitions.
+        run_id: The run of the ledger.
+
+    Raises:
+        AccessError: It has the entry's id and is tagged as another run's; or the entry has no id,
+            as the answer to its creation was lost, and nothing tells.
+    """
+    ids = (found.get("jobId"), found.get("jobDefinitionArn"))
+    if entry.id is not None and entry.id not in ids:
+        return False
+    tags = found.get("tags") or {}
+    is_of_run = tags.get(RUN_TAG) == run_id
+    if entry.id is not None:
+        if not is_of_run:
+            tagged = f"its tag {RUN_TAG} is {tags.get(RUN_TAG)!r}, not {run_id!r}"
+            raise AccessError(_refusal(entry, tagged, found, region))
+        return True
+    origin = entry.details.get(ORIGIN_DETAIL)
+    if origin or not is_of_run:
+        return is_of_run and tags.get(ORIGIN_TAG) == origin
+    why = "whether its creation succeeded was never known, nor who made this"
+    raise AccessError(_refusal(entry, why, found, region))
+
+
+def _refusal(entry: Entry, why: str, found: Mapping[str, Any], region: str) -> str:
+    job_id = found.get("jobId")
+    definition = f"deregister-job-definition --job-definition {found.get('jobDefinitionArn')}"
+    end = f"terminate-job --job-id {job_id} --reason mine" if job_id else definition
+    return (
+        f"{entry.kind} {job_id or entry.name} in {region} is left as it is: {why}. What others "
+        f"made is not ended. If it is yours: aws --region {region} batch {end}."
+    )

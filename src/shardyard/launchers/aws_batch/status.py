@@ -1,0 +1,169 @@
+"""What DescribeJobs says of a multi-node job, as a JobStatus in words."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED, ShardyardError
+from shardyard.launchers.base import JobState, JobStatus
+from shardyard.units import format_seconds
+
+CANCEL_REASON = "cancelled by shardyard"
+
+# Source: botocore's model of DescribeJobs. A state missing here is an error, never a guess.
+STATES: dict[str, JobState] = {
+    "SUBMITTED": JobState.WAITING,
+    "PENDING": JobState.WAITING,
+    "RUNNABLE": JobState.WAITING,
+    "STARTING": JobState.WAITING,
+    "RUNNING": JobState.RUNNING,
+    "SUCCEEDED": JobState.SUCCEEDED,
+    "FAILED": JobState.FAILED,
+}
+
+_WAITS = {
+    "SUBMITTED": "Batch has taken the job and not looked at it yet",
+    "PENDING": "the job waits for another job",
+    "RUNNABLE": "the job waits for instances",
+    "STARTING": "an instance is there; the image is pulled and the container created",
+}
+
+# Beginnings of a RUNNABLE job's statusReason. Source: AWS Batch User Guide, "stuck in RUNNABLE".
+_STUCK = {
+    "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY": (
+        "AWS has no capacity of this instance type there now. Wait, reserve capacity, or name "
+        "another type or zone"
+    ),
+    "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE": (
+        "maxvCpus of the compute environment is less than the job needs. Raise it"
+    ),
+    "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT": (
+        "no instance type of the compute environment is as large as the container. Let it have "
+        "the type of cluster.instance, or ask for fewer VCPUs and less memory"
+    ),
+    "MISCONFIGURATION:SERVICE_ROLE_PERMISSIONS": (
+        "the service role of the compute environment lacks permissions. Mend that role"
+    ),
+}
+
+LONG_WAIT_S = 600
+_LONG_WAIT = (
+    "The usual causes: no capacity of this type in the subnet's zone, a vCPU quota of the account "
+    "below what all nodes need, instances that cannot reach ECS (no NAT or endpoint in the "
+    "subnet), or a compute environment that is not VALID. Its activity history in the EC2 console "
+    "(Auto Scaling groups) says which"
+)
+
+
+def job_status(
+    job: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]], *, now_s: float
+) -> JobStatus:
+    """The state of a job and of its nodes.
+
+    Args:
+        job: The job's entry in DescribeJobs.
+        nodes: Those of its nodes, as far as Batch knows them.
+        now_s: Unix time.
+
+    Raises:
+        ShardyardError: Batch names a state that is not in ``STATES``.
+    """
+    exit_code = _exit_code(job)
+    state = _state(job, exit_code)
+    return JobStatus(
+        state=state,
+        reason=_reason(job, state, exit_code, now_s=now_s),
+        exit_code=_told_exit_code(state, exit_code),
+        nodes=tuple((f"node {_index(node)}", _node_state(node)) for node in nodes),
+    )
+
+
+def _state(job: Mapping[str, Any], exit_code: int | None) -> JobState:
+    word = str(job.get("status"))
+    state = STATES.get(word)
+    if state is None:
+        raise ShardyardError(
+            f"Batch says that job {job.get('jobId')} is {word}, which this version does not know. "
+            "It knows " + ", ".join(STATES) + ". Update Shardyard, and look in the AWS console "
+            "meanwhile."
+        )
+    if state is not JobState.FAILED:
+        return state
+    if exit_code in (EXIT_DRAINED, EXIT_INTERRUPTED):  # the latter by its own wish: no retry
+        return JobState.DRAINED
+    return JobState.CANCELLED if _was_cancelled(job) else JobState.FAILED
+
+
+def _told_exit_code(state: JobState, exit_code: int | None) -> int | None:
+    if not state.is_over:
+        return None
+    return EXIT_DRAINED if state is JobState.DRAINED else exit_code
+
+
+def _was_cancelled(job: Mapping[str, Any]) -> bool:
+    said = str(job.get("statusReason", ""))
+    return bool(job.get("isTerminated") or job.get("isCancelled")) or said.startswith(CANCEL_REASON)
+
+
+def _exit_code(job: Mapping[str, Any]) -> int | None:
+    """Of the newest attempt of the main node; absent where no container ran."""
+    attempts = job.get("attempts") or [{}]
+    for holder in (attempts[-1], job):
+        code = (holder.get("container") or {}).get("exitCode")
+        if code is not None:
+            return int(code)
+    return None
+
+
+def _reason(job: Mapping[str, Any], state: JobState, exit_code: int | None, *, now_s: float) -> str:
+    said = str(job.get("statusReason") or "").rstrip(".")
+    if state is JobState.WAITING:
+        return _why_it_waits(job, said, now_s=now_s)
+    if state is JobState.RUNNING:
+        return f"attempt {max(1, len(job.get('attempts') or []))} of {_allowed(job)} runs"
+    if state is JobState.SUCCEEDED:
+        return "the main node ended with exit code 0"
+    ending = "no container ran" if exit_code is None else f"exit code {exit_code}"
+    container = str((_last_attempt(job).get("container") or {}).get("reason") or "").rstrip(".")
+    words = [word for word in (said, container) if word]
+    if state is JobState.DRAINED:
+        words.append("it saved before it ended and can be resumed")
+    return "; ".join([ending, *words])
+
+
+def _why_it_waits(job: Mapping[str, Any], said: str, *, now_s: float) -> str:
+    word = str(job["status"])
+    parts = [_WAITS[word]]
+    attempts = job.get("attempts") or []
+    if attempts:
+        code = _exit_code(job)
+        ending = "without an exit code" if code is None else f"with exit code {code}"
+        parts.append(f"attempt {len(attempts)} of {_allowed(job)} ended {ending}")
+    waited_s = now_s - job["createdAt"] / 1000 if "createdAt" in job and not attempts else 0.0
+    known = next((text for start, text in _STUCK.items() if said.startswith(start)), None)
+    if said:
+        parts.append(said)
+    if known:
+        parts.append(known)
+    elif word == "RUNNABLE" and waited_s > LONG_WAIT_S:
+        parts.append(f"it has waited {format_seconds(waited_s)}. {_LONG_WAIT}")
+    return "; ".join(parts)
+
+
+def _last_attempt(job: Mapping[str, Any]) -> Mapping[str, Any]:
+    attempts = job.get("attempts") or [{}]
+    last: Mapping[str, Any] = attempts[-1]
+    return last
+
+
+def _allowed(job: Mapping[str, Any]) -> int:
+    return int((job.get("retryStrategy") or {}).get("attempts") or 1)
+
+
+def _index(node: Mapping[str, Any]) -> int:
+    return int(str(node["jobId"]).partition("#")[2] or 0)
+
+
+def _node_state(node: Mapping[str, Any]) -> str:
+    code = _exit_code(node)
+    word = str(node.get("status", "")).lower()
+    return word if code is None else f"{word}, exit code {code}"

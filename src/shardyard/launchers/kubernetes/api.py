@@ -1,0 +1,477 @@
+"""The API server through the official client: plain values in and out, its refusals in our words.
+
+The context is always named, the kubeconfig is read and never written.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import quote
+
+from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
+from shardyard.launchers.kubernetes.exec import (
+    SILENCE_S,
+    HandshakeError,
+    LostConnectionError,
+    open_exec,
+    stdout_of,
+)
+from shardyard.launchers.kubernetes.prerequisites import install_hint
+
+INSTALL_HINT = (
+    "Kubernetes is reached through its Python client, which is not installed. "
+    "Install it: pip install 'shardyard[kubernetes]'"
+)
+
+Object = dict[str, Any]
+
+_TIMEOUT_S = (5, 60)
+_LOG_TIMEOUT_S = (5, None)
+"""A training may be silent for long; the API server ends the stream when the container ends."""
+_METADATA = "application/json;as={};g=meta.k8s.io;v=v1"
+"""Of what is asked for, only the metadata."""
+_MOST_LOGS = 512
+"""Connections kept at once: one a followed pod."""
+
+PLURALS = {
+    "ConfigMap": ("v1", "configmaps", True),
+    "Job": ("batch/v1", "jobs", True),
+    "JobSet": ("jobset.x-k8s.io/v1alpha2", "jobsets", True),
+    "TrainJob": ("trainer.kubeflow.org/v1alpha1", "trainjobs", True),
+    "ClusterTrainingRuntime": ("trainer.kubeflow.org/v1alpha1", "clustertrainingruntimes", False),
+    "PyTorchJob": ("kubeflow.org/v1", "pytorchjobs", True),
+    "LocalQueue": ("kueue.x-k8s.io/v1beta2", "localqueues", True),
+    "PersistentVolumeClaim": ("v1", "persistentvolumeclaims", True),
+    "PersistentVolume": ("v1", "persistentvolumes", False),
+    "ResourceQuota": ("v1", "resourcequotas", True),
+    "ServiceAccount": ("v1", "serviceaccounts", True),
+    "Service": ("v1", "services", True),
+    "Deployment": ("apps/v1", "deployments", True),
+    "DaemonSet": ("apps/v1", "daemonsets", True),
+    "CSIDriver": ("storage.k8s.io/v1", "csidrivers", False),
+    "StorageClass": ("storage.k8s.io/v1", "storageclasses", False),
+}
+"""Kind: API version, plural, whether it is in a namespace."""
+
+
+class ExistsError(RequestError):
+    """An object of this name is there already."""
+
+
+class UncertainError(CapacityError):
+    """The API server did not answer: what was asked for may have been done."""
+
+
+class Api:
+    """One cluster, one namespace."""
+
+    def __init__(self, context: str | None, namespace: str, kubeconfig: Path | None = None) -> None:
+        """Read the kubeconfig.
+
+        Raises:
+            RequestError: No context is given, or the kubeconfig has none of this name.
+        """
+        self.context, self.namespace = context, namespace
+        self._client = _client(context, kubeconfig)
+
+    def create(self, item: Object) -> Object:
+        """Create; unknown fields are refused, not dropped.
+
+        Raises:
+            ExistsError: There is one of this name.
+        """
+        kind = item["kind"]
+        query = {"fieldValidation": "Strict"}
+        made: Object = self._json("POST", self._path(kind), kind, body=item, query=query)
+        return made
+
+    def get(self, kind: str, name: str) -> Object | None:
+        """One object; None: there is none."""
+        try:
+            found: Object = self._json("GET", self._path(kind, name), kind)
+        except _NoSuchObjectError:
+            return None
+        return found
+
+    def in_namespace(self, kind: str, selector: str = "") -> list[Object]:
+        """All objects of a kind in the namespace, or those with these labels."""
+        query = {"labelSelector": selector} if selector else {}
+        found: list[Object] = self._json("GET", self._path(kind), kind, query=query)["items"]
+        return found
+
+    def annotations(self, kind: str, selector: str) -> dict[str, dict[str, str]]:
+        """Name -> annotations, of objects with these labels; what they hold is not sent."""
+        query, accept = {"labelSelector": selector}, _METADATA.format("PartialObjectMetadataList")
+        response = self._call("GET", self._path(kind), query=query, accept=accept)
+        metas = [item["metadata"] for item in json.loads(response.data)["items"]]
+        return {meta["name"]: meta.get("annotations") or {} for meta in metas}
+
+    def everywhere(self, kind: str) -> list[Object]:
+        """All objects of a kind, of all namespaces."""
+        found: list[Object] = self._json("GET", self._path(kind, namespace=None), kind)["items"]
+        return found
+
+    def patch(self, kind: str, name: str, change: Object, *, uid: str) -> bool:
+        """Merge a change into the object of a uid; False: there is none of the name.
+
+        Raises:
+            ShardyardError: There is another one of the name, whose uid cannot be changed.
+        """
+        body = {**change, "metadata": {**change.get("metadata", {}), "uid": uid}}
+        try:
+            self._json("PATCH", self._path(kind, name), kind, body=body)
+        except _NoSuchObjectError:
+            return False
+        return True
+
+    def delete(self, kind: str, name: str, *, uid: str) -> bool:
+        """Delete the object of a uid with all that depends on it, which gets its grace.
+
+        Returns:
+            False: there is none, or another one of the name.
+        """
+        body = {
+            "kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Foreground",
+            "preconditions": {"uid": uid},
+        }  # fmt: skip
+        try:
+            self._json("DELETE", self._path(kind, name), kind, body=body)
+        except (_NoSuchObjectError, ExistsError):  # the latter: 409, the precondition failed
+            return False
+        return True
+
+    def serves(self, kind: str) -> bool:
+        """Whether the API server knows a kind in the version that is rendered."""
+        version, plural, _ = PLURALS[kind]
+        try:
+            resources = self._json("GET", f"/apis/{version}", kind)["resources"]
+        except RequestError:
+            return False
+        return any(resource["name"] == plural for resource in resources)
+
+    def versions_of(self, kind: str) -> list[str]:
+        """API versions in which the cluster serves the group of a kind; none: not at all."""
+        group = PLURALS[kind][0].partition("/")[0]
+        try:
+            found = self._json("GET", f"/apis/{group}", kind)["versions"]
+        except RequestError:
+            return []
+        return [str(version["groupVersion"]) for version in found]
+
+    def kubernetes_version(self) -> tuple[int, int]:
+        """Major and minor version of the API server."""
+        found = self._json("GET", "/version", "version")
+        minor = str(found["minor"]).rstrip("+")  # EKS writes 33+
+        return int(found["major"]), int(minor)
+
+    def has_namespace(self) -> bool:
+        """Whether the namespace is there."""
+        try:
+            self._call("GET", f"/api/v1/namespaces/{quote(self.namespace)}")
+        except _NoSuchObjectError:
+            return False
+        return True
+
+    def user(self) -> str | None:
+        """Who these credentials are; None: the API server does not tell (before 1.28)."""
+        kind = "SelfSubjectReview"
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": kind}
+        path = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+        try:
+            return str(self._json("POST", path, kind, body=body)["status"]["userInfo"]["username"])
+        except (RequestError, KeyError):
+            return None
+
+    def fields_of_spec(self, kind: str) -> set[str]:
+        """Fields of a kind's spec, as the API server documents them; empty where it does not."""
+        version, _, _ = PLURALS[kind]
+        try:
+            document = self._json("GET", f"/openapi/v3/apis/{version}", kind)
+        except RequestError:
+            return set()
+        for schema in document["components"]["schemas"].values():
+            kinds = schema.get("x-kubernetes-group-version-kind", [])
+            if any(entry["kind"] == kind for entry in kinds):
+                return set(schema["properties"]["spec"]["properties"])
+        return set()
+
+    def pods(self, selector: str) -> list[Object]:
+        """Pods of the namespace with these labels."""
+        path = f"/api/v1/namespaces/{quote(self.namespace)}/pods"
+        found: list[Object] = self._json("GET", path, "Pod", query={"labelSelector": selector})[
+            "items"
+        ]
+        return found
+
+    def nodes(self, selector: str = "") -> list[Object]:
+        """Nodes of the cluster with these labels."""
+        query = {"labelSelector": selector} if selector else {}
+        found: list[Object] = self._json("GET", "/api/v1/nodes", "Node", query=query)["items"]
+        return found
+
+    def has_secret(self, name: str) -> bool:
+        """Whether there is a Secret; only its metadata is asked for, never its values."""
+        path = f"/api/v1/namespaces/{quote(self.namespace)}/secrets/{quote(name)}"
+        accept = _METADATA.format("PartialObjectMetadata")
+        try:
+            self._call("GET", path, accept=accept)
+        except _NoSuchObjectError:
+            return False
+        return True
+
+    def may(self, verb: str, resource: str, *, group: str = "") -> bool:
+        """Whether these credentials may do something in the namespace."""
+        name, _, subresource = resource.partition("/")
+        attributes = {
+            "namespace": self.namespace, "verb": verb, "group": group,
+            "resource": name, "subresource": subresource,
+        }  # fmt: skip
+        kind = "SelfSubjectAccessReview"
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": kind,
+            "spec": {"resourceAttributes": attributes},
+        }
+        path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+        return bool(self._json("POST", path, kind, body=body)["status"]["allowed"])
+
+    def log(self, pod: str, *, container: str, follow: bool) -> Iterator[bytes]:
+        """What a container has printed, in pieces, and what it will print if ``follow``."""
+        path = f"/api/v1/namespaces/{quote(self.namespace)}/pods/{quote(pod)}/log"
+        query = {"container": container, "follow": "true" if follow else "false"}
+        try:
+            response = self._call("GET", path, query=query, timeout_s=_LOG_TIMEOUT_S)
+        except _NoSuchObjectError:  # gone since it was listed
+            return
+        try:
+            yield from response.stream(2**16)
+        except _transport_errors():
+            return  # the node or the pod is gone; whoever follows looks again
+        finally:
+            response.close()
+
+    def exec(
+        self,
+        pod: str,
+        *,
+        container: str,
+        command: Sequence[str],
+        silence_s: float = SILENCE_S,
+    ) -> Iterator[bytes]:
+        """Run a command in a container; what it prints on stdout, in pieces.
+
+        Args:
+            command: Program and arguments; no shell reads them.
+            silence_s: Without a byte, until it is asked whether anybody is there.
+
+        Raises:
+            LostConnectionError: The pod is gone, or the connection broke before the end.
+            CommandError: The command failed.
+            AccessError: These credentials may not.
+        """
+        path = f"/api/v1/namespaces/{quote(self.namespace)}/pods/{quote(pod)}/exec"
+        where = f"context {self.context!r}, namespace {self.namespace!r}, pod {pod}"
+        try:
+            connection = open_exec(self._client, path, container=container, command=command)
+        except HandshakeError as error:
+            if error.status == 403:
+                raise AccessError(
+                    f"{where}: {error.words}. Files of a pod are read through pods/exec, and your "
+                    "role lacks that right. Have an administrator grant get and create on "
+                    "pods/exec; docs/launch-kubernetes.md lists all that is needed."
+                ) from error
+            if error.status == 401:
+                raise AccessError(
+                    f"{where}: the API server does not accept your credentials. Log in again, "
+                    f"then see that kubectl --context {self.context} auth whoami answers."
+                ) from error
+            raise LostConnectionError(f"{where}: {error.words}") from error
+        yield from stdout_of(connection, silence_s=silence_s)
+
+    def _path(self, kind: str, name: str = "", *, namespace: str | None = "own") -> str:
+        version, plural, is_namespaced = PLURALS[kind]
+        parts = ["", "api" if version == "v1" else "apis", *version.split("/")]
+        if is_namespaced and namespace is not None:
+            parts += ["namespaces", quote(self.namespace)]
+        return "/".join([*parts, plural, *([quote(name)] if name else [])])
+
+    def _json(
+        self, method: str, path: str, kind: str, *, query: Object | None = None, body: Any = None
+    ) -> Any:
+        try:
+            response = self._call(method, path, query=query, body=body)
+        except _NoSuchObjectError as error:
+            if error.is_kind_unknown:
+                raise RequestError(
+                    f"context {self.context!r}: the cluster does not serve {kind} "
+                    f"({PLURALS.get(kind, ('v1',))[0]}). {install_hint(kind, self.context)}"
+                ) from error
+            if f'namespaces "{self.namespace}"' in str(error):
+                raise RequestError(
+                    f"launch.kubernetes.namespace={self.namespace!r} is not in context "
+                    f"{self.context!r}. Objects are created in a namespace that exists. Create it: "
+                    f"kubectl --context {self.context} create namespace {self.namespace}"
+                ) from error
+            raise
+        return json.loads(response.data)
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Object | None = None,
+        body: Any = None,
+        accept: str = "application/json",
+        timeout_s: tuple[int, int | None] = _TIMEOUT_S,
+    ) -> Any:
+        from kubernetes.client.exceptions import ApiException
+
+        content = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        try:
+            return self._client.call_api(
+                path,
+                method,
+                query_params=list((query or {}).items()),
+                header_params={"Accept": accept, "Content-Type": content},
+                body=body,
+                auth_settings=["BearerToken"],
+                _preload_content=False,
+                _return_http_data_only=True,
+                _request_timeout=timeout_s,
+            )
+        except ApiException as error:
+            self._refuse(error)
+        except _transport_errors() as error:
+            raise UncertainError(
+                f"context {self.context!r}: the API server does not answer "
+                f"({self._client.configuration.host}; {_cause(error)}). Nothing can be asked of "
+                "the cluster now. Check the network, the VPN and that the cluster still exists, "
+                "then try again."
+            ) from error
+
+    def _refuse(self, error: Any) -> NoReturn:
+        """Raise what the API server refused, in our words."""
+        words = _status_message(error)
+        where = f"context {self.context!r}, namespace {self.namespace!r}"
+        if error.status == 404:
+            raise _NoSuchObjectError(words, is_kind_unknown=_is_kind_unknown(error)) from error
+        if error.status == 401:
+            raise AccessError(
+                f"{where}: the API server does not accept your credentials. They are missing or "
+                "have expired. Log in again (EKS: aws sso login, or new keys), then see that "
+                f"kubectl --context {self.context} auth whoami answers."
+            ) from error
+        if "admission webhook" in words and "denied the request" in words:
+            raise RequestError(
+                f"{where}: {words}. A policy of the cluster refuses the object; your rights do not "
+                "matter. Change what the policy names in the recipe (launch --dry-run prints the "
+                "object), or ask whoever keeps the policy."
+            ) from error
+        if error.status == 403 and "exceeded quota" in words:
+            raise CapacityError(
+                f"{where}: {words}. The namespace's quota is used up. Wait for other jobs, use "
+                "fewer cluster.nodes, or have the quota raised."
+            ) from error
+        if error.status == 403:
+            raise AccessError(
+                f"{where}: {words}. Your role lacks this right. Have an administrator grant it; "
+                "docs/launch-kubernetes.md lists all that is needed."
+            ) from error
+        if error.status == 409:
+            raise ExistsError(f"{where}: {words}.") from error
+        if error.status == 429 or error.status >= 500:
+            raise UncertainError(
+                f"{where}: the API server answered {error.status} ({words}). It is overloaded or "
+                "broken now. Try again in a minute."
+            ) from error
+        raise RequestError(
+            f"{where}: the API server refuses the request ({error.status}): {words}. Change what "
+            "it names in the recipe; launch --dry-run prints what is sent."
+        ) from error
+
+
+class _NoSuchObjectError(ShardyardError):
+    def __init__(self, words: str, *, is_kind_unknown: bool) -> None:
+        super().__init__(words)
+        self.is_kind_unknown = is_kind_unknown
+
+
+def _client(context: str | None, kubeconfig: Path | None) -> Any:
+    try:
+        from kubernetes import client, config
+        from kubernetes.config.config_exception import ConfigException
+    except ImportError as error:
+        raise RequestError(INSTALL_HINT) from error
+    file = str(kubeconfig) if kubeconfig else os.environ.get("KUBECONFIG") or None
+    if context is None:
+        raise RequestError(
+            "launch.kubernetes.context is not given. The kubeconfig's current context is never "
+            "assumed: a run in the wrong cluster costs money. Take one that kubectl config "
+            f"get-contexts shows{_known_contexts(file)}."
+        )
+    settings = client.Configuration()
+    settings.retries = 0  # whoever waits for a cluster that is down is told so at once
+    settings.connection_pool_maxsize = _MOST_LOGS
+    try:
+        # persist_config would write renewed tokens into the kubeconfig
+        return config.new_client_from_config(
+            config_file=file, context=context, persist_config=False, client_configuration=settings
+        )
+    except (ConfigException, OSError, ValueError, KeyError, TypeError) as error:
+        where = file or "~/.kube/config"
+        if not Path(where).expanduser().exists():
+            why = f"there is no kubeconfig {where}"
+        elif known := _known_contexts(file):
+            why = f"kubeconfig {where} has no such context, or not all of it{known}"
+        else:
+            why = f"kubeconfig {where} cannot be read ({_first_line(error)})"
+        raise RequestError(
+            f"launch.kubernetes.context={context!r} cannot be used: {why}. Correct the name, set "
+            "KUBECONFIG, or add the cluster (EKS: aws eks update-kubeconfig)."
+        ) from error
+
+
+def _known_contexts(file: str | None) -> str:
+    from kubernetes import config
+    from kubernetes.config.config_exception import ConfigException
+
+    try:
+        contexts, _ = config.list_kube_config_contexts(config_file=file)
+    except (ConfigException, OSError, ValueError, KeyError, TypeError):
+        return ""
+    return f"; it has {', '.join(str(entry['name']) for entry in contexts)}"
+
+
+def _transport_errors() -> tuple[type[Exception], ...]:
+    from urllib3.exceptions import HTTPError
+
+    return (HTTPError, ConnectionError, TimeoutError)
+
+
+def _cause(error: Exception) -> str:
+    cause = getattr(error, "reason", None) or error
+    return _first_line(cause).rpartition("object at")[2].partition(">: ")[2] or _first_line(cause)
+
+
+def _first_line(error: object) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def _status_message(error: Any) -> str:
+    try:
+        words = json.loads(error.body)["message"]
+    except (TypeError, ValueError, KeyError):
+        words = error.reason or "no reason given"
+    return str(words).strip().rstrip(".")
+
+
+def _is_kind_unknown(error: Any) -> bool:
+    """Whether a 404 is of the path, not of an object: its Status then names none."""
+    try:
+        details = json.loads(error.body).get("details") or {}
+    except (TypeError, ValueError, AttributeError):
+        return True
+    return not details.get("name")

@@ -1,0 +1,177 @@
+"""Is this cluster fit for a run? Asked before it costs; nothing is changed.
+
+Nodes, claims and quotas are looked at in files of their own.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+from shardyard.config.secret_reference import parse_references
+from shardyard.doctor.finding import Finding, gather
+from shardyard.errors import ShardyardError
+from shardyard.launchers.base import LaunchRequest
+from shardyard.launchers.kubernetes.api import PLURALS, Api
+from shardyard.launchers.kubernetes.claim_checks import check_claims
+from shardyard.launchers.kubernetes.etcd import service_name
+from shardyard.launchers.kubernetes.names import TARGETS
+from shardyard.launchers.kubernetes.node_checks import check_image, check_nodes
+from shardyard.launchers.kubernetes.prerequisites import ETCD, how_to_install, needed
+from shardyard.launchers.kubernetes.quota_checks import check_quota
+from shardyard.launchers.kubernetes.served import OLDEST, trainjob_schema
+
+
+def kubernetes_checks(request: LaunchRequest, api: Api) -> list[Finding]:
+    """All that a cluster can be asked before a job is submitted."""
+    try:
+        found = list(_credentials(request, api))
+    except ShardyardError as error:  # nothing else will be answered either
+        return [Finding(name="credentials", verdict="problem", what=str(error))]
+    checks = {
+        "namespace": _namespace, "controllers": _controllers, "rights": _rights, "queue": _queue,
+        "quota": check_quota, "nodes": check_nodes, "image": check_image, "claims": check_claims,
+        "secrets": _secrets,
+    }  # fmt: skip
+    asked = {name: partial(check, request, api) for name, check in checks.items()}
+    return [*found, *gather(asked, essential="controllers")]
+
+
+def _credentials(request: LaunchRequest, api: Api) -> Iterator[Finding]:
+    major, minor = api.kubernetes_version()
+    user = api.user()
+    who = f"context {api.context}" + ("" if user is None else f" is {user}")
+    yield Finding(name="credentials", verdict="ok", what=who)
+    target = request.recipe.launch.kubernetes.target
+    oldest = OLDEST[target]
+    needs = f"launch.kubernetes.target={target} needs {oldest[0]}.{oldest[1]}"
+    if (major, minor) < oldest:
+        what = f"the API server is of {major}.{minor}, and {needs}"
+        mend = "Have the cluster upgraded, or use another launch.kubernetes.target"
+        yield Finding(name="Kubernetes", verdict="problem", what=what, mend=mend)
+    else:
+        yield Finding(name="Kubernetes", verdict="ok", what=f"{major}.{minor}; {needs}")
+
+
+def _namespace(_: LaunchRequest, api: Api) -> Iterator[Finding]:
+    if api.has_namespace():
+        yield Finding(name="namespace", verdict="ok", what=f"{api.namespace} exists")
+    else:
+        what = f"launch.kubernetes.namespace={api.namespace} does not exist"
+        mend = f"kubectl --context {api.context} create namespace {api.namespace}"
+        yield Finding(name="namespace", verdict="problem", what=what, mend=mend)
+
+
+def _controllers(request: LaunchRequest, api: Api) -> Iterator[Finding]:
+    for part in needed(request):
+        if part is ETCD:
+            yield from _etcd(request, api)
+        if part.provides not in PLURALS:
+            continue
+        mend = how_to_install(part, api.context)
+        version = PLURALS[part.provides][0]
+        if api.serves(part.provides):
+            fields = f" with the fields of {trainjob_schema(api)}" * (part.provides == "TrainJob")
+            what = f"the cluster serves {part.provides} as {version}{fields}"
+            yield Finding(name=part.name, verdict="ok", what=what)
+        elif others := api.versions_of(part.provides):
+            what = f"the cluster serves {part.provides} as {', '.join(others)}, not as {version}"
+            mend = f"Others may use it, so ask before it is replaced. {mend}"
+            yield Finding(name=part.name, verdict="problem", what=what, mend=mend)
+        else:
+            what = f"the cluster serves no {part.provides}: {part.name} is missing"
+            yield Finding(name=part.name, verdict="problem", what=what, mend=mend)
+
+
+def _etcd(request: LaunchRequest, api: Api) -> Iterator[Finding]:
+    settings = request.recipe.launch.kubernetes
+    name = service_name(settings)
+    if name is None:
+        what = f"{settings.etcd} is not in the namespace {api.namespace}, and is not asked"
+        yield Finding(name="etcd", verdict="ok", what=what)
+    elif api.get("Service", name) is not None:
+        yield Finding(name="etcd", verdict="ok", what=f"service {name} exists")
+    else:
+        what = f"launch.kubernetes.etcd={settings.etcd}: there is no service {name}"
+        mend = "Install it: shardyard doctor RECIPE --on kubernetes --install"
+        yield Finding(name="etcd", verdict="problem", what=what, mend=mend)
+
+
+def _rights(request: LaunchRequest, api: Api) -> Iterator[Finding]:
+    version, plural, _ = PLURALS[TARGETS[request.recipe.launch.kubernetes.target].kind]
+    group = version.partition("/")[0]
+    wanted = [
+        *((verb, plural, group) for verb in ("create", "get", "patch", "delete")),
+        *((verb, "configmaps", "") for verb in ("create", "get", "patch", "delete")),
+        ("list", "pods", ""),
+        ("get", "pods/log", ""),
+    ]
+    lacking = _lacking(api, wanted)
+    if lacking:
+        what = f"you may not {', '.join(lacking)} in the namespace {api.namespace}"
+        mend = "Have an administrator grant it; docs/launch-kubernetes.md has the role"
+        yield Finding(name="rights", verdict="problem", what=what, mend=mend)
+    else:
+        yield Finding(name="rights", verdict="ok", what="all that a run needs is allowed")
+    for name, rights, who in _RIGHTS_BESIDE:
+        lacking = _lacking(api, rights)
+        if lacking:
+            what = f"you may not {', '.join(lacking)} in the namespace {api.namespace}"
+            mend = f"Training needs it not; {who}. docs/launch-kubernetes.md has the role"
+            yield Finding(name=name, verdict="warning", what=what, mend=mend)
+
+
+_RIGHTS_BESIDE = (
+    (
+        "side jobs",
+        [(verb, "jobs", "batch") for verb in ("create", "get", "delete")],
+        "prepare --on, export and fetch of far runs and doctor --probe are plain Jobs",
+    ),
+    (
+        "exec",
+        [("get", "pods/exec", "")],
+        "shardyard fetch, and export to a folder here, read files so",
+    ),
+)
+"""What verbs need that train nothing: name of the finding, rights, which verbs."""
+
+
+def _lacking(api: Api, wanted: Sequence[tuple[str, str, str]]) -> list[str]:
+    """Of verbs, resources and their API groups those that are not allowed."""
+    return [
+        f"{verb} {resource}"
+        for verb, resource, group in wanted
+        if not api.may(verb, resource, group=group)
+    ]
+
+
+def _queue(request: LaunchRequest, api: Api) -> Iterator[Finding]:
+    queue = request.recipe.launch.kubernetes.queue
+    if queue is None:
+        return
+    if api.get("LocalQueue", queue) is not None:
+        yield Finding(name="queue", verdict="ok", what=f"local queue {queue} exists")
+    else:
+        yield Finding(
+            name="queue",
+            verdict="problem",
+            what=f"launch.kubernetes.queue={queue}: the namespace {api.namespace} has no such "
+            "local queue, so that the job would stay suspended",
+            mend=f"kubectl --context {api.context} -n {api.namespace} get localqueues lists them",
+        )
+
+
+def _secrets(request: LaunchRequest, api: Api) -> Iterator[Finding]:
+    for name, reference in parse_references(request.recipe.secrets).items():
+        if reference.kind != "k8s" or reference.name is None:
+            continue  # refused when it is rendered
+        if api.has_secret(reference.name):
+            what = f"Secret {reference.name} exists; whether it has {reference.key} is not read"
+            yield Finding(name=f"secrets.{name}", verdict="ok", what=what)
+        else:
+            yield Finding(
+                name=f"secrets.{name}",
+                verdict="problem",
+                what=f"the namespace {api.namespace} has no Secret {reference.name}, so that no "
+                "pod would start",
+                mend=f"kubectl --context {api.context} -n {api.namespace} create secret generic "
+                f"{reference.name} --from-file={reference.key}=/dev/stdin",
+            )

@@ -1,0 +1,271 @@
+"""What a cluster lacks is put there: releases by kubectl or helm, what we render by the API.
+
+The context is always named on the command line, no shell reads it, no kubeconfig is written.
+"""
+
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
+from shardyard.launchers.base import LaunchRequest, Part
+from shardyard.launchers.kubernetes.api import PLURALS, Api, ExistsError, UncertainError
+from shardyard.launchers.kubernetes.claim_checks import drivers_missing
+from shardyard.launchers.kubernetes.etcd import render_etcd, service_name
+from shardyard.launchers.kubernetes.node_checks import offered, wanted_nodes
+from shardyard.launchers.kubernetes.objects import to_yaml
+from shardyard.launchers.kubernetes.ownership import is_ours
+from shardyard.launchers.kubernetes.prerequisites import (
+    ALL,
+    ETCD,
+    JOBSET,
+    TRAINER,
+    Prerequisite,
+    Release,
+    needed,
+)
+from shardyard.launchers.ledger import Entry, EntryForm, Ledger, form
+
+RELEASE = "release"
+"""Kind of the ledger's line of a part that a program installed."""
+
+RELEASE_FORM = EntryForm(
+    name=form(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}"),
+    id=form(r"\S+"),
+    details={
+        "context": form(".+"), "how": form("manifest|kustomize|chart"), "url": form(r"\S+"),
+        "chart": form(r"[a-z0-9-]*"), "chart_namespace": form(r"[a-z0-9-]*"),
+        "version": form(r"\d[\d.]{0,20}"), "provides": form(r"[A-Za-z0-9./,-]*"),
+    },
+)  # fmt: skip
+
+_LAUNCHER = "kubernetes"
+_LIMIT_S = 600.0
+"""Of one command; a chart of some megabytes and its objects take seconds."""
+
+
+def missing(request: LaunchRequest, api: Api) -> list[Part]:
+    """What the cluster lacks and we can put there, in the order of installation."""
+    parts = [part for part in needed(request) if _is_missing(part, request, api)]
+    parts += drivers_missing(request, api)
+    return [found for part in parts if (found := _part(part, request, api)) is not None]
+
+
+def install(part: Part, api: Api, ledger: Ledger, kubeconfig: Path | None) -> None:
+    """Put one part there.
+
+    Raises:
+        RequestError: kubectl or helm is not here, or refuses.
+        AccessError: These credentials may not.
+        CapacityError: The cluster does not answer; what was begun stands in the ledger.
+    """
+    place = {"context": str(api.context), "namespace": api.namespace}
+    if not part.command:
+        for item in part.objects:
+            _create(item, api, ledger, place)
+        return
+    _require_program(part.command[0])
+    entry = ledger.intend(RELEASE, part.name, launcher=_LAUNCHER, **place, **part.details)
+    _run(_with_kubeconfig(part.command, kubeconfig))  # half applied, it stands as intended
+    ledger.confirm(entry, part.details["url"])
+
+
+def uninstall(api: Api, ledger: Ledger, kubeconfig: Path | None) -> list[str]:
+    """Remove all that the ledger names, the last first.
+
+    Raises:
+        RequestError: Somebody's jobs need it.
+    """
+    entries = [entry for entry in reversed(ledger.live()) if entry.launcher == _LAUNCHER]
+    for entry in entries:
+        if entry.kind == RELEASE:
+            _release(entry, api)
+        _refuse_used(entry, api)
+    removed = []
+    for entry in entries:
+        if entry.kind == RELEASE:
+            release = _release(entry, api)
+            argv = release.remove(entry.details["context"])
+            _require_program(argv[0])
+            _run(_with_kubeconfig(argv, kubeconfig))
+            removed.append(entry.name)
+        elif _delete(api, entry):
+            removed.append(f"{entry.kind} {entry.name}")
+        ledger.remove(entry)
+    return removed
+
+
+def _delete(api: Api, entry: Entry) -> bool:
+    found = api.get(entry.kind, entry.name)
+    if found is None or not is_ours(api, found, entry, run_id=None):
+        return False
+    return api.delete(entry.kind, entry.name, uid=found["metadata"]["uid"])
+
+
+def _is_missing(part: Prerequisite, request: LaunchRequest, api: Api) -> bool:
+    if part.provides in PLURALS:
+        # One of another version is shared with whoever uses it, and is not replaced by us.
+        return not api.serves(part.provides) and not api.versions_of(part.provides)
+    if part is ETCD:
+        name = service_name(request.recipe.launch.kubernetes)
+        return name is not None and api.get("Service", name) is None
+    nodes = wanted_nodes(request, api)
+    if any(offered(node, part.provides) for node in nodes):
+        return False
+    return not _has_plugin(part, api)
+
+
+def _has_plugin(part: Prerequisite, api: Api) -> bool:
+    """Whether a plugin of this kind runs: a second one beside it would break both."""
+    images = [
+        container["image"]
+        for found in api.everywhere("DaemonSet")
+        for container in found["spec"]["template"]["spec"]["containers"]
+    ]
+    return any(part.image in image for image in images)
+
+
+def _part(part: Prerequisite, request: LaunchRequest, api: Api) -> Part | None:
+    """How it is installed; None: its vendor's way alone."""
+    if part is ETCD:
+        objects = render_etcd(request.recipe.launch.kubernetes)
+        return Part(name=part.label, why=part.why, text=to_yaml(objects), objects=objects)
+    if part.release is None:
+        return None
+    release, provides = part.release, part.provides
+    command = tuple(release.install(str(api.context)))
+    if part is TRAINER and (api.serves("JobSet") or api.versions_of("JobSet")):
+        command += ("--set", "jobset.install=false")  # a second one would fight with the first
+    elif part is TRAINER:
+        provides = _with_jobset(part)
+    details = {
+        "provides": provides, "how": release.how, "url": release.url,
+        "read_on": release.read_on, "chart": release.chart, "chart_namespace": release.namespace,
+        "version": part.version,
+    }  # fmt: skip
+    text = shlex.join(command) + "\n"
+    return Part(name=part.label, why=part.why, text=text, command=command, details=details)
+
+
+def _with_jobset(part: Prerequisite) -> str:
+    """What a part serves: Trainer's chart brings JobSet where the cluster has none."""
+    return f"{part.provides},{JOBSET.provides}" if part is TRAINER else part.provides
+
+
+def _release(entry: Entry, api: Api) -> Release:
+    """Of one of our parts, as it was installed, which may be at another version than today's.
+
+    Raises:
+        AccessError: The ledger says otherwise than any version of this program installs it.
+    """
+    details = entry.details
+    for part in ALL if details["context"] == str(api.context) else ():
+        release = part.release
+        if release is None or entry.name != f"{part.name} {details['version']}":
+            continue
+        then = replace(
+            release,
+            url=release.url.replace(part.version, details["version"]),
+            version=release.version and details["version"],
+        )
+        wanted = (then.how, then.url, then.chart, then.namespace)
+        said = tuple(details[key] for key in ("how", "url", "chart", "chart_namespace"))
+        # What it provides is asked for before it is removed, as jobs of others may need it.
+        if said == wanted and details["provides"] in (part.provides, _with_jobset(part)):
+            return then
+    raise AccessError(
+        f"release {entry.name} from {details['url']} in context {details['context']!r}, which is "
+        f"said to serve {details['provides']!r}, is none that is installed from here, so it is not "
+        "removed: whoever can change the ledger could have anything deleted. If it is yours, "
+        "remove it by hand with kubectl or helm."
+    )
+
+
+def _refuse_used(entry: Entry, api: Api) -> None:
+    """A controller's kind goes with it, and all objects of the kind with that."""
+    for kind in entry.details.get("provides", "").split(","):
+        found = api.everywhere(kind) if kind in PLURALS and api.serves(kind) else []
+        if not found:
+            continue
+        metas = [item["metadata"] for item in found[:5]]
+        names = [f"{meta.get('namespace', '')}/{meta['name']}".lstrip("/") for meta in metas]
+        raise RequestError(
+            f"context {api.context!r}: {entry.name} is not removed: the cluster has {len(found)} "
+            f"{kind} ({', '.join(names)}), which would be deleted with it. Nothing was removed. "
+            "End those runs first (`shardyard cancel`, `shardyard teardown`), or ask their owners."
+        )
+
+
+def _create(item: dict[str, Any], api: Api, ledger: Ledger, place: dict[str, str]) -> None:
+    kind, name = str(item["kind"]), str(item["metadata"]["name"])
+    entry = ledger.intend(kind, name, launcher=_LAUNCHER, **place)
+    try:
+        uid = str(api.create(item)["metadata"]["uid"])
+    except UncertainError:
+        raise
+    except ExistsError as error:
+        ledger.fail(entry, str(error))
+        raise ExistsError(
+            f"{error} It was not made by us, so it is left as it is. Look at it with kubectl "
+            f"--context {api.context} -n {api.namespace} get {PLURALS[kind][1]} {name}, and give "
+            "launch.kubernetes.etcd another name or remove it."
+        ) from error
+    except ShardyardError as error:
+        ledger.fail(entry, str(error))
+        raise
+    ledger.confirm(entry, uid)
+
+
+def _require_program(name: str) -> None:
+    if shutil.which(name) is None:
+        raise RequestError(
+            f"{name} is not installed here, and the release is applied with it. Install it, or "
+            "run the command that --install --dry-run prints where it is."
+        )
+
+
+def _with_kubeconfig(argv: Sequence[str], kubeconfig: Path | None) -> list[str]:
+    return [*argv, *(["--kubeconfig", str(kubeconfig)] if kubeconfig else [])]
+
+
+_REFUSALS: tuple[tuple[tuple[str, ...], type[ShardyardError], str], ...] = (
+    (
+        ("forbidden", "Unauthorized", "must be logged in"),
+        AccessError,
+        "Installing needs an administrator of the cluster. Have one run it.",
+    ),
+    (
+        ("Unable to connect", "unreachable", "no such host", "timed out", "timeout",
+         "connection refused", "could not resolve", "TLS handshake"),
+        CapacityError,
+        "Check that this machine reaches the cluster and the Internet, then try again.",
+    ),
+)  # fmt: skip
+
+
+def _run(argv: Sequence[str]) -> None:
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+            timeout=_LIMIT_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise CapacityError(
+            f"`{shlex.join(argv)}` has not ended after {error.timeout:g} s. What it did is not "
+            "known, and stands in the ledger. Look with `shardyard doctor`, then try again."
+        ) from error
+    if done.returncode == 0:
+        return
+    said = " ".join(done.stderr.split()) or f"nothing, exit code {done.returncode}"
+    where = f"`{shlex.join(argv)}` failed: {said.rstrip('.')}."
+    for words, kind, remedy in _REFUSALS:
+        if any(word.lower() in said.lower() for word in words):
+            raise kind(f"{where} {remedy}")
+    raise ShardyardError(
+        f"{where} Part of it may be there. Mend what it names and install again: what is there "
+        "already is left as it is."
+    )

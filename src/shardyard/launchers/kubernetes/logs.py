@@ -1,0 +1,139 @@
+"""Output of pods: of one node or of all merged, with a bounded amount in memory."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from shardyard.launchers.base import LogLine
+from shardyard.launchers.kubernetes.state import Object, newest_pods, node_rank
+
+_LONGEST_LINE_BYTES = 2**16
+_LINES_AHEAD = 1000
+"""Lines of all nodes together that wait to be printed; readers wait when there are more."""
+POLL_S = 2.0
+"""Between looks for pods that are new since a restart."""
+
+Read = Callable[[Object, bool], Iterator[bytes]]
+"""Pod, whether to follow -> pieces of its output."""
+
+
+def has_output(pod: Object) -> bool:
+    """Whether its container has started."""
+    states = pod.get("status", {}).get("containerStatuses", [])
+    return any("running" in s.get("state", {}) or "terminated" in s.get("state", {})
+               or s.get("lastState") for s in states)  # fmt: skip
+
+
+def lines_of(pieces: Iterator[bytes]) -> Iterator[str]:
+    """Whole lines; one that never ends is cut, so that it cannot fill the memory."""
+    rest = b""
+    for piece in pieces:
+        *whole, rest = (rest + piece).split(b"\n")
+        for line in whole:
+            yield line.decode(errors="replace")
+        while len(rest) > _LONGEST_LINE_BYTES:
+            yield rest[:_LONGEST_LINE_BYTES].decode(errors="replace")
+            rest = rest[_LONGEST_LINE_BYTES:]
+    if rest:
+        yield rest.decode(errors="replace")
+
+
+def logs_so_far(pods: list[Object], read: Read, *, node: int | None) -> Iterator[LogLine]:
+    """What has been printed, node after node."""
+    for pod in newest_pods(pods):
+        if node in (None, node_rank(pod)) and has_output(pod):
+            for line in lines_of(read(pod, False)):
+                yield LogLine(source=f"node {node_rank(pod)}", text=line)
+
+
+def follow_logs(
+    pods: Callable[[], list[Object]],
+    read: Read,
+    *,
+    node: int | None,
+    is_over: Callable[[], bool],
+    poll_s: float = POLL_S,
+) -> Iterator[LogLine]:
+    """What has been and will be printed, of pods of later restarts too, until the job is over.
+
+    Args:
+        pods: Asked again and again.
+        is_over: Whether the job has ended; asked when no pod prints any more.
+    """
+    merged = _Merged(read)
+    try:
+        while True:
+            over = is_over() if merged.readers == 0 else False  # asked before the last look
+            for pod in newest_pods(pods()):
+                if node in (None, node_rank(pod)) and has_output(pod):
+                    merged.add(pod)
+            yield from merged.lines(for_s=0 if over else poll_s)
+            if over and merged.readers == 0:
+                return
+    finally:
+        merged.stop()
+
+
+class _Merged:
+    """One thread a pod, one bounded queue."""
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+        self._lines: queue.Queue[LogLine | None] = queue.Queue(_LINES_AHEAD)
+        self._seen: set[str] = set()
+        self._stopped = threading.Event()
+        self.readers = 0
+
+    def add(self, pod: Object) -> None:
+        """Read a pod, unless it is or was read already."""
+        uid = str(pod["metadata"]["uid"]) + _starts(pod)
+        if uid in self._seen:
+            return
+        self._seen.add(uid)
+        self.readers += 1
+        threading.Thread(target=self._follow, args=(pod,), name=f"log {uid}", daemon=True).start()
+
+    def lines(self, *, for_s: float) -> Iterator[LogLine]:
+        """Lines for so long, or until no pod prints any more."""
+        end = time.monotonic() + for_s
+        while True:
+            try:
+                line = self._lines.get(timeout=max(end - time.monotonic(), 0.01))
+            except queue.Empty:
+                return
+            if line is not None:
+                yield line
+            else:
+                self.readers -= 1
+                if self.readers == 0:
+                    return
+            if time.monotonic() >= end and self._lines.empty():
+                return
+
+    def stop(self) -> None:
+        """Let the readers end."""
+        self._stopped.set()
+
+    def _follow(self, pod: Object) -> None:
+        try:
+            for line in lines_of(self._read(pod, True)):
+                if not self._put(LogLine(source=f"node {node_rank(pod)}", text=line)):
+                    return
+        finally:
+            self._put(None)
+
+    def _put(self, line: LogLine | None) -> bool:
+        while not self._stopped.is_set():
+            try:
+                self._lines.put(line, timeout=0.2)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+
+def _starts(pod: Object) -> str:
+    """Changes when a container is started again inside its pod."""
+    states = pod.get("status", {}).get("containerStatuses", [])
+    return "".join(f"+{state.get('restartCount', 0)}" for state in states)

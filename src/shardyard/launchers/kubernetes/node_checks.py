@@ -1,0 +1,114 @@
+"""The nodes that a run wants: how many, what they offer, of which architecture."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+from shardyard.doctor.finding import Finding
+from shardyard.errors import AccessError
+from shardyard.image.registry import find_image
+from shardyard.launchers.base import LaunchRequest
+from shardyard.launchers.kubernetes.api import Api
+from shardyard.launchers.kubernetes.prerequisites import DEVICE_PLUGINS, how_to_install
+from shardyard.launchers.kubernetes.resources import chosen_instance, demand_of
+from shardyard.launchers.kubernetes.state import Object
+
+ARCHITECTURE = "kubernetes.io/arch"
+
+
+def wanted_nodes(request: LaunchRequest, api: Api) -> list[Object]:
+    """Nodes of the instance type and with the labels that the recipe asks for."""
+    machine = chosen_instance(request)
+    labels = {"node.kubernetes.io/instance-type": machine.name} if machine else {}
+    labels |= request.recipe.launch.kubernetes.node_selector
+    return api.nodes(",".join(f"{key}={value}" for key, value in labels.items()))
+
+
+def offered(node: Object, resource: str) -> int:
+    """How many devices a node offers to pods."""
+    return int(node["status"]["allocatable"].get(resource, 0))
+
+
+def check_nodes(request: LaunchRequest, api: Api) -> Iterator[Finding]:
+    """Their number, and their devices against the catalogue."""
+    nodes = wanted_nodes(request, api)
+    machine = chosen_instance(request)
+    kind = machine.name if machine else "the wanted kind"
+    if len(nodes) < request.nodes:
+        yield Finding(
+            name="nodes",
+            verdict="warning",
+            what=f"the cluster has {len(nodes)} nodes of {kind}, and the run wants {request.nodes}",
+            mend="It waits until there are enough: scale the node group, or see that an "
+            "autoscaler does",
+        )
+    else:
+        yield Finding(name="nodes", verdict="ok", what=f"{len(nodes)} nodes of {kind}")
+    for resource, asked in demand_of(request).devices.items() if nodes else ():
+        most = max(offered(node, resource) for node in nodes)
+        if most >= asked:
+            yield Finding(name=resource, verdict="ok", what=f"a node offers {most}")
+            continue
+        part = DEVICE_PLUGINS[resource]
+        what = f"a node offers {most}, and a pod asks for {asked}, as the catalogue says"
+        mend = f"{part.label} {part.why}. {how_to_install(part, api.context)}"
+        yield Finding(name=resource, verdict="problem", what=what, mend=mend)
+
+
+def check_image(request: LaunchRequest, api: Api) -> Iterator[Finding]:
+    """Is it named for good, is it there, may the nodes pull it, and can they run it?"""
+    image = str(request.recipe.launch.image)
+    if "@sha256:" in image:
+        yield Finding(name="image", verdict="ok", what="named by digest")
+    else:
+        yield Finding(
+            name="image",
+            verdict="warning",
+            what=f"launch.image={image} is a tag, which may name another image at a restart",
+            mend="Give it by digest, name@sha256:...: `shardyard image push` prints it",
+        )
+    account = api.get("ServiceAccount", _service_account(request))
+    yield find_image(image, has_password=bool((account or {}).get("imagePullSecrets")))
+    yield from _pull_secrets(request, api, account)
+    with suppress(AccessError):  # who may not list nodes was told so
+        yield from _architecture(request, api)
+
+
+def _architecture(request: LaunchRequest, api: Api) -> Iterator[Finding]:
+    kinds = {
+        str(node["metadata"].get("labels", {}).get(ARCHITECTURE, "amd64"))
+        for node in wanted_nodes(request, api)
+    }
+    if kinds - {"amd64"}:
+        yield Finding(
+            name="architecture",
+            verdict="warning",
+            what=f"nodes are of {', '.join(sorted(kinds))}; an image of another does not start",
+            mend="Build the image for it, or choose nodes with launch.kubernetes.node_selector="
+            f"{{{ARCHITECTURE}: amd64}}",
+        )
+
+
+def _service_account(request: LaunchRequest) -> str:
+    return request.recipe.launch.kubernetes.service_account or "default"
+
+
+def _pull_secrets(request: LaunchRequest, api: Api, account: Object | None) -> Iterator[Finding]:
+    name = _service_account(request)
+    if account is None:
+        what = f"the namespace {api.namespace} has no service account {name}: no pod would be made"
+        mend = (
+            f"kubectl --context {api.context} -n {api.namespace} create serviceaccount {name}, or "
+            "correct launch.kubernetes.service_account"
+        )
+        yield Finding(name="service account", verdict="problem", what=what, mend=mend)
+        return
+    for entry in account.get("imagePullSecrets", []):
+        if not api.has_secret(entry["name"]):
+            yield Finding(
+                name="pull secret",
+                verdict="problem",
+                what=f"service account {name} pulls images with Secret {entry['name']}, which the "
+                f"namespace {api.namespace} does not have",
+                mend=f"kubectl --context {api.context} -n {api.namespace} create secret "
+                f"docker-registry {entry['name']} makes it",
+            )

@@ -1,0 +1,73 @@
+"""All objects of a request, in the order in which they are created."""
+
+import re
+from typing import Any
+
+import yaml
+
+from shardyard.launchers.base import LaunchRequest
+from shardyard.launchers.kubernetes.jobset import jobset
+from shardyard.launchers.kubernetes.names import (
+    check_labels,
+    check_namespaced,
+    job_name,
+    side_job_name,
+)
+from shardyard.launchers.kubernetes.pod import config_map
+from shardyard.launchers.kubernetes.pytorchjob import node_range, pytorchjob
+from shardyard.launchers.kubernetes.side_job import side_job
+from shardyard.launchers.kubernetes.trainjob import runtime, trainjob
+
+
+def render_objects(request: LaunchRequest) -> tuple[dict[str, Any], ...]:
+    """The recipe's ConfigMap, a runtime where the target has one, and last the job.
+
+    A side job is a plain Job, whatever the target.
+
+    Raises:
+        RequestError: Names are too long, or the recipe asks what the target cannot do.
+    """
+    check_namespaced(request.recipe)
+    check_labels(request.recipe)
+    if request.side is not None:
+        name = side_job_name(request.run_id, request.side_suffix)
+        config = config_map(request, name)
+        return (config, side_job(request, name, config=config["metadata"]["name"]))
+    target = request.recipe.launch.kubernetes.target
+    most = node_range(request)[1] if target == "pytorchjob" else request.nodes
+    name = job_name(request.run_id, request.submission, target=target, nodes=most)
+    config = config_map(request, name)
+    config_name = config["metadata"]["name"]
+    match target:
+        case "jobset":
+            return (config, jobset(request, name, config=config_name))
+        case "trainjob":
+            return (config, runtime(request), trainjob(request, name, config=config_name))
+        case "pytorchjob":
+            return (config, pytorchjob(request, name, config=config_name))
+
+
+def to_yaml(objects: tuple[dict[str, Any], ...]) -> str:
+    """A stream that `kubectl create -f -` takes."""
+    return yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, width=100)
+
+
+class _Dumper(yaml.SafeDumper):
+    """No anchors, and texts of several lines as they read."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
+        return True
+
+
+_NO_TEXT_FOR_SOME = re.compile(
+    r"[yYnN]|[-+]?(?:0x[0-9a-f_]*|0[ob][0-7_]*|\.?[0-9][0-9_.:e+-]*)", re.IGNORECASE
+)
+"""What kubectl's parser may read as a truth value or a number, unlike pyyaml's: ``y``, ``1e3``."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = "|" if "\n" in text else "'" if _NO_TEXT_FOR_SOME.fullmatch(text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)

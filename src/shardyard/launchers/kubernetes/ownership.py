@@ -1,0 +1,81 @@
+"""Whether an object of the cluster is the one that a line of the ledger stands for.
+
+Anybody may make an object of the same name, before ours or after it, and a ledger can be changed.
+So an object is known by its uid, and by what our annotations say; the delete itself has the uid as
+its precondition.
+"""
+
+from typing import Any
+
+from shardyard.errors import AccessError
+from shardyard.launchers.base import ORIGIN_DETAIL, LaunchRequest
+from shardyard.launchers.kubernetes.api import PLURALS, Api
+from shardyard.launchers.ledger import Entry
+
+RUN_ID = "shardyard/run-id"
+"""Annotation: the run that made it."""
+ORIGIN = "shardyard/origin"
+"""Annotation: the submission that made it."""
+
+SHARED = "ClusterTrainingRuntime"
+"""Kind whose objects are many runs' and so carry no run's id."""
+
+MANAGED_BY = ("app.kubernetes.io/managed-by", "shardyard")
+
+Object = dict[str, Any]
+
+
+def origin_notes(request: LaunchRequest) -> dict[str, str]:
+    """The annotation of a submission's objects."""
+    return {ORIGIN: request.origin} if request.origin else {}
+
+
+def is_ours(api: Api, found: Object, entry: Entry, *, run_id: str | None) -> bool:
+    """Whether an object is the entry's; another one of its name is left alone.
+
+    Args:
+        run_id: The run of the ledger; None: it is no run's, but lists what was installed.
+
+    Raises:
+        AccessError: It has the entry's uid and is marked as another's; or the entry has no uid, as
+            the answer to its creation was lost, and nothing tells.
+    """
+    meta = found["metadata"]
+    notes = meta.get("annotations") or {}
+    if entry.id is not None and meta["uid"] != entry.id:
+        return False
+    mark = _wrong_mark(entry, meta, run_id)
+    if entry.id is not None:
+        if mark:
+            raise AccessError(_refusal(api, entry, f"it is the object of this uid, but {mark}"))
+        return True
+    origin = entry.details.get(ORIGIN_DETAIL)
+    if origin:
+        return not mark and notes.get(ORIGIN) == origin
+    if mark:
+        return False
+    raise AccessError(
+        _refusal(api, entry, "whether its creation succeeded was never known, nor who made this")
+    )
+
+
+def _wrong_mark(entry: Entry, meta: Object, run_id: str | None) -> str:
+    """What an object of ours would not say; empty: it is marked as it should be."""
+    if run_id is None or entry.kind == SHARED:
+        label, wanted = MANAGED_BY
+        found = (meta.get("labels") or {}).get(label)
+        where = f"label {label}"
+    else:
+        wanted, where = run_id, f"annotation {RUN_ID}"
+        found = (meta.get("annotations") or {}).get(RUN_ID)
+    return "" if found == wanted else f"its {where} is {found!r}, not {wanted!r}"
+
+
+def _refusal(api: Api, entry: Entry, why: str) -> str:
+    where = f"kubectl --context {api.context} -n {api.namespace}"
+    name = f"{PLURALS[entry.kind][1]} {entry.name}"
+    return (
+        f"context {api.context!r}, namespace {api.namespace!r}: {entry.kind} {entry.name} is left "
+        f"as it is: {why}. What others made is not ended. Look at it with {where} get {name} -o "
+        f"yaml; if it is yours, end it with {where} delete {name}."
+    )

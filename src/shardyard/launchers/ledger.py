@@ -1,0 +1,301 @@
+"""What was created outside a run's folder: its intent before, its confirmation after.
+
+`ledger.jsonl`: {"t", "action", "kind", "name", "launcher", "id", "details"}, one object a line;
+``action`` is intended, created, failed or removed, or submitted: the line of a job, with which
+every verb finds it again. Tear-down reads it, so nothing is forgotten: an
+object whose creation was interrupted stands as intended and is looked for.
+
+What it names is asked about, ended and removed, so each line is checked before anything is done
+with it, whatever the verb: by the rules of ``_why_not``, and by the form that its launcher declares
+(``EntryForm``).
+"""
+
+import json
+import os
+import re
+import stat
+import time
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from shardyard.errors import RequestError, StorageError
+from shardyard.files import FILE_MODE, make_folder
+
+if TYPE_CHECKING:
+    from shardyard.launchers.base import Submission
+
+_WITH_ID = ("created", "submitted")
+_ACTIONS = frozenset({"intended", "failed", "removed", *_WITH_ID})
+SUBMITTED = "job"
+"""Kind of the line of a submission; an object that was created has a kind of its launcher."""
+SIDE_DETAIL = "side"
+"""Of the lines of a side job: its label (``SideJob``). A training's have none."""
+SIDE_LABEL = re.compile(r"[a-z]{1,20}-[0-9a-f]{12}", re.ASCII)
+RUN_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+UUID = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntryForm:
+    """What a launcher writes about one kind of object, each part to be matched whole."""
+
+    name: re.Pattern[str]
+    id: re.Pattern[str]
+    details: Mapping[str, re.Pattern[str]] = field(default_factory=dict)
+    """Those that it reads; all are there."""
+    optional: Mapping[str, re.Pattern[str]] = field(default_factory=dict)
+    """Those that it reads where they are there."""
+    folder: re.Pattern[str] | None = None
+    """Where ``details["folder"]`` lies in the run's folder; ``.`` is that folder itself."""
+
+
+def form(pattern: str) -> re.Pattern[str]:
+    """The form of one value; ASCII, so that a digit is one that every program reads as such."""
+    return re.compile(pattern, re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One object outside."""
+
+    kind: str
+    """``slurm job``, ``jobset``, ``job definition``, ..."""
+    name: str
+    launcher: str
+    id: str | None = None
+    details: dict[str, str] = field(default_factory=dict)
+    is_confirmed: bool = False
+
+
+class Ledger:
+    """The ledger of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def intend(self, kind: str, name: str, *, launcher: str, **details: str) -> Entry:
+        """Write down what is about to be created; on disk before this returns."""
+        entry = Entry(kind=kind, name=name, launcher=launcher, details=details)
+        self._write("intended", entry)
+        return entry
+
+    def confirm(self, entry: Entry, id: str, **details: str) -> Entry:
+        """Write down that it exists, and the id it got."""
+        confirmed = Entry(
+            kind=entry.kind, name=entry.name, launcher=entry.launcher, id=id,
+            details={**entry.details, **details}, is_confirmed=True,
+        )  # fmt: skip
+        self._write("created", confirmed)
+        return confirmed
+
+    def fail(self, entry: Entry, reason: str) -> None:
+        """Write down that it was not created."""
+        self._write("failed", entry, reason=reason)
+
+    def remove(self, entry: Entry) -> None:
+        """Write down that it is gone."""
+        self._write("removed", entry)
+
+    def record(self, job: "Submission") -> None:
+        """Write down what a submission returned; no object of its own, so nothing to remove."""
+        entry = Entry(
+            kind="job", name=job.name, launcher=job.launcher, id=job.id, details=job.details
+        )
+        self._write("submitted", entry)
+
+    def jobs(self) -> list[Entry]:
+        """Every training that was submitted, oldest first."""
+        return [entry for entry in self._submitted() if SIDE_DETAIL not in entry.details]
+
+    def side_jobs(self, label: str | None = None) -> list[Entry]:
+        """Every side job that was submitted, or those of one label, oldest first."""
+        found = [entry for entry in self._submitted() if SIDE_DETAIL in entry.details]
+        return [entry for entry in found if label in (None, entry.details[SIDE_DETAIL])]
+
+    def _submitted(self) -> list[Entry]:
+        return [_entry(line) for line in self._lines() if line["action"] == "submitted"]
+
+    def live(self) -> list[Entry]:
+        """What may exist, oldest first: intended or created, and not failed or removed."""
+        found: dict[tuple[str, str, str], Entry] = {}
+        for line in self._lines():
+            key = (line["launcher"], line["kind"], line["name"])
+            if line["action"] in ("failed", "removed"):
+                found.pop(key, None)
+            elif line["action"] != "submitted":
+                found[key] = _entry(line)
+        return list(found.values())
+
+    def all(self) -> list[Entry]:
+        """Everything that was ever confirmed, oldest first."""
+        return [_entry(line) for line in self._lines() if line["action"] == "created"]
+
+    def open(self) -> BinaryIO:
+        """The file, to append to or to lock; made if it is not there."""
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
+        return os.fdopen(os.open(self.path, flags, FILE_MODE), "a+b")
+
+    def _lines(self) -> list[dict[str, Any]]:
+        lines = []
+        for number, text in enumerate(self._read().splitlines(), start=1):
+            try:
+                line = json.loads(text)
+            except (ValueError, RecursionError):
+                if text.startswith("{") or not text.strip():
+                    continue  # the line of a killed writer, who had created nothing by it yet
+                line = None
+            why_not = _why_not(line, self.path.parent)
+            if why_not:
+                raise StorageError(
+                    f"{self.path} line {number} is no line of a ledger: {why_not}. No launcher "
+                    "writes that, so the file was changed by something else. What a ledger names "
+                    "is asked about and ended, and may cost money, so nothing is guessed from the "
+                    "rest. Mend or remove that line, and look with the scheduler's own tools for "
+                    "what it may have named."
+                )
+            lines.append(line)
+        return lines
+
+    def _read(self) -> str:
+        """All that is written; nothing where there is no ledger.
+
+        Raises:
+            StorageError: Something is there that cannot be read, so nobody knows what it named.
+        """
+        if not os.path.lexists(self.path):
+            return ""
+        try:
+            if not stat.S_ISREG(self.path.stat().st_mode):
+                raise OSError(0, "it is no file")
+            return self.path.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise StorageError(
+                f"{self.path} cannot be read: {error.strerror}. It says what was created "
+                "elsewhere, which may be there still and cost money. Bring the file back, from a "
+                "copy or with its permissions. Where there is none, look with the scheduler's own "
+                "tools for what it may have named, and then remove what stands in its place."
+            ) from error
+
+    def _write(self, action: str, entry: Entry, **more: str) -> None:
+        line = {
+            "t": time.time(), "action": action, "kind": entry.kind, "name": entry.name,
+            "launcher": entry.launcher, "id": entry.id, "details": entry.details, **more,
+        }  # fmt: skip
+        try:
+            make_folder(self.path.parent)
+            with self.open() as file:
+                file.seek(max(0, file.tell() - 1))
+                torn = file.read() not in (b"", b"\n")  # a writer was killed in its line
+                file.write((("\n" if torn else "") + json.dumps(line) + "\n").encode())
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise StorageError(
+                f"{self.path} cannot be written: {error.strerror}. Nothing is created outside that "
+                "is not written down first. Check that the run folder is yours and has room."
+            ) from error
+
+
+def _entry(line: dict[str, Any]) -> Entry:
+    return Entry(
+        kind=line["kind"], name=line["name"], launcher=line["launcher"], id=line.get("id"),
+        details=line.get("details") or {}, is_confirmed=line["action"] == "created",
+    )  # fmt: skip
+
+
+def _why_not(line: Any, folder: Path) -> str:
+    """Why nothing may be done with a line; empty: it is as a launcher writes it."""
+    if not isinstance(line, dict):
+        return "it is no JSON object"
+    wrong = _wrong_types(line) or _wrong_text(line)
+    if wrong:
+        return wrong
+    if line["action"] in _WITH_ID and line.get("id") is None:
+        return f"it is {line['action']} and has no id"
+    forms = _forms(line["launcher"])
+    if forms is None:
+        return ""  # whoever looks for the launcher says that there is none
+    if (line["action"] == "submitted") != (line["kind"] == SUBMITTED) or line["kind"] not in forms:
+        return f"{line['launcher']} has no kind={line['kind']!r} that is {line['action']}"
+    return _wrong_form(line, forms[line["kind"]], folder)
+
+
+def _wrong_types(line: dict[str, Any]) -> str:
+    for key in ("action", "kind", "name", "launcher"):
+        if not isinstance(line.get(key), str):
+            return f"{key}={line.get(key)!r} is no text"
+    if line["action"] not in _ACTIONS:
+        return f"action={line['action']!r} is none"
+    if not isinstance(line.get("id"), str | None):
+        return f"id={line['id']!r} is no text"
+    details = line.get("details") or {}
+    if not isinstance(details, dict):
+        return f"details={details!r} is no object"
+    for key, value in details.items():
+        if not isinstance(value, str):
+            return f"details.{key}={value!r} is no text"
+    return ""
+
+
+def _wrong_text(line: dict[str, Any]) -> str:
+    """What no value may be, of whatever launcher: an option of a program, or of several lines."""
+    values = {key: line.get(key) for key in ("kind", "name", "launcher", "id")}
+    values |= {f"details.{key}": value for key, value in (line.get("details") or {}).items()}
+    for key, value in values.items():
+        if value is None:
+            continue
+        if value.startswith("-"):
+            return f"{key}={value!r} begins with a hyphen, as an option of a program does"
+        if any(unicodedata.category(character) in ("Cc", "Cs") for character in value):
+            return f"{key}={value!r} has a control character"
+    return ""
+
+
+def _wrong_form(line: dict[str, Any], form: EntryForm, folder: Path) -> str:
+    details = line.get("details") or {}
+    values = {"name": line["name"]} if line.get("id") is None else {k: line[k] for k in _NAMED}
+    values |= {f"details.{key}": value for key, value in details.items()}
+    wanted = {"name": form.name, "id": form.id}
+    wanted |= {f"details.{key}": value for key, value in {**form.details, **form.optional}.items()}
+    wanted["details." + SIDE_DETAIL] = SIDE_LABEL
+    missing = form.details.keys() - details.keys()
+    if missing:
+        return f"{line['kind']} has no details.{min(missing)}"
+    for key, value in values.items():
+        if key in wanted and not wanted[key].fullmatch(value):
+            return f"{key}={value!r} is not what {line['launcher']} calls a {line['kind']}"
+    return _wrong_folder(details, form.folder, folder)
+
+
+def _wrong_folder(details: Mapping[str, str], form: re.Pattern[str] | None, run: Path) -> str:
+    if form is None:
+        return ""
+    text = details.get("folder")
+    if text is None:
+        return "it has no details.folder"
+    try:
+        inside = Path(text).resolve().relative_to(run.resolve()).as_posix()
+    except (ValueError, OSError, RuntimeError):
+        inside = ""
+    if form.fullmatch(inside):
+        return ""
+    return (
+        f"details.folder={text!r} is not where the job's folder is in {run} (if the run was moved, "
+        "leave a symbolic link at its old place)"
+    )
+
+
+_NAMED = ("name", "id")
+
+
+def _forms(launcher: str) -> Mapping[str, EntryForm] | None:
+    """What a launcher declares, kind by kind; None: there is no such launcher."""
+    from shardyard.launchers.base import launcher_class
+
+    try:
+        return launcher_class(launcher).forms
+    except RequestError:
+        return None

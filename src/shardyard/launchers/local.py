@@ -1,0 +1,361 @@
+"""Local: the nodes are processes of this machine, started by one that has left the terminal.
+
+It survives Ctrl-C and the end of the shell. A job lives in ``logs/job-<k>/`` of the run's folder.
+"""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar
+
+from shardyard.config.schema import Recipe
+from shardyard.config.sight import Sight
+from shardyard.errors import (
+    EXIT_DRAINED,
+    EXIT_INTERRUPTED,
+    RequestError,
+    ShardyardError,
+    StorageError,
+)
+from shardyard.files import FOLDER_MODE, make_folder, write_json, write_text
+from shardyard.launchers.base import (
+    Capabilities,
+    JobState,
+    JobStatus,
+    LaunchRequest,
+    LogLine,
+    Removal,
+    Rendered,
+    Submission,
+)
+from shardyard.launchers.ledger import RUN_ID, SIDE_DETAIL, SUBMITTED, EntryForm, Ledger, form
+from shardyard.launchers.local_job import MODULE, Identity, JobFile, supervises
+from shardyard.launchers.log_files import read_logs
+from shardyard.launchers.shell_words import word
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lease import is_held
+from shardyard.rundir.lines import read_lines
+from shardyard.units import parse_seconds
+from shardyard.waiting import wait_for
+
+_KIND = "local job"
+_FOLDER = "{folder}"
+"""Stands in a rendered request for the job's folder, which is known once it is made."""
+_START_TIMEOUT_S = 60.0
+_POLL_S = 0.3
+_SUPERVISOR = (sys.executable, "-m", MODULE)
+_FORM = EntryForm(
+    name=form(rf"{RUN_ID}/job-\d{{1,9}}"),
+    id=form(r"[1-9]\d{0,9}-[A-Za-z0-9:-]{1,40}"),  # of a process: its number, when it started
+    optional={"boot": form(r"[0-9a-f-]{0,36}")},
+    folder=form(r"logs/job-\d{1,9}"),
+)
+
+
+class LocalLauncher:
+    """Runs a job on this machine."""
+
+    name: ClassVar[str] = "local"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        resizes=(),
+        requeues=True,
+        needs_image=False,
+        shares_folder=True,
+        secrets=("env", "file"),
+        is_this_machine=True,
+    )
+    forms: ClassVar[Mapping[str, EntryForm]] = {_KIND: _FORM, SUBMITTED: _FORM}
+
+    def sees(self, recipe: Recipe) -> Sight:
+        """This machine's files: its nodes are processes here."""
+        held = recipe.launch.image_paths
+        return Sight(launcher=self.name, sees_this_machine=True, folders=held)
+
+    def shares_python(self, recipe: Recipe) -> bool:
+        """Always."""
+        del recipe
+        return True
+
+    def render(self, request: LaunchRequest) -> Rendered:
+        """The commands of all nodes, or of a side job."""
+        recipe = request.recipe
+        if request.nodes > 1 and recipe.cluster.device not in ("auto", "cpu"):
+            raise RequestError(
+                f"cluster.nodes={request.nodes} with cluster.device={recipe.cluster.device}: on "
+                "one machine every node would take the same accelerators. Use cluster.nodes=1 "
+                "with all of them, or cluster.device=cpu."
+            )
+        limit = recipe.launch.time_limit
+        job = JobFile(
+            program=_program(request),
+            run_dir=request.run_dir,
+            nodes=request.nodes,
+            fewest_nodes=request.nodes
+            if recipe.elastic.min_nodes == "auto"
+            else recipe.elastic.min_nodes,
+            devices_per_node=request.devices_per_node,
+            env=request.environment,
+            max_restarts=0 if request.side else recipe.elastic.max_restarts,
+            drain_timeout_s=recipe.elastic.drain_timeout_s,
+            time_limit_s=None if limit is None else parse_seconds(limit),
+            is_side=request.side is not None,
+        )
+        return Rendered(
+            launcher=self.name,
+            run_id=request.run_id,
+            name=request.run_id,
+            text=_script(job, request.recipe_text),
+            objects=(asdict(job),),
+            files={"recipe.yaml": request.recipe_text},
+            side=request.side_details,
+            warnings=_warnings(request),
+        )
+
+    def submit(self, rendered: Rendered, ledger: Ledger) -> Submission:
+        """Start the supervisor; it starts the nodes.
+
+        Raises:
+            RequestError: The run is being trained already.
+            StorageError: The run's folder cannot be written.
+        """
+        (content,) = rendered.objects
+        run = RunDir(Path(content["run_dir"]))
+        if not rendered.side:
+            _refuse_running(run)
+        folder = _new_folder(run)
+        entry = ledger.intend(
+            _KIND,
+            f"{rendered.name}/{folder.name}",
+            launcher=self.name,
+            folder=str(folder),
+            **rendered.side,
+        )
+        try:
+            for name, text in rendered.files.items():
+                write_text(folder / name, text)
+            program = [part.replace(_FOLDER, str(folder)) for part in content["program"]]
+            write_json(folder / "job.json", {**content, "program": program})
+            who = start_supervisor(folder)
+        except ShardyardError as error:
+            ledger.fail(entry, str(error))
+            raise
+        id = f"{who.pid}-{who.started}"
+        entry = ledger.confirm(entry, id, boot=who.boot)
+        return Submission(
+            launcher=self.name, run_id=rendered.run_id, id=id, name=entry.name,
+            details=entry.details,
+        )  # fmt: skip
+
+    def status(self, job: Submission) -> JobStatus:
+        """From the supervisor, what it wrote, and of a training the run's events."""
+        folder = Path(job.details["folder"])
+        if not folder.is_dir():
+            reason = f"{folder} is not there any more"
+            return JobStatus(state=JobState.GONE, reason=reason)
+        written = _read_status(folder)
+        run = None if SIDE_DETAIL in job.details else RunDir(folder.parents[1])
+        nodes = tuple(
+            (f"node {rank}", _word(node["exit_code"]))
+            for rank, node in enumerate(written.get("nodes", ()))
+        )
+        if _is_alive(job):
+            reason = "running" if run is None else _how_far(run, written)
+            return JobStatus(state=JobState.RUNNING, reason=reason, nodes=nodes)
+        code = _read_status(folder).get("exit_code")  # once more: it may just have ended
+        if code is None:
+            return _without_supervisor(run, nodes)
+        state = {
+            0: JobState.SUCCEEDED,
+            EXIT_DRAINED: JobState.DRAINED,
+            EXIT_INTERRUPTED: JobState.DRAINED,
+        }.get(code, JobState.FAILED)
+        last_words = "" if run is None else _last_words(run)
+        reason = "; ".join(filter(None, (last_words, written.get("reason"))))
+        return JobStatus(
+            state=state, reason=reason or f"exit code {code}", exit_code=code, nodes=nodes
+        )
+
+    def logs(self, job: Submission, *, node: int | None, follow: bool) -> Iterator[LogLine]:
+        """Lines of the nodes' files, in the order in which they are found."""
+        folder = Path(job.details["folder"])
+        count = JobFile.read(folder).nodes
+        if node is not None and not 0 <= node < count:
+            raise RequestError(
+                f"there is no node {node} in job {job.name}. It has {count}, counted from 0. "
+                f"Use 0 to {count - 1}."
+            )
+        ranks = range(count) if node is None else [node]
+        files = {f"node {rank}": folder / f"node-{rank}.log" for rank in ranks}
+        return read_logs(files, is_over=lambda: not (follow and _is_alive(job)))
+
+    def cancel(self, job: Submission) -> None:
+        """Ask the supervisor to drain the nodes; it asks them once."""
+        if _is_alive(job):
+            with suppress(ProcessLookupError):
+                os.kill(_pid(job), signal.SIGTERM)
+
+    def remove(self, job: Submission, ledger: Ledger) -> Removal:
+        """Drain the job if it runs, and wait for its end; its logs stay in the run's folder."""
+        removed, foreign = [], []
+        if _identity(job).is_alive and not _is_alive(job):
+            foreign.append(f"process {_pid(job)}")
+        elif _is_alive(job):
+            self.cancel(job)
+            # the supervisor kills what does not drain in time
+            wait_for(lambda: not _is_alive(job), every_s=_POLL_S)
+            removed.append(f"{_KIND} {job.name}")
+        for entry in ledger.live():
+            if (entry.launcher, entry.kind, entry.name) == (self.name, _KIND, job.name):
+                ledger.remove(entry)
+        return Removal(removed=removed, foreign=foreign)
+
+
+def _program(request: LaunchRequest) -> list[str]:
+    module = "shardyard.node" if request.side is None else "shardyard.node.side_job"
+    last = ["--place", "given"] if request.side is None else ["--side", request.side.to_text()]
+    recipe = f"{_FOLDER}/recipe.yaml"
+    return [sys.executable, "-m", module, recipe, "--run-dir", request.run_dir, *last]
+
+
+def _warnings(request: LaunchRequest) -> tuple[str, ...]:
+    given = request.recipe.launch.side.model_fields_set if request.side is not None else ()
+    if not given:
+        return ()
+    names = ", ".join(f"launch.side.{name}" for name in sorted(given))
+    return (f"{names}: nothing holds a side job to it on local, which has the whole machine.",)
+
+
+def _script(job: JobFile, recipe_text: str) -> str:
+    """What a person reads: the commands, and the recipe they are given."""
+    lines = [
+        f"# {job.nodes} node{'s' * (job.nodes > 1)} on this machine. JOB is the next "
+        f"{word(job.run_dir)}/logs/job-<k>, PORT a free one.",
+        *(f"export {name}={word(value)}" for name, value in sorted(job.env.items())),
+    ]
+    for rank in range(job.nodes):
+        fixed = " ".join(word(part.replace(_FOLDER, "JOB")) for part in job.program)
+        place = (
+            f" --node-rank {rank} --nodes {job.nodes} --rendezvous 127.0.0.1:PORT --session SESSION"
+        )
+        lines.append(f"{fixed}{'' if job.is_side else place} >> JOB/node-{rank}.log 2>&1 &")
+    return "\n".join([*lines, "", "# JOB/recipe.yaml", recipe_text])
+
+
+def _refuse_running(run: RunDir) -> None:
+    if is_held(run.lease):
+        raise RequestError(
+            f"run {run.run_id} is being trained already. Two at once would overwrite each other's "
+            f"checkpoints. Wait for it, or stop it with `shardyard cancel {run.handle}`."
+        )
+
+
+def _new_folder(run: RunDir) -> Path:
+    for number in itertools.count():
+        folder = run.path / "logs" / f"job-{number}"
+        try:
+            make_folder(folder.parent)
+            folder.mkdir(mode=FOLDER_MODE)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise StorageError(
+                f"{folder} cannot be made: {error.strerror}. The output of the nodes goes there. "
+                "Check that the run folder is yours and has room."
+            ) from error
+        return folder
+    raise AssertionError
+
+
+def start_supervisor(folder: Path, program: Sequence[str] = _SUPERVISOR) -> Identity:
+    """Start a job's one process; it reads job.json.
+
+    Raises:
+        ShardyardError: It did not start.
+    """
+    try:
+        answer = subprocess.run(
+            [*program, str(folder)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_START_TIMEOUT_S,
+            check=True,
+        )
+        pid, started, boot = json.loads(answer.stdout)
+        return Identity(pid, started, boot)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        words = (getattr(error, "stderr", None) or str(error)).strip()
+        raise ShardyardError(
+            f"the supervisor of {folder} did not start ({words.splitlines()[-1]}). It "
+            "would start the nodes. Check that this user may start more processes (`ulimit -u`)."
+        ) from error
+
+
+def _identity(job: Submission) -> Identity:
+    pid, _, started = job.id.partition("-")
+    return Identity(int(pid), started, job.details.get("boot", ""))
+
+
+def _pid(job: Submission) -> int:
+    return _identity(job).pid
+
+
+def _is_alive(job: Submission) -> bool:
+    """Whether its supervisor runs; any other process that the ledger may name is none of ours."""
+    who = _identity(job)
+    return who.is_alive and supervises(who.pid, job.details["folder"])
+
+
+def _read_status(folder: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads((folder / "status.json").read_text(encoding="utf-8"))
+        return content
+    except (OSError, ValueError):
+        return {}
+
+
+def _word(exit_code: int | None) -> str:
+    if exit_code is None:
+        return "running"
+    if exit_code < 0:
+        return f"killed by {signal.Signals(-exit_code).name}"
+    return "ended" if exit_code == 0 else f"exit code {exit_code}"
+
+
+def _how_far(run: RunDir, written: dict[str, Any]) -> str:
+    restarts = written.get("restarts", 0)
+    again = f", restarted {restarts} time{'s' * (restarts > 1)}" if restarts else ""
+    is_ending = any(node["exit_code"] is not None for node in written.get("nodes", ()))
+    word = "training" if is_held(run.lease) else "ending" if is_ending else "preparing"
+    return f"{word}{again}"
+
+
+def _last_words(run: RunDir) -> str:
+    ends = [event for event in read_lines(run.events) if event.get("kind") == "attempt_ended"]
+    return str(ends[-1].get("reason") or "") if ends else ""
+
+
+def _without_supervisor(run: RunDir | None, nodes: tuple[tuple[str, str], ...]) -> JobStatus:
+    """The supervisor was killed; its nodes drain by themselves."""
+    lost = "its supervising process was killed, or the machine was restarted; "
+    if run is None:
+        reason = f"{lost}the same command starts it again"
+        return JobStatus(state=JobState.FAILED, reason=reason, exit_code=1, nodes=nodes)
+    if is_held(run.lease):
+        reason = "its supervising process was killed; the nodes are draining"
+        return JobStatus(state=JobState.RUNNING, reason=reason, nodes=nodes)
+    return JobStatus(
+        state=JobState.FAILED,
+        reason=(
+            f"{lost}`shardyard resume {run.handle}` goes on from the newest durable checkpoint"
+        ),
+        exit_code=1,
+        nodes=nodes,
+    )

@@ -1,0 +1,288 @@
+"""`python -m shardyard.launchers.local_job FOLDER`: the process that a local job consists of.
+
+It leaves the terminal, starts one node entry per node, passes on the wish to drain, ends nodes that
+have lost the others, begins a new session after a lost node, and writes down how it ended. It reads
+job.json and writes status.json in the job's folder.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED, StorageError
+from shardyard.files import write_json
+
+MODULE = "shardyard.launchers.local_job"
+_POLL_S = 0.2
+_PEERS_S = 20.0
+"""Nodes that lost another one find out by themselves, or are asked to stop after this."""
+_SLACK_S = 30.0
+"""Beyond elastic.drain_timeout_s, for writing the report; then a node is killed."""
+_DRAINED = (EXIT_DRAINED, EXIT_INTERRUPTED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFile:
+    """job.json: what a local job is asked to do."""
+
+    program: list[str]
+    """Starts a node entry; its arguments are added."""
+    run_dir: str
+    nodes: int
+    fewest_nodes: int
+    """The run goes on with as many, node 0 among them."""
+    devices_per_node: int
+    env: dict[str, str]
+    max_restarts: int
+    drain_timeout_s: float
+    time_limit_s: float | None
+    is_side: bool = False
+    """One program that is told no place among nodes, and no training."""
+
+    @staticmethod
+    def read(folder: Path) -> "JobFile":
+        return JobFile(**json.loads((folder / "job.json").read_text(encoding="utf-8")))
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A process that no other is mistaken for, also after its number was given away again."""
+
+    pid: int
+    started: str
+    """In clock ticks since the boot, or as `ps` shows it."""
+    boot: str
+
+    @staticmethod
+    def of(pid: int) -> "Identity | None":
+        """None if there is no such process, or it has ended and nobody asked how yet."""
+        boot = Path("/proc/sys/kernel/random/boot_id")
+        if not boot.is_file():
+            answer = subprocess.run(
+                ["ps", "-o", "lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
+            )
+            started = "-".join(answer.stdout.split())
+            return Identity(pid, started, "") if started else None
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return None
+        if fields[0] in ("Z", "X"):
+            return None
+        return Identity(pid, fields[19], boot.read_text().strip())  # field 22 of proc(5)
+
+    @property
+    def is_alive(self) -> bool:
+        return Identity.of(self.pid) == self
+
+
+def supervises(pid: int, folder: str) -> bool:
+    """Whether a process is the supervisor of the job in a folder, started by this user."""
+    process = Path(f"/proc/{pid}")
+    if process.parent.joinpath("self").exists():
+        try:
+            words = (process / "cmdline").read_bytes().split(b"\0")[:-1]
+            owner = process.stat().st_uid
+        except OSError:
+            return False
+        return owner == os.geteuid() and words[-3:] == list(map(os.fsencode, _words(folder)))
+    answer = subprocess.run(
+        ["ps", "-ww", "-o", "uid=,command=", "-p", str(pid)],
+        capture_output=True, text=True, errors="surrogateescape", check=False,
+    )  # fmt: skip
+    said_owner, _, command = answer.stdout.strip().partition(" ")
+    return said_owner == str(os.geteuid()) and command.endswith(f" {' '.join(_words(folder))}")
+
+
+def _words(folder: str) -> tuple[str, ...]:
+    """With which a supervisor is started."""
+    return ("-m", MODULE, folder)
+
+
+class Supervisor:
+    """Runs the sessions of one job."""
+
+    def __init__(self, folder: Path, job: JobFile) -> None:
+        self._folder = folder
+        self._job = job
+        self._started_s = time.monotonic()
+        self._nodes: list[subprocess.Popen[bytes]] = []
+        self._asked_s: float | None = None
+        self._lost: list[int] = []
+        """Nodes that were killed, not by this process, and without which the run cannot go on."""
+        self._spared: set[int] = set()
+        """Nodes that were killed and can be done without."""
+        self.stop_reason = ""
+        self.restarts = 0
+
+    def listen(self) -> None:
+        """Drain on SIGTERM and SIGINT, however often they come."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._stop("it was cancelled"))
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the end of a terminal
+
+    def run(self) -> int:
+        """All sessions, to the job's exit code."""
+        while True:
+            codes = self._run_session()
+            if self.stop_reason or not self._lost:
+                break
+            if self.restarts == self._job.max_restarts:
+                break
+            self.restarts += 1
+        counted = [code for rank, code in enumerate(codes) if rank not in self._spared]
+        code = verdict(counted, is_stopped=bool(self.stop_reason))
+        words = ""
+        if self._lost:
+            words = f"node {self._lost[0]} was lost, after {self.restarts} restarts"
+        self._write(codes, exit_code=code, reason=self.stop_reason or words)
+        return code
+
+    def _stop(self, reason: str) -> None:
+        self.stop_reason = self.stop_reason or reason
+
+    def _run_session(self) -> list[int]:
+        self._asked_s, self._lost, self._spared = None, [], set()
+        self._nodes = list(self._start())
+        self._write([None] * self._job.nodes)
+        codes: list[int | None] = []
+        ended_s: float | None = None
+        while None in (now := self._poll()):
+            if now != codes:
+                codes = now
+                self._write(codes)
+            missed = {rank for rank, code in enumerate(codes) if code} - self._spared
+            if ended_s is None and missed:
+                ended_s = time.monotonic()
+            limit_s = self._job.time_limit_s
+            if limit_s is not None and time.monotonic() - self._started_s > limit_s:
+                self._stop("its time limit was over")
+            is_alone = ended_s is not None and time.monotonic() - ended_s > _PEERS_S
+            if self.stop_reason or is_alone or self._lost:
+                self._ask_to_stop()
+            time.sleep(_POLL_S)
+        return [node.wait() for node in self._nodes]
+
+    def _poll(self) -> list[int | None]:
+        codes = [node.poll() for node in self._nodes]
+        if self._asked_s is None:
+            lost = [rank for rank, code in enumerate(codes) if _is_lost(code)]
+            can_go_on = 0 not in lost and self._job.nodes - len(lost) >= self._job.fewest_nodes
+            self._spared = set(lost) if can_go_on else set()
+            self._lost = [] if can_go_on else lost
+        return codes
+
+    def _start(self) -> Iterator[subprocess.Popen[bytes]]:
+        job = self._job
+        processes = job.nodes * job.devices_per_node
+        # A worker takes its share of the cores from its own node's number of processes alone.
+        threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes))}
+        env = {**(threads if job.nodes > 1 else {}), **os.environ, **job.env}
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+        session = f"{self._folder.name}-{os.getpid()}.{self.restarts}"
+        for rank in range(job.nodes):
+            words = ["--node-rank", rank, "--nodes", job.nodes, "--rendezvous", endpoint]
+            place = [] if job.is_side else [*map(str, words), "--session", session]
+            with (self._folder / f"node-{rank}.log").open("ab") as log:
+                yield subprocess.Popen(
+                    [*job.program, *place],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=env,
+                    preexec_fn=_end_with_parent,
+                )
+
+    def _ask_to_stop(self) -> None:
+        """Ask once; kill what has not drained in time."""
+        now_s = time.monotonic()
+        if self._asked_s is None:
+            self._asked_s = now_s
+            number = signal.SIGTERM
+        elif now_s - self._asked_s > self._job.drain_timeout_s + _SLACK_S:
+            number = signal.SIGKILL
+        else:
+            return
+        for node in self._nodes:
+            if node.poll() is None:
+                node.send_signal(number)
+
+    def _write(
+        self, codes: Sequence[int | None], *, exit_code: int | None = None, reason: str = ""
+    ) -> None:
+        content: dict[str, Any] = {
+            "exit_code": exit_code,
+            "reason": reason,
+            "restarts": self.restarts,
+            "nodes": [
+                {"pid": node.pid, "exit_code": code}
+                for node, code in zip(self._nodes, codes, strict=True)
+            ],
+        }
+        if not self._folder.is_dir():
+            return  # it went with the run's folder: make nothing in its place
+        try:
+            write_json(self._folder / "status.json", content)
+        except StorageError:
+            if self._folder.is_dir():  # else it went while this was written
+                raise
+
+
+def verdict(codes: Sequence[int], *, is_stopped: bool) -> int:
+    """The exit code of a job from those of its nodes; negative: killed by a signal."""
+    if not any(codes):
+        return 0
+    said = [code for code in codes if code and not _is_lost(code)]
+    failed = [code for code in said if code not in _DRAINED]
+    if is_stopped:
+        return (failed or said or [1])[0]
+    # Peers of a lost or failed node drain: that is not how the job ended.
+    return (failed or [1])[0] if failed or any(map(_is_lost, codes)) else said[0]
+
+
+def _is_lost(code: int | None) -> bool:
+    """Whether a node was killed, or its agent was (128 + the signal's number)."""
+    return code is not None and (code < 0 or (code > 128 and code not in _DRAINED))
+
+
+def _end_with_parent() -> None:
+    """Have the kernel drain this node should the supervisor be killed (Linux)."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1  # linux/prctl.h
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM, 0, 0, 0)
+
+
+def main(folder: Path) -> int:
+    """Leave the terminal, print who supervises, and supervise."""
+    # Twice a child: nobody has to wait for its end, and no terminal can become its own.
+    if os.fork() > 0:
+        os._exit(0)
+    os.setsid()
+    supervisor = Supervisor(folder, JobFile.read(folder))
+    supervisor.listen()
+    me = Identity.of(os.getpid())
+    assert me is not None
+    print(json.dumps([me.pid, me.started, me.boot]), flush=True)
+    log = os.open(folder / "supervisor.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (log, 1), (log, 2)):  # whoever reads stdout goes on now
+        os.dup2(source, target)
+    with suppress(OSError):
+        os.close(log)
+        os.close(nothing)
+    return supervisor.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,323 @@
+"""The batch script of a run on Slurm: what is asked of sbatch, and what the job does.
+
+One task per node; each is the node's own program, which starts a process per device. The script
+around them only waits, passes a wish to stop on, and puts the job back into the queue when the
+time limit was the reason.
+"""
+
+import math
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+
+from shardyard.config.schema import Recipe
+from shardyard.config.secret_reference import parse_references
+from shardyard.errors import RequestError
+from shardyard.launchers.base import LaunchRequest
+from shardyard.launchers.ledger import SIDE_DETAIL
+from shardyard.launchers.shell_words import word
+from shardyard.units import parse_seconds
+
+NODE_PROGRAM = ("-m", "shardyard.node")
+SIDE_PROGRAM = ("-m", "shardyard.node.side_job")
+
+SIGNAL_SLACK_S = 60
+"""Slurm may send the warning this much earlier than asked (sbatch(1), --signal)."""
+
+_GPUS = ("cuda", "xpu")
+"""Accelerators that Slurm's gpu plugins find; for others each cluster has its own name."""
+
+_BODY = r"""
+newest() { cat "$run_dir/checkpoints/latest" 2>/dev/null || true; }
+before=$(newest)
+stop_file="$run_dir/launch/stop-$SLURM_JOB_ID"  # written by `shardyard cancel`
+step='' reason='' forwarding='' woken=''
+
+# SIGTERM makes a node finish its step, save and end with 143. It goes to the tasks past srun, which
+# would kill them. Slurm loses a signal to a step that it is still launching, so it is sent until
+# the nodes have ended; they heed the first that they get and no other.
+forward() {
+  [[ -n $step && -z $forwarding ]] || return 0
+  forwarding=yes
+  local sent=''
+  while kill -0 "$step" 2>/dev/null; do
+    if [[ -z $sent ]] || (( SECONDS - sent >= 10 )); then
+      scancel --signal=TERM "$SLURM_JOB_ID" || true
+      sent=$SECONDS
+    fi
+    sleep 1
+  done
+}
+drain() { woken=yes reason=${reason:-$1}; echo "shardyard: draining: $1"; forward; }
+trap 'drain "time limit"' USR1
+trap 'drain cancel' USR2
+trap 'woken=yes forwarding=yes reason=${reason:-signal}' TERM  # Slurm sends it to the tasks as well
+
+echo "shardyard: start ${SLURM_RESTART_COUNT:-0}"  # a requeued job goes on in the same log
+"${environment[@]}" "${srun[@]}" "${node[@]}" &
+step=$!
+if [[ -e $stop_file ]]; then drain cancel; fi
+if [[ -n $reason ]]; then forward; fi
+
+while true; do  # a trap ends `wait` early
+  code=0
+  wait "$step" || code=$?
+  [[ -n $woken ]] || break
+  woken=''
+done
+echo "shardyard: the nodes ended with exit code $code"
+
+if [[ $code == 143 && $reason == 'time limit' && ! -e $stop_file && $requeue == yes ]]; then
+  if [[ $(newest) == "$before" ]]; then
+    echo "shardyard: not requeued: no checkpoint was written since this start, so the next one" \
+      "would end the same way. Raise launch.time_limit, then resume the run." >&2
+  else
+    echo "shardyard: requeued at the time limit, to go on from $(newest)"
+    scontrol requeue "$SLURM_JOB_ID" || echo "shardyard: not requeued; resume the run by hand" >&2
+  fi
+fi
+exit "$code"
+"""
+
+
+def recipe_file(side: Mapping[str, str]) -> str:
+    """What the nodes read, in the run's folder.
+
+    Args:
+        side: ``LaunchRequest.side_details``, or details of a ledger's line.
+    """
+    return f"launch/{side[SIDE_DETAIL]}.yaml" if SIDE_DETAIL in side else "launch/recipe.yaml"
+
+
+def script_file(side: Mapping[str, str]) -> str:
+    """What sbatch is given, in the run's folder; arguments as of ``recipe_file``."""
+    return f"launch/{side[SIDE_DETAIL]}.sbatch" if SIDE_DETAIL in side else "launch/slurm.sbatch"
+
+
+def render_script(request: LaunchRequest, program: tuple[str, ...] = NODE_PROGRAM) -> str:
+    """Return the whole script; pure.
+
+    Args:
+        program: What Python is told to run on each node.
+
+    Raises:
+        RequestError: A value cannot stand in a batch script, or the time limit leaves no time.
+    """
+    slurm = request.recipe.launch.slurm
+    _refuse_unwritable(request)
+    directives = [f"#SBATCH {_option(name, value)}" for name, value in _directives(request)]
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            *directives,
+            "",
+            "set -euo pipefail",
+            "unset SLURM_EXPORT_ENV  # tasks get all that this script has",
+            f"run_dir={word(request.run_dir)}",
+            f"requeue={'yes' if slurm.requeue and request.side is None else 'no'}",
+            _array("environment", _environment(request)),
+            _array("srun", _srun(request)),
+            _array("node", _node(request, program)),
+            _BODY.strip("\n"),
+            "",
+        ]
+    )
+
+
+def ended_with(output: str) -> int | None:
+    """The exit code that the newest start of the script printed; None: it did not come to that."""
+    newest = re.split(r"^shardyard: start \d+$", output, flags=re.MULTILINE)[-1]
+    found = re.search(r"^shardyard: the nodes ended with exit code (\d+)$", newest, re.MULTILINE)
+    return int(found[1]) if found else None
+
+
+def exported_names(recipe: Recipe) -> tuple[str, ...]:
+    """Environment variables of the submitter that hold secrets of the run."""
+    return tuple(
+        sorted(
+            reference.name or name
+            for name, reference in parse_references(recipe.secrets).items()
+            if reference.kind == "env"
+        )
+    )
+
+
+def warnings(recipe: Recipe) -> tuple[str, ...]:
+    """What is allowed and may be regretted."""
+    kept = [
+        f"secrets.{name}"
+        for name, reference in sorted(parse_references(recipe.secrets).items())
+        if reference.kind == "env"
+    ]
+    if not kept:
+        return ()
+    return (
+        f"{', '.join(kept)}: kept in env, so sbatch hands the value to Slurm's controller, which "
+        "keeps it in clear in its StateSaveLocation as long as the job, where whoever administers "
+        "Slurm can read it. Keep it in a file of yours alone on the shared file system instead: "
+        "secrets: {NAME: file:/path}.",
+    )
+
+
+def _directives(request: LaunchRequest) -> list[tuple[str, str | int | None]]:
+    """Options of sbatch; None: without a value."""
+    launch, slurm = request.recipe.launch, request.recipe.launch.slurm
+    wanted: list[tuple[str, str | int | None]] = [
+        ("job-name", f"{request.run_id}{request.side_suffix}"),
+        ("nodes", request.nodes),
+        ("ntasks-per-node", 1),
+        *_devices(request),
+    ]
+    if launch.time_limit is not None:
+        wanted.append(("time", math.ceil(parse_seconds(launch.time_limit) / 60)))
+    wanted += _queue(request)
+    wanted += [
+        ("requeue" if slurm.requeue and request.side is None else "no-requeue", None),
+        ("signal", f"B:USR1@{slurm.signal_before_s}"),
+        ("open-mode", "append"),
+        ("output", f"{_in_pattern(request.run_dir)}/logs/slurm-%j.log"),
+        ("export", ",".join(exported_names(request.recipe)) or "NONE"),
+    ]
+    return wanted
+
+
+def _queue(request: LaunchRequest) -> list[tuple[str, str | int | None]]:
+    """Where it waits; a side job's own partition has not what a training's nodes must have."""
+    slurm = request.recipe.launch.slurm
+    partition, constraint = slurm.partition, slurm.constraint
+    if request.side is not None and slurm.side_partition is not None:
+        partition, constraint = slurm.side_partition, None
+    asked = {
+        "partition": partition,
+        "account": slurm.account,
+        "qos": slurm.qos,
+        "constraint": constraint,
+    }
+    return [(name, value) for name, value in asked.items() if value is not None]
+
+
+def _devices(request: LaunchRequest) -> list[tuple[str, str | int | None]]:
+    """Whole nodes where there are accelerators; on others a core for each process."""
+    if request.side is not None:
+        side = request.recipe.launch.side
+        return [("cpus-per-task", side.cpus), ("mem", f"{side.memory_gib}G")]
+    kind = _device_kind(request)
+    if kind == "auto":
+        return []
+    if kind == "cpu":
+        return [("cpus-per-task", request.devices_per_node)]
+    whole: list[tuple[str, str | int | None]] = [("exclusive", None), ("mem", 0)]
+    return [("gpus-per-node", request.devices_per_node), *whole] if kind in _GPUS else whole
+
+
+def _device_kind(request: LaunchRequest) -> str:
+    asked = request.recipe.cluster.device
+    if asked == "auto" and request.cluster is not None:
+        return request.cluster.accelerator.device
+    return asked
+
+
+def _srun(request: LaunchRequest) -> list[str]:
+    """Start one task per node, each with a log of its own.
+
+    ``--kill-on-bad-exit`` is off: a drained node ends with 143, and the others, which may still be
+    saving, would be killed for it. They get as long as a drain may take.
+    """
+    recipe = request.recipe
+    slurm = recipe.launch.slurm
+    words = ["srun", "--kill-on-bad-exit=0", f"--wait={math.ceil(recipe.elastic.drain_timeout_s)}"]
+    words.append("--cpu-bind=none")  # the only task of a node would be bound to one core
+    cpus = dict(_devices(request)).get("cpus-per-task")
+    if cpus is not None:
+        words.append(f"--cpus-per-task={cpus}")  # not inherited since 22.05
+    words += [
+        "--open-mode=append",
+        f"--output={_in_pattern(request.run_dir)}/logs/slurm-%j-node-%t.log",
+    ]
+    if slurm.container_image is not None:
+        mounts = (*slurm.container_mounts, f"{request.run_dir}:{request.run_dir}")
+        words += [
+            f"--container-image={slurm.container_image}",
+            f"--container-mounts={','.join(mounts)}",
+        ]
+    return words
+
+
+def _environment(request: LaunchRequest) -> list[str]:
+    """Set the run's variables for srun, and so for its tasks, but not for this script.
+
+    bash would lose some: it keeps names such as UID to itself, and the script has its own.
+    """
+    return ["env", *(f"{name}={value}" for name, value in sorted(request.environment.items()))]
+
+
+def _node(request: LaunchRequest, program: tuple[str, ...]) -> list[str]:
+    slurm = request.recipe.launch.slurm
+    python = slurm.python
+    if python == "auto":
+        python = sys.executable if slurm.container_image is None else "python3"
+    words = [f"{request.run_dir}/{recipe_file(request.side_details)}", "--run-dir", request.run_dir]
+    if request.side is not None:
+        return [python, *SIDE_PROGRAM, *words, "--side", request.side.to_text()]
+    return [python, *program, *words, "--place", "slurm"]
+
+
+def _refuse_unwritable(request: LaunchRequest) -> None:
+    launch, slurm = request.recipe.launch, request.recipe.launch.slurm
+    place = "run.dir" if launch.run_dir is None else "launch.run_dir"
+    values = {
+        f"{place}: run folder": request.run_dir,
+        "launch.slurm.partition": slurm.partition,
+        "launch.slurm.side_partition": slurm.side_partition,
+        "launch.slurm.account": slurm.account,
+        "launch.slurm.qos": slurm.qos,
+        "launch.slurm.constraint": slurm.constraint,
+    }
+    for name, value in values.items():
+        if value is not None and (not value.isprintable() or "\\" in value or not value):
+            raise RequestError(
+                f"{name}={value!r} cannot stand in a batch script: sbatch reads its options line "
+                "by line and a backslash changes what follows. Choose another without them."
+            )
+    if request.run_dir.count("%") > 1 or re.search(r"%\d", request.run_dir):
+        raise RequestError(
+            f"{place}: run folder={request.run_dir!r} holds several % or one before a digit. Slurm "
+            "gives % a meaning in names of output files and loses track of such ones: logs would "
+            "go elsewhere. Choose another."
+        )
+    if slurm.container_image is not None and set(":,") & set(request.run_dir):
+        raise RequestError(
+            f"{place}: run folder={request.run_dir!r} holds a colon or a comma, which separate "
+            "paths where it is mounted into launch.slurm.container_image. Choose another."
+        )
+    if not request.run_dir.startswith("/"):
+        raise RequestError(
+            f"launch.run_dir={request.run_dir!r} is no absolute path. Nodes start elsewhere than "
+            "here. Write the whole path, on a file system that this machine and the nodes share."
+        )
+    if any("," in mount for mount in slurm.container_mounts):
+        raise RequestError(
+            f"launch.slurm.container_mounts={list(slurm.container_mounts)!r}: a mount holds a "
+            "comma, which separates mounts. Mount a folder above it."
+        )
+    least_s = slurm.signal_before_s + SIGNAL_SLACK_S
+    if launch.time_limit is not None and parse_seconds(launch.time_limit) <= least_s:
+        raise RequestError(
+            f"launch.time_limit={launch.time_limit} is not longer than the {least_s} s before its "
+            f"end at which the run may be told to drain (launch.slurm.signal_before_s, and "
+            f"{SIGNAL_SLACK_S} s of Slurm's own). Raise the one or lower the other."
+        )
+
+
+def _option(name: str, value: str | int | None) -> str:
+    return f"--{name}" if value is None else f"--{name}={shlex.quote(str(value))}"
+
+
+def _array(name: str, words: list[str]) -> str:
+    return f"{name}=({' '.join(map(word, words))})"
+
+
+def _in_pattern(path: str) -> str:
+    """A path inside a file name pattern, where Slurm gives ``%`` a meaning."""
+    return path.replace("%", "%%")

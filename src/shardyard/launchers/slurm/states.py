@@ -1,0 +1,202 @@
+"""What Slurm's words for the state of a job mean, and how they are read."""
+
+import re
+import signal
+from dataclasses import dataclass
+
+from shardyard.errors import EXIT_DRAINED, ShardyardError
+from shardyard.launchers.base import JobState, JobStatus
+
+# All of slurm.h's enum job_states and its flags, as job_state_string() prints them (Slurm 20.11 to
+# 25.05: squeue(1) and sacct(1), JOB STATE CODES).
+STATES = {
+    "PENDING": JobState.WAITING,
+    "CONFIGURING": JobState.WAITING,
+    "POWER_UP_NODE": JobState.WAITING,
+    "REQUEUED": JobState.WAITING,
+    "REQUEUE_FED": JobState.WAITING,
+    "REQUEUE_HOLD": JobState.WAITING,
+    "RESV_DEL_HOLD": JobState.WAITING,
+    "SPECIAL_EXIT": JobState.WAITING,
+    "RUNNING": JobState.RUNNING,
+    "COMPLETING": JobState.RUNNING,
+    "EXPEDITING": JobState.RUNNING,
+    "RESIZING": JobState.RUNNING,
+    "SIGNALING": JobState.RUNNING,
+    "STAGE_OUT": JobState.RUNNING,
+    "STOPPED": JobState.RUNNING,
+    "SUSPENDED": JobState.RUNNING,
+    "UPDATE_DB": JobState.RUNNING,
+    "COMPLETED": JobState.SUCCEEDED,
+    "CANCELLED": JobState.CANCELLED,
+    "BOOT_FAIL": JobState.FAILED,
+    "DEADLINE": JobState.FAILED,
+    "FAILED": JobState.FAILED,
+    "LAUNCH_FAILED": JobState.FAILED,
+    "NODE_FAIL": JobState.FAILED,
+    "OUT_OF_MEMORY": JobState.FAILED,
+    "PREEMPTED": JobState.FAILED,
+    "RECONFIG_FAIL": JobState.FAILED,
+    "TIMEOUT": JobState.FAILED,
+    "REVOKED": JobState.GONE,
+}
+
+_CANCELLED_EARLY = f"0:{signal.SIGUSR2.value}"
+"""The signal of `cancel` ended the script itself, which had not come to listen to it yet."""
+
+_ENDINGS = {
+    "BOOT_FAIL": "a node did not boot",
+    "DEADLINE": "its deadline passed before it could run",
+    "LAUNCH_FAILED": "a node could not start it",
+    "NODE_FAIL": "a node was lost and the job may not be requeued",
+    "OUT_OF_MEMORY": "a process was killed for want of memory",
+    "PREEMPTED": "another job took its nodes",
+    "RECONFIG_FAIL": "a node could not be set up for it",
+    "TIMEOUT": (
+        "the time limit passed before the run had drained; raise launch.slurm.signal_before_s"
+    ),
+    "REVOKED": "another cluster of the federation runs it",
+}
+
+# Reasons of a waiting job (squeue(1), JOB REASON CODES) -> words; the first that fits.
+_WAITS = (
+    (r"Resources|Priority|None|Reservation", "waits for free nodes"),
+    (r"BeginTime", "was requeued; Slurm lets it start again after a short while"),
+    (
+        r"PartitionConfig|Partition\w*Limit|BadConstraints|InvalidAccount|InvalidQOS",
+        "can never start as it was asked; cancel it and ask for less or for another partition",
+    ),
+    (r"QOS\w*|Assoc\w*|\w*Limit", "a limit of the account, quality of service or partition"),
+    (r"ReqNodeNotAvail\w*|NodeDown|PartitionDown|PartitionInactive", "nodes are down or kept"),
+    (r"JobHeldUser|JobHeldAdmin|\w*requeued_held|JobHoldMaxRequeue", "held; `scontrol release`"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRecord:
+    """What Slurm says of a job, in its own words."""
+
+    state: str
+    """May have a suffix: ``CANCELLED by 1000``."""
+    reason: str
+    exit_code: str
+    """``code:signal``."""
+    node_list: str
+    restarts: int = 0
+    command: str | None = None
+    """The script that it runs; None: the accounts were asked, which keep none."""
+    name: str = ""
+    """As the accounts have it."""
+
+
+def read_scontrol(text: str) -> JobRecord:
+    """Read the line that ``scontrol show job ID -o`` prints."""
+    return JobRecord(
+        state=_field(text, "JobState"),
+        reason=_field(text, "Reason"),
+        exit_code=_field(text, "ExitCode"),
+        node_list=_field(text, "NodeList"),
+        restarts=int(_field(text, "Restarts") or 0),
+        command=_command(text),
+    )
+
+
+def _command(text: str) -> str:
+    """A path, which may hold blanks; the next field ends it."""
+    found = re.search(r" Command=(.*?) WorkDir=", text)
+    return found[1] if found else ""
+
+
+SQUEUE_FIELDS = "JobID:|,State:|,Reason:|,exit_code:|,NodeList:|,restartcnt:|,Command:|"
+
+
+def read_squeue(text: str) -> dict[str, JobRecord]:
+    """Read what ``squeue -h -O SQUEUE_FIELDS`` prints: a job's number -> what `scontrol` says."""
+    found = {}
+    for line in text.splitlines():
+        row = line.removesuffix("|").split("|", 6)
+        if len(row) < 7:  # of several clusters it names each on a line of its own
+            continue
+        number, state, reason, ended, node_list, restarts, command = row
+        found[number] = JobRecord(
+            state=state,
+            reason=reason.replace(" ", "_"),
+            exit_code=f"{int(ended) >> 8}:{int(ended) & 0x7F}",  # as wait(2) has it
+            node_list=node_list,
+            restarts=int(restarts),
+            command=command,
+        )
+    return found
+
+
+SACCT_FIELDS = "JobIDRaw,State,Reason,ExitCode,NodeList,JobName"
+
+
+def read_sacct(text: str) -> dict[str, JobRecord]:
+    """Read what ``sacct -X -n -P -o SACCT_FIELDS`` prints: a job's number -> what it says."""
+    found = {}
+    for line in text.splitlines():
+        number, state, reason, exit_code, node_list, name = line.split("|", 5)
+        if exit_code == f"{EXIT_DRAINED - 128}:0":  # it prints codes above 128 without the 128
+            exit_code = f"{EXIT_DRAINED}:0"
+        found[number] = JobRecord(
+            state=state, reason=reason, exit_code=exit_code, node_list=node_list, name=name
+        )
+    return found
+
+
+def status_of(record: JobRecord, *, job_id: str) -> JobStatus:
+    """Translate.
+
+    Raises:
+        ShardyardError: Slurm used a word that is not known.
+    """
+    word = record.state.partition(" ")[0].rstrip("+")  # "CANCELLED by 1000"
+    if word not in STATES:
+        raise ShardyardError(
+            f"Slurm says that job {job_id} is {record.state!r}, a state that is not known here, so "
+            "nothing is concluded from it. Look with `scontrol show job` and report the word."
+        )
+    state = STATES[word]
+    exit_code = _exit_code(record.exit_code) if state.is_over else None
+    if word == "FAILED" and (exit_code == EXIT_DRAINED or record.exit_code == _CANCELLED_EARLY):
+        state = JobState.DRAINED
+    return JobStatus(
+        state=state,
+        reason=_reason(record, word, state, exit_code),
+        exit_code=exit_code,
+    )
+
+
+def _reason(record: JobRecord, word: str, state: JobState, exit_code: int | None) -> str:
+    said = "" if record.reason in ("", "None") else f" ({record.reason})"
+    if state is JobState.WAITING:
+        for pattern, words in _WAITS:
+            if re.fullmatch(pattern, record.reason.partition(",")[0] or "None"):
+                return words + said
+        return f"waits{said}"
+    if record.exit_code == _CANCELLED_EARLY:
+        return "asked to stop before it had begun"
+    if state is JobState.DRAINED:
+        return "asked to stop; saved, and can be resumed"
+    if word in _ENDINGS:
+        return _ENDINGS[word]
+    if state is JobState.RUNNING:
+        again = f", started again {record.restarts} times" if record.restarts else ""
+        return f"{word.lower()}{again}".replace("1 times", "once")
+    ending = "" if exit_code in (None, 0) else f" with exit code {exit_code}"
+    return f"{word.lower()}{ending}"
+
+
+def _exit_code(text: str) -> int | None:
+    """``0:9`` is an end by signal 9, which a shell calls 137."""
+    code, _, number = text.partition(":")
+    if not code.isdigit():
+        return None
+    return 128 + int(number) if number.isdigit() and int(number) else int(code)
+
+
+def _field(text: str, name: str) -> str:
+    found = re.search(rf"(?:^|\s){name}=(\S*)", text)
+    value = found[1] if found else ""
+    return "" if value in ("(null)", "None") and name == "NodeList" else value

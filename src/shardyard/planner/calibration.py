@@ -1,0 +1,218 @@
+"""What was measured, in place of what a catalogue says: links, rates of a device, a step's time.
+
+Three kinds of measurement are read: a table of all-reduces gives a link
+(``planner/collective_table.py``); a short profile of one step gives what matrix products and memory
+reach; the folder of a run gives one factor, its measured step over the step its plan predicted.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from shardyard.errors import RequestError
+from shardyard.hardware.accelerator import Accelerator
+from shardyard.hardware.catalogue import accelerator_named
+from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.links import Link
+from shardyard.planner.collective_table import (
+    CollectiveTable,
+    fit_link,
+    number,
+    read_object,
+    refuse,
+)
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lines import read_steps
+
+LEAST_STEPS = 3
+"""Steps after the first without which a run's median would be chance."""
+
+PROFILE_HINT = (
+    'Give {"kind": "step_profile", "device": "NVIDIA H100 80GB HBM3", "number_format": "bf16", '
+    '"matmul_flops_per_s": ..., "bandwidth_bytes_per_s": ..., "kernel_s": ...}; what was not '
+    "measured is left out."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepProfile:
+    """What one device reached in a short profile of one step; None: not measured."""
+
+    source: str
+    """Name of the file."""
+    device: str
+    """As its driver prints it."""
+    number_format: str
+    matmul_flops_per_s: float | None
+    """Of the large matrix products."""
+    bandwidth_bytes_per_s: float | None
+    """Of the element-wise kernels, read and written."""
+    kernel_s: float | None
+    """Start and drain of one kernel."""
+
+    @staticmethod
+    def read(path: Path) -> "StepProfile":
+        """Read JSON of kind ``step_profile``.
+
+        Raises:
+            RequestError: The file cannot be used; all reasons are listed.
+        """
+        content = read_object(path)
+        problems = [
+            f"{key}={content.get(key)!r} is no text"
+            for key in ("device", "number_format")
+            if not isinstance(content.get(key), str)
+        ]
+        if content.get("kind") != "step_profile":
+            kind = content.get("kind")
+            problems.append(f"kind={kind!r} is neither 'step_profile' nor 'collectives'")
+        rates = {
+            key: number(content[key])
+            for key in ("matmul_flops_per_s", "bandwidth_bytes_per_s", "kernel_s")
+            if content.get(key) is not None
+        }
+        problems += [
+            f"{key}={content[key]!r} is no number above 0"
+            for key, value in rates.items()
+            if not value > 0
+        ]
+        if not rates:
+            problems.append("nothing in it was measured")
+        refuse(path, problems, PROFILE_HINT)
+        return StepProfile(
+            source=path.name,
+            device=content["device"],
+            number_format=content["number_format"],
+            matmul_flops_per_s=rates.get("matmul_flops_per_s"),
+            bandwidth_bytes_per_s=rates.get("bandwidth_bytes_per_s"),
+            kernel_s=rates.get("kernel_s"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """What replaces the catalogue's; None: the catalogue stands."""
+
+    link_inside: Link | None = None
+    link_between: Link | None = None
+    matmul_share: float | None = None
+    """Of the datasheet's peak, what large matrix products reach."""
+    bandwidth_share: float | None = None
+    """Of the datasheet's memory bandwidth, what element-wise kernels reach."""
+    kernel_s: float | None = None
+    """Start and drain of one kernel."""
+    step_scale: float | None = None
+    """Measured time of a step over predicted."""
+    sources: tuple[str, ...] = ()
+    """What was measured and where that stands, a line each."""
+
+
+def combined(parts: Sequence[Calibration]) -> Calibration:
+    """Several measurements as one; of two of the same thing the later counts."""
+    names = [name for name in Calibration.__dataclass_fields__ if name != "sources"]
+    values: dict[str, Any] = {
+        name: next((v for part in reversed(parts) if (v := getattr(part, name)) is not None), None)
+        for name in names
+    }
+    return Calibration(**values, sources=tuple(line for part in parts for line in part.sources))
+
+
+def read_calibration(path: Path, *, cluster: Cluster) -> Calibration:
+    """Read what was measured: a table of collectives, a profile of a step, or the folder of a run.
+
+    Args:
+        cluster: The planned one; its devices and nodes are like the measured ones.
+
+    Raises:
+        RequestError: The path is none of these, or what it holds cannot be used.
+    """
+    if path.is_dir():
+        return _from_run(RunDir(path))
+    if not path.is_file():
+        raise RequestError(
+            f"{path} does not exist. A calibration is a table of collectives (.csv or .json), a "
+            "profile of a step (.json) or the folder of a run. Check the path."
+        )
+    if path.suffix == ".json" and read_object(path).get("kind") != "collectives":
+        return _from_profile(StepProfile.read(path), cluster.accelerator)
+    return _from_table(CollectiveTable.read(path), cluster)
+
+
+def _from_table(table: CollectiveTable, cluster: Cluster) -> Calibration:
+    link = fit_link(table, cluster=cluster)
+    if table.group(cluster).nodes == 1:
+        return Calibration(link_inside=link, sources=(f"link inside nodes: {link.source}",))
+    return Calibration(link_between=link, sources=(f"link between nodes: {link.source}",))
+
+
+def _from_profile(profile: StepProfile, accelerator: Accelerator) -> Calibration:
+    measured = accelerator_named(profile.device)
+    if measured is None or measured.name != accelerator.name:
+        raise RequestError(
+            f"{profile.source} was measured on {profile.device!r}, the plan is for "
+            f"{accelerator.name}. What one device reaches says nothing about another. Profile the "
+            "planned device, or plan for the profiled one."
+        )
+    peak = accelerator.peak_flops_per_s(profile.number_format)
+    matmul = _share(profile.matmul_flops_per_s, peak)
+    bandwidth = _share(profile.bandwidth_bytes_per_s, accelerator.bandwidth_bytes_per_s)
+    if max(matmul or 0, bandwidth or 0) > 1:
+        raise RequestError(
+            f"{profile.source} is above the datasheet of {accelerator.name}: "
+            f"{matmul or 0:.2f} of its {profile.number_format} peak, {bandwidth or 0:.2f} of its "
+            "memory bandwidth. No kernel does that. Check the format, and the units: FLOP and "
+            "bytes a second of one device."
+        )
+    return Calibration(
+        matmul_share=matmul,
+        bandwidth_share=bandwidth,
+        kernel_s=profile.kernel_s,
+        sources=(f"rates of {accelerator.name}: measured, {profile.source}",),
+    )
+
+
+def _share(reached: float | None, peak: float | None) -> float | None:
+    return None if reached is None or peak is None else reached / peak
+
+
+def _from_run(run: RunDir) -> Calibration:
+    """The newest attempt that took enough steps, against its own plan."""
+    lines = [line for line in read_steps(run.metrics) if line.get("step_time_s")]
+    for attempt in sorted({line.get("attempt", 0) for line in lines}, reverse=True):
+        times_s = _steady([line for line in lines if line.get("attempt", 0) == attempt])
+        if len(times_s) < LEAST_STEPS:
+            continue
+        measured_s, predicted_s = median(times_s), _predicted_step_s(run.plan(attempt))
+        words = f"{measured_s:.4g} s for {predicted_s:.4g} s predicted, median of {len(times_s)}"
+        source = f"time of a step: measured, run {run.run_id}, attempt {attempt}, {words}"
+        return Calibration(step_scale=measured_s / predicted_s, sources=(source,))
+    raise RequestError(
+        f"{run.path} has {len(lines)} measured steps and no attempt with {LEAST_STEPS} after its "
+        "first. Their median would be chance. Give the folder of a run that took more."
+    )
+
+
+def _steady(lines: Sequence[dict[str, Any]]) -> list[float]:
+    """Times of steps without the first of each generation, which compiles and warms up."""
+    seen: set[int] = set()
+    times_s = []
+    for line in lines:
+        generation = line.get("generation", 0)
+        if generation in seen:
+            times_s.append(float(line["step_time_s"]))
+        seen.add(generation)
+    return times_s
+
+
+def _predicted_step_s(path: Path) -> float:
+    """Seconds of a step as a plan.json has it."""
+    plan = read_object(path)
+    rate = (plan.get("speed") or {}).get("tokens_per_s")
+    if not rate or not plan.get("tokens_per_step"):
+        raise RequestError(
+            f"{path} predicts no speed. Without a prediction there is nothing to hold the measured "
+            "step against. Take a run on a device whose peak the catalogue knows."
+        )
+    return float(plan["tokens_per_step"]) / float(rate)

@@ -1,0 +1,369 @@
+"""The search: all legal layouts of a model on a cluster, those that fit, the fastest first.
+
+Every candidate is a layout with its micro-batch and recompute mode. What does not fit is never
+timed. For each family of layouts that did not win, the search says why: it does not fit, and by how
+much, or it is slower, and what it spends the time on.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from shardyard.config.layout import Layout
+from shardyard.config.legality import (
+    SPLIT_BACKWARD,
+    axis_problems,
+    batch_problems,
+    expert_problems,
+    stage_problems,
+)
+from shardyard.config.model_problems import is_fp8_legal, is_left_uncompiled
+from shardyard.errors import RequestError
+from shardyard.hardware.cluster import Cluster
+from shardyard.planner.calibration import Calibration
+from shardyard.planner.kernels import missing
+from shardyard.planner.memory import SAFE_SHARE, Fit, device_of, fit, peak
+from shardyard.planner.offload import host_short
+from shardyard.planner.step_time import NAMES, Parts, StepModel
+from shardyard.planner.workload import Recompute, Workload, with_layout
+from shardyard.units import format_bytes
+
+RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+MOST_MICRO_BATCH = 64
+USUAL_MICRO_BATCH = 8
+USUAL_STAGES = 8
+SPENT = 0.02
+"""Share of a step from which a loss is worth a word."""
+
+Axes = tuple[int, ...]
+"""Degrees by which layouts differ."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One way to train, and what it comes to."""
+
+    layout: Layout
+    micro_batch: int
+    recompute: Recompute
+    parts: Parts
+    tokens_per_s: float
+    """All devices."""
+    step_s: float
+    """One optimizer step: the sum of ``parts``."""
+    device_bytes: float
+    limit_bytes: int
+
+    @property
+    def fit(self) -> Fit:
+        """How near it comes to the memory of a device."""
+        return fit(self.device_bytes, self.limit_bytes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            **asdict(self),
+            "parts": self.parts._asdict(),
+            "fits": self.fit.verdict,
+            "reason": strength(self),
+        }
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether it fits with room for the error of the prediction."""
+        return self.device_bytes <= SAFE_SHARE * self.limit_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rejected:
+    """A family of layouts that did not win."""
+
+    family: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """What a search found."""
+
+    legal: int
+    """Candidates that the model, the cluster and the batch allow."""
+    fitting: int
+    best: tuple[Candidate, ...]
+    """The fastest that fit, each of another layout; where none fits, the tight ones."""
+    rejected: tuple[Rejected, ...]
+    nearest: Candidate | None
+    """Where nothing fits: what needs least memory."""
+
+
+@dataclass
+class _Family:
+    """The best of one family so far, or what it needs least."""
+
+    fastest: Candidate | None = None
+    least_bytes: float = float("inf")
+
+
+def search(
+    workload: Workload,
+    cluster: Cluster,
+    *,
+    best: int = 3,
+    breadth: Literal["all", "usual"] = "all",
+    calibration: Calibration | None = None,
+) -> Search:
+    """Find the fastest ways to train a workload's model and batch on all devices of a cluster.
+
+    Args:
+        workload: Model, batch, formats and techniques; its layout, micro-batch and recompute mode
+            are what is searched.
+        best: Candidates to return.
+        breadth: ``usual`` leaves out what seldom wins, for a search over many clusters: dp_shard
+            other than all data ranks or a node, cp on short samples, deep pipelines.
+
+    Raises:
+        RequestError: No source gives the rates of the device, or no layout is legal.
+    """
+    why_not = missing(cluster.accelerator, workload.formats.compute)
+    if why_not:
+        raise RequestError(f"{why_not}, so layouts cannot be ranked. Take another instance.")
+    model = StepModel(
+        workload.shape, cluster, seq_len=workload.seq_len, formats=workload.formats,
+        techniques=workload.techniques, trained=workload.trained, calibration=calibration,
+    )  # fmt: skip
+    limit = cluster.accelerator.memory_bytes
+    found: dict[Axes, Candidate] = {}
+    families: dict[str, _Family] = {}
+    legal = fitting = 0
+    is_compiled = workload.techniques.kernels == "compiled"
+    nearest: tuple[float, Workload] | None = None
+    for layout, sizes in _legal(workload, cluster, is_broad=breadth == "all"):
+        axes = _axes_of(layout)
+        for recompute in RECOMPUTE:
+            if is_compiled and is_left_uncompiled(recompute, tp=layout.tp, shape=workload.shape):
+                continue
+            legal += len(sizes)
+            for size in sizes:
+                asked = with_layout(workload, layout, micro_batch=size, recompute=recompute)
+                device_bytes = device_of(peak(asked)[0], layout)
+                names = _families(asked)
+                for name in names:
+                    family = families.setdefault(name, _Family())
+                    family.least_bytes = min(family.least_bytes, device_bytes)
+                if nearest is None or device_bytes < nearest[0]:
+                    nearest = (device_bytes, asked)
+                if device_bytes > (2 - SAFE_SHARE) * limit or host_short(asked, cluster):
+                    break  # nor do larger micro-batches fit
+                candidate = _candidate(model, asked, device_bytes, limit)
+                fitting += candidate.is_safe
+                for name in names:
+                    if _beats(candidate, families[name].fastest):
+                        families[name].fastest = candidate
+                if _beats(candidate, found.get(axes)):
+                    found[axes] = candidate
+    if nearest is None:
+        raise RequestError(_nothing_legal(workload, cluster))
+    ranked = sorted(found.values(), key=lambda c: (not c.is_safe, c.step_s))
+    least = None
+    if not ranked:
+        least = _candidate(model, nearest[1], nearest[0], limit)
+    return Search(
+        legal=legal,
+        fitting=fitting,
+        best=tuple(ranked[:best]),
+        rejected=tuple(_rejected(families, ranked[0] if ranked else None, limit)),
+        nearest=least,
+    )
+
+
+def nodes_that_fit(
+    workload: Workload, cluster: Cluster, *, most: int = 256
+) -> tuple[int, Candidate] | None:
+    """Fewest nodes, by doubling, on which some layout fits, and the fastest one there.
+
+    Returns:
+        None: nothing fits within ``most`` nodes.
+    """
+    nodes = cluster.nodes * 2
+    while nodes <= most:
+        larger = replace(cluster, nodes=nodes)
+        try:
+            best = search(workload, larger, best=1, breadth="usual").best
+        except RequestError:
+            return None  # more data-parallel ranks than samples
+        if best and best[0].is_safe:
+            return nodes, best[0]
+        nodes *= 2
+    return None
+
+
+def strength(candidate: Candidate) -> str:
+    """Why a candidate is as fast as it is: what its step computes, and what it loses on what."""
+    parts, step_s = candidate.parts, candidate.step_s
+    computed = parts.matmul_s + parts.attention_s + parts.elementwise_s + parts.vocabulary_s
+    losses = [f"{share:.0%} {name}" for name, share in lost(parts)]
+    words = ", ".join(losses) if losses else "nothing above 2 % is lost"
+    return f"{computed / step_s:.0%} of the step computes; {words}"
+
+
+def lost(parts: Parts) -> list[tuple[str, float]]:
+    """Terms that are not the model's own work and their share of the step, largest first."""
+    own = ("matmul_s", "attention_s", "elementwise_s", "vocabulary_s")
+    shares = [
+        (NAMES[key][0], seconds / parts.step_s)
+        for key, seconds in zip(parts._fields, parts, strict=True)
+        if key not in own
+    ]
+    return sorted(((n, s) for n, s in shares if s >= SPENT), key=lambda pair: -pair[1])
+
+
+# --- what is legal ------------------------------------------------------------------------------
+
+
+def _legal(
+    workload: Workload, cluster: Cluster, *, is_broad: bool
+) -> Iterator[tuple[Layout, list[int]]]:
+    """Every legal layout, with the micro-batches that it allows, smallest first."""
+    techniques = workload.techniques
+    splits_backward = techniques.schedule in SPLIT_BACKWARD
+    for cp, tp, pp, ep in _axes(workload, cluster, is_broad=is_broad):
+        data_ranks = cluster.devices // (cp * tp * pp)
+        if batch_problems(data_ranks, global_batch=workload.global_batch, micro_batch=1):
+            continue
+        per_rank = -(-workload.global_batch // data_ranks)
+        per_node = max(1, cluster.reach // (cp * tp))
+        sizes = [
+            size
+            for size in _powers(min(per_rank, MOST_MICRO_BATCH if is_broad else USUAL_MICRO_BATCH))
+            if not stage_problems(
+                pp=pp,
+                micro_batches=-(-per_rank // size),
+                schedule=techniques.schedule,
+                virtual_stages=techniques.virtual_stages,
+                shape=workload.shape,
+            )
+        ]
+        for dp_shard in _shard_degrees(data_ranks, per_node, is_broad=is_broad):
+            if expert_problems(dp_shard=dp_shard, cp=cp, ep=ep):
+                continue
+            # one shard at zero 3 has nothing to split, but drops its copy in the computing format
+            levels = (1, 2, 3) if dp_shard * cp > 1 else (1, 3)
+            for zero in levels[:-1] if pp > 1 and splits_backward else levels:
+                yield (
+                    Layout(
+                        dp_replicate=data_ranks // dp_shard, dp_shard=dp_shard, cp=cp, tp=tp,
+                        pp=pp, ep=ep, zero=zero,
+                    ),
+                    sizes,
+                )  # fmt: skip
+
+
+def _axes_of(layout: Layout) -> Axes:
+    """What makes a layout another one: where nothing is split, its zero level does not."""
+    zero = layout.zero if layout.dp_shard * layout.cp > 1 else 1
+    return (layout.dp_shard, layout.cp, layout.tp, layout.pp, layout.ep, zero)
+
+
+def _axes(workload: Workload, cluster: Cluster, *, is_broad: bool) -> Iterator[Axes]:
+    shape, devices = workload.shape, cluster.devices
+    experts = _powers(shape.num_experts) if shape.num_experts else [1]
+    for tp in _divisors(cluster.devices_per_node):
+        for pp in _divisors(devices // tp):
+            if pp > (shape.num_hidden_layers if is_broad else USUAL_STAGES):
+                break
+            for cp in _powers(devices // (tp * pp)):
+                if cp > 1 and workload.seq_len // cp < (2048 if is_broad else 8192):
+                    break  # shorter pieces compute less than they exchange
+                if devices % (tp * pp * cp):
+                    continue
+                if workload.formats.compute == "fp8" and not is_fp8_legal(
+                    shape, seq_len=workload.seq_len, tp=tp, cp=cp
+                ):
+                    continue
+                for ep in experts:
+                    if not axis_problems(
+                        cp=cp, tp=tp, pp=pp, ep=ep, world_size=devices,
+                        devices_per_node=cluster.devices_per_node, shape=shape,
+                        seq_len=workload.seq_len,
+                    ):  # fmt: skip
+                        yield cp, tp, pp, ep
+
+
+def _shard_degrees(data_ranks: int, per_node: int, *, is_broad: bool) -> Iterable[int]:
+    if is_broad:
+        return _divisors(data_ranks)
+    return sorted({data_ranks, per_node} if data_ranks % per_node == 0 else {data_ranks})
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def _powers(most: int) -> list[int]:
+    """1, 2, 4, ... up to ``most``."""
+    return [1 << bit for bit in range(most.bit_length())]
+
+
+# --- choosing and explaining --------------------------------------------------------------------
+
+
+def _candidate(model: StepModel, asked: Workload, device_bytes: float, limit: int) -> Candidate:
+    parts = model.parts(
+        asked.layout, micro_batch=asked.micro_batch, micro_batches=asked.micro_batches,
+        recompute=asked.recompute,
+    )  # fmt: skip
+    step_s = parts.step_s
+    return Candidate(
+        layout=asked.layout,
+        micro_batch=asked.micro_batch,
+        recompute=asked.recompute,
+        parts=parts,
+        tokens_per_s=asked.global_batch * asked.seq_len / step_s,
+        step_s=step_s,
+        device_bytes=device_bytes,
+        limit_bytes=limit,
+    )
+
+
+def _beats(candidate: Candidate, other: Candidate | None) -> bool:
+    if other is None:
+        return True
+    if candidate.is_safe != other.is_safe:
+        return candidate.is_safe
+    return candidate.step_s < other.step_s
+
+
+def _families(workload: Workload) -> list[str]:
+    layout = workload.layout
+    names = [f"recompute {workload.recompute}"]
+    if layout.dp_shard * layout.cp == 1:
+        names.append("nothing sharded")
+    elif layout.dp_replicate > 1:
+        names.append(f"hybrid, zero {layout.zero}")
+    else:
+        names.append(f"zero {layout.zero} over all data ranks")
+    names += [f"{axis} {getattr(layout, axis)}" for axis in ("cp", "tp", "pp", "ep")]
+    return names
+
+
+def _rejected(
+    families: dict[str, _Family], winner: Candidate | None, limit: int
+) -> Iterator[Rejected]:
+    for name, family in families.items():
+        if family.fastest is None:
+            over = family.least_bytes / limit
+            needs = f"needs at least {format_bytes(family.least_bytes)}, {over:.0%} of a device"
+            yield Rejected(family=name, reason=f"does not fit: {needs}")
+        elif winner is not None and family.fastest.step_s > winner.step_s:
+            slower = family.fastest.step_s / winner.step_s - 1
+            tight = "" if family.fastest.is_safe else ", and memory is tight"
+            reason = f"{slower:.1%} slower at best: {strength(family.fastest)}{tight}"
+            yield Rejected(family=name, reason=reason)
+
+
+def _nothing_legal(workload: Workload, cluster: Cluster) -> str:
+    return (
+        f"no layout of {workload.global_batch} samples of {workload.seq_len} tokens over "
+        f"{cluster.devices} devices is legal: every data-parallel rank needs a sample, every "
+        "pipeline stage a micro-batch. Use a larger optim.global_batch, or fewer nodes."
+    )

@@ -1,0 +1,540 @@
+"""Bytes one rank holds at its peak, as a table of terms with a reason each.
+
+The rule of the field first: mixed-precision Adam needs 20 bytes a parameter (fp32 weight 4, fp32
+gradient 4, two fp32 moments 8, and a 16-bit copy of weight and gradient, 2 each); sharding divides
+it, activations come on top. Here every term is counted by itself, at the moment and on the pipeline
+stage that need most.
+
+A step has three such moments: the loss (all activations and the logits), the backward pass of a
+block (recomputed activations, gathered and unreduced parameters), and its end (all gradients). The
+terms are those of the largest. Three numbers come out: what tensors take (allocated), what the
+allocator holds for them (reserved), what the driver shows (device).
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, assert_never
+
+from shardyard.config.layout import Layout
+from shardyard.planner.stages import (
+    StageTrained,
+    block_elements,
+    has_ends,
+    in_flight,
+    small_parameters,
+    stage_blocks,
+    stage_trained,
+    table_parameters,
+)
+from shardyard.planner.workload import MASKED_SHARE, Workload
+from shardyard.units import format_bytes
+
+RULE_BYTES_PER_PARAMETER = 20
+"""The rule of the field, above; printed beside the terms so that a reader can check their sum."""
+
+RESERVED_SHARE = 1.12
+"""Reserved over allocated: blocks that do not fit each other. torchtitan's published reserved
+memory; with ``expandable_segments`` it is less."""
+
+CONTEXT_BYTES = 0.9 * 2**30
+"""Context and libraries of a process on its device, as nvidia-smi shows them with no tensor."""
+
+GROUP_BYTES = 0.4 * 2**30
+"""Buffers of one communicator: NCCL's channels, some MiB for each protocol and peer."""
+
+SAFE_SHARE = 0.92
+"""Share of a device that its predicted use may fill and still be said to fit: the rest is the error
+of this prediction (docs/accuracy.md)."""
+
+CHUNKS = 8
+"""Chunks of a chunked loss: so much less of the logits is held."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Term:
+    """One summand, in bytes, and why it is that large."""
+
+    name: str
+    bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """The peak of the rank that needs most."""
+
+    terms: tuple[Term, ...]
+    """They add up to what is allocated."""
+    moment: str
+    """When in a step that is."""
+    stage: int
+    """On which pipeline stage."""
+    allocated_bytes: int
+    """Tensors."""
+    reserved_bytes: int
+    """What the allocator holds for them."""
+    device_bytes: int
+    """What the driver shows: with context and communicators."""
+
+    def term(self, name: str) -> int:
+        """Bytes of one term; 0 if there is none of that name."""
+        return sum(term.bytes for term in self.terms if term.name == name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """How near a prediction comes to the memory there is: never a bare yes or no."""
+
+    verdict: Literal["fits", "tight", "does not fit", "unknown"]
+    reason: str
+
+
+class Need(NamedTuple):
+    """Bytes of one moment on one stage, by term."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    gathered: float
+    unreduced: float
+    activations: float
+    logits: float
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return sum(self)
+
+
+MOMENTS = ("at the loss", "in the backward pass of a block", "at the end of the backward pass")
+
+
+def peak(workload: Workload) -> tuple[float, int, int, Need]:
+    """Allocated bytes, stage, moment (index of ``MOMENTS``) and terms: cheap, for a search."""
+    pp = workload.layout.pp
+    stages = {0, pp - 1} if workload.trained is None else set(range(pp))
+    return max(
+        (need.total, stage, moment, need)
+        for stage in stages
+        for moment, need in enumerate(needs(workload, stage))
+    )
+
+
+def reserved_of(allocated: float) -> float:
+    """What the allocator holds for so many bytes of tensors."""
+    return RESERVED_SHARE * allocated
+
+
+def device_of(allocated: float, layout: Layout) -> float:
+    """What the driver shows for so many bytes of tensors."""
+    axes = (layout.data_ranks, layout.cp, layout.tp, layout.ep)
+    groups = sum(degree > 1 for degree in axes) + (2 if layout.pp > 1 else 0)
+    return reserved_of(allocated) + CONTEXT_BYTES + groups * GROUP_BYTES
+
+
+def memory(workload: Workload) -> Memory:
+    """All terms of the largest peak, each with its reason."""
+    allocated, stage, moment, need = peak(workload)
+    return Memory(
+        terms=_terms(workload, stage, need),
+        moment=MOMENTS[moment],
+        stage=stage,
+        allocated_bytes=round(allocated),
+        reserved_bytes=round(reserved_of(allocated)),
+        device_bytes=round(device_of(allocated, workload.layout)),
+    )
+
+
+def fit(device_bytes: float, limit_bytes: int | None) -> Fit:
+    """A word for how near the use of a device comes to its memory, and its reason."""
+    if limit_bytes is None:
+        return Fit(verdict="unknown", reason="the memory of the device is not known")
+    share = device_bytes / limit_bytes
+    reason = f"{format_bytes(device_bytes)} are {share:.0%} of {format_bytes(limit_bytes)}"
+    if share <= SAFE_SHARE:
+        return Fit(verdict="fits", reason=reason)
+    if share <= 2 - SAFE_SHARE:
+        return Fit(verdict="tight", reason=f"{reason}, which is within this prediction's error")
+    return Fit(verdict="does not fit", reason=reason)
+
+
+# --- the moments --------------------------------------------------------------------------------
+
+
+class _Held(NamedTuple):
+    """What one stage holds on one rank: parameters, before the data axes split them, and more."""
+
+    layers: int
+    block: float
+    """Of one of its blocks."""
+    table: float
+    """Of the embedding, or of the head."""
+    has_head: bool
+    elements: float
+    """All parameters."""
+    trained: StageTrained
+    """Of these."""
+    kept: float
+    """Activations that each block keeps on the device, on average: bytes per token."""
+    again: float
+    """Those of a block while it is recomputed; 0 if none is."""
+    flying: float
+    """Passes whose activations are there at once."""
+
+
+def needs(w: Workload, stage: int) -> tuple[Need, ...]:
+    """What each moment of a step needs, in the order of ``MOMENTS``."""
+    held = _held(w, stage)
+    in_block, at_end = _in_block(w, held), _at_end(w, held)
+    # without the head there is no loss: the most of a forward pass is that of a backward pass
+    return (_at_loss(w, held) if held.has_head else in_block, in_block, at_end)
+
+
+def _at_loss(w: Workload, held: _Held) -> Need:
+    """The last block has kept what it keeps, and the first gradients are not there yet."""
+    head = w.formats.compute_bytes * held.table if _gathers(w) else 0.0
+    earlier = _earlier_passes(w)
+    return Need(
+        parameters=_parameters(w, held),
+        gradients=earlier * _gradients(w, held),
+        optimizer=_optimizer(w, held),
+        gathered=_whole_copy(w, held) + head,
+        unreduced=earlier * _waiting(w, held) + _left_of_last_pass(w, held),
+        activations=_kept(w, held) + _ends(w),
+        logits=_logits_bytes(w, _tokens(w)),
+    )
+
+
+def _in_block(w: Workload, held: _Held) -> Need:
+    """A block is made again and its gradient computed, while the next ones are gathered."""
+    earlier = _earlier_passes(w)
+    return Need(
+        parameters=_parameters(w, held),
+        gradients=earlier * _gradients(w, held),
+        optimizer=_optimizer(w, held),
+        gathered=_whole_copy(w, held) + _gathered_ahead(w, held),
+        unreduced=earlier * _waiting(w, held) + _in_sum(w, held.trained.block),
+        activations=_kept(w, held) + _made_again(w, held),
+        logits=0.0,
+    )
+
+
+def _at_end(w: Workload, held: _Held) -> Need:
+    """The first block's gradients are made; all others are there, and activations are gone."""
+    last = w.formats.compute_bytes * (held.block + held.table) if _gathers(w) else 0.0
+    return Need(
+        parameters=_parameters(w, held),
+        gradients=_gradients(w, held),
+        optimizer=_optimizer(w, held),
+        gathered=_whole_copy(w, held) + last,
+        unreduced=_waiting(w, held) + _in_sum(w, max(held.trained.block, held.trained.table)),
+        activations=_tokens(w) * (held.again or held.kept) if held.trained.layers else 0.0,
+        logits=0.0,
+    )
+
+
+# --- what is held between steps ------------------------------------------------------------------
+
+
+def _held(w: Workload, stage: int) -> _Held:
+    shape, layout = w.shape, w.layout
+    first, last = has_ends(w, stage)
+    is_tied = first and last and shape.tie_word_embeddings
+    tables = 1 if is_tied else int(first) + int(last)
+    layers, block = stage_blocks(w, stage), block_elements(shape, layout)
+    table = table_parameters(shape, layout)
+    elements = layers * block + tables * table
+    elements += small_parameters(shape, first=first, last=last)
+    kept, again = kept_bytes(w)
+    flying = in_flight(w, stage)
+    if w.techniques.offload == "activations":
+        # forward the block that computes and one that leaves, backward one and those that come
+        kept *= min(1.0, max(2, 1 + w.techniques.offload_depth) / layers)
+        flying = 1
+    return _Held(
+        layers=layers,
+        block=block,
+        table=table,
+        has_head=last,
+        elements=elements,
+        trained=stage_trained(w, stage)
+        or StageTrained(elements, block, table if tables else 0.0, 0.0, 0.0, layers),
+        kept=kept,
+        again=again,
+        flying=flying,
+    )
+
+
+def _shards(w: Workload) -> int:
+    """Ranks that split the states of one stage."""
+    return w.layout.dp_shard * w.layout.cp
+
+
+def _splits_weights(w: Workload) -> bool:
+    return w.layout.zero >= w.formats.keeping.splits_weights_from
+
+
+def _splits_gradients(w: Workload) -> bool:
+    return w.layout.zero >= w.formats.keeping.splits_gradients_from
+
+
+def _parameters(w: Workload, held: _Held) -> float:
+    if w.techniques.offload == "params":
+        return 0.0
+    frozen = held.elements - held.trained.elements  # in the computing format: no master copy
+    size = held.trained.elements * w.formats.weight_bytes + frozen * w.formats.compute_bytes
+    return size / (_shards(w) if _splits_weights(w) else 1)
+
+
+def _optimizer(w: Workload, held: _Held) -> float:
+    if w.techniques.offload in ("optimizer", "params"):
+        return 0.0
+    return held.trained.elements * w.formats.optimizer_bytes / _shards(w)
+
+
+# --- parameters that are whole for a while -------------------------------------------------------
+
+
+def _gathers(w: Workload) -> bool:
+    """Whether blocks are made whole, or into the computing format, one by one and freed again."""
+    if w.techniques.offload == "params":
+        return True
+    is_other_format = w.formats.compute_bytes != w.formats.weight_bytes
+    return w.layout.zero == 3 and (_shards(w) > 1 or is_other_format)
+
+
+def _whole_copy(w: Workload, held: _Held) -> float:
+    """The stage in the computing format, where it stays so from the first pass to the last."""
+    if _gathers(w) or not w.formats.keeping.copies_whole_stage:
+        return 0.0
+    is_needed = _shards(w) > 1 or w.formats.compute_bytes < 4
+    return w.formats.compute_bytes * held.elements if is_needed else 0.0
+
+
+def _gathered_ahead(w: Workload, held: _Held) -> float:
+    """The block that computes and those that are gathered ahead of it."""
+    if not _gathers(w):
+        return 0.0
+    return w.formats.compute_bytes * min(held.layers, 1 + w.techniques.prefetch) * held.block
+
+
+# --- gradients -----------------------------------------------------------------------------------
+
+
+def _is_first_pass(w: Workload) -> bool:
+    """Whether the pass at its peak finds no memory of gradients."""
+    return w.micro_batches == 1 and not w.formats.keeping.has_gradient_buffers
+
+
+def _earlier_passes(w: Workload) -> float:
+    """1 where gradients of earlier passes, or their buffers, are there beside a pass."""
+    return 0.0 if _is_first_pass(w) else 1.0
+
+
+def _sums_at_end(w: Workload) -> bool:
+    """Whether whole gradients are added up over passes, to be summed over ranks in the last."""
+    is_one_of_several = w.layout.zero == 1 and w.layout.data_ranks > 1 and not _is_first_pass(w)
+    return is_one_of_several and w.formats.keeping.sums_zero_1_at_end
+
+
+def _sums_blocks(w: Workload) -> bool:
+    """Whether a block's gradient is made whole, sent and freed before the next block's."""
+    return _gathers(w) or (w.formats.keeping.sums_each_block and not _sums_at_end(w))
+
+
+def _gradients(w: Workload, held: _Held) -> float:
+    """In the format in which they are held from pass to pass."""
+    if _sums_at_end(w):
+        return 0.0
+    size = held.trained.elements * w.formats.gradient_bytes
+    return size / (_shards(w) if _splits_gradients(w) else 1)
+
+
+def _waiting(w: Workload, held: _Held) -> float:
+    """Whole gradients that wait for the last pass, or buffers that are set aside for sending."""
+    if _sums_at_end(w):
+        return w.formats.reduce_bytes * held.trained.elements
+    return w.techniques.bucket_bytes if w.layout.data_ranks * w.layout.cp > 1 else 0.0
+
+
+def _in_sum(w: Workload, elements: float) -> float:
+    """A gradient as it was computed, and as it is sent."""
+    return (w.formats.compute_bytes + w.formats.reduce_bytes) * elements if _sums_blocks(w) else 0.0
+
+
+def _left_of_last_pass(w: Workload, held: _Held) -> float:
+    """The last gradient of the pass before, the table's, is freed when the next one is sent."""
+    if not _sums_blocks(w) or _is_first_pass(w):
+        return 0.0
+    return w.formats.reduce_bytes * held.trained.table
+
+
+# --- activations of a stage ----------------------------------------------------------------------
+
+
+def _tokens(w: Workload) -> float:
+    """Of one pass on one rank."""
+    return w.tokens / w.layout.cp
+
+
+def _kept(w: Workload, held: _Held) -> float:
+    """What all passes in flight have kept for their backward passes."""
+    return _tokens(w) * (held.trained.layers * held.kept * held.flying + _rotary_bytes(w))
+
+
+def _made_again(w: Workload, held: _Held) -> float:
+    """A block's activations beyond what is kept of it, while it is recomputed."""
+    if not held.again or not held.trained.layers:
+        return 0.0
+    one = _tokens(w) * held.kept * held.flying / max(held.flying, 1.0)
+    return _tokens(w) * held.again - one
+
+
+def _ends(w: Workload) -> float:
+    """What the norm after all blocks keeps."""
+    split = w.layout.tp if w.techniques.sequence_parallel else 1
+    return _tokens(w) * _norm_bytes(w) * w.shape.hidden_size / split
+
+
+# --- activations of a block -----------------------------------------------------------------------
+
+
+def block_bytes(w: Workload) -> float:
+    """Bytes per token that one block keeps for its backward pass, without recompute.
+
+    Source: the method of Korthikanti et al. 2022, arXiv:2205.05198, section 4.1 (sum over the
+    inputs that each operation's backward needs), without its dropout masks where there is no
+    dropout, with grouped KV heads, gates and experts, and with flash attention, which keeps q, k,
+    v, its output and one fp32 number per head instead of the matrix of scores.
+    """
+    shape, tech, size, tp = w.shape, w.techniques, w.formats.compute_bytes, w.layout.tp
+    hidden, heads, kv_heads = shape.hidden_size, shape.queries_width, shape.keys_width
+    split = tp if tech.sequence_parallel else 1
+    inner: float = shape.intermediate_size
+    dealt: float = 0.0
+    if shape.num_experts:
+        visits = shape.num_experts_per_tok
+        inner = visits * shape.expert_width
+        inner += shape.shared_expert_intermediate_size
+        dealt = 2 * visits * size * hidden  # tokens as dealt to experts, and what they return
+    outside = 2 * _norm_bytes(w) * hidden + (2 * hidden if tech.dropout else 0)
+    attention = size * (2 * heads + 2 * kv_heads) + _score_bytes(w)
+    kept_inner = 2  # before and after the activation
+    if shape.is_gated:  # gate, silu(gate), up, and their product; fused ones make silu(gate) again
+        kept_inner = 4 if tech.kernels == "eager" else 3
+    return outside / split + (attention + size * kept_inner * inner + dealt) / tp
+
+
+def entry_bytes(w: Workload) -> float:
+    """Bytes per token of a block's input, from which it is recomputed."""
+    split = w.layout.tp if w.techniques.sequence_parallel else 1
+    return w.formats.compute_bytes * w.shape.hidden_size / split
+
+
+def _norm_bytes(w: Workload) -> float:
+    """Bytes per element that a norm keeps: input and output, and eager RMSNorm one in fp32."""
+    size = w.formats.compute_bytes
+    if w.shape.is_gated and w.techniques.kernels == "eager":
+        return 4 + 2 * size
+    return 2 * size
+
+
+def _rotary_bytes(w: Workload) -> float:
+    """Bytes per token of the rotary sines and cosines, which all blocks share."""
+    return 2 * w.formats.compute_bytes * w.shape.head_width if w.shape.is_gated else 0.0
+
+
+def _score_bytes(w: Workload) -> float:
+    """Bytes per token that attention keeps beside q, k, v and its output."""
+    heads, tech = w.shape.num_attention_heads, w.techniques
+    if tech.attention != "unfused":
+        mask = w.formats.compute_bytes * w.seq_len / w.layout.cp if tech.mask else 0.0
+        return 4 * heads + mask
+    size = w.formats.compute_bytes
+    per_score = 2 * size + 1 if tech.dropout else size  # softmax; dropout's mask and result
+    return heads * w.seq_len / w.layout.cp * per_score
+
+
+def _selective_bytes(w: Workload) -> float:
+    """Bytes per token that ``selective`` keeps of a block: its input, products and attention."""
+    hidden, heads, kv_heads = w.shape.hidden_size, w.shape.queries_width, w.shape.keys_width
+    gates = 2 if w.shape.is_gated else 1
+    inner = w.shape.intermediate_size
+    size, tp, share = w.formats.compute_bytes, w.layout.tp, w.techniques.selective_products
+    # sums over ranks, split by token, are kept in place of their products; not of fp8 products
+    keeps_sums = w.techniques.sequence_parallel and w.formats.compute != "fp8"
+    summed = 2 * hidden / (tp if keeps_sums else 1)
+    products = (heads + 2 * kv_heads + gates * inner) / tp + summed
+    attention = (size * heads + 4 * w.shape.num_attention_heads) / tp
+    return entry_bytes(w) + size * share * products + attention
+
+
+def kept_bytes(w: Workload) -> tuple[float, float]:
+    """Bytes per token that a block keeps on average, and that one holds while it is recomputed."""
+    whole = block_bytes(w)
+    match w.recompute:
+        case "full":
+            return entry_bytes(w), whole
+        case "selective":
+            return _selective_bytes(w), whole
+        case "attention":
+            scores = _score_bytes(w) / w.layout.tp
+            return whole - scores, whole
+        case "none":
+            return whole, 0.0
+        case int(every):
+            return ((every - 1) * whole + entry_bytes(w)) / every, whole
+        case _:
+            assert_never(w.recompute)
+
+
+def _logits_bytes(w: Workload, tokens: float) -> float:
+    """Logits, fp32 log-probabilities, and the gradients of both as the backward pass starts.
+
+    A loss that writes over its logits holds the 16-bit ones and one fp32 copy.
+    """
+    size, tech = w.formats.compute_bytes, w.techniques
+    per_logit = 3 * size if tech.kernels == "fused" and not w.shape.is_gated else 12
+    if tech.loss == "in place":
+        per_logit = size + 4
+    if tech.loss == "fused":
+        per_logit = 2 * size
+    if not w.shape.is_causal and tech.masked_tokens_alone:
+        tokens *= MASKED_SHARE
+    held = tokens * w.shape.vocab_size / w.layout.tp * per_logit
+    return held / CHUNKS if tech.chunked_loss else held
+
+
+# --- reasons ------------------------------------------------------------------------------------
+
+
+def _terms(w: Workload, stage: int, need: Need) -> tuple[Term, ...]:
+    layout, formats = w.layout, w.formats
+    shards = layout.dp_shard * layout.cp
+    over = f" over {shards} ranks" if shards > 1 else ""
+    where = f" of stage {stage}" if layout.pp > 1 else ""
+    tokens = w.tokens // layout.cp
+    flying = in_flight(w, stage)
+    several = f" of {flying:.3g} micro-batches in flight" if layout.pp > 1 else ""
+    split = over if _splits_weights(w) else " whole on every rank"
+    trained = stage_trained(w, stage)
+    blocks = stage_blocks(w, stage) if trained is None else trained.layers
+    frozen = "" if trained is None else f", {formats.compute_bytes:g} where frozen"
+    reasons = {
+        "parameters": f"{formats.weight_bytes:g} bytes each{frozen}{where},{split or ' not split'}",
+        "gradients": f"{formats.gradient_bytes:g} bytes each"
+        + (over if _splits_gradients(w) else ", whole on every rank"),
+        "optimizer": f"{formats.optimizer_bytes:g} bytes each: moments"
+        + (" and fp32 weights" if formats.optimizer_bytes > 8 else "") + over,
+        "gathered parameters": f"whole ones in {formats.compute}, gathered by zero {layout.zero}",
+        "unreduced gradients": f"{formats.reduce_bytes:g} bytes each, on their way to their sum",
+        "activations": f"{blocks} blocks x {tokens:,} tokens{several}, "
+        f"recompute {w.recompute}",
+        "logits and loss": f"{tokens:,} tokens x {w.shape.vocab_size // layout.tp:,} entries: "
+        "logits, log-probabilities, gradients",
+    }  # fmt: skip
+    rounded = [round(value) for value in need]
+    return tuple(
+        Term(name=name, bytes=size, reason=reason)
+        for (name, reason), size in zip(reasons.items(), rounded, strict=True)
+        if size
+    )

@@ -1,0 +1,74 @@
+"""What offload keeps in the memory of the host, and what it moves there and back in a step."""
+
+from typing import assert_never
+
+from shardyard.hardware.cluster import Cluster
+from shardyard.planner.memory import Fit, kept_bytes
+from shardyard.planner.stages import in_flight, stage_blocks, stage_parameters, stage_trained
+from shardyard.planner.workload import Workload
+from shardyard.units import format_bytes
+
+
+def host_bytes(w: Workload) -> float:
+    """Host memory that the first stage's rank needs: what its device is spared."""
+    offload, formats = w.techniques.offload, w.formats
+    match offload:
+        case "none":
+            return 0.0
+        case "optimizer":
+            return _trained(w) * formats.optimizer_bytes
+        case "params":
+            states = formats.weight_bytes + formats.gradient_bytes + formats.optimizer_bytes
+            frozen = _held(w) - _trained(w)
+            return _trained(w) * states + frozen * formats.compute_bytes
+        case "activations":
+            return _activations(w) * in_flight(w, 0)
+        case _:
+            assert_never(offload)
+
+
+def moved_bytes(w: Workload) -> float:
+    """Of a step, over the link between one device and its host."""
+    offload, formats, passes = w.techniques.offload, w.formats, w.micro_batches
+    match offload:
+        case "none":
+            return 0.0
+        case "optimizer":  # gradients down, parameters up
+            return _trained(w) * (formats.gradient_bytes + formats.weight_bytes)
+        case "params":  # up for each direction of a pass, gradients down
+            return passes * (2 * _held(w) + _trained(w)) * formats.compute_bytes
+        case "activations":
+            return 2 * passes * _activations(w)
+        case _:
+            assert_never(offload)
+
+
+def _held(w: Workload) -> float:
+    """Parameters of the first stage that one rank is the keeper of."""
+    shards = w.layout.dp_shard * w.layout.cp
+    return stage_parameters(w.shape, w.layout, stage_blocks(w, 0)) / shards
+
+
+def _trained(w: Workload) -> float:
+    """Of these, what is trained."""
+    trained = stage_trained(w, 0)
+    return _held(w) if trained is None else trained.elements / (w.layout.dp_shard * w.layout.cp)
+
+
+def _activations(w: Workload) -> float:
+    """Bytes that one pass leaves for the backward pass."""
+    trained = stage_trained(w, 0)
+    blocks = stage_blocks(w, 0) if trained is None else trained.layers
+    return w.tokens / w.layout.cp * blocks * kept_bytes(w)[0]
+
+
+def host_short(w: Workload, cluster: Cluster) -> Fit | None:
+    """Says so if the hosts have too little memory for it."""
+    needed, there = host_bytes(w) * cluster.devices_per_node, cluster.host_memory_bytes
+    if there is None or needed <= there:
+        return None
+    return Fit(
+        verdict="does not fit",
+        reason=f"memory.offload={w.techniques.offload} needs {format_bytes(needed)} of host memory "
+        f"a node, which has {format_bytes(there)}",
+    )

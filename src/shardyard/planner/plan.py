@@ -1,0 +1,522 @@
+"""The plan: what a resolved recipe will take on given devices, as one value.
+
+Pure and quick. Training prints its line, writes it to plan.json and reads ``flops_per_token`` and
+``peak_flops_per_s`` back for MFU; the report prints it against what was measured.
+"""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from shardyard.config.layout import Layout
+from shardyard.config.legality import resolve_layout
+from shardyard.config.machines import joined_cluster
+from shardyard.config.own_module import known_shape
+from shardyard.config.resolved import Resolved
+from shardyard.config.schema import Recipe
+from shardyard.errors import RequestError
+from shardyard.families.shape import ModelShape
+from shardyard.hardware.accelerator import Accelerator
+from shardyard.hardware.catalogue import accelerator_named
+from shardyard.hardware.cluster import Cluster, default_cluster
+from shardyard.hardware.machine import Machine
+from shardyard.planner.calibration import Calibration
+from shardyard.planner.effective_time import NoProgressError
+from shardyard.planner.estimate import Estimate, estimate
+from shardyard.planner.failures import FailureOutlook, failure_plan
+from shardyard.planner.flops import flops_per_token
+from shardyard.planner.kernels import missing
+from shardyard.planner.memory import Fit, Memory, Term, fit, memory
+from shardyard.planner.offload import host_short
+from shardyard.planner.quality import samples_factor
+from shardyard.planner.saving import blocking_s, writing_s
+from shardyard.planner.step_time import TimeTerm
+from shardyard.planner.throughput import SPEED_REASON, Peak, Price, Speed, peak_of, price_of
+from shardyard.planner.traffic import traffic_terms
+from shardyard.planner.workload import Workload, optimizer_bytes, workload_of
+from shardyard.units import format_bytes, format_count, format_seconds, format_usd
+
+CPU_PROCESS_BYTES = 340 * 2**20
+"""Resident memory of one process that has imported torch and transformers and computed nothing:
+330 MiB with torch 2.13.0 (CPU) and transformers 5.23.0, measured 2026-11-21, and some for gloo."""
+
+CPU_SAFE_SHARE = 0.8
+"""Share of a machine's memory that processes may fill: what the allocator of a CPU wastes is not
+modelled."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A prediction, each number with its reason. Memory and traffic are per rank."""
+
+    model: str
+    parameters: int
+    layout: Layout
+    nodes: int
+    device: str
+    """Name of one device; "CPU process" or "device" where there is no accelerator or none known."""
+    memory: tuple[Term, ...]
+    """They add up to ``memory_bytes``."""
+    memory_moment: str
+    """When in a step the peak is."""
+    reserved_bytes: int
+    """What the allocator holds at the peak."""
+    device_bytes: int
+    """What the driver shows at the peak."""
+    memory_limit_bytes: int | None
+    """Memory that one rank may fill; None: not known."""
+    fits: str
+    """fits, tight, does not fit, or unknown."""
+    fits_reason: str
+    flops_per_token: dict[str, float]
+    """Model FLOP, forward and backward, by convention: full and causal."""
+    peak: Peak
+    samples_per_step: int
+    micro_batch: int
+    recompute: str
+    seq_len: int
+    steps: int | None
+    """None: not known before the data is prepared."""
+    speed: Speed
+    time: tuple[TimeTerm, ...]
+    """One step, term by term; empty where no speed can be said."""
+    price: Price
+    checkpoint_bytes: int
+    """One checkpoint on disk, all ranks."""
+    communication: tuple[Term, ...]
+    failures: FailureOutlook | None
+    failures_reason: str
+    """Why ``failures`` is None; else empty."""
+    advances: bool = True
+    """False: it fails more often than it can save (``failures_reason``): no time and no price."""
+    network: str = ""
+    """What joins the nodes and why, where the recipe asks for less than they have."""
+    measured: tuple[str, ...] = ()
+    """What of this was measured and not looked up."""
+    frozen_parameters: int = 0
+    """Of ``parameters``: those that are not trained."""
+
+    @property
+    def trained_parameters(self) -> int:
+        """Of ``parameters``: those that have a gradient and optimizer state."""
+        return self.parameters - self.frozen_parameters
+
+    def parameters_words(self) -> str:
+        """``7.2 B parameters``, and how many of them are trained where some are frozen."""
+        words = f"{format_count(self.parameters)} parameters"
+        if not self.frozen_parameters:
+            return words
+        trained, frozen = map(format_count, (self.trained_parameters, self.frozen_parameters))
+        return f"{words} ({trained} trained, {frozen} frozen)"
+
+    @property
+    def memory_bytes(self) -> int:
+        """Predicted peak of one rank: what tensors take."""
+        return sum(term.bytes for term in self.memory)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens all ranks read in one step."""
+        return self.samples_per_step * self.seq_len
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens of the whole run."""
+        return None if self.steps is None else self.steps * self.tokens_per_step
+
+    @property
+    def step_s(self) -> float | None:
+        """Predicted time of one step."""
+        return sum(term.seconds for term in self.time) or None
+
+    @property
+    def mfu(self) -> float | None:
+        """Predicted share of the peak, full-attention convention."""
+        rate, peak = self.speed.tokens_per_s, self.peak.flops_per_s
+        if rate is None or peak is None:
+            return None
+        return rate * self.flops_per_token["full"] / (peak * self.layout.world_size)
+
+    @property
+    def seconds(self) -> float | None:
+        """Predicted time of all steps, without start, evaluation and failures."""
+        if self.tokens is None or self.speed.tokens_per_s is None:
+            return None
+        return self.tokens / self.speed.tokens_per_s
+
+    @property
+    def wall_s(self) -> float | None:
+        """Predicted time with start, saves and failures, where they are predicted."""
+        if not self.advances:
+            return None
+        return self.seconds if self.failures is None else self.failures.wall_s
+
+    @property
+    def usd(self) -> float | None:
+        """Predicted price of the run, failures included."""
+        if self.wall_s is None or self.price.usd_per_hour is None:
+            return None
+        return self.wall_s / 3600 * self.price.usd_per_hour
+
+    @property
+    def usd_per_million_tokens(self) -> float | None:
+        """Predicted price of a million tokens, without failures."""
+        if self.speed.tokens_per_s is None or self.price.usd_per_hour is None or not self.advances:
+            return None
+        return self.price.usd_per_hour / 3600 / self.speed.tokens_per_s * 1e6
+
+    def samples_factor(self, critical_batch: float, *, times: float = 1) -> float:
+        """Samples to a given loss over the fewest, at ``times`` this batch (``quality.py``)."""
+        return samples_factor(times * self.samples_per_step, critical_batch=critical_batch)
+
+    def memory_term(self, name: str) -> int:
+        """Bytes of one term of ``memory``; 0 if there is none of that name."""
+        return sum(term.bytes for term in self.memory if term.name == name)
+
+    def line(self) -> str:
+        """The plan in one line, printed before anything else happens."""
+        states = sum(self.memory_term(name) for name in ("parameters", "gradients", "optimizer"))
+        length = "length known once the data is prepared"
+        if self.steps is not None and self.tokens is not None:
+            length = f"{self.steps:,} steps, {format_count(self.tokens)} tokens"
+        parts = [
+            f"plan: {self.model} {self.parameters_words()}",
+            f"{layout_name(self.layout)} over {self.devices_words()}",
+            f"{format_bytes(self.memory_bytes)} per rank (states {format_bytes(states)})",
+            f"{self.samples_per_step:,} samples x {self.seq_len:,} tokens a step",
+            length,
+        ]
+        if self.fits in ("tight", "does not fit"):
+            parts.insert(3, f"memory: {self.fits}")
+        if self.wall_s is not None:
+            parts.append(f"about {format_seconds(self.wall_s)}")
+        if self.usd is not None:
+            parts.append(f"about {format_usd(self.usd)}")
+        if not self.advances:
+            parts.append("would not advance for failures")
+        return ", ".join(parts)
+
+    def devices_words(self) -> str:
+        """``2 CPU processes`` or ``16 x H100 SXM on 2 nodes``."""
+        count = self.layout.world_size
+        nodes = f" on {self.nodes} nodes" if self.nodes > 1 else ""
+        if self.device.endswith(("process", "device")):
+            plural = "" if count == 1 else "es" if self.device.endswith("ss") else "s"
+            return f"{count} {self.device}{plural}{nodes}"
+        return f"{count} x {self.device}{nodes}"
+
+    def to_json(self) -> dict[str, Any]:
+        """plan.json. ``peak_flops_per_s`` and the sums stand there too, for readers without us."""
+        return {
+            **asdict(self),
+            "peak_flops_per_s": self.peak.flops_per_s,
+            "trained_parameters": self.trained_parameters,
+            "memory_bytes": self.memory_bytes,
+            "tokens_per_step": self.tokens_per_step,
+            "tokens": self.tokens,
+            "step_s": self.step_s,
+            "mfu": self.mfu,
+            "seconds": self.seconds,
+            "wall_s": self.wall_s,
+            "usd": self.usd,
+            "usd_per_million_tokens": self.usd_per_million_tokens,
+        }
+
+    @staticmethod
+    def from_json(content: dict[str, Any]) -> "Plan":
+        """The same plan back; sums are not read but made again."""
+        # a plan of before knows no ``advances``
+        fields = {name: content[name] for name in Plan.__dataclass_fields__ if name in content}
+        fields["layout"] = Layout(**content["layout"])
+        for name in ("memory", "communication"):
+            fields[name] = tuple(Term(**term) for term in content[name])
+        fields["time"] = tuple(TimeTerm(**term) for term in content["time"])
+        fields["measured"] = tuple(content["measured"])
+        for name, kind in (("peak", Peak), ("speed", Speed), ("price", Price)):
+            fields[name] = kind(**content[name])
+        if content["failures"] is not None:
+            fields["failures"] = FailureOutlook.from_json(content["failures"])
+        return Plan(**fields)
+
+
+def plan(
+    resolved: Resolved, *, world_size: int, devices_per_node: int, machine: Machine | None
+) -> Plan:
+    """Predict a resolved recipe.
+
+    Args:
+        machine: A machine of the run; not asked where ``cluster.instance`` or ``cluster.file``
+            names one. None: what depends on the device stays open.
+
+    Raises:
+        RequestError: The degrees do not fit the world size, or the instance is not known.
+    """
+    return plan_recipe(
+        resolved.recipe,
+        shape=known_shape(resolved.shape),
+        steps=resolved.steps,
+        world_size=world_size,
+        devices_per_node=devices_per_node,
+        machine=machine,
+    )
+
+
+def plan_recipe(
+    recipe: Recipe,
+    *,
+    shape: ModelShape,
+    steps: int | None,
+    world_size: int,
+    devices_per_node: int,
+    machine: Machine | None,
+    calibration: Calibration | None = None,
+) -> Plan:
+    """As ``plan``, before the data is prepared: ``steps`` may still be open."""
+    assert isinstance(recipe.data.seq_len, int)  # a resolved recipe holds no "auto"
+    layout, _ = resolve_layout(
+        recipe.parallel,
+        world_size=world_size,
+        devices_per_node=devices_per_node,
+        shape=shape,
+        seq_len=recipe.data.seq_len,
+    )
+    nodes = -(-world_size // devices_per_node)
+    named = joined_cluster(recipe)
+    is_cpu = named is None and recipe.cluster.device == "cpu"
+    accelerator = _accelerator(named, machine, is_cpu=is_cpu)
+    device = _device_name(accelerator, machine, is_cpu=is_cpu)
+    workload = workload_of(recipe, shape, layout)
+    needed = _on_cpu(memory(workload)) if is_cpu else memory(workload)
+    limit = _memory_limit(named, machine, is_cpu=is_cpu, devices_per_node=devices_per_node)
+    verdict = _verdict(workload, needed, limit, named, is_cpu=is_cpu)
+    timed, why_not = _timed(
+        workload, named, accelerator, calibration, devices_per_node=devices_per_node, nodes=nodes
+    )
+    trained = shape.parameters if workload.trained is None else workload.trained.parameters
+    frozen = shape.parameters - trained
+    checkpoint_bytes = round(
+        trained * (4 + optimizer_bytes(recipe)) + frozen * workload.formats.compute_bytes
+    )
+    outlook, why_no_outlook, advances = _failures(
+        recipe, timed, nodes=nodes, steps=steps, nbytes=checkpoint_bytes
+    )
+    return Plan(
+        model=recipe.model.preset or recipe.model.path or recipe.model.hub or "model",
+        parameters=shape.parameters,
+        frozen_parameters=frozen,
+        layout=layout,
+        nodes=nodes,
+        device=device,
+        memory=needed.terms,
+        memory_moment=needed.moment,
+        reserved_bytes=needed.reserved_bytes,
+        device_bytes=needed.device_bytes,
+        memory_limit_bytes=limit,
+        fits=verdict.verdict,
+        fits_reason=verdict.reason,
+        flops_per_token=flops_per_token(shape, workload.seq_len, workload.trained),
+        peak=peak_of(
+            accelerator,
+            device_name=device,
+            number_format=workload.formats.compute,
+            given=recipe.observe.peak_tflops,
+        ),
+        samples_per_step=workload.global_batch,
+        micro_batch=workload.micro_batch,
+        recompute=str(workload.recompute),
+        seq_len=workload.seq_len,
+        steps=steps,
+        speed=_speed(timed, why_not),
+        time=timed.terms if timed else (),
+        price=price_of(named),
+        checkpoint_bytes=checkpoint_bytes,
+        communication=traffic_terms(workload),
+        failures=outlook,
+        failures_reason=why_no_outlook,
+        advances=advances,
+        network=_network(recipe, named, nodes=nodes),
+        measured=calibration.sources if calibration else (),
+    )
+
+
+def _verdict(
+    workload: Workload, needed: Memory, limit: int | None, named: Cluster | None, *, is_cpu: bool
+) -> Fit:
+    """Whether a rank's memory fits into a device, and that of a node's ranks into its host."""
+    verdict = _fit_on_cpu(needed, limit) if is_cpu else fit(needed.device_bytes, limit)
+    return verdict if named is None else host_short(workload, named) or verdict
+
+
+def _speed(timed: Estimate | None, why_not: str) -> Speed:
+    if timed is None:
+        return Speed(tokens_per_s=None, reason=why_not)
+    return Speed(tokens_per_s=timed.tokens_per_s, reason=SPEED_REASON)
+
+
+def _network(recipe: Recipe, named: Cluster | None, *, nodes: int) -> str:
+    if named is None or nodes == 1 or recipe.launch.kubernetes.efa == "auto":
+        return ""
+    return f"{named.between.name}: {named.between.source}"
+
+
+def _timed(
+    workload: Workload,
+    named: Cluster | None,
+    accelerator: Accelerator | None,
+    calibration: Calibration | None,
+    *,
+    devices_per_node: int,
+    nodes: int,
+) -> tuple[Estimate | None, str]:
+    """The step on the named cluster, else on the usual one of the accelerator; or why not."""
+    cluster, why_not = named, "cannot be said without a peak"
+    if accelerator is not None:
+        why_not = missing(accelerator, workload.formats.compute) or ""
+    if cluster is None and accelerator is not None and not why_not:
+        cluster, why_not = _reference(accelerator, devices_per_node=devices_per_node, nodes=nodes)
+    if cluster is None or why_not:
+        return None, why_not
+    return estimate(workload, with_links(cluster, calibration), calibration), ""
+
+
+def layout_name(layout: Layout) -> str:
+    """The layout by the name that users of FSDP and DeepSpeed know, and its model axes."""
+    axes = "".join(
+        f" x {name} {degree}"
+        for name in ("cp", "tp", "pp", "ep")
+        if (degree := getattr(layout, name)) > 1
+    )
+    return _data_name(layout) + axes
+
+
+def _data_name(layout: Layout) -> str:
+    if layout.dp_shard * layout.cp == 1:  # cp ranks hold parts of one copy too
+        return "NO_SHARD"
+    if layout.dp_replicate > 1:
+        zero = "" if layout.zero == 3 else f" zero {layout.zero}"
+        return f"HYBRID_SHARD{zero} ({layout.dp_replicate} copies of {layout.dp_shard} ranks)"
+    return {3: "FULL_SHARD", 2: "SHARD_GRAD_OP", 1: "ZeRO-1"}[layout.zero]
+
+
+def _reference(
+    accelerator: Accelerator, *, devices_per_node: int, nodes: int
+) -> tuple[Cluster | None, str]:
+    """The vendor's system, or why there is none: a run on unnamed machines needs no speed."""
+    try:
+        return default_cluster(accelerator, devices_per_node=devices_per_node, nodes=nodes), ""
+    except RequestError as error:
+        return None, str(error)
+
+
+def planned_cluster(
+    recipe: Recipe, machine: Machine | None, *, devices_per_node: int
+) -> Cluster | None:
+    """The machines of a recipe, or machines like this one; None: no accelerator that is known."""
+    named = joined_cluster(recipe)
+    is_cpu = named is None and recipe.cluster.device == "cpu"
+    accelerator = _accelerator(named, machine, is_cpu=is_cpu)
+    if named is not None or accelerator is None:
+        return named
+    nodes = recipe.cluster.nodes
+    return _reference(accelerator, devices_per_node=devices_per_node, nodes=nodes)[0]
+
+
+def with_links(cluster: Cluster, calibration: Calibration | None) -> Cluster:
+    """The cluster with the links that were measured."""
+    if calibration is None:
+        return cluster
+    return replace(
+        cluster,
+        inside=calibration.link_inside or cluster.inside,
+        between=calibration.link_between or cluster.between,
+    )
+
+
+def _failures(
+    recipe: Recipe, timed: Estimate | None, *, nodes: int, steps: int | None, nbytes: int
+) -> tuple[FailureOutlook | None, str, bool]:
+    """What failures will cost, or why that cannot be said; and whether the run would advance.
+
+    Never keeps a run from starting.
+    """
+    if timed is None:
+        return None, "no speed, so no time in which something could fail", True
+    if steps is None:
+        return None, "the length is known once the data is prepared", True
+    try:
+        outlook = failure_plan(
+            nodes=nodes,
+            devices=timed.devices,
+            step_s=timed.step_s,
+            steps=steps,
+            checkpoint_blocking_s=blocking_s(nbytes, devices=timed.devices),
+            checkpoint_write_s=writing_s(nbytes, nodes=nodes),
+            checkpoint_bytes=nbytes,
+            checkpoint_every=recipe.checkpoint.every,
+            collective_timeout_s=recipe.elastic.collective_timeout_s,
+        )
+    except NoProgressError as error:
+        return None, str(error), False
+    except RequestError as error:
+        return None, str(error), True
+    return outlook, "", True
+
+
+def _on_cpu(needed: Memory) -> Memory:
+    """Where ranks compute in host memory, a rank's memory is its process's."""
+    states = needed.term("parameters") + needed.term("optimizer")
+    copy = "a checkpoint is written from a copy of parameters and optimizer in host memory"
+    process = "Python, torch and transformers themselves, measured 2026-11-21"
+    more = (
+        Term(name="checkpoint copy", bytes=states, reason=copy),
+        Term(name="process", bytes=CPU_PROCESS_BYTES, reason=process),
+    )
+    total = needed.allocated_bytes + states + CPU_PROCESS_BYTES
+    return replace(
+        needed,
+        terms=(*needed.terms, *more),
+        allocated_bytes=total,
+        reserved_bytes=total,
+        device_bytes=total,
+    )
+
+
+def _fit_on_cpu(needed: Memory, limit: int | None) -> Fit:
+    if limit is None:
+        return fit(needed.device_bytes, None)
+    share = needed.device_bytes / limit
+    reason = f"{share:.0%} of {format_bytes(limit)}"
+    if share <= CPU_SAFE_SHARE:
+        return Fit(verdict="fits", reason=reason)
+    if share <= 1:
+        rest = "what the allocator wastes needs the rest"
+        return Fit(verdict="tight", reason=f"{reason}; above {CPU_SAFE_SHARE:.0%} {rest}")
+    return Fit(verdict="does not fit", reason=reason)
+
+
+def _accelerator(
+    named: Cluster | None, machine: Machine | None, *, is_cpu: bool
+) -> Accelerator | None:
+    if named is not None:
+        return named.accelerator
+    if machine is None or is_cpu:
+        return None
+    return accelerator_named(machine.name)
+
+
+def _device_name(accelerator: Accelerator | None, machine: Machine | None, *, is_cpu: bool) -> str:
+    if is_cpu:
+        return "CPU process"
+    if accelerator is not None:
+        return accelerator.name
+    return machine.name if machine is not None else "device"
+
+
+def _memory_limit(
+    named: Cluster | None, machine: Machine | None, *, is_cpu: bool, devices_per_node: int
+) -> int | None:
+    """Bytes one rank may fill."""
+    if named is not None:
+        return named.accelerator.memory_bytes
+    if machine is None or (is_cpu and machine.device != "cpu"):
+        return None  # an accelerator's description does not tell the memory of its host
+    return machine.memory_bytes // (devices_per_node if is_cpu else 1)

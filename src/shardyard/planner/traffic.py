@@ -1,0 +1,242 @@
+"""Bytes a rank sends in a step over each mesh axis, as rings send them.
+
+Of n ranks each sends (n - 1) / n of a tensor to gather it, to sum and scatter it or to exchange it,
+and twice that to sum it everywhere. Told is the rank that sends most; what is really sent is
+counted by ``benchmarks/axis_traffic.py``.
+
+Sources: Rajbhandari et al. 2020, arXiv:1910.02054, section 7 (each ZeRO level); Korthikanti et al.
+2022, arXiv:2205.05198, section 4.2 (tensor with sequence parallelism); Jacobs et al. 2023,
+arXiv:2309.14509 (exchange of heads); Narayanan et al. 2021, arXiv:2104.04473, section 3.2
+(pipeline); Rajbhandari et al. 2022, arXiv:2201.05596 (experts).
+"""
+
+from collections.abc import Iterator
+
+from shardyard.planner.memory import Term
+from shardyard.planner.stages import (
+    block_elements,
+    expert_elements,
+    has_ends,
+    rank_blocks,
+    small_parameters,
+    stage_trained,
+    table_parameters,
+)
+from shardyard.planner.workload import Workload
+
+
+def traffic_terms(workload: Workload) -> tuple[Term, ...]:
+    """What the busiest rank sends in a step, by axis and collective.
+
+    Left out: the step's one small all-reduce of loss and norm, how many tokens go to which expert,
+    and evaluation.
+    """
+    last = workload.layout.pp - 1
+    stages = {0, min(1, last), last}
+    return max(
+        (stage_traffic(workload, stage) for stage in sorted(stages)),
+        key=lambda terms: sum(term.bytes for term in terms),
+    )
+
+
+def stage_traffic(workload: Workload, stage: int) -> tuple[Term, ...]:
+    """What a rank of one pipeline stage sends in a step."""
+    traffic = _Traffic(workload, stage)
+    found = (
+        *traffic.data(), *traffic.tensor(), *traffic.context(), *traffic.experts(),
+        *traffic.pipeline(),
+    )  # fmt: skip
+    return tuple(term for term in found if term.bytes)
+
+
+class _Traffic:
+    def __init__(self, workload: Workload, stage: int) -> None:
+        self.w, self.stage = workload, stage
+        self.layout, self.shape = workload.layout, workload.shape
+        self.is_first, self.is_last = has_ends(workload, stage)
+        self.layers = rank_blocks(workload, stage)
+        self.passes = workload.micro_batches
+        self.tokens = workload.tokens / self.layout.cp
+        """Of a rank in one pass; tp splits them."""
+        self.stream_bytes = self.tokens * self.shape.hidden_size * workload.formats.compute_bytes
+        """The residual stream of these tokens."""
+        self.again = _recomputed_share(workload)
+        self.trained = stage_trained(workload, stage)
+        self.backward_layers = self.layers if self.trained is None else self.trained.layers
+        """Blocks that pass a gradient on."""
+
+    # --- data axes ------------------------------------------------------------------------------
+
+    def data(self) -> Iterator[Term]:
+        """Parameters and gradients, over dp_shard x cp and over dp_replicate."""
+        layout, formats = self.layout, self.w.formats
+        shards, copies = layout.dp_shard * layout.cp, layout.dp_replicate
+        expert_shards = shards // layout.ep
+        dealt = self.layers * expert_elements(self.shape, layout)
+        dense = self.layers * block_elements(self.shape, layout) - dealt + self._outside()
+        learnt_dealt = dealt if self.trained is None else self.trained.experts
+        learnt = dense if self.trained is None else self.trained.elements - learnt_dealt
+        zero = 1 if shards == 1 else layout.zero
+        if zero == 3:
+            times = f"2 x {self.passes} micro-batches, what comes after the blocks once each"
+            both = 1 + self.backward_layers / self.layers
+            in_blocks = dense - self._outside()
+            gathered = (
+                self.passes * (both * in_blocks + 2 * self._outside() - self._kept()),
+                self.passes * both * dealt,
+            )
+        else:
+            times, gathered = "once a step", (dense, dealt)
+        sums = 1 if zero == 1 else self.passes
+        yield Term(
+            name="all-gather",
+            bytes=round(
+                formats.compute_bytes
+                * (_part(shards) * gathered[0] + _part(expert_shards) * gathered[1])
+            ),
+            reason=f"parameters in {formats.compute} over {shards} ranks, {times}",
+        )
+        summed = _part(shards) * learnt + _part(expert_shards) * learnt_dealt
+        each = f"{formats.reduce_bytes:g} bytes each"
+        yield Term(
+            name="reduce-scatter",
+            bytes=round(formats.reduce_bytes * sums * summed),
+            reason=f"gradients, {each}, over {shards} ranks, {sums} x",
+        )
+        held = learnt / shards + learnt_dealt / expert_shards
+        yield Term(
+            name="all-reduce",
+            bytes=round(2 * _part(copies) * held * formats.reduce_bytes),
+            reason=f"gradient shards, {each}, over {copies} copies, once",
+        )
+
+    def _outside(self) -> float:
+        """Parameters of the stage that are in no block."""
+        tables = self.is_first + self.is_last
+        if self.layout.pp == 1 and self.shape.tie_word_embeddings:
+            tables = 1
+        small = small_parameters(self.shape, first=self.is_first, last=self.is_last)
+        return tables * table_parameters(self.shape, self.layout) + small
+
+    def _kept(self) -> float:
+        """Of these, what stays gathered from the forward to the backward pass."""
+        if not self.is_last:
+            return 0
+        if self.shape.tie_word_embeddings:
+            return self._outside()
+        norm = small_parameters(self.shape, first=False, last=True)
+        return table_parameters(self.shape, self.layout) + norm
+
+    # --- tensor ---------------------------------------------------------------------------------
+
+    def tensor(self) -> Iterator[Term]:
+        """Tokens gathered before matrices and summed after them; gradients of what is not split."""
+        tp = self.layout.tp
+        # before attention and MLP, after both, and the transposes in the backward pass; and once
+        # more before each whose matrices keep a share of their inputs alone
+        forward, block = 4, 4 + (1.0 if self.shape.num_experts else 2.0)
+        # the last sum of a block is not made again, as nothing after it needs it; `selective` keeps
+        # the other one too, but of fp8 products
+        keeps_sums = self.w.recompute == "selective" and self.w.formats.compute != "fp8"
+        block += (2 if keeps_sums else 3) * self.again
+        ends = 2 * self.is_first + 3 * self.is_last
+        yield Term(
+            name="tokens of tp",
+            bytes=round(
+                _part(tp)
+                * self.passes
+                * (self.layers * forward + self.backward_layers * block + ends)
+                * self.stream_bytes
+            ),
+            reason=f"gathered and summed over {tp} ranks in both passes",
+        )
+        vocabulary = 3 * 4 * self.tokens * self.passes * self.is_last
+        unsplit: float = self.layers * self.shape.unsplit_block_parameters + small_parameters(
+            self.shape, first=self.is_first, last=self.is_last
+        )
+        if self.trained is not None:
+            unsplit = self.trained.unsplit
+        zero = 1 if self.layout.dp_shard * self.layout.cp == 1 else self.layout.zero
+        sums = 1 if zero == 1 else self.passes
+        size = self.w.formats.compute_bytes
+        yield Term(
+            name="sums of tp",
+            bytes=round(2 * _part(tp) * (vocabulary + sums * unsplit * size)),
+            reason=f"three numbers a token for the loss, gradients of norms; over {tp} ranks",
+        )
+
+    # --- context --------------------------------------------------------------------------------
+
+    def context(self) -> Iterator[Term]:
+        """What attention needs of the tokens of other ranks."""
+        cp, shape, size = self.layout.cp, self.shape, self.w.formats.compute_bytes
+        heads, kv_heads = (
+            number / self.layout.tp
+            for number in (shape.num_attention_heads, shape.num_key_value_heads)
+        )
+        if self.w.techniques.cp_exchange == "heads":
+            # q, k, v and the output, of a share of the tokens; few KV heads are sent repeatedly
+            exchanged = (2 * heads + 2 * max(kv_heads, cp)) * shape.head_width * self.tokens
+            times, what = 2 + self.again, "tokens against heads, in both passes"
+        else:
+            # forward, again in the backward pass, gradients; a block in n that is recomputed once
+            # more, while `full` and `selective` leave out one gather of the backward pass
+            extra = self.again if isinstance(self.w.recompute, int) else 0.0
+            exchanged = 2 * kv_heads * shape.head_width * self.w.tokens
+            times, what = 3 + extra, "keys and values gathered in both passes, and their gradients"
+        moved = self.layers + (times - 1) * self.backward_layers
+        yield Term(
+            name="attention of cp",
+            bytes=round(_part(cp) * self.passes * moved * exchanged * size),
+            reason=f"{what}; over {cp} ranks",
+        )
+
+    # --- experts --------------------------------------------------------------------------------
+
+    def experts(self) -> Iterator[Term]:
+        """Visits on their way to experts of other ranks and back."""
+        ep, visits = self.layout.ep, self.shape.num_experts_per_tok
+        dealt = visits * self.stream_bytes
+        times = 2 * self.layers + (2 + 2 * self.again) * self.backward_layers
+        yield Term(
+            name="visits of ep",
+            bytes=round(_part(ep) * self.passes * times * dealt),
+            reason=f"{visits} experts a token, there and back in both passes, over {ep} ranks, if "
+            "all experts are visited alike",
+        )
+
+    # --- pipeline -------------------------------------------------------------------------------
+
+    def pipeline(self) -> Iterator[Term]:
+        """Hidden states to the next stage, their gradients to the one before."""
+        chunks = self.w.techniques.virtual_stages if self.layout.pp > 1 else 1
+        is_v = self.w.techniques.schedule == "zb-v"
+        borders = 2 * chunks - (1 if self.is_first else 0) - (1 if self.is_last else 0)
+        if is_v and self.stage == self.layout.pp - 1:
+            borders -= 2  # its two stages follow each other
+        yield Term(
+            name="hidden states of pp",
+            bytes=round(self.passes * borders * self.stream_bytes / self.layout.tp),
+            reason=f"{borders} x each of {self.passes} micro-batches, forward and backward",
+        )
+        is_end = self.is_first != self.is_last
+        is_summed = self.trained is None or self.trained.table > 0
+        if is_end and self.shape.tie_word_embeddings and is_summed:
+            shards = self.layout.dp_shard * self.layout.cp
+            table = table_parameters(self.shape, self.layout) / shards
+            yield Term(
+                name="tied table of pp",
+                bytes=round(table * self.w.formats.gradient_bytes),
+                reason="its gradient, once a step, to the other end, which has a copy of it",
+            )
+
+
+def _part(ranks: int) -> float:
+    return (ranks - 1) / ranks
+
+
+def _recomputed_share(workload: Workload) -> float:
+    """Share of the blocks whose forward pass is made again in the backward pass."""
+    if isinstance(workload.recompute, int):
+        return 1 / workload.recompute
+    return 1.0 if workload.recompute in ("full", "selective") else 0.0

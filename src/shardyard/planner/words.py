@@ -1,0 +1,116 @@
+"""A plan and the candidates of its search in words: as a page, a table or a comment shows them."""
+
+from shardyard.config.schema import Parallel
+from shardyard.planner.layouts import Candidate
+from shardyard.planner.plan import Plan, layout_name
+from shardyard.units import format_bytes, format_count, format_flops, format_seconds, format_usd
+
+Row = tuple[str, str, str]
+
+
+def headline(plan: Plan) -> list[Row]:
+    """Fits, how full, speed, MFU, time, price, failures: what, how much, why."""
+    return [
+        ("memory", plan.fits, f"{plan.fits_reason}; states {format_bytes(_states(plan))}"),
+        _speed(plan),
+        ("MFU", "-" if plan.mfu is None else f"{plan.mfu:.1%}", _mfu_reason(plan)),
+        ("time", _time(plan), _time_reason(plan)),
+        _price(plan),
+        *_failures(plan),
+        *_network(plan),
+        *(("measured", "", source) for source in plan.measured),
+    ]
+
+
+def candidate_name(candidate: Candidate) -> str:
+    """Layout, micro-batch and recompute mode in words."""
+    recompute = "" if candidate.recompute == "none" else f", recompute {candidate.recompute}"
+    return f"{layout_name(candidate.layout)}, micro-batch {candidate.micro_batch}{recompute}"
+
+
+def settings_of(candidate: Candidate, asked: Parallel | None = None) -> list[str]:
+    """The overrides, ``section.key=value``, that make a recipe use a candidate.
+
+    Args:
+        asked: What the recipe says of the axes, and is overridden.
+    """
+    layout = candidate.layout
+    asked = asked or Parallel()
+    settings = ["parallel.strategy=null"] if asked.strategy else []
+    if asked.dp_replicate != "auto":
+        settings.append(f"parallel.dp_replicate={layout.dp_replicate}")
+    settings += [f"parallel.zero={layout.zero}", f"parallel.dp_shard={layout.dp_shard}"]
+    for axis in ("cp", "tp", "pp", "ep"):
+        degree = getattr(layout, axis)
+        if degree > 1 or getattr(asked, axis) > 1:
+            settings.append(f"parallel.{axis}={degree}")
+    if layout.cp > 1 and asked.cp_exchange != "keys_values":
+        settings.append("parallel.cp_exchange=keys_values")  # what the search looks at
+    settings.append(f"optim.micro_batch={candidate.micro_batch}")
+    settings.append(f"memory.recompute={candidate.recompute}")
+    return settings
+
+
+def _speed(plan: Plan) -> Row:
+    rate = plan.speed.tokens_per_s
+    if rate is None:
+        return ("speed", "-", plan.speed.reason)
+    each = f"{rate / plan.layout.world_size:,.0f} a device"
+    return ("speed", f"{format_count(rate)} tokens/s", each)
+
+
+def _mfu_reason(plan: Plan) -> str:
+    peak = plan.peak.flops_per_s
+    if peak is None:
+        return plan.peak.source
+    return f"of {format_flops(peak)}/s, attention counted in full"
+
+
+def _time(plan: Plan) -> str:
+    if plan.wall_s is not None:
+        return format_seconds(plan.wall_s)
+    return "-" if plan.step_s is None else f"{format_seconds(plan.step_s)} a step"
+
+
+def _time_reason(plan: Plan) -> str:
+    if plan.steps is None:
+        return "length known once the data is prepared"
+    length = f"{plan.steps:,} steps"
+    if plan.step_s is None:
+        return length
+    each = f"{length} of {format_seconds(plan.step_s)}"
+    return f"{each}, with start, saves and failures" if plan.advances else f"{each}: no end"
+
+
+def _price(plan: Plan) -> Row:
+    per_hour, per_million = plan.price.usd_per_hour, plan.usd_per_million_tokens
+    if per_hour is None:
+        return ("price", "-", plan.price.source)
+    parts = [f"{format_usd(per_hour)} an hour"]
+    if per_million is not None:
+        parts.append(f"{format_usd(per_million)} per million tokens")
+    parts.append(plan.price.source)
+    total = "-" if plan.usd is None else format_usd(plan.usd)
+    return ("price", total, "; ".join(parts))
+
+
+def _failures(plan: Plan) -> list[Row]:
+    outlook = plan.failures
+    if outlook is None:
+        return [("failures", "-", plan.failures_reason)] if plan.steps and plan.time else []
+    mtbf = outlook.mtbf
+    words = (
+        f"one every {format_seconds(mtbf.seconds)} ({format_seconds(mtbf.low_s)} to "
+        f"{format_seconds(mtbf.high_s)}); {outlook.ettr:.1%} of the time trains; best saved every "
+        f"{outlook.best_interval_steps:,} steps"
+    )
+    return [("failures", f"{outlook.expected_failures:.2g}", words)]
+
+
+def _network(plan: Plan) -> list[Row]:
+    link, _, why = plan.network.partition(": ")
+    return [("network", link, why)] if link else []
+
+
+def _states(plan: Plan) -> int:
+    return sum(plan.memory_term(name) for name in ("parameters", "gradients", "optimizer"))

@@ -1,0 +1,209 @@
+"""What is predicted: one training step, said without the words of any framework.
+
+A recipe becomes a workload here; a row of the table of published runs becomes one in
+``benchmarks/planner_rows.py``. The models of memory and time read nothing else.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shardyard.config.layout import Layout
+from shardyard.config.optimizers import averages_of, moved_bytes
+from shardyard.config.schema import Recipe
+from shardyard.families.shape import ModelShape
+from shardyard.planner.trained import Trained, trained_of
+
+FORMAT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
+"""Bytes of an activation and of a gathered parameter; fp8 is the products' format alone."""
+
+Recompute = Literal["none", "attention", "selective", "full"] | int
+"""``attention`` recomputes softmax(QK)V alone (Korthikanti et al. 2022); ``selective`` recomputes
+what is cheap and keeps matrix products; an int n: every n-th block."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keeping:
+    """What ranks that share parameters keep of a step's states, and for how long.
+
+    The defaults are ours: FSDP2's ``fully_shard`` at every zero level.
+    """
+
+    splits_weights_from: Literal[1, 3] = 1
+    """Lowest zero level at which a rank holds its part alone of the weights between steps."""
+    splits_gradients_from: Literal[1, 2] = 1
+    """The same of the gradients that are held from pass to pass."""
+    copies_whole_stage: bool = True
+    """Below zero 3 a copy of the stage in the computing format stays for the whole step."""
+    has_gradient_buffers: bool = False
+    """Gradients have their memory before the first backward pass; else from that pass on."""
+    sums_zero_1_at_end: bool = True
+    """At zero 1 gradients of all passes are added up whole, in the format of the wire, and summed
+    over ranks in the last one."""
+    sums_each_block: bool = True
+    """Each block's gradient is made whole, sent and freed; else only where blocks are gathered."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Formats:
+    """Bytes of one parameter in each role, and the format that computes."""
+
+    compute: Literal["fp32", "bf16", "fp16", "fp8"]
+    weight_bytes: float
+    """The parameter as it is held between steps."""
+    gradient_bytes: float
+    """The gradient that is held from pass to pass, split by zero 2."""
+    optimizer_bytes: float
+    """All that zero 1 splits: moments, and an fp32 master copy where the weight is 16 bit."""
+    reduce_bytes: float
+    """The gradient on the wire."""
+    update_bytes: float = 40
+    """What the optimizer reads and writes in its update; 40 are AdamW's with two fp32 moments."""
+    compute_bytes: float = 2
+    """A gathered parameter and an activation."""
+    keeping: Keeping = Keeping()
+    """Which of these a rank holds whole, and when."""
+
+
+MASKED_SHARE = 0.15
+"""Tokens that masked language models predict (Devlin et al. 2018, arXiv:1810.04805)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Techniques:
+    """How the step is carried out, where frameworks differ."""
+
+    attention: Literal["unfused", "flash", "fused"] = "flash"
+    """``unfused`` writes the matrix of scores to memory, as before FlashAttention; ``flash`` is its
+    version 2, which PyTorch calls; ``fused`` is written for the device (cuDNN, version 3)."""
+    kernels: Literal["eager", "fused", "compiled"] = "fused"
+    """Of element-wise operators: one kernel each; hand-fused; fused by a compiler."""
+    sequence_parallel: bool = True
+    """With tp: norms and dropout are split along the sequence."""
+    overlap_data: bool = True
+    """Collectives of the data axes run beside compute."""
+    overlap_tensor: bool = False
+    """Collectives of tp run beside matrix products (asynchronous TP)."""
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "zb-v"] = "1f1b"
+    virtual_stages: int = 1
+    """Model chunks of one pipeline rank."""
+    balanced_stages: bool = True
+    """Stages are cut by cost, the embedding and the head included; else by number of blocks."""
+    cp_exchange: Literal["keys_values", "heads"] = "keys_values"
+    """What cp ranks exchange for attention."""
+    offload: Literal["none", "params", "optimizer", "activations"] = "none"
+    offload_depth: int = 1
+    """Blocks whose offloaded activations come back ahead of the one that needs them."""
+    dropout: bool = False
+    prefetch: int = 1
+    """Blocks gathered ahead, zero 3."""
+    fp8_gather: bool = False
+    """With fp8: zero 3 gathers parameters in fp8."""
+    fp8_rows: bool = False
+    """With fp8: one scale a row instead of one a tensor."""
+    selective_products: float = 1.0
+    """Share of matrix products that ``selective`` recompute keeps (torchtitan: every second)."""
+    bucket_bytes: float = 0.0
+    """Buffers in which gradients wait to be sent, where a framework sets them aside."""
+    mask: bool = False
+    """Attention is given a mask of its own, such as one that keeps documents apart."""
+    loss: Literal["torch", "in place", "fused"] = "torch"
+    """``in place`` is ours: probabilities become the gradient; ``fused`` is one kernel that keeps
+    16-bit logits alone and writes their gradient over them."""
+    masked_tokens_alone: bool = True
+    """The head of a masked language model scores hidden tokens alone; ours scores all of them."""
+    chunked_loss: bool = False
+    """The loss is computed in chunks, so that the full logits are never held."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """One training step of one model under one layout."""
+
+    shape: ModelShape
+    layout: Layout
+    seq_len: int
+    micro_batch: int
+    """Samples in one pass of one data rank."""
+    global_batch: int
+    formats: Formats
+    recompute: Recompute = "none"
+    techniques: Techniques = Techniques()
+    trained: Trained | None = None
+    """What is trained where some of it is frozen; None: all of it."""
+
+    @property
+    def micro_batches(self) -> int:
+        """Passes of one data rank in one step."""
+        per_rank = -(-self.global_batch // self.layout.data_ranks)
+        return -(-per_rank // self.micro_batch)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one pass of one data rank, over all ranks of its model group."""
+        return self.micro_batch * self.seq_len
+
+
+def with_layout(
+    workload: Workload, layout: Layout, *, micro_batch: int, recompute: Recompute
+) -> Workload:
+    """The same model and batch under another layout."""
+    return Workload(
+        shape=workload.shape,
+        layout=layout,
+        seq_len=workload.seq_len,
+        micro_batch=micro_batch,
+        global_batch=workload.global_batch,
+        formats=workload.formats,
+        recompute=recompute,
+        techniques=workload.techniques,
+        trained=workload.trained,
+    )
+
+
+def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
+    """The step of a recipe without any ``auto``, as the training half carries it out.
+
+    Named modules in ``memory.recompute`` are counted as kept: what they save is not known here.
+    """
+    global_batch, micro_batch = recipe.optim.global_batch, recipe.optim.micro_batch
+    seq_len, compute = recipe.data.seq_len, recipe.precision.compute
+    assert isinstance(global_batch, int) and isinstance(micro_batch, int)
+    assert isinstance(seq_len, int) and compute != "auto" and recipe.model.dropout != "auto"
+    recompute = recipe.memory.recompute
+    return Workload(
+        shape=shape,
+        layout=layout,
+        seq_len=seq_len,
+        micro_batch=micro_batch,
+        global_batch=global_batch,
+        formats=Formats(
+            compute=compute,
+            weight_bytes=4,
+            gradient_bytes=4,
+            optimizer_bytes=optimizer_bytes(recipe),
+            update_bytes=moved_bytes(recipe.optim),
+            reduce_bytes=FORMAT_BYTES[recipe.precision.reduce],
+            compute_bytes=FORMAT_BYTES[compute],
+        ),
+        recompute="none" if isinstance(recompute, tuple) else recompute,
+        techniques=Techniques(
+            kernels="compiled" if recipe.model.compile else "eager",
+            loss="in place",
+            masked_tokens_alone=False,
+            schedule=recipe.parallel.schedule,
+            virtual_stages=recipe.parallel.virtual_stages,
+            cp_exchange=recipe.parallel.cp_exchange,
+            dropout=recipe.model.dropout > 0,
+            mask=not recipe.data.attend_across_documents,
+            prefetch=recipe.parallel.prefetch,
+            offload=recipe.memory.offload,
+            fp8_rows=recipe.precision.fp8_scaling == "rowwise",
+            offload_depth=recipe.memory.offload_depth,
+        ),
+        trained=trained_of(shape, recipe.model.frozen),
+    )
+
+
+def optimizer_bytes(recipe: Recipe) -> int:
+    """State of a parameter that zero 1 splits."""
+    return len(averages_of(recipe.optim)) * FORMAT_BYTES[recipe.precision.optimizer_states]

@@ -1,0 +1,98 @@
+"""Every row of the table happens: exit code, words, and nothing left that no ledger names."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from docs.generate.pages import DOCS, made
+from tests.hub import running_hub
+from tests.launchers.batch_endpoint import batch_endpoint
+from tests.launchers.batch_server import BatchServer, batch_server
+from tests.launchers.kubernetes.api_server import TOKEN, running_server
+from tests.launchers.wrong_anywhere import AnyDesk
+from tests.launchers.wrong_aws_batch import BatchDesk
+from tests.launchers.wrong_hub import HubDesk
+from tests.launchers.wrong_kubernetes import KubernetesDesk
+from tests.launchers.wrong_paths import PathsDesk
+from tests.launchers.wrong_situations import Desk, Situation, all_situations
+from tests.launchers.wrong_slurm import SlurmDesk
+
+ROWS = list(all_situations())
+DESKS: dict[str, type[Desk]] = {
+    "any launcher": AnyDesk,
+    "Hugging Face hub": HubDesk,
+    "paths, of any launcher": PathsDesk,
+    "slurm": SlurmDesk,
+    "kubernetes": KubernetesDesk,
+    "aws-batch": BatchDesk,
+}
+
+
+@pytest.fixture(scope="module")
+def ask_moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], BatchServer]]:
+    """One server for all, started when it is first asked for: that takes seconds."""
+    with ExitStack() as stack:
+        yield cache(lambda: stack.enter_context(batch_server(tmp_path_factory.mktemp("moto"))))
+
+
+@pytest.fixture
+def desks(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    ask_moto: Callable[[], BatchServer],
+) -> Iterator[Callable[[str], Desk]]:
+    """Makes a desk, with the servers that it needs."""
+    monkeypatch.chdir(tmp_path)
+    with ExitStack() as stack:
+
+        def make(launcher: str) -> Desk:
+            desk = DESKS[launcher](tmp_path, monkeypatch, capsys)
+            if isinstance(desk, KubernetesDesk):
+                pytest.importorskip("kubernetes", reason="needs shardyard[kubernetes]")
+                desk.connect(*stack.enter_context(running_server(tmp_path)))
+            if isinstance(desk, HubDesk):
+                desk.connect(stack.enter_context(running_hub()))
+                stack.callback(desk.close)
+            if isinstance(desk, BatchDesk):
+                pytest.importorskip("boto3", reason="needs shardyard[aws]")
+                desk.connect(stack.enter_context(batch_endpoint()), ask_moto)
+            return desk
+
+        yield make
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("launcher", "row"), ROWS, ids=[f"{launcher}: {row.what}" for launcher, row in ROWS]
+)
+def test_it_is_told_what_and_what_to_do_and_nothing_is_left(
+    launcher: str, row: Situation, desks: Callable[[str], Desk]
+) -> None:
+    desk = desks(launcher)
+    code = row.happen(desk)
+    said = " ".join(desk.said.split())
+    assert row.says in said
+    assert row.do in said
+    assert code == row.exit_code, said
+    assert "This is a bug of shardyard" not in said and "Traceback" not in said
+    assert TOKEN not in said  # of the kubeconfig
+    assert desk.outside() - desk.in_ledgers() == set()
+
+
+def test_every_situation_is_there_once() -> None:
+    assert len(ROWS) >= 40
+    names = Counter((launcher, row.what) for launcher, row in ROWS)
+    assert max(names.values()) == 1
+
+
+def test_every_exit_code_is_designed_and_met() -> None:
+    assert {row.exit_code for _, row in ROWS} == {0, 1, 2, 3, 4, 130, 143}
+
+
+def test_the_page_is_the_table() -> None:
+    assert (DOCS / "errors.md").read_text() == made("errors.md"), "run: make docs"

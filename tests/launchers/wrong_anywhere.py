@@ -1,0 +1,216 @@
+"""Wrong situations that no launcher is special to."""
+
+from pathlib import Path
+
+from shardyard.launchers.base import Submission
+from shardyard.launchers.ledger import Ledger
+from tests.launchers.wrong_situations import Desk, Situations
+
+SITUATIONS = Situations("any launcher")
+row = SITUATIONS.row
+
+_RENTED = (
+    "cluster.device=auto", "cluster.devices=auto", "cluster.instance=p5.48xlarge",
+)  # fmt: skip
+
+
+class AnyDesk(Desk):
+    """Launching where nothing is asked before it is refused: Slurm without a Slurm."""
+
+    on = "slurm"
+    recipe = (
+        "model.preset=llama-tiny", "run.steps=10", "optim.global_batch=8", "cluster.device=cpu",
+        "cluster.devices=2", "cluster.nodes=2",
+    )  # fmt: skip
+
+    def submitted(self, job_id: str, **details: str) -> None:
+        """A ledger with one job, as a launcher writes it or as somebody changed it."""
+        given = {"folder": str(self.runs / "first"), "nodes": "2", **details}
+        job = Submission(launcher="slurm", run_id="first", id=job_id, name="first", details=given)
+        Ledger(self.ledger()).record(job)
+
+    def ledger(self) -> Path:
+        """Of a run that stands as launched elsewhere and is not asked about."""
+        path = self.runs / "first" / "ledger.jsonl"
+        path.parent.mkdir(parents=True)
+        (path.parent / "recipe.yaml").write_text("model: {preset: llama-tiny}\n")
+        return path
+
+
+@row(
+    "unknown launcher",
+    2,
+    says="there is no launcher 'moon'",
+    do="There are local, slurm, kubernetes",
+)
+def _(desk: AnyDesk) -> int:
+    return desk.shardyard("launch", *desk.recipe, "--on", "moon")
+
+
+@row("setting that does not exist", 2, says="launch.kubernetes.nampespace", do="namespace")
+def _(desk: AnyDesk) -> int:
+    return desk.launch("launch.kubernetes.nampespace=team")
+
+
+@row(
+    "unknown instance",
+    2,
+    says="cluster.instance='p9.48xlarge'",
+    do="p5.48xlarge",
+)
+def _(desk: AnyDesk) -> int:
+    return desk.launch("cluster.instance=p9.48xlarge")
+
+
+@row(
+    "bad time limit",
+    2,
+    says="launch.time_limit='soon' is not a time with its unit",
+    do="such as 90min",
+)
+def _(desk: AnyDesk) -> int:
+    return desk.launch("launch.time_limit=soon")
+
+
+@row("nobody to ask, and no --yes", 2, says="nothing was done", do="do it with --yes")
+def _(desk: AnyDesk) -> int:
+    return desk.shardyard("launch", *desk._recipe([]), "--on", desk.on)
+
+
+@row("run folder cannot be made", 2, says="which is a file and no folder", do="Mend the path")
+def _(desk: AnyDesk) -> int:
+    (desk.folder / "file").write_text("")
+    return desk.launch(f"run.dir={desk.folder / 'file' / 'runs'}")
+
+
+@row("plan does not fit", 2, says="the plan does not fit", do="`shardyard plan` shows layouts")
+def _(desk: AnyDesk) -> int:
+    return desk.launch(*_RENTED, "model.preset=llama3.1-405b", "cluster.nodes=1")
+
+
+@row("price above the limit", 2, says="above launch.max_usd=1", do="Make the run shorter")
+def _(desk: AnyDesk) -> int:
+    long = ("run.steps=100000000", "optim.global_batch=16")
+    return desk.launch(*_RENTED, *long, "launch.max_usd=1")
+
+
+@row(
+    "price limit without a known price",
+    2,
+    says="launch.max_usd=5, but the price is not known",
+    do="Name what is missing",
+)
+def _(desk: AnyDesk) -> int:
+    return desk.launch("launch.max_usd=5")
+
+
+@row("number of devices not known", 2, says="cluster.devices=auto, and how many", do="cluster.file")
+def _(desk: AnyDesk) -> int:
+    return desk.launch("cluster.device=auto", "cluster.devices=auto")
+
+
+@row("run that does not exist", 2, says="RUN 'first' is neither a run folder", do="--runs-dir")
+def _(desk: AnyDesk) -> int:
+    return desk.steer("status")
+
+
+@row("run that was never launched", 2, says="run first has no job", do="`shardyard report`")
+def _(desk: AnyDesk) -> int:
+    desk.ledger()
+    return desk.steer("status")
+
+
+@row(
+    "run.id in use",
+    2,
+    says="run.id='first' exists already",
+    do="continue it with `shardyard resume",
+)
+def _(desk: AnyDesk) -> int:
+    desk.ledger()
+    return desk.launch()
+
+
+@row(
+    "submission died between intent and confirmation",
+    2,
+    says="was interrupted before it became a job",
+    do="Remove it with `shardyard teardown",
+)
+def _(desk: AnyDesk) -> int:
+    Ledger(desk.ledger()).intend(
+        "slurm job", "first", launcher="slurm", folder=str(desk.runs / "first"), nodes="2"
+    )
+    return desk.steer("status")
+
+
+@row(
+    "line of the ledger is of another kind",
+    1,
+    says="the file was changed by something else",
+    do="Mend",
+)
+def _(desk: AnyDesk) -> int:
+    desk.ledger().write_text('{"nothing": "of a ledger"}\n')
+    return desk.steer("teardown", "--yes")
+
+
+@row(
+    "ledger names an option as a job's id",
+    1,
+    says="line 1 is no line of a ledger: id='-uroot' begins with a hyphen",
+    do="look with the scheduler's own tools",
+)
+def _(desk: AnyDesk) -> int:
+    desk.submitted("-uroot")
+    return desk.steer("cancel")
+
+
+@row(
+    "ledger names a folder elsewhere",
+    1,
+    says="details.folder='/etc' is not where the job's folder is",
+    do="Mend or remove",
+)
+def _(desk: AnyDesk) -> int:
+    desk.submitted("17", folder="/etc")
+    return desk.steer("logs")
+
+
+@row(
+    "others may write into the folder of a run that is to be ended",
+    4,
+    says="may be written by its group",
+    do="chmod go-w",
+)
+def _(desk: AnyDesk) -> int:
+    desk.submitted("17")
+    (desk.runs / "first").chmod(0o775)
+    return desk.steer("teardown", "--yes")
+
+
+@row("a folder in the place of the ledger", 1, says="it is no file", do="Bring the file back")
+def _(desk: AnyDesk) -> int:
+    desk.ledger().mkdir(mode=0o755)
+    return desk.steer("teardown", "--yes")
+
+
+@row("ledger overwritten with bytes", 1, says="line 1 is no line of a ledger", do="Mend or remove")
+def _(desk: AnyDesk) -> int:
+    desk.ledger().write_bytes(bytes(range(128, 256)))
+    return desk.steer("status")
+
+
+@row(
+    "literal secret in launch.env",
+    2,
+    says="launch.env",
+    do="secrets",
+)
+def _(desk: AnyDesk) -> int:
+    return desk.launch("launch.env={HF_TOKEN: hf_abcdefghijklmnopqrstuvwxyz0123456789}")
+
+
+@row("literal value as a secret", 2, says="secrets.HF_TOKEN", do="env")
+def _(desk: AnyDesk) -> int:
+    return desk.launch("secrets.HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz0123456789")

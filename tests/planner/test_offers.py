@@ -1,0 +1,190 @@
+"""Offers: nothing better can be rented, and what is picked is what was asked for."""
+
+import json
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from shardyard.errors import RequestError
+from shardyard.hardware.catalogue import instance, instance_names
+from shardyard.hardware.cluster import cluster_of
+from shardyard.planner import offers as module
+from shardyard.planner.failures import FailureOutlook, failure_plan
+from shardyard.planner.layouts import search
+from shardyard.planner.offers import NODES, Offer, Offers, offers
+from tests.planner.workloads import workload
+
+FEW = ("p4d.24xlarge", "p5.48xlarge")
+TASK = workload("llama2-7b", global_batch=128, dp_shard=8)
+STEPS = 1000
+CHECKPOINT_BYTES = 81_000_000_000  # 12 bytes of each of 6.74 B parameters
+
+
+@cache
+def found_for(
+    names: tuple[str, ...] = FEW,
+    *,
+    deadline_s: float | None = None,
+    budget_usd: float | None = None,
+) -> Offers:
+    return offers(
+        TASK, steps=STEPS, checkpoint_bytes=CHECKPOINT_BYTES, deadline_s=deadline_s,
+        budget_usd=budget_usd, names=names,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def front() -> tuple[Offer, ...]:
+    return found_for().offers
+
+
+@pytest.fixture(scope="module")
+def everything() -> list[Offer]:
+    """What each instance type has to offer by itself."""
+    return [offer for name in FEW for offer in found_for((name,)).offers]
+
+
+def test_each_next_offer_of_the_front_is_dearer_and_faster(front: tuple[Offer, ...]) -> None:
+    assert len(front) > 2
+    for cheaper, faster in pairwise(front):
+        assert cheaper.usd < faster.usd
+        assert cheaper.wall_s > faster.wall_s
+
+
+@pytest.mark.heavy
+def test_a_cluster_on_which_the_run_would_not_advance_is_no_offer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan_failures = failure_plan
+
+    def fails(**given: Any) -> FailureOutlook:
+        often = 0.001 if given["nodes"] > 2 else None
+        return plan_failures(**given, mtbf_hours_per_node=often)
+
+    monkeypatch.setattr(module, "failure_plan", fails)
+    found = offers(TASK, steps=STEPS, checkpoint_bytes=CHECKPOINT_BYTES, names=FEW)
+    assert {offer.nodes for offer in found.offers} <= {1, 2}
+    monkeypatch.setattr(
+        module, "failure_plan", lambda **given: plan_failures(**given, mtbf_hours_per_node=0.001)
+    )
+    with pytest.raises(RequestError, match="it would fail more often than it saves"):
+        offers(TASK, steps=STEPS, checkpoint_bytes=CHECKPOINT_BYTES, names=FEW)
+
+
+def test_nothing_that_can_be_rented_beats_the_front(
+    front: tuple[Offer, ...], everything: list[Offer]
+) -> None:
+    for offer in front:
+        better = [o for o in everything if o.usd < offer.usd and o.wall_s < offer.wall_s]
+        assert better == []
+
+
+def test_what_is_not_on_the_front_is_beaten(
+    front: tuple[Offer, ...], everything: list[Offer]
+) -> None:
+    names = {(offer.instance, offer.nodes) for offer in front}
+    for offer in everything:
+        if (offer.instance, offer.nodes) not in names:
+            assert any(o.usd <= offer.usd and o.wall_s <= offer.wall_s for o in front)
+
+
+def test_an_offer_is_the_best_layout_of_its_cluster_at_its_price(front: tuple[Offer, ...]) -> None:
+    for offer in front:
+        cluster = cluster_of(instance(offer.instance), offer.nodes)
+        best = search(TASK, cluster, best=1, breadth="usual").best[0]
+        assert offer.candidate == best
+        assert offer.candidate.is_safe
+        assert offer.devices == cluster.devices == best.layout.world_size
+        assert offer.wall_s > STEPS * best.step_s
+        price_per_hour = offer.nodes * (instance(offer.instance).usd_per_hour or 0)
+        assert offer.usd == pytest.approx(offer.wall_s / 3600 * price_per_hour)
+
+
+# --- picking ------------------------------------------------------------------------------------
+
+
+@pytest.mark.heavy
+def test_a_deadline_picks_the_cheapest_within_it(
+    front: tuple[Offer, ...], everything: list[Offer]
+) -> None:
+    deadline_s = (front[0].wall_s + front[-1].wall_s) / 2
+    picked = found_for(deadline_s=deadline_s).picked
+    assert picked is not None
+    assert picked.wall_s <= deadline_s
+    assert picked.usd == min(offer.usd for offer in everything if offer.wall_s <= deadline_s)
+
+
+@pytest.mark.heavy
+def test_a_budget_picks_the_fastest_within_it(
+    front: tuple[Offer, ...], everything: list[Offer]
+) -> None:
+    budget_usd = (front[0].usd + front[-1].usd) / 2
+    picked = found_for(budget_usd=budget_usd).picked
+    assert picked is not None
+    assert picked.usd <= budget_usd
+    assert picked.wall_s == min(offer.wall_s for offer in everything if offer.usd <= budget_usd)
+
+
+@pytest.mark.heavy
+def test_a_deadline_and_a_budget_pick_the_cheapest_within_both(front: tuple[Offer, ...]) -> None:
+    last = front[-1]
+    picked = found_for(deadline_s=last.wall_s, budget_usd=last.usd).picked
+    assert picked == last
+    assert found_for(deadline_s=last.wall_s, budget_usd=last.usd * 0.99).picked is None
+
+
+def test_without_a_wish_the_cheapest_is_picked(front: tuple[Offer, ...]) -> None:
+    assert found_for().picked == front[0]
+
+
+@pytest.mark.heavy
+def test_what_nobody_offers_is_not_picked(front: tuple[Offer, ...]) -> None:
+    assert found_for(deadline_s=1).picked is None
+    assert found_for(budget_usd=1).picked is None
+    assert found_for(budget_usd=1).offers == front
+
+
+# --- what is passed over ------------------------------------------------------------------------
+
+
+def test_instances_in_no_offer_say_why() -> None:
+    found = found_for(("p5.48xlarge", "p5e.48xlarge", "trn1.32xlarge", "p3.16xlarge"))
+    why = dict(found.passed_over)
+    assert set(why) == {"p5e.48xlarge", "trn1.32xlarge", "p3.16xlarge"}
+    assert why["p5e.48xlarge"] == "no on-demand price is known"
+    assert "Trainium1" in why["trn1.32xlarge"]
+    assert "no bf16 peak for V100" in why["p3.16xlarge"]
+
+
+def test_no_offer_has_more_data_ranks_than_samples() -> None:
+    few = workload("llama2-7b", global_batch=16, dp_shard=8)
+    found = offers(few, steps=10, checkpoint_bytes=10**9, names=("p5.48xlarge",))
+    assert found.offers
+    assert all(offer.candidate.layout.data_ranks <= 16 for offer in found.offers)
+    assert found.considered <= len(NODES)
+
+
+def test_a_model_that_nothing_can_train_is_refused_with_reasons() -> None:
+    with pytest.raises(RequestError) as caught:
+        offers(
+            workload("llama3.1-405b", global_batch=4, dp_shard=8), steps=10,
+            checkpoint_bytes=10**12, names=("g5.xlarge", "g6e.xlarge"),
+        )  # fmt: skip
+    text = str(caught.value)
+    assert "no instance type trains this within 64 nodes (g5.xlarge: " in text
+    assert "memory.recompute=full, or describe a cluster of your own with cluster.file" in text
+
+
+@pytest.mark.heavy
+def test_the_whole_catalogue_is_considered_or_passed_over() -> None:
+    tiny = workload("llama3.2-1b", global_batch=8, seq_len=512, dp_shard=8)
+    found = offers(tiny, steps=10, checkpoint_bytes=10**9)
+    passed = {name for name, _ in found.passed_over}
+    assert {offer.instance for offer in found.offers} <= set(instance_names()) - passed
+    content = json.loads(json.dumps(found.to_json()))
+    assert content["considered"] == found.considered
+    assert content["picked"] == content["offers"][0]
+    assert content["picked"]["candidate"]["fits"] == "fits"
+    assert content["picked"]["failures"]["interval_steps"] >= 1

@@ -1,0 +1,39 @@
+"""Offload takes host memory for what it spares the device."""
+
+from typing import Any
+
+import pytest
+
+from shardyard.planner.estimate import estimate
+from shardyard.planner.memory import memory
+from shardyard.planner.offload import host_bytes, host_short
+from shardyard.planner.workload import Techniques
+from tests.planner.workloads import p5, workload
+
+LLAMA2_7B = 6_738_415_616
+"""Parameters, as counted from the published weights."""
+
+
+@pytest.mark.parametrize(("what", "bytes_each"), [("optimizer", 8), ("params", 16)])
+def test_states_lie_on_the_host(what: Any, bytes_each: int) -> None:
+    w = workload(dp_shard=8, techniques=Techniques(kernels="eager", offload=what))
+    assert host_bytes(w) == pytest.approx(bytes_each * LLAMA2_7B / 8, rel=1e-4)
+
+
+def test_the_host_holds_the_activations_that_the_device_is_spared() -> None:
+    kept = workload(dp_shard=8, techniques=Techniques(kernels="eager"))
+    moved = workload(dp_shard=8, techniques=Techniques(kernels="eager", offload="activations"))
+    spared = memory(kept).term("activations") - memory(moved).term("activations")
+    assert host_bytes(moved) == pytest.approx(spared * 32 / 30, rel=0.05)
+    assert host_bytes(kept) == 0
+
+
+def test_a_host_that_is_too_small_is_said() -> None:
+    offloads = Techniques(kernels="eager", offload="activations")
+    w = workload(dp_shard=8, micro_batch=64, techniques=offloads)
+    short = host_short(w, p5(1))
+    assert short is not None
+    assert short.reason.startswith("memory.offload=activations needs ")
+    assert short.reason.endswith(" a node, which has 2.0 TiB")
+    assert estimate(w, p5(1)).fit == short
+    assert host_short(workload(dp_shard=8, techniques=offloads), p5(1)) is None
