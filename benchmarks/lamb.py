@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM
 
 from benchmarks.record import write_result
 from shardyard.config.own_module import known_shape
@@ -170,7 +170,7 @@ def _by_hand(run_dir: RunDir) -> tuple[Weights, tuple[Lines, Weights], tuple[Lin
 
 
 def _plain_loop(training: Training, first: Weights, dtype: torch.dtype) -> tuple[Lines, Weights]:
-    model = LlamaForCausalLM._from_config(hf_config(known_shape(training.resolved.shape)))
+    model = AutoModelForCausalLM.from_config(hf_config(known_shape(training.resolved.shape)))
     model.load_state_dict(first)
     model.to(dtype)
     lamb = Lamb(model.parameters(), lr=LR, decay=DECAY, betas=BETAS, eps=EPS)
