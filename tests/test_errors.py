@@ -14,7 +14,7 @@ def drawn() -> dict[str, tuple[str, int]]:
     found: dict[str, tuple[str, int]] = {}
     above: list[str] = []
     for line in (errors.__doc__ or "").splitlines():
-        if entry := re.match(r"([│├└─ ]*)(\w+Error) +(?:exit code )?(\d+):", line):
+        if entry := re.match(r"    ([│├└─ ]*)(\w+Error) +(?:exit code )?(\d+):", line):
             depth = len(entry[1]) // 4
             above[depth:] = [entry[2]]
             found[entry[2]] = (above[depth - 1] if depth else "Exception", int(entry[3]))

@@ -50,6 +50,7 @@ def test_a_recipe_is_resolved_as_the_verb_resolves_it(
     assert found.recipe.cluster.devices == told["settings"]["cluster.devices"]["value"] == 8
 
 
+@pytest.mark.heavy  # offers are looked at twice
 def test_all_that_the_command_prints_of_a_plan_is_in_the_value(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -31,7 +31,7 @@ TORCH = Engine(
     package="torch",
     at_least="2.11",
     below="2.16",  # torch_private.py uses what the next version may lack: it is tried first
-    tested=("2.11.0", "2.13.0", "2.14.1", "2.15.0"),
+    tested=("2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0"),
     note="fully_shard, the elastic agent, and what torch_private.py names",
 )
 

@@ -18,6 +18,8 @@ from shardyard.rundir.layout import RunDir
 from tests.launchers.kubernetes.api_server import RUNNING, ApiServer, exited, running_server
 from tests.launchers.kubernetes.requests import request_for
 
+pytestmark = pytest.mark.heavy
+
 pytest.importorskip("kubernetes", reason="the Kubernetes client is an extra")
 
 _POD_LABEL = {
