@@ -19,24 +19,15 @@ from shardyard.cli.options import (
     trust_option,
 )
 from shardyard.cli.train_here import run_attempt
-from shardyard.config.anchor import anchor_paths
-from shardyard.config.check import load_checked_recipe
-from shardyard.config.compatibility import check_packages, engines_for
-from shardyard.control.attempt import Attempt, refuse_other_nodes, resolve_here
 from shardyard.control.launch import proposal_again
-from shardyard.control.request import Request, take_secrets
 from shardyard.control.resume import (
-    data_as_before,
-    is_finished,
-    newest_attempt,
-    refuse_other_run,
     refuse_side_alone,
 )
 from shardyard.control.submission import Launchers
+from shardyard.control.train import next_attempt
 from shardyard.launchers.ledger import Ledger
 from shardyard.launchers.trust import refuse_untrusted
 from shardyard.rundir.layout import RunDir, find_run
-from shardyard.rundir.lease import Lease
 from shardyard.terminal import tell
 
 
@@ -88,27 +79,12 @@ def command(
 
 def _train_on(run_dir: RunDir, overrides: tuple[str, ...], *, dry_run: bool, as_json: bool) -> int:
     """Continue a run here."""
-    Lease(run_dir.lease).close()  # refuse at once, not after a minute of preparation
-    number, previous, asked = newest_attempt(run_dir)
-    recipe = anchor_paths(load_checked_recipe([asked], overrides, of_run=True))
-    refuse_other_run(run_dir, asked, recipe)
-    check_packages(engines_for(recipe))
-    refuse_other_nodes(recipe)
-    take_secrets(recipe)
-    machine, resolved = resolve_here(
-        Request.of(recipe, name=run_dir.run_id, previous=previous),
-        previous=previous,
-        data=None if previous is None else data_as_before(previous, overrides),
-    )
-    done = run_dir.checkpoint_steps()
-    is_over = is_finished(run_dir, previous, resolved)
+    attempt, is_over = next_attempt(run_dir, overrides)
     if dry_run or is_over:
-        words = _words(run_dir, done, resolved.steps, is_finished=is_over)
-        tell(_as_json(run_dir, done, resolved.steps, words) if as_json else words)
+        done, steps = run_dir.checkpoint_steps(), attempt.resolved.steps
+        words = _words(run_dir, done, steps, is_finished=is_over)
+        tell(_as_json(run_dir, done, steps, words) if as_json else words)
         return 0
-    attempt = Attempt(
-        run_dir=run_dir, number=number, asked=recipe, resolved=resolved, machine=machine
-    )
     return run_attempt(attempt, as_json=as_json)
 
 

@@ -1,10 +1,13 @@
 """Training here and now: from a request to what came of an attempt on this machine."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shardyard.config.anchor import anchor_paths
+from shardyard.config.check import load_checked_recipe
 from shardyard.config.compatibility import check_packages, engines_for
 from shardyard.config.load import dump_recipe
 from shardyard.control.agent_process import run_agent_process
@@ -17,11 +20,13 @@ from shardyard.control.attempt import (
 )
 from shardyard.control.follow import Shown, said
 from shardyard.control.last_report import write_last_report
-from shardyard.control.request import Request
+from shardyard.control.request import Request, take_secrets
+from shardyard.control.resume import data_as_before, is_finished, newest_attempt, refuse_other_run
 from shardyard.errors import RequestError, StorageError
 from shardyard.files import write_text
 from shardyard.report.summary import Summary
 from shardyard.rundir.layout import RunDir, new_run_id
+from shardyard.rundir.lease import Lease
 from shardyard.rundir.lines import EventWriter
 from shardyard.talk import say, warn
 
@@ -77,6 +82,31 @@ def first_attempt(request: Request) -> Attempt:
         resolved=resolved,
         machine=machine,
     )
+
+
+def next_attempt(run_dir: RunDir, overrides: Sequence[str]) -> tuple[Attempt, bool]:
+    """The next attempt of a run on this machine, and whether nothing is left to do.
+
+    Raises:
+        RequestError: It cannot go on so, or a process of this machine trains it.
+    """
+    Lease(run_dir.lease).close()  # refuse at once, not after a minute of preparation
+    number, previous, asked = newest_attempt(run_dir)
+    recipe = anchor_paths(load_checked_recipe([asked], overrides, of_run=True))
+    refuse_other_run(run_dir, asked, recipe)
+    for warning in check_packages(engines_for(recipe)):
+        warn(warning)
+    refuse_other_nodes(recipe)
+    take_secrets(recipe)
+    machine, resolved = resolve_here(
+        Request.of(recipe, name=run_dir.run_id, previous=previous),
+        previous=previous,
+        data=None if previous is None else data_as_before(previous, overrides),
+    )
+    attempt = Attempt(
+        run_dir=run_dir, number=number, asked=recipe, resolved=resolved, machine=machine
+    )
+    return attempt, is_finished(run_dir, previous, resolved)
 
 
 def begin(attempt: Attempt) -> None:
