@@ -45,7 +45,7 @@ _PLACES = {
         "docs/launch-aws-batch.md",
     ),
     "Errors": ("docs/errors.md",),
-    "Python": (PYTHON_API, "docs/library.md", "docs/own-module.md"),
+    "Python": ("docs/python.md", PYTHON_API, "docs/library.md", "docs/own-module.md"),
     "Versions": ("docs/compatibility.md", "CHANGELOG.md"),
     "Measured": (
         "docs/benchmarks.md",
