@@ -114,7 +114,8 @@ def test_a_requeued_job_and_one_whose_node_is_drained_say_the_same_words(
 
         cluster.wait_until(is_same, "the same words")
         said = [launcher.status(again), launcher.status(kept)]
-        assert ["requeued" in said[0].reason, "held" in said[1].reason] == [True, True]
+        assert said[0].state is said[1].state is JobState.WAITING
+        assert "held" in said[1].reason, said
     finally:
         for job in (again, kept):
             cluster.client("scancel", job.id)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import shardyard
+from shardyard import library
 
 pytestmark = pytest.mark.system
 
@@ -73,5 +73,5 @@ def test_the_page_names_what_there_is() -> None:
     for block in blocks:
         ast.parse(block)
     named = set(re.findall(r"shardyard\.(\w+)\(", PAGE))
-    functions = {name for name in shardyard.__all__ if name[0].islower()}
+    functions = {name for name in library.__all__ if name[0].islower()}
     assert named == functions
