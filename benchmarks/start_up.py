@@ -72,7 +72,8 @@ def _measure(name: str, runs: int, before: Path | None) -> dict[str, Any]:
 def _command(name: str) -> Sequence[str]:
     if name in PYTHON:
         return [sys.executable, "-c", PYTHON[name]]
-    return [sys.executable, "-m", "shardyard", *name.split()]
+    started = "import sys; from shardyard.cli import main; sys.exit(main())"
+    return [sys.executable, "-c", started, *name.split()]
 
 
 def _time_s(command: Sequence[str], checkout: Path, *, code: int) -> float:
