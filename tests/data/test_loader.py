@@ -11,8 +11,9 @@ import torch
 from shardyard.data.loader import Loader, step_batches
 from shardyard.data.micro_batch import IGNORED, MicroBatch
 from shardyard.data.order import sample_index
-from shardyard.data.samples import EvalSource, TrainSource
+from shardyard.data.samples import Stream
 from shardyard.data.shards import MANIFEST, TokenShards
+from shardyard.data.windows import TextWindows
 from shardyard.errors import DataError, RequestError
 from shardyard.files import write_json
 
@@ -42,14 +43,17 @@ def shards(tmp_path: Path) -> TokenShards:
     return write_shards(tmp_path / "set", list(range(1, 84)), [0, 5, 8, 30])
 
 
-def train_source(shards: TokenShards, *, attend: bool = True, vocab_size: int = 84) -> TrainSource:
-    return TrainSource(
-        shards, seq_len=SEQ_LEN, vocab_size=vocab_size, attend_across_documents=attend, seed=3
-    )
+def windows(shards: TokenShards, *, attend: bool = True) -> TextWindows:
+    return TextWindows(shards, seq_len=SEQ_LEN, attend_across_documents=attend)
 
 
-def eval_source(shards: TokenShards, *, attend: bool = True) -> EvalSource:
-    return EvalSource(shards, seq_len=SEQ_LEN, vocab_size=84, attend_across_documents=attend)
+def train_source(shards: TokenShards, *, vocab_size: int = 84) -> Stream:
+    checked = TokenShards(shards.folder, shards.split, vocab_size=vocab_size)
+    return Stream(windows(checked), seed=3)
+
+
+def eval_source(shards: TokenShards, *, attend: bool = True) -> Stream:
+    return Stream(windows(shards, attend=attend), seed=None)
 
 
 def predicted(batch: MicroBatch) -> int:
@@ -155,7 +159,7 @@ def test_a_split_without_a_sample_is_refused(tmp_path: Path) -> None:
         train_source(write_shards(tmp_path / "tiny", [1], [0]))
 
 
-def loader(source: TrainSource, *, start_step: int = 0, end_step: int = 6) -> Loader:
+def loader(source: Stream, *, start_step: int = 0, end_step: int = 6) -> Loader:
     return Loader(
         source,
         global_batch=4,
@@ -180,7 +184,7 @@ def test_the_loader_yields_the_steps_from_its_start_to_its_end(shards: TokenShar
         assert list(steps) == []
 
 
-class GatedSource(TrainSource):
+class GatedSource(Stream):
     """Counts what was read, and reads nothing while ``gate`` is closed."""
 
     def open(self, gate: threading.Event) -> "GatedSource":
@@ -193,10 +197,8 @@ class GatedSource(TrainSource):
         return super().micro_batch(positions, size)
 
 
-def gated(shards: TokenShards, gate: threading.Event, vocab_size: int = 84) -> GatedSource:
-    return GatedSource(
-        shards, seq_len=SEQ_LEN, vocab_size=vocab_size, attend_across_documents=True, seed=3
-    ).open(gate)
+def gated(shards: TokenShards, gate: threading.Event) -> GatedSource:
+    return GatedSource(windows(shards), seed=3).open(gate)
 
 
 def test_the_loader_reads_two_steps_ahead_and_no_more(shards: TokenShards) -> None:

@@ -35,12 +35,18 @@ class DataFacts:
     eval_bytes: int | None = None
     readers: tuple[dict[str, str], ...] = ()
     """What packages added that read files of the source, by suffix: as manifest.json has it."""
+    train_samples: int | None = None
+    """Of a set whose samples were made when it was prepared; None: windows of running text."""
+    eval_samples: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "readers", tuple(self.readers))  # JSON has lists
 
     def num_samples(self, split: str, seq_len: int) -> int:
         """Samples of a split; the last one may be partly padding. T tokens make T - 1 targets."""
+        made = self.train_samples if split == "train" else self.eval_samples
+        if made is not None:
+            return made
         tokens = self.train_tokens if split == "train" else self.eval_tokens
         return max(0, -(-(tokens - 1) // seq_len))
 

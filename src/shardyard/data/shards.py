@@ -10,7 +10,7 @@ tokenizer.json ...     the tokenizer, as transformers reads it
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +49,12 @@ class TokenShards:
     Safe to use from several threads.
     """
 
-    def __init__(self, folder: Path, split: str) -> None:
+    def __init__(self, folder: Path, split: str, *, vocab_size: int | None = None) -> None:
         """Open ``train`` or ``eval`` after comparing the sizes of its files with the manifest.
+
+        Args:
+            vocab_size: Entries of the model's embedding: larger token ids are refused when they
+                are read. None: nobody looks them up.
 
         Raises:
             DataError: The data set is missing, incomplete, or a file has another size.
@@ -59,6 +63,7 @@ class TokenShards:
         shards = manifest["splits"][split]["shards"]
         self.folder = folder
         self.split = split
+        self._vocab_size = vocab_size
         self.num_tokens: int = manifest["splits"][split]["tokens"]
         self._names: list[str] = [shard["name"] for shard in shards]
         self._starts = np.cumsum([0, *(shard["tokens"] for shard in shards)], dtype=np.int64)
@@ -71,14 +76,29 @@ class TokenShards:
         _check_sizes(folder, manifest, [*names, *map(idx_name, self._names)])
 
     def read(self, start: int, stop: int, column: str | None = None) -> Tokens:
-        """Copy of tokens [start, stop) of the split, or of a column beside them."""
+        """Copy of tokens [start, stop) of the split, or of a column beside them.
+
+        Raises:
+            DataError: A file is damaged, or a token id is outside the vocabulary.
+        """
         assert 0 <= start <= stop <= self.num_tokens, (start, stop, self.num_tokens)
         tokens = np.empty(stop - start, dtype=np.int64)
         for shard, first, last in self._overlaps(start, stop):
             offset = int(self._starts[shard])
             mapped = self._map(shard, column)
             tokens[first - start : last - start] = mapped[first - offset : last - offset]
+        if column is None and self._vocab_size is not None:
+            self._refuse_outside(tokens)
         return tokens
+
+    def require_columns(self, names: Sequence[str]) -> None:
+        """Raise a DataError unless the set has these columns."""
+        for name in set(names) - set(self.columns):
+            raise DataError(
+                f"{self.folder} has no column {name!r} (its columns: "
+                f"{', '.join(self.columns) or 'none'}), which this task reads. Set data.format "
+                "to one that makes it."
+            )
 
     def document_starts_in(self, start: int, stop: int) -> Tokens:
         """Where in tokens [start, stop) a document starts, ascending, counted from ``start``."""
@@ -93,6 +113,18 @@ class TokenShards:
     def document_starts(self) -> Tokens:
         """Where in the split its documents start, ascending; 8 bytes of memory a document."""
         return self.document_starts_in(0, self.num_tokens)
+
+    def _refuse_outside(self, tokens: Tokens) -> None:
+        # A step that indexed an embedding out of bounds would stop a GPU without saying why.
+        largest = int(tokens.max(initial=0))
+        assert self._vocab_size is not None
+        if largest >= self._vocab_size:
+            raise DataError(
+                f"{self.folder}: the {self.split} split holds token id {largest}, "
+                f"but the model's vocabulary has {self._vocab_size:,} entries: the data were "
+                "prepared with another tokenizer, or a shard is damaged. Set data.tokenizer to "
+                "the model's own, or delete the folder and prepare again."
+            )
 
     def _overlaps(self, start: int, stop: int) -> list[tuple[int, int, int]]:
         """(shard, first token, last token + 1) of each shard that holds tokens of [start, stop)."""
@@ -170,6 +202,8 @@ def read_facts(folder: Path) -> DataFacts:
         train_bytes=train.get("bytes"),
         eval_bytes=held_out.get("bytes"),
         readers=manifest.get("readers", ()),
+        train_samples=train.get("samples"),
+        eval_samples=held_out.get("samples"),
     )
 
 

@@ -10,8 +10,9 @@ from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Recipe
 from shardyard.config.task_names import task_row
 from shardyard.data.micro_batch import MicroBatch
-from shardyard.data.samples import EvalSource, Prepare, TrainSource, unchanged
+from shardyard.data.samples import Prepare, SampleSet, Stream, unchanged
 from shardyard.data.shards import TokenShards
+from shardyard.data.windows import TextWindows
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.model import ParallelModel
 from shardyard.tasks.base import Data, Task
@@ -30,32 +31,30 @@ class LanguageTask(Task):
         return unchanged
 
     @classmethod
-    def open_data(cls, resolved: Resolved) -> Data:
-        """Both splits as samples of ``data.seq_len`` tokens."""
-        recipe, folder = resolved.recipe, Path(resolved.data.dir)
+    def samples(cls, resolved: Resolved, split: str) -> SampleSet:
+        """The samples of ``data.seq_len`` tokens that a split is made of."""
+        recipe = resolved.recipe
         seq_len = recipe.data.seq_len
         assert isinstance(seq_len, int)
-        across = recipe.data.attend_across_documents
-        train = TrainSource(
-            TokenShards(folder, "train"),
+        return TextWindows(
+            TokenShards(Path(resolved.data.dir), split, vocab_size=vocabulary(resolved)),
             seq_len=seq_len,
-            seed=recipe.run.seed,
-            vocab_size=vocabulary(resolved),
-            attend_across_documents=across,
+            attend_across_documents=recipe.data.attend_across_documents,
+            columns=cls.columns,
+        )
+
+    @classmethod
+    def open_data(cls, resolved: Resolved) -> Data:
+        """Both splits: the training samples without end, the held-out ones each once."""
+        train = Stream(
+            cls.samples(resolved, "train"),
+            seed=resolved.recipe.run.seed,
             prepare=cls.preparation(resolved, "train"),
-            columns=cls.columns,
         )
-        if not resolved.data.num_samples("eval", seq_len):
+        if not resolved.data.num_samples("eval", int(resolved.recipe.data.seq_len)):
             return Data(train, None)
-        held_out = EvalSource(
-            TokenShards(folder, "eval"),
-            seq_len=seq_len,
-            vocab_size=vocabulary(resolved),
-            attend_across_documents=across,
-            prepare=cls.preparation(resolved, "eval"),
-            columns=cls.columns,
-        )
-        return Data(train, held_out)
+        prepare = cls.preparation(resolved, "eval")
+        return Data(train, Stream(cls.samples(resolved, "eval"), seed=None, prepare=prepare))
 
     @staticmethod
     def compute(parts: ParallelModel, mesh: Mesh, *, device: torch.device) -> LanguageModel:
