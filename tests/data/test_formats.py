@@ -7,6 +7,7 @@ import pytest
 
 from shardyard.data.formats import FORMATS, format_of
 from shardyard.data.readers import json_file
+from shardyard.data.readers.rows import TextOf
 from shardyard.data.spans import Section, SourceFile, Span
 from shardyard.errors import SourceError
 
@@ -19,7 +20,7 @@ def sections_of(path: Path, text_key: str = "text") -> list[Section]:
     stop = path.stat().st_size
     with path.open("rb") as file:
         source = SourceFile(str(path), path.name, format, stop, 0)
-        return list(FORMATS[format].read(file, Span(source, 0, stop), text_key))
+        return list(FORMATS[format].read(file, Span(source, 0, stop), TextOf(text_key)))
 
 
 def texts_of(path: Path, text_key: str = "text") -> list[str]:

@@ -13,6 +13,7 @@ from shardyard.config.schema import Recipe
 from shardyard.data.formats import SECTION_BYTES
 from shardyard.data.prepare import prepare
 from shardyard.data.readers import json_lines
+from shardyard.data.readers.rows import TextOf
 from shardyard.data.sources import list_files, read_sections, split_into_pieces
 from shardyard.errors import RequestError, SourceError
 
@@ -52,7 +53,7 @@ WRITE: dict[str, Callable[[Path], object]] = {
 
 def texts_of(path: Path, text_key: str = "text", piece_bytes: int = SECTION_BYTES) -> list[str]:
     pieces = split_into_pieces(list_files(str(path)), piece_bytes)
-    return [section.text for piece in pieces for section in read_sections(piece, text_key)]
+    return [section.text for piece in pieces for section in read_sections(piece, TextOf(text_key))]
 
 
 @pytest.mark.parametrize("name", WRITE)
@@ -79,7 +80,7 @@ def test_groups_of_rows_are_read_once_wherever_the_file_is_cut(tmp_path: Path) -
     parquet.write_table(table, path, row_group_size=7, compression="none", use_dictionary=False)
     (file,) = list_files(str(path))
     pieces = split_into_pieces([file], SECTION_BYTES)
-    per_piece = [[section.text for section in read_sections(p, "text")] for p in pieces]
+    per_piece = [[section.text for section in read_sections(p, TextOf())] for p in pieces]
     assert [text for part in per_piece for text in part] == texts
     assert sum(bool(part) for part in per_piece) > 10  # several processes have something to do
 
@@ -110,7 +111,7 @@ def test_a_column_that_is_not_there_or_holds_no_text_is_told_with_those_that_are
 def test_a_row_without_text_is_named(tmp_path: Path) -> None:
     path = tmp_path / "x.parquet"
     write_parquet(path, ["a"] * 13 + [None, "b"])
-    with pytest.raises(SourceError, match=r"x\.parquet, row 14: 'text' is null, not a string"):
+    with pytest.raises(SourceError, match=r"x\.parquet, row 14: 'text' holds null, not a string"):
         texts_of(path)
     broken = pyarrow.array([b"a", b"\xff"]).view(pyarrow.string())
     write_parquet(path, broken)

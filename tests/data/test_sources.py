@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.data.formats import SECTION_BYTES
+from shardyard.data.readers.rows import TextOf
 from shardyard.data.sources import (
     list_files,
     read_sections,
@@ -23,7 +24,7 @@ def texts_of(
     source: str | tuple[str, ...], text_key: str = "text", data_format: str = "by_suffix"
 ) -> list[str]:
     pieces = split_into_pieces(list_files(source, data_format), SECTION_BYTES)
-    return [section.text for piece in pieces for section in read_sections(piece, text_key)]
+    return [section.text for piece in pieces for section in read_sections(piece, TextOf(text_key))]
 
 
 def test_a_folder_contributes_its_text_files_in_the_order_of_their_names(tmp_path: Path) -> None:
@@ -60,7 +61,7 @@ def test_the_sections_of_a_long_text_are_the_whole_text(tmp_path: Path, separato
     text = separator.join("é" * (number % 700) for number in range(900))
     path.write_text(text)
     (piece,) = split_into_pieces(list_files(str(path)), 100 * SECTION_BYTES)
-    sections = list(read_sections(piece, "text"))
+    sections = list(read_sections(piece, TextOf()))
     assert "".join(section.text for section in sections) == text
     assert [section.begins for section in sections] == [True] + [False] * (len(sections) - 1)
     assert [section.ends for section in sections] == [False] * (len(sections) - 1) + [True]
@@ -71,7 +72,7 @@ def test_the_sections_of_a_long_text_are_the_whole_text(tmp_path: Path, separato
 def test_a_short_text_is_one_section_and_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfhello")
     (piece,) = split_into_pieces(list_files(str(tmp_path)), SECTION_BYTES)
-    assert list(read_sections(piece, "text")) == [Section("hello", begins=True, ends=True)]
+    assert list(read_sections(piece, TextOf())) == [Section("hello", begins=True, ends=True)]
 
 
 def test_the_standard_library_is_there_without_its_tests() -> None:
@@ -232,7 +233,7 @@ def test_the_beginning_of_every_file_is_read_before_any_work(tmp_path: Path) -> 
         (tmp_path / f"{number}.jsonl").write_text('{"body": "a"}\n')
     (tmp_path / "good.jsonl").write_text('{"text": "a"}\n')
     with pytest.raises(SourceError) as refused:
-        refuse_unreadable(list_files(str(tmp_path)), "text")
+        refuse_unreadable(list_files(str(tmp_path)), TextOf())
     lines = str(refused.value).splitlines()
     assert [line.partition(": ")[0] for line in lines[:-1]] == [
         f"{tmp_path}/{number}.jsonl:1" for number in range(4)
@@ -247,4 +248,4 @@ def test_a_file_that_vanished_is_named(tmp_path: Path) -> None:
     (piece,) = split_into_pieces(list_files(str(path)), SECTION_BYTES)
     path.unlink()
     with pytest.raises(SourceError, match=r"a\.txt cannot be read: No such file"):
-        list(read_sections(piece, "text"))
+        list(read_sections(piece, TextOf()))

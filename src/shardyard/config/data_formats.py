@@ -11,6 +11,9 @@ class DataFormat:
 
     encoder: str
     """module:class of its ``data.encoders.Encoder``."""
+    whole_row: str | None = None
+    """module:function (row, place) -> text that is made of a whole row of a file; None: what stands
+    under ``data.text_key``."""
     unknown: str | None = None
     """What a file of no known suffix is read as, by its row in ``data.formats``; None: refused."""
 

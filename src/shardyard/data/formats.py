@@ -10,6 +10,7 @@ from pathlib import PurePath
 from typing import BinaryIO
 
 from shardyard.config.data_formats import DATA_FORMATS
+from shardyard.data.readers.rows import TextOf
 from shardyard.data.spans import Section, Span
 from shardyard.plug_ins import brought, loaded, part
 
@@ -17,8 +18,8 @@ SECTION_BYTES = 64 * 1024
 """A text file above this is read in sections of about this size. Sections are held out
 one by one, so that a corpus of one book has a held-out part too."""
 
-Reader = Callable[[BinaryIO, Span, str], Iterator[Section]]
-"""(file, span, data.text_key) -> the documents that begin in the span."""
+Reader = Callable[[BinaryIO, Span, TextOf], Iterator[Section]]
+"""(file, span, what of a row is text) -> the documents that begin in the span."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,7 @@ class Format:
     code: str
     """module:function of its ``Reader``, imported when a file is read."""
     has_keys: bool
-    """Whether the text stands under data.text_key."""
+    """Whether it has rows, whose text stands under data.text_key."""
     is_divisible: bool
     """Whether a span may begin and end anywhere; if not, it is the whole file."""
 
@@ -126,7 +127,8 @@ def _why_no_format(content: object) -> str:
 
 
 def format_of(name: str, data_format: str) -> str | None:
-    """The format of a file by the end of its name; None: it has none that is known.
+    """The format of a file by the end of its name; None: it has none that is known, or one without
+    rows where ``data.format`` takes rows.
 
     Args:
         data_format: ``data.format``, which says what is of no known kind.
@@ -136,10 +138,15 @@ def format_of(name: str, data_format: str) -> str | None:
     known = next((_BY_SUFFIX[suffix] for suffix in longest_first if suffix in _BY_SUFFIX), None)
     if known is None and suffixes and brought("sources", suffixes[-1]) is not None:
         return suffixes[-1]
-    return DATA_FORMATS[data_format].unknown if known is None else known
+    row = DATA_FORMATS[data_format]
+    if known is not None and row.whole_row is not None and not FORMATS[known].has_keys:
+        return None
+    return row.unknown if known is None else known
 
 
-def remedy_of(name: str) -> str:
+def remedy_of(name: str, data_format: str = "by_suffix") -> str:
     """What to do about a file without a format."""
     suffix = PurePath(name).suffix.lower()
+    if DATA_FORMATS[data_format].whole_row is not None and suffix not in _OTHERS:
+        return f"data.format={data_format} takes rows, such as those of a .jsonl file"
     return _OTHERS.get(suffix, "if it is plain text, set data.format=text")

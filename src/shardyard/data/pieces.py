@@ -21,6 +21,7 @@ import numpy.typing as npt
 from shardyard.config.data_formats import PLAIN_TEXT
 from shardyard.config.tasks import imported
 from shardyard.data.encoders import Column, Encoded, Encoder
+from shardyard.data.readers.rows import TextOf
 from shardyard.data.shards import bin_name, idx_name, token_dtype
 from shardyard.data.sources import Piece, piece_size_bytes, read_sections
 from shardyard.data.spans import Section, shown
@@ -127,7 +128,7 @@ class TokenizePiece:
     folder: Path
     number: int
     piece: Piece
-    text_key: str
+    text_of: TextOf
     hold_out: HoldOut
     bos_token: str | None = None
     """What each document begins with."""
@@ -176,7 +177,7 @@ class TokenizePiece:
         bos_id = None if self.bos_token is None else tokenizer.id_of(self.bos_token)
         builders = {split: _SplitBuilder(tokenizer, bos_id, encoder.columns) for split in SPLITS}
         hashes: list[int] = []
-        for section in read_sections(self.piece, self.text_key):
+        for section in read_sections(self.piece, self.text_of):
             hashes.append(hash_of(section.text))
             split = self.hold_out.split_of(hashes[-1])
             _add_section(section, encoder.encode(section.text, tokenizer), builders, split)

@@ -38,6 +38,7 @@ from shardyard.data.pieces import (
     file_entry,
     write_file,
 )
+from shardyard.data.readers.rows import TextOf
 from shardyard.data.shards import COLUMNS_VERSION, FORMAT_VERSION, MANIFEST, read_facts, token_dtype
 from shardyard.data.sources import (
     Piece,
@@ -102,7 +103,7 @@ def prepare(
     if not _is_finished(folder):
         with _sole_writer(folder, progress):
             if not (folder / MANIFEST).exists():  # another process may just have written it
-                refuse_unreadable(files, data.text_key)
+                refuse_unreadable(files, _text_of(data))
                 _write_tokenizer(folder, data, files, tokenizer, progress)
                 _refuse_large_vocabulary(folder, data, rows)
                 _build(folder, recipe, files, request, progress)
@@ -149,6 +150,10 @@ def _request(
 
 def _encoder_of(data: Data) -> str:
     return DATA_FORMATS[data.format].encoder
+
+
+def _text_of(data: Data) -> TextOf:
+    return TextOf(data.text_key, DATA_FORMATS[data.format].whole_row)
 
 
 def _format_in_request(file: SourceFile) -> list[str]:
@@ -198,7 +203,7 @@ def _write_tokenizer(
         return
     if tokenizer is None:
         pieces = split_into_pieces(files, _piece_bytes(files))
-        texts = _training_texts(pieces, data.text_key, progress)
+        texts = _training_texts(pieces, _text_of(data), progress)
         tokenizer = train_tokenizer(texts, vocab_size=data.vocab_size)
     else:
         TextEncoder(tokenizer, name=f"data.tokenizer={data.tokenizer}")  # refuse it before work
@@ -214,7 +219,7 @@ def _refuse_large_vocabulary(folder: Path, data: Data, rows: int | None) -> None
         raise RecipeError(found)
 
 
-def _training_texts(pieces: Sequence[Piece], text_key: str, progress: Progress) -> Iterator[str]:
+def _training_texts(pieces: Sequence[Piece], text_of: TextOf, progress: Progress) -> Iterator[str]:
     """Text from the beginning of every piece, ``_TOKENIZER_SAMPLE_BYTES`` or a little more."""
     quota_bytes = _TOKENIZER_SAMPLE_BYTES // len(pieces)
     total_bytes = sum(
@@ -223,7 +228,7 @@ def _training_texts(pieces: Sequence[Piece], text_key: str, progress: Progress) 
     done_bytes = 0
     for piece in pieces:
         left_bytes = quota_bytes
-        for section in read_sections(piece, text_key):
+        for section in read_sections(piece, text_of):
             yield section.text
             section_bytes = len(section.text.encode())
             left_bytes -= section_bytes
@@ -255,7 +260,7 @@ def _build(
             folder,
             number,
             piece,
-            data.text_key,
+            _text_of(data),
             HoldOut(data.eval_fraction),
             bos_token=request.get("bos_token"),
             encoder=_encoder_of(data),

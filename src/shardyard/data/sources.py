@@ -18,6 +18,7 @@ from shardyard.data.formats import (
     format_of,
     remedy_of,
 )
+from shardyard.data.readers.rows import TextOf
 from shardyard.data.spans import Section, SourceFile, Span, shown
 from shardyard.data.stores.base import open_file, store_of
 from shardyard.errors import RequestError, SourceError
@@ -57,7 +58,7 @@ def list_files(
                 file = SourceFile(found.path, found.name, format, found.size_bytes, found.version)
                 files.setdefault(found.path, file)
     if unread:
-        _refuse_kinds(source, list(unread.values()), len(files) + len(unread))
+        _refuse_kinds(source, data_format, list(unread.values()), len(files) + len(unread))
     if not files:
         raise RequestError(
             f"data.source={source!r} names no file. Give a folder, file or glob that holds "
@@ -77,12 +78,14 @@ def readers_of(files: Iterable[SourceFile]) -> list[PlugIn]:
     return [found for name in names if (found := brought("sources", name)) is not None]
 
 
-def _refuse_kinds(source: str | Sequence[str], names: Sequence[str], num_files: int) -> NoReturn:
+def _refuse_kinds(
+    source: str | Sequence[str], data_format: str, names: Sequence[str], num_files: int
+) -> NoReturn:
     named = ", ".join(shown(name) for name in names[:_SHOWN_FILES])
     more = f", and {len(names) - _SHOWN_FILES} more" if len(names) > _SHOWN_FILES else ""
     suffixes: dict[str, str] = {}
     for name in names:
-        suffixes.setdefault(remedy_of(name), shown(Path(name).suffix) or "no suffix")
+        suffixes.setdefault(remedy_of(name, data_format), shown(Path(name).suffix) or "no suffix")
     remedies = "; ".join(f"{suffix}: {remedy}" for remedy, suffix in suffixes.items())
     raise RequestError(
         f"data.source={source!r}: {len(names)} of its {num_files} files are of no kind that is "
@@ -91,26 +94,26 @@ def _refuse_kinds(source: str | Sequence[str], names: Sequence[str], num_files: 
     )
 
 
-def refuse_unreadable(files: Sequence[SourceFile], text_key: str) -> None:
+def refuse_unreadable(files: Sequence[SourceFile], text_of: TextOf) -> None:
     """Read the beginning of every file: a wrong key or encoding is told before any work is done.
 
     Raises:
         SourceError: Names the first few files whose beginning cannot be read, and why.
     """
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        told = pool.map(lambda file: _why_unreadable(file, text_key), files)
+        told = pool.map(lambda file: _why_unreadable(file, text_of), files)
         wrong = [why for why in told if why is not None]
     if wrong:
         more = f"\nand {len(wrong) - _SHOWN_FILES} files more" if len(wrong) > _SHOWN_FILES else ""
         raise SourceError("\n".join(wrong[:_SHOWN_FILES]) + more)
 
 
-def _why_unreadable(file: SourceFile, text_key: str) -> str | None:
+def _why_unreadable(file: SourceFile, text_of: TextOf) -> str | None:
     stop = file.size_bytes
     if format_named(file.format).is_divisible:
         stop = min(stop, SECTION_BYTES)
     try:
-        next(read_sections((Span(file, 0, stop),), text_key), None)
+        next(read_sections((Span(file, 0, stop),), text_of), None)
     except SourceError as error:
         return str(error)
     return None
@@ -148,7 +151,7 @@ def piece_size_bytes(piece: Piece) -> int:
     return sum(span.stop - span.start for span in piece)
 
 
-def read_sections(piece: Piece, text_key: str) -> Iterator[Section]:
+def read_sections(piece: Piece, text_of: TextOf) -> Iterator[Section]:
     """Read the documents of a piece in order; empty ones are left out.
 
     Raises:
@@ -157,7 +160,7 @@ def read_sections(piece: Piece, text_key: str) -> Iterator[Section]:
     for span in piece:
         try:
             with open_file(span.file) as file:
-                yield from format_named(span.file.format).read(file, span, text_key)
+                yield from format_named(span.file.format).read(file, span, text_of)
         except OSError as error:
             raise SourceError(
                 f"{shown(span.file.path)} cannot be read: {error.strerror or error}. Check that it "

@@ -1,6 +1,6 @@
 """What is read: a file as it was when it was listed, a part of it, and what is found there."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class Section:
     begins: bool
     """Whether the document begins here; if not, it goes on from the section before."""
     ends: bool
+    place: object = field(default="", compare=False, repr=False)
+    """Of its row, for the message that ends the reading."""
 
 
 def shown(text: str) -> str:

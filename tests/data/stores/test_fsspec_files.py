@@ -8,6 +8,7 @@ import pytest
 
 from shardyard.config import sources
 from shardyard.config.sources import SCHEMES
+from shardyard.data.readers.rows import TextOf
 from shardyard.data.sources import list_files, read_sections, split_into_pieces
 from shardyard.data.stores.fsspec_files import FsspecStore, _told
 from shardyard.errors import AccessError, LostError, RequestError, SourceError
@@ -35,7 +36,7 @@ def test_folders_globs_and_files_are_found_as_everywhere(
     assert names("memory://t") == names("memory://t/") == all_of_t
     assert names("memory://t/**/*.txt") == ["memory://t/a.txt", "memory://t/in/c.txt"]
     (piece,) = split_into_pieces(list_files("memory://t/b.jsonl"), 2**20)
-    assert [section.text for section in read_sections(piece, "text")] == ["one"]
+    assert [section.text for section in read_sections(piece, TextOf())] == ["one"]
     with pytest.raises(RequestError, match=r"'memory://nowhere' does not exist"):
         names("memory://nowhere")
 
@@ -49,7 +50,7 @@ def test_a_file_that_changes_in_the_middle_is_refused(
     if content is not None:
         memory.pipe("/t/b.jsonl", content)
     with pytest.raises(SourceError, match=r"memory://t/b\.jsonl changed since it was listed"):
-        list(read_sections(piece, "text"))
+        list(read_sections(piece, TextOf()))
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

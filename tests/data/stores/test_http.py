@@ -12,6 +12,7 @@ import pytest
 
 from shardyard.config.schema import Recipe
 from shardyard.data.prepare import prepare
+from shardyard.data.readers.rows import TextOf
 from shardyard.data.sources import list_files, read_sections, split_into_pieces
 from shardyard.data.stores import ranged
 from shardyard.errors import AccessError, LostError, RequestError, ShardyardError, SourceError
@@ -83,7 +84,7 @@ def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
 
 def texts_of(url: str) -> list[str]:
     (piece,) = split_into_pieces(list_files(url), 2**20)
-    return [section.text for section in read_sections(piece, "text")]
+    return [section.text for section in read_sections(piece, TextOf())]
 
 
 @pytest.mark.heavy
@@ -119,7 +120,7 @@ def test_a_file_that_changes_in_the_middle_is_refused(web: Web) -> None:
         with pytest.raises(
             SourceError, match=r"x\.jsonl changed since it was listed: its (ET|siz)"
         ):
-            list(read_sections(piece, "text"))
+            list(read_sections(piece, TextOf()))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.data.formats import FORMATS
+from shardyard.data.readers.rows import TextOf
 from shardyard.data.spans import SourceFile, Span
 from shardyard.data.stores.ranged import RangedFile, changed, matcher
 from shardyard.errors import LostError
@@ -100,7 +101,7 @@ def test_what_happens_far_away_is_told_as_it_is_through_a_reader_of_parquet(tmp_
             yield content[start:stop]
 
         with io.BufferedReader(RangedFile(file, broken, sleep=lambda _: None)) as opened:
-            list(FORMATS["parquet"].read(opened, Span(file, 0, len(content)), "text"))
+            list(FORMATS["parquet"].read(opened, Span(file, 0, len(content)), TextOf()))
 
     for error in (LostError("gone"), changed(file, "its etag is another one")):
         with pytest.raises(type(error), match=str(error)):

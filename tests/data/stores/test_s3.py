@@ -14,6 +14,7 @@ import pytest
 from shardyard.config.resolved import DataFacts
 from shardyard.config.schema import Recipe
 from shardyard.data.prepare import prepare
+from shardyard.data.readers.rows import TextOf
 from shardyard.data.sources import list_files, read_sections, split_into_pieces
 from shardyard.data.stores import ranged, s3
 from shardyard.errors import AccessError, LostError, RequestError, SourceError
@@ -153,7 +154,7 @@ def test_an_object_that_changes_in_the_middle_is_refused(
 ) -> None:
     world.put("x.jsonl", LINES * 8)
     (piece,) = split_into_pieces(list_files("s3://corpus/x.jsonl"), 2**27)
-    sections = read_sections(piece, "text")
+    sections = read_sections(piece, TextOf())
     next(sections)
     if now is None:
         world.server.client("s3").delete_object(Bucket="corpus", Key="x.jsonl")

@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any, BinaryIO
 
 from shardyard.data.readers.json_values import DECODER, not_json
-from shardyard.data.readers.places import Place, decode, rewound, text_of
+from shardyard.data.readers.places import Place, decode, rewound
+from shardyard.data.readers.rows import TextOf
 from shardyard.data.spans import Section, Span, shown
 from shardyard.errors import SourceError
 
@@ -16,7 +17,7 @@ MOST_BYTES = 2**30
 """A file is held in memory, so one above this is refused."""
 
 
-def read(file: BinaryIO, span: Span, text_key: str) -> Iterator[Section]:
+def read(file: BinaryIO, span: Span, text_of: TextOf) -> Iterator[Section]:
     """A list of objects, or objects one after the other: one object, or JSON lines by this name."""
     if span.stop > MOST_BYTES:
         raise SourceError(
@@ -30,9 +31,10 @@ def read(file: BinaryIO, span: Span, text_key: str) -> Iterator[Section]:
     content = decode(raw, Place(span.file, rewind))
     try:
         for at, row in _json_values(content):
-            text = text_of(row, Place(span.file, rewind, text=content, at=at), text_key)
+            place = Place(span.file, rewind, text=content, at=at)
+            text = text_of(row, place)
             if text:
-                yield Section(text, begins=True, ends=True)
+                yield Section(text, begins=True, ends=True, place=place)
     except json.JSONDecodeError as error:
         form = "A .json file holds a list of objects, or objects one after the other."
         place = Place(span.file, rewind, text=content, at=error.pos)

@@ -13,7 +13,8 @@ from typing import IO, BinaryIO, cast
 
 from shardyard.data.extras import extra
 from shardyard.data.readers.json_values import DECODER, not_json
-from shardyard.data.readers.places import Place, Rewind, decode, rewound, text_of
+from shardyard.data.readers.places import Place, Rewind, decode, rewound
+from shardyard.data.readers.rows import TextOf
 from shardyard.data.spans import Section, SourceFile, Span, shown
 from shardyard.errors import SourceError
 
@@ -21,28 +22,28 @@ MOST_LINE_BYTES = 2**30
 """Of a packed file, which can hold a thousand times its size."""
 
 
-def read(file: BinaryIO, span: Span, text_key: str) -> Iterator[Section]:
+def read(file: BinaryIO, span: Span, text_of: TextOf) -> Iterator[Section]:
     """The documents whose lines begin in the span."""
     file.seek(max(0, span.start - 1))
     if span.start:
         file.readline()  # the line in progress belongs to the span before
-    for section, end in _rows(file, partial(rewound, file), span.file, text_key):
+    for section, end in _rows(file, partial(rewound, file), span.file, text_of):
         if section is not None:
             yield section
         if end >= span.stop:
             return
 
 
-def read_gzip(file: BinaryIO, span: Span, text_key: str) -> Iterator[Section]:
+def read_gzip(file: BinaryIO, span: Span, text_of: TextOf) -> Iterator[Section]:
     """All documents of a file packed by gzip."""
 
     def opened() -> IO[bytes]:
         return cast(IO[bytes], gzip.GzipFile(fileobj=rewound(file)))
 
-    yield from _unpacked(opened, gzip.BadGzipFile, span.file, text_key)
+    yield from _unpacked(opened, gzip.BadGzipFile, span.file, text_of)
 
 
-def read_zstd(file: BinaryIO, span: Span, text_key: str) -> Iterator[Section]:
+def read_zstd(file: BinaryIO, span: Span, text_of: TextOf) -> Iterator[Section]:
     """All documents of a file packed by zstd, in one frame or several.
 
     Raises:
@@ -53,14 +54,14 @@ def read_zstd(file: BinaryIO, span: Span, text_key: str) -> Iterator[Section]:
     def opened() -> IO[bytes]:
         return cast(IO[bytes], zstd.ZstdFile(rewound(file)))
 
-    yield from _unpacked(opened, zstd.ZstdError, span.file, text_key)
+    yield from _unpacked(opened, zstd.ZstdError, span.file, text_of)
 
 
 def _unpacked(
-    opened: Rewind, wrong: type[Exception], file: SourceFile, text_key: str
+    opened: Rewind, wrong: type[Exception], file: SourceFile, text_of: TextOf
 ) -> Iterator[Section]:
     try:
-        for section, _ in _rows(opened(), opened, file, text_key):
+        for section, _ in _rows(opened(), opened, file, text_of):
             if section is not None:
                 yield section
     except (EOFError, zlib.error, wrong) as error:
@@ -72,7 +73,7 @@ def _unpacked(
 
 
 def _rows(
-    content: IO[bytes], rewind: Rewind, file: SourceFile, text_key: str
+    content: IO[bytes], rewind: Rewind, file: SourceFile, text_of: TextOf
 ) -> Iterator[tuple[Section | None, int]]:
     """The document of each line, if it has one, and where the line ends."""
     offset = content.tell()
@@ -84,10 +85,10 @@ def _rows(
                 "as a whole. Cut the document into several, or leave it out."
             )
         offset += len(line)
-        yield _document(line, place, text_key), offset
+        yield _document(line, place, text_of), offset
 
 
-def _document(line: bytes, place: Place, text_key: str) -> Section | None:
+def _document(line: bytes, place: Place, text_of: TextOf) -> Section | None:
     if not line.strip():
         return None
     decoded = decode(line.removeprefix(codecs.BOM_UTF8).rstrip(), place)
@@ -95,5 +96,5 @@ def _document(line: bytes, place: Place, text_key: str) -> Section | None:
         row = DECODER.decode(decoded)
     except json.JSONDecodeError as error:
         raise not_json(place, error, "Each line of this file is one object.") from error
-    text = text_of(row, place, text_key)
-    return Section(text, begins=True, ends=True) if text else None
+    text = text_of(row, place)
+    return Section(text, begins=True, ends=True, place=place) if text else None

@@ -1,10 +1,10 @@
 """Parquet: a column of text, read by groups of rows; a group belongs to the span it begins in."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
 from shardyard.data.extras import extra
-from shardyard.data.readers.places import some_keys
+from shardyard.data.readers.rows import TextOf, some_keys
 from shardyard.data.spans import Section, Span, shown
 from shardyard.errors import SourceError
 
@@ -12,7 +12,7 @@ _BATCH_ROWS = 256
 """Rows whose text is held as Python objects at a time."""
 
 
-def read(file: BinaryIO, span: Span, text_key: str) -> Iterator[Section]:
+def read(file: BinaryIO, span: Span, text_of: TextOf) -> Iterator[Section]:
     """The text of the groups of rows that begin in the span.
 
     Raises:
@@ -24,12 +24,15 @@ def read(file: BinaryIO, span: Span, text_key: str) -> Iterator[Section]:
     parquet = extra("parquet", "pyarrow.parquet", what=path)
     try:
         table = parquet.ParquetFile(file)
-        _refuse_column(pyarrow, table, path, text_key)
+        if text_of.whole_row is None:
+            _refuse_column(pyarrow, table, path, text_of.key)
+        else:
+            _refuse_twins(table.schema_arrow.names, path)
         number = 0
         for group in range(table.num_row_groups):
             about = table.metadata.row_group(group)
             if span.start <= min(_first_byte(about), span.file.size_bytes - 1) < span.stop:
-                yield from _texts(table, group, number, path, text_key)
+                yield from _texts(table, group, number, path, text_of)
             number += about.num_rows
     except pyarrow.ArrowException as error:
         raise _unreadable(path, error) from error
@@ -58,6 +61,16 @@ def _refuse_column(pyarrow: Any, table: Any, path: str, text_key: str) -> None:
         )
 
 
+def _refuse_twins(names: Sequence[str], path: str) -> None:
+    """Raise if a row has two values of one name."""
+    twins = {name for name in names if names.count(name) > 1}
+    if twins:
+        raise SourceError(
+            f"{path}: several columns are called {some_keys(twins)}. Write the file again with "
+            "names that differ."
+        )
+
+
 def _first_byte(group: Any) -> int:
     """Where a group of rows begins; 0 if it has no column or no byte."""
     columns = [group.column(number) for number in range(group.num_columns)]
@@ -70,28 +83,26 @@ def _first_byte(group: Any) -> int:
     return min(pages, default=0)
 
 
-def _texts(table: Any, group: int, number: int, path: str, text_key: str) -> Iterator[Section]:
+def _texts(table: Any, group: int, number: int, path: str, text_of: TextOf) -> Iterator[Section]:
     """Documents of a group whose first row is ``number`` rows behind the file's first."""
+    columns = [text_of.key] if text_of.whole_row is None else None
     batches = table.iter_batches(
-        batch_size=_BATCH_ROWS, row_groups=[group], columns=[text_key], use_threads=False
+        batch_size=_BATCH_ROWS, row_groups=[group], columns=columns, use_threads=False
     )
     for batch in batches:
         try:
-            texts = batch.column(0).to_pylist()
+            rows = batch.to_pylist()
         except UnicodeDecodeError as error:
+            which = "a column" if columns is None else f"column {shown(text_of.key)!r}"
             raise SourceError(
-                f"{path}: column {shown(text_key)!r} holds bytes that are not UTF-8 in rows "
-                f"{number + 1:,} to {number + len(batch):,} ({error.reason}). Write the file again "
-                "from sound text."
+                f"{path}: {which} holds bytes that are not UTF-8 in rows {number + 1:,} to "
+                f"{number + len(batch):,} ({error.reason}). Write the file again from sound text."
             ) from error
-        for row, text in enumerate(texts, start=number + 1):
-            if text is None:
-                raise SourceError(
-                    f"{path}, row {row:,}: {shown(text_key)!r} is null, not a string. Write the "
-                    "file again without such rows."
-                )
+        for count, row in enumerate(rows, start=number + 1):
+            place = f"{path}, row {count:,}"
+            text = text_of(row, place)
             if text:
-                yield Section(text, begins=True, ends=True)
+                yield Section(text, begins=True, ends=True, place=place)
         number += len(batch)
 
 

@@ -6,12 +6,13 @@ from typing import BinaryIO
 
 from shardyard.data.formats import SECTION_BYTES
 from shardyard.data.readers.places import Place, decode, rewound
+from shardyard.data.readers.rows import TextOf
 from shardyard.data.spans import Section, Span
 
 _UTF8_CONTINUATION = bytes(range(0x80, 0xC0))
 
 
-def read(file: BinaryIO, span: Span, _text_key: str) -> Iterator[Section]:
+def read(file: BinaryIO, span: Span, _text_of: TextOf) -> Iterator[Section]:
     """Sections of about ``SECTION_BYTES``, ended at line ends where there are any."""
     for start in range(span.start, span.stop, SECTION_BYTES):
         stop = min(start + SECTION_BYTES, span.stop)

@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from shardyard.data.formats import Format
+from shardyard.data.readers.rows import TextOf
 from shardyard.data.spans import Section, Span
 
 
-def read(file: BinaryIO, span: Span, _text_key: str) -> Iterator[Section]:
+def read(file: BinaryIO, span: Span, _text_of: TextOf) -> Iterator[Section]:
     """The whole file as one document."""
     yield Section(file.read(span.stop).decode()[::-1], begins=True, ends=True)
 
