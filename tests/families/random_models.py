@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 
 from shardyard.families.presets import PRESETS
 from shardyard.families.registry import family_of, trained_family_of
@@ -26,6 +26,37 @@ def small_shape(model_type: str) -> ModelShape:
     return replace(tiny, model_type=model_type, vocab_size=300)
 
 
+_LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "llama": {
+        "as 3.1": {"rope_scaling": _LLAMA3},
+        "as 3.2": {"rope_scaling": _LLAMA3, "tie_word_embeddings": True, "head_dim": 24},
+        "linear": {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+        "yarn": {"rope_scaling": _YARN},
+        "biases": {"attention_bias": True},
+    },
+    "mistral": {"tied": {"tie_word_embeddings": True}},
+    "mixtral": {"tied": {"tie_word_embeddings": True}},
+    "qwen2": {"tied": {"tie_word_embeddings": True}},
+    "qwen3": {"tied": {"tie_word_embeddings": True}, "wide heads": {"head_dim": 32}},
+    "qwen3_moe": {"tied": {"tie_word_embeddings": True}},
+    "bert": {},
+}
+"""Of each family what its models differ in, beside the plain one."""
+
+
+def cases(model_type: str) -> dict[str, ModelShape]:
+    """Every variant of a family by name; a family that has no line above has no case."""
+    plain = small_shape(model_type)
+    varied = {name: replace(plain, **more) for name, more in VARIANTS[model_type].items()}
+    return {"plain": plain, **varied}
+
+
 def theirs(shape: ModelShape) -> Any:
     """transformers' own model in fp32; biases and norms are moved from zero and one, too."""
     kind = AutoModelForCausalLM if shape.is_causal else AutoModelForMaskedLM
@@ -37,11 +68,17 @@ def theirs(shape: ModelShape) -> Any:
     return model
 
 
-def our_logits(shape: ModelShape, folder: Path) -> Tensor:
-    """Logits of our own pass through a model that is loaded from a folder; (B, L, V)."""
+def loaded(shape: ModelShape, folder: Path) -> PreTrainedModel:
+    """Our model with the weights of a folder."""
     model = build_on_meta(shape)
     give_storage(model, torch.device("cpu"))
     fill_weights(model, folder=folder, seed=0)
+    return model
+
+
+def our_logits(shape: ModelShape, folder: Path) -> Tensor:
+    """Logits of our own pass through a model that is loaded from a folder; (B, L, V)."""
+    model = loaded(shape, folder)
     run = ForwardPass(
         model,
         trained_family_of(shape.model_type),

@@ -1,27 +1,32 @@
 """Every family against transformers: config.json out and in, weights, logits, count."""
 
-from dataclasses import replace
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from transformers import AutoConfig
 
+from shardyard.checkpoint.export import export
+from shardyard.checkpoint.retention import step_name
+from shardyard.checkpoint.save import Saver
 from shardyard.config.model_source import read_shape
-from shardyard.config.schema import Model
+from shardyard.config.own_module import known_shape
+from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.config.schema import Model, Recipe
 from shardyard.families.config_json import shape_of_config
 from shardyard.families.registry import trained_types
 from shardyard.families.shape import ModelShape
-from tests.families.random_models import TOKENS_BL, our_logits, small_shape, theirs
+from tests.families.random_models import TOKENS_BL, VARIANTS, cases, loaded, our_logits, theirs
 
 pytestmark = pytest.mark.heavy
 
-SHAPES = {
-    f"{name}{', tied' * tied}": replace(small_shape(name), tie_word_embeddings=tied)
-    for name in trained_types()
-    for tied in (False, True)
-    if tied or small_shape(name).is_causal
+CASES = {
+    f"{model_type}, {name}": shape
+    for model_type in VARIANTS
+    for name, shape in cases(model_type).items()
 }
 HEAD_OF_BERT = 64**2 + 3 * 64 + 300
 """Dense layer, norm and bias, which are not counted."""
@@ -33,18 +38,56 @@ def sizes(shape: ModelShape) -> dict[str, Any]:
     return {**shape.to_dict(), **widths}
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_a_folder_of_transformers_is_the_same_model_here(name: str, tmp_path: Path) -> None:
-    shape = SHAPES[name]
+def test_every_family_has_its_cases() -> None:
+    assert set(VARIANTS) == set(trained_types())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_folder_of_transformers_is_the_same_model_here_and_as_an_export(
+    case: str, tmp_path: Path, alone: dist.ProcessGroup
+) -> None:
+    shape, source = CASES[case], tmp_path / "source"
     model = theirs(shape)
-    model.save_pretrained(tmp_path, max_shard_size="100KB")  # several files and an index
-    read = read_shape(Model(path=str(tmp_path)), tmp_path, 0)
+    model.save_pretrained(source, max_shard_size="100KB")  # several files and an index
+    resolved = resolved_of(source)
+    read = known_shape(resolved.shape)
     assert sizes(read) == sizes(shape)
     real = sum(param.numel() for param in model.parameters())
     assert real - (0 if shape.is_causal else HEAD_OF_BERT) == shape.parameters
     with torch.no_grad():
         expected_BLV = model(input_ids=TOKENS_BL).logits
-    torch.testing.assert_close(our_logits(read, tmp_path), expected_BLV)
+    torch.testing.assert_close(our_logits(read, source), expected_BLV)
+    exported = tmp_path / "export"
+    checkpoint = save_untrained(resolved, tmp_path / "checkpoints", alone)
+    export(checkpoint, resolved, exported, max_shard_bytes=100_000)
+    opened = type(model).from_pretrained(exported, attn_implementation="eager").eval()
+    with torch.no_grad():
+        assert torch.equal(opened(input_ids=TOKENS_BL).logits, expected_BLV)
+    configs = [json.loads((folder / "config.json").read_text()) for folder in (source, exported)]
+    assert configs[0] == configs[1]
+
+
+def resolved_of(folder: Path) -> Resolved:
+    """What a run of the model in a folder would be, as far as export asks."""
+    asked = Model(path=str(folder), dropout=0.0)
+    return Resolved(
+        recipe=Recipe(model=asked), reasons={}, shape=read_shape(asked, folder, 0),
+        data=DataFacts(
+            dir=str(folder), fingerprint="0", vocab_size=300, train_tokens=1, eval_tokens=1,
+            train_documents=1, eval_documents=1, unigram_entropy=1.0,
+        ),
+        steps=1, model_dir=str(folder),
+    )  # fmt: skip
+
+
+def save_untrained(resolved: Resolved, folder: Path, group: dist.ProcessGroup) -> Path:
+    """A checkpoint of the weights as they were loaded."""
+    model = loaded(known_shape(resolved.shape), Path(str(resolved.model_dir)))
+    saver = Saver(folder, group=group, rank=0, world_size=1, keep_last=1)
+    saver.save(1, {f"model.{name}": each.detach() for name, each in model.named_parameters()}, {})
+    saver.wait()
+    saver.close()
+    return folder / step_name(1)
 
 
 LEFT_OUT = {

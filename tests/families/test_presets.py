@@ -9,9 +9,22 @@ from shardyard.families.presets import PRESETS
 # Parameters as the model cards on the Hugging Face hub count them (safetensors metadata), unless
 # another source is named.
 PUBLISHED = [
+    # arXiv:2302.13971, table 2: 6.7, 13.0, 32.5 and 65.2 B; exact: of huggyllama/llama-*
+    ("llama1-7b", 6_738_415_616),
+    ("llama1-13b", 13_015_864_320),
+    ("llama1-33b", 32_528_943_616),
+    ("llama1-65b", 65_285_660_672),
+    ("llama2-7b", 6_738_415_616),
+    ("llama2-13b", 13_015_864_320),
+    ("llama2-70b", 68_976_648_192),
+    ("llama3-8b", 8_030_261_248),
     ("llama3-70b", 70_553_706_496),
+    ("llama3.1-8b", 8_030_261_248),
+    ("llama3.1-70b", 70_553_706_496),
     ("llama3.1-405b", 405_853_388_800),
     ("llama3.2-1b", 1_235_814_400),
+    ("llama3.2-3b", 3_212_749_824),
+    ("llama3.3-70b", 70_553_706_496),
     ("mixtral-8x7b", 46_702_792_704),
     ("mixtral-8x22b", 140_630_071_296),
     ("qwen2.5-0.5b", 494_032_768),

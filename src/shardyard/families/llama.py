@@ -47,6 +47,7 @@ def _shape(
     context: int,
     *,
     theta: float = 10000.0,
+    eps: float = 1e-5,
     tied: bool = False,
     positions_stretched: float = 0,
 ) -> ModelShape:
@@ -55,9 +56,14 @@ def _shape(
     return ModelShape(
         model_type="llama", vocab_size=vocab, hidden_size=width, intermediate_size=inner_width,
         num_hidden_layers=layers, num_attention_heads=queries, num_key_value_heads=keys,
-        max_position_embeddings=context, rope_theta=theta, tie_word_embeddings=tied,
-        rope_scaling=scaling,
+        max_position_embeddings=context, rms_norm_eps=eps, rope_theta=theta,
+        tie_word_embeddings=tied, rope_scaling=scaling,
     )  # fmt: skip
+
+
+def _llama31_70b() -> ModelShape:
+    """Of 3.1 and 3.3, which is the same model trained further."""
+    return _shape(128256, 8192, 28672, 80, 64, 8, 131072, theta=500000.0, positions_stretched=8.0)
 
 
 _LLAMA31_ROPE: dict[str, Any] = {
@@ -66,6 +72,7 @@ _LLAMA31_ROPE: dict[str, Any] = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+_LLAMA1 = "Touvron et al. 2023, arXiv:2302.13971, table 2; config.json of "
 _LLAMA2 = "Touvron et al. 2023, arXiv:2307.09288, table 1; config.json of meta-llama/Llama-2-{}-hf"
 _LLAMA3 = "Grattafiori et al. 2024, arXiv:2407.21783, table 3; config.json of meta-llama/{}"
 
@@ -91,6 +98,22 @@ _PRESETS = {
         source="ours: the 1.3 B shape of GPT-3 XL (Brown et al. 2020, arXiv:2005.14165, table 2.1) "
         "with a SwiGLU MLP of equal size",
     ),
+    "llama1-7b": Preset(
+        shape=_shape(32000, 4096, 11008, 32, 32, 32, 2048, eps=1e-6),
+        source=f"{_LLAMA1}huggyllama/llama-7b",
+    ),
+    "llama1-13b": Preset(
+        shape=_shape(32000, 5120, 13824, 40, 40, 40, 2048, eps=1e-6),
+        source=f"{_LLAMA1}huggyllama/llama-13b",
+    ),
+    "llama1-33b": Preset(
+        shape=_shape(32000, 6656, 17920, 60, 52, 52, 2048, eps=1e-6),
+        source=f"{_LLAMA1}huggyllama/llama-30b",
+    ),
+    "llama1-65b": Preset(
+        shape=_shape(32000, 8192, 22016, 80, 64, 64, 2048),
+        source=f"{_LLAMA1}huggyllama/llama-65b",
+    ),
     "llama2-7b": Preset(
         shape=_shape(32000, 4096, 11008, 32, 32, 32, 4096), source=_LLAMA2.format("7b")
     ),
@@ -108,6 +131,13 @@ _PRESETS = {
         shape=_shape(128256, 8192, 28672, 80, 64, 8, 8192, theta=500000.0),
         source=_LLAMA3.format("Meta-Llama-3-70B"),
     ),
+    "llama3.1-8b": Preset(
+        shape=_shape(
+            128256, 4096, 14336, 32, 32, 8, 131072, theta=500000.0, positions_stretched=8.0
+        ),
+        source=_LLAMA3.format("Llama-3.1-8B"),
+    ),
+    "llama3.1-70b": Preset(shape=_llama31_70b(), source=_LLAMA3.format("Llama-3.1-70B")),
     "llama3.1-405b": Preset(
         shape=_shape(
             128256, 16384, 53248, 126, 128, 8, 131072, theta=500000.0, positions_stretched=8.0
@@ -121,6 +151,16 @@ _PRESETS = {
         ),
         source="config.json of meta-llama/Llama-3.2-1B; its sizes also in "
         "benchmarks/groundtruth/model_architectures.csv",
+    ),
+    "llama3.2-3b": Preset(
+        shape=_shape(
+            128256, 3072, 8192, 28, 24, 8, 131072,
+            theta=500000.0, tied=True, positions_stretched=32.0,
+        ),
+        source="config.json of meta-llama/Llama-3.2-3B",
+    ),
+    "llama3.3-70b": Preset(
+        shape=_llama31_70b(), source="config.json of meta-llama/Llama-3.3-70B-Instruct"
     ),
 }  # fmt: skip
 
