@@ -39,8 +39,8 @@ MUTATIONS = (
     # --- what earlier tests did not notice ---------------------------------------------------
     Mutation("clip turned round", "train/step.py", "self._grad_clip).clamp(min=1.0)",
              "self._grad_clip).clamp(max=1.0)", _PLAIN),
-    Mutation("learning rate one step late", "train/loop.py", "lr_at(step, self.recipe.optim)",
-             "lr_at(max(1, step - 1), self.recipe.optim)", _PLAIN),
+    Mutation("learning rate one step late", "train/loop.py", "lr_at(position / self._batch.first,",
+             "lr_at(max(1, step - 1),", _PLAIN),
     Mutation("dropout without its scale", "models/dropout.py",
              "* (1.0 / (1.0 - self._drop))", "* 1.0", _DROPOUT),
     Mutation("one mask for all layers", "models/dropout.py", 'key_of(seed, "dropout", place)',

@@ -24,7 +24,10 @@ PROBLEMS = [
     (["launch.env={WANDB_API_KEY: abc}"], "instead: `secrets: {WANDB_API_KEY: env}`"),
     (["parallel.strategy=NO_SHARD", "parallel.dp_shard=2"], "contradicts strategy NO_SHARD"),
     (["cluster.devices=4", "parallel.dp_shard=3"], "dp_shard=3 does not divide the 4"),
-    (["optim.global_batch=2", "optim.micro_batch=4"], "optim.micro_batch=4 is more than the 2"),
+    (
+        ["optim.global_batch=2", "optim.micro_batch=4"],
+        "micro_batch=4 is more than the 2 samples of",
+    ),
     (["cluster.devices=4", "optim.global_batch=2"], "fewer samples than the 4 data-parallel"),
     (["parallel.pp=2", "parallel.schedule=zb-v"], "zb-v: that one gives each rank 2 stages."),
     (
@@ -48,6 +51,24 @@ PROBLEMS = [
         "and nesterov. Leave it out.",
     ),
     (["optim.nesterov=false"], "optim.nesterov=False is a setting of sgd"),
+    (
+        ["optim.batch_per_device=2", "optim.global_batch=4"],
+        "optim.batch_per_device=2 and optim.global_batch=4 each say how many samples a step has",
+    ),
+    (["optim.lr_scaling=sqrt"], "optim.lr_scaling=sqrt follows a batch that changes with"),
+    (
+        ["optim.batch_per_device=2", "optim.lr_batch=4"],
+        "optim.lr_batch=4 is the batch that optim.lr is for, and optim.lr_scaling=none never",
+    ),
+    (
+        ["optim.warmup_share=0.1", "optim.warmup_steps=4"],
+        "optim.warmup_share=0.1 and optim.warmup_steps=4 each say how long the warm-up is.",
+    ),
+    (["optim.poly_power=1.0"], "optim.poly_power=1 is of schedule poly, and optim.schedule=cosine"),
+    (
+        ["cluster.devices=4", "optim.batch_per_device=1", "optim.micro_batch=8"],
+        "optim.micro_batch=8 is more than the 4 samples of a step",
+    ),
     (
         ["optim.name=sgd", "optim.lr=0.1", "optim.nesterov=true"],
         "optim.nesterov=True steps along the momentum, and optim.momentum is 0. Give one",
@@ -181,6 +202,8 @@ def test_a_contradiction_says_what_to_do(overrides: list[str], words: str) -> No
         ["elastic.min_nodes=1", "cluster.nodes=2", "elastic.max_nodes=4"],
         ["optim.name=sgd", "optim.lr=0.1", "optim.momentum=0.9", "optim.nesterov=true"],
         ["optim.name=lamb", "optim.lr=1e-3", "optim.betas=[0.9, 0.999]", "optim.eps=1e-6"],
+        ["optim.batch_per_device=2", "optim.lr_scaling=linear", "optim.lr_batch=8"],
+        ["optim.schedule=poly", "optim.poly_power=1.0", "optim.warmup_share=0.2843"],
         ["launch.require_efa=true", "cluster.instance=p5.48xlarge"],
         ["launch.kubernetes.target=pytorchjob", "launch.kubernetes.etcd=e:2379"],
         ["launch.kubernetes.topology=preferred", "launch.kubernetes.queue=q"],

@@ -159,15 +159,15 @@ def test_a_split_without_a_sample_is_refused(tmp_path: Path) -> None:
         train_source(write_shards(tmp_path / "tiny", [1], [0]))
 
 
-def loader(source: Stream, *, start_step: int = 0, end_step: int = 6) -> Loader:
+def loader(source: Stream, *, start: int = 0, end: int = 24) -> Loader:
     return Loader(
         source,
-        global_batch=4,
+        step_samples=4,
         micro_batch=2,
         rank=0,
         world_size=1,
-        start_step=start_step,
-        end_step=end_step,
+        start=start,
+        end=end,
         prefetch_steps=2,
     )
 
@@ -177,11 +177,16 @@ def samples_of(steps: list[list[MicroBatch]]) -> list[int]:
 
 
 def test_the_loader_yields_the_steps_from_its_start_to_its_end(shards: TokenShards) -> None:
-    with loader(train_source(shards), start_step=2, end_step=5) as steps:
+    with loader(train_source(shards), start=8, end=20) as steps:
         assert samples_of(list(steps)) == list(range(8, 20))
         assert steps.wait_s >= 0
-    with loader(train_source(shards), start_step=5, end_step=5) as steps:
+    with loader(train_source(shards), start=20, end=20) as steps:
         assert list(steps) == []
+
+
+def test_a_step_that_begins_before_the_end_is_read_whole(shards: TokenShards) -> None:
+    with loader(train_source(shards), start=6, end=11) as steps:
+        assert samples_of(list(steps)) == list(range(6, 14))
 
 
 class GatedSource(Stream):

@@ -66,7 +66,12 @@ def prepare_corpus(folder: Path) -> Corpus:
 
 
 def make_run(
-    folder: Path, corpus: Corpus, sections: dict[str, dict[str, Any]], *, attempt: int = 0
+    folder: Path,
+    corpus: Corpus,
+    sections: dict[str, dict[str, Any]],
+    *,
+    attempt: int = 0,
+    previous: Resolved | None = None,
 ) -> RunDir:
     """Write a run folder, ready to train, for the given sections of a recipe."""
     base: dict[str, dict[str, Any]] = {
@@ -86,7 +91,10 @@ def make_run(
     recipe = Recipe.model_validate(merged)
     model_dir = None if recipe.model.path is None else Path(recipe.model.path)
     shape = shape_if_known(recipe.model, model_dir, corpus.facts.vocab_size)
-    resolved = resolve(recipe, shape=shape, machine=MACHINE, data=corpus.facts, model_dir=model_dir)
+    resolved = resolve(
+        recipe, shape=shape, machine=MACHINE, data=corpus.facts, model_dir=model_dir,
+        previous=previous,
+    )  # fmt: skip
     run_dir = RunDir(folder)
     write_run(run_dir, resolved, attempt=attempt)
     return run_dir

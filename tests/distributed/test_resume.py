@@ -11,6 +11,7 @@ from shardyard.control.follow import describe_event
 from shardyard.errors import CheckpointError, TrainingError
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import EventWriter, read_evaluations, read_lines, read_steps
+from shardyard.rundir.resolved import read_resolved
 from shardyard.train.hooks import Hooks
 from shardyard.train.loop import DRAINED, FINISHED
 from shardyard.train.run import train
@@ -89,6 +90,31 @@ def test_a_run_goes_on_with_other_processes_and_strategy(corpus: Corpus, tmp_pat
     expected = [line["loss"] for line in read_steps(whole.metrics)]
     found = [line["loss"] for line in read_steps(parts.metrics)]
     assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_batch_per_device_grows_with_the_processes_and_the_length_does_not(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    optim = {
+        "global_batch": "auto", "batch_per_device": 2, "lr_scaling": "linear", "lr": 1e-3,
+        "schedule": "linear", "warmup_steps": 2, "decay_steps": 6,
+    }  # fmt: skip
+    sections = {**_sections(1), "optim": optim, "observe": {"sample_ids": True}}
+    run_dir = make_run(tmp_path / "run", corpus, sections)
+    assert run_on_ranks(_train_draining_at, 1, run_dir, 0, 2, 0) == [DRAINED]
+    begun = read_resolved(run_dir.resolved(0))
+    sections["cluster"] = {"devices": 3}
+    make_run(run_dir.path, corpus, sections, attempt=1, previous=begun)
+    assert run_on_ranks(train_here, 3, run_dir, 1) == [FINISHED] * 3
+
+    # 6 steps of 2 samples are 12: 2 steps of 2, then 2 of 6, the last of which is read whole
+    lines = read_steps(run_dir.metrics)
+    assert [line["samples"] for line in lines] == [2, 4, 10, 16]
+    # warmed up by sample 4; at sample 10, 3/4 of the way down to a tenth; three times the batch
+    assert [line["lr"] for line in lines] == pytest.approx(
+        [0.5e-3, 1e-3, 3 * (0.1 + 0.9 / 4) * 1e-3, 3 * 0.1 * 1e-3]
+    )
+    assert [line["step"] for line in read_evaluations(run_dir.metrics)] == [2, 4]
 
 
 def test_a_resume_may_change_the_format_of_averages(corpus: Corpus, tmp_path: Path) -> None:

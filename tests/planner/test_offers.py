@@ -1,6 +1,7 @@
 """Offers: nothing better can be rented, and what is picked is what was asked for."""
 
 import json
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -164,6 +165,15 @@ def test_no_offer_has_more_data_ranks_than_samples() -> None:
     assert found.offers
     assert all(offer.candidate.layout.data_ranks <= 16 for offer in found.offers)
     assert found.considered <= len(NODES)
+
+
+def test_a_batch_per_device_needs_fewer_steps_on_more_nodes_for_the_same_samples() -> None:
+    task = replace(workload("bert-large", global_batch=32, dp_shard=8), batch_per_device=4)
+    found = offers(task, steps=1600, checkpoint_bytes=10**9, names=("p4d.24xlarge",)).offers
+    assert len(found) > 1
+    for offer in found:
+        steps = round(offer.failures.productive_s / offer.candidate.step_s)
+        assert steps * 4 * offer.devices == 1600 * 32
 
 
 def test_a_model_that_nothing_can_train_is_refused_with_reasons() -> None:

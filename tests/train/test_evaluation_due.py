@@ -22,6 +22,12 @@ def test_evaluations_are_due_in_the_steps_worked_out_by_hand(task: Task, due: li
     found = [
         step
         for step in range(1, 6)
-        if evaluation_due(step, task=task, steps=5, global_batch=4, samples=10)
+        if evaluation_due(
+            step,
+            task=task,
+            is_last=step == 5,
+            read=range(4 * (step - 1), 4 * step),
+            samples=10,
+        )
     ]
     assert found == due

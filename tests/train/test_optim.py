@@ -30,11 +30,23 @@ SCHEDULED = {"lr": 1.0, "warmup_steps": 4, "decay_steps": 14, "min_lr_ratio": 0.
         ("cosine", 2, 0.5),
         ("cosine", 9, 0.55),
         ("cosine", 14, 0.1),
+        ("poly", 4, 1.0),
+        ("poly", 9, 0.1 + 0.9 * 0.5**0.5),  # half of it is left
+        ("poly", 11.5, 0.55),  # a quarter is
+        ("poly", 20, 0.1),
     ],
 )
-def test_learning_rate_by_step(schedule: str, step: int, lr: float) -> None:
+def test_learning_rate_by_step(schedule: str, step: float, lr: float) -> None:
     optim = Optim.model_validate({**SCHEDULED, "schedule": schedule})
     assert lr_at(step, optim) == pytest.approx(lr)
+
+
+def test_a_power_of_one_is_the_linear_schedule() -> None:
+    poly = Optim.model_validate({**SCHEDULED, "schedule": "poly", "poly_power": 1.0})
+    linear = Optim.model_validate({**SCHEDULED, "schedule": "linear"})
+    assert [lr_at(step, poly) for step in range(1, 16)] == [
+        lr_at(step, linear) for step in range(1, 16)
+    ]
 
 
 def test_without_warm_up_the_first_step_has_nearly_the_peak() -> None:

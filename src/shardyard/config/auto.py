@@ -210,6 +210,10 @@ def _bos(draft: Draft) -> tuple[bool, str]:
 
 
 def _global_batch(draft: Draft) -> tuple[int, str]:
+    cluster, per_device = draft.recipe.cluster, draft.recipe.optim.batch_per_device
+    if per_device is not None:
+        devices = cluster.nodes * _known(cluster.devices, "cluster.devices")
+        return per_device * devices, f"{per_device:,} for each of {devices:,} devices"
     if draft.recipe.model.weights == "load":
         batch, why = 64, _FINE_TUNING
     else:
@@ -277,6 +281,9 @@ def _weight_decay(draft: Draft) -> tuple[float, str]:
 
 def _warmup_steps(draft: Draft) -> tuple[int, str]:
     steps, _ = steps_of(draft)
+    share = draft.recipe.optim.warmup_share
+    if share is not None:
+        return round(share * steps), f"{share:g} of the run"
     return min(2000, steps // 10), "a tenth of the run, at most 2,000 as in Llama 2"
 
 

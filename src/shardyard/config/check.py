@@ -199,6 +199,34 @@ def _optim(recipe: Recipe) -> Iterable[Problem]:
         yield Problem("optim.warmup_steps", text)
 
 
+def _batch(recipe: Recipe) -> Iterable[Problem]:
+    """Settings of batch and schedule that say the same twice, or that nothing would read."""
+    optim = recipe.optim
+    if optim.batch_per_device is not None and optim.global_batch != "auto":
+        text = (
+            f"={optim.batch_per_device} and optim.global_batch={optim.global_batch} each say how "
+            "many samples a step has: the first on each device, so that the batch follows their "
+            "number, the second over all of them. Keep one of them."
+        )
+        yield Problem("optim.batch_per_device", text)
+    if optim.lr_scaling != "none" and optim.batch_per_device is None:
+        text = (
+            f"={optim.lr_scaling} follows a batch that changes with the devices, and here it is "
+            "the same on any number of them. Give optim.batch_per_device in place of "
+            "optim.global_batch, or leave it out."
+        )
+        yield Problem("optim.lr_scaling", text)
+    if optim.lr_batch is not None and optim.lr_scaling == "none":
+        text = f"={optim.lr_batch} is the batch that optim.lr is for, and optim.lr_scaling=none "
+        yield Problem("optim.lr_batch", f"{text}never reads it. Use linear or sqrt there.")
+    if optim.warmup_share is not None and optim.warmup_steps != "auto":
+        text = f"={optim.warmup_share:g} and optim.warmup_steps={optim.warmup_steps} each say how "
+        yield Problem("optim.warmup_share", f"{text}long the warm-up is. Keep one of them.")
+    if "poly_power" in optim.model_fields_set and optim.schedule != "poly":
+        text = f"={optim.poly_power:g} is of schedule poly, and optim.schedule={optim.schedule} "
+        yield Problem("optim.poly_power", f"{text}has no power. Use poly, or leave it out.")
+
+
 def _optimizer_states(recipe: Recipe) -> Iterable[Problem]:
     """bf16 keeps 8 bits: averages that move less than the last of them stand still."""
     if recipe.precision.optimizer_states == "fp32":
@@ -312,6 +340,7 @@ _CHECKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
     _generation,
     format_problems,
     _optim,
+    _batch,
     _optimizer_states,
     _evaluation,
     _target,

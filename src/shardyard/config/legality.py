@@ -181,7 +181,7 @@ def batch_problems(
     found = []
     if global_batch is not None and micro_batch is not None and micro_batch > global_batch:
         text = (
-            f"={micro_batch} is more than the {global_batch} samples of optim.global_batch. "
+            f"={micro_batch} is more than the {global_batch} samples of a step. "
             f"A step is made of whole micro-batches. Use at most {global_batch}."
         )
         found.append(Problem("optim.micro_batch", text))

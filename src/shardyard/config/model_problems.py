@@ -6,6 +6,7 @@ Asked by the check of a recipe (of a preset), again when a model's folder was re
 
 from collections.abc import Iterable
 
+from shardyard.config.batch import batch_if_known
 from shardyard.config.legality import FP8_MULTIPLE, SPLIT_BACKWARD
 from shardyard.config.legality import problems as layout_problems
 from shardyard.config.schema import Recipe
@@ -28,16 +29,15 @@ def misfits(
         devices_per_node: Ranks of a node; None: not known yet (``machines.devices_of_node``).
     """
     optim, seq_len = recipe.optim, recipe.data.seq_len
+    devices = None if devices_per_node is None else recipe.cluster.nodes * devices_per_node
     return [
         *layout_problems(
             recipe.parallel,
-            world_size=None
-            if devices_per_node is None
-            else recipe.cluster.nodes * devices_per_node,
+            world_size=devices,
             devices_per_node=devices_per_node,
             shape=shape,
             seq_len=None if seq_len == "auto" else seq_len,
-            global_batch=None if optim.global_batch == "auto" else optim.global_batch,
+            global_batch=batch_if_known(optim, devices=devices),
             micro_batch=None if optim.micro_batch == "auto" else optim.micro_batch,
         ),
         *_compile_problems(recipe, shape),

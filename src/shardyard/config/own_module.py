@@ -52,7 +52,8 @@ def own_module_problems(recipe: Recipe) -> Iterable[Problem]:
     yield from _axis_problems(recipe)
     for setting in _FOLLOWING_A_SHAPE:
         section, key = setting.split(".")
-        if getattr(getattr(recipe, section), key) == "auto":
+        is_said = setting == "optim.global_batch" and recipe.optim.batch_per_device is not None
+        if getattr(getattr(recipe, section), key) == "auto" and not is_said:
             text = "=auto follows a model's sizes, and those of model.module are not known. Give it"
             yield Problem(setting, f"{text} a value.")
     for path, (is_asked, why) in _refused(recipe).items():

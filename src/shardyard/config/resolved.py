@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from shardyard.config.batch import first_batch
 from shardyard.config.fingerprint import fingerprint_of
 from shardyard.config.schema import Recipe, Section
 from shardyard.families.shape import ModelShape
@@ -62,13 +63,18 @@ class Resolved:
     """Sizes of the model; None: it is a module of the user's own."""
     data: DataFacts
     steps: int
-    """Optimizer steps of the whole run."""
+    """Optimizer steps of the whole run, each of optim.global_batch samples."""
     model_dir: str | None = None
     """Hugging Face folder that weights are loaded from; None: they are drawn from the seed."""
     model_commit: str | None = None
     """Of a model of the hub: what model.revision was when the run began."""
     model_digest: str | None = None
     """Of the files of a model that is kept in model.dir: the same on every node."""
+
+    @property
+    def samples(self) -> int:
+        """Samples of the whole run: its length, whatever the batch becomes."""
+        return self.steps * first_batch(self.recipe.optim)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; ``from_json`` gives the same object back."""

@@ -185,16 +185,27 @@ class Optim(Section):
     """Step along the gradient as the momentum will have moved it (Nesterov)."""
     grad_clip: Annotated[float, Field(gt=0)] | None = 1.0
     """Largest global gradient norm; larger gradients are scaled down. null: no clipping."""
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """How the learning rate falls after the warm-up."""
+    schedule: Literal["cosine", "linear", "constant", "poly"] = "cosine"
+    """How the learning rate falls after the warm-up; poly: as a power of what is left."""
+    poly_power: PositiveNumber = 0.5
+    """Power of schedule poly; a half is what LAMB's BERT is trained with, 1 is linear."""
     warmup_steps: Annotated[int, Field(ge=0)] | Auto = "auto"
     """Steps of linear warm-up; auto: 2,000 or a tenth of the run, whichever is less."""
+    warmup_share: Fraction | None = None
+    """Warm-up as a share of the run, instead of optim.warmup_steps; LAMB's BERT takes 0.2843."""
     decay_steps: Annotated[int, Field(ge=1)] | Auto = "auto"
     """Step at which the decay ends; auto: the length of the run at its first attempt."""
     min_lr_ratio: Fraction = 0.1
     """Learning rate at the end of the decay, as a share of the peak."""
     global_batch: Annotated[int, Field(ge=1)] | Auto = "auto"
     """Samples in one optimizer step, over all ranks; auto: by model size."""
+    batch_per_device: Annotated[int, Field(ge=1)] | None = None
+    """Samples of each device in one optimizer step, instead of optim.global_batch: the batch then
+    follows the number of devices."""
+    lr_scaling: Literal["none", "linear", "sqrt"] = "none"
+    """How the learning rate follows the batch of batch_per_device: by its ratio, or the root."""
+    lr_batch: Annotated[int, Field(ge=1)] | None = None
+    """With lr_scaling: samples a step that optim.lr is for; null: those the run began with."""
     micro_batch: Annotated[int, Field(ge=1)] | Auto = "auto"
     """Samples in one forward and backward pass of one rank; auto: 1, or more for small models."""
     max_skipped_steps: Annotated[int, Field(ge=0)] = 5

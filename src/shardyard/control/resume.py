@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from shardyard.config.batch import first_batch
 from shardyard.config.check import load_checked_recipe
 from shardyard.config.load import load_recipe
 from shardyard.config.resolved import DataFacts, Resolved
@@ -14,6 +15,7 @@ from shardyard.errors import RequestError
 from shardyard.launchers.base import Launcher
 from shardyard.launchers.ledger import SIDE_DETAIL, Entry, Ledger
 from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lines import read_steps
 from shardyard.rundir.resolved import newest_resolved
 from shardyard.rundir.spending import read_spending
 from shardyard.rundir.state import read_state
@@ -118,7 +120,18 @@ def data_as_before(previous: Resolved, overrides: Sequence[str]) -> DataFacts | 
 def is_finished(run_dir: RunDir, previous: Resolved | None, now: Resolved) -> bool:
     """Whether a run has nothing left to do, unless more is asked of it."""
     done = run_dir.checkpoint_steps()
-    return bool(done) and (done[-1] >= now.steps or _has_met_its_target(run_dir, previous, now))
+    return bool(done) and (
+        _samples_done(run_dir, done[-1], now) >= now.samples
+        or _has_met_its_target(run_dir, previous, now)
+    )
+
+
+def _samples_done(run_dir: RunDir, step: int, now: Resolved) -> int:
+    """Samples read up to a step."""
+    if now.recipe.optim.batch_per_device is None:
+        return step * first_batch(now.recipe.optim)
+    lines = (line for line in read_steps(run_dir.metrics) if line["step"] == step)
+    return next((int(line["samples"]) for line in lines), 0)
 
 
 def _has_met_its_target(run_dir: RunDir, previous: Resolved | None, now: Resolved) -> bool:

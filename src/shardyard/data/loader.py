@@ -64,28 +64,27 @@ class Loader:
         self,
         source: Samples,
         *,
-        global_batch: int,
+        step_samples: int,
         micro_batch: int,
         rank: int,
         world_size: int,
-        start_step: int,
-        end_step: int,
+        start: int,
+        end: int,
         prefetch_steps: int,
     ) -> None:
         """Args:
-        global_batch: Samples in a step; step s, counted from 0, reads positions
-            [s * global_batch, (s + 1) * global_batch) of the stream.
-        start_step: First step to yield.
-        end_step: The step after the last one.
+        step_samples: Samples in a step.
+        start: Position of the stream at which the first step begins.
+        end: Position at which the stream ends; a step that begins before it is read whole.
         """
         self.wait_s = 0.0
         """Seconds that the last ``next`` waited for data."""
         self._source = source
-        self._global_batch = global_batch
+        self._step_samples = step_samples
         self._micro_batch = micro_batch
         self._rank = rank
         self._world_size = world_size
-        self._waiting_steps = iter(range(start_step, end_step))
+        self._starts = iter(range(start, end, step_samples))
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="loader")
         self._ahead: deque[Future[list[MicroBatch]]] = deque()
         for _ in range(prefetch_steps):
@@ -111,7 +110,7 @@ class Loader:
     def close(self) -> None:
         """Stop reading ahead and wait until the thread has ended."""
         self._ahead.clear()
-        self._waiting_steps = iter(range(0))
+        self._starts = iter(range(0))
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def __enter__(self) -> "Loader":
@@ -126,14 +125,14 @@ class Loader:
         self.close()
 
     def _request_next(self) -> None:
-        step = next(self._waiting_steps, None)
-        if step is not None:
-            self._ahead.append(self._thread.submit(self._read_step, step))
+        start = next(self._starts, None)
+        if start is not None:
+            self._ahead.append(self._thread.submit(self._read_step, start))
 
-    def _read_step(self, step: int) -> list[MicroBatch]:
+    def _read_step(self, start: int) -> list[MicroBatch]:
         return step_batches(
             self._source,
-            positions=range(step * self._global_batch, (step + 1) * self._global_batch),
+            positions=range(start, start + self._step_samples),
             micro_batch=self._micro_batch,
             rank=self._rank,
             world_size=self._world_size,

@@ -25,7 +25,7 @@ from shardyard.planner.kernels import missing
 from shardyard.planner.memory import SAFE_SHARE, Fit, device_of, fit, peak
 from shardyard.planner.offload import host_short
 from shardyard.planner.step_time import NAMES, Parts, StepModel
-from shardyard.planner.workload import Recompute, Workload, with_layout
+from shardyard.planner.workload import Recompute, Workload, on_devices, with_layout
 from shardyard.units import format_bytes
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
@@ -131,6 +131,7 @@ def search(
         workload.shape, cluster, seq_len=workload.seq_len, formats=workload.formats,
         techniques=workload.techniques, trained=workload.trained, calibration=calibration,
     )  # fmt: skip
+    workload = on_devices(workload, cluster.devices)
     limit = cluster.accelerator.memory_bytes
     found: dict[Axes, Candidate] = {}
     families: dict[str, _Family] = {}

@@ -17,7 +17,7 @@ from shardyard.planner.failures import FailureOutlook, failure_plan
 from shardyard.planner.kernels import missing
 from shardyard.planner.layouts import Candidate, search
 from shardyard.planner.saving import blocking_s, writing_s
-from shardyard.planner.workload import Workload
+from shardyard.planner.workload import Workload, on_devices
 
 NODES = (1, 2, 4, 8, 16, 32, 64)
 
@@ -100,7 +100,7 @@ def offers(
 
     Args:
         workload: Model, batch, formats and techniques.
-        steps: Optimizer steps of the run.
+        steps: Optimizer steps of the run, each of the workload's batch.
         deadline_s: Longest wall time; the cheapest offer within it is picked.
         budget_usd: Highest price; the fastest offer within it is picked.
         names: Instance types to look at; none: all of the catalogue.
@@ -160,9 +160,10 @@ def _of_instance(
         if not best or not best[0].is_safe:
             continue
         try:
+            batch = on_devices(workload, cluster.devices).global_batch
             offer = _offer(
-                name, cluster, best[0], steps=steps, checkpoint_bytes=checkpoint_bytes,
-                checkpoint_every=checkpoint_every,
+                name, cluster, best[0], steps=-(-steps * workload.global_batch // batch),
+                checkpoint_bytes=checkpoint_bytes, checkpoint_every=checkpoint_every,
             )  # fmt: skip
         except NoProgressError:
             why = "it would fail more often than it saves"

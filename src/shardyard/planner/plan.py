@@ -7,6 +7,7 @@ Pure and quick. Training prints its line, writes it to plan.json and reads ``flo
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from shardyard.config.batch import steps_on
 from shardyard.config.layout import Layout
 from shardyard.config.legality import resolve_layout
 from shardyard.config.machines import joined_cluster
@@ -270,7 +271,11 @@ def plan_recipe(
     machine: Machine | None,
     calibration: Calibration | None = None,
 ) -> Plan:
-    """As ``plan``, before the data is prepared: ``steps`` may still be open."""
+    """As ``plan``, before the data is prepared: ``steps`` may still be open.
+
+    Args:
+        steps: Of the batch that the run began with.
+    """
     assert isinstance(recipe.data.seq_len, int)  # a resolved recipe holds no "auto"
     layout, _ = resolve_layout(
         recipe.parallel,
@@ -285,6 +290,8 @@ def plan_recipe(
     accelerator = _accelerator(named, machine, is_cpu=is_cpu)
     device = _device_name(accelerator, machine, is_cpu=is_cpu)
     workload = workload_of(recipe, shape, layout)
+    if steps is not None:
+        steps = steps_on(recipe.optim, steps, devices=world_size)
     needed = _on_cpu(memory(workload)) if is_cpu else memory(workload)
     limit = _memory_limit(named, machine, is_cpu=is_cpu, devices_per_node=devices_per_node)
     verdict = _verdict(workload, needed, limit, named, is_cpu=is_cpu)

@@ -4,9 +4,10 @@ A recipe becomes a workload here; a row of the table of published runs becomes o
 ``benchmarks/planner_rows.py``. The models of memory and time read nothing else.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from shardyard.config.batch import step_samples
 from shardyard.config.layout import Layout
 from shardyard.config.optimizers import averages_of, moved_bytes
 from shardyard.config.schema import Recipe
@@ -130,6 +131,8 @@ class Workload:
     techniques: Techniques = Techniques()
     trained: Trained | None = None
     """What is trained where some of it is frozen; None: all of it."""
+    batch_per_device: int | None = None
+    """Samples of a device in a step, where ``global_batch`` follows the devices."""
 
     @property
     def micro_batches(self) -> int:
@@ -147,17 +150,19 @@ def with_layout(
     workload: Workload, layout: Layout, *, micro_batch: int, recompute: Recompute
 ) -> Workload:
     """The same model and batch under another layout."""
-    return Workload(
-        shape=workload.shape,
+    return replace(
+        on_devices(workload, layout.world_size),
         layout=layout,
-        seq_len=workload.seq_len,
         micro_batch=micro_batch,
-        global_batch=workload.global_batch,
-        formats=workload.formats,
         recompute=recompute,
-        techniques=workload.techniques,
-        trained=workload.trained,
     )
+
+
+def on_devices(workload: Workload, devices: int) -> Workload:
+    """The same work with the batch that it has on so many devices."""
+    if workload.batch_per_device is None:
+        return workload
+    return replace(workload, global_batch=workload.batch_per_device * devices)
 
 
 def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
@@ -165,17 +170,18 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
 
     Named modules in ``memory.recompute`` are counted as kept: what they save is not known here.
     """
-    global_batch, micro_batch = recipe.optim.global_batch, recipe.optim.micro_batch
+    micro_batch = recipe.optim.micro_batch
     seq_len, compute = recipe.data.seq_len, recipe.precision.compute
-    assert isinstance(global_batch, int) and isinstance(micro_batch, int)
-    assert isinstance(seq_len, int) and compute != "auto" and recipe.model.dropout != "auto"
+    assert isinstance(micro_batch, int) and isinstance(seq_len, int)
+    assert compute != "auto" and recipe.model.dropout != "auto"
     recompute = recipe.memory.recompute
     return Workload(
         shape=shape,
         layout=layout,
         seq_len=seq_len,
         micro_batch=micro_batch,
-        global_batch=global_batch,
+        global_batch=step_samples(recipe.optim, devices=layout.world_size),
+        batch_per_device=recipe.optim.batch_per_device,
         formats=Formats(
             compute=compute,
             weight_bytes=4,

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from shardyard import torch_private
+from shardyard.config.batch import step_samples
 from shardyard.config.layout import Layout
 from shardyard.config.schema import Recipe
 from shardyard.data.micro_batch import MicroBatch
@@ -123,7 +124,8 @@ def _micro_batch_tokens(recipe: Recipe) -> int:
 
 
 def _passes(recipe: Recipe, layout: Layout) -> int:
-    micro_batches = -(-int(recipe.optim.global_batch) // int(recipe.optim.micro_batch))
+    samples = step_samples(recipe.optim, devices=layout.world_size)
+    micro_batches = -(-samples // int(recipe.optim.micro_batch))
     return -(-micro_batches // layout.data_ranks)
 
 

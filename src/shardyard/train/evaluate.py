@@ -29,24 +29,23 @@ class Evaluation:
 
 
 def evaluation_due(
-    step: int, *, task: schema.Task, steps: int, global_batch: int, samples: int
+    step: int, *, task: schema.Task, is_last: bool, read: range, samples: int
 ) -> bool:
     """Whether a run is evaluated after a step, counted from 1.
 
     Args:
-        steps: Of the whole run; the last one is always evaluated.
-        global_batch: Samples of a step.
+        is_last: Whether it ends the run, which is always evaluated then.
+        read: Positions of the stream that the step has read.
         samples: Of an epoch.
     """
-    if step == steps:
+    if is_last:
         return True
     if task.eval_every_steps is not None:
         return step % task.eval_every_steps == 0
     if task.eval_every_epochs is None:
         return False
     every = task.eval_every_epochs * samples
-    before = (step - 1) * global_batch
-    return int(before // every) < int(step * global_batch // every)
+    return int(read.start // every) < int(read.stop // every)
 
 
 @torch.no_grad()

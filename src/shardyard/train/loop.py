@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from shardyard.checkpoint.save import Abandoned, Durable
+from shardyard.config.batch import Batch
 from shardyard.config.resolved import fingerprint
 from shardyard.config.tasks import BITS_PER_BYTE
 from shardyard.observe.metrics import StepTimes
@@ -36,6 +37,8 @@ class _Launched:
 
     pending: PendingResult
     step: int
+    position: int
+    """Samples read when it is done."""
     lr: float
     data_wait_s: float
 
@@ -57,8 +60,7 @@ class Loop:
         self.drain = False
         self.target_met = False
         self.blocked_s = 0.0
-        assert isinstance(self.recipe.optim.global_batch, int)
-        self._global_batch = self.recipe.optim.global_batch
+        self._batch = Batch.of(self.recipe.optim, devices=training.world_size)
 
     def run(self) -> str:
         """Step until the run's length or target is reached, or until a rank is to drain."""
@@ -92,7 +94,7 @@ class Loop:
         return self._is_complete() or not self.skipped_in_row or self.abandoned is not None
 
     def _is_complete(self) -> bool:
-        return self.target_met or self.progress.step >= self.training.resolved.steps
+        return self.target_met or self.progress.position >= self.training.resolved.samples
 
     def _launch(self) -> _Launched:
         """Give the next step to the device."""
@@ -100,7 +102,8 @@ class Loop:
         step = self.progress.step + 1
         if self.recipe.observe.sample_ids:
             log_samples(step, batches, self.training.train_source)
-        lr = lr_at(step, self.recipe.optim)
+        position = self.progress.position + self._batch.samples
+        lr = self._batch.lr_factor * lr_at(position / self._batch.first, self.recipe.optim)
         drain = self.training.hooks.drain_requested()
         faults = self.training.hooks.faults
         pending = self.training.stepper.run(
@@ -109,8 +112,9 @@ class Loop:
         if step in faults.weight_steps:
             put_nan(self.training.tensors.values())
         self.progress.step = step
-        self.progress.position = step * self._global_batch
-        return _Launched(pending=pending, step=step, lr=lr, data_wait_s=self.training.loader.wait_s)
+        self.progress.position = position
+        wait_s = self.training.loader.wait_s
+        return _Launched(pending=pending, step=step, position=position, lr=lr, data_wait_s=wait_s)
 
     def _read_result(self) -> None:
         """Read the result of the launched step, if any, write its line and act on it."""
@@ -134,18 +138,17 @@ class Loop:
             raise too_many_skipped(launched.step, result, newest=self.durable_step)
 
     def _write_line(self, launched: _Launched, result: StepResult, step_time_s: float) -> None:
-        samples = launched.step * self._global_batch
         line = self.training.metric_lines.step(
             step=launched.step,
-            epoch=samples / self.training.train_source.num_samples,
+            epoch=launched.position / self.training.train_source.num_samples,
             loss=result.loss,
             grad_norm=result.grad_norm,
             lr=launched.lr,
             tokens=self.progress.tokens,
             targets=result.targets,
-            samples=samples,
+            samples=launched.position,
             step_tokens=result.tokens,
-            step_samples=self._global_batch,
+            step_samples=self._batch.samples,
             times=StepTimes(
                 step_time_s=step_time_s,
                 data_wait_s=launched.data_wait_s,
@@ -159,13 +162,13 @@ class Loop:
             sink.write(line)
 
     def _evaluation_due(self, step: int) -> bool:
-        source = self.training.train_source
+        read = range(self.progress.position - self._batch.samples, self.progress.position)
         return self.training.eval_source is not None and evaluation_due(
             step,
             task=self.recipe.task,
-            steps=self.training.resolved.steps,
-            global_batch=self._global_batch,
-            samples=source.num_samples,
+            is_last=self.progress.position >= self.training.resolved.samples,
+            read=read,
+            samples=self.training.train_source.num_samples,
         )
 
     def _evaluate(self) -> None:

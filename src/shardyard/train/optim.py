@@ -162,11 +162,15 @@ def put_nan(tensors: Iterable[Tensor]) -> None:
             return
 
 
-def lr_at(step: int, optim: Optim) -> float:
+def lr_at(step: float, optim: Optim) -> float:
     """Learning rate of a step (1 is the first): linear warm-up, then the schedule, then its end.
 
     Needs resolved settings. The warm-up reaches the peak at step ``warmup_steps``; the decay
     reaches ``min_lr_ratio`` of the peak at step ``decay_steps`` and stays there.
+
+    Args:
+        step: In steps of ``global_batch``: no whole number where the batch follows the devices and
+            has changed with them.
     """
     peak, warmup, end = float(optim.lr), int(optim.warmup_steps), int(optim.decay_steps)
     if step <= warmup:
@@ -179,6 +183,8 @@ def lr_at(step: int, optim: Optim) -> float:
             share = 1.0 - done
         case "cosine":
             share = 0.5 * (1.0 + math.cos(math.pi * done))
+        case "poly":
+            share = (1.0 - done) ** optim.poly_power
         case _:
             assert_never(optim.schedule)
     return peak * (optim.min_lr_ratio + (1.0 - optim.min_lr_ratio) * share)

@@ -19,6 +19,7 @@ from torch import Tensor
 from shardyard.checkpoint.buffers import buffers_of
 from shardyard.checkpoint.load import Chosen, choose, load_tensors, read_values
 from shardyard.checkpoint.save import Saver
+from shardyard.config.batch import step_samples
 from shardyard.config.fingerprint import compare
 from shardyard.config.layout import Layout
 from shardyard.config.legality import resolve_layout
@@ -276,12 +277,12 @@ def _why(changed: str, held: Mapping[str, str]) -> str:
 
 def _open_loader(resolved: Resolved, source: Samples, progress: Progress, mesh: Mesh) -> Loader:
     optim = resolved.recipe.optim
-    assert isinstance(optim.global_batch, int) and isinstance(optim.micro_batch, int)
+    assert isinstance(optim.micro_batch, int)
     return Loader(
         source,
-        start_step=progress.step,
-        end_step=resolved.steps,
-        global_batch=optim.global_batch,
+        start=progress.position,
+        end=resolved.samples,
+        step_samples=step_samples(optim, devices=mesh.layout.world_size),
         micro_batch=optim.micro_batch,
         rank=mesh.data_rank,
         world_size=mesh.layout.data_ranks,
