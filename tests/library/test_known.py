@@ -19,20 +19,20 @@ from tests.library.runs import SEQ_LEN, batches, build, samples, take_steps
 Numbers = list[tuple[float, float]]
 
 
-def _transformers(preset: str, steps: int, *, tied: bool) -> Numbers:
+def _transformers(preset: str, steps: int, *, tied: bool, pairs: bool = False) -> Numbers:
     """transformers' own forward pass and loss, torch's own clipping, in one process."""
     model = build(preset, tied=tied)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     found = []
     for step in range(steps):
-        loss = model(**samples(step)).loss
+        loss = model(**samples(step, pairs=pairs)).loss
         loss.backward()
         loss = loss.detach()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         found.append((float(loss), float(norm)))
-    found.append((float(model(**samples(0)).loss.detach()), 0.0))
+    found.append((float(model(**samples(0, pairs=pairs)).loss.detach()), 0.0))
     return found
 
 
@@ -41,18 +41,24 @@ def _sharded(cases: list[tuple[str, dict[str, Any], dict[str, Any]]]) -> list[Nu
     found = []
     for preset, degrees, given in cases:
         settings = dict(given)
+        pairs = settings.pop("pairs", False)
         model = build(preset, tied=settings.pop("tied", False))
         mesh = shardyard.build_mesh(**degrees)
         model = shardyard.parallelize(model, mesh, seq_len=SEQ_LEN, **settings)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        numbers = take_steps(model, mesh, optimizer, range(3))
-        numbers.append((float(shardyard.evaluate(model, batches(mesh, 0))), 0.0))
+        numbers = take_steps(model, mesh, optimizer, range(3), pairs=pairs)
+        numbers.append((float(shardyard.evaluate(model, batches(mesh, 0, pairs=pairs))), 0.0))
         found.append(numbers)
     return found
 
 
 CASES: dict[int, list[tuple[str, dict[str, Any], dict[str, Any]]]] = {
-    1: [("llama-tiny", {}, {}), ("qwen3-moe-tiny", {}, {}), ("bert-tiny", {}, {})],
+    1: [
+        ("llama-tiny", {}, {}),
+        ("qwen3-moe-tiny", {}, {}),
+        ("bert-tiny", {}, {}),
+        ("bert-tiny", {}, {"pairs": True}),
+    ],
     2: [
         ("llama-tiny", {"dp_shard": 2}, {"recompute": "full"}),
         ("llama-tiny", {"dp_replicate": 2, "dp_shard": 1}, {"tied": True}),
@@ -62,6 +68,10 @@ CASES: dict[int, list[tuple[str, dict[str, Any], dict[str, Any]]]] = {
         ("llama-tiny", {"pp": 2}, {"schedule": "gpipe"}),
         ("mixtral-tiny", {"ep": 2}, {}),
         ("bert-tiny", {"tp": 2}, {}),
+        ("bert-tiny", {"tp": 2}, {"pairs": True}),
+        ("bert-tiny", {"cp": 2}, {"pairs": True, "recompute": "full"}),
+        ("bert-tiny", {"cp": 2}, {"pairs": True, "cp_exchange": "heads"}),
+        ("bert-tiny", {"pp": 2}, {"pairs": True}),
     ],
     4: [("llama-tiny", {"dp_shard": 2, "tp": 2, "zero": 1}, {"recompute": "selective"})],
 }
@@ -74,7 +84,8 @@ def test_every_layout_is_transformers_own_training(processes: int) -> None:
         CASES[processes], run_on_ranks(_sharded, processes, CASES[processes])[-1], strict=True
     ):
         preset, _, settings = case
-        expected = _transformers(preset, 3, tied=settings.get("tied", False))
+        tied, pairs = settings.get("tied", False), settings.get("pairs", False)
+        expected = _transformers(preset, 3, tied=tied, pairs=pairs)
         assert len(found) == 4
         for pair, wanted in zip(found, expected, strict=True):
             assert pair == pytest.approx(wanted, rel=1e-5), case
@@ -216,6 +227,27 @@ def _dropping_bert() -> str:
     with pytest.raises(RequestError) as refusal:
         shardyard.parallelize(model, shardyard.build_mesh())
     return str(refusal.value)
+
+
+@pytest.mark.heavy
+def test_padding_before_text_and_what_else_a_bert_is_not_fed_are_refused() -> None:
+    gap, other = run_on_ranks(_wrong_batches, 1)[0]
+    assert "a 1 behind a 0" in gap and "Pad there" in gap
+    assert "the keys input_ids, labels, next_sentence_label" in other
+    assert "attention_mask where there is padding, and token_type_ids" in other
+
+
+def _wrong_batches() -> list[str]:
+    mesh = shardyard.build_mesh()
+    model = shardyard.parallelize(build("bert-tiny"), mesh)
+    batch = samples(0, pairs=True)
+    left = {**batch, "attention_mask": batch["attention_mask"].flip(1)}
+    found = []
+    for wrong in (left, {**samples(0), "next_sentence_label": batch["labels"]}):
+        with pytest.raises(RequestError) as refusal:
+            shardyard.accumulate(model, [wrong])
+        found.append(str(refusal.value))
+    return found
 
 
 def test_a_process_alone_is_told_to_start_several(monkeypatch: pytest.MonkeyPatch) -> None:

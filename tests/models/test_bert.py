@@ -27,12 +27,18 @@ def test_logits_and_gradients_are_those_of_transformers_own_bert() -> None:
         model,
         trained_family_of("bert"),
         keys=SampleKeys(),
-        attention=partial(sample_attention, is_causal=False, attend_across=True),
+        attention=partial(sample_attention, is_causal=False, attend_across=False),
     )
     tokens = torch.randint(0, 300, (2, 24), generator=torch.Generator().manual_seed(0))
-    positions = torch.arange(24).expand(2, -1)
-    ours = run(tokens, positions, torch.arange(2))
-    expected = theirs(input_ids=tokens).logits
+    mask = torch.ones(2, 24, dtype=torch.int64)
+    mask[1, 17:] = 0
+    segments = mask * (torch.arange(24) > 9)
+    given = {"input_ids": tokens, "attention_mask": mask}
+    alone = run(tokens, torch.arange(24) * mask, torch.arange(2))
+    is_text = mask.bool()
+    torch.testing.assert_close(alone[is_text], theirs(**given).logits[is_text])
+    ours = run(tokens, torch.arange(24) * mask, torch.arange(2), segments)[is_text]
+    expected = theirs(**given, token_type_ids=segments).logits[is_text]
     torch.testing.assert_close(ours, expected)
     ours.square().sum().backward()  # type: ignore[no-untyped-call]
     expected.square().sum().backward()

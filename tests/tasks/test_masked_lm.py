@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, models
 
 from shardyard.data.micro_batch import IGNORED, MicroBatch
 from shardyard.errors import RequestError
+from shardyard.models.attention import document_mask
 from shardyard.models.counter_random import keep_mask, key_of, random_bits
 from shardyard.tasks.masked_lm import Masking, mask_token_id
 
@@ -61,6 +62,14 @@ def test_padding_is_never_hidden() -> None:
     after = _hidden(_text(range(8), valid=100), valid=100)
     assert (after["targets"][:, :100] != IGNORED).any()
     assert (after["targets"][:, 100:] == IGNORED).all()
+
+
+def test_no_text_attends_to_padding() -> None:
+    after = _hidden(_text(range(2), valid=100), valid=100)
+    may_attend = document_mask(after["positions"], is_causal=False)[:, 0]
+    assert may_attend[:, :100, :100].all()
+    assert not may_attend[:, :100, 100:].any()
+    assert may_attend.any(dim=2).all()  # a token that saw nothing would be no number
 
 
 def test_a_sample_that_has_text_has_a_hidden_token_and_one_without_has_none() -> None:

@@ -115,7 +115,7 @@ class Family:
     positions: Row | None = None
     """A table of learned positions, added to the embedding of a token."""
     token_types: Row | None = None
-    """A table whose first row is added to the embedding of every token."""
+    """A table of kinds of tokens: the row of a token's kind is added to its embedding."""
     embedding_norm: Row | None = None
     """The norm before the first block."""
     block: tuple[Row, ...]

@@ -55,6 +55,8 @@ _ELSE = {"router_aux_loss": 0.0, "router_z_loss": 0.0}
 """What is not a recipe's default: transformers adds no such loss unless it is asked to."""
 
 _BATCH = ("input_ids", "labels", "position_ids")
+_OF_BOTH_SIDES = ("attention_mask", "token_type_ids")
+"""What a batch may have too for a model whose tokens see those on both sides."""
 
 
 def shard_known(
@@ -247,12 +249,12 @@ class KnownModel:
 
     def _check(self, batch: Any) -> None:
         keys = sorted(batch) if isinstance(batch, Mapping) else None
-        if keys is None or not {"input_ids", "labels"} <= {*keys} <= {*_BATCH}:
+        known = _BATCH if self._is_causal else (*_BATCH, *_OF_BOTH_SIDES)
+        if keys is None or not {"input_ids", "labels"} <= {*keys} <= {*known}:
             has = f"the keys {', '.join(keys)}" if keys else f"the type {type(batch).__name__}"
             raise RequestError(
                 f"a batch has {has}. It must be a dict of input_ids and labels, with position_ids "
-                "where samples hold several documents. There is no attention_mask: pad on the "
-                "right, and give padding the label -100."
+                f"where samples hold several documents{self._padding()}."
             )
         shape = tuple(batch["input_ids"].shape)
         others = [key for key in keys if tuple(batch[key].shape) != shape]
@@ -263,6 +265,12 @@ class KnownModel:
             raise RequestError(
                 f"a batch has samples of {shape[1]} tokens; parallelize() was told seq_len="
                 f"{self._seq_len}. Pad or cut to that, or give another seq_len."
+            )
+        mask_BL = batch.get("attention_mask")
+        if mask_BL is not None and bool((mask_BL[:, 1:] > mask_BL[:, :-1]).any()):
+            raise RequestError(
+                "a batch's attention_mask has a 1 behind a 0. Padding stands on the right here. "
+                "Pad there; documents of one sample are told apart by position_ids."
             )
         if self._window is not None and shape[1] > self._window:
             raise RequestError(
@@ -277,6 +285,12 @@ class KnownModel:
                 "leave position_ids out."
             )
 
+    def _padding(self) -> str:
+        """How it is told of, where messages say what a batch is."""
+        if self._is_causal:
+            return ". There is no attention_mask: pad on the right, and give padding the label -100"
+        return ", attention_mask where there is padding, and token_type_ids where there are pairs"
+
     def _micro_batch(self, batch: Mapping[str, Tensor]) -> MicroBatch:
         tokens_BL, targets_BL = batch["input_ids"].long(), batch["labels"].long()
         if self._is_causal:  # labels are those of the tokens themselves
@@ -290,4 +304,8 @@ class KnownModel:
         rows_B = torch.arange(samples, device=tokens_BL.device)
         # which of them are padding only the script knows; nothing here counts them
         fields = {"tokens": tokens_BL, "targets": targets_BL, "positions": positions_BL.long()}
+        if "attention_mask" in batch:  # at position 0 a token is a document of its own
+            fields["positions"] = fields["positions"] * (batch["attention_mask"] != 0)
+        if "token_type_ids" in batch:
+            fields["segments"] = batch["token_type_ids"].long()
         return MicroBatch(fields=fields, samples_B=rows_B, work=tokens_BL.numel())

@@ -10,7 +10,6 @@ Shape suffixes: B = samples, L = tokens of a sample, l = those that this rank co
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
-import torch
 from torch import Tensor, nn
 
 from shardyard.families.family import Family
@@ -55,15 +54,18 @@ class ForwardPass:
         self._tokens_l = tokens_l
         self._around = around
 
-    def __call__(self, x: Tensor, positions_BL: Tensor, samples_B: Tensor) -> Tensor:
-        """Args:
-        x: Token ids (B, l) for a model or its first stage, else a hidden state.
-        positions_BL: Of the whole samples, also where this rank computes a part of them.
-        """
+    def __call__(
+        self,
+        x: Tensor,
+        positions_BL: Tensor,
+        samples_B: Tensor,
+        segments_BL: Tensor | None = None,
+    ) -> Tensor:
+        """From ``Inputs`` to logits, or to a hidden state for the next stage."""
         self._keys.samples_B = samples_B
         attention = self._attention(positions_BL)
         if self._embedding is not None:
-            x = self._embed(x, positions_BL)
+            x = self._embed(x, positions_BL, segments_BL)
         given = {}
         if self._rotary is not None:
             given["position_embeddings"] = self._rotary(x, _at(positions_BL, self._tokens_l))
@@ -80,11 +82,15 @@ class ForwardPass:
         is_first, is_last = block is self._blocks[0], block is self._blocks[-1]
         return self._around(block, is_first=is_first, is_last=is_last)
 
-    def _embed(self, tokens_Bl: Tensor, positions_BL: Tensor) -> Tensor:
+    def _embed(self, tokens_Bl: Tensor, positions_BL: Tensor, segments_BL: Tensor | None) -> Tensor:
         assert self._embedding is not None
         x: Tensor = self._embedding(tokens_Bl)
         if self._token_types is not None:
-            x = x + self._token_types(torch.zeros_like(tokens_Bl[:1, :1]))
+            if segments_BL is None:
+                segments = positions_BL.new_zeros(1, 1)
+            else:
+                segments = _at(segments_BL, self._keys.tokens_l)
+            x = x + self._token_types(segments)
         if self._positions is not None:
             x = x + self._positions(_at(positions_BL, self._keys.tokens_l))
         return x if self._embedding_norm is None else self._embedding_norm(x)

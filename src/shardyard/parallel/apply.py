@@ -203,7 +203,8 @@ def _attention(
     recipe: Recipe, mesh: Mesh, family: Family, offload: ActivationOffload | None
 ) -> Callable[[Tensor], Attention]:
     """From the positions of whole samples to how their tokens attend."""
-    attend_across = recipe.data.attend_across_documents
+    # of tokens on both sides, padding must be kept from being seen: it is at position 0
+    attend_across = recipe.data.attend_across_documents and family.is_causal
     if mesh.layout.cp == 1:
         return partial(sample_attention, is_causal=family.is_causal, attend_across=attend_across)
     assert isinstance(recipe.data.seq_len, int)

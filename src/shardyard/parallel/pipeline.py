@@ -28,6 +28,7 @@ from torch.distributed.tensor import DTensor
 from shardyard.config.schema import Parallel
 from shardyard.config.stages import rank_of_stage
 from shardyard.data.micro_batch import IGNORED
+from shardyard.models.inputs import Inputs
 from shardyard.models.parts import part_of
 from shardyard.parallel.data import GradientSync
 from shardyard.parallel.mesh import Mesh
@@ -38,9 +39,6 @@ _OF_STAGES: dict[str, Any] = {
     "zero-bubble": ScheduleInterleavedZeroBubble,
     "zb-v": ScheduleZBVZeroBubble,
 }
-
-Inputs = tuple[Tensor, Tensor, Tensor]
-"""Of one micro-batch: token ids (B, l), and of whole samples positions (B, L) and keys (B)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,10 +133,11 @@ class Pipeline:
         inputs = [*inputs, *[inputs[-1]] * missing]
         targets = [*targets, *[torch.full_like(targets[-1], IGNORED)] * missing]
         if self._schedule is None:
-            self._schedule = self._new_schedule(inputs[0][0], passes, loss_sum)
+            self._schedule = self._new_schedule(inputs[0].x, passes, loss_sum)
             self._passes = passes
         assert passes == self._passes, "a run's steps have equally many micro-batches"
-        tokens, positions, samples = (torch.cat(parts) for parts in zip(*inputs, strict=True))
+        given = Inputs(*map(_joined, zip(*inputs, strict=True)))._asdict()
+        tokens = given.pop("x")
         losses: list[Tensor] | None = [] if self._is_last else None
         # taken now: while it is gathered a module shows another parameter
         table = None if self._table is None else self._table.weight
@@ -147,8 +146,7 @@ class Pipeline:
             target=torch.cat(list(targets)) if self._is_last else None,
             losses=losses,
             return_outputs=False,
-            positions_BL=positions,
-            samples_B=samples,
+            **{name: tensor for name, tensor in given.items() if tensor is not None},
         )
         if table is not None and table.requires_grad:
             self._sum_of_both_ends(table)
@@ -156,17 +154,20 @@ class Pipeline:
             return torch.zeros((), dtype=torch.float64, device=tokens.device)
         return torch.stack(losses).detach().double().sum()
 
-    def output(self, tokens_Bl: Tensor, positions_BL: Tensor, samples_B: Tensor) -> Tensor | None:
+    def output(self, tokens_Bl: Tensor, *others: Tensor | None) -> Tensor | None:
         """Forward pass of one micro-batch: what the model returns, where the last stage is.
 
         Ranks go on to their next micro-batch at once, so that several are under way.
+
+        Args:
+            others: What ``Inputs`` has beside the tokens.
         """
         x = tokens_Bl
         for index, stage in self._stages.items():
             if index > 0 and index - 1 not in self._stages:
                 x = torch.empty(self._hidden_shape(tokens_Bl), dtype=self._dtype, device=x.device)
                 dist.recv(x, group=self._group, group_src=self._plan.rank_of(index - 1))
-            x = stage(x, positions_BL, samples_B)
+            x = stage(x, *others)
             if index + 1 < self._plan.num_stages and index + 1 not in self._stages:
                 dist.send(x, group=self._group, group_dst=self._plan.rank_of(index + 1))
         return x if self._is_last else None
@@ -214,6 +215,11 @@ class Pipeline:
         if self._plan.schedule in _OF_ONE_STAGE:
             return _OF_ONE_STAGE[self._plan.schedule](stages[0], passes, **options)
         return _OF_STAGES[self._plan.schedule](stages, passes, **options)
+
+
+def _joined(parts: tuple[Any, ...]) -> Any:
+    """One field of all micro-batches, which torch's schedule cuts again."""
+    return None if parts[0] is None else torch.cat(parts)
 
 
 class _NotFsdp(nn.Module):

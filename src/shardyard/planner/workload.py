@@ -200,7 +200,8 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
             virtual_stages=recipe.parallel.virtual_stages,
             cp_exchange=recipe.parallel.cp_exchange,
             dropout=recipe.model.dropout > 0,
-            mask=not recipe.data.attend_across_documents,
+            # of tokens on both sides, one is always made: padding is not seen
+            mask=not (recipe.data.attend_across_documents and shape.is_causal),
             prefetch=recipe.parallel.prefetch,
             offload=recipe.memory.offload,
             fp8_rows=recipe.precision.fp8_scaling == "rowwise",

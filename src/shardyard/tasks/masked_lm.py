@@ -60,9 +60,10 @@ class Masking:
             lengths_B: Tokens of each row; what follows is padding.
         """
         places_L = torch.arange(batch["tokens"].shape[1])
+        is_text_BL = places_L < lengths_B[:, None]
         key_B1 = random_bits(key_of(self.seed, "masking", self.split), batch.samples_B)[:, None]
         draws_L = 3 * places_L
-        is_chosen_BL = _choose(key_B1, draws_L, is_text_BL=places_L < lengths_B[:, None])
+        is_chosen_BL = _choose(key_B1, draws_L, is_text_BL=is_text_BL)
         share_BL = _uniform(key_B1, draws_L + 1)
         random_BL = random_bits(key_B1, draws_L + 2).remainder(self.vocab_size)
         hidden_BL = torch.where(share_BL < _MASKED, self.mask_id, random_BL)
@@ -70,6 +71,8 @@ class Masking:
         return batch.with_fields(
             tokens=torch.where(is_chosen_BL, hidden_BL, batch["tokens"]),
             targets=torch.where(is_chosen_BL, batch["tokens"], IGNORED),
+            # each token of padding is a document of its own, which no text attends to
+            positions=batch["positions"] * is_text_BL,
         )
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from shardyard.data.micro_batch import IGNORED, MicroBatch
+from shardyard.models.inputs import Inputs
 from shardyard.parallel.data import GradientSync, backward_all, reshard
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.model import ParallelModel
@@ -56,9 +57,14 @@ class LanguageModel(Computation[MicroBatch]):
         reshard(self.roots)
         return Part(self._counted(total), divisor)
 
-    def inputs(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """Arguments of the model: token ids (B, l), and of whole samples positions and keys."""
-        return self._mine(batch["tokens"]), batch["positions"], batch.samples_B
+    def inputs(self, batch: MicroBatch) -> Inputs:
+        """Arguments of the model; token ids are those of this rank."""
+        return Inputs(
+            self._mine(batch["tokens"]),
+            batch["positions"],
+            batch.samples_B,
+            batch.fields.get("segments"),
+        )
 
     def targets(self, batch: MicroBatch) -> Tensor:
         """What the tokens of this rank predict (B, l)."""

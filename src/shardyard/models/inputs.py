@@ -1,0 +1,21 @@
+"""What a model of a known family is called with.
+
+Shape suffixes: B = samples, L = tokens of a sample, l = those that this rank computes.
+"""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Inputs(NamedTuple):
+    """What a model is called with, of one micro-batch."""
+
+    x: Tensor
+    """Token ids (B, l) for a model or its first stage, else a hidden state."""
+    positions_BL: Tensor
+    """Of the whole samples, also where this rank computes a part of them."""
+    samples_B: Tensor
+    """Position of each sample in the stream, which dropout goes by."""
+    segments_BL: Tensor | None = None
+    """Which row of the table of token types is added to each token; None: the first to all."""
