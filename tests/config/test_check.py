@@ -7,6 +7,27 @@ from shardyard.config.load import load_recipe
 from shardyard.errors import RecipeError
 
 PROBLEMS = [
+    (
+        ["model.lora.alpha=8"],
+        "model.lora.alpha: says how adapters are, and without model.lora.rank",
+    ),
+    (
+        ["model.lora.rank=8", "model.frozen=[lm_head]"],
+        "model.frozen=lm_head with model.lora.rank=8: adapters alone are trained",
+    ),
+    (
+        ["model.lora.rank=8", "precision.compute=fp8"],
+        "model.lora.rank=8 with precision.compute=fp8: adapters beside fp8 products are not built",
+    ),
+    (
+        ["model.lora.rank=8", "model.preset=null", "model.module=json:loads"],
+        "model.lora.rank=8 puts adapters beside known matrices, and what is inside of model.module",
+    ),
+    (
+        ["model.preset=llama-tiny", "model.lora={rank: 8, targets: [lm_head]}"],
+        "model.lora.targets='lm_head' gets no adapter",
+    ),
+    (["task.name=dpo"], "task.name=dpo: tuning by preferences or rewards is not built. Train on"),
     (["model.preset=null"], "model: names nothing to train. Write `model: {preset: llama-tiny}`"),
     (["model.path=x", "model.hub=a/b"], "model.path and model.hub each name a model. Keep one"),
     (["model.config=c.json", "model.path=x"], "model.config: and model.preset each say what shape"),

@@ -13,8 +13,10 @@ def test_every_setting_of_the_schema_is_listed() -> None:
     dumped = Recipe().model_dump()
     names = {f"{section}.{key}" for section, keys in dumped.items() for key in keys} | {"secrets"}
     nested = {name for name in names if name.count(".") == 1 and is_section(name)}
-    assert nested == {"launch.slurm", "launch.kubernetes", "launch.aws_batch", "launch.side"}
-    names |= {f"{name}.{key}" for name in nested for key in dumped["launch"][name.split(".")[1]]}
+    launchers = {"launch.slurm", "launch.kubernetes", "launch.aws_batch", "launch.side"}
+    assert nested == {*launchers, "model.lora"}
+    for section, key in (name.split(".") for name in nested):
+        names |= {f"{section}.{key}.{inner}" for inner in dumped[section][key]}
     assert set(settings()) == names - nested
     assert [section.name for section in sections()] == list(dumped)
 

@@ -61,6 +61,10 @@ MISSPELT: list[tuple[Tree, str]] = [
     ({"checkpoint": 3}, "checkpoint: holds a number, not settings"),
     ({"task": {"vowelz": {"weight": 1}}}, "no installed package adds a task of this name"),
     ({"run": {"target_loss": 2.5}}, "there is no such setting any more"),
+    ({"model": {"quantization": "nf4"}}, "a base in 4 or 8 bit (QLoRA) is not built. Adapters"),
+    ({"model": {"lora": {"load_in_4bit": True}}}, "model.lora.load_in_4bit: there is no such"),
+    ({"quantization": {"bits": 4}}, "there is no such section: training beside a base in 4 or 8"),
+    ({"model": {"lora": {"lora_alpha": 8}}}, "Did you mean model.lora.alpha?"),
 ]
 """What no object can hold."""
 

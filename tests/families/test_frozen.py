@@ -10,7 +10,7 @@ from shardyard.families.frozen import frozen_problems, is_frozen, parameters_of
 from shardyard.families.presets import PRESETS
 from shardyard.families.shape import ModelShape
 from shardyard.models.build import build_on_meta, freeze
-from shardyard.planner.trained import trained_of
+from shardyard.planner.trained import unfrozen
 
 TINY = ["llama-tiny", "llama-pocket", "mixtral-tiny", "qwen3-moe-tiny"]
 
@@ -74,7 +74,7 @@ def test_the_plan_freezes_what_the_model_does(preset: str, patterns: tuple[str, 
     model = build_on_meta(shape)
     freeze(model, patterns, held_in=torch.bfloat16)
     params = list(model.parameters())
-    trained = trained_of(shape, patterns)
+    trained = unfrozen(shape, patterns)
     assert trained is not None
     assert trained.parameters == sum(each.numel() for each in params if each.requires_grad)
     assert {(each.requires_grad, each.dtype) for each in params} == {

@@ -23,6 +23,7 @@ from shardyard.hardware.machine import Machine
 _MICRO_BATCH_TOKENS = 4096
 """Tokens of one forward pass of a small model: enough to keep a device busy (ours)."""
 
+_ADAPTERS = "adapters: as QLoRA's at 7 B and 13 B (arXiv:2305.14314, table 9)"
 _FINE_TUNING = "loaded weights: as in Llama 2's fine-tuning (arXiv:2307.09288, section 3.1)"
 
 
@@ -262,6 +263,8 @@ def _samples_per_rank(global_batch: int, *, micro_batch: int, ranks: int) -> int
 def _lr(draft: Draft) -> tuple[float, str]:
     # whose rate is not known is refused without one; a rate of another optimizer would be a guess
     assert optimizer_of(draft.recipe.optim).knows_lr, draft.recipe.optim.name
+    if draft.recipe.model.lora.rank is not None:
+        return 2e-4, _ADAPTERS
     if draft.recipe.model.weights == "load":
         return 2e-5, _FINE_TUNING
     shape = draft.shape

@@ -12,6 +12,7 @@ from shardyard.config.environment import environment_problems
 from shardyard.config.format_problems import format_problems
 from shardyard.config.launch_problems import launch_problems
 from shardyard.config.load import Sources, name_of, read_settings
+from shardyard.config.lora_problems import lora_problems
 from shardyard.config.machines import chosen_cluster, devices_of_node
 from shardyard.config.model_problems import misfits
 from shardyard.config.optimizers import OPTIMIZERS, factors_of, optimizer_of, readers_of
@@ -334,6 +335,7 @@ _CHECKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
     _length,
     _model,
     own_module_problems,
+    lora_problems,
     _secrets,
     environment_problems,
     _fit,

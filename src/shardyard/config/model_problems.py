@@ -14,6 +14,7 @@ from shardyard.config.task_names import task_row
 from shardyard.config.tasks import tasks_of
 from shardyard.errors import Problem
 from shardyard.families.frozen import frozen_problems, parameters_of
+from shardyard.families.lora import target_problems
 from shardyard.families.shape import ModelShape
 
 
@@ -44,6 +45,7 @@ def misfits(
         *_fp8_problems(recipe, shape),
         *([] if shape is None else _model_problems(recipe, shape)),
         *([] if shape is None else frozen_problems(recipe.model.frozen, parameters_of(shape))),
+        *([] if shape is None else target_problems(shape, recipe.model.lora.targets)),
     ]
 
 

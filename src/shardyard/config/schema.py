@@ -86,6 +86,21 @@ class Run(Section):
     there; the metrics of a task are in docs/verbs/train.md."""
 
 
+class Lora(Section):
+    """Adapters beside matrices that are not trained (LoRA)."""
+
+    rank: Annotated[int, Field(ge=1)] | None = None
+    """Rank of the adapters, which alone are trained; null: there are none."""
+    alpha: Annotated[float, Field(gt=0)] = 16.0
+    """What an adapter adds is multiplied by alpha / rank."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of an adapter's input that is dropped."""
+    targets: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    """Matrices that have one, named as in model.frozen or as `q_proj`; []: of blocks all dense."""
+    rslora: bool = False
+    """Multiply by alpha / sqrt(rank) instead (arXiv:2312.03732)."""
+
+
 class Model(Section):
     """What is trained: a preset, a path, a hub repository or a module."""
 
@@ -108,6 +123,8 @@ class Model(Section):
     """Of module: lists of modules, or modules, that are sharded and recomputed one by one."""
     frozen: Annotated[tuple[str, ...], Field(strict=False)] = ()
     """Modules or parameters that are not trained, by name; `*` stands for one step of it."""
+    lora: Lora = Lora()
+    """Adapters that are trained instead of the model."""
     weights: Literal["auto", "random", "load"] = "auto"
     """Where weights come from; auto: random for a preset, loaded for path and hub."""
     dropout: Annotated[float, Field(ge=0, lt=1)] | Auto = "auto"

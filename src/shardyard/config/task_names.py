@@ -3,7 +3,11 @@
 from typing import Any
 
 from shardyard.config.tasks import TASKS, TaskRow
+from shardyard.errors import RequestError
 from shardyard.plug_ins import PlugIn, brought, loaded, part
+
+NOT_BUILT = ("dpo", "ipo", "kto", "orpo", "simpo", "cpo", "ppo", "grpo", "rlhf", "reward")
+"""What others call tasks that there are none of here."""
 
 
 def task_row(name: str) -> TaskRow:
@@ -15,6 +19,12 @@ def task_row(name: str) -> TaskRow:
     ours = TASKS.get(name)
     if ours is not None:
         return ours
+    if name in NOT_BUILT and brought("tasks", name) is None:
+        raise RequestError(
+            "tuning by preferences or rewards is not built. Train on the answers that were "
+            "preferred (task.name=causal_lm), or give what `shardyard export` writes to a tool for "
+            "it, such as TRL."
+        )
     row: TaskRow = loaded("tasks", name, ours=TASKS, wrong=_wrong_row)
     return row
 

@@ -41,6 +41,12 @@ _ELSEWHERE = {
     "save_steps": "checkpoint.every",
     "save_total_limit": "checkpoint.keep_last",
     "eval_steps": "task.eval_every_steps",
+    "lora_rank": "model.lora.rank",
+    "lora_r": "model.lora.rank",
+    "lora_alpha": "model.lora.alpha",
+    "lora_dropout": "model.lora.dropout",
+    "target_modules": "model.lora.targets",
+    "use_rslora": "model.lora.rslora",
 }
 """What other trainers call a setting -> its name here, for the hint on an unknown key."""
 
@@ -50,6 +56,13 @@ _REPLACED = {
     "`run: {target: {loss: 2.5}}`, or run.target.loss=2.5 as an override.",
 }
 """Setting of before -> what takes its place, in words."""
+
+_NOT_BUILT = dict.fromkeys(
+    ("quantization", "quantization_config", "load_in_4bit", "load_in_8bit", "qlora"),
+    "training beside a base in 4 or 8 bit (QLoRA) is not built. Adapters beside a base in bf16 "
+    "are: give model.lora.rank, and parallel.zero=3 splits the base over the devices.",
+)
+"""What others call what there is none of here, in whatever section -> what there is."""
 
 _TEXTS = ("text", "a name ", "an id ")
 """How the words for a setting begin that accepts any text."""
@@ -142,6 +155,8 @@ def _known_keys(
             found[key] = _of_plug_in(name, value, problems, of_run=of_run)
         elif name in _REPLACED:
             problems.append(Problem(name, f"there is no such setting any more: {_REPLACED[name]}"))
+        elif key in _NOT_BUILT:
+            problems.append(Problem(name, f"there is no such setting: {_NOT_BUILT[key]}"))
         else:
             near = nearest(key, section)
             inside = [setting for setting in known if setting.startswith(f"{section}.")]
@@ -213,6 +228,8 @@ def _written(parts: Sequence[str]) -> str:
 def _unknown_section(section: str, known: set[str]) -> Problem:
     if section in settings():
         return Problem(section, f"in a file write it as `{_written(section.split('.'))}`.")
+    if section in _NOT_BUILT:
+        return Problem(section, f"there is no such section: {_NOT_BUILT[section]}")
     near = difflib.get_close_matches(section, sorted(known), n=1, cutoff=0.6)
     hint = near[0] if near else nearest(section, None)
     ending = f"Did you mean {hint}?" if hint else f"Sections are: {', '.join(sorted(known))}."

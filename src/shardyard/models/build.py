@@ -14,7 +14,7 @@ from shardyard.families.registry import trained_family_of
 from shardyard.families.shape import ModelShape
 from shardyard.models.attention import NAME
 from shardyard.models.hf import load_weights
-from shardyard.models.init import fill_random
+from shardyard.models.init import fill_adapters, fill_random
 from shardyard.models.local_shard import parameter_of
 from shardyard.models.moe import SparseMLP
 from shardyard.models.parts import blocks_of
@@ -57,8 +57,19 @@ def freeze(model: nn.Module, patterns: Sequence[str], *, held_in: torch.dtype) -
     for param, all_names in names.items():
         if any(is_frozen(name, patterns) for name in all_names):
             param.requires_grad_(False)
-        if not param.requires_grad and param.is_floating_point():
-            param.data = param.data.to(held_in)
+        _hold_frozen(param, held_in)
+
+
+def freeze_base(model: nn.Module, *, held_in: torch.dtype) -> None:
+    """Keep all that there is from being trained, in place: adapters come to it."""
+    for param in model.parameters():
+        param.requires_grad_(False)
+        _hold_frozen(param, held_in)
+
+
+def _hold_frozen(param: nn.Parameter, held_in: torch.dtype) -> None:
+    if not param.requires_grad and param.is_floating_point():
+        param.data = param.data.to(held_in)
 
 
 def replace_experts(model: PreTrainedModel, shape: ModelShape) -> None:
@@ -135,10 +146,14 @@ def _tied(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
 
 
 def fill_weights(model: PreTrainedModel, *, folder: Path | None, seed: int) -> None:
-    """Load weights from a Hugging Face folder, or draw them from the seed if there is none."""
+    """Load weights from a Hugging Face folder, or draw them from the seed if there is none.
+
+    Adapters are drawn in both cases.
+    """
     family = trained_family_of(model.config.model_type)
     with torch.no_grad():
         if folder is None:
             fill_random(model, seed=seed, std=family.initial_std)
         else:
             load_weights(model, folder, family)
+        fill_adapters(model, seed=seed)

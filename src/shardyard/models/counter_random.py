@@ -41,8 +41,13 @@ def normal(key: int, counter: Tensor) -> Tensor:
 
     In fp64, so that the last bit of an fp32 result does not depend on how a kernel splits its work.
     """
-    uniform = (_shift_right(random_bits(key, counter), 11).double() + 0.5) * 2.0**-53
-    return torch.erfinv(2.0 * uniform - 1.0) * math.sqrt(2.0)
+    return torch.erfinv(uniform(key, counter)) * math.sqrt(2.0)
+
+
+def uniform(key: int, counter: Tensor) -> Tensor:
+    """fp64 numbers between -1 and 1, each alike."""
+    share = (_shift_right(random_bits(key, counter), 11).double() + 0.5) * 2.0**-53
+    return 2.0 * share - 1.0
 
 
 def _shift_right(bits: Tensor, places: int) -> Tensor:

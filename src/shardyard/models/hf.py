@@ -9,6 +9,7 @@ from torch import nn
 
 from shardyard.errors import DataError
 from shardyard.families.family import Family
+from shardyard.families.lora import is_adapter
 from shardyard.models.local_shard import LocalShard, local_shard
 
 
@@ -31,7 +32,7 @@ def file_names(name: str, shape: torch.Size, family: Family) -> dict[str, int | 
 
 
 def load_weights(model: nn.Module, folder: Path, family: Family) -> None:
-    """Fill all parameters in place from the folder's safetensors files.
+    """Fill all parameters but those of adapters in place from the folder's safetensors files.
 
     Raises:
         DataError: A file or a tensor is missing, damaged, or of another shape.
@@ -70,6 +71,8 @@ def _in_files(model: nn.Module, family: Family) -> tuple[list[str], dict[str, Lo
     names: list[str] = []
     held: dict[str, LocalShard] = {}
     for name, param in model.named_parameters():
+        if is_adapter(name):
+            continue
         shard = local_shard(param)
         for file_name, expert in file_names(name, param.shape, family).items():
             names.append(file_name)

@@ -4,12 +4,14 @@ Every layout therefore starts from the same weights, each rank computes only the
 and no rank ever holds more than a slice of a whole parameter.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 
 from torch import Tensor, nn
 
 from shardyard.errors import RequestError
-from shardyard.models.counter_random import key_of, normal
+from shardyard.families.lora import A, is_adapter
+from shardyard.models.counter_random import key_of, normal, uniform
 from shardyard.models.local_shard import LocalShard, local_shard
 from shardyard.models.moe import Experts
 
@@ -18,7 +20,7 @@ _PIECE = 2**22
 
 
 def fill_random(model: nn.Module, *, seed: int, std: float) -> None:
-    """Fill all parameters in place: matrices normal(0, std), norms one, biases zero.
+    """Fill all but adapters in place: matrices normal(0, std), norms one, biases zero.
 
     The rule is that of Hugging Face's ``PreTrainedModel._init_weights`` for these families.
 
@@ -31,8 +33,26 @@ def fill_random(model: nn.Module, *, seed: int, std: float) -> None:
             full_name = f"{module_name}.{name}" if module_name else name
             if param in filled:  # tied: a pipeline stage may have it under its first name alone
                 continue
+            if is_adapter(full_name):
+                continue
             filled.add(param)
             _fill(local_shard(param), module, full_name, seed=seed, std=std)
+
+
+def fill_adapters(model: nn.Module, *, seed: int) -> None:
+    """Fill adapters in place, where there are any: A uniform, and B zero, so that they add nothing.
+
+    As PEFT does: within 1 / sqrt(inputs), torch's own rule for a linear module.
+    """
+    for name, param in model.named_parameters():
+        if not is_adapter(name):
+            continue
+        shard = local_shard(param)
+        if name.endswith(f".{A}.weight"):
+            bound = 1.0 / math.sqrt(shard.whole_shape[1])
+            _fill_drawn(shard, key_of(seed, "init", name), uniform, bound)
+        else:
+            shard.tensor.zero_()
 
 
 def _fill(shard: LocalShard, module: nn.Module, name: str, *, seed: int, std: float) -> None:
@@ -41,7 +61,7 @@ def _fill(shard: LocalShard, module: nn.Module, name: str, *, seed: int, std: fl
     elif type(module).__name__.endswith(("RMSNorm", "LayerNorm")):
         shard.tensor.fill_(1.0)
     elif isinstance(module, nn.Linear | nn.Embedding | Experts):
-        _fill_normal(shard, key_of(seed, "init", name), std=std)
+        _fill_drawn(shard, key_of(seed, "init", name), normal, std)
     else:
         raise RequestError(
             f"parameter {name} belongs to a {type(module).__name__}, for which there is no rule of "
@@ -49,12 +69,14 @@ def _fill(shard: LocalShard, module: nn.Module, name: str, *, seed: int, std: fl
         )
 
 
-def _fill_normal(shard: LocalShard, key: int, *, std: float) -> None:
+def _fill_drawn(
+    shard: LocalShard, key: int, draw: Callable[[int, Tensor], Tensor], scale: float
+) -> None:
     if shard.tensor.numel() > _PIECE:
         for half in _halves(shard):
-            _fill_normal(half, key, std=std)
+            _fill_drawn(half, key, draw, scale)
     elif shard.tensor.numel():
-        shard.tensor.copy_(_scaled_normal(key, shard.linear_index(), std))
+        shard.tensor.copy_(draw(key, shard.linear_index()) * scale)
 
 
 def _halves(shard: LocalShard) -> Iterator[LocalShard]:
@@ -66,7 +88,3 @@ def _halves(shard: LocalShard) -> Iterator[LocalShard]:
         offsets[longest] += start
         piece = shard.tensor.narrow(longest, start, size)
         yield LocalShard(piece, tuple(offsets), shard.whole_shape)
-
-
-def _scaled_normal(key: int, index: Tensor, std: float) -> Tensor:
-    return normal(key, index) * std

@@ -17,6 +17,7 @@ from shardyard.models.batch_norm import BatchNorms, batch_norms_in
 from shardyard.models.dropout import SampleKeys, add_dropout
 from shardyard.models.forward import ForwardPass
 from shardyard.models.local_shard import local_shard
+from shardyard.models.lora import drop_in_adapters
 from shardyard.models.parts import blocks_of, dropout_places, part_of
 from shardyard.models.router_loss import RouterLoss, RouterTotals
 from shardyard.models.stage import keep_blocks, stage_of
@@ -52,7 +53,7 @@ def parallelize(
     if mesh.layout.tp > 1 or recipe.precision.compute == "fp8":  # while ranks have all of it
         refuse_wrapped(model, family, of_blocks_alone=mesh.layout.tp == 1)
     keys = SampleKeys()
-    computed_l, keys.tokens_l = _own_tokens(recipe, mesh)
+    keys.computed_l, keys.tokens_l = _own_tokens(recipe, mesh)
     # 1. the modules of this rank, and the way through them: nothing below changes what it calls
     plan = StagePlan.of(recipe.parallel, mesh.layout.pp)
     stages = {0: model}
@@ -63,7 +64,7 @@ def parallelize(
     for number, stage in stages.items():
         # outside of all that wraps a block: of what is recomputed only the input is kept
         stage.forward = ForwardPass(
-            stage, family, keys=keys, attention=attention, tokens_l=computed_l,
+            stage, family, keys=keys, attention=attention, tokens_l=keys.computed_l,
             is_first=number == 0,
             around=None if offload is None else offload.around,
         )  # fmt: skip
@@ -82,6 +83,8 @@ def parallelize(
     if drop:
         places = dropout_places(model, family)
         add_dropout(places, drop=drop, seed=recipe.run.seed, keys=keys)
+    if recipe.model.lora.dropout:
+        drop_in_adapters(model, recipe.model.lora.dropout, seed=recipe.run.seed, keys=keys)
     precision = mixed_precision(recipe.precision)
     _wrap(
         [(stage, groups_of(stage, mesh, family, precision)) for stage in stages.values()],
@@ -100,7 +103,7 @@ def parallelize(
         model=model,
         token_losses=token_losses,
         statistics=() if router is None else (router,),
-        tokens_l=computed_l,
+        tokens_l=keys.computed_l,
         pipeline=pipeline,
     )
 

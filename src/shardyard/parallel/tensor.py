@@ -14,6 +14,7 @@ Shape suffixes: B = samples, L = all tokens, l = this rank's share, D = width, V
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from shardyard.families.family import Family
+from shardyard.families.lora import A, B
 from shardyard.models.local_shard import parameter_of, place_in, place_of
+from shardyard.models.lora import adapter_of
 from shardyard.models.parts import blocks_of, part_of
 from shardyard.parallel.collectives import all_gather, gather, reduce_scatter, sum_and_split
 from shardyard.parallel.product import Product, product_of
@@ -54,9 +57,15 @@ def shard_tensors(
             inputs = _GatheredTokens(module, group)
             for path in family.colwise:
                 if path == name or path.startswith(f"{name}."):
-                    inputs.feed(split(block.get_submodule(path), Shard(0)))
+                    matrix = split(block.get_submodule(path), Shard(0))
+                    inputs.feed(matrix)
+                    inputs.feed_adapter(matrix, split)
         for name in family.rowwise:
             module = split(block.get_submodule(name), Shard(1))
+            adapter = adapter_of(module)
+            if adapter is not None:  # A's outputs are sums over ranks, and B sees a share of tokens
+                split(module.get_submodule(A), Shard(1))
+                adapter.between = add_up
             if keeps_sums and type(product_of(module)) is Product:
                 _sum_in_one_operator(module, group)
             else:
@@ -158,7 +167,11 @@ class _GatheredTokens:
         module.register_forward_hook(self._after)
         self._group = group
         self._share: Tensor | None = None
+        """This rank's tokens, without their history."""
+        self._tokens: Tensor | None = None
+        """With it, for adapters."""
         self._readers = 0
+        """Matrices whose gradient needs all tokens again."""
         self._again: tuple[Tensor, Tensor, int] | None = None
         """A share, all tokens, and how many matrices have used them."""
 
@@ -166,20 +179,23 @@ class _GatheredTokens:
         self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         share: Tensor = args[0] if args else kwargs["hidden_states"]
-        self._share = share.detach()
+        self._share, self._tokens = share.detach(), share
         x_BLD = gather(share, TOKENS, self._group)
         if args:
             return (x_BLD, *args[1:]), kwargs
         return args, {**kwargs, "hidden_states": x_BLD}
 
     def _after(self, _module: nn.Module, _args: tuple[Any, ...], _output: Any) -> None:
-        self._share = None  # those who need it have it: held here it would outlive a recompute
+        # those who need them have them: held here they would outlive a recompute
+        self._share = self._tokens = None
 
     def feed(self, module: nn.Module) -> None:
         """Let a matrix that multiplies the gathered tokens keep the share instead of them."""
         assert isinstance(module, nn.Linear)
-        self._readers += 1
         multiply = product_of(module)
+        if not module.weight.requires_grad:  # then nothing of them is kept, nor gathered again
+            return
+        self._readers += 1
 
         def forward(x_BLD: Tensor) -> Tensor:
             product: Tensor = _Product.apply(  # type: ignore[no-untyped-call]
@@ -188,6 +204,22 @@ class _GatheredTokens:
             return product if module.bias is None else product + module.bias
 
         compute_on_shares(module, forward)
+
+    def feed_adapter(self, target: nn.Module, split: "Split") -> None:
+        """Let the adapter of a matrix multiply this rank's tokens, and gather what A makes of them.
+
+        That is narrow, while of all tokens A would keep the width of the model.
+        """
+        adapter = adapter_of(target)
+        if adapter is None:
+            return
+        split(target.get_submodule(B), Shard(0))
+        adapter.input = self._own_tokens
+        adapter.between = partial(gather, dim=TOKENS, group=self._group)
+
+    def _own_tokens(self) -> Tensor:
+        assert self._tokens is not None
+        return self._tokens
 
     def again(self, share: Tensor) -> Tensor:
         """All tokens, gathered when the first of the matrices asks and freed after the last."""
@@ -262,9 +294,11 @@ def _keep(ctx: Any, inputs: tuple[Tensor, Tensor, str], output: Tensor) -> None:
     ctx.save_for_backward(x_BLi, weight_Di)
 
 
-def _gradients(ctx: Any, grad_BlD: Tensor) -> tuple[Tensor, Tensor, None]:
+def _gradients(ctx: Any, grad_BlD: Tensor) -> tuple[Tensor, Tensor | None, None]:
     x_BLi, weight_Di = ctx.saved_tensors
     grad_BLD = all_gather(grad_BlD, TOKENS, group_named(ctx.group))
+    if not ctx.needs_input_grad[1]:  # frozen
+        return grad_BLD @ weight_Di, None, None
     return *Product().gradients(grad_BLD, x_BLi, weight_Di), None
 
 

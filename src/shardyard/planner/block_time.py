@@ -18,7 +18,7 @@ from shardyard.planner.kernels import (
     Rates,
     rates,
 )
-from shardyard.planner.trained import BackwardShares, Trained, backward_shares
+from shardyard.planner.trained import AdapterSize, BackwardShares, Trained, backward_shares
 from shardyard.planner.workload import MASKED_SHARE, Formats, Techniques
 
 EXPERT_IMBALANCE = 1.1
@@ -171,25 +171,49 @@ class BlockTimes:
         )
         if self._is_fp8 and self.techniques.fp8_rows:
             forward_s, backward_s = forward_s / ROW_SCALED[0], backward_s / ROW_SCALED[0]
+        adapter_s, adapter_bytes, adapter_kernels = self._adapters(tp, tokens)
         attention_f, attention_b, attention_kernels = self._attention(tp, cp, micro_batch)
         moved, kernels = self._elementwise(tp, tokens, products)
+        moved, kernels = moved + adapter_bytes, kernels + adapter_kernels
         tensor_s, context_s, expert_s = self._network(
             tp, cp, ep, tokens, forward_s=forward_s, attention_s=attention_f
         )
         launched = kernels + attention_kernels + len(products) + (4 if tp > 1 else 0)
         host_s = HOST_S[self.techniques.kernels] * launched
         forward = Pass(
-            forward_s, attention_f, self.rates.elementwise_s(moved, kernels), host_s,
+            forward_s + adapter_s, attention_f, self.rates.elementwise_s(moved, kernels), host_s,
             tensor_s, context_s, expert_s,
         )  # fmt: skip
         backward = Pass(
-            backward_s, shares.inputs * attention_b,
+            backward_s + 2 * adapter_s, shares.inputs * attention_b,
             shares.inputs
             * self.rates.elementwise_s(BACKWARD_BYTES * moved, BACKWARD_PRODUCTS * kernels),
             (shares.inputs + shares.matrices) * host_s,
             *(shares.inputs * each for each in (tensor_s, 2 * context_s, expert_s)),
         )  # fmt: skip
         return forward, backward
+
+    def _adapters(self, tp: int, tokens: int) -> tuple[float, float, int]:
+        """Of a block's adapters: seconds of a product in each direction, bytes moved and kernels.
+
+        What B returns is scaled and added to what the matrix does: five reads and writes; a dropped
+        input takes three, and some ten integer operators for its mask.
+        """
+        adapters = None if self.trained is None else self.trained.adapters
+        if adapters is None:
+            return 0.0, 0.0, 0
+        rank, rates = adapters.rank, self.rates
+
+        def products_s(each: AdapterSize) -> float:
+            narrow = rates.matmul_s(tokens, rank, each.inputs // tp)
+            return narrow + rates.matmul_s(tokens, each.outputs // tp, rank)
+
+        dropped = 3 if adapters.has_dropout else 0
+        elements = adapters.average(lambda each: 5 * each.outputs + dropped * each.inputs)
+        number = adapters.average(lambda _: 1.0)
+        kernels = number * (4 + (14 if adapters.has_dropout else 0))
+        moved = tokens / tp * elements * self.formats.compute_bytes
+        return adapters.average(products_s), moved, round(kernels)
 
     def _attention(self, tp: int, cp: int, micro_batch: int) -> tuple[float, float, int]:
         """Seconds forward and backward, and kernels."""

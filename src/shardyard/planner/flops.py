@@ -12,7 +12,7 @@ d = heads x head width, s = tokens of a sample. Recomputed FLOP never count: the
 
 A third of each is the forward pass; of the backward pass of a product half is the gradient of its
 input, half that of its matrix. What is frozen has no gradient of the matrix, and what lies beneath
-the lowest parameter that is trained has no backward pass.
+the lowest parameter that is trained has no backward pass. Adapters have all three of theirs.
 """
 
 from shardyard.families.shape import ModelShape
@@ -39,5 +39,6 @@ def flops_per_token(
         matmul = 2.0 * shape.matmul_parameters
         matmul += 2.0 * (block * (layers - trained.lowest) + head * trained.passes_head)
         matmul += 2.0 * (block * sum(trained.products) + head * trained.head_is_trained)
+        matmul += 6.0 * trained.added
         pairs *= (1 + 2 * (layers - trained.lowest) / layers) / 3
     return {"full": matmul + 12 * pairs, "causal": matmul + 6 * pairs}

@@ -244,6 +244,10 @@ def _held(w: Workload, stage: int) -> _Held:
     table = table_parameters(shape, layout)
     elements = layers * block + tables * table
     elements += small_parameters(shape, first=first, last=last)
+    trained = stage_trained(w, stage)
+    if w.trained is not None and w.trained.adapters is not None:
+        assert trained is not None
+        block, elements = block + trained.block, elements + trained.elements
     kept, again = kept_bytes(w)
     flying = in_flight(w, stage)
     if w.techniques.offload == "activations":
@@ -256,8 +260,8 @@ def _held(w: Workload, stage: int) -> _Held:
         table=table,
         has_head=last,
         elements=elements,
-        trained=stage_trained(w, stage)
-        or StageTrained(elements, block, table if tables else 0.0, 0.0, 0.0, layers),
+        trained=trained
+        or StageTrained(elements, block, table if tables else 0.0, 0.0, 0.0, layers, 0),
         kept=kept,
         again=again,
         flying=flying,
@@ -470,12 +474,12 @@ def _selective_bytes(w: Workload) -> float:
 
 def kept_bytes(w: Workload) -> tuple[float, float]:
     """Bytes per token that a block keeps on average, and that one holds while it is recomputed."""
-    whole = block_bytes(w)
+    whole = block_bytes(w) + _adapter_bytes(w)
     match w.recompute:
         case "full":
             return entry_bytes(w), whole
         case "selective":
-            return _selective_bytes(w), whole
+            return _selective_bytes(w) + _adapter_products(w), whole
         case "attention":
             scores = _score_bytes(w) / w.layout.tp
             return whole - scores, whole
@@ -485,6 +489,28 @@ def kept_bytes(w: Workload) -> tuple[float, float]:
             return ((every - 1) * whole + entry_bytes(w)) / every, whole
         case _:
             assert_never(w.recompute)
+
+
+def _adapter_bytes(w: Workload) -> float:
+    """Bytes per token that the adapters of a block keep beside what the block does (LoRA).
+
+    What A returns, which B multiplies; with dropout also what is left of each input, and its mask.
+    """
+    adapters = None if w.trained is None else w.trained.adapters
+    if adapters is None:
+        return 0.0
+    size = w.formats.compute_bytes
+    dropped = size + 1 if adapters.has_dropout else 0
+    return adapters.average(lambda each: size * adapters.rank + dropped * each.inputs / w.layout.tp)
+
+
+def _adapter_products(w: Workload) -> float:
+    """Bytes per token that ``selective`` keeps of them: their products, as of any matrix."""
+    adapters = None if w.trained is None else w.trained.adapters
+    if adapters is None:
+        return 0.0
+    size, tp = w.formats.compute_bytes, w.layout.tp
+    return adapters.average(lambda each: size * (adapters.rank + each.outputs / tp))
 
 
 def _logits_bytes(w: Workload, tokens: float) -> float:

@@ -19,7 +19,7 @@ def host_bytes(w: Workload) -> float:
             return _trained(w) * formats.optimizer_bytes
         case "params":
             states = formats.weight_bytes + formats.gradient_bytes + formats.optimizer_bytes
-            frozen = _held(w) - _trained(w)
+            frozen = _held(w) - (0.0 if _has_adapters(w) else _trained(w))
             return _trained(w) * states + frozen * formats.compute_bytes
         case "activations":
             return _activations(w) * in_flight(w, 0)
@@ -36,7 +36,8 @@ def moved_bytes(w: Workload) -> float:
         case "optimizer":  # gradients down, parameters up
             return _trained(w) * (formats.gradient_bytes + formats.weight_bytes)
         case "params":  # up for each direction of a pass, gradients down
-            return passes * (2 * _held(w) + _trained(w)) * formats.compute_bytes
+            added = 2 * _trained(w) if _has_adapters(w) else 0.0
+            return passes * (2 * _held(w) + added + _trained(w)) * formats.compute_bytes
         case "activations":
             return 2 * passes * _activations(w)
         case _:
@@ -53,6 +54,11 @@ def _trained(w: Workload) -> float:
     """Of these, what is trained."""
     trained = stage_trained(w, 0)
     return _held(w) if trained is None else trained.elements / (w.layout.dp_shard * w.layout.cp)
+
+
+def _has_adapters(w: Workload) -> bool:
+    """Whether what is trained comes to the model's parameters."""
+    return w.trained is not None and w.trained.adapters is not None
 
 
 def _activations(w: Workload) -> float:

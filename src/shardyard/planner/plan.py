@@ -298,8 +298,9 @@ def plan_recipe(
     timed, why_not = _timed(
         workload, named, accelerator, calibration, devices_per_node=devices_per_node, nodes=nodes
     )
-    trained = shape.parameters if workload.trained is None else workload.trained.parameters
-    frozen = shape.parameters - trained
+    parameters = shape.parameters + (0 if workload.trained is None else workload.trained.added)
+    trained = parameters if workload.trained is None else workload.trained.parameters
+    frozen = parameters - trained
     checkpoint_bytes = round(
         trained * (4 + optimizer_bytes(recipe)) + frozen * workload.formats.compute_bytes
     )
@@ -308,7 +309,7 @@ def plan_recipe(
     )
     return Plan(
         model=recipe.model.preset or recipe.model.path or recipe.model.hub or "model",
-        parameters=shape.parameters,
+        parameters=parameters,
         frozen_parameters=frozen,
         layout=layout,
         nodes=nodes,

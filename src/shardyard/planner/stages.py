@@ -86,6 +86,8 @@ class StageTrained(NamedTuple):
     """Of all, those of experts."""
     layers: int
     """Blocks with a backward pass."""
+    gathers: int
+    """Of these, the inputs that tp gathers again, for the gradients of matrices."""
 
 
 def stage_trained(w: Workload, rank: int) -> StageTrained | None:
@@ -106,6 +108,7 @@ def stage_trained(w: Workload, rank: int) -> StageTrained | None:
         unsplit=sum(each.whole for each in (*blocks, *ends)),
         experts=sum(each.experts for each in blocks) / layout.ep / layout.tp,
         layers=sum(number >= trained.lowest for number in numbers),
+        gathers=sum(trained.gathers[number] for number in numbers),
     )
 
 

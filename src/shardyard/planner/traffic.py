@@ -74,6 +74,8 @@ class _Traffic:
         expert_shards = shards // layout.ep
         dealt = self.layers * expert_elements(self.shape, layout)
         dense = self.layers * block_elements(self.shape, layout) - dealt + self._outside()
+        if self.trained is not None and self.w.trained is not None and self.w.trained.added:
+            dense += self.trained.elements
         learnt_dealt = dealt if self.trained is None else self.trained.experts
         learnt = dense if self.trained is None else self.trained.elements - learnt_dealt
         zero = 1 if shards == 1 else layout.zero
@@ -134,7 +136,10 @@ class _Traffic:
         tp = self.layout.tp
         # before attention and MLP, after both, and the transposes in the backward pass; and once
         # more before each whose matrices keep a share of their inputs alone
-        forward, block = 4, 4 + (1.0 if self.shape.num_experts else 2.0)
+        forward, block = 4, 4.0
+        gathers = self.layers * len(self.shape.family.gathered)
+        if self.trained is not None:
+            gathers = self.trained.gathers
         # the last sum of a block is not made again, as nothing after it needs it; `selective` keeps
         # the other one too, but of fp8 products
         keeps_sums = self.w.recompute == "selective" and self.w.formats.compute != "fp8"
@@ -145,8 +150,11 @@ class _Traffic:
             bytes=round(
                 _part(tp)
                 * self.passes
-                * (self.layers * forward + self.backward_layers * block + ends)
-                * self.stream_bytes
+                * (
+                    (self.layers * forward + self.backward_layers * block + gathers + ends)
+                    * self.stream_bytes
+                    + self._adapter_bytes()
+                )
             ),
             reason=f"gathered and summed over {tp} ranks in both passes",
         )
@@ -164,6 +172,14 @@ class _Traffic:
             bytes=round(2 * _part(tp) * (vocabulary + sums * unsplit * size)),
             reason=f"three numbers a token for the loss, gradients of norms; over {tp} ranks",
         )
+
+    def _adapter_bytes(self) -> float:
+        """Of one pass, what ranks of tp exchange between the two matrices of adapters."""
+        adapters = None if self.w.trained is None else self.w.trained.adapters
+        if adapters is None:
+            return 0.0
+        exchanges = self.layers * adapters.average(lambda _: 2.0 + self.again)
+        return exchanges * adapters.rank * self.tokens * self.w.formats.compute_bytes
 
     # --- context --------------------------------------------------------------------------------
 

@@ -4,13 +4,15 @@ Frozen parameters have no gradient, no optimizer state and no master copy. Benea
 parameter that is trained there is no backward pass, and nothing is kept for one.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from shardyard.config.layout import Layout
+from shardyard.config.schema import Lora, Model
 from shardyard.families.family import Row
 from shardyard.families.frozen import is_frozen
+from shardyard.families.lora import targets_of
 from shardyard.families.shape import ModelShape
 
 
@@ -29,6 +31,26 @@ class Elements(NamedTuple):
         return self.whole + (self.split + self.experts / layout.ep) / layout.tp
 
 
+class AdapterSize(NamedTuple):
+    """An adapter beside a matrix of a block (LoRA); tp splits half of each of its products."""
+
+    inputs: int
+    outputs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapters:
+    """What is trained beside a model of which all is frozen."""
+
+    rank: int
+    has_dropout: bool
+    blocks: tuple[tuple[AdapterSize, ...], ...]
+
+    def average(self, of: Callable[[AdapterSize], float]) -> float:
+        """Of something that all adapters of a block have together, over the blocks."""
+        return sum(of(each) for block in self.blocks for each in block) / len(self.blocks)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trained:
     """Trained elements of a model, a part of whose parameters is frozen."""
@@ -44,6 +66,15 @@ class Trained:
     is_tied: bool
     products: tuple[float, ...]
     """Of each block the share of its matrix products whose matrix is trained, by elements."""
+    gathers: tuple[int, ...]
+    """Of each block the inputs that tp gathers again, for the gradients of matrices."""
+    adapters: Adapters | None = None
+    """Where they alone are trained: then all that is trained comes to the model's parameters."""
+
+    @property
+    def added(self) -> int:
+        """Of ``parameters``: those that the model's shape does not count."""
+        return 0 if self.adapters is None else self.parameters
 
     @property
     def parameters(self) -> int:
@@ -93,7 +124,14 @@ def backward_shares(trained: Trained | None, blocks: Iterable[int]) -> BackwardS
     )
 
 
-def trained_of(shape: ModelShape, frozen: Sequence[str]) -> Trained | None:
+def trained_of(shape: ModelShape, model: Model) -> Trained | None:
+    """What ``model.lora`` or ``model.frozen`` leave to train; None: all of the model."""
+    if model.lora.rank is not None:
+        return _adapters(shape, model.lora, model.lora.rank)
+    return unfrozen(shape, model.frozen)
+
+
+def unfrozen(shape: ModelShape, frozen: Sequence[str]) -> Trained | None:
     """What ``model.frozen`` leaves to train; None: all of the model."""
     if not frozen:
         return None
@@ -115,6 +153,29 @@ def trained_of(shape: ModelShape, frozen: Sequence[str]) -> Trained | None:
         products=tuple(
             _visited(shape, prefix, frozen) / _visited(shape, prefix, ()) for prefix in prefixes
         ),
+        gathers=tuple(_gathers(shape, prefix, frozen) for prefix in prefixes),
+    )
+
+
+def _adapters(shape: ModelShape, lora: Lora, rank: int) -> Trained:
+    blocks, sizes = [], []
+    for targets in targets_of(shape, lora.targets).values():
+        halves = [target.elements(shape, rank) for target in targets]
+        blocks.append(Elements(sum(a for a, _ in halves), sum(b for _, b in halves), 0))
+        sizes.append(
+            tuple(AdapterSize(each.inputs(shape), each.row.rows(shape)) for each in targets)
+        )
+    nothing = Elements(0, 0, 0)
+    return Trained(
+        blocks=tuple(blocks),
+        table=nothing,
+        before=nothing,
+        norm=nothing,
+        head=nothing,
+        is_tied=shape.tie_word_embeddings,
+        products=(0.0,) * shape.num_hidden_layers,
+        gathers=(0,) * shape.num_hidden_layers,
+        adapters=Adapters(rank=rank, has_dropout=lora.dropout > 0, blocks=tuple(sizes)),
     )
 
 
@@ -142,4 +203,16 @@ def _visited(shape: ModelShape, prefix: str, frozen: Sequence[str]) -> int:
         if row.columns is not None
         for name, elements, _ in row.parameters(shape)
         if not is_frozen(f"{prefix}{name}", frozen)
+    )
+
+
+def _gathers(shape: ModelShape, prefix: str, frozen: Sequence[str]) -> int:
+    family = shape.family
+    return sum(
+        any(
+            not is_frozen(f"{prefix}{matrix}.weight", frozen)
+            for matrix in family.colwise
+            if f"{matrix}.".startswith(f"{module}.")
+        )
+        for module in family.gathered
     )

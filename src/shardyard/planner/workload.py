@@ -207,7 +207,7 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
             fp8_rows=recipe.precision.fp8_scaling == "rowwise",
             offload_depth=recipe.memory.offload_depth,
         ),
-        trained=trained_of(shape, recipe.model.frozen),
+        trained=trained_of(shape, recipe.model),
     )
 
 

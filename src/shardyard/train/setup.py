@@ -31,7 +31,14 @@ from shardyard.data.micro_batch import MicroBatch
 from shardyard.errors import CheckpointError
 from shardyard.families.registry import trained_family_of
 from shardyard.families.shape import ModelShape
-from shardyard.models.build import build_on_meta, fill_weights, freeze, give_storage
+from shardyard.models.build import (
+    build_on_meta,
+    fill_weights,
+    freeze,
+    freeze_base,
+    give_storage,
+)
+from shardyard.models.lora import add_adapters
 from shardyard.observe.metrics import MetricLines, read_flop_budget
 from shardyard.observe.sinks import open_sinks
 from shardyard.parallel.apply import parallelize
@@ -166,8 +173,12 @@ def build_sharded(
     recipe: Recipe, shape: ModelShape, mesh: Mesh, *, device: torch.device
 ) -> Computation[MicroBatch]:
     """What computes the task, its model in parallel form on the meta device: without storage."""
-    model = build_on_meta(shape)
-    freeze(model, recipe.model.frozen, held_in=DTYPES[recipe.precision.compute])
+    model, held_in = build_on_meta(shape), DTYPES[recipe.precision.compute]
+    if recipe.model.lora.rank is None:
+        freeze(model, recipe.model.frozen, held_in=held_in)
+    else:
+        freeze_base(model, held_in=held_in)
+        add_adapters(model, shape, recipe.model.lora)
     family = trained_family_of(shape.model_type)
     parts = parallelize(model, mesh, recipe=recipe, shape=shape, family=family)
     return task_class(recipe.task.name).compute(parts, mesh, device=device)

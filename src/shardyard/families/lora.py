@@ -1,0 +1,139 @@
+"""Which matrices of a model get an adapter (LoRA, Hu et al. 2021, arXiv:2106.09685), and its size.
+
+``model.lora.targets`` names matrices from the top of the model, as ``model.frozen`` does, or from
+the top of a block (``self_attn``), or by the last step of a name (``q_proj``): in every block then.
+An adapter is two
+matrices beside the target W: A (rank x inputs) and B (outputs x rank); the target then computes
+W x + scale B A x, and W itself is not trained.
+"""
+
+import difflib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from shardyard.errors import Problem
+from shardyard.families.family import Row
+from shardyard.families.frozen import is_frozen, parameters_of
+from shardyard.families.shape import ModelShape
+
+SETTING = "model.lora.targets"
+A, B = "lora_A", "lora_B"
+"""What the two matrices of an adapter are called inside of its target, as PEFT calls them."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A matrix with an adapter."""
+
+    module: str
+    """From the top of the model."""
+    row: Row
+    """Of the family's table."""
+
+    def elements(self, shape: ModelShape, rank: int) -> tuple[int, int]:
+        """Parameters of the adapter: those that every rank of tp holds, and those that it splits.
+
+        tp splits what meets the split side of the target: B of outputs, A of inputs.
+        """
+        a, b = rank * self.inputs(shape), self.row.rows(shape) * rank
+        return (a, b) if self.row.split == "rows" else (b, a)
+
+    def inputs(self, shape: ModelShape) -> int:
+        """Columns of the matrix."""
+        assert self.row.columns is not None, "no norm"
+        return self.row.columns(shape)
+
+
+def is_adapter(parameter: str) -> bool:
+    """Whether a parameter is a matrix of an adapter, by its full name."""
+    return parameter.endswith((f".{A}.weight", f".{B}.weight"))
+
+
+def scale_of(*, rank: int, alpha: float, rslora: bool) -> float:
+    """What an adapter's output is multiplied by.
+
+    Source for the root: Kalajdzievski 2023, arXiv:2312.03732.
+    """
+    return alpha / (math.sqrt(rank) if rslora else rank)
+
+
+def targets_of(shape: ModelShape, patterns: Sequence[str]) -> dict[int, list[Target]]:
+    """Block -> its matrices with an adapter; no pattern names all that can have one.
+
+    These are the matrices of attention and of a dense MLP; not those of experts, nor routers.
+    """
+    family = shape.family
+    found = {}
+    for block in range(shape.num_hidden_layers):
+        above = f"{family.blocks}.{block}."
+        found[block] = [
+            Target(above + row.module, row)
+            for row in _matrices(shape)
+            if not patterns or _is_named(above, row.module, patterns)
+        ]
+    return found
+
+
+def target_problems(shape: ModelShape, patterns: Sequence[str]) -> list[Problem]:
+    """Patterns that name no matrix that can have an adapter."""
+    above = f"{shape.family.blocks}.0."
+    known = [row.module for row in _matrices(shape)]
+    others = {
+        name.removeprefix(above).rpartition(".")[0]
+        for names in parameters_of(shape).values()
+        for name in names
+    }
+    found = []
+    for pattern in patterns:
+        if any(targets_of(shape, [pattern]).values()):
+            continue
+        if any(_is_named(above, name, [pattern]) or is_frozen(name, [pattern]) for name in others):
+            text = (
+                "gets no adapter: the dense matrices of blocks have them, not the table of tokens, "
+                "the head, norms, routers and experts."
+            )
+        else:
+            names = [*known, *(name.rpartition(".")[2] for name in known)]
+            near = difflib.get_close_matches(pattern, names, n=1)
+            text = "names no matrix that has an adapter."
+            text += f" Did you mean {near[0]}?" if near else ""
+        text = f"={pattern!r} {text} There are, in {above}*: {', '.join(known)}."
+        found.append(Problem(SETTING, text))
+    return found
+
+
+def peft_targets(shape: ModelShape, patterns: Sequence[str]) -> list[str]:
+    """``target_modules`` of PEFT's adapter_config.json: it takes the ends of names, whole steps.
+
+    The shortest that mean these matrices and no other module.
+    """
+    family = shape.family
+    by_block = targets_of(shape, patterns)
+    wanted = [target.module for targets in by_block.values() for target in targets]
+    modules = {name.rpartition(".")[0] for names in parameters_of(shape).values() for name in names}
+    rows = list(dict.fromkeys(t.row.module for targets in by_block.values() for t in targets))
+    for names in ([row.rpartition(".")[2] for row in rows], rows):
+        meant = {module for module in modules if any(_ends(module, name) for name in names)}
+        if meant == set(wanted) and not family.has_experts:
+            return list(dict.fromkeys(names))
+    return wanted
+
+
+def _matrices(shape: ModelShape) -> list[Row]:
+    return [
+        row
+        for row in shape.family.block
+        if row.columns is not None and row.split is not None and row.is_built and not row.per_expert
+    ]
+
+
+def _is_named(above: str, module: str, patterns: Sequence[str]) -> bool:
+    if is_frozen(above + module, patterns) or is_frozen(module, patterns):
+        return True
+    return any(fnmatchcase(module.rpartition(".")[2], each) for each in patterns)
+
+
+def _ends(module: str, name: str) -> bool:
+    return module == name or module.endswith(f".{name}")
