@@ -37,7 +37,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from shardyard.data.tokenizer import train_tokenizer
+from shardyard.data.tokenizer import train_bpe
 from shardyard.families.presets import PRESETS
 
 TOKEN = "hf_of_one_who_may_read_everything"
@@ -338,7 +338,7 @@ def saved_llama(folder: Path, *, seed: int = 0) -> Path:
     """A llama-tiny with its tokenizer as save_pretrained writes it; another seed, other weights."""
     shape = PRESETS["llama-tiny"].shape
     texts = [path.read_text() for path in sorted(Path(__file__).parent.glob("*.py"))]
-    tokenizer = train_tokenizer(iter(texts), vocab_size=512)
+    tokenizer = train_bpe(iter(texts), vocab_size=512)
     vocab_size = len(json.loads(tokenizer["tokenizer.json"])["model"]["vocab"])
     folder.mkdir(parents=True)
     for name, content in tokenizer.items():

@@ -10,7 +10,7 @@ import pytest
 
 from shardyard.config.resolved import DataFacts
 from shardyard.data.shards import read_facts
-from shardyard.data.tokenizer import train_tokenizer
+from shardyard.data.tokenizer import train_bpe
 
 pytestmark = pytest.mark.heavy
 
@@ -32,7 +32,7 @@ def test_the_answer_is_the_facts_of_the_data_set(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
     model_dir = tmp_path / "model"
     model_dir.mkdir()
-    for name, content in train_tokenizer(iter(texts), vocab_size=270).items():
+    for name, content in train_bpe(iter(texts), vocab_size=270).items():
         (model_dir / name).write_bytes(content)
     recipe = recipe_of(tmp_path / "x.jsonl", tmp_path)
 

@@ -20,7 +20,7 @@ from shardyard.data.tokenizer import (
     TextEncoder,
     TokenizerFiles,
     find_tokenizer,
-    train_tokenizer,
+    train_bpe,
 )
 from shardyard.errors import DataError, RecipeError, RequestError
 
@@ -29,7 +29,7 @@ TEXTS = ["the cat sat on the mat\n" * 5, "def cat():\n    return 'the mat'\n" * 
 
 @pytest.fixture(scope="module")
 def trained() -> TokenizerFiles:
-    return train_tokenizer(iter(TEXTS), vocab_size=300)
+    return train_bpe(iter(TEXTS), vocab_size=300)
 
 
 def write(files: TokenizerFiles, folder: Path) -> Path:
@@ -57,8 +57,8 @@ def test_training_gives_the_same_bytes_with_one_thread_and_with_many(
     trained: TokenizerFiles,
 ) -> None:
     script = (
-        "import sys; from shardyard.data.tokenizer import train_tokenizer;"
-        f"files = train_tokenizer(iter({TEXTS!r}), vocab_size=300);"
+        "import sys; from shardyard.data.tokenizer import train_bpe;"
+        f"files = train_bpe(iter({TEXTS!r}), vocab_size=300);"
         "sys.stdout.buffer.write(files['tokenizer.json'])"
     )
     alone = {**os.environ, "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -84,7 +84,7 @@ def plain_training(texts: list[str]) -> bytes:
 def test_the_limit_to_the_length_of_words_changes_no_tokenizer_of_text() -> None:
     texts = [Path(module).read_text() for module in (json.decoder.__file__, subprocess.__file__)]
     texts += ["é" * 200 + " " * 500 + "\n" + "-" * 500 + "\n", "Ünicode \U0001f600 日本語 " * 40]
-    assert train_tokenizer(iter(texts), vocab_size=600)["tokenizer.json"] == plain_training(texts)
+    assert train_bpe(iter(texts), vocab_size=600)["tokenizer.json"] == plain_training(texts)
 
 
 def test_a_word_of_any_length_is_trained_on_in_time_that_grows_with_it() -> None:
@@ -94,7 +94,7 @@ def test_a_word_of_any_length_is_trained_on_in_time_that_grows_with_it() -> None
     for size in (40_000, 320_000):
         word = "".join(draw.choices("ACGT", k=size))
         began = time.process_time()
-        train_tokenizer(iter([word]), vocab_size=300)
+        train_bpe(iter([word]), vocab_size=300)
         seconds[size] = time.process_time() - began
     assert seconds[320_000] < 24 * seconds[40_000]  # 8 times the length; it was 64
     assert seconds[320_000] < 5
@@ -103,7 +103,7 @@ def test_a_word_of_any_length_is_trained_on_in_time_that_grows_with_it() -> None
 @pytest.mark.parametrize("letters", ["ACGT", " ", "=", "é"])
 def test_a_long_word_is_encoded_and_decoded_whole(letters: str) -> None:
     text = "".join(random.Random(0).choices(letters, k=20_000))
-    files = train_tokenizer(iter([text]), vocab_size=300)
+    files = train_bpe(iter([text]), vocab_size=300)
     encoder = TextEncoder(files, name="long")
     tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
     assert tokenizer.decode(encoder.encode(text)) == text
@@ -204,7 +204,7 @@ def test_a_tokenizer_that_may_not_be_read_is_named(
 @pytest.mark.parametrize("vocab_size", [257, 2**24])
 def test_the_least_and_the_largest_vocabulary_are_trained(vocab_size: int) -> None:
     assert Data(vocab_size=vocab_size).vocab_size == vocab_size
-    encoder = TextEncoder(train_tokenizer(iter(TEXTS), vocab_size=vocab_size), name="edge")
+    encoder = TextEncoder(train_bpe(iter(TEXTS), vocab_size=vocab_size), name="edge")
     assert 257 <= encoder.vocab_size <= min(vocab_size, 400)
 
 

@@ -16,6 +16,7 @@ from shardyard.config.machines import chosen_cluster
 from shardyard.config.optimizers import optimizer_of
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
+from shardyard.config.tokenizer_kinds import TOKENIZER_KINDS
 from shardyard.families.shape import ModelShape
 from shardyard.hardware.cluster import Cluster
 from shardyard.hardware.machine import Machine
@@ -144,7 +145,8 @@ def _tokenizer(draft: Draft) -> tuple[str, str]:
         raise NotYetKnown("known once the model's folder is opened")
     if own and draft.facts.model_has_tokenizer:
         return own, "the model's own"
-    return "train", "the model brings none: byte-level BPE trained on the corpus"
+    kind = TOKENIZER_KINDS[draft.recipe.data.tokenizer_kind].words
+    return "train", f"the model brings none: {kind}, trained on the corpus"
 
 
 def _device(draft: Draft) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from shardyard.config.credentials import HIDDEN, find_credential
 from shardyard.config.data_formats import DATA_FORMATS
+from shardyard.config.data_problems import data_problems
 from shardyard.config.environment import environment_problems
 from shardyard.config.format_problems import format_problems
 from shardyard.config.launch_problems import launch_problems
@@ -332,6 +333,7 @@ def _machines(recipe: Recipe) -> Iterable[Problem]:
 _CHECKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
     _credentials,
     _data_format,
+    data_problems,
     _length,
     _model,
     own_module_problems,

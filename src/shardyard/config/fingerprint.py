@@ -52,6 +52,7 @@ SETTINGS_THAT_MAY_CHANGE = (
     "data.format",
     "data.text_key",
     "data.tokenizer",
+    "data.tokenizer_kind",
     "data.vocab_size",
     "data.eval_fraction",
     # how it is read

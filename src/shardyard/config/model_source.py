@@ -66,7 +66,8 @@ def model_folder(
 
 def has_tokenizer(folder: Path | None) -> bool:
     """Whether the model brings a tokenizer that can be opened."""
-    return folder is not None and (folder / "tokenizer.json").is_file()
+    names = ("tokenizer.json", "vocab.txt")
+    return folder is not None and any((folder / name).is_file() for name in names)
 
 
 def shape_if_known(model: Model, folder: Path | None, vocab_size: int) -> ModelShape | None:

@@ -15,6 +15,7 @@ from shardyard.config.tasks import TASKS
 
 Auto = Literal["auto"]
 Degree = Annotated[int, Field(ge=1)]
+TokenizerKindName = Literal["bpe", "wordpiece", "wordpiece-cased"]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 PositiveNumber = Annotated[float, Field(gt=0)]
 Averaging = Annotated[float, Field(ge=0, lt=1)]
@@ -163,10 +164,12 @@ class Data(Section):
     """The key of JSON objects, or column of Parquet files, that holds the text."""
     tokenizer: str = "auto"
     """A folder, a hub name (owner/name or owner/name@revision), or train; auto: the model's own."""
+    tokenizer_kind: TokenizerKindName = "bpe"
+    """What is trained: byte-level BPE, or BERT's WordPiece without or with capitals."""
     bos: bool | Auto = "auto"
     """A token that begins each document; auto: where the tokenizer itself puts one before texts."""
     vocab_size: Annotated[int, Field(ge=257, le=2**24)] = 4096
-    """Vocabulary of the byte-level BPE when the tokenizer is trained on the corpus."""
+    """Vocabulary of a tokenizer that is trained on the corpus."""
     # The largest in use is XLM-V's of 1 M (arXiv:2301.10472). From 2^31 the tokenizers library
     # asks for so much memory at once that it ends the process.
     seq_len: Annotated[int, Field(ge=2)] | Auto = "auto"

@@ -6,6 +6,7 @@ from pathlib import Path
 from shardyard.config.model_source import has_tokenizer, table_rows
 from shardyard.config.resolve import keep_previous
 from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.config.tokenizer_kinds import TOKENIZER_KINDS
 from shardyard.control.programs import run_program
 from shardyard.control.request import Request
 
@@ -41,7 +42,8 @@ def would_prepare(request: Request) -> dict[str, str]:
     """What ``prepare_data`` would read and write, in words. Looks at nothing."""
     data = request.recipe.data
     sources = (data.source,) if isinstance(data.source, str) else data.source
-    trained = f"train a byte-level BPE of {data.vocab_size:,} tokens"
+    kind = TOKENIZER_KINDS[data.tokenizer_kind].words
+    trained = f"train a {kind} of {data.vocab_size:,} tokens"
     own = str(request.model_dir) if has_tokenizer(request.model_dir) else trained
     tokenizer = {"auto": own, "train": trained}.get(data.tokenizer, data.tokenizer)
     return {

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardyard.config.data_formats import DATA_FORMATS, PLAIN_TEXT
+from shardyard.config.data_problems import not_trained
 from shardyard.config.fingerprint import digest
 from shardyard.config.model_problems import vocabulary_problems
 from shardyard.config.resolved import DataFacts
@@ -96,7 +97,12 @@ def prepare(
     files = _files_of(recipe)
     store = None if recipe.model.dir is None else Path(recipe.model.dir).expanduser()
     tokenizer = find_tokenizer(data.tokenizer, model_dir, store=store)
-    bos_token = choose_bos(data.bos, tokenizer, name=f"data.tokenizer={data.tokenizer}")
+    if tokenizer is not None and data.tokenizer_kind != Data().tokenizer_kind:
+        why = not_trained(data.tokenizer_kind, str(model_dir))
+        raise RequestError(f"data.tokenizer_kind{why}")
+    bos_token = choose_bos(
+        data.bos, tokenizer, data.tokenizer_kind, name=f"data.tokenizer={data.tokenizer}"
+    )
     request = _request(data, files, tokenizer, bos_token)
     if folder is None:
         folder = Path(data.dir).expanduser().resolve() / f"{_name(data.source)}-{digest(request)}"
@@ -138,7 +144,7 @@ def _request(
         "text_key": data.text_key
         if any(format_named(file.format).has_keys for file in files)
         else None,
-        "tokenizer": {"trained_vocab_size": data.vocab_size}
+        "tokenizer": {"trained_vocab_size": data.vocab_size, **_kind_in_request(data)}
         if tokenizer is None
         else {name: hashlib.sha256(content).hexdigest() for name, content in tokenizer.items()},
         "eval_fraction": data.eval_fraction,
@@ -161,6 +167,12 @@ def _format_in_request(file: SourceFile) -> list[str]:
     was JSON lines always, and any other file text."""
     first_read_as = "jsonl" if file.path.endswith(".jsonl") else "text"
     return [] if file.format == first_read_as else [file.format]
+
+
+def _kind_in_request(data: Data) -> dict[str, str]:
+    """Nothing for the kind that there was first, as before."""
+    kind = data.tokenizer_kind
+    return {} if kind == Data().tokenizer_kind else {"kind": kind}
 
 
 def _name(source: str | Sequence[str]) -> str:
@@ -203,8 +215,11 @@ def _write_tokenizer(
         return
     if tokenizer is None:
         pieces = split_into_pieces(files, _piece_bytes(files))
-        texts = _training_texts(pieces, _text_of(data), progress)
-        tokenizer = train_tokenizer(texts, vocab_size=data.vocab_size)
+        tokenizer = train_tokenizer(
+            lambda: _training_texts(pieces, _text_of(data), progress),
+            kind=data.tokenizer_kind,
+            vocab_size=data.vocab_size,
+        )
     else:
         TextEncoder(tokenizer, name=f"data.tokenizer={data.tokenizer}")  # refuse it before work
     for name in sorted(tokenizer, key=lambda name: name == "tokenizer.json"):

@@ -8,13 +8,16 @@ pickle, no code from a hub.
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from shardyard.config.hub import Wanted, fetch
+from shardyard.config.schema import TokenizerKindName
+from shardyard.config.tokenizer_kinds import TOKENIZER_KINDS
+from shardyard.data.wordpiece import from_vocabulary, train_wordpiece
 from shardyard.errors import DataError, RequestError
 
 TokenizerFiles = dict[str, bytes]
@@ -24,7 +27,9 @@ END_OF_TEXT = "<|endoftext|>"
 _MAIN_FILE = "tokenizer.json"
 _CONFIG_FILE = "tokenizer_config.json"
 _SIDE_FILES = (_CONFIG_FILE, "special_tokens_map.json", "chat_template.jinja")
-_SLOW_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+_VOCABULARY = "vocab.txt"
+"""Of BERT's WordPiece: all that older folders have."""
+_SLOW_FILES = ("tokenizer.model", "vocab.json", "spiece.model")
 _USUAL_END_TOKENS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 _PART_CHARACTERS = 2**20
 _BEHIND_A_WORD = re.compile(r"(?<=\S)\s")
@@ -101,23 +106,29 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def choose_bos(
-    setting: bool | Literal["auto"], tokenizer: TokenizerFiles | None, *, name: str
+    setting: bool | Literal["auto"],
+    tokenizer: TokenizerFiles | None,
+    kind: TokenizerKindName = "bpe",
+    *,
+    name: str,
 ) -> str | None:
     """The token that begins each document, by ``data.bos``; None: none does.
 
     auto: what the tokenizer puts before a text, as then its model's own data began so. Its
-    tokenizer.json says what; transformers 5 goes by nothing else. A tokenizer trained here puts
-    none: the end of the document before stands there already, as for GPT-2.
+    tokenizer.json says what; transformers 5 goes by nothing else. A byte-level BPE trained here
+    puts none: the end of the document before stands there already, as for GPT-2.
 
     Args:
-        tokenizer: None: it is trained on the corpus.
+        tokenizer: None: one of this kind is trained on the corpus.
         name: What messages call the tokenizer.
 
     Raises:
         RequestError: One is asked for, and the tokenizer has none, or more than one.
     """
-    if setting is False or (setting == "auto" and tokenizer is None):
+    if setting is False:
         return None
+    if tokenizer is None and (setting == "auto" or TOKENIZER_KINDS[kind].begin is not None):
+        return TOKENIZER_KINDS[kind].begin
     if tokenizer is None:
         raise RequestError(
             "data.bos=true, but a tokenizer that is trained here has no token to begin with: the "
@@ -201,7 +212,7 @@ def find_tokenizer(
     path = Path(setting).expanduser()
     if path.is_dir():
         return _read_folder(path, is_required=True)
-    if path.is_file() and path.name == _MAIN_FILE:
+    if path.is_file() and path.name in (_MAIN_FILE, _VOCABULARY):
         return _read_folder(path.parent, is_required=True)
     if path.exists() or not _HUB_NAME.fullmatch(setting):
         raise RequestError(
@@ -212,7 +223,9 @@ def find_tokenizer(
 
 
 def _read_folder(folder: Path, *, is_required: bool) -> TokenizerFiles | None:
-    main = folder / _MAIN_FILE
+    main, vocabulary = folder / _MAIN_FILE, folder / _VOCABULARY
+    if not main.is_file() and vocabulary.is_file():
+        return _from_vocabulary(vocabulary)
     if not main.is_file():
         slow = [name for name in _SLOW_FILES if (folder / name).is_file()]
         if not slow and not is_required:
@@ -223,15 +236,31 @@ def _read_folder(folder: Path, *, is_required: bool) -> TokenizerFiles | None:
             f"(AutoTokenizer.from_pretrained(...).save_pretrained(...)) to get {_MAIN_FILE}, "
             "or set data.tokenizer=train."
         )
-    paths = [main, *(folder / name for name in _SIDE_FILES)]
+    return _with_config(_contents(main, *(folder / name for name in _SIDE_FILES)))
+
+
+def _contents(*paths: Path) -> TokenizerFiles:
+    """Of those that are there."""
     try:
-        files = {path.name: path.read_bytes() for path in paths if path.is_file()}
+        return {path.name: path.read_bytes() for path in paths if path.is_file()}
     except OSError as error:
         raise RequestError(
             f"data.tokenizer: {error.filename} cannot be read: {error.strerror}. Check its "
             "permissions, or name another folder."
         ) from error
-    return _with_config(files)
+
+
+def _from_vocabulary(path: Path) -> TokenizerFiles:
+    files = _contents(path, path.parent / _CONFIG_FILE)
+    config = _json_object(files.get(_CONFIG_FILE, b"{}"), f"{path.parent}/{_CONFIG_FILE}")
+    try:
+        return from_vocabulary(files[path.name], config, name=str(path))
+    except ValueError as error:
+        raise RequestError(
+            f"data.tokenizer: {error}. Without a {_MAIN_FILE} beside it, {_VOCABULARY} has to be "
+            f"BERT's. Save the tokenizer once with transformers to get {_MAIN_FILE}, or set "
+            "data.tokenizer=train."
+        ) from error
 
 
 def _fetch_from_hub(setting: str, store: Path | None) -> TokenizerFiles:
@@ -251,11 +280,25 @@ def _say(words: str) -> None:
     print(words, file=sys.stderr, flush=True)
 
 
-def train_tokenizer(texts: Iterator[str], *, vocab_size: int) -> TokenizerFiles:
-    """Train a byte-level BPE: any text has an encoding, and decoding gives it back exactly.
+def train_tokenizer(
+    texts: Callable[[], Iterator[str]], *, kind: TokenizerKindName, vocab_size: int
+) -> TokenizerFiles:
+    """Train a tokenizer of a kind on texts, which may be read more than once.
 
     The same texts give the same bytes, whatever the number of threads. A small corpus may give
     fewer entries than ``vocab_size``.
+    """
+    match kind:
+        case "bpe":
+            return train_bpe(texts(), vocab_size=vocab_size)
+        case "wordpiece":
+            return train_wordpiece(texts, vocab_size=vocab_size, lowercase=True)
+        case "wordpiece-cased":
+            return train_wordpiece(texts, vocab_size=vocab_size, lowercase=False)
+
+
+def train_bpe(texts: Iterator[str], *, vocab_size: int) -> TokenizerFiles:
+    """Train a byte-level BPE: any text has an encoding, and decoding gives it back exactly.
 
     Source: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.2.
     """

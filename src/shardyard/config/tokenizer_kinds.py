@@ -1,0 +1,22 @@
+"""What ``data.tokenizer_kind`` can say: one row each, without the library that trains it."""
+
+from dataclasses import dataclass
+
+from shardyard.config.schema import TokenizerKindName
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerKind:
+    """A tokenizer that is trained on the corpus."""
+
+    words: str
+    begin: str | None
+    """The token that it puts before a text."""
+
+
+TOKENIZER_KINDS: dict[TokenizerKindName, TokenizerKind] = {
+    "bpe": TokenizerKind(words="byte-level BPE", begin=None),
+    "wordpiece": TokenizerKind(words="WordPiece without capitals", begin="[CLS]"),
+    "wordpiece-cased": TokenizerKind(words="WordPiece with capitals", begin="[CLS]"),
+}
+"""``data.tokenizer_kind`` -> its row."""
