@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 PLAIN_TEXT = "shardyard.data.encoders:PlainText"
+SENTENCES = "shardyard.data.sentences:SentenceText"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,5 +22,6 @@ class DataFormat:
 DATA_FORMATS: dict[str, DataFormat] = {
     "by_suffix": DataFormat(encoder=PLAIN_TEXT),
     "text": DataFormat(encoder=PLAIN_TEXT, unknown="text"),
+    "sentences": DataFormat(encoder=SENTENCES),
 }
 """``data.format`` -> its row."""

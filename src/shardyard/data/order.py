@@ -16,7 +16,7 @@ import numpy.typing as npt
 Positions = npt.NDArray[np.int64]
 
 _MASK = 2**64 - 1
-_GOLDEN = 0x9E3779B97F4A7C15
+GOLDEN = 0x9E3779B97F4A7C15
 _NUM_ROUNDS = 8
 _MIN_HALF_BITS = 3
 """Feistel networks on fewer bits reach few of the permutations there are."""
@@ -37,7 +37,7 @@ def permute(position: int, length: int, *, key: int) -> int:
     while True:
         left, right = position >> half_bits, position & half_mask
         for round_key in _round_keys(key):
-            left, right = right, left ^ (_mix(right ^ round_key) & half_mask)
+            left, right = right, left ^ (mix(right ^ round_key) & half_mask)
         position = left << half_bits | right
         if position < length:
             return position
@@ -81,14 +81,15 @@ def _half_bits(length: int) -> int:
 
 
 def _round_keys(key: int) -> list[int]:
-    return [_mix(key + (number + 1) * _GOLDEN) for number in range(_NUM_ROUNDS)]
+    return [mix(key + (number + 1) * GOLDEN) for number in range(_NUM_ROUNDS)]
 
 
 def _epoch_key(seed: int, epoch: int) -> int:
-    return _mix(_mix(seed + _GOLDEN) + epoch)
+    return mix(mix(seed + GOLDEN) + epoch)
 
 
-def _mix(number: int) -> int:
+def mix(number: int) -> int:
+    """64 bits, each of which depends on every bit of a number: SplitMix64's finaliser."""
     number &= _MASK
     number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 & _MASK
     number = (number ^ number >> 27) * 0x94D049BB133111EB & _MASK

@@ -65,6 +65,7 @@ class TokenShards:
         self.split = split
         self._vocab_size = vocab_size
         self.num_tokens: int = manifest["splits"][split]["tokens"]
+        self.num_documents: int = manifest["splits"][split]["documents"]
         self._names: list[str] = [shard["name"] for shard in shards]
         self._starts = np.cumsum([0, *(shard["tokens"] for shard in shards)], dtype=np.int64)
         self._dtype = np.dtype(manifest["dtype"])
@@ -108,6 +109,15 @@ class TokenShards:
             low, high = np.searchsorted(starts, (first - offset, last - offset))
             parts.append(starts[low:high] + (offset - start))
         return np.concatenate([np.empty(0, dtype=np.int64), *parts])
+
+    def document_at(self, position: int) -> range:
+        """The tokens of the document that holds a token of the split."""
+        ((shard, _, _),) = self._overlaps(position, position + 1)
+        starts, offset = self._starts_of(shard), int(self._starts[shard])
+        number = int(np.searchsorted(starts, position - offset, side="right"))
+        last = number == len(starts)
+        stop = int(self._starts[shard + 1]) if last else offset + int(starts[number])
+        return range(offset + int(starts[number - 1]), stop)
 
     @property
     def document_starts(self) -> Tokens:
