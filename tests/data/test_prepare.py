@@ -308,6 +308,31 @@ def test_what_was_prepared_by_an_earlier_version_is_found_again() -> None:
     assert digest(_request(Data(), files[1:], {"tokenizer.json": b"x"})) == "0d8bc4f918496e1c"
 
 
+def test_text_gives_the_bytes_that_it_gave_earlier_versions(tmp_path: Path) -> None:
+    """The fingerprint is that of commit 36be9b1: of each token, and of the tokenizer."""
+    words = [
+        "alpha",
+        "Beta",
+        "déjà",
+        "\n\n",
+        "3.14",
+        "<|endoftext|>",
+        "日本",
+        "\U0001f600",
+        "    return",
+    ]
+    draw = random.Random(1)
+    texts = [" ".join(draw.choices(words, k=number)) for number in range(200)]
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    (tmp_path / "a.jsonl").write_text(lines)
+    (tmp_path / "b.md").write_text("".join(texts))
+    source = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.md")]
+    data = {"source": source, "dir": str(tmp_path / "out"), "vocab_size": 400, "workers": 1}
+    recipe = Recipe.model_validate({"data": data})
+    facts = prepare(recipe, model_dir=None, progress=lambda *_: None)
+    assert facts.fingerprint == "a1b455587331ec13"
+
+
 @pytest.mark.parametrize(("name", "format"), [("a.json", "json"), ("a.JSONL", "jsonl")])
 def test_what_an_earlier_version_took_for_one_text_is_prepared_anew(name: str, format: str) -> None:
     requests = [_request(Data(), [listed(name, kind)], None) for kind in ("text", format)]

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer
 
 from shardyard.config.load import load_recipe
@@ -126,6 +126,26 @@ def test_a_huge_text_is_encoded_in_parts_to_the_same_tokens(
     if separator:
         assert ids == whole
     assert tokenizer.decode(ids) == text
+
+
+def word_piece() -> TokenizerFiles:
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.train_from_iterator(
+        TEXTS, trainers.WordPieceTrainer(special_tokens=["[UNK]", "[CLS]", "[SEP]"])
+    )
+    return {"tokenizer.json": tokenizer.to_str().encode()}
+
+
+@pytest.mark.parametrize("is_bytes", [True, False])
+def test_ids_without_offsets_are_those_with_them(trained: TokenizerFiles, is_bytes: bool) -> None:
+    files = trained if is_bytes else word_piece()
+    usual = Tokenizer.from_str(files["tokenizer.json"].decode())
+    usual.encode_special_tokens = True
+    ours = TextEncoder(files, name="t")
+    for text in (*TEXTS, "", " ", "déjà  vu\r\n\U0001f600 [SEP] <|endoftext|>", "\u0301a" * 9):
+        assert ours.encode(text) == usual.encode(text, add_special_tokens=False).ids
 
 
 def test_text_cannot_forge_the_end_of_a_document(trained: TokenizerFiles) -> None:

@@ -12,13 +12,15 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from shardyard.config.resolved import DataFacts
 from shardyard.errors import DataError
+
+if TYPE_CHECKING:
+    from shardyard.config.resolved import DataFacts
 
 FORMAT_VERSION = 1
 """Of tokens alone. Also stands in what the folder is named by."""
@@ -190,12 +192,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return content
 
 
-def read_facts(folder: Path) -> DataFacts:
+def read_facts(folder: Path) -> "DataFacts":
     """What a prepared data set holds; compares the sizes of all files with the manifest.
 
     Raises:
         DataError: The data set is missing or incomplete, or a file has another size.
     """
+    # Not above: a worker that writes shards starts in half the time without all settings.
+    from shardyard.config.resolved import DataFacts
+
     manifest = read_manifest(folder)
     _check_sizes(folder, manifest, manifest["files"])
     train, held_out = manifest["splits"]["train"], manifest["splits"]["eval"]
