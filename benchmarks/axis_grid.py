@@ -315,7 +315,7 @@ def _first_gradients(training: Training) -> dict[str, Array]:
         rank=training.mesh.data_rank,
         world_size=layout.data_ranks,
     )
-    _, tokens = training.stepper.accumulate(batches)
+    tokens = training.stepper.accumulate(batches).divisor
     counted = training.gather(tokens if training.mesh.speaks_for_samples else 0)
     gradients = {}
     for name, param in training.task.model.named_parameters():

@@ -194,7 +194,7 @@ def _first_gradients(training: Training) -> dict[str, npt.NDArray[np.float32]]:
         rank=training.rank,
         world_size=training.world_size,
     )
-    _, tokens = training.stepper.accumulate(batches)
+    tokens = training.stepper.accumulate(batches).divisor
     total = sum(training.gather(tokens))
     gradients = {}
     for name, param in training.task.model.named_parameters():

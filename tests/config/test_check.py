@@ -184,6 +184,10 @@ OF_OWN: list[tuple[dict[str, object], str]] = [
     ({"memory.offload": "activations"}, "Use memory.recompute."),
     ({"precision.compute": "fp8"}, "precision.compute=fp8 multiplies known matrices of a block"),
     ({"task.generate_tokens": 5}, "task.generate_tokens=5 needs logits"),
+    (
+        {"task.name": "masked_lm", "run.target.masked_accuracy": 0.4},
+        "run.target asks for what only logits tell",
+    ),
 ]
 
 

@@ -18,7 +18,10 @@ NAMING = {"config/tasks.py", "config/schema.py"}
 def test_a_row_names_what_exists_and_scores_what_it_says(name: str) -> None:
     row = TASKS[name]
     assert callable(task_prepare(name))
-    assert list(task_code(name).scores(2.0)) == list(row.metrics)
+    means = {each: 0.5 for each, metric in row.metrics.items() if metric.is_of_logits}
+    scores = task_code(name).scores(2.0, means)
+    assert list(scores) == list(row.metrics)
+    assert scores["loss"] == 2.0 and scores.items() >= means.items()
     assert next(iter(row.metrics)) == "loss"
 
 

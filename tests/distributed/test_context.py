@@ -200,7 +200,7 @@ def test_half_precision_changes_the_steps_by_its_rounding_alone(
 def _first_gradients(run_dir: RunDir) -> dict[str, Any]:
     """Gradients of the first step, whole, divided by the tokens of the step."""
     training = set_up(run_dir, 0, _HOOKS, local_rank=0)
-    _, tokens = training.stepper.accumulate(next(training.loader))
+    tokens = training.stepper.accumulate(next(training.loader)).divisor
     counted = tokens if training.mesh.speaks_for_samples else 0
     total = sum(training.gather(counted))
     gradients = {}

@@ -129,7 +129,7 @@ def _first_gradients(run_dirs: list[RunDir]) -> list[dict[str, Any]]:
     for run_dir in run_dirs:
         hooks = Hooks(generation=0, drain_requested=lambda: False, events=None)
         training = set_up(run_dir, 0, hooks, local_rank=0)
-        _, tokens = training.stepper.accumulate(next(training.loader))
+        tokens = training.stepper.accumulate(next(training.loader)).divisor
         if not training.mesh.speaks_for_samples:
             tokens = 0
         total = sum(training.gather(tokens))

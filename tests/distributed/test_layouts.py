@@ -133,7 +133,7 @@ def _first_gradients(run_dir: RunDir) -> dict[str, Any]:
     """Gradients of the first step, whole, divided by the tokens of the step."""
     hooks = Hooks(generation=0, drain_requested=lambda: False, events=None)
     training = set_up(run_dir, 0, hooks, local_rank=0)
-    _, tokens = training.stepper.accumulate(next(training.loader))
+    tokens = training.stepper.accumulate(next(training.loader)).divisor
     total = sum(training.gather(tokens))
     gradients = {}
     for name, param in training.task.model.named_parameters():

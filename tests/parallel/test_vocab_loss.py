@@ -69,3 +69,30 @@ def test_a_vocabulary_that_two_ranks_split_unevenly() -> None:
     for rank_loss, _ in found:
         torch.testing.assert_close(rank_loss, loss)
     torch.testing.assert_close(torch.cat([part for _, part in found], dim=-1), gradient)
+
+
+def _ties() -> tuple[Tensor, Tensor, int]:
+    """Small whole numbers, so that many logits are equally large; two thirds are their argmax."""
+    logits = torch.randint(0, 3, (3, 40, VOCABULARY), generator=torch.Generator().manual_seed(0))
+    targets = logits.argmax(dim=-1)
+    targets[0] = (targets[0] + 1) % VOCABULARY
+    targets[1, ::4] = IGNORED
+    return logits.float(), targets, 30 + 40
+
+
+def _right_on_a_rank() -> float:
+    logits, targets, _ = _ties()
+    first = 4 * dist.get_rank()
+    loss = VocabLoss(group=dist.group.WORLD, first=first)
+    return float(loss.right(logits[..., first : first + 4], targets))
+
+
+def test_right_is_a_target_that_argmax_names() -> None:
+    logits, targets, expected = _ties()
+    assert int((logits == logits.amax(dim=-1, keepdim=True)).sum()) > 2 * 120, "ties"
+    assert float(VocabLoss().right(logits, targets)) == expected
+
+
+@pytest.mark.heavy
+def test_right_is_the_same_where_two_ranks_split_the_vocabulary() -> None:
+    assert run_on_ranks(_right_on_a_rank, 2) == [_ties()[2]] * 2

@@ -37,3 +37,11 @@ def test_the_input_embedding_is_a_look_up_and_costs_nothing() -> None:
     # 6,738,415,616 parameters, less the table 32,000 x 4,096 and 65 norms of 4,096
     matmul = 6_738_415_616 - 32_000 * 4_096 - 65 * 4_096
     assert flops_per_token(shape, 0)["full"] == 6.0 * matmul
+
+
+def test_a_masked_language_model_multiplies_hidden_tokens_alone_by_its_vocabulary() -> None:
+    bert = shape_of("bert-large")
+    table = bert.vocab_size * bert.hidden_size
+    blocks = bert.matmul_parameters - table
+    # Devlin et al. 2019, section 3.1: 15 % of the tokens
+    assert flops_per_token(bert, 0)["full"] == pytest.approx(6.0 * (blocks + 0.15 * table))

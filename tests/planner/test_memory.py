@@ -304,15 +304,6 @@ def test_masked_language_models_score_masked_tokens_alone() -> None:
     assert masked == pytest.approx(0.15 * every, rel=1e-3)
 
 
-def test_our_own_masked_language_model_scores_every_token() -> None:
-    bert, tech = PRESETS["bert-large"].shape, Techniques(masked_tokens_alone=False)
-    masked, every = (
-        memory(workload(bert, seq_len=512, techniques=each)).term("logits and loss")
-        for each in (Techniques(), tech)
-    )
-    assert masked == pytest.approx(0.15 * every, rel=1e-3)
-
-
 # --- against the real model ---------------------------------------------------------------------
 
 

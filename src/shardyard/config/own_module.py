@@ -91,6 +91,7 @@ def _refused(recipe: Recipe) -> dict[str, tuple[bool, str]]:
     model, given = recipe.model, recipe.model.model_fields_set
     recompute, is_split = recipe.memory.recompute, bool(model.blocks)
     own = "and what is inside of model.module is not known."
+    metrics = task_row(recipe.task.name).metrics
     no_blocks = "is done block by block, and model.blocks names none. Name them, or leave it out."
     return {
         "model.weights": (
@@ -125,5 +126,9 @@ def _refused(recipe: Recipe) -> dict[str, tuple[bool, str]]:
         "task.generate_tokens": (
             recipe.task.generate_tokens > 0 and task_row(recipe.task.name).continues_text,
             f"={recipe.task.generate_tokens} needs logits, {own} Use 0.",
+        ),
+        "run.target": (
+            any(metrics[name].is_of_logits for name in recipe.run.target or () if name in metrics),
+            f" asks for what only logits tell, {own} Use loss or perplexity.",
         ),
     }

@@ -23,6 +23,8 @@ class Metric:
     """A number that an evaluation comes to."""
 
     is_better_higher: bool = False
+    is_of_logits: bool = False
+    """Whether a loss alone does not tell it, which is all that a module of one's own returns."""
 
     def is_reached(self, value: float, target: float) -> bool:
         """Whether a value is at a target or beyond it; one that is no number never is."""
@@ -83,7 +85,10 @@ TASKS: dict[str, TaskRow] = {
     "masked_lm": TaskRow(
         code="shardyard.tasks.masked_lm:MaskedLM",
         prepare=_TEXT,
-        metrics=_OF_TOKENS,
+        metrics={
+            **_OF_TOKENS,
+            "masked_accuracy": Metric(is_better_higher=True, is_of_logits=True),
+        },
         is_causal=False,
     ),
 }

@@ -60,8 +60,12 @@ class ForwardPass:
         positions_BL: Tensor,
         samples_B: Tensor,
         segments_BL: Tensor | None = None,
+        predicted_1N: Tensor | None = None,
     ) -> Tensor:
-        """From ``Inputs`` to logits, or to a hidden state for the next stage."""
+        """From ``Inputs`` to logits, or to a hidden state for the next stage.
+
+        Logits are (B, l, V), or (1, N, V) of tokens that are named.
+        """
         self._keys.samples_B = samples_B
         attention = self._attention(positions_BL)
         if self._embedding is not None:
@@ -72,6 +76,8 @@ class ForwardPass:
         for block in self._blocks:
             with self._entered(block):
                 x = block(x, attention_mask=attention, **given)
+        if predicted_1N is not None and self._head is not None:
+            x = x.flatten(0, 1).index_select(0, predicted_1N[0])[None]
         if self._norm is not None:
             x = self._norm(x)
         return x if self._head is None else self._head(x)

@@ -19,3 +19,6 @@ class Inputs(NamedTuple):
     """Position of each sample in the stream, which dropout goes by."""
     segments_BL: Tensor | None = None
     """Which row of the table of token types is added to each token; None: the first to all."""
+    predicted_1N: Tensor | None = None
+    """Which tokens the head computes, of those (B x l) whose residual stream this rank holds; None:
+    all."""

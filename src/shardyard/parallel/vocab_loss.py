@@ -39,6 +39,26 @@ class VocabLoss:
         )
         return loss
 
+    @torch.no_grad()
+    def right(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Of the predicted tokens, how many have the largest of their logits; fp64.
+
+        Of equally large ones the first counts, as with ``argmax``.
+        """
+        logits_Nv, targets_N = logits.flatten(0, -2), targets.flatten()
+        if logits_Nv.shape[1]:
+            largest_N, column_N = logits_Nv.max(dim=1)
+        else:
+            largest_N = logits_Nv.new_full((len(logits_Nv),), -torch.inf)
+            column_N = torch.zeros_like(targets_N)
+        token_N = column_N + self.first
+        if self.group is not None:
+            of_all_N = largest_N.clone()
+            dist.all_reduce(of_all_N, dist.ReduceOp.MAX, group=self.group)
+            token_N.masked_fill_(largest_N < of_all_N, torch.iinfo(torch.int64).max)
+            dist.all_reduce(token_N, dist.ReduceOp.MIN, group=self.group)
+        return (token_N == targets_N).sum().double()
+
 
 class _CrossEntropySum(torch.autograd.Function):
     @staticmethod

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from shardyard.config.layout import Layout
+from shardyard.config.masking import predicted_rows
 from shardyard.config.stages import blocks_by_stage
 from shardyard.families.family import Product
 from shardyard.families.shape import ModelShape
@@ -19,7 +20,7 @@ from shardyard.planner.kernels import (
     rates,
 )
 from shardyard.planner.trained import AdapterSize, BackwardShares, Trained, backward_shares
-from shardyard.planner.workload import MASKED_SHARE, Formats, Techniques
+from shardyard.planner.workload import Formats, Techniques
 
 EXPERT_IMBALANCE = 1.1
 """Tokens of the busiest rank's experts against the average. Routers are trained towards 1; the
@@ -299,9 +300,9 @@ class BlockTimes:
     def _vocabulary(self, tp: int, cp: int, micro_batch: int) -> tuple[Pass, Pass]:
         shape = self.shape
         tokens = micro_batch * self.seq_len // cp
-        if not shape.is_causal and self.techniques.masked_tokens_alone:
+        if not shape.is_causal:
             # in whole tiles: tokens are rows, so an odd number of them misaligns nothing
-            tokens = 64 * max(1, round(tokens * MASKED_SHARE / 64))
+            tokens = predicted_rows(tokens)
         hidden, columns = shape.hidden_size, -(-shape.vocab_size // tp // 64) * 64
         forward_s = self.rates.matmul_s(tokens, columns, hidden)
         shares = self.shares(1)

@@ -12,9 +12,11 @@ d = heads x head width, s = tokens of a sample. Recomputed FLOP never count: the
 
 A third of each is the forward pass; of the backward pass of a product half is the gradient of its
 input, half that of its matrix. What is frozen has no gradient of the matrix, and what lies beneath
-the lowest parameter that is trained has no backward pass. Adapters have all three of theirs.
+the lowest parameter that is trained has no backward pass. Adapters have all three of theirs. The
+head of a masked language model multiplies hidden tokens alone.
 """
 
+from shardyard.config.masking import MASKED_SHARE
 from shardyard.families.shape import ModelShape
 from shardyard.planner.trained import Trained
 
@@ -31,12 +33,13 @@ def flops_per_token(
     there, and the number that other tools print.
     """
     layers = shape.num_hidden_layers
-    matmul = 6.0 * shape.matmul_parameters
+    inside = shape.matmul_parameters - shape.table_parameters
+    head = shape.table_parameters * (1.0 if shape.is_causal else MASKED_SHARE)
+    matmul = 6.0 * (inside + head)
     pairs = float(layers * shape.queries_width * seq_len)
     if trained is not None:
-        head = shape.table_parameters
-        block = (shape.matmul_parameters - head) / layers
-        matmul = 2.0 * shape.matmul_parameters
+        block = inside / layers
+        matmul = 2.0 * (inside + head)
         matmul += 2.0 * (block * (layers - trained.lowest) + head * trained.passes_head)
         matmul += 2.0 * (block * sum(trained.products) + head * trained.head_is_trained)
         matmul += 6.0 * trained.added

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, assert_never
 
 from shardyard.config.layout import Layout
+from shardyard.config.masking import MASKED_SHARE
 from shardyard.planner.stages import (
     StageTrained,
     block_elements,
@@ -25,7 +26,7 @@ from shardyard.planner.stages import (
     stage_trained,
     table_parameters,
 )
-from shardyard.planner.workload import MASKED_SHARE, Workload
+from shardyard.planner.workload import Workload
 from shardyard.units import format_bytes
 
 RULE_BYTES_PER_PARAMETER = 20
@@ -524,7 +525,7 @@ def _logits_bytes(w: Workload, tokens: float) -> float:
         per_logit = size + 4
     if tech.loss == "fused":
         per_logit = 2 * size
-    if not w.shape.is_causal and tech.masked_tokens_alone:
+    if not w.shape.is_causal:
         tokens *= MASKED_SHARE
     held = tokens * w.shape.vocab_size / w.layout.tp * per_logit
     return held / CHUNKS if tech.chunked_loss else held

@@ -65,10 +65,6 @@ class Formats:
     """Which of these a rank holds whole, and when."""
 
 
-MASKED_SHARE = 0.15
-"""Tokens that masked language models predict (Devlin et al. 2018, arXiv:1810.04805)."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Techniques:
     """How the step is carried out, where frameworks differ."""
@@ -110,8 +106,6 @@ class Techniques:
     loss: Literal["torch", "in place", "fused"] = "torch"
     """``in place`` is ours: probabilities become the gradient; ``fused`` is one kernel that keeps
     16-bit logits alone and writes their gradient over them."""
-    masked_tokens_alone: bool = True
-    """The head of a masked language model scores hidden tokens alone; ours scores all of them."""
     chunked_loss: bool = False
     """The loss is computed in chunks, so that the full logits are never held."""
 
@@ -195,7 +189,6 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
         techniques=Techniques(
             kernels="compiled" if recipe.model.compile else "eager",
             loss="in place",
-            masked_tokens_alone=False,
             schedule=recipe.parallel.schedule,
             virtual_stages=recipe.parallel.virtual_stages,
             cp_exchange=recipe.parallel.cp_exchange,

@@ -6,6 +6,7 @@ that, and how an evaluation is scored.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -58,8 +59,13 @@ class Task(ABC):
 
     @staticmethod
     @abstractmethod
-    def scores(loss: float) -> dict[str, float]:
-        """Every metric of an evaluation, by the names in the task's row, from its mean loss."""
+    def scores(loss: float, means: Mapping[str, float]) -> dict[str, float]:
+        """Every metric of an evaluation, by the names in the task's row.
+
+        Args:
+            loss: Its mean.
+            means: What its computation tells beside the loss.
+        """
 
     def sample(self, resolved: Resolved, mesh: Mesh, device: torch.device) -> str | None:  # noqa: ARG002
         """Something that the trained model makes, for the report. All ranks call it together.

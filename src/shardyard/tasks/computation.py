@@ -18,6 +18,9 @@ class Part(NamedTuple):
     """fp64, on the device."""
     divisor: int | Tensor
     """How many losses there are: the step's loss is the sum divided by it, once."""
+    sums: Mapping[str, Tensor] = {}
+    """What is counted beside the loss, by name; fp64, and of the same names and sizes on all
+    ranks."""
 
 
 class Computation(ABC, Generic[Batch]):
@@ -33,6 +36,10 @@ class Computation(ABC, Generic[Batch]):
     """What modules count beside the loss."""
     held: Mapping[str, str] = {}
     """Settings that this model learns by, and others do not -> why: a resume keeps them."""
+
+    def means(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:  # noqa: ARG002
+        """What is told beside the loss, each a number, of ``Part.sums`` added up over all ranks."""
+        return {}
 
     @abstractmethod
     def backward(self, batches: Sequence[Batch]) -> Part:

@@ -1,6 +1,7 @@
 """What tasks of text have in common: samples of tokens, judged by the mean loss of a token."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -73,9 +74,14 @@ class LanguageTask(Task):
         )
 
     @staticmethod
-    def scores(loss: float) -> dict[str, float]:
-        """Loss in nats a token; exp(loss) is infinite where that is too large."""
-        return {"loss": loss, "perplexity": math.exp(loss) if loss < 700 else math.inf}
+    def scores(loss: float, means: Mapping[str, float]) -> dict[str, float]:
+        """Loss in nats a token, and what is told beside it."""
+        return {"loss": loss, "perplexity": perplexity(loss), **means}
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss), infinite where that is too large."""
+    return math.exp(loss) if loss < 700 else math.inf
 
 
 def vocabulary(resolved: Resolved) -> int:

@@ -15,19 +15,23 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from shardyard.config.masking import MASKED_SHARE, predicted_rows
 from shardyard.config.resolved import Resolved
+from shardyard.config.schema import Recipe
 from shardyard.data.micro_batch import IGNORED, MicroBatch
 from shardyard.errors import RequestError
 from shardyard.models.counter_random import keep_mask, key_of, random_bits
+from shardyard.parallel.mesh import Mesh
+from shardyard.parallel.model import ParallelModel
+from shardyard.tasks.hidden_tokens import HiddenTokens
 from shardyard.tasks.language import LanguageTask, vocabulary
 
-_CHOSEN = 0.15
 _MASKED, _RANDOM = 0.8, 0.1
 _MASK_TOKENS = ("[MASK]", "<mask>")
 
 
 class MaskedLM(LanguageTask):
-    """What is predicted stands in the targets: forward pass and loss are those of next tokens."""
+    """What is predicted stands in the targets, and the head computes nothing else."""
 
     @staticmethod
     def preparation(resolved: Resolved, split: str) -> "Masking":
@@ -40,6 +44,24 @@ class MaskedLM(LanguageTask):
         )
         return Masking(
             seed=resolved.recipe.run.seed, split=split, mask_id=mask_id, vocab_size=tokenizer_size
+        )
+
+    @staticmethod
+    def compute(parts: ParallelModel, mesh: Mesh, *, device: torch.device) -> HiddenTokens:
+        """By the losses of hidden tokens."""
+        return HiddenTokens(parts, mesh, device=device)
+
+    @staticmethod
+    def empty_batch(recipe: Recipe) -> MicroBatch:
+        """Sizes of ``optim.micro_batch`` samples that hide as many tokens as on average."""
+        batch = LanguageTask.empty_batch(recipe)
+        parallel = recipe.parallel
+        assert isinstance(parallel.cp, int) and isinstance(parallel.tp, int), "resolved"
+        of_rank = batch["tokens"].numel() // (parallel.cp * parallel.tp)
+        rows = min(of_rank, predicted_rows(of_rank))
+        predicted = torch.zeros(1, rows, dtype=torch.int64)
+        return batch.with_fields(
+            predicted=predicted, predicted_targets=predicted.repeat(1, parallel.tp)
         )
 
 
@@ -98,7 +120,7 @@ def mask_token_id(tokenizer_file: Path, *, vocab_size: int, tokenizer_size: int)
 
 def _choose(key_B1: Tensor, draws_L: Tensor, *, is_text_BL: Tensor) -> Tensor:
     """Which tokens are to be predicted: at least one of each row that has text."""
-    is_chosen_BL = is_text_BL & ~keep_mask(key_B1, draws_L, drop=_CHOSEN)
+    is_chosen_BL = is_text_BL & ~keep_mask(key_B1, draws_L, drop=MASKED_SHARE)
     draw_BL = random_bits(key_B1, draws_L).bitwise_right_shift(11).bitwise_and(2**53 - 1)
     nearest_B1 = torch.where(is_text_BL, draw_BL, 2**53).argmin(dim=1, keepdim=True)
     has_none_B1 = ~is_chosen_BL.any(dim=1, keepdim=True)

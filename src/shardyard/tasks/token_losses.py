@@ -40,7 +40,7 @@ class LanguageModel(Computation[MicroBatch]):
             total = self.pipeline.accumulate(
                 [self.inputs(batch) for batch in on_device],
                 [self.targets(batch) for batch in on_device],
-                self.token_losses,
+                self.losses,
             )
         else:
             assert self._sync is not None
@@ -64,6 +64,7 @@ class LanguageModel(Computation[MicroBatch]):
             batch["positions"],
             batch.samples_B,
             batch.fields.get("segments"),
+            batch.fields.get("predicted"),
         )
 
     def targets(self, batch: MicroBatch) -> Tensor:
@@ -84,7 +85,11 @@ class LanguageModel(Computation[MicroBatch]):
         logits_BlV = self.output(batch)
         if logits_BlV is None:
             return torch.zeros((), device=batch.samples_B.device)
-        return self.token_losses(logits_BlV, self.targets(batch))
+        return self.losses(logits_BlV, self.targets(batch))
+
+    def losses(self, logits_BlV: Tensor, targets_Bl: Tensor) -> Tensor:
+        """Sum of the losses of what the model returns against targets, fp32."""
+        return self.token_losses(logits_BlV, targets_Bl)
 
     def _mine(self, x_BL: Tensor) -> Tensor:
         return x_BL if self.tokens_l is None else x_BL[:, self.tokens_l]

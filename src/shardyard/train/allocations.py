@@ -92,7 +92,7 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, *, vocab_size: int, tokens: int, micro_batches: int) -> None:
         """Args:
         vocab_size: Entries of the vocabulary: logits are known by their shape.
-        tokens: Of one micro-batch.
+        tokens: Of one micro-batch, those with logits.
         micro_batches: Of the step; after the last backward pass comes the optimizer.
         """
         super().__init__()  # type: ignore[no-untyped-call]

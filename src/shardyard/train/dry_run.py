@@ -22,6 +22,7 @@ import torch.distributed as dist
 from shardyard import torch_private
 from shardyard.config.batch import step_samples
 from shardyard.config.layout import Layout
+from shardyard.config.masking import predicted_rows
 from shardyard.config.schema import Recipe
 from shardyard.data.micro_batch import MicroBatch
 from shardyard.errors import ShardyardError
@@ -58,7 +59,7 @@ def dry_run(
     passes = min(most_passes, _passes(recipe, layout))
     log = AllocationLog(
         vocab_size=-(-shape.vocab_size // layout.tp),
-        tokens=_micro_batch_tokens(recipe) // layout.cp,
+        tokens=_logits_rows(recipe, shape, layout),
         micro_batches=passes,
     )
     with _rank_0_of(layout.world_size):
@@ -121,6 +122,15 @@ class _Watched(Stepper):
 
 def _micro_batch_tokens(recipe: Recipe) -> int:
     return int(recipe.optim.micro_batch) * int(recipe.data.seq_len)
+
+
+def _logits_rows(recipe: Recipe, shape: ModelShape, layout: Layout) -> int:
+    """Tokens of a micro-batch whose logits a rank computes."""
+    tokens = _micro_batch_tokens(recipe) // layout.cp
+    if shape.is_causal:
+        return tokens
+    held = tokens // layout.tp
+    return layout.tp * min(held, predicted_rows(held))
 
 
 def _passes(recipe: Recipe, layout: Layout) -> int:

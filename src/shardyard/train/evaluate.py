@@ -63,7 +63,8 @@ def evaluate(
     task.model.train()
     totals = sum_over_ranks(part, device=device)
     loss_sum, targets = totals.loss_sum.item(), totals.divisor.item()
-    return Evaluation(scores=task.scores(loss_sum / targets), targets=round(targets))
+    means = {name: each.item() for name, each in task.computation.means(totals.sums).items()}
+    return Evaluation(scores=task.scores(loss_sum / targets, means), targets=round(targets))
 
 
 def _batches(source: Samples, *, micro_batch: int, mesh: Mesh) -> Iterator[MicroBatch]:

@@ -38,14 +38,14 @@ class StepResult:
     drain_requested: bool
     """Whether any rank was asked to drain before this step."""
     counted: dict[str, float] = field(default_factory=dict)
-    """What modules counted beside the loss, by its names in metrics.jsonl."""
+    """What was counted beside the loss, by its names in metrics.jsonl."""
 
 
 class PendingResult:
     """A step's result on its way from the device; reading it waits for that step, not a later."""
 
     def __init__(self, on_device: Tensor, names: Sequence[str] = ()) -> None:
-        """Take the numbers of a result in order, and the names of those that modules count."""
+        """Take the numbers of a result in order, and the names of those beside the loss."""
         self._names = names
         self._event: torch.Event | None = None
         if on_device.device.type == "cpu":
@@ -120,9 +120,10 @@ class Stepper:
         not_finite = ~(torch.isfinite(loss) & torch.isfinite(norm))
         self._apply(norm, divisor=totals.divisor, lr=lr, skip=not_finite)
         counted = totals.give_back(skipped=not_finite)
-        values = [loss, norm, totals.divisor, tokens, self.skipped_in_row, drains, *counted]
         names = [name for each in self._computation.statistics for name in each.metrics]
-        return PendingResult(torch.stack(values), names)
+        means = self._computation.means(totals.sums)
+        values = [loss, norm, totals.divisor, tokens, self.skipped_in_row, drains]
+        return PendingResult(torch.stack([*values, *counted, *means.values()]), [*names, *means])
 
     def accumulate(self, batches: Sequence[MicroBatch]) -> Part:
         """Add up undivided gradients; returns what this rank adds to loss sum and divisor."""

@@ -1,6 +1,6 @@
 """The one sum over ranks of a step: losses, how many there are, and what modules counted."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,8 @@ class Totals:
 
     loss_sum: Tensor
     divisor: Tensor
+    sums: Mapping[str, Tensor]
+    """What was counted beside the loss, by name."""
     others: Tensor
     """What the caller added."""
     rows: Sequence[tuple[Statistics, Tensor]]
@@ -35,17 +37,20 @@ def sum_over_ranks(
     statistics: Sequence[Statistics] = (),
 ) -> Totals:
     """Add up what each rank has of a step, in one all-reduce. All ranks call it together."""
-    sums = torch.zeros(2 + len(others), dtype=torch.float64, device=device)
-    for place, number in enumerate((*part, *others)):
-        sums[place] = number
-    sizes = [len(sums), *(each.size for each in statistics)]
-    if statistics:
-        sums = torch.cat([sums, *(each.take(device) for each in statistics)])
-    dist.all_reduce(sums)
-    sums, *rows = torch.split(sums, sizes)
+    numbers = torch.zeros(2 + len(others), dtype=torch.float64, device=device)
+    for place, number in enumerate((part.loss_sum, part.divisor, *others)):
+        numbers[place] = number
+    counted = [each.flatten() for each in part.sums.values()]
+    sizes = [len(numbers), *map(len, counted), *(each.size for each in statistics)]
+    if len(sizes) > 1:
+        numbers = torch.cat([numbers, *counted, *(each.take(device) for each in statistics)])
+    dist.all_reduce(numbers)
+    numbers, *rest = torch.split(numbers, sizes)
+    sums = {name: rest[place].view_as(each) for place, (name, each) in enumerate(part.sums.items())}
     return Totals(
-        loss_sum=sums[0],
-        divisor=sums[1],
-        others=sums[2:],
-        rows=list(zip(statistics, rows, strict=True)),
+        loss_sum=numbers[0],
+        divisor=numbers[1],
+        sums=sums,
+        others=numbers[2:],
+        rows=list(zip(statistics, rest[len(sums) :], strict=True)),
     )

@@ -1,6 +1,7 @@
 """The task `vowels`: next tokens, of which those without vowels are read and not learnt."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -34,6 +35,6 @@ class VowelTask(LanguageTask):
         return hide
 
     @staticmethod
-    def scores(loss: float) -> dict[str, float]:
+    def scores(loss: float, means: Mapping[str, float]) -> dict[str, float]:  # noqa: ARG004
         """The loss, and how likely a vowel is on average."""
         return {"loss": loss, "vowel_score": math.exp(-loss)}
