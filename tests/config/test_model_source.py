@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from shardyard.config.auto import Facts
-from shardyard.config.model_problems import misfits
 from shardyard.config.model_source import (
     config_notes,
     has_tokenizer,
@@ -17,11 +16,12 @@ from shardyard.config.model_source import (
     table_rows,
 )
 from shardyard.config.resolve import resolve_known
-from shardyard.config.schema import Data, Model, Recipe
+from shardyard.config.schema import Model, Recipe
 from shardyard.errors import RequestError
 from shardyard.families.config_json import shape_of_config
 from shardyard.families.presets import PRESETS
 from shardyard.families.registry import trained_types
+from shardyard.families.shape import ModelShape
 from shardyard.models.build import hf_config
 
 LLAMA = {
@@ -95,56 +95,37 @@ def test_a_mistral_without_a_window_is_read(tmp_path: Path) -> None:
     assert read_shape(Model(path="x"), folder, vocab_size=0).model_type == "mistral"
 
 
+WINDOW = {"use_sliding_window": True, "sliding_window": 64}
+FULL_THEN_SLIDING = ["full_attention", "sliding_attention"]
+
+
 @pytest.mark.parametrize(
-    ("given", "window"),
+    ("given", "window", "types"),
     [
-        ({"model_type": "mistral"}, 4096),  # what transformers means where nothing is said
-        ({"model_type": "mistral", "sliding_window": 64}, 64),
-        ({"model_type": "mixtral", "sliding_window": 64}, 64),
-        ({**QWEN3_MOE, "use_sliding_window": True, "sliding_window": 64}, 64),
+        ({"model_type": "mistral"}, 4096, None),  # what transformers means where nothing is said
+        ({"model_type": "mistral", "sliding_window": 64}, 64, None),
+        ({"model_type": "mixtral", "sliding_window": 64}, 64, None),
+        ({**QWEN3_MOE, **WINDOW}, 64, None),
+        ({"model_type": "qwen2", **WINDOW}, None, None),  # from block 28 on, of two
+        ({"model_type": "qwen2", **WINDOW, "max_window_layers": 0}, 64, None),
+        ({"model_type": "qwen2", **WINDOW, "max_window_layers": 1}, 64, FULL_THEN_SLIDING),
         (
-            {
-                **QWEN3_MOE,
-                "use_sliding_window": True,
-                "sliding_window": 64,
-                "layer_types": ["full_attention", "sliding_attention"],
-            },
+            {"model_type": "qwen3", **WINDOW, "layer_types": FULL_THEN_SLIDING},
             64,
+            FULL_THEN_SLIDING,
         ),
-        ({**QWEN3_MOE, "sliding_window": 64}, None),  # switched off
-        ({"model_type": "llama"}, None),
+        ({**QWEN3_MOE, "sliding_window": 64}, None, None),  # switched off
+        ({"model_type": "llama"}, None, None),
     ],
 )
-def test_a_sliding_window_bounds_the_samples(
-    tmp_path: Path, given: dict[str, Any], window: int | None
+def test_a_sliding_window_is_read_block_by_block(
+    tmp_path: Path, given: dict[str, Any], window: int | None, types: list[str] | None
 ) -> None:
     shape = read_shape(Model(path="x"), folder_with(tmp_path, **given), vocab_size=0)
     assert shape.sliding_window == window
-    if window != 64:
-        return
-    preview = resolve_known(Recipe(), Facts(shape=shape))
-    assert preview.recipe.data.seq_len == 64
-    assert preview.reasons["data.seq_len"].startswith("the model's sliding window")
-    for seq_len, words in ((64, []), (65, ["data.seq_len=65 is more than the model's sliding_w"])):
-        recipe = Recipe(data=Data(seq_len=seq_len))
-        found = misfits(recipe, shape, devices_per_node=None)
-        assert [str(problem)[:50] for problem in found] == words
-
-
-def test_up_to_its_window_a_model_computes_as_without_one() -> None:
-    """By transformers' own attention: the reason why such samples are let through."""
-    import torch
-    from transformers import MistralConfig, MistralForCausalLM
-
-    sizes = {**LLAMA, "model_type": "mistral", "attn_implementation": "eager"}
-    torch.manual_seed(0)
-    model = MistralForCausalLM(MistralConfig(**sizes, sliding_window=8)).eval()
-    plain = MistralForCausalLM(MistralConfig(**sizes, sliding_window=None)).eval()
-    plain.load_state_dict(model.state_dict())
-    tokens = torch.arange(9)[None]
-    with torch.no_grad():
-        assert torch.equal(model(tokens[:, :8]).logits, plain(tokens[:, :8]).logits)
-        assert not torch.equal(model(tokens).logits, plain(tokens).logits)
+    assert shape.to_dict()["layer_types"] == types
+    assert ModelShape(**json.loads(json.dumps(shape.to_dict()))) == shape
+    assert [shape.sees_a_part_of(length) for length in (64, 65)] == [False, window == 64]
 
 
 def test_a_mixture_of_experts_is_read_and_its_defaults_are_those_of_transformers(
@@ -189,6 +170,14 @@ REFUSED = [
     ({**BERT, "attention_probs_dropout_prob": 0.2}, "attention_probs_dropout_prob=0.2: dropout of"),
     (BERT, "attention_probs_dropout_prob=0.1: dropout of attention weights is not built"),
     ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types=['sliding_attention']"),
+    (
+        {"model_type": "mistral", "layer_types": ["full_attention", "sliding_attention"]},
+        "layer_types=['full_attention']: with sliding_window=4096 no such blocks are built",
+    ),
+    (
+        {"model_type": "qwen2", **WINDOW, "layer_types": ["sliding_attention"]},
+        "layer_types has 1 blocks, num_hidden_layers=2",
+    ),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5: rotary positions on a part"),
     ({"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0: llama has no such thing"),
     ({"quantization_config": {"bits": 4}}, "training needs the full ones"),
@@ -286,7 +275,7 @@ WITHOUT_EFFECT = {
     "pad_token_id", "bos_token_id", "eos_token_id",
     # told by config_notes: model.router_aux_loss weighs another loss
     "output_router_logits", "router_aux_loss_coef",
-    # read with use_sliding_window alone, which is refused with a window
+    # read with a window alone, and written as layer_types
     "max_window_layers", "use_sliding_window",
     # of random weights; refused for them
     "initializer_range",
@@ -308,6 +297,7 @@ def test_every_key_of_a_config_is_honoured_or_refused(model_type: str) -> None:
     keys = AutoConfig.for_model(model_type).to_dict().keys() - WITHOUT_EFFECT
     base = {**LLAMA, "norm_topk_prob": True, "sliding_window": None, "hidden_dropout_prob": 0.0}
     base |= {"attention_probs_dropout_prob": 0.0, "model_type": model_type}
+    base["max_window_layers"] = 0  # all blocks
     theirs = AutoConfig.for_model(**base).to_dict()
     for key in keys - {"model_type"}:
         value = OTHER_VALUES[key] if key in OTHER_VALUES else _another(theirs[key])
@@ -318,9 +308,6 @@ def test_every_key_of_a_config_is_honoured_or_refused(model_type: str) -> None:
             continue
         if key == "hidden_dropout_prob":
             assert shape.hidden_dropout == value
-            continue
-        if key == "sliding_window" and model_type not in ("llama", "bert"):
-            assert shape.sliding_window == value  # and no sample may be longer
             continue
         ours = hf_config(shape).to_dict()
         assert ours[key] == value, f"{model_type}: {key}={value!r} would be dropped in silence"

@@ -53,17 +53,22 @@ _HOOKS = Hooks(generation=0, drain_requested=lambda: False, events=None)
 
 
 def _naive_attention(
-    q_BHLE: Tensor, k_BKLE: Tensor, v_BKLE: Tensor, *, may_attend_BLL: Tensor, scale: float
-) -> Tensor:
+    q_BHLE: Tensor, k_BKLE: Tensor, v_BKLE: Tensor, *, may_attend_BLL: Tensor, scale: float,
+    softcap: float | None = None,
+) -> Tensor:  # fmt: skip
     times = q_BHLE.shape[1] // k_BKLE.shape[1]
     k_BHLE, v_BHLE = (x.repeat_interleave(times, dim=1) for x in (k_BKLE, v_BKLE))
     scores_BHLL = scale * q_BHLE @ k_BHLE.mT
+    if softcap is not None:
+        scores_BHLL = softcap * torch.tanh(scores_BHLL / softcap)
     scores_BHLL = scores_BHLL.masked_fill(~may_attend_BLL[:, None], -torch.inf)
     out_BHLE: Tensor = scores_BHLL.softmax(dim=-1) @ v_BHLE
     return out_BHLE
 
 
-def _may_attend(positions_BL: Tensor, *, is_causal: bool, attend_across: bool) -> Tensor:
+def _may_attend(
+    positions_BL: Tensor, *, is_causal: bool, attend_across: bool, window: int | None = None
+) -> Tensor:
     """(B, L, L) by the words of the settings, one pair at a time."""
     samples, length = positions_BL.shape
     may_BLL = torch.zeros(samples, length, length, dtype=torch.bool)
@@ -73,7 +78,12 @@ def _may_attend(positions_BL: Tensor, *, is_causal: bool, attend_across: bool) -
         may_BLL[sample, query, key] = (key <= query or not is_causal) and (
             attend_across or is_one_document
         )
+        may_BLL[sample, query, key] &= window is None or query - key < window
     return may_BLL
+
+
+WINDOWS_AND_CAPS = [(True, None, None), (False, None, None), (True, 5, None), (True, 11, 2.0)]
+"""Causal or not, window, soft cap of the scores."""
 
 
 def _worst_differences(exchanged: Any, gathers_again: bool) -> dict[str, float]:
@@ -87,25 +97,28 @@ def _worst_differences(exchanged: Any, gathers_again: bool) -> dict[str, float]:
         [index_L - row[torch.searchsorted(row, index_L, right=True) - 1] for row in starts]
     )
     found = {}
-    for (heads, kv_heads), is_causal, across in product(HEADS, (True, False), (True, False)):
+    for (heads, kv_heads), bent, across in product(HEADS, WINDOWS_AND_CAPS, (True, False)):
+        is_causal, window, softcap = bent
         torch.manual_seed(0)  # the same on every rank
         q, k, v = (torch.randn(2, h, length, width) for h in (heads, kv_heads, kv_heads))
         weight = torch.randn_like(q)
         whole = [x.clone().requires_grad_() for x in (q, k, v)]
-        may_BLL = _may_attend(positions_BL, is_causal=is_causal, attend_across=across)
-        expected = _naive_attention(*whole, may_attend_BLL=may_BLL, scale=scale)
+        may_BLL = _may_attend(
+            positions_BL, is_causal=is_causal, attend_across=across, window=window
+        )
+        expected = _naive_attention(*whole, may_attend_BLL=may_BLL, scale=scale, softcap=softcap)
         expected_grads = torch.autograd.grad((expected * weight).sum(), whole)
 
         own_l = context_share(index_L, exchanged=exchanged, group=group)
         mine = [x[:, :, own_l].requires_grad_() for x in (q, k, v)]
         attend = context_attention(
             length, exchanged=exchanged, group=group, is_causal=is_causal, attend_across=across,
-            gathers_again=selective_contexts if gathers_again else None,
+            gathers_again=selective_contexts if gathers_again else None, window=window,
         )  # fmt: skip
-        out = attend(positions_BL)(*mine, scale=scale)
+        out = attend(positions_BL)(*mine, scale=scale, window=window, softcap=softcap)
         grads = torch.autograd.grad((out * weight[:, :, own_l]).sum(), mine)
         pairs = zip([out, *grads], [expected, *expected_grads], strict=True)
-        found[f"{heads}/{kv_heads} causal={is_causal} across={across}"] = max(
+        found[f"{heads}/{kv_heads} {bent} across={across}"] = max(
             float((got - want[:, :, own_l]).detach().abs().max()) for got, want in pairs
         )
     return found
@@ -116,7 +129,7 @@ def _worst_differences(exchanged: Any, gathers_again: bool) -> dict[str, float]:
 def test_attention_of_split_samples_is_that_of_whole_ones(cp: int, exchanged: str) -> None:
     for found in run_on_ranks(_worst_differences, cp, exchanged, cp == 2):
         wrong = {case: worst for case, worst in found.items() if not worst < TOLERANCE}
-        assert len(found) == len(HEADS) * 4
+        assert len(found) == len(HEADS) * len(WINDOWS_AND_CAPS) * 2
         assert not wrong
 
 

@@ -40,11 +40,18 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "yarn": {"rope_scaling": _YARN},
         "biases": {"attention_bias": True},
     },
-    "mistral": {"tied": {"tie_word_embeddings": True}},
-    "mixtral": {"tied": {"tie_word_embeddings": True}},
-    "qwen2": {"tied": {"tie_word_embeddings": True}},
-    "qwen3": {"tied": {"tie_word_embeddings": True}, "wide heads": {"head_dim": 32}},
-    "qwen3_moe": {"tied": {"tie_word_embeddings": True}},
+    "mistral": {"window": {"sliding_window": 8}, "long window": {"sliding_window": 24}},
+    "mixtral": {"tied": {"tie_word_embeddings": True}, "window": {"sliding_window": 8}},
+    "qwen2": {
+        "tied": {"tie_word_embeddings": True},
+        "window": {"sliding_window": 8, "layer_types": ("full_attention", "sliding_attention")},
+    },
+    "qwen3": {
+        "tied": {"tie_word_embeddings": True},
+        "wide heads": {"head_dim": 32},
+        "window": {"sliding_window": 8},
+    },
+    "qwen3_moe": {"window": {"sliding_window": 8}},
     "bert": {},
 }
 """Of each family what its models differ in, beside the plain one."""

@@ -114,7 +114,9 @@ def test_what_a_config_leaves_out_means_what_it_means_to_transformers(
     heads = getattr(theirs, "num_key_value_heads", theirs.num_attention_heads)
     assert shape.num_key_value_heads == heads
     assert shape.head_width == (getattr(theirs, "head_dim", None) or 64 // 4)
-    assert shape.sliding_window == getattr(theirs, "sliding_window", None)
+    types = getattr(theirs, "layer_types", None) or ["sliding_attention"]
+    window = getattr(theirs, "sliding_window", None) if "sliding_attention" in types else None
+    assert shape.sliding_window == window
     rope = getattr(theirs, "rope_parameters", {"rope_theta": shape.rope_theta})
     assert shape.rope_theta == rope["rope_theta"]
     eps = {getattr(theirs, name, shape.rms_norm_eps) for name in ("rms_norm_eps", "layer_norm_eps")}

@@ -13,9 +13,7 @@ CONTEXT_LIMIT_TOKENS = 4096
 
 def seq_len_of(shape: ModelShape) -> tuple[int, str]:
     """``data.seq_len``."""
-    context, window = shape.max_position_embeddings, shape.sliding_window
-    if window is not None and window <= min(context, CONTEXT_LIMIT_TOKENS):
-        return window, "the model's sliding window: up to there attention sees the whole sample"
+    context = shape.max_position_embeddings
     if context > CONTEXT_LIMIT_TOKENS:
         return CONTEXT_LIMIT_TOKENS, f"auto goes no further; the model's context is {context:,}"
     return context, "the model's context length"

@@ -79,14 +79,6 @@ def _model_problems(recipe: Recipe, shape: ModelShape) -> Iterable[Problem]:
             f"tokens. Use at most {shape.max_position_embeddings}."
         )
         yield Problem("data.seq_len", text)
-    window = shape.sliding_window
-    if seq_len != "auto" and window is not None and seq_len > window:
-        text = (
-            f"={seq_len} is more than the model's sliding_window of {window} tokens. Attention "
-            "sees the whole sample here, which is the same up to that length alone. Use at most "
-            f"{window}."
-        )
-        yield Problem("data.seq_len", text)
     recompute = recipe.memory.recompute
     if isinstance(recompute, tuple) and shape.family.is_trained:
         known = shape.family.block_modules

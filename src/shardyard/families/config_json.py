@@ -37,6 +37,9 @@ _OF_OTHER_FAMILIES = (
 )
 """Keys that change what Gemma, Granite, Cohere or Llama 4 compute."""
 
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+"""Words of ``layer_types``."""
+
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _ROPE_WORDS = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 """Keys of rotary settings that are not parameters of a scaling."""
@@ -88,7 +91,8 @@ def _form(family: "Family") -> "ConfigJson":
 
 def _shape(config: Mapping[str, Any], family: "Family", source: str) -> ModelShape:
     missing = [key for key in _SIZES if not _is_size(config.get(key))]
-    if config["sliding_window"] is not None and not _is_size(config["sliding_window"]):
+    window = config["sliding_window"]
+    if window is not None and not _is_size(window):
         missing.append("sliding_window")
     if missing:
         raise RequestError(
@@ -97,6 +101,7 @@ def _shape(config: Mapping[str, Any], family: "Family", source: str) -> ModelSha
         )
     form = _form(family)
     sizes = {key: config[key] for key in _SIZES}
+    types = [] if window is None else _layer_types(config, form)
     return ModelShape(
         model_type=family.model_type,
         **sizes,
@@ -109,9 +114,20 @@ def _shape(config: Mapping[str, Any], family: "Family", source: str) -> ModelSha
         attention_bias=bool(config.get("attention_bias", False)),
         head_dim=config.get("head_dim"),
         hidden_dropout=0.0 if form.dropout is None else float(config[form.dropout]),
-        sliding_window=config["sliding_window"],
+        sliding_window=window if _SLIDING in types else None,
+        layer_types=tuple(types) if len(set(types)) > 1 else None,
         **({} if family.sparse is None else _experts(config, source)),
     )
+
+
+def _layer_types(config: Mapping[str, Any], form: "ConfigJson") -> list[str]:
+    """Of each block, whether it has the window that the config says."""
+    layers = config["num_hidden_layers"]
+    if form.first_window is None:
+        return [_SLIDING] * layers
+    first = config.get(*form.first_window)
+    by_number = [_SLIDING if layer >= first else _FULL for layer in range(layers)]
+    return list(config.get("layer_types") or by_number)
 
 
 def _experts(config: Mapping[str, Any], source: str) -> dict[str, int]:
@@ -159,10 +175,6 @@ def _not_representable(
     rope, form = _rope(config), _form(family)
     rope_type, act = _rope_type(rope), form.activation
     rotated = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1))
-    whole = {"full_attention"}  # and within its window, one that slides
-    if config["sliding_window"] is not None:
-        whole.add("sliding_attention")
-    others = sorted(set(config.get("layer_types") or ()) - whole)
     foreign = [f"{key}={config[key]}" for key in _OF_OTHER_FAMILIES if config.get(key)]
     std, built_std = config.get("initializer_range", family.initial_std), family.initial_std
     reasons = {
@@ -170,9 +182,7 @@ def _not_representable(
         "the length of the sample": rope_type not in _ROPE_TYPES,
         f"partial_rotary_factor={rotated}: rotary positions on a part of a head are not built "
         "yet": rotated != 1,
-        f"layer_types={others}: blocks whose attention sees a part of the sample are not built": (
-            bool(others)
-        ),
+        **_other_layer_types(config, form),
         f"{', '.join(foreign)}: {family.model_type} has no such thing here, nor in "
         "transformers, where such a config would be read without a word": bool(foreign),
         f"hidden_act={config.get('hidden_act')!r}: only {act} is built": (
@@ -191,6 +201,23 @@ def _not_representable(
         ),
     }
     return [reason for reason, applies in reasons.items() if applies]
+
+
+def _other_layer_types(config: Mapping[str, Any], form: "ConfigJson") -> dict[str, bool]:
+    """Blocks that see what no block of the family does here."""
+    types, layers = list(config.get("layer_types") or ()), config.get("num_hidden_layers")
+    has_window = config["sliding_window"] is not None
+    usual = {_SLIDING} if has_window else {_FULL}
+    if has_window and form.first_window is not None:
+        usual = {_SLIDING, _FULL}
+    others = sorted(set(types) - usual)
+    return {
+        f"layer_types={others}: with sliding_window={config['sliding_window']} no such blocks are "
+        f"built, only {' and '.join(sorted(usual))}": bool(others),
+        f"layer_types has {len(types)} blocks, num_hidden_layers={layers}": (
+            bool(types) and len(types) != layers
+        ),
+    }
 
 
 def without_attention_bias(config: Mapping[str, Any], model_type: str) -> dict[str, bool]:
@@ -237,6 +264,7 @@ def decoder_fields(shape: ModelShape) -> dict[str, Any]:
     fields = shape.to_dict()
     for name in (
         "model_type", "shared_expert_intermediate_size", "hidden_dropout", "sliding_window",
+        "layer_types",
     ):  # fmt: skip
         del fields[name]
     if not shape.num_experts:  # would be kept as settings of a model that knows no such thing
@@ -244,3 +272,14 @@ def decoder_fields(shape: ModelShape) -> dict[str, Any]:
             del fields[name]
     scaling = fields.pop("rope_scaling") or {"rope_type": "default"}
     return {**fields, "rope_parameters": {**scaling, "rope_theta": fields.pop("rope_theta")}}
+
+
+def windows_by_number(shape: ModelShape) -> dict[str, Any]:
+    """Of a family whose blocks need not be alike in what they see."""
+    window, layers = shape.sliding_window, shape.num_hidden_layers
+    usual = _FULL if window is None else _SLIDING
+    return {
+        "sliding_window": window,
+        "use_sliding_window": window is not None,
+        "layer_types": list(shape.layer_types or [usual] * layers),
+    }

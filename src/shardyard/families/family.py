@@ -94,6 +94,9 @@ class ConfigJson:
     """Share of hidden states that is dropped; None: a model of this kind drops none."""
     window_switch: str | None = None
     """Without which sliding_window means nothing."""
+    first_window: tuple[str, int] | None = None
+    """Key and default of the first block with the window, where layer_types does not say it of
+    each; None: blocks are alike."""
     refused: Callable[[Mapping[str, Any]], Mapping[str, bool]] = lambda _: {}
     """Reason -> whether it applies: what this family can say and is not built."""
     written: Callable[[ModelShape], dict[str, Any]]

@@ -189,8 +189,7 @@ def _mistral_refused(config: Mapping[str, Any]) -> Mapping[str, bool]:
 
 
 def _mistral_fields(shape: ModelShape) -> dict[str, Any]:
-    # transformers' default is a window; samples here are no longer than the model's
-    return {**decoder_fields(shape), "sliding_window": None}
+    return {**decoder_fields(shape), "sliding_window": shape.sliding_window}
 
 
 MISTRAL = replace(

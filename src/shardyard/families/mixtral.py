@@ -96,7 +96,7 @@ def _refused(config: Mapping[str, Any]) -> Mapping[str, bool]:
 def _fields(shape: ModelShape) -> dict[str, Any]:
     fields = {**decoder_fields(shape), "intermediate_size": shape.expert_width}
     del fields["moe_intermediate_size"]
-    return fields
+    return {**fields, "sliding_window": shape.sliding_window}
 
 
 MIXTRAL = replace(

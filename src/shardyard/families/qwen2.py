@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from shardyard.families.config_json import decoder_fields, without_attention_bias
+from shardyard.families.config_json import decoder_fields, windows_by_number, without_attention_bias
 from shardyard.families.family import ConfigJson, Preset, always
 from shardyard.families.llama import ATTENTION, INPUT_NORM, LLAMA, MLP, MLP_NORM
 from shardyard.families.shape import ModelShape
@@ -42,7 +42,8 @@ def _refused(config: Mapping[str, Any]) -> Mapping[str, bool]:
 
 
 def _fields(shape: ModelShape) -> dict[str, Any]:
-    fields = {**decoder_fields(shape), "head_dim": shape.head_width}
+    windows = windows_by_number(shape)
+    fields = {**decoder_fields(shape), **windows, "head_dim": shape.head_width}
     del fields["attention_bias"]  # its biases are no choice
     return fields
 
@@ -59,6 +60,7 @@ QWEN2 = replace(
             "num_key_value_heads": 32,
         },
         window_switch="use_sliding_window",
+        first_window=("max_window_layers", 28),
         refused=_refused,
         written=_fields,
     ),

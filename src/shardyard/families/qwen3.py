@@ -6,7 +6,7 @@ Source: Yang et al. 2025, arXiv:2505.09388, section 2.
 from dataclasses import replace
 from typing import Any
 
-from shardyard.families.config_json import decoder_fields
+from shardyard.families.config_json import decoder_fields, windows_by_number
 from shardyard.families.family import ConfigJson, Preset, Row, head
 from shardyard.families.llama import ATTENTION, INPUT_NORM, LLAMA, MLP, MLP_NORM
 from shardyard.families.shape import ModelShape
@@ -37,6 +37,10 @@ def fields_with_head(shape: ModelShape) -> dict[str, Any]:
     return {**decoder_fields(shape), "head_dim": shape.head_width}
 
 
+def _fields(shape: ModelShape) -> dict[str, Any]:
+    return {**fields_with_head(shape), **windows_by_number(shape)}
+
+
 QWEN3 = replace(
     LLAMA,
     model_type="qwen3",
@@ -50,7 +54,8 @@ QWEN3 = replace(
             "head_dim": 128,
         },
         window_switch="use_sliding_window",
-        written=fields_with_head,
+        first_window=("max_window_layers", 28),
+        written=_fields,
     ),
     presets=_PRESETS,
 )

@@ -46,7 +46,11 @@ _PRESETS = {
 
 def _fields(shape: ModelShape) -> dict[str, Any]:
     fields = fields_with_head(shape)
-    return {**fields, "moe_intermediate_size": shape.expert_width, "norm_topk_prob": True}
+    window = shape.sliding_window
+    return {
+        **fields, "moe_intermediate_size": shape.expert_width, "norm_topk_prob": True,
+        "sliding_window": window, "use_sliding_window": window is not None,
+    }  # fmt: skip
 
 
 QWEN3_MOE = replace(

@@ -33,7 +33,9 @@ class ModelShape:
     rope_scaling: dict[str, Any] | None = None
     """Scaled rotary positions (Llama 3.1 and later): ``rope_parameters`` without ``rope_theta``."""
     sliding_window: int | None = None
-    """Tokens back that a token sees. Here it sees the whole sample, so none may be longer."""
+    """A token sees itself and those before it, so many in all; None: the whole sample."""
+    layer_types: tuple[str, ...] | None = None
+    """Of each block whether it has that window; None: all have it."""
     num_experts: int = 0
     """Experts of each block's MLP; 0: one dense MLP."""
     num_experts_per_tok: int = 0
@@ -44,9 +46,14 @@ class ModelShape:
     hidden_dropout: float = 0.0
     """Share of hidden states that its own config.json drops; model.dropout says what is done."""
 
+    def __post_init__(self) -> None:
+        if self.layer_types is not None:  # a list, as JSON has it
+            object.__setattr__(self, "layer_types", tuple(self.layer_types))
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return asdict(self)
+        types = self.layer_types
+        return {**asdict(self), "layer_types": None if types is None else list(types)}
 
     @cached_property
     def family(self) -> "Family":
@@ -74,6 +81,10 @@ class ModelShape:
     def is_causal(self) -> bool:
         """Whether tokens attend to earlier ones alone."""
         return self.family.is_causal
+
+    def sees_a_part_of(self, tokens: int) -> bool:
+        """Whether any block has a window shorter than samples of that length."""
+        return self.sliding_window is not None and self.sliding_window < tokens
 
     # --- widths -----------------------------------------------------------------------------------
 

@@ -203,7 +203,6 @@ class KnownModel:
     ) -> None:
         self._computation = computation
         self._is_causal = shape.is_causal
-        self._window = shape.sliding_window
         self._attend_across = recipe.data.attend_across_documents
         self._seq_len = seq_len
         self._form: tuple[int, ...] | None = None
@@ -271,12 +270,6 @@ class KnownModel:
             raise RequestError(
                 "a batch's attention_mask has a 1 behind a 0. Padding stands on the right here. "
                 "Pad there; documents of one sample are told apart by position_ids."
-            )
-        if self._window is not None and shape[1] > self._window:
-            raise RequestError(
-                f"a batch has samples of {shape[1]} tokens, more than the model's sliding_window "
-                f"of {self._window}. Attention sees the whole sample here, which is the same up to "
-                "that length alone. Cut them."
             )
         if "position_ids" in keys and self._attend_across:
             raise RequestError(

@@ -60,7 +60,7 @@ def parallelize(
     if mesh.layout.pp > 1:
         stages = _cut(model, plan, mesh.stage_rank, shape=shape, family=family)
     offload = _offload(recipe, mesh)
-    attention = _attention(recipe, mesh, family, offload)
+    attention = _attention(recipe, mesh, shape, offload)
     for number, stage in stages.items():
         # outside of all that wraps a block: of what is recomputed only the input is kept
         stage.forward = ForwardPass(
@@ -203,21 +203,28 @@ def _multiply_in_fp8(model: nn.Module, mesh: Mesh, *, recipe: Recipe, family: Fa
 
 
 def _attention(
-    recipe: Recipe, mesh: Mesh, family: Family, offload: ActivationOffload | None
+    recipe: Recipe, mesh: Mesh, shape: ModelShape, offload: ActivationOffload | None
 ) -> Callable[[Tensor], Attention]:
     """From the positions of whole samples to how their tokens attend."""
     # of tokens on both sides, padding must be kept from being seen: it is at position 0
-    attend_across = recipe.data.attend_across_documents and family.is_causal
+    attend_across = recipe.data.attend_across_documents and shape.is_causal
+    window = shape.sliding_window
     if mesh.layout.cp == 1:
-        return partial(sample_attention, is_causal=family.is_causal, attend_across=attend_across)
+        return partial(
+            sample_attention,
+            is_causal=shape.is_causal,
+            attend_across=attend_across,
+            window=window,
+        )
     assert isinstance(recipe.data.seq_len, int)
     recomputes = recipe.memory.recompute in ("full", "selective")
     return context_attention(
         recipe.data.seq_len,
         exchanged=recipe.parallel.cp_exchange,
         group=mesh.group("cp"),
-        is_causal=family.is_causal,
+        is_causal=shape.is_causal,
         attend_across=attend_across,
+        window=window,
         gathers_again=None if recomputes else partial(selective_contexts, offload),
     )
 

@@ -22,12 +22,18 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.bias import CausalBias, causal_lower_right
 from torch.utils.checkpoint import checkpoint
 
-from shardyard.models.attention import Attention, SampleAttention, document_mask, sample_attention
+from shardyard.models.attention import (
+    Attention,
+    SampleAttention,
+    attend,
+    document_mask,
+    earlier,
+    sample_attention,
+)
 from shardyard.parallel.collectives import exchange, gather
 
 Exchanged = Literal["keys_values", "heads"]
@@ -53,6 +59,7 @@ def context_attention(
     is_causal: bool,
     attend_across: bool,
     gathers_again: Callable[[], Any] | None,
+    window: int | None = None,
 ) -> Callable[[Tensor], Attention]:
     """How tokens attend in samples of ``length`` tokens that a group splits.
 
@@ -60,13 +67,16 @@ def context_attention(
         gathers_again: Contexts of a checkpoint that keeps attention: keys and values of all tokens
             are gathered once more in the backward pass instead of kept in every block. None for
             blocks that are recomputed anyway.
+        window: Of the model's blocks, or of some of them.
 
     Returns:
         From the positions (B, L) of whole samples to their attention; a document begins wherever
         the position is 0.
     """
     if exchanged == "heads":
-        of_whole = partial(sample_attention, is_causal=is_causal, attend_across=attend_across)
+        of_whole = partial(
+            sample_attention, is_causal=is_causal, attend_across=attend_across, window=window
+        )
         return lambda positions_BL: ExchangedHeads(of_whole(positions_BL), group)
     size = dist.get_world_size(group)
     width = length // (2 * size)
@@ -74,18 +84,25 @@ def context_attention(
     ends = [start + width if is_causal else length for start in starts]
     if attend_across:
         # no matrix of what may attend, where the device has a kernel that needs none
-        seen = [Seen(end, causal_lower_right(width, end) if is_causal else None) for end in ends]
-        same_for_all = GatheredKeys(tuple(seen), group, gathers_again)
+        seen = tuple(
+            Seen(start, end, causal_lower_right(width, end) if is_causal else None)
+            for start, end in zip(starts, ends, strict=True)
+        )
+        same_for_all = GatheredKeys(seen, group, gathers_again, is_causal=is_causal)
         return lambda _positions_BL: same_for_all
 
     def of_documents(positions_BL: Tensor) -> Attention:
-        masks = [
-            document_mask(
-                positions_BL[:, :end], is_causal=is_causal, queries=slice(start, start + width)
+        seen = tuple(
+            Seen(
+                start,
+                end,
+                document_mask(
+                    positions_BL[:, :end], is_causal=is_causal, queries=slice(start, start + width)
+                ),
             )
             for start, end in zip(starts, ends, strict=True)
-        ]
-        return GatheredKeys(tuple(map(Seen, ends, masks)), group, gathers_again)
+        )
+        return GatheredKeys(seen, group, gathers_again, is_causal=is_causal)
 
     return of_documents
 
@@ -94,10 +111,19 @@ def context_attention(
 class Seen:
     """What the queries of one chunk attend to."""
 
+    start: int
+    """The chunk's first token."""
     end: int
     """They see no key from this token on."""
-    mask: Tensor | None
+    mask: Any
     """Of (c, end): True where a query may attend, or torch's causal bias; None: everywhere."""
+
+    def allowed(self, queries: int, window: int | None, device: torch.device) -> Any:
+        """The mask within a window."""
+        if window is None or window >= self.end:
+            return self.mask
+        near = earlier(self.end, device, window)[self.start : self.start + queries]
+        return near if isinstance(self.mask, CausalBias) else self.mask & near
 
 
 class GatheredKeys:
@@ -111,34 +137,51 @@ class GatheredKeys:
         chunks: tuple[Seen, ...],
         group: dist.ProcessGroup,
         gathers_again: Callable[[], Any] | None,
+        *,
+        is_causal: bool,
     ) -> None:
         self._chunks = chunks
+        self._is_causal = is_causal
         self._group = group
         self._gathers_again = gathers_again
 
-    def __call__(self, q_BHlE: Tensor, k_BKlE: Tensor, v_BKlE: Tensor, *, scale: float) -> Tensor:
+    def __call__(
+        self,
+        q_BHlE: Tensor,
+        k_BKlE: Tensor,
+        v_BKlE: Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
         if self._gathers_again is None:
-            return self._attend(q_BHlE, k_BKlE, v_BKlE, scale)
+            return self._attend(q_BHlE, k_BKlE, v_BKlE, scale, window, softcap)
         # attention itself is kept: only what was gathered is let go and made again
         out_BHlE: Tensor = checkpoint(
-            self._attend, q_BHlE, k_BKlE, v_BKlE, scale,
+            self._attend, q_BHlE, k_BKlE, v_BKlE, scale, window, softcap,
             use_reentrant=False, preserve_rng_state=False, context_fn=self._gathers_again,
         )  # fmt: skip
         return out_BHlE
 
-    def _attend(self, q_BHlE: Tensor, k_BKlE: Tensor, v_BKlE: Tensor, scale: float) -> Tensor:
+    def _attend(
+        self,
+        q_BHlE: Tensor,
+        k_BKlE: Tensor,
+        v_BKlE: Tensor,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
         k_BKLE, v_BKLE = self._gather(k_BKlE, v_BKlE)
-        outs_BHcE = [
-            F.scaled_dot_product_attention(
-                q_BHcE,
-                k_BKLE[:, :, : seen.end],
-                v_BKLE[:, :, : seen.end],
-                attn_mask=seen.mask,
-                scale=scale,
-                enable_gqa=q_BHlE.shape[_HEADS] != k_BKLE.shape[_HEADS],
+        outs_BHcE = []
+        for q_BHcE, seen in zip(q_BHlE.chunk(2, _TOKENS), self._chunks, strict=True):
+            k, v = k_BKLE[:, :, : seen.end], v_BKLE[:, :, : seen.end]
+            mask = seen.allowed(q_BHcE.shape[_TOKENS], window, k.device)
+            out_BHcE = attend(
+                q_BHcE, k, v, mask=mask, is_causal=self._is_causal, scale=scale, softcap=softcap
             )
-            for q_BHcE, seen in zip(q_BHlE.chunk(2, _TOKENS), self._chunks, strict=True)
-        ]
+            outs_BHcE.append(out_BHcE)
         return torch.cat(outs_BHcE, _TOKENS)
 
     def _gather(self, k_BKlE: Tensor, v_BKlE: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,7 +206,16 @@ class ExchangedHeads:
     whole: SampleAttention
     group: dist.ProcessGroup
 
-    def __call__(self, q_BHlE: Tensor, k_BKlE: Tensor, v_BKlE: Tensor, *, scale: float) -> Tensor:
+    def __call__(
+        self,
+        q_BHlE: Tensor,
+        k_BKlE: Tensor,
+        v_BKlE: Tensor,
+        *,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
         size = dist.get_world_size(self.group)
         # fewer KV heads than ranks, or a remainder: each is sent to all ranks that need it
         times = size // math.gcd(size, k_BKlE.shape[_HEADS])
@@ -174,7 +226,8 @@ class ExchangedHeads:
         heads = [share.shape[_HEADS + 1] for share in shares]
         sent = torch.cat(shares, _HEADS + 1).flatten(_HEADS, _HEADS + 1)
         q, k, v = torch.split(exchange(sent, _HEADS, _TOKENS, self.group), heads, _HEADS)
-        return exchange(self.whole(q, k, v, scale=scale), _TOKENS, _HEADS, self.group)
+        out = self.whole(q, k, v, scale=scale, window=window, softcap=softcap)
+        return exchange(out, _TOKENS, _HEADS, self.group)
 
 
 def _chunks_of(rank: int, size: int) -> tuple[int, int]:
