@@ -164,6 +164,11 @@ REFUSED = [
     ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "rope_type='dynamic': only default, lin"),
     ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_type='longrope'"),
     ({"model_type": "mistral", "sliding_window": "wide"}, "no whole number for sliding_window"),
+    (
+        {"model_type": "phi3", "rope_scaling": {"type": "longrope", "short_factor": [1.0]}},
+        "rope_type='longrope': of Phi-3 the models of short context are built",
+    ),
+    ({"model_type": "phi3", "resid_pdrop": 0.1}, "{'resid_pdrop': 0.1}: set them to 0"),
     ({"hidden_act": "gelu"}, "hidden_act='gelu': only silu is built"),
     ({"mlp_bias": True}, "mlp_bias=true"),
     ({"attention_dropout": 0.1}, "Set it to 0, or say with model.dropout what is dropped instead"),
@@ -277,6 +282,8 @@ WITHOUT_EFFECT = {
     "output_router_logits", "router_aux_loss_coef",
     # read with a window alone, and written as layer_types
     "max_window_layers", "use_sliding_window",
+    # of longrope, which is refused
+    "original_max_position_embeddings",
     # of random weights; refused for them
     "initializer_range",
 }  # fmt: skip

@@ -22,8 +22,9 @@ SPLIT: dict[str, dict[str, Any]] = {
     "pp": {"pp": 2},
     "cp": {"cp": 2},
 }
-CASES = {
+CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "mistral": ({"sliding_window": 5}, ["FULL_SHARD", "tp", "pp", "cp"]),
+    "phi3": ({"sliding_window": 5}, ["FULL_SHARD", "tp", "pp", "cp"]),
 }
 """Sizes, beside those of the smallest model, and how it is split."""
 
@@ -35,7 +36,7 @@ def _train_all(run_dirs: list[RunDir]) -> None:
 
 @pytest.mark.parametrize(
     "model_type",
-    ["mistral"],
+    ["phi3", *(pytest.param(name, marks=pytest.mark.system) for name in ["mistral"])],
 )
 def test_a_step_of_a_family_does_not_depend_on_how_it_is_split(
     corpus: Corpus, tmp_path: Path, model_type: str
@@ -44,6 +45,7 @@ def test_a_step_of_a_family_does_not_depend_on_how_it_is_split(
     source = tmp_path / "source"
     shape = replace(small_shape(model_type), vocab_size=ROWS, **more)
     theirs(shape).save_pretrained(source)
+    layouts = {"whole": dict[str, Any](), **{name: SPLIT[name] for name in splits}}
     runs = {
         name: make_run(
             tmp_path / name,
@@ -56,7 +58,7 @@ def test_a_step_of_a_family_does_not_depend_on_how_it_is_split(
                 "cluster": {"devices": 2 if parallel else 1},
             },
         )
-        for name, parallel in {"whole": {}, **{name: SPLIT[name] for name in splits}}.items()
+        for name, parallel in layouts.items()
     }
     run_on_ranks(_train_all, 1, [runs.pop("whole")])
     run_on_ranks(_train_all, 2, list(runs.values()))

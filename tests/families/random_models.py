@@ -52,6 +52,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "window": {"sliding_window": 8},
     },
     "qwen3_moe": {"window": {"sliding_window": 8}},
+    "phi3": {
+        "window": {"sliding_window": 8},
+        "wide heads": {"head_dim": 24, "tie_word_embeddings": True},
+    },
     "bert": {},
 }
 """Of each family what its models differ in, beside the plain one."""

@@ -1,16 +1,17 @@
 """Export a checkpoint as a Hugging Face folder: weights here, the rest in ``beside_weights.py``.
 
 Run as a program: ``python -m shardyard.checkpoint.export RUN_DIR --to DIR [--step latest]``. Only
-the model's tensors are read, the ones of one output file at a time, so a model of any size passes
-through a few gigabytes of memory. ``complete.json``, written last, says what every file must be.
+the model's tensors are read, one at a time, so a model of any size passes through the memory that
+its largest tensor takes. ``complete.json``, written last, says what every file must be.
 """
 
 import argparse
 import json
+import math
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,9 @@ from shardyard.checkpoint.beside_weights import (
 )
 from shardyard.checkpoint.buffers import buffer_name, is_buffer
 from shardyard.checkpoint.choice import choose_checkpoint
-from shardyard.checkpoint.load import Chosen, load_tensors, read_shapes
+from shardyard.checkpoint.load import Chosen, SavedTensors, load_tensors, read_shapes
 from shardyard.checkpoint.retention import step_name
+from shardyard.checkpoint.tensor_file import write_tensors
 from shardyard.checkpoint.verify import MANIFEST, read_manifest
 from shardyard.complete import (
     Complete,
@@ -46,11 +48,10 @@ from shardyard.errors import (
     ShardyardError,
     StorageError,
 )
-from shardyard.families.family import Family
 from shardyard.families.registry import trained_family_of
 from shardyard.files import flush_folder
 from shardyard.models.build import build_on_meta
-from shardyard.models.hf import file_names
+from shardyard.models.hf import Piece, file_tensors, whole_shape
 from shardyard.rundir.exported import sentence
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import newest_resolved
@@ -84,8 +85,8 @@ class ExportPlan:
     checkpoint: Path
     to: Path
     dtype: torch.dtype
-    files: dict[str, dict[str, torch.Size]]
-    """Name of each weights file -> its parameters, by our names, and their shapes."""
+    files: dict[str, dict[str, tuple[Piece, ...]]]
+    """Name of each weights file -> its tensors, and what of our parameters each is made of."""
     beside: BesideWeights
     """Config, tokenizer and whatever else belongs to the model."""
 
@@ -100,7 +101,11 @@ class ExportPlan:
 
     @property
     def parameters(self) -> int:
-        return sum(shape.numel() for tensors in self.files.values() for shape in tensors.values())
+        return sum(
+            math.prod(whole_shape(pieces))
+            for tensors in self.files.values()
+            for pieces in tensors.values()
+        )
 
     @property
     def bytes(self) -> int:
@@ -150,7 +155,7 @@ def plan_export(
         checkpoint=checkpoint_dir,
         to=to,
         dtype=chosen_dtype,
-        files=_deal(wanted, max_shard_bytes // chosen_dtype.itemsize),
+        files=_deal(_tensors(wanted, resolved), max_shard_bytes // chosen_dtype.itemsize),
         beside=find_beside_weights(resolved),
     )
 
@@ -228,16 +233,26 @@ def find_export(to: Path, made_of: dict[str, Any]) -> Complete | None:
     return complete
 
 
-def _deal(shapes: dict[str, torch.Size], max_elements: int) -> dict[str, dict[str, torch.Size]]:
+def _tensors(shapes: Mapping[str, torch.Size], resolved: Resolved) -> dict[str, tuple[Piece, ...]]:
+    """Those of the files, by name; of a module of the user's own they are its parameters."""
+    if resolved.shape is None:
+        return {name: (Piece(name, tuple(shape)),) for name, shape in shapes.items()}
+    return file_tensors(shapes, trained_family_of(resolved.shape.model_type))
+
+
+def _deal(
+    tensors: Mapping[str, tuple[Piece, ...]], max_elements: int
+) -> dict[str, dict[str, tuple[Piece, ...]]]:
     """Fill one file after the other, in the model's order."""
-    groups: list[dict[str, torch.Size]] = [{}]
+    groups: list[dict[str, tuple[Piece, ...]]] = [{}]
     used = 0
-    for name, shape in shapes.items():
-        if groups[-1] and used + shape.numel() > max_elements:
+    for name, pieces in tensors.items():
+        elements = math.prod(whole_shape(pieces))
+        if groups[-1] and used + elements > max_elements:
             groups.append({})
             used = 0
-        groups[-1][name] = shape
-        used += shape.numel()
+        groups[-1][name] = pieces
+        used += elements
     if len(groups) == 1:
         return {"model.safetensors": groups[0]}
     return {
@@ -246,44 +261,51 @@ def _deal(shapes: dict[str, torch.Size], max_elements: int) -> dict[str, dict[st
     }
 
 
-def _file_names(name: str, shape: torch.Size, family: Family | None) -> Mapping[str, int | None]:
-    """Its own name, of a module of the user's own."""
-    return {name: None} if family is None else file_names(name, shape, family)
+class _Reader:
+    """Reads tensors of the files out of a checkpoint, one at a time."""
 
+    def __init__(self, checkpoint: Path, dtype: torch.dtype) -> None:
+        self._saved = SavedTensors(checkpoint)
+        self._dtype = dtype
+        self._shapes = {name: shape for name, (shape, _) in self._saved.shapes().items()}
+        self._last: tuple[str, Tensor] | None = None
+        """Its experts follow each other."""
 
-def _as_in_files(tensors: dict[str, Tensor], family: Family | None) -> dict[str, Tensor]:
-    """By the names of Hugging Face's files, which have a tensor for each expert."""
-    return {
-        file_name: tensor if expert is None else tensor[expert]
-        for name, tensor in tensors.items()
-        for file_name, expert in _file_names(name, tensor.shape, family).items()
-    }
+    def __call__(self, pieces: Sequence[Piece]) -> Tensor:
+        """A tensor of the files, whole."""
+        parts = [self._part(piece) for piece in pieces]
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return (whole.T if pieces[0].is_transposed else whole).contiguous()
+
+    def _part(self, piece: Piece) -> Tensor:
+        if self._last is None or self._last[0] != piece.parameter:
+            name = f"{_PREFIX}{piece.parameter}"
+            self._last = None  # freed before the next is there
+            tensor = torch.empty(self._shapes[name], dtype=self._dtype)
+            self._saved.fill({name: tensor}, allow_extra=True)
+            self._last = (piece.parameter, tensor)
+        whole = self._last[1]
+        return whole if piece.expert is None else whole[piece.expert]
 
 
 def _write(plan: ExportPlan, resolved: Resolved, folder: Path) -> None:
-    shape_of_all = resolved.shape
-    family = None if shape_of_all is None else trained_family_of(shape_of_all.model_type)
-    for file, shapes in plan.files.items():
-        tensors = {name: torch.empty(shape, dtype=plan.dtype) for name, shape in shapes.items()}
-        named: dict[str, Tensor] = {f"{_PREFIX}{name}": each for name, each in tensors.items()}
-        load_tensors(plan.checkpoint, named, allow_extra=True)
-        save_file(_as_in_files(tensors, family), folder / file, metadata={"format": "pt"})
+    read = _Reader(plan.checkpoint, plan.dtype)
+    for file, tensors in plan.files.items():
+        shapes = {name: whole_shape(pieces) for name, pieces in tensors.items()}
+        write_tensors(
+            folder / file, shapes, plan.dtype, made=(read(each) for each in tensors.values())
+        )
     if len(plan.files) > 1:
         index = {
             "metadata": {"total_size": plan.bytes, "total_parameters": plan.parameters},
-            "weight_map": {
-                file_name: file
-                for file, shapes in plan.files.items()
-                for name, shape in shapes.items()
-                for file_name in _file_names(name, shape, family)
-            },
+            "weight_map": {name: file for file, tensors in plan.files.items() for name in tensors},
         }
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-    if shape_of_all is None:
+    if resolved.shape is None:
         _write_buffers(plan.checkpoint, folder)
         copy_files(plan.beside, folder)
     else:
-        write_beside_weights(plan.beside, folder, shape=shape_of_all, dtype=plan.dtype)
+        write_beside_weights(plan.beside, folder, shape=resolved.shape, dtype=plan.dtype)
     for path in _all_files(folder):
         with path.open("rb") as written:
             os.fsync(written.fileno())

@@ -168,24 +168,45 @@ def load_tensors(
     Raises:
         CheckpointError: A name is missing or extra, a shape differs, or a file is unreadable.
     """
-    version = _check_format(path)
-    reader = HuggingFaceStorageReader(str(path))
-    saved = _read_metadata(path, reader)
-    lacked: list[str] = []
-    if version < _FIRST_WITH_BUFFERS:
-        lacked = [name for name in tensors if is_buffer(name) and name not in saved]
-        tensors = {name: each for name, each in tensors.items() if not is_buffer(name)}
-        of_others = [name for name in of_others if not is_buffer(name)]
-    _compare(path, saved, tensors, of_others=of_others, allow_extra=allow_extra)
-    planner = TensorsOnlyPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    planner.set_up_planner(dict(tensors), Metadata(dict(saved), storage_data=None))
-    plan = planner.create_local_plan()
-    try:
-        with torch.no_grad():
-            reader.read_data(planner.finish_plan(plan), planner).wait()
-    except (SafetensorError, OSError) as error:
-        raise _unreadable(path, error) from error
-    return lacked
+    return SavedTensors(path).fill(tensors, of_others=of_others, allow_extra=allow_extra)
+
+
+class SavedTensors:
+    """The tensors of a checkpoint, whose headers were read once.
+
+    Raises:
+        CheckpointError: A file is unreadable, or shards are missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._version = _check_format(path)
+        self._reader = HuggingFaceStorageReader(str(path))
+        self._saved = _read_metadata(path, self._reader)
+
+    def shapes(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
+        """As ``read_shapes``."""
+        return _shapes(self._saved)
+
+    def fill(
+        self, tensors: dict[str, Tensor], *, of_others: Collection[str] = (), allow_extra: bool
+    ) -> list[str]:
+        """As ``load_tensors``."""
+        saved, lacked = self._saved, list[str]()
+        if self._version < _FIRST_WITH_BUFFERS:
+            lacked = [name for name in tensors if is_buffer(name) and name not in saved]
+            tensors = {name: each for name, each in tensors.items() if not is_buffer(name)}
+            of_others = [name for name in of_others if not is_buffer(name)]
+        _compare(self._path, saved, tensors, of_others=of_others, allow_extra=allow_extra)
+        planner = TensorsOnlyPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        planner.set_up_planner(dict(tensors), Metadata(dict(saved), storage_data=None))
+        plan = planner.create_local_plan()
+        try:
+            with torch.no_grad():
+                self._reader.read_data(planner.finish_plan(plan), planner).wait()
+        except (SafetensorError, OSError) as error:
+            raise _unreadable(self._path, error) from error
+        return lacked
 
 
 def read_shapes(path: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
@@ -194,7 +215,12 @@ def read_shapes(path: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
     Raises:
         CheckpointError: A file is unreadable or shards are missing.
     """
-    saved = _read_metadata(path, HuggingFaceStorageReader(str(path)))
+    return _shapes(_read_metadata(path, HuggingFaceStorageReader(str(path))))
+
+
+def _shapes(
+    saved: Mapping[str, TensorStorageMetadata],
+) -> dict[str, tuple[torch.Size, torch.dtype]]:
     return {name: (entry.size, entry.properties.dtype) for name, entry in saved.items()}
 
 

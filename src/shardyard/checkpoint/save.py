@@ -25,7 +25,8 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from shardyard.checkpoint.retention import step_name
 from shardyard.checkpoint.staging import HostCopy
-from shardyard.checkpoint.writer import DTYPES, CheckpointWriter, Order, ShardPlanner
+from shardyard.checkpoint.tensor_file import DTYPES
+from shardyard.checkpoint.writer import CheckpointWriter, Order, ShardPlanner
 from shardyard.errors import CheckpointError, NotFiniteError, StorageError
 from shardyard.parallel.device import synchronize_stream
 

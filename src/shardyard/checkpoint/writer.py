@@ -47,6 +47,7 @@ from shardyard.checkpoint.retention import (
     remove_leftovers,
     step_name,
 )
+from shardyard.checkpoint.tensor_file import content_of, header
 from shardyard.checkpoint.verify import (
     FORMAT,
     VALUES,
@@ -59,25 +60,6 @@ from shardyard.errors import StorageError
 from shardyard.files import flush_folder
 from shardyard.models.local_shard import place_of
 from shardyard.units import format_bytes
-
-# Source: the format section of https://github.com/huggingface/safetensors
-DTYPES = {
-    torch.bool: "BOOL",
-    torch.uint8: "U8",
-    torch.int8: "I8",
-    torch.int16: "I16",
-    torch.int32: "I32",
-    torch.int64: "I64",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float32: "F32",
-    torch.float64: "F64",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-}
-
-_HEADER_ALIGNMENT_BYTES = 64
-"""Tensors begin at a multiple of this, so that a mapped file can be used in place."""
 
 
 class ShardPlanner(SavePlanner):
@@ -334,24 +316,12 @@ def _safetensors(shards: dict[str, tuple[Tensor, list[int]]]) -> Iterator[memory
     places = {name: {"saved_offsets": offsets} for name, (_, offsets) in shards.items()}
     # the three keys that torch's HuggingFaceStorageWriter writes and its reader looks for
     custom = {"DCP_SHARDING_INFO": json.dumps(places), "DCP_VERSION": "1.0", "format": "pt"}
-    header: dict[str, Any] = {"__metadata__": custom}
     # wide elements first: then every tensor is aligned to its element
     ordered = sorted(shards, key=lambda name: (-shards[name][0].itemsize, name))
-    position = 0
-    for name in ordered:
-        tensor = shards[name][0]
-        header[name] = {
-            "dtype": DTYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [position, position + tensor.nbytes],
-        }
-        position += tensor.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % _HEADER_ALIGNMENT_BYTES)
-    yield memoryview(len(text).to_bytes(8, "little"))
-    yield memoryview(text)
-    for name in ordered:
-        yield shards[name][0].flatten().view(torch.uint8).numpy().data
+    tensors = {name: shards[name][0] for name in ordered}
+    yield from header({name: (each.dtype, each.shape) for name, each in tensors.items()}, custom)
+    for each in tensors.values():
+        yield content_of(each)
 
 
 def _placed(item: WriteItem, tensor: Tensor) -> WriteItem:

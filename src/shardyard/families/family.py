@@ -25,6 +25,16 @@ class Preset:
 
 
 @dataclass(frozen=True)
+class Fused:
+    """A matrix of Hugging Face's files that is several of ours, one below the other."""
+
+    module: str
+    """Its name, from the top of a block."""
+    parts: tuple[str, ...]
+    """Of ours in the order of their rows in it, by the last step of their names."""
+
+
+@dataclass(frozen=True)
 class Row:
     """A matrix or a norm: a module's ``weight``, and its ``bias`` where it has one."""
 
@@ -45,6 +55,11 @@ class Row:
     in_files: str | None = None
     """Its name in Hugging Face's files where that differs, from the top of the block; ``{}``:
     number of the expert."""
+    fused: Fused | None = None
+    """The matrix of the files that it is a part of; None: it is one there too. Here they are apart:
+    of a share of the whole one rank of tp would have queries, another one values."""
+    is_transposed: bool = False
+    """In the files its inputs are the rows."""
     is_built: bool = True
     """False: the planner counts it, and models here have none."""
 
@@ -139,6 +154,9 @@ class Family:
     """Modules of a block whose output passes through dropout."""
     gathered: tuple[str, ...] = ()
     """Modules of a block that need all tokens of a sample at their input."""
+    unfused: Mapping[str, str] = field(default_factory=dict)
+    """Modules of a block in whose place come ours, whose matrices are apart: name -> kind, of
+    ``models/unfused.py``."""
     sparse: str | None = None
     """The module of a block that has a router and experts; None: a block has one MLP."""
 

@@ -16,6 +16,7 @@ FAMILIES = {
     "qwen2": "shardyard.families.qwen2:QWEN2",
     "qwen3": "shardyard.families.qwen3:QWEN3",
     "qwen3_moe": "shardyard.families.qwen3_moe:QWEN3_MOE",
+    "phi3": "shardyard.families.phi3:PHI3",
     "bert": "shardyard.families.bert:BERT",
     "gpt2": "shardyard.families.gpt2:GPT2",
 }

@@ -104,7 +104,7 @@ def attend(
         queries, length = q_BHqE.shape[2], k_BKLE.shape[2]
         mask = earlier(length, q_BHqE.device)[length - queries :]
     groups = (k_BKLE.shape[1], -1)
-    scores = q_BHqE.unflatten(1, groups) @ k_BKLE[:, :, None].mT  # (B, K, H / K, q, L)
+    scores = torch.unflatten(q_BHqE, 1, groups) @ k_BKLE[:, :, None].mT  # (B, K, H / K, q, L)
     scores = softcap * torch.tanh(scores * (scale / softcap))
     if mask is not None:
         scores = scores.masked_fill(~(mask if mask.dim() == 2 else mask[:, None]), -torch.inf)
@@ -172,7 +172,7 @@ def documents(positions_BL: Tensor) -> Tensor:
     return (positions_BL == 0).cumsum(dim=-1)
 
 
-def _attend(
+def attend_as_asked(
     module: nn.Module,
     q_BHLE: Tensor,
     k_BKLE: Tensor,
@@ -193,4 +193,4 @@ def _attend(
     return out_BHLE.transpose(1, 2).contiguous(), None
 
 
-AttentionInterface.register(NAME, _attend)
+AttentionInterface.register(NAME, attend_as_asked)

@@ -18,6 +18,7 @@ from shardyard.models.init import fill_adapters, fill_random
 from shardyard.models.local_shard import parameter_of
 from shardyard.models.moe import SparseMLP
 from shardyard.models.parts import blocks_of
+from shardyard.models.unfused import split_fused
 
 
 def hf_config(shape: ModelShape) -> Any:
@@ -37,6 +38,7 @@ def build_on_meta(shape: ModelShape) -> PreTrainedModel:
             config, dtype=torch.float32, attn_implementation=NAME
         )
     replace_experts(model, shape)
+    split_fused(model, shape)
     return model
 
 

@@ -1,34 +1,114 @@
 """Load weights from a Hugging Face folder: each rank reads only the slices it holds."""
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from torch import Tensor, nn
 
 from shardyard.errors import DataError
-from shardyard.families.family import Family
+from shardyard.families.family import Family, Row
 from shardyard.families.lora import is_adapter
 from shardyard.models.local_shard import LocalShard, local_shard
 
 
-def file_names(name: str, shape: torch.Size, family: Family) -> dict[str, int | None]:
-    """What a parameter is called in Hugging Face's files.
+@dataclass(frozen=True)
+class Piece:
+    """A parameter, or one expert of it, in a tensor of Hugging Face's files."""
 
-    Returns:
-        The name; or, for a parameter of all experts, one name for each of them, and its index.
+    parameter: str
+    shape: tuple[int, ...]
+    """Ours, of one expert where it is one."""
+    expert: int | None = None
+    offset: int = 0
+    """Rows of the tensor that come before, being of other parameters."""
+    is_transposed: bool = False
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Out of the tensor of the files."""
+        rows = tensor.T if self.is_transposed else tensor
+        return rows[self.offset : self.offset + self.shape[0]]
+
+
+def file_tensors(
+    shapes: Mapping[str, Sequence[int]], family: Family
+) -> dict[str, tuple[Piece, ...]]:
+    """Names in Hugging Face's files, and what of our parameters each tensor is made of.
+
+    Args:
+        shapes: Of whole parameters, by our names.
     """
-    blocks = f"{family.blocks}."
-    number, _, in_block = name.removeprefix(blocks).partition(".")
-    for row in family.block if name.startswith(blocks) else ():
-        if row.in_files is None or f"{row.module}.{row.parameter}" != in_block:
+    found: dict[str, tuple[Piece, ...]] = {}
+    begin = f"{family.blocks}."
+    for block, group in groupby(shapes, key=lambda name: _block_of(name, begin)):
+        names = list(group)
+        if block is None:
+            found |= {name: (Piece(name, tuple(shapes[name])),) for name in names}
             continue
-        in_files = f"{blocks}{number}.{row.in_files}"
-        if not row.per_expert:
-            return {in_files: None}
-        return {in_files.format(expert): expert for expert in range(shape[0])}
-    return {name: None}
+        prefix = f"{begin}{block}."
+        inside = {name.removeprefix(prefix): shapes[name] for name in names}
+        for in_files, pieces in pieces_in_block(inside, family).items():
+            found[f"{prefix}{in_files}"] = tuple(
+                replace(piece, parameter=f"{prefix}{piece.parameter}") for piece in pieces
+            )
+    return found
+
+
+def pieces_in_block(
+    shapes: Mapping[str, Sequence[int]], family: Family
+) -> dict[str, tuple[Piece, ...]]:
+    """The same in one block, by names from its top."""
+    rows = {f"{row.module}.{row.parameter}": row for row in family.block}
+    found: dict[str, list[Piece]] = {}
+    for name, sizes in shapes.items():
+        module, _, kind = name.rpartition(".")
+        row = rows.get(name) or rows.get(f"{module}.weight")
+        shape = tuple(sizes)
+        if row is None:
+            found[name] = [Piece(name, shape)]
+        elif row.per_expert and row.in_files is not None:
+            for expert in range(shape[0]):
+                piece = Piece(name, shape[1:], expert)
+                found[row.in_files.format(expert)] = [piece]
+        else:
+            in_files = name if row.fused is None else f"{row.fused.module}.{kind}"
+            piece = Piece(name, shape, is_transposed=row.is_transposed and len(shape) > 1)
+            found.setdefault(row.in_files or in_files, []).append(piece)
+    return {in_files: _stacked(pieces, rows) for in_files, pieces in found.items()}
+
+
+def _stacked(pieces: list[Piece], rows: Mapping[str, Row]) -> tuple[Piece, ...]:
+    """Pieces in the order in which their tensor has them."""
+    if len(pieces) == 1:
+        return tuple(pieces)
+
+    def place(piece: Piece) -> int:
+        module = piece.parameter.rpartition(".")[0]
+        fused = rows[f"{module}.weight"].fused
+        assert fused is not None, "several in one tensor"
+        return fused.parts.index(module.rpartition(".")[2])
+
+    found, offset = [], 0
+    for piece in sorted(pieces, key=place):
+        found.append(replace(piece, offset=offset))
+        offset += piece.shape[0]
+    return tuple(found)
+
+
+def whole_shape(pieces: Sequence[Piece]) -> tuple[int, ...]:
+    """Of the tensor in the files."""
+    first = pieces[0]
+    shape = (sum(piece.shape[0] for piece in pieces), *first.shape[1:])
+    return shape[::-1] if first.is_transposed else shape
+
+
+def _block_of(name: str, begin: str) -> str | None:
+    return name.removeprefix(begin).partition(".")[0] if name.startswith(begin) else None
 
 
 def load_weights(model: nn.Module, folder: Path, family: Family) -> None:
@@ -40,7 +120,9 @@ def load_weights(model: nn.Module, folder: Path, family: Family) -> None:
     file_of = _tensor_files(folder)
     for older in [name for name in file_of if name != _as_now(name)]:
         file_of.setdefault(_as_now(older), file_of[older])
-    names, wanted = _in_files(model, family)
+    params = {name: each for name, each in model.named_parameters() if not is_adapter(name)}
+    tensors = file_tensors({name: param.shape for name, param in params.items()}, family)
+    names, wanted = list(tensors), _held(tensors, params)
     missing = sorted(name for name in names if name not in file_of)
     if missing:
         raise DataError(
@@ -66,23 +148,38 @@ def _as_now(name: str) -> str:
     return name
 
 
-def _in_files(model: nn.Module, family: Family) -> tuple[list[str], dict[str, LocalShard]]:
-    """Names of all tensors in the files, and of those of them that this rank holds its part."""
-    names: list[str] = []
-    held: dict[str, LocalShard] = {}
-    for name, param in model.named_parameters():
-        if is_adapter(name):
-            continue
-        shard = local_shard(param)
-        for file_name, expert in file_names(name, param.shape, family).items():
-            names.append(file_name)
-            if expert is None:
-                held[file_name] = shard
-            elif 0 <= (here := expert - shard.offsets[0]) < shard.tensor.shape[0]:
-                held[file_name] = LocalShard(
-                    shard.tensor[here], shard.offsets[1:], shard.whole_shape[1:]
-                )
-    return names, held
+@dataclass(frozen=True)
+class _Held:
+    """What this rank holds of a tensor of the files, and where it is there."""
+
+    tensor: Tensor
+    slices: tuple[slice, ...]
+    whole_shape: tuple[int, ...]
+    is_transposed: bool
+
+
+def _held(
+    tensors: Mapping[str, tuple[Piece, ...]], params: Mapping[str, nn.Parameter]
+) -> dict[str, list[_Held]]:
+    """By name in the files; what this rank has no part of is left out."""
+    found: dict[str, list[_Held]] = {}
+    for name, pieces in tensors.items():
+        for piece in pieces:
+            shard = local_shard(params[piece.parameter])
+            if piece.expert is not None:
+                here = piece.expert - shard.offsets[0]
+                if not 0 <= here < shard.tensor.shape[0]:
+                    continue
+                shard = LocalShard(shard.tensor[here], shard.offsets[1:], piece.shape)
+            rows, *others = shard.slices
+            slices = (slice(rows.start + piece.offset, rows.stop + piece.offset), *others)
+            is_transposed = piece.is_transposed
+            held = _Held(
+                shard.tensor, slices[::-1] if is_transposed else slices, whole_shape(pieces),
+                is_transposed,
+            )  # fmt: skip
+            found.setdefault(name, []).append(held)
+    return found
 
 
 def _tensor_files(folder: Path) -> dict[str, Path]:
@@ -105,22 +202,28 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
         raise _damaged(single, error) from error
 
 
-def _read_file(path: Path, shards: dict[str, LocalShard]) -> None:
+def _read_file(path: Path, held: Mapping[str, Sequence[_Held]]) -> None:
     try:
         with safe_open(path, framework="pt") as file:
             names = file.keys()
             stored = {_as_now(name): name for name in names}
-            for name, shard in shards.items():
+            for name, parts in held.items():
                 source = file.get_slice(stored[name])
-                if tuple(source.get_shape()) != shard.whole_shape:
-                    raise DataError(
-                        f"{path}: tensor {name} has shape {list(source.get_shape())}, the model "
-                        f"needs {list(shard.whole_shape)}. Check config.json of the folder."
-                    )
-                if shard.tensor.numel():
-                    shard.tensor.copy_(source[shard.slices].to(torch.float32))
+                for part in parts:
+                    _read(source, part, f"{path}: tensor {name}")
     except (SafetensorError, OSError) as error:
         raise _damaged(path, error) from error
+
+
+def _read(source: Any, part: _Held, where: str) -> None:
+    if tuple(source.get_shape()) != part.whole_shape:
+        raise DataError(
+            f"{where} has shape {list(source.get_shape())}, the model needs "
+            f"{list(part.whole_shape)}. Check config.json of the folder."
+        )
+    if part.tensor.numel():
+        read = source[part.slices]
+        part.tensor.copy_((read.T if part.is_transposed else read).to(torch.float32))
 
 
 def _damaged(path: Path, error: Exception) -> DataError:

@@ -1,0 +1,151 @@
+"""Modules whose matrices are apart, in place of transformers' own that fuse several into one.
+
+A rank of tp has a share of the queries, of the keys and of the values, or of the gate and of what
+it opens; rows of the fused matrix lie in another order. In files they stay fused (``hf.py``).
+
+Shape suffixes: B = samples, H = heads, L = tokens, D = width of the model, E = head width.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.activations import ACT2FN
+
+from shardyard.errors import RequestError
+from shardyard.families.family import Row
+from shardyard.families.shape import ModelShape
+from shardyard.models.attention import Attention, attend_as_asked
+from shardyard.models.hf import pieces_in_block
+from shardyard.models.local_shard import parameter_of
+from shardyard.models.parts import blocks_of
+
+Make = Callable[[str], nn.Linear]
+"""From the last step of a matrix' name to a module of its size."""
+
+
+class SplitAttention(nn.Module):
+    """Attention of transformers' families with a matrix each for queries, keys and values."""
+
+    is_causal = True
+
+    def __init__(self, make: Make, shape: ModelShape) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
+            make(name) for name in ("q_proj", "k_proj", "v_proj", "o_proj")
+        )
+        self._head_width = shape.head_width
+        self._window = shape.sliding_window
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Attention | None = None,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        """As transformers' blocks call it; ranks of tp have a share of the heads."""
+        q_BHLE, k_BHLE, v_BHLE = (
+            matrix(hidden_states).unflatten(-1, (-1, self._head_width)).transpose(1, 2)
+            for matrix in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        if position_embeddings is not None:
+            q_BHLE, k_BHLE = (_rotated(x, *position_embeddings) for x in (q_BHLE, k_BHLE))
+        out_BLHE, _none = attend_as_asked(
+            self, q_BHLE, k_BHLE, v_BHLE, attention_mask,
+            scaling=self._head_width**-0.5, sliding_window=self._window,
+        )  # fmt: skip
+        out_BLD: Tensor = self.o_proj(out_BLHE.flatten(2))
+        return out_BLD, None
+
+
+class SplitGatedMLP(nn.Module):
+    """An MLP with a matrix each for the gate and what it opens."""
+
+    def __init__(self, make: Make, shape: ModelShape) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = (
+            make(name) for name in ("gate_proj", "up_proj", "down_proj")
+        )
+        form = shape.family.config_json
+        assert form is not None, "a family that is trained"
+        self.act_fn = ACT2FN[form.activation]
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(B, L, D) to (B, L, D)."""
+        inner = self.act_fn(self.gate_proj(hidden_states)) * self.up_proj(hidden_states)
+        out_BLD: Tensor = self.down_proj(inner)
+        return out_BLD
+
+
+_KINDS: Mapping[str, Callable[[Make, ModelShape], nn.Module]] = {
+    "attention": SplitAttention,
+    "gated_mlp": SplitGatedMLP,
+}
+"""Words of ``Family.unfused``."""
+
+
+def split_fused(model: PreTrainedModel, shape: ModelShape) -> None:
+    """Put our modules in the place of those that fuse matrices, with the same weights.
+
+    Raises:
+        RequestError: Somebody has put something of another kind into them.
+    """
+    family = shape.family
+    if not family.unfused:
+        return
+    rows = {row.module: row for row in family.block}
+    for name, block in blocks_of(model, family).items():
+        theirs = dict(block.named_parameters())
+        for module, kind in family.unfused.items():
+            _refuse_changed(block.get_submodule(module), f"{name}.{module}")
+            with torch.device("meta"):
+                ours = _KINDS[kind](_maker(rows, module, shape), shape)
+            setattr(block, module, ours.train(block.training))
+        shapes = {own: param.shape for own, param in block.named_parameters()}
+        replaced = tuple(f"{module}." for module in family.unfused)
+        for in_files, pieces in pieces_in_block(shapes, family).items():
+            for piece in pieces:
+                if piece.parameter.startswith(replaced):
+                    _set(block, piece.parameter, piece.of(theirs[in_files]))
+
+
+def _maker(rows: Mapping[str, Row], module: str, shape: ModelShape) -> Make:
+    def make(name: str) -> nn.Linear:
+        row = rows[f"{module}.{name}"]
+        assert row.columns is not None, "a matrix"
+        has_bias = row.bias is not None and row.bias(shape)
+        return nn.Linear(row.columns(shape), row.rows(shape), bias=has_bias)
+
+    return make
+
+
+def _set(block: nn.Module, name: str, part: Tensor) -> None:
+    module, _, parameter = name.rpartition(".")
+    own = part.detach().clone(memory_format=torch.contiguous_format)  # the whole can then be freed
+    setattr(block.get_submodule(module), parameter, parameter_of(own, part))
+
+
+def _refuse_changed(theirs: nn.Module, name: str) -> None:
+    """What somebody has put into transformers' module would be lost with it."""
+    for path, module in theirs.named_modules():
+        kind = type(module)
+        if not kind.__module__.startswith(("transformers.", "torch.nn.modules")):
+            raise RequestError(
+                f"there is a {kind.__name__} at {name}{'.' * bool(path)}{path}, which transformers "
+                "did not put there. Fused matrices are taken apart so that they can be split, and "
+                "what a wrapper (LoRA, quantization) adds would be lost. Merge it into the weights "
+                "first, or put it on other modules."
+            )
+
+
+def _rotated(x_BHLE: Tensor, cos_BLe: Tensor, sin_BLe: Tensor) -> Tensor:
+    """Rotary positions on the first elements of each head: as many as there are angles."""
+    width = cos_BLe.shape[-1]
+    turned, rest = x_BHLE[..., :width], x_BHLE[..., width:]
+    first, second = turned.chunk(2, dim=-1)
+    across = torch.cat((-second, first), dim=-1)
+    turned = turned * cos_BLe[:, None] + across * sin_BLe[:, None]
+    return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
