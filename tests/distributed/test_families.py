@@ -21,10 +21,12 @@ SPLIT: dict[str, dict[str, Any]] = {
     "tp": {"tp": 2},
     "pp": {"pp": 2},
     "cp": {"cp": 2},
+    "zero-bubble": {"pp": 2, "schedule": "zero-bubble", "zero": 1},
 }
 CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "mistral": ({"sliding_window": 5}, ["FULL_SHARD", "tp", "pp", "cp"]),
     "phi3": ({"sliding_window": 5}, ["FULL_SHARD", "tp", "pp", "cp"]),
+    "gpt_neox": ({}, ["FULL_SHARD", "tp", "pp", "cp", "zero-bubble"]),
 }
 """Sizes, beside those of the smallest model, and how it is split."""
 
@@ -36,7 +38,7 @@ def _train_all(run_dirs: list[RunDir]) -> None:
 
 @pytest.mark.parametrize(
     "model_type",
-    ["phi3", *(pytest.param(name, marks=pytest.mark.system) for name in ["mistral"])],
+    ["phi3", *(pytest.param(name, marks=pytest.mark.system) for name in ["mistral", "gpt_neox"])],
 )
 def test_a_step_of_a_family_does_not_depend_on_how_it_is_split(
     corpus: Corpus, tmp_path: Path, model_type: str

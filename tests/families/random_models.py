@@ -56,6 +56,14 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "window": {"sliding_window": 8},
         "wide heads": {"head_dim": 24, "tie_word_embeddings": True},
     },
+    "gpt_neox": {
+        "one after the other": {"use_parallel_residual": False, "hidden_act": "gelu_fast"},
+        "whole heads turned": {"partial_rotary_factor": 1.0, "attention_bias": False},
+        "linear, tied": {
+            "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+            "tie_word_embeddings": True,
+        },
+    },
     "bert": {},
 }
 """Of each family what its models differ in, beside the plain one."""

@@ -19,6 +19,7 @@ from shardyard.models.build import build_on_meta, freeze_base
 from shardyard.models.lora import add_adapters
 from shardyard.planner.flops import flops_per_token
 from shardyard.planner.trained import trained_of
+from tests.families.random_models import small_shape
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -115,3 +116,13 @@ def test_peft_is_told_the_shortest_names_that_mean_these_matrices() -> None:
 def test_the_scale_is_alpha_over_rank_or_its_root() -> None:
     assert scale_of(rank=16, alpha=8, rslora=False) == 0.5
     assert scale_of(rank=16, alpha=8, rslora=True) == 2.0
+
+
+def test_adapters_of_matrices_that_files_fuse_are_refused() -> None:
+    shape = small_shape("phi3")
+    (found,) = target_problems(shape, ["q_proj", "down_proj"])
+    assert "mean self_attn.q_proj: in files of phi3 they are parts of larger" in str(found)
+    assert "Name some of: self_attn.o_proj, mlp.down_proj." in str(found)
+    (found,) = target_problems(shape, [])
+    assert "are left open, which means self_attn.q_proj, self_attn.k_proj" in str(found)
+    assert target_problems(shape, ["o_proj", "down_proj"]) == []

@@ -45,8 +45,13 @@ def misfits(
         *_fp8_problems(recipe, shape),
         *([] if shape is None else _model_problems(recipe, shape)),
         *([] if shape is None else frozen_problems(recipe.model.frozen, parameters_of(shape))),
-        *([] if shape is None else target_problems(shape, recipe.model.lora.targets)),
+        *([] if shape is None else _adapter_problems(recipe, shape)),
     ]
+
+
+def _adapter_problems(recipe: Recipe, shape: ModelShape) -> list[Problem]:
+    lora = recipe.model.lora
+    return [] if lora.rank is None else target_problems(shape, lora.targets)
 
 
 def vocabulary_problems(*, tokenizer: str, vocab_size: int, rows: int | None) -> list[Problem]:

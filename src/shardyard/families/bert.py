@@ -125,6 +125,10 @@ BERT = Family(
     end="cls",
     dropped=("attention.output.dense", "output.dense"),
     gathered=("attention.self", "intermediate"),
+    other_names={  # norms of the first BERTs have the names that they had in TensorFlow
+        "LayerNorm.gamma": "LayerNorm.weight",
+        "LayerNorm.beta": "LayerNorm.bias",
+    },
     config_json=ConfigJson(
         defaults={
             "max_position_embeddings": 512,

@@ -69,7 +69,7 @@ def shape_of_config(
         )
     family = family_of(str(model_type))
     form = _form(family)
-    config = {**form.defaults, **config}
+    config = {**form.defaults, **form.read(config)}
     if form.window_switch is not None and not config.get(form.window_switch):
         config["sliding_window"] = None  # it names one and a switch
     unknown = _not_representable(config, family, is_random=is_random)
@@ -113,6 +113,9 @@ def _shape(config: Mapping[str, Any], family: "Family", source: str) -> ModelSha
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
         attention_bias=bool(config.get("attention_bias", False)),
         head_dim=config.get("head_dim"),
+        partial_rotary_factor=_rotary_share(config),
+        hidden_act=None if _activation(config, form) == form.activation else config["hidden_act"],
+        use_parallel_residual=bool(config.get("use_parallel_residual", False)),
         hidden_dropout=0.0 if form.dropout is None else float(config[form.dropout]),
         sliding_window=window if _SLIDING in types else None,
         layer_types=tuple(types) if len(set(types)) > 1 else None,
@@ -149,6 +152,16 @@ def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**older, **(config.get("rope_parameters") or {})}
 
 
+def _rotary_share(config: Mapping[str, Any]) -> float:
+    return float(
+        _rope(config).get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    )
+
+
+def _activation(config: Mapping[str, Any], form: "ConfigJson") -> str:
+    return str(config.get("hidden_act") or form.activation)
+
+
 def _rope_type(rope: Mapping[str, Any]) -> str:
     return str(rope.get("rope_type", rope.get("type", "default")))
 
@@ -173,21 +186,20 @@ def _not_representable(
 ) -> list[str]:
     """What ``ModelShape`` has no word for, each with its reason."""
     rope, form = _rope(config), _form(family)
-    rope_type, act = _rope_type(rope), form.activation
-    rotated = rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1))
+    rope_type, act = _rope_type(rope), _activation(config, form)
+    rotated = _rotary_share(config)
+    acts = (form.activation, *form.other_activations)
     foreign = [f"{key}={config[key]}" for key in _OF_OTHER_FAMILIES if config.get(key)]
     std, built_std = config.get("initializer_range", family.initial_std), family.initial_std
     reasons = {
         f"rope_type={rope_type!r}: only {', '.join(_ROPE_TYPES)} are built; the others change with "
         "the length of the sample": rope_type not in _ROPE_TYPES,
         f"partial_rotary_factor={rotated}: rotary positions on a part of a head are not built "
-        "yet": rotated != 1,
+        f"in {family.model_type}": rotated != 1 and not form.partial_rotary,
         **_other_layer_types(config, form),
         f"{', '.join(foreign)}: {family.model_type} has no such thing here, nor in "
         "transformers, where such a config would be read without a word": bool(foreign),
-        f"hidden_act={config.get('hidden_act')!r}: only {act} is built": (
-            config.get("hidden_act", act) != act
-        ),
+        f"hidden_act={act!r}: only {', '.join(acts)} is built": act not in acts,
         "add_cross_attention=true: blocks that attend to another model's output are not built": (
             bool(config.get("add_cross_attention"))
         ),
@@ -259,17 +271,20 @@ def _other_dropout(config: Mapping[str, Any]) -> list[str]:
 # --- out ------------------------------------------------------------------------------------------
 
 
+_OF_EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+"""Would be kept as settings of a model that knows no such thing."""
+
+_OF_DECODERS = (
+    *_SIZES, "num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "rope_theta",
+    "rope_scaling", "tie_word_embeddings", "attention_bias", "head_dim", *_OF_EXPERTS,
+)  # fmt: skip
+
+
 def decoder_fields(shape: ModelShape) -> dict[str, Any]:
     """What transformers' config class of most decoders takes; a family adds what differs."""
-    fields = shape.to_dict()
-    for name in (
-        "model_type", "shared_expert_intermediate_size", "hidden_dropout", "sliding_window",
-        "layer_types",
-    ):  # fmt: skip
-        del fields[name]
-    if not shape.num_experts:  # would be kept as settings of a model that knows no such thing
-        for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size"):
-            del fields[name]
+    names = _OF_DECODERS if shape.num_experts else _OF_DECODERS[: -len(_OF_EXPERTS)]
+    content = shape.to_dict()
+    fields = {name: content[name] for name in names}
     scaling = fields.pop("rope_scaling") or {"rope_type": "default"}
     return {**fields, "rope_parameters": {**scaling, "rope_theta": fields.pop("rope_theta")}}
 

@@ -53,8 +53,8 @@ class Row:
     """There is one for each expert, and ep deals out whole ones."""
     parameter: str = "weight"
     in_files: str | None = None
-    """Its name in Hugging Face's files where that differs, from the top of the block; ``{}``:
-    number of the expert."""
+    """Its name in Hugging Face's files where that differs, from the top of the block, or of the
+    model; ``{}``: number of the expert."""
     fused: Fused | None = None
     """The matrix of the files that it is a part of; None: it is one there too. Here they are apart:
     of a share of the whole one rank of tp would have queries, another one values."""
@@ -103,8 +103,15 @@ class ConfigJson:
 
     defaults: Mapping[str, Any]
     """What a file that leaves a key out means by it. Source: transformers' config classes, 5.23."""
+    read: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: config
+    """The content of a file in the words that families share."""
     norm_eps: str = "rms_norm_eps"
     activation: str = "silu"
+    """The usual one."""
+    other_activations: tuple[str, ...] = ()
+    """Which are built too; the shape says which it is."""
+    partial_rotary: bool = False
+    """Whether positions may turn a part of each head."""
     dropout: str | None = None
     """Share of hidden states that is dropped; None: a model of this kind drops none."""
     window_switch: str | None = None
@@ -160,6 +167,8 @@ class Family:
     sparse: str | None = None
     """The module of a block that has a router and experts; None: a block has one MLP."""
 
+    other_names: Mapping[str, str] = field(default_factory=dict)
+    """How names end in files of other versions -> how they end in those written now."""
     config_json: ConfigJson | None = None
     """None: models of this kind can be planned, and not trained."""
     initial_std: float = 0.02

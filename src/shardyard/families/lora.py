@@ -9,7 +9,7 @@ W x + scale B A x, and W itself is not trained.
 
 import difflib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -85,7 +85,7 @@ def target_problems(shape: ModelShape, patterns: Sequence[str]) -> list[Problem]
         for names in parameters_of(shape).values()
         for name in names
     }
-    found = []
+    found = list(_fused_problems(shape, patterns))
     for pattern in patterns:
         if any(targets_of(shape, [pattern]).values()):
             continue
@@ -102,6 +102,20 @@ def target_problems(shape: ModelShape, patterns: Sequence[str]) -> list[Problem]
         text = f"={pattern!r} {text} There are, in {above}*: {', '.join(known)}."
         found.append(Problem(SETTING, text))
     return found
+
+
+def _fused_problems(shape: ModelShape, patterns: Sequence[str]) -> Iterable[Problem]:
+    """Targets that are no matrix of their own in files: PEFT would look for a larger one."""
+    targets = [each for block in targets_of(shape, patterns).values() for each in block]
+    fused = list(dict.fromkeys(each.row.module for each in targets if each.row.fused is not None))
+    if fused:
+        plain = [row.module for row in _matrices(shape) if row.fused is None]
+        text = (
+            f" {'mean' if patterns else 'are left open, which means'} {', '.join(fused)}: in files "
+            f"of {shape.model_type} they are parts of larger matrices, so an adapter of theirs "
+            f"opens in no other library. Name some of: {', '.join(plain)}."
+        )
+        yield Problem(SETTING, text)
 
 
 def peft_targets(shape: ModelShape, patterns: Sequence[str]) -> list[str]:

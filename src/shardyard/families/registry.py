@@ -17,6 +17,7 @@ FAMILIES = {
     "qwen3": "shardyard.families.qwen3:QWEN3",
     "qwen3_moe": "shardyard.families.qwen3_moe:QWEN3_MOE",
     "phi3": "shardyard.families.phi3:PHI3",
+    "gpt_neox": "shardyard.families.gpt_neox:GPT_NEOX",
     "bert": "shardyard.families.bert:BERT",
     "gpt2": "shardyard.families.gpt2:GPT2",
 }

@@ -30,6 +30,12 @@ class ModelShape:
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     head_dim: int | None = None
+    partial_rotary_factor: float = 1.0
+    """Share of each head that is turned by its position."""
+    hidden_act: str | None = None
+    """Of the MLP, where it is another than its family's usual one."""
+    use_parallel_residual: bool = False
+    """Attention and MLP of a block both read its input, and their sum is added."""
     rope_scaling: dict[str, Any] | None = None
     """Scaled rotary positions (Llama 3.1 and later): ``rope_parameters`` without ``rope_theta``."""
     sliding_window: int | None = None
@@ -92,6 +98,12 @@ class ModelShape:
     def head_width(self) -> int:
         """Elements of one attention head."""
         return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def rotated_width(self) -> int:
+        """Of these, the elements that are turned by position."""
+        has_angles = self.family.rotary is not None
+        return int(self.head_width * self.partial_rotary_factor) if has_angles else 0
 
     @property
     def queries_width(self) -> int:

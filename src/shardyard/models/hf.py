@@ -44,11 +44,13 @@ def file_tensors(
         shapes: Of whole parameters, by our names.
     """
     found: dict[str, tuple[Piece, ...]] = {}
-    begin = f"{family.blocks}."
+    begin, ends = f"{family.blocks}.", (*family.before, *family.after)
+    renamed = {f"{row.module}.{row.parameter}": row.in_files for row in ends if row.in_files}
     for block, group in groupby(shapes, key=lambda name: _block_of(name, begin)):
         names = list(group)
         if block is None:
-            found |= {name: (Piece(name, tuple(shapes[name])),) for name in names}
+            for name in names:
+                found[renamed.get(name, name)] = (Piece(name, tuple(shapes[name])),)
             continue
         prefix = f"{begin}{block}."
         inside = {name.removeprefix(prefix): shapes[name] for name in names}
@@ -118,8 +120,8 @@ def load_weights(model: nn.Module, folder: Path, family: Family) -> None:
         DataError: A file or a tensor is missing, damaged, or of another shape.
     """
     file_of = _tensor_files(folder)
-    for older in [name for name in file_of if name != _as_now(name)]:
-        file_of.setdefault(_as_now(older), file_of[older])
+    stored = {_as_now(name, family): name for name in file_of}
+    file_of |= {now: file_of[name] for now, name in stored.items() if now not in file_of}
     params = {name: each for name, each in model.named_parameters() if not is_adapter(name)}
     tensors = file_tensors({name: param.shape for name, param in params.items()}, family)
     names, wanted = list(tensors), _held(tensors, params)
@@ -134,15 +136,12 @@ def load_weights(model: nn.Module, folder: Path, family: Family) -> None:
     for name in wanted:
         by_file.setdefault(file_of[name], []).append(name)
     for file, names in by_file.items():
-        _read_file(file, {name: wanted[name] for name in names})
+        _read_file(file, {stored[name]: wanted[name] for name in names})
 
 
-def _as_now(name: str) -> str:
-    """Norms of the first BERTs were saved under the names that they had in TensorFlow."""
-    for older, now in (
-        ("LayerNorm.gamma", "LayerNorm.weight"),
-        ("LayerNorm.beta", "LayerNorm.bias"),
-    ):
+def _as_now(name: str, family: Family) -> str:
+    """What a name in a file of another version is now."""
+    for older, now in family.other_names.items():
         if name.endswith(older):
             return name.removesuffix(older) + now
     return name
@@ -205,10 +204,8 @@ def _tensor_files(folder: Path) -> dict[str, Path]:
 def _read_file(path: Path, held: Mapping[str, Sequence[_Held]]) -> None:
     try:
         with safe_open(path, framework="pt") as file:
-            names = file.keys()
-            stored = {_as_now(name): name for name in names}
             for name, parts in held.items():
-                source = file.get_slice(stored[name])
+                source = file.get_slice(name)
                 for part in parts:
                     _read(source, part, f"{path}: tensor {name}")
     except (SafetensorError, OSError) as error:

@@ -445,7 +445,7 @@ def _norm_bytes(w: Workload) -> float:
 
 def _rotary_bytes(w: Workload) -> float:
     """Bytes per token of the rotary sines and cosines, which all blocks share."""
-    return 2 * w.formats.compute_bytes * w.shape.head_width if w.shape.is_gated else 0.0
+    return 2.0 * w.formats.compute_bytes * w.shape.rotated_width
 
 
 def _score_bytes(w: Workload) -> float:
