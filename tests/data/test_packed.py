@@ -1,5 +1,6 @@
 """Packed files and Parquet: the same documents as plain JSON lines, and how a wrong one is told."""
 
+import bz2
 import gzip
 import json
 import sys
@@ -45,6 +46,9 @@ WRITE: dict[str, Callable[[Path], object]] = {
     "x.jsonl.zst": lambda path: path.write_bytes(zstd.compress(ROWS.encode())),
     "x.NDJSON.zst": lambda path: path.write_bytes(
         zstd.compress(ROWS[:1000].encode()) + zstd.compress(ROWS[1000:].encode())
+    ),
+    "x.jsonl.bz2": lambda path: path.write_bytes(
+        bz2.compress(ROWS[:1000].encode()) + bz2.compress(ROWS[1000:].encode())
     ),
     "x.parquet": write_parquet,
 }

@@ -15,6 +15,8 @@ class DataFormat:
     whole_row: str | None = None
     """module:function (row, place) -> text that is made of a whole row of a file; None: what stands
     under ``data.text_key``."""
+    text: str | None = None
+    """What a file of plain text is read as; None: as one document."""
     unknown: str | None = None
     """What a file of no known suffix is read as, by its row in ``data.formats``; None: refused."""
 
@@ -23,5 +25,6 @@ DATA_FORMATS: dict[str, DataFormat] = {
     "by_suffix": DataFormat(encoder=PLAIN_TEXT),
     "text": DataFormat(encoder=PLAIN_TEXT, unknown="text"),
     "sentences": DataFormat(encoder=SENTENCES),
+    "documents": DataFormat(encoder=SENTENCES, text="documents", unknown="documents"),
 }
 """``data.format`` -> its row."""

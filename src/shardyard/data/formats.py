@@ -4,6 +4,7 @@ A reader gets an open file and the part of it that is its own. It never guesses:
 read is refused with file and line. Which files there are is decided in ``sources.py``.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -78,6 +79,30 @@ FORMATS: dict[str, Format] = {
         has_keys=True,
         is_divisible=False,
     ),
+    "jsonl_bz2": Format(
+        suffixes=(".jsonl.bz2", ".ndjson.bz2"),
+        code="shardyard.data.readers.json_lines:read_bz2",
+        has_keys=True,
+        is_divisible=False,
+    ),
+    "documents": Format(
+        suffixes=(),
+        code="shardyard.data.readers.documents:read",
+        has_keys=False,
+        is_divisible=True,
+    ),
+    "wikipedia": Format(
+        suffixes=(".xml",),
+        code="shardyard.data.readers.wikipedia:read",
+        has_keys=False,
+        is_divisible=False,
+    ),
+    "wikipedia_bz2": Format(
+        suffixes=(".xml.bz2",),
+        code="shardyard.data.readers.wikipedia:read_bz2",
+        has_keys=False,
+        is_divisible=True,
+    ),
     "parquet": Format(
         suffixes=(".parquet",),
         code="shardyard.data.readers.parquet:read",
@@ -92,9 +117,12 @@ READ_KINDS = "text or source code (.txt, .md, .py and the like), " + ", ".join(
 )
 """What is read, in words."""
 
+_PART_OF_DUMP = re.compile(r"\.xml-p\d+p\d+(?=\.bz2$)")
+"""Wikimedia names the parts of a dump by their pages: ``.xml-p1p41242.bz2``."""
+
 _BY_SUFFIX = {suffix: name for name, format in FORMATS.items() for suffix in format.suffixes}
 
-_UNPACK = "unpack it first (gunzip, zstd -d, unzip, tar -x)"
+_UNPACK = "unpack it first (gunzip, zstd -d, bunzip2, unzip, tar -x)"
 _TABLE = (
     "turn it into JSON lines first, such as with pandas: `read_csv(...)`, then "
     "`.to_json(FILE.jsonl, orient='records', lines=True)`"
@@ -103,7 +131,7 @@ _EXTRACT = "take its text out first"
 _OTHERS: dict[str, str] = {
     **dict.fromkeys((".gz", ".zst", ".bz2", ".xz", ".zip", ".tar", ".tgz", ".7z", ".lz4"), _UNPACK),
     **dict.fromkeys((".arrow", ".feather", ".orc", ".csv", ".tsv", ".xlsx"), _TABLE),
-    **dict.fromkeys((".pdf", ".docx", ".odt", ".epub", ".html", ".htm", ".xml"), _EXTRACT),
+    **dict.fromkeys((".pdf", ".docx", ".odt", ".epub", ".html", ".htm"), _EXTRACT),
 }
 """Kinds that hold text which is not read yet -> what to do about it."""
 
@@ -133,7 +161,8 @@ def format_of(name: str, data_format: str) -> str | None:
     Args:
         data_format: ``data.format``, which says what is of no known kind.
     """
-    suffixes = [suffix.lower() for suffix in PurePath(name).suffixes]
+    whole = _PART_OF_DUMP.sub(".xml", name)
+    suffixes = [suffix.lower() for suffix in PurePath(whole).suffixes]
     longest_first = ("".join(suffixes[-2:]), "".join(suffixes[-1:]))
     known = next((_BY_SUFFIX[suffix] for suffix in longest_first if suffix in _BY_SUFFIX), None)
     if known is None and suffixes and brought("sources", suffixes[-1]) is not None:
@@ -141,6 +170,8 @@ def format_of(name: str, data_format: str) -> str | None:
     row = DATA_FORMATS[data_format]
     if known is not None and row.whole_row is not None and not FORMATS[known].has_keys:
         return None
+    if known == "text" and row.text is not None:
+        return row.text
     return row.unknown if known is None else known
 
 

@@ -1,4 +1,4 @@
-"""JSON lines: one object a line, plain or packed by gzip or zstd.
+"""JSON lines: one object a line, plain or packed by gzip, zstd or bzip2.
 
 A plain file is read by ranges of bytes, each by whoever works on it; a packed one as a whole.
 """
@@ -6,13 +6,13 @@ A plain file is read by ranges of bytes, each by whoever works on it; a packed o
 import codecs
 import gzip
 import json
-import zlib
 from collections.abc import Iterator
 from functools import partial
 from typing import IO, BinaryIO, cast
 
 from shardyard.data.extras import extra
 from shardyard.data.readers.json_values import DECODER, not_json
+from shardyard.data.readers.packed import bunzipped, unpacking
 from shardyard.data.readers.places import Place, Rewind, decode, rewound
 from shardyard.data.readers.rows import TextOf
 from shardyard.data.spans import Section, SourceFile, Span, shown
@@ -57,19 +57,18 @@ def read_zstd(file: BinaryIO, span: Span, text_of: TextOf) -> Iterator[Section]:
     yield from _unpacked(opened, zstd.ZstdError, span.file, text_of)
 
 
+def read_bz2(file: BinaryIO, span: Span, text_of: TextOf) -> Iterator[Section]:
+    """All documents of a file packed by bzip2."""
+    yield from _unpacked(partial(bunzipped, file), OSError, span.file, text_of)
+
+
 def _unpacked(
     opened: Rewind, wrong: type[Exception], file: SourceFile, text_of: TextOf
 ) -> Iterator[Section]:
-    try:
+    with unpacking(file, wrong):
         for section, _ in _rows(opened(), opened, file, text_of):
             if section is not None:
                 yield section
-    except (EOFError, zlib.error, wrong) as error:
-        raise SourceError(
-            f"{shown(file.path)} cannot be unpacked: {error}. It is cut off, damaged, or packed in "
-            "another way than its name says. Test it (`gzip -t`, `zstd -t`), then copy or pack it "
-            "again."
-        ) from error
 
 
 def _rows(

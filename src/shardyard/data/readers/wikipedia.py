@@ -1,0 +1,248 @@
+"""A dump of Wikipedia, ``pages-articles.xml`` or ``.xml.bz2``: the text of its articles.
+
+An article is a page of namespace 0 that is no redirect; of several revisions the last counts. The
+file is read as it comes, a page in memory at a time. Dumps are packed as one stream of bzip2 or
+as many, where each can be entered: a span has the pages that begin in the streams that begin in it.
+
+Source: https://www.mediawiki.org/wiki/Help:Export (the XML schema 0.11).
+"""
+
+import bz2
+import re
+from collections.abc import Iterator
+from typing import BinaryIO
+from xml.parsers import expat
+
+from shardyard.data.readers.packed import bunzipped, unpacking
+from shardyard.data.readers.places import rewound
+from shardyard.data.readers.rows import TextOf
+from shardyard.data.readers.wiki_markup import plain_text
+from shardyard.data.spans import Section, SourceFile, Span, shown
+from shardyard.errors import SourceError
+
+_READ_BYTES = 2**18
+_MOST_PAGE_CHARACTERS = 2**24
+"""Of one text; MediaWiki's own limit is 2 MiB (wgMaxArticleSize)."""
+_HEAD_BYTES = 2**16
+_STREAM = re.compile(rb"BZh[1-9]1AY&SY")
+"""How a stream that is not empty begins: https://en.wikipedia.org/wiki/Bzip2#File_format."""
+_STREAM_BYTES = 10
+_PAGE = b"<page>"
+_NAMESPACE = re.compile(rb'<namespace key="(-?\d+)"[^>]*>([^<]+)</namespace>')
+_KEPT = ("title", "ns", "text")
+_USUAL_NAMESPACES = (b"File", b"Image", b"Category", b"Media", b"Special")
+
+
+def read(file: BinaryIO, span: Span, _text_of: TextOf) -> Iterator[Section]:
+    """The articles of a dump that is not packed.
+
+    Raises:
+        SourceError: It is no dump, is cut off, or its XML is broken.
+    """
+    names = _namespaces(rewound(file).read(_HEAD_BYTES))
+    file.seek(0)
+    chunks = iter(lambda: file.read(_READ_BYTES), b"")
+    yield from _articles(((chunk, False) for chunk in chunks), span.file, names, is_head=True)
+
+
+def read_bz2(file: BinaryIO, span: Span, _text_of: TextOf) -> Iterator[Section]:
+    """The articles of a packed dump that begin in the span.
+
+    Raises:
+        SourceError: As for ``read``, or it cannot be unpacked.
+    """
+    with unpacking(span.file):
+        names = _namespaces(bunzipped(file).read(_HEAD_BYTES))
+        chunks = _unpacked(file, span)
+        yield from _articles(chunks, span.file, names, is_head=span.start == 0)
+
+
+def _namespaces(head: bytes) -> frozenset[str]:
+    """Lower-case names of the namespaces whose links are no words of an article."""
+    found = [name for key, name in _NAMESPACE.findall(head) if key != b"0"]
+    return frozenset(name.decode(errors="replace").lower() for name in (*found, *_USUAL_NAMESPACES))
+
+
+def _unpacked(file: BinaryIO, span: Span) -> Iterator[tuple[bytes, bool]]:
+    """From the first stream of the span to the end of the file: what is in it, and whether its
+    stream begins behind the span."""
+    offset = 0 if span.start == 0 else _stream_behind(file, span)
+    if offset is None:
+        return
+    file.seek(offset)
+    packed, stream = b"", bz2.BZ2Decompressor()
+    while True:
+        if stream.eof:
+            packed = stream.unused_data
+            offset = file.tell() - len(packed)
+            stream = bz2.BZ2Decompressor()
+        if not packed and stream.needs_input:
+            packed = file.read(_READ_BYTES)
+            if not packed and file.tell() > offset:
+                raise EOFError("it ends within a stream")
+            if not packed:
+                return
+        yield stream.decompress(packed, max_length=4 * _READ_BYTES), offset >= span.stop
+        packed = b""
+
+
+def _stream_behind(file: BinaryIO, span: Span) -> int | None:
+    """Where the first stream begins that begins in the span; None: no stream does."""
+    file.seek(span.start)
+    kept, begin = b"", span.start
+    while begin < span.stop and (chunk := file.read(_READ_BYTES)):
+        window = kept + chunk
+        found = _STREAM.search(window)
+        if found:
+            offset = begin + found.start()
+            return offset if offset < span.stop else None
+        kept = window[1 - _STREAM_BYTES :]
+        begin += len(window) - len(kept)
+    return None
+
+
+def _articles(
+    chunks: Iterator[tuple[bytes, bool]], file: SourceFile, names: frozenset[str], *, is_head: bool
+) -> Iterator[Section]:
+    """The articles whose pages begin before the first chunk that is behind the span.
+
+    Args:
+        is_head: Whether the first chunk is the beginning of the file; if not, what stands before
+            the first page belongs to the span before.
+    """
+    pages = _Pages(file, is_head=is_head)
+    window: bytes | None = None if is_head else b""
+    for chunk, is_behind in chunks:
+        if is_behind:
+            pages.set_border(len(window or b""))
+        if window is not None:
+            window += chunk
+            begin = window.find(_PAGE)
+            if begin < 0:
+                if is_behind and len(chunk) >= len(_PAGE):
+                    return
+                continue
+            chunk, window = window[begin:], None
+            pages.skip(begin)
+        pages.feed(chunk)
+        for markup in pages.take():
+            text = plain_text(markup, names)
+            if text:
+                yield Section(text, begins=True, ends=True)
+        if pages.is_over:
+            return
+    if window is None:
+        pages.end()
+
+
+class _Pages:
+    """Hears the XML of a dump and keeps the articles until they are taken."""
+
+    def __init__(self, file: SourceFile, *, is_head: bool) -> None:
+        self.is_over = False
+        """Whether a page has begun that belongs to the next span."""
+        self._file = file
+        self._is_head = is_head
+        self._border: int | None = None
+        self._fed = 0
+        self._depth = 0
+        self._last = ""
+        self._page: dict[str, str] = {}
+        self._parts: list[str] | None = None
+        self._size = 0
+        self._articles: list[str] = []
+        self._parser = expat.ParserCreate()
+        self._parser.buffer_text = True
+        self._parser.StartElementHandler = self._start
+        self._parser.EndElementHandler = self._stop
+        self._parser.CharacterDataHandler = self._hear
+        self._parser.StartDoctypeDeclHandler = self._refuse_doctype
+        if not is_head:
+            self.feed(b"<mediawiki>")
+
+    def set_border(self, waiting: int) -> None:
+        """Pages from here on, behind so many bytes not fed yet, are the next span's."""
+        if self._border is None:
+            self._border = self._fed + waiting
+
+    def skip(self, size: int) -> None:
+        """So many bytes before the border are not fed."""
+        if self._border is not None:
+            self._border -= size
+
+    def feed(self, chunk: bytes) -> None:
+        """Go on.
+
+        Raises:
+            SourceError: The XML is broken or too large, or it is no dump.
+        """
+        self._fed += len(chunk)
+        self._parse(chunk, is_end=False)
+        if self._fed - self._parser.CurrentByteIndex > _MOST_PAGE_CHARACTERS and not self.is_over:
+            raise self._wrong("one tag or comment of more than 16 MiB")
+
+    def end(self) -> None:
+        """Nothing follows.
+
+        Raises:
+            SourceError: Something is open still.
+        """
+        self._parse(b"", is_end=True)
+
+    def take(self) -> list[str]:
+        """The markup of the articles since the last call."""
+        taken, self._articles = self._articles, []
+        return taken
+
+    def _parse(self, chunk: bytes, *, is_end: bool) -> None:
+        try:
+            self._parser.Parse(chunk, is_end)
+        except expat.ExpatError as error:
+            why = expat.ErrorString(error.code)
+            raise self._wrong(
+                f"broken XML ({why})" if not is_end else f"cut off ({why})"
+            ) from error
+
+    def _wrong(self, what: str) -> SourceError:
+        path = shown(self._file.path)
+        place = f"{path}:{self._parser.CurrentLineNumber}" if self._is_head else path
+        behind = f", behind the page {shown(self._last)!r}" if self._last else ""
+        return SourceError(
+            f"{place}{behind}: {what}. A dump of MediaWiki (pages-articles.xml) is read. Copy or "
+            "fetch the file again, or take it out of data.source."
+        )
+
+    def _refuse_doctype(self, *_: object) -> None:
+        raise self._wrong("a document type, which no dump has")
+
+    def _start(self, name: str, _attributes: object) -> None:
+        self._depth += 1
+        if self._depth == 1 and name != "mediawiki":
+            raise self._wrong(f"no dump: it begins with <{shown(name[:40])}>")
+        if name == "page":
+            at = self._parser.CurrentByteIndex
+            self.is_over = self.is_over or (self._border is not None and at >= self._border)
+            self._page = {}
+        elif name == "redirect":
+            self._page[name] = ""
+        elif name in _KEPT:
+            self._parts, self._size = [], 0
+
+    def _hear(self, text: str) -> None:
+        if self._parts is None:
+            return
+        self._parts.append(text)
+        self._size += len(text)
+        if self._size > _MOST_PAGE_CHARACTERS:
+            raise self._wrong("a text of more than 16 Mi characters")
+
+    def _stop(self, name: str) -> None:
+        self._depth -= 1
+        if name in _KEPT and self._parts is not None:
+            self._page[name] = "".join(self._parts)
+            self._parts = None
+            self._last = self._page.get("title", self._last)
+        elif name == "page" and not self.is_over:
+            if self._page.get("ns") == "0" and "redirect" not in self._page:
+                self._articles.append(self._page.get("text", ""))
+            self._page = {}
