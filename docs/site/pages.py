@@ -36,6 +36,7 @@ _PLACES = {
         "docs/hardware.md",
         "docs/secrets.md",
         "docs/numerics.md",
+        "docs/phases.md",
         "docs/run-folder.md",
     ),
     "Launch": (

@@ -68,7 +68,7 @@ def prepare_corpus(folder: Path) -> Corpus:
 def make_run(
     folder: Path,
     corpus: Corpus,
-    sections: dict[str, dict[str, Any]],
+    sections: dict[str, Any],
     *,
     attempt: int = 0,
     previous: Resolved | None = None,
@@ -87,8 +87,10 @@ def make_run(
         "optim": {"lr": 1e-2, "global_batch": 6, "micro_batch": 1, "warmup_steps": 2},
         "cluster": {"device": "cpu", "devices": 1},
     }
+    sections, phases = dict(sections), sections.get("phases", [])
+    sections.pop("phases", None)
     merged = {name: {**base.get(name, {}), **sections.get(name, {})} for name in {*base, *sections}}
-    recipe = Recipe.model_validate(merged)
+    recipe = Recipe.model_validate({**merged, "phases": phases})
     model_dir = None if recipe.model.path is None else Path(recipe.model.path)
     shape = shape_if_known(recipe.model, model_dir, corpus.facts.vocab_size)
     resolved = resolve(

@@ -88,7 +88,8 @@ def _rows(
     ]
     if state.step is not None:
         loss = "not finite" if state.loss is None else f"loss {state.loss:.4f}"
-        rows.append(("step", f"{state.step:,}", loss))
+        phase = "" if state.phase is None else f"phase {state.phase}, "
+        rows.append(("step", f"{state.step:,}", f"{phase}{loss}"))
     if state.no_step_s is not None:
         rows.append(("stalled", "", describe_stall(state.no_step_s, state.usual_step_s)))
     if spending is not None:

@@ -18,6 +18,7 @@ from shardyard.config.machines import chosen_cluster, devices_of_node
 from shardyard.config.model_problems import misfits
 from shardyard.config.optimizers import OPTIMIZERS, factors_of, optimizer_of, readers_of
 from shardyard.config.own_module import own_module_problems
+from shardyard.config.phases import phase_problems, problems_of_each
 from shardyard.config.schema import Recipe, Task, section_key
 from shardyard.config.secret_reference import is_variable, parse_references
 from shardyard.config.task_names import task_row
@@ -78,9 +79,14 @@ def _find_problems(recipe: Recipe, *, to_train: bool) -> list[Problem]:
     if unwritable:  # without the others, which open the files that texts name
         return [*unwritable, *nameless, *_credentials(recipe), *environment_problems(recipe)]
     found = nameless or list(_unread_sections(recipe))
-    others = [problem for look in _CHECKS for problem in look(recipe)]
+    found += phase_problems(recipe)
+    others = list(problems_of_each(recipe, _problems_of_phase))
     found += [problem for problem in others if not nameless or problem.path != "task.name"]
-    return [*found, *trainable_problems(recipe)] if to_train else found
+    return [*found, *problems_of_each(recipe, trainable_problems)] if to_train else found
+
+
+def _problems_of_phase(recipe: Recipe) -> Iterable[Problem]:
+    return (problem for look in _CHECKS for problem in look(recipe))
 
 
 def _with_known_task(recipe: Recipe) -> tuple[Recipe, list[Problem]]:

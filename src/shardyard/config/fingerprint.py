@@ -34,6 +34,8 @@ SETTINGS_THAT_MAY_CHANGE = (
     "run.samples",
     "run.epochs",
     "run.target",
+    # each phase's own settings are held, as those of a run without phases
+    "phases",
     # says what the shape is, which is held
     "model.config",
     # the same model: model.commit stands for the revision; compiled; from another folder;

@@ -5,6 +5,7 @@ may be is said by ``config/validate.py``; ``config/check.py`` looks at what they
 """
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -71,8 +72,10 @@ def read_settings(
             _rename_of_before(content)
         _merge(merged, known_settings(content, problems, of_run=of_run))
     for override in overrides:
-        tree = _read_override(override, problems)
-        _merge(merged, known_settings(tree, problems, of_run=of_run))
+        number, override = _phase_of(override)
+        tree = known_settings(_read_override(override, problems), problems, of_run=of_run)
+        into = merged if number is None else _phase(merged, number, override, problems)
+        _merge(into, tree)
     recipe, wrong = typed(merged)
     return recipe, [*problems, *wrong]
 
@@ -122,7 +125,26 @@ def dump_recipe(recipe: Recipe) -> str:
 def is_override(argument: str) -> bool:
     """Whether a command-line argument is ``section.key=value`` rather than a file."""
     name, equals, _ = argument.partition("=")
+    _, name = _phase_of(name)
     return bool(equals) and all(part.isidentifier() for part in name.split("."))
+
+
+def _phase_of(override: str) -> tuple[int | None, str]:
+    """``phases.2.optim.lr=1e-4`` -> (2, ``optim.lr=1e-4``); any other override as it is."""
+    found = re.match(r"phases\.([0-9]+)\.", override)
+    return (None, override) if found is None else (int(found[1]), override[found.end() :])
+
+
+def _phase(
+    merged: dict[str, Any], number: int, override: str, problems: list[Problem]
+) -> dict[str, Any]:
+    """The settings of a phase, counted from 1, to be changed."""
+    phases: list[dict[str, Any]] = merged.get("phases", [])
+    if 1 <= number <= len(phases):
+        return phases[number - 1]
+    text = f"={override}: the run has {len(phases) or 'no'} phases, counted from 1."
+    problems.append(Problem(f"phases.{number}", text))
+    return {}
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -174,8 +196,8 @@ def _read_override(override: str, problems: list[Problem]) -> dict[str, Any]:
         value: Any = _as_written(text, setting)
     else:
         value = read_yaml(text, source=f"override {name}", is_file=False)
-    if name == "secrets" and isinstance(value, dict):
-        return {"secrets": value}
+    if name == "phases" or (name == "secrets" and isinstance(value, dict)):
+        return {name: value}
     if "." not in name:
         hint = nearest(name, None) or f"{name}.<setting>"
         text = f"an override names section and setting. Did you mean {hint}=...?"

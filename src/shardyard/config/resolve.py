@@ -4,7 +4,8 @@ Pure: what must be looked up (the model's shape, the machine, the prepared data)
 ``Facts``. What each ``auto`` stands for is said in ``config/auto.py``, one rule per setting.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from shardyard.config.hub import commit_of, digest_of
 from shardyard.config.legality import resolve_layout
 from shardyard.config.machines import devices_of_node
 from shardyard.config.model_problems import misfits, vocabulary_problems
+from shardyard.config.phases import of_phases
 from shardyard.config.plug_in_settings import recipe_with_defaults
 from shardyard.config.resolved import DataFacts, Resolved, fingerprint, settings_in
 from shardyard.config.schema import Recipe
@@ -44,6 +46,13 @@ class Preview:
     steps: int | None
     """Optimizer steps of the whole run; None while its length is not known in steps."""
     why_steps: str
+    phases: tuple["Preview", ...] = ()
+    """Of a run with phases: each by itself; the recipe above is then that of the first."""
+
+    @property
+    def of_phases(self) -> tuple["Preview", ...]:
+        """What is trained, one after the other; of a run without phases itself."""
+        return self.phases or (self,)
 
 
 def resolve(
@@ -80,13 +89,43 @@ def resolve(
         data=data,
         previous=previous,
     )
-    preview = resolve_known(recipe, facts)
+    whole = resolve_known(recipe, facts)
+    resolved = [
+        _resolved(each, facts, model_dir=model_dir, machine=machine) for each in whole.of_phases
+    ]
+    for phase, before in zip(resolved, _each_before(recipe, previous), strict=True):
+        if before is not None:
+            check_resume(before, phase)
+    if not whole.phases:
+        return resolved[0]
+    assert whole.steps is not None
+    lengths = {phase.recipe.data.seq_len for phase in resolved}
+    if data.train_samples is not None and len(lengths) > 1:
+        text = (
+            f"have samples of {', '.join(map(str, sorted(map(int, lengths))))} tokens, and those "
+            "of this data set were made when it was prepared, of one length. Give each phase the "
+            "same data.seq_len, or begin a run for each from the weights of the one before."
+        )
+        raise RecipeError([Problem("phases", text)])
+    return replace(resolved[0], recipe=whole.recipe, steps=whole.steps, phases=tuple(resolved))
+
+
+def _resolved(
+    preview: Preview, facts: Facts, *, model_dir: Path | None, machine: Machine
+) -> Resolved:
+    """What was settled of a recipe, which must be all.
+
+    Raises:
+        RecipeError: It does not fit the machine, the model or the data.
+    """
+    recipe, data = preview.recipe, facts.data
+    assert data is not None
     assert preview.steps is not None  # all facts are there, so no rule had to wait
     loads = preview.recipe.model.weights == "load"
     resolved = Resolved(
         recipe=preview.recipe,
         reasons=preview.reasons,
-        shape=shape,
+        shape=facts.shape,
         data=data,
         steps=preview.steps,
         model_dir=str(model_dir) if loads else None,
@@ -98,29 +137,58 @@ def resolve(
     found = _misfits(resolved, machine)
     if found:
         raise RecipeError(found)
-    if previous is not None:
-        check_resume(previous, resolved)
     return resolved
+
+
+def _each_before(recipe: Recipe, previous: Resolved | None) -> Sequence[Resolved | None]:
+    """What the last attempt had of each phase.
+
+    Raises:
+        RecipeError: It had another number of them.
+    """
+    count = len(of_phases(recipe))
+    if previous is None:
+        return [None] * count
+    before = previous.of_phases
+    if len(before) != count:
+        text = f"the run began with {len(before)} and goes on with as many, not {count}."
+        raise RecipeError([Problem("phases", text)], "resume")
+    return before
 
 
 def resolve_known(recipe: Recipe, facts: Facts) -> Preview:
     """Replace each ``auto`` that the facts allow; the others say when they will be known.
 
     Raises:
-        RecipeError: The degrees of ``parallel`` do not fit the number of devices.
+        RecipeError: The degrees of ``parallel`` do not fit the number of devices, or a resume
+            has another number of phases.
     """
+    if recipe.phases:
+        before = _each_before(recipe, facts.previous)
+        each = tuple(
+            resolve_known(phase, replace(facts, previous=its))
+            for phase, its in zip(of_phases(recipe), before, strict=True)
+        )
+        steps = [phase.steps for phase in each]
+        return replace(
+            each[0],
+            recipe=each[0].recipe.model_copy(update={"phases": recipe.phases}),
+            steps=None if None in steps else sum(filter(None, steps)),
+            why_steps="; ".join(f"phase {n}: {p.why_steps}" for n, p in enumerate(each, 1)),
+            phases=each,
+        )
     reasons: dict[str, str] = {}
     recipe, kept = keep_previous(recipe_with_defaults(recipe), facts.previous)
     reasons.update(dict.fromkeys(kept, "as the run began"))
     recipe = _apply(recipe, BEFORE_LAYOUT, facts=facts, reasons=reasons)
     recipe = _apply_layout(recipe, reasons)
     recipe = _apply(recipe, AFTER_LAYOUT, facts=facts, reasons=reasons)
-    steps: int | None
+    total: int | None
     try:
-        steps, why_steps = steps_of(Draft(recipe=recipe, facts=facts))
+        total, why_steps = steps_of(Draft(recipe=recipe, facts=facts))
     except NotYetKnown as not_yet:
-        steps, why_steps = None, str(not_yet)
-    return Preview(recipe=recipe, reasons=reasons, steps=steps, why_steps=why_steps)
+        total, why_steps = None, str(not_yet)
+    return Preview(recipe=recipe, reasons=reasons, steps=total, why_steps=why_steps)
 
 
 def check_resume(previous: Resolved, now: Resolved) -> None:

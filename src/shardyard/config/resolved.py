@@ -70,6 +70,14 @@ class Resolved:
     """Of a model of the hub: what model.revision was when the run began."""
     model_digest: str | None = None
     """Of the files of a model that is kept in model.dir: the same on every node."""
+    phases: tuple["Resolved", ...] = ()
+    """Of a run with phases: each by itself. The recipe above is then that of the first, ``steps``
+    those of all."""
+
+    @property
+    def of_phases(self) -> tuple["Resolved", ...]:
+        """What is trained, one after the other; of a run without phases itself."""
+        return self.phases or (self,)
 
     @property
     def samples(self) -> int:
@@ -91,6 +99,7 @@ class Resolved:
             "model_commit": self.model_commit,
             "model_digest": self.model_digest,
             "fingerprint": fingerprint(self),
+            "phases": [phase.to_json() for phase in self.phases],
         }
 
     @staticmethod
@@ -111,6 +120,7 @@ class Resolved:
             model_dir=content["model_dir"],
             model_commit=content.get("model_commit"),  # before there was one
             model_digest=content.get("model_digest"),
+            phases=tuple(Resolved.from_json(phase) for phase in content.get("phases", ())),
         )
 
 

@@ -26,6 +26,7 @@ _DEVICE_WORDS = "cpu, cuda (also ROCm), xpu, hpu, xla, or what torch calls anoth
 _ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 _FORMAT_WORDS = " or ".join(DATA_FORMATS)
 _TASK_WORDS = f"{', '.join(TASKS)}, or the name of a task that a package adds"
+_PHASE_WORDS = "a list, each a few settings of run, data and optim"
 _ID_WORDS = "an id of letters, digits, dots, hyphens and underscores, at most 63 characters"
 
 
@@ -530,5 +531,10 @@ class Recipe(Section):
     cluster: Cluster = Cluster()
     launch: Launch = Launch()
     observe: Observe = Observe()
+    phases: Annotated[
+        tuple[dict[str, Any], ...], Field(strict=False, description=_PHASE_WORDS)
+    ] = ()
+    """Parts of the run, one after the other: weights go on, the optimizer begins anew; see
+    docs/phases.md."""
     secrets: dict[str, str] = {}
     """Environment variable -> where its value is kept: env, file:/path and others, never itself."""

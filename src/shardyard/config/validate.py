@@ -93,9 +93,18 @@ def typed(tree: dict[str, Any]) -> tuple[Recipe, list[Problem]]:
         for key in list(tree.get(section, ())):
             wrong += _plug_in_problems(f"{section}.{key}", tree)
     for problem in wrong:
-        *above, key = problem.path.split(".")
-        _inside(tree, above).pop(key, None)
+        _drop(tree, problem)
+    for number, phase in enumerate(tree.get("phases", ()), 1):
+        for problem in _type_problems(Recipe, phase):
+            _drop(phase, problem)
+            wrong.append(Problem(f"phases.{number}.{problem.path}", problem.text))
     return Recipe.model_validate(tree), wrong
+
+
+def _drop(tree: dict[str, Any], problem: Problem) -> None:
+    """Take a setting that is not valid out of a tree."""
+    *above, key = problem.path.split(".")
+    _inside(tree, above).pop(key, None)
 
 
 def plain(value: Any) -> Any:
@@ -127,8 +136,24 @@ def known_settings(
             problems.append(_unknown_section(section, known))
         elif section == "secrets" and isinstance(content, dict):
             found[section] = content
+        elif section == "phases":
+            found[section] = _known_phases(content, problems, of_run=of_run)
         else:
             found[section] = _known_keys(section, content, problems, of_run=of_run)
+    return found
+
+
+def _known_phases(content: Any, problems: list[Problem], *, of_run: bool) -> list[dict[str, Any]]:
+    """The settings of each phase that the schema knows."""
+    if not isinstance(content, list) or not all(isinstance(each, dict) for each in content):
+        text = "is a list of settings. Write `phases: [{run: {steps: 100}}, {run: {steps: 50}}]`."
+        problems.append(Problem("phases", text))
+        return []
+    found = []
+    for number, phase in enumerate(content, 1):
+        inside: list[Problem] = []
+        found.append(known_settings(phase, inside, of_run=of_run))
+        problems += [Problem(f"phases.{number}.{each.path}", each.text) for each in inside]
     return found
 
 

@@ -235,6 +235,9 @@ def describe_event(event: dict[str, Any]) -> str | None:
             )
             note = f"; {event['note']}" if event.get("note") else ""
             return f"continuing from step {event['step']}{note}{passed_over}{gaps}"
+        case "phase_started":
+            length = f", samples of {event['seq_len']} tokens" if event.get("seq_len") else ""
+            return f"phase {event['phase']} of {event['phases']}{length}"
         case "checkpoint_durable":
             return f"checkpoint of step {event['step']} is durable"
         case "checkpoint_abandoned":

@@ -22,7 +22,7 @@ from shardyard.planner.offers import Offers, offers
 from shardyard.planner.plan import (
     Plan,
     layout_name,
-    plan_recipe,
+    plan_phases,
     planned_cluster,
     with_links,
 )
@@ -137,18 +137,21 @@ def predict(
     settled, shape = preview.recipe, request.known_shape
     devices = settled.cluster.devices
     assert isinstance(devices, int)  # an instance and a machine both say how many
-    refuse_misfits(settled, shape)
+    for phase in preview.of_phases:
+        refuse_misfits(phase.recipe, shape)
     cluster = planned_cluster(settled, machine, devices_per_node=devices)
     calibration = _calibration(calibrate, cluster)
-    plan = plan_recipe(
-        settled,
+    plan = plan_phases(
+        preview.of_phases,
         shape=shape,
-        steps=preview.steps,
         world_size=settled.cluster.nodes * devices,
         devices_per_node=devices,
         machine=machine,
         calibration=calibration,
     )
+    # layouts are looked for where most memory is needed
+    needs_most = plan.phases.index(max(plan.phases, key=_memory)) if plan.phases else 0
+    settled = preview.of_phases[needs_most].recipe
     workload = workload_of(settled, shape, plan.layout)
     return Prediction(
         plan=plan,
@@ -164,6 +167,10 @@ def predict(
         assumed=assumed,
         samples_factor=None if critical_batch is None else plan.samples_factor(critical_batch),
     )
+
+
+def _memory(plan: Plan) -> int:
+    return plan.device_bytes
 
 
 def _resolved(
@@ -222,6 +229,12 @@ def _offers(
     deadline_s: float | None,
     budget_usd: float | None,
 ) -> Offers:
+    if plan.phases:
+        raise RequestError(
+            "--offers looks for machines for one kind of step, and this run has "
+            f"{len(plan.phases)} phases. Plan each by itself: give `phases=[]` and its settings as "
+            "overrides."
+        )
     if plan.steps is None:
         raise RequestError(
             f"--offers needs the length of the run, which is {why_steps}. Give run.steps, "

@@ -164,7 +164,8 @@ class Request:
         Raises:
             RecipeError: All that does not fit.
         """
-        refuse_misfits(self.preview(machine, previous).recipe, self.shape, machine)
+        for phase in self.preview(machine, previous).of_phases:
+            refuse_misfits(phase.recipe, self.shape, machine)
 
     def preview(self, machine: Machine | None = None, previous: Resolved | None = None) -> Preview:
         """Resolve as far as possible before the data is prepared, or as it was in ``previous``."""

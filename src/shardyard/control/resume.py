@@ -121,14 +121,14 @@ def is_finished(run_dir: RunDir, previous: Resolved | None, now: Resolved) -> bo
     """Whether a run has nothing left to do, unless more is asked of it."""
     done = run_dir.checkpoint_steps()
     return bool(done) and (
-        _samples_done(run_dir, done[-1], now) >= now.samples
+        _samples_done(run_dir, done[-1], now) >= sum(phase.samples for phase in now.of_phases)
         or _has_met_its_target(run_dir, previous, now)
     )
 
 
 def _samples_done(run_dir: RunDir, step: int, now: Resolved) -> int:
-    """Samples read up to a step."""
-    if now.recipe.optim.batch_per_device is None:
+    """Samples read up to a step, in all phases."""
+    if now.recipe.optim.batch_per_device is None and not now.phases:
         return step * first_batch(now.recipe.optim)
     lines = (line for line in read_steps(run_dir.metrics) if line["step"] == step)
     return next((int(line["samples"]) for line in lines), 0)

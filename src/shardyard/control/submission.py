@@ -37,7 +37,7 @@ from shardyard.launchers.ledger import Ledger
 from shardyard.launchers.marked import NONCE_DETAIL, new_nonce
 from shardyard.launchers.secrets import refuse_unsupported
 from shardyard.locks import take_lock
-from shardyard.planner.plan import Plan, plan_recipe, planned_cluster
+from shardyard.planner.plan import Plan, plan_phases, planned_cluster
 from shardyard.plug_ins import brought
 from shardyard.rundir.layout import RunDir
 from shardyard.talk import say
@@ -374,7 +374,8 @@ def _plan(
             f"{request.why_no_shape}, so memory, time and price are not known here; node 0 settles "
             "what is open. Give model.preset or model.config to see them before"
         )
-    refuse_misfits(recipe, shape)
+    for phase in preview.of_phases:
+        refuse_misfits(phase.recipe, shape)
     open_settings = {
         "cluster.device": recipe.cluster.device,
         "precision.compute": recipe.precision.compute,
@@ -382,10 +383,9 @@ def _plan(
     still_open = [name for name, value in open_settings.items() if value == "auto"]
     if still_open:
         return None, f"{still_open[0]}=auto and no machines are named (cluster.instance or file)"
-    prediction = plan_recipe(
-        recipe,
+    prediction = plan_phases(
+        preview.of_phases,
         shape=shape,
-        steps=preview.steps,
         world_size=recipe.cluster.nodes * devices,
         devices_per_node=devices,
         machine=machine,

@@ -26,19 +26,24 @@ class FlopBudget:
         return tokens_per_s_per_device * self.flops_per_token / self.peak_flops_per_s
 
 
-def read_flop_budget(plan: Path) -> FlopBudget:
+def read_flop_budget(plan: Path, phase: int = 0) -> FlopBudget:
     """Read attempts/<n>/plan.json, so that prediction and measurement share one number.
+
+    Args:
+        phase: Of the run, from 0: its samples may be longer than those of others.
 
     Raises:
         RequestError: The file is missing or is no plan.
     """
     try:
         content = json.loads(plan.read_text())
+        phases = content.get("phases") or ()
+        content = phases[phase] if phases else content
         return FlopBudget(
             flops_per_token=content["flops_per_token"]["full"],
             peak_flops_per_s=content["peak_flops_per_s"],
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise RequestError(
             f"{plan} cannot be read ({error}). It is written at the start of an attempt; resume "
             "the run to make a new attempt."
@@ -61,9 +66,19 @@ class MetricLines:
     """Makes the lines of one generation of an attempt; without a budget there is no MFU."""
 
     def __init__(
-        self, budget: FlopBudget | None, *, attempt: int, generation: int, world_size: int
+        self,
+        budget: FlopBudget | None,
+        *,
+        attempt: int,
+        generation: int,
+        world_size: int,
+        phase: int | None = None,
     ) -> None:
+        """Args:
+        phase: Counted from 1; None: the run has none.
+        """
         self._budget = budget
+        self._phase = phase
         self._place = {"attempt": attempt, "generation": generation, "world_size": world_size}
 
     def step(
@@ -113,4 +128,5 @@ class MetricLines:
             **dict.fromkeys(ROUTER_KEYS),
             **counted,
             **self._place,
+            "phase": self._phase,
         }

@@ -4,8 +4,9 @@ Pure and quick. Training prints its line, writes it to plan.json and reads ``flo
 ``peak_flops_per_s`` back for MFU; the report prints it against what was measured.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from shardyard.config.batch import steps_on
 from shardyard.config.layout import Layout
@@ -95,6 +96,9 @@ class Plan:
     """What of this was measured and not looked up."""
     frozen_parameters: int = 0
     """Of ``parameters``: those that are not trained."""
+    phases: tuple["Plan", ...] = ()
+    """Of a run with phases: each by itself. Length, time and price are then of all; all else is of
+    the one that needs most memory."""
 
     @property
     def trained_parameters(self) -> int:
@@ -122,6 +126,8 @@ class Plan:
     @property
     def tokens(self) -> int | None:
         """Tokens of the whole run."""
+        if self.phases:
+            return _sum(phase.tokens for phase in self.phases)
         return None if self.steps is None else self.steps * self.tokens_per_step
 
     @property
@@ -140,6 +146,8 @@ class Plan:
     @property
     def seconds(self) -> float | None:
         """Predicted time of all steps, without start, evaluation and failures."""
+        if self.phases:
+            return _sum(phase.seconds for phase in self.phases)
         if self.tokens is None or self.speed.tokens_per_s is None:
             return None
         return self.tokens / self.speed.tokens_per_s
@@ -149,6 +157,8 @@ class Plan:
         """Predicted time with start, saves and failures, where they are predicted."""
         if not self.advances:
             return None
+        if self.phases:
+            return _sum(phase.wall_s for phase in self.phases)
         return self.seconds if self.failures is None else self.failures.wall_s
 
     @property
@@ -179,6 +189,8 @@ class Plan:
         length = "length known once the data is prepared"
         if self.steps is not None and self.tokens is not None:
             length = f"{self.steps:,} steps, {format_count(self.tokens)} tokens"
+        if self.phases:
+            length += f" in {len(self.phases)} phases"
         parts = [
             f"plan: {self.model} {self.parameters_words()}",
             f"{layout_name(self.layout)} over {self.devices_words()}",
@@ -209,6 +221,7 @@ class Plan:
         """plan.json. ``peak_flops_per_s`` and the sums stand there too, for readers without us."""
         return {
             **asdict(self),
+            "phases": [phase.to_json() for phase in self.phases],
             "peak_flops_per_s": self.peak.flops_per_s,
             "trained_parameters": self.trained_parameters,
             "memory_bytes": self.memory_bytes,
@@ -232,6 +245,7 @@ class Plan:
             fields[name] = tuple(Term(**term) for term in content[name])
         fields["time"] = tuple(TimeTerm(**term) for term in content["time"])
         fields["measured"] = tuple(content["measured"])
+        fields["phases"] = tuple(Plan.from_json(phase) for phase in content.get("phases", ()))
         for name, kind in (("peak", Peak), ("speed", Speed), ("price", Price)):
             fields[name] = kind(**content[name])
         if content["failures"] is not None:
@@ -251,14 +265,72 @@ def plan(
     Raises:
         RequestError: The degrees do not fit the world size, or the instance is not known.
     """
-    return plan_recipe(
-        resolved.recipe,
+    return plan_phases(
+        resolved.of_phases,
         shape=known_shape(resolved.shape),
-        steps=resolved.steps,
         world_size=world_size,
         devices_per_node=devices_per_node,
         machine=machine,
     )
+
+
+class Phase(Protocol):
+    """A phase of a run, or a run without phases, resolved as far as it can be."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """Its settings."""
+
+    @property
+    def steps(self) -> int | None:
+        """Of the batch that it begins with; None: not known before the data is prepared."""
+
+
+def plan_phases(
+    phases: Sequence[Phase],
+    *,
+    shape: ModelShape,
+    world_size: int,
+    devices_per_node: int,
+    machine: Machine | None,
+    calibration: Calibration | None = None,
+) -> Plan:
+    """As ``plan``, before the data is prepared: ``steps`` may still be open."""
+    plans = [
+        plan_recipe(
+            phase.recipe,
+            shape=shape,
+            steps=phase.steps,
+            world_size=world_size,
+            devices_per_node=devices_per_node,
+            machine=machine,
+            calibration=calibration,
+        )
+        for phase in phases
+    ]
+    if len(plans) == 1:
+        return plans[0]
+    return replace(
+        max(plans, key=lambda each: each.device_bytes),
+        steps=_sum(each.steps for each in plans),
+        failures=None,
+        failures_reason="each phase has its own",
+        advances=all(each.advances for each in plans),
+        phases=tuple(plans),
+    )
+
+
+_Number = TypeVar("_Number", int, float)
+
+
+def _sum(values: Iterable[_Number | None]) -> _Number | None:
+    """Of all; None where one is not known."""
+    total: _Number | None = None
+    for value in values:
+        if value is None:
+            return None
+        total = value if total is None else total + value
+    return total
 
 
 def plan_recipe(

@@ -15,6 +15,7 @@ def headline(plan: Plan) -> list[Row]:
         _speed(plan),
         ("MFU", "-" if plan.mfu is None else f"{plan.mfu:.1%}", _mfu_reason(plan)),
         ("time", _time(plan), _time_reason(plan)),
+        *phase_rows(plan),
         _price(plan),
         *_failures(plan),
         *_network(plan),
@@ -76,10 +77,24 @@ def _time_reason(plan: Plan) -> str:
     if plan.steps is None:
         return "length known once the data is prepared"
     length = f"{plan.steps:,} steps"
+    if plan.phases:
+        length = f"{length} in {len(plan.phases)} phases"
+        return f"{length}, with start, saves and failures" if plan.wall_s else length
     if plan.step_s is None:
         return length
     each = f"{length} of {format_seconds(plan.step_s)}"
     return f"{each}, with start, saves and failures" if plan.advances else f"{each}: no end"
+
+
+def phase_rows(plan: Plan) -> list[Row]:
+    """One for each phase: what it takes."""
+    rows = []
+    for number, phase in enumerate(plan.phases, 1):
+        length = "length not known yet" if phase.steps is None else f"{phase.steps:,} steps"
+        price = "" if phase.usd is None else f", {format_usd(phase.usd)}"
+        words = f"{length} of {phase.samples_per_step:,} samples x {phase.seq_len:,} tokens"
+        rows.append((f"phase {number}", _time(phase), f"{words}{price}"))
+    return rows
 
 
 def _price(plan: Plan) -> Row:

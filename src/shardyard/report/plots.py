@@ -232,18 +232,26 @@ def _from_zero(axes: Axes) -> None:
 
 
 def _mark_starts(axes: Axes, record: RunRecord) -> None:
-    """A thin line where an attempt or a generation took over, the first one aside."""
+    """A thin line where an attempt, a generation or a phase took over, the first one aside."""
     before: tuple[int, int] | None = None
+    phase: int | None = None
     for line in record.steps:
         start = (line.get("attempt", 0), line.get("generation", 0))
         if before is not None and start != before:
             kind = "resumed" if start[0] != before[0] else "restarted"
-            axes.axvline(line["step"] - 0.5, color=RED, linewidth=0.9, alpha=0.8)
-            axes.annotate(
-                kind, (line["step"] - 0.5, 1), xycoords=("data", "axes fraction"), xytext=(3, -7),
-                textcoords="offset points", color=RED, fontsize=7.5,
-            )  # fmt: skip
-        before = start
+            _mark(axes, line["step"], kind, color=RED, drop=7)
+        if phase is not None and line.get("phase") != phase:
+            _mark(axes, line["step"], f"phase {line['phase']}", color=MUTED, drop=16)
+        before, phase = start, line.get("phase")
+
+
+def _mark(axes: Axes, step: int, word: str, *, color: str, drop: int) -> None:
+    """A thin line before a step, and a word beside it, ``drop`` points below the top."""
+    axes.axvline(step - 0.5, color=color, linewidth=0.9, alpha=0.8)
+    axes.annotate(
+        word, (step - 0.5, 1), xycoords=("data", "axes fraction"), xytext=(3, -drop),
+        textcoords="offset points", color=color, fontsize=7.5,
+    )  # fmt: skip
 
 
 def _finish(axes: Axes, title: str, *, legend: bool = False, x_label: str = "step") -> None:

@@ -142,6 +142,9 @@ def _add_loop(
     for event in attempt.all("evaluated", generation):
         phases.add("evaluation", event.get("seconds", 0.0))
         clock_t += event.get("seconds", 0.0)
+    for event in attempt.all("phase_started", generation):  # from the last step of one before it
+        phases.add("init", event.get("seconds", 0.0))
+        clock_t += event.get("seconds", 0.0)
     for event in attempt.all("checkpoint_started", generation):
         phases.add("checkpoint-blocked", event.get("blocked_s", 0.0))
         clock_t += event.get("blocked_s", 0.0)

@@ -21,6 +21,7 @@ EVENT_KINDS = (
     "run_started",
     "attempt_started",
     "rendezvous",
+    "phase_started",
     "data_ready",
     "model_ready",
     "checkpoint_loaded",

@@ -25,5 +25,6 @@ METRIC_KEYS = (
     "attempt",
     "generation",
     "world_size",
+    "phase",
 )
 """Keys of a step's line, all present; null where one has no meaning."""

@@ -41,6 +41,8 @@ class RunState:
     """Seconds without a new step, where the run has noticed that none comes."""
     usual_step_s: float | None = None
     """What a step took before that."""
+    phase: int | None = None
+    """Of that step, from 1, in a run with phases."""
 
 
 _TELLING = (
@@ -71,6 +73,7 @@ def read_state(run_dir: RunDir, *, is_training_elsewhere: bool = False) -> RunSt
         stop_reason=_stop_reason(events),
         no_step_s=no_step_s,
         usual_step_s=usual_step_s,
+        phase=step.get("phase") if step else None,
     )
 
 

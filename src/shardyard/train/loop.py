@@ -146,7 +146,7 @@ class Loop:
             lr=launched.lr,
             tokens=self.progress.tokens,
             targets=result.targets,
-            samples=launched.position,
+            samples=self.progress.samples_before + launched.position,
             step_tokens=result.tokens,
             step_samples=self._batch.samples,
             times=StepTimes(

@@ -59,32 +59,75 @@ from shardyard.train.step import Stepper
 from shardyard.train.training import Training
 
 
-def set_up(run_dir: RunDir, attempt: int, hooks: Hooks, *, local_rank: int) -> Training:
-    """Build everything, and load the newest sound checkpoint if there is one."""
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """What a process is among the others: the same in all phases."""
+
+    resolved: Resolved
+    """Of the whole run."""
+    device: torch.device
+    mesh: Mesh
+    control: dist.ProcessGroup
+    saving: dist.ProcessGroup
+    """For writing checkpoints, while training goes on."""
+
+
+def take_place(run_dir: RunDir, attempt: int, *, local_rank: int) -> Place:
+    """Select this process's device and form the groups of all ranks. All ranks call it."""
     resolved = read_resolved(run_dir.resolved(attempt))
     recipe = resolved.recipe
-    rank, world_size = dist.get_rank(), dist.get_world_size()
     assert isinstance(recipe.cluster.devices, int)
     layout, _ = resolve_layout(
         _with_open_degrees(resolved),
-        world_size=world_size,
+        world_size=dist.get_world_size(),
         devices_per_node=recipe.cluster.devices,
     )
     device = select_device(recipe.cluster.device, local_rank)
     control, saving = (_gloo_group(recipe.elastic.collective_timeout_s) for _ in range(2))
+    mesh = build_mesh(layout, device.type)
+    return Place(resolved=resolved, device=device, mesh=mesh, control=control, saving=saving)
+
+
+def set_up(run_dir: RunDir, attempt: int, hooks: Hooks, *, local_rank: int) -> Training:
+    """Take this process's place, and set up what is to be trained next."""
+    return set_up_phase(
+        run_dir, attempt, hooks, take_place(run_dir, attempt, local_rank=local_rank)
+    )
+
+
+def set_up_phase(
+    run_dir: RunDir, attempt: int, hooks: Hooks, place: Place, *, since_t: float | None = None
+) -> Training:
+    """Build everything, and load the newest sound checkpoint if there is one.
+
+    It says which phase is to be trained: its own or, where that is complete, the one after it.
+    So a run that is killed between two phases goes the way of one that is not.
+
+    Args:
+        since_t: Where another phase was trained before in this process: when its last step ended,
+            by the monotonic clock.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    device, mesh, control = place.device, place.mesh, place.control
     started = time.monotonic()
+    chosen = _choose(run_dir, place)
+    saved = None if chosen is None else _read_saved(chosen)
+    phase = 0 if saved is None else _phase_after(place.resolved, saved.progress)
+    resolved = place.resolved.of_phases[phase]
+    recipe = resolved.recipe
+    opening = time.monotonic()
     kind = task_class(recipe.task.name)
     train_source, eval_source = kind.open_data(resolved)
-    data_s = time.monotonic() - started
-    mesh = build_mesh(layout, device.type)
+    data_s = time.monotonic() - opening
     task = kind(_build(resolved, mesh, device=device, control=control))
     optimizer = build_optimizer(recipe, task.computation, mesh, device=device)
     stepper = Stepper(task, optimizer, mesh, device=device, grad_clip=recipe.optim.grad_clip)
     tensors = {**optimizer.tensors(), **buffers_of(task.model)}
-    begin = _begin(run_dir, resolved, task, tensors, stepper, mesh=mesh, control=control)
+    begin = _begin(place, saved, task, tensors, stepper, phase=phase)
     training = Training(
         run_dir=run_dir,
         resolved=resolved,
+        is_last=resolved is place.resolved.of_phases[-1],
         hooks=hooks,
         rank=rank,
         world_size=world_size,
@@ -98,7 +141,7 @@ def set_up(run_dir: RunDir, attempt: int, hooks: Hooks, *, local_rank: int) -> T
         loader=_open_loader(resolved, train_source, begin.progress, mesh),
         saver=Saver(
             run_dir.checkpoints,
-            group=saving,
+            group=place.saving,
             rank=rank,
             world_size=world_size,
             keep_last=recipe.checkpoint.keep_last,
@@ -107,15 +150,25 @@ def set_up(run_dir: RunDir, attempt: int, hooks: Hooks, *, local_rank: int) -> T
         control=control,
         progress=begin.progress,
         metric_lines=MetricLines(
-            None if resolved.shape is None else read_flop_budget(run_dir.plan(attempt)),
+            None if resolved.shape is None else read_flop_budget(run_dir.plan(attempt), phase),
+            phase=phase + 1 if place.resolved.phases else None,
             attempt=attempt,
             generation=hooks.generation,
             world_size=world_size,
         ),
         sinks=open_sinks(run_dir, tensorboard=recipe.observe.tensorboard) if rank == 0 else [],
     )
+    if place.resolved.phases:
+        training.report(
+            "phase_started",
+            phase=phase + 1,
+            phases=len(place.resolved.phases),
+            step=begin.progress.step,
+            seq_len=recipe.data.seq_len,
+            seconds=0.0 if since_t is None else time.monotonic() - since_t,
+        )
     training.report("data_ready", seconds=data_s, samples=train_source.num_samples)
-    _report_model(training, layout, seconds=time.monotonic() - started)
+    _report_model(training, mesh.layout, seconds=time.monotonic() - started)
     if begin.loaded is not None:
         training.report("checkpoint_loaded", **begin.loaded)
     return training
@@ -213,23 +266,66 @@ class _Begin:
     """Of the event that tells of the checkpoint; None: there was none."""
 
 
-def _begin(
-    run_dir: RunDir, resolved: Resolved, task: Task, tensors: dict[str, Tensor], stepper: Stepper,
-    *, mesh: Mesh, control: dist.ProcessGroup,
-) -> _Begin:  # fmt: skip
-    """Fill the weights, from the newest sound checkpoint if there is one. All ranks call it."""
-    started = time.monotonic()
-    chosen = choose(
+@dataclass(frozen=True, kw_only=True)
+class _Saved:
+    """A checkpoint that a run has written, its tensors unread."""
+
+    chosen: Chosen
+    values: dict[str, Any]
+
+    @property
+    def progress(self) -> Progress:
+        return Progress(**self.values["progress"])
+
+
+def _choose(run_dir: RunDir, place: Place) -> Chosen | None:
+    """The newest sound checkpoint. All ranks call it."""
+    return choose(
         run_dir.checkpoints,
-        group=control,
+        group=place.control,
         rank=dist.get_rank(),
         world_size=dist.get_world_size(),
-        timeout_s=resolved.recipe.elastic.collective_timeout_s,
+        timeout_s=place.resolved.recipe.elastic.collective_timeout_s,
     )
-    of_others = names_on_all_stages(tensors, mesh)
-    progress, gaps = _fill(resolved, task, tensors, stepper, chosen, of_others=of_others)
-    if chosen is None:
-        return _Begin(progress=progress, loaded=None)
+
+
+def _read_saved(chosen: Chosen) -> _Saved:
+    values = read_values(chosen.path)
+    if "fingerprint" not in values:
+        raise CheckpointError(
+            f"{chosen.path} was written by save_checkpoint() and not by a run: it does not say "
+            "what was trained, nor how far. Move the folder away; load_checkpoint() opens it."
+        )
+    return _Saved(chosen=chosen, values=values)
+
+
+def _phase_after(whole: Resolved, progress: Progress) -> int:
+    """The phase to be trained from a checkpoint on: the next one where that is complete."""
+    phases = whole.of_phases
+    is_complete = progress.position >= phases[progress.phase].samples
+    return min(progress.phase + is_complete, len(phases) - 1)
+
+
+def _begin(
+    place: Place, saved: _Saved | None, task: Task, tensors: dict[str, Tensor], stepper: Stepper,
+    *, phase: int,
+) -> _Begin:  # fmt: skip
+    """Fill the weights, from a checkpoint if there is one. All ranks call it."""
+    started = time.monotonic()
+    if saved is None:
+        resolved = place.resolved
+        if resolved.shape is not None:  # else its maker has filled it
+            folder = None if resolved.model_dir is None else Path(resolved.model_dir)
+            fill_weights(task.model, folder=folder, seed=resolved.recipe.run.seed)
+        return _Begin(progress=Progress(), loaded=None)
+    is_next = phase > saved.progress.phase
+    if is_next:  # the optimizer keeps the state that it begins with
+        tensors = {name: each for name, each in tensors.items() if not name.startswith("optim.")}
+    of_others = names_on_all_stages(tensors, place.mesh)
+    gaps = _fill(place.resolved, task, tensors, saved, of_others=of_others, weights_alone=is_next)
+    if not is_next:
+        stepper.skipped_in_row.fill_(saved.values["skipped_in_row"])
+    progress, chosen = saved.progress, saved.chosen
     told = {
         "step": chosen.step,
         "seconds": time.monotonic() - started,
@@ -237,47 +333,36 @@ def _begin(
         "note": chosen.note,
         **gaps,
     }
-    return _Begin(progress=progress, loaded=told)
+    return _Begin(progress=progress.next_phase() if is_next else progress, loaded=told)
 
 
 def _fill(
-    resolved: Resolved,
+    whole: Resolved,
     task: Task,
     tensors: dict[str, Tensor],
-    stepper: Stepper,
-    chosen: Chosen | None,
+    saved: _Saved,
     *,
     of_others: set[str],
-) -> tuple[Progress, dict[str, list[str]]]:
-    """Give the weights their values: from a checkpoint if there is one, else the initial ones.
+    weights_alone: bool,
+) -> dict[str, list[str]]:
+    """Give tensors the values that a checkpoint has, if it is one of this run.
 
     Returns:
-        How far the run is, and what the checkpoint could not say, for the event that tells of it.
+        What the checkpoint could not say, for the event that tells of it.
     """
-    if chosen is None:
-        if resolved.shape is not None:  # else its maker has filled it
-            folder = None if resolved.model_dir is None else Path(resolved.model_dir)
-            fill_weights(task.model, folder=folder, seed=resolved.recipe.run.seed)
-        return Progress(), {}
-    values = read_values(chosen.path)
-    if "fingerprint" not in values:
-        raise CheckpointError(
-            f"{chosen.path} was written by save_checkpoint() and not by a run: it does not say "
-            "what was trained, nor how far. Move the folder away; load_checkpoint() opens it."
-        )
-    held = task.computation.held
-    compared = compare(values["fingerprint"], fingerprint(resolved, held))
+    held, path = task.computation.held, saved.chosen.path
+    its_phase = whole.of_phases[saved.progress.phase]
+    compared = compare(saved.values["fingerprint"], fingerprint(its_phase, held))
     if compared.changed:
         told = [f"{each}{_why(each, held)}" for each in compared.changed]
         raise CheckpointError(
-            f"{chosen.path} was written by a run with another model, data, order or optimisation "
+            f"{path} was written by a run with another model, data, order or optimisation "
             f"({'; '.join(told)}). Resuming from it would be neither run. Give these the values "
             "that they had, move the folder away, or start a new run."
         )
-    lacked = load_tensors(chosen.path, tensors, of_others=of_others)
-    stepper.skipped_in_row.fill_(values["skipped_in_row"])
+    lacked = load_tensors(path, tensors, of_others=of_others, allow_extra=weights_alone)
     gaps = {"not_compared": list(compared.not_compared), "lacked_buffers": lacked}
-    return Progress(**values["progress"]), {name: found for name, found in gaps.items() if found}
+    return {name: found for name, found in gaps.items() if found}
 
 
 def _why(changed: str, held: Mapping[str, str]) -> str:

@@ -15,11 +15,24 @@ class Progress:
     """Optimizer steps done."""
     position: int = 0
     """Samples read so far; the next step begins here."""
+    phase: int = 0
+    """Phase of the run, from 0: ``position`` counts in its stream."""
+    samples_before: int = 0
+    """Samples read in the phases before."""
     tokens: int = 0
     """Tokens that went through the model so far, padding left out."""
     best_step: int | None = None
-    """Step of the best evaluation."""
+    """Step of the best evaluation of this phase: others have other samples."""
     best_loss: float | None = None
+
+    def next_phase(self) -> "Progress":
+        """Where the phase after this one begins."""
+        return Progress(
+            step=self.step,
+            phase=self.phase + 1,
+            samples_before=self.samples_before + self.position,
+            tokens=self.tokens,
+        )
 
 
 def checkpoint_values(

@@ -27,6 +27,9 @@ class Training:
 
     run_dir: RunDir
     resolved: Resolved
+    """Of the phase that is trained, where the run has several."""
+    is_last: bool
+    """Whether the run is over when this is trained."""
     hooks: Hooks
     rank: int
     world_size: int

@@ -1,0 +1,109 @@
+"""Phases of a run: recipes that differ in a few settings, trained one after the other.
+
+Weights go on from phase to phase, the optimizer begins anew. Everything that looks at a recipe
+looks at that of each phase (``of_phases``), which has no phases itself.
+"""
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from shardyard.config.schema import Recipe
+from shardyard.config.validate import plain
+from shardyard.errors import Problem
+
+SECTIONS_THAT_MAY_DIFFER = ("optim",)
+SETTINGS_THAT_MAY_DIFFER = (
+    "run.steps",
+    "run.tokens",
+    "run.samples",
+    "run.epochs",
+    "run.target",
+    "data.seq_len",
+    "task.eval_every_steps",
+    "task.eval_every_epochs",
+    "memory.recompute",
+)
+"""What a phase may say. Model, prepared data, layout and machines are those of the run."""
+
+_LENGTHS = ("steps", "tokens", "samples", "epochs")
+
+
+def of_phases(recipe: Recipe) -> tuple[Recipe, ...]:
+    """The recipe of each phase; of a run without phases, itself."""
+    if not recipe.phases:
+        return (recipe,)
+    whole = plain(recipe)
+    del whole["phases"]
+    return tuple(Recipe.model_validate(_with(whole, plain(phase))) for phase in recipe.phases)
+
+
+def phase_problems(recipe: Recipe) -> Iterable[Problem]:
+    """What a list of phases says that no phase can mean."""
+    if not recipe.phases:
+        return
+    given = [_settings(plain(phase)) for phase in recipe.phases]
+    for number, settings in enumerate(given, 1):
+        for name in settings:
+            if not may_differ(name):
+                yield Problem(f"phases.{number}.{name}", _WHY_NOT)
+        if "run.target" in settings and number < len(given):
+            text = "ends a run, and this is not its last phase. Give it in the last one, or a "
+            yield Problem(f"phases.{number}.run.target", f"{text}shorter length here.")
+    outside = _settings({k: v for k, v in plain(recipe).items() if k != "phases"})
+    for key in (*_LENGTHS, "target"):
+        if f"run.{key}" in outside and getattr(recipe.run, key) is not None:
+            text = "of a run with phases says nothing of each. Give it in the phase that it is for."
+            yield Problem(f"run.{key}", text)
+    for name in outside:
+        if all(name in settings for settings in given) and not name.startswith("run."):
+            yield Problem(name, "every phase gives its own, so this one is never read. Drop it.")
+
+
+_WHY_NOT = (
+    "cannot differ between phases: they share the model, the prepared data, the layout and the "
+    f"machines. A phase may give {', '.join(f'{s}.*' for s in SECTIONS_THAT_MAY_DIFFER)}, "
+    f"{', '.join(SETTINGS_THAT_MAY_DIFFER)}."
+)
+
+
+def may_differ(setting: str) -> bool:
+    """Whether a phase may give a setting, by its dotted name."""
+    section = setting.partition(".")[0]
+    return section in SECTIONS_THAT_MAY_DIFFER or setting in SETTINGS_THAT_MAY_DIFFER
+
+
+def problems_of_each(
+    recipe: Recipe, look: Callable[[Recipe], Iterable[Problem]]
+) -> Iterable[Problem]:
+    """What a check finds of each phase: told once, and of the phase where only that has it."""
+    found = [list(look(each)) for each in of_phases(recipe)]
+    for number, problems in enumerate(found, 1):
+        for problem in problems:
+            if all(problem in others for others in found):
+                if number == 1:
+                    yield problem
+            else:
+                yield in_phase(problem, number)
+
+
+def in_phase(problem: Problem, number: int) -> Problem:
+    """A problem of one phase, counted from 1."""
+    return Problem(f"phases.{number}.{problem.path}", problem.text)
+
+
+def _settings(tree: dict[str, Any]) -> list[str]:
+    """Dotted names of what a tree gives; sections in sections do not differ by phase."""
+    return [
+        f"{section}.{key}"
+        for section, content in tree.items()
+        for key in (content if isinstance(content, dict) else ())
+    ]
+
+
+def _with(tree: dict[str, Any], phase: dict[str, Any]) -> dict[str, Any]:
+    """A tree with the settings of a phase in it."""
+    merged = copy.deepcopy(tree)
+    for section, content in phase.items():
+        merged.setdefault(section, {}).update(content)
+    return merged
