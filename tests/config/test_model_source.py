@@ -168,6 +168,8 @@ REFUSED = [
         {"model_type": "phi3", "rope_scaling": {"type": "longrope", "short_factor": [1.0]}},
         "rope_type='longrope': of Phi-3 the models of short context are built",
     ),
+    ({"model_type": "gemma2", "hidden_activation": "relu"}, "hidden_act='relu': only gelu_pytorch"),
+    ({"model_type": "gemma2", "use_bidirectional_attention": True}, "only attention to earlier"),
     ({"model_type": "phi3", "resid_pdrop": 0.1}, "{'resid_pdrop': 0.1}: set them to 0"),
     ({"hidden_act": "gelu"}, "hidden_act='gelu': only silu is built"),
     ({"mlp_bias": True}, "mlp_bias=true"),
@@ -291,7 +293,8 @@ WITHOUT_EFFECT = {
 }  # fmt: skip
 
 OTHER_VALUES: dict[str, Any] = {
-    "hidden_act": "relu", "num_key_value_heads": 1, "num_attention_heads": 8, "head_dim": 48,
+    "hidden_act": "relu", "hidden_activation": "relu", "num_key_value_heads": 1,
+    "num_attention_heads": 8, "head_dim": 48,
     "layer_types": ["sliding_attention"] * 2, "mlp_only_layers": [1], "sliding_window": 64,
     "num_experts_per_tok": 1, "num_local_experts": 4,
     "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 3e4},

@@ -26,6 +26,10 @@ SPLIT: dict[str, dict[str, Any]] = {
 CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "mistral": ({"sliding_window": 5}, ["FULL_SHARD", "tp", "pp", "cp"]),
     "phi3": ({"sliding_window": 5}, ["FULL_SHARD", "tp", "pp", "cp"]),
+    "gemma2": (
+        {"sliding_window": 5, "final_logit_softcapping": 1.0, "attn_logit_softcapping": 1.0},
+        ["FULL_SHARD", "tp", "pp", "cp"],
+    ),
     "gpt_neox": ({}, ["FULL_SHARD", "tp", "pp", "cp", "zero-bubble"]),
 }
 """Sizes, beside those of the smallest model, and how it is split."""
@@ -38,7 +42,7 @@ def _train_all(run_dirs: list[RunDir]) -> None:
 
 @pytest.mark.parametrize(
     "model_type",
-    ["phi3", *(pytest.param(name, marks=pytest.mark.system) for name in ["mistral", "gpt_neox"])],
+    [name if name == "phi3" else pytest.param(name, marks=pytest.mark.system) for name in CASES],
 )
 def test_a_step_of_a_family_does_not_depend_on_how_it_is_split(
     corpus: Corpus, tmp_path: Path, model_type: str

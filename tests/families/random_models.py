@@ -64,6 +64,12 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     },
+    "gemma2": {
+        "no caps": {"attn_logit_softcapping": None, "final_logit_softcapping": None},
+        "own head, biases": {"tie_word_embeddings": False, "attention_bias": True},
+        "small caps": {"attn_logit_softcapping": 0.5, "final_logit_softcapping": 0.5},
+        "window in all": {"sliding_window": 8, "layer_types": None},
+    },
     "bert": {},
 }
 """Of each family what its models differ in, beside the plain one."""
@@ -103,6 +109,7 @@ def our_logits(shape: ModelShape, folder: Path) -> Tensor:
         trained_family_of(shape.model_type),
         keys=SampleKeys(),
         attention=lambda _: SampleAttention(None, is_causal=shape.is_causal),
+        logit_softcap=shape.final_logit_softcapping,
     )
     positions_BL = torch.arange(TOKENS_BL.shape[1]).expand(len(TOKENS_BL), -1)
     with torch.no_grad():

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from shardyard.checkpoint.export import export
 from shardyard.checkpoint.retention import step_name
@@ -19,7 +19,16 @@ from shardyard.config.schema import Model, Recipe
 from shardyard.families.config_json import shape_of_config
 from shardyard.families.registry import trained_types
 from shardyard.families.shape import ModelShape
-from tests.families.random_models import TOKENS_BL, VARIANTS, cases, loaded, our_logits, theirs
+from shardyard.models.build import build_on_meta, fill_weights, give_storage, hf_config
+from tests.families.random_models import (
+    TOKENS_BL,
+    VARIANTS,
+    cases,
+    loaded,
+    our_logits,
+    small_shape,
+    theirs,
+)
 
 pytestmark = pytest.mark.heavy
 
@@ -88,6 +97,19 @@ def save_untrained(resolved: Resolved, folder: Path, group: dist.ProcessGroup) -
     saver.wait()
     saver.close()
     return folder / step_name(1)
+
+
+@pytest.mark.parametrize("model_type", trained_types())
+def test_norms_and_biases_begin_as_transformers_begins_them(model_type: str) -> None:
+    shape = small_shape(model_type)
+    ours = build_on_meta(shape)
+    give_storage(ours, torch.device("cpu"))
+    fill_weights(ours, folder=None, seed=0)
+    kind = AutoModelForCausalLM if shape.is_causal else AutoModelForMaskedLM
+    theirs = dict(kind.from_config(hf_config(shape)).named_parameters())
+    narrow = {name: param for name, param in ours.named_parameters() if param.dim() == 1}
+    same = [name for name in narrow if name in theirs and torch.equal(narrow[name], theirs[name])]
+    assert same == [name for name in narrow if name in theirs] != []
 
 
 LEFT_OUT = {

@@ -37,7 +37,7 @@ _OF_OTHER_FAMILIES = (
 )
 """Keys that change what Gemma, Granite, Cohere or Llama 4 compute."""
 
-_SLIDING, _FULL = "sliding_attention", "full_attention"
+SLIDING, FULL = "sliding_attention", "full_attention"
 """Words of ``layer_types``."""
 
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -115,9 +115,10 @@ def _shape(config: Mapping[str, Any], family: "Family", source: str) -> ModelSha
         head_dim=config.get("head_dim"),
         partial_rotary_factor=_rotary_share(config),
         hidden_act=None if _activation(config, form) == form.activation else config["hidden_act"],
+        **{key: config[key] for key in form.own},
         use_parallel_residual=bool(config.get("use_parallel_residual", False)),
         hidden_dropout=0.0 if form.dropout is None else float(config[form.dropout]),
-        sliding_window=window if _SLIDING in types else None,
+        sliding_window=window if SLIDING in types else None,
         layer_types=tuple(types) if len(set(types)) > 1 else None,
         **({} if family.sparse is None else _experts(config, source)),
     )
@@ -125,12 +126,15 @@ def _shape(config: Mapping[str, Any], family: "Family", source: str) -> ModelSha
 
 def _layer_types(config: Mapping[str, Any], form: "ConfigJson") -> list[str]:
     """Of each block, whether it has the window that the config says."""
-    layers = config["num_hidden_layers"]
-    if form.first_window is None:
-        return [_SLIDING] * layers
-    first = config.get(*form.first_window)
-    by_number = [_SLIDING if layer >= first else _FULL for layer in range(layers)]
-    return list(config.get("layer_types") or by_number)
+    if form.layer_types is None:
+        return [SLIDING] * int(config["num_hidden_layers"])
+    return list(config.get("layer_types") or form.layer_types(config))
+
+
+def windows_from_block(config: Mapping[str, Any]) -> list[str]:
+    """Of families whose later blocks have the window."""
+    first = config.get("max_window_layers", 28)
+    return [SLIDING if layer >= first else FULL for layer in range(config["num_hidden_layers"])]
 
 
 def _experts(config: Mapping[str, Any], source: str) -> dict[str, int]:
@@ -189,7 +193,8 @@ def _not_representable(
     rope_type, act = _rope_type(rope), _activation(config, form)
     rotated = _rotary_share(config)
     acts = (form.activation, *form.other_activations)
-    foreign = [f"{key}={config[key]}" for key in _OF_OTHER_FAMILIES if config.get(key)]
+    others = [key for key in _OF_OTHER_FAMILIES if key not in form.own]
+    foreign = [f"{key}={config[key]}" for key in others if config.get(key)]
     std, built_std = config.get("initializer_range", family.initial_std), family.initial_std
     reasons = {
         f"rope_type={rope_type!r}: only {', '.join(_ROPE_TYPES)} are built; the others change with "
@@ -219,9 +224,9 @@ def _other_layer_types(config: Mapping[str, Any], form: "ConfigJson") -> dict[st
     """Blocks that see what no block of the family does here."""
     types, layers = list(config.get("layer_types") or ()), config.get("num_hidden_layers")
     has_window = config["sliding_window"] is not None
-    usual = {_SLIDING} if has_window else {_FULL}
-    if has_window and form.first_window is not None:
-        usual = {_SLIDING, _FULL}
+    usual = {SLIDING} if has_window else {FULL}
+    if has_window and form.layer_types is not None:
+        usual = {SLIDING, FULL}
     others = sorted(set(types) - usual)
     return {
         f"layer_types={others}: with sliding_window={config['sliding_window']} no such blocks are "
@@ -292,7 +297,7 @@ def decoder_fields(shape: ModelShape) -> dict[str, Any]:
 def windows_by_number(shape: ModelShape) -> dict[str, Any]:
     """Of a family whose blocks need not be alike in what they see."""
     window, layers = shape.sliding_window, shape.num_hidden_layers
-    usual = _FULL if window is None else _SLIDING
+    usual = FULL if window is None else SLIDING
     return {
         "sliding_window": window,
         "use_sliding_window": window is not None,

@@ -116,9 +116,11 @@ class ConfigJson:
     """Share of hidden states that is dropped; None: a model of this kind drops none."""
     window_switch: str | None = None
     """Without which sliding_window means nothing."""
-    first_window: tuple[str, int] | None = None
-    """Key and default of the first block with the window, where layer_types does not say it of
-    each; None: blocks are alike."""
+    layer_types: Callable[[Mapping[str, Any]], list[str]] | None = None
+    """Which blocks have the window, where the key of this name does not say it of each; None:
+    blocks are alike."""
+    own: tuple[str, ...] = ()
+    """Keys that it honours, and that change other families' models in transformers alone."""
     refused: Callable[[Mapping[str, Any]], Mapping[str, bool]] = lambda _: {}
     """Reason -> whether it applies: what this family can say and is not built."""
     written: Callable[[ModelShape], dict[str, Any]]
@@ -141,6 +143,8 @@ class Family:
     """A table of learned positions, added to the embedding of a token."""
     token_types: Row | None = None
     """A table of kinds of tokens: the row of a token's kind is added to its embedding."""
+    scales_embedding: bool = False
+    """The embedding of a token is multiplied by the root of its width."""
     embedding_norm: Row | None = None
     """The norm before the first block."""
     block: tuple[Row, ...]
@@ -172,7 +176,9 @@ class Family:
     config_json: ConfigJson | None = None
     """None: models of this kind can be planned, and not trained."""
     initial_std: float = 0.02
-    """Of random matrices; norms begin with one, biases with zero."""
+    """Of random matrices; biases begin with zero."""
+    initial_norm: float = 1.0
+    """Of norms: zero where one is added to them."""
     refused_schedules: Mapping[str, str] = field(default_factory=dict)
     """Pipeline schedule -> why no model of this kind goes through it, and what to use."""
     presets: Mapping[str, Preset] = field(default_factory=dict)
@@ -186,6 +192,11 @@ class Family:
     def has_experts(self) -> bool:
         """Whether each block has a mixture of experts in the place of its MLP."""
         return any(row.per_expert for row in self.block)
+
+    @property
+    def stream_norms(self) -> int:
+        """Norms of a block that are as wide as the model."""
+        return sum(row.columns is None and row.rows is hidden for row in self.block)
 
     @property
     def before(self) -> tuple[Row, ...]:

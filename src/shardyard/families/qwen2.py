@@ -7,7 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from shardyard.families.config_json import decoder_fields, windows_by_number, without_attention_bias
+from shardyard.families.config_json import (
+    decoder_fields,
+    windows_by_number,
+    windows_from_block,
+    without_attention_bias,
+)
 from shardyard.families.family import ConfigJson, Preset, always
 from shardyard.families.llama import ATTENTION, INPUT_NORM, LLAMA, MLP, MLP_NORM
 from shardyard.families.shape import ModelShape
@@ -60,7 +65,7 @@ QWEN2 = replace(
             "num_key_value_heads": 32,
         },
         window_switch="use_sliding_window",
-        first_window=("max_window_layers", 28),
+        layer_types=windows_from_block,
         refused=_refused,
         written=_fields,
     ),

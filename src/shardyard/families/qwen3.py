@@ -6,7 +6,7 @@ Source: Yang et al. 2025, arXiv:2505.09388, section 2.
 from dataclasses import replace
 from typing import Any
 
-from shardyard.families.config_json import decoder_fields, windows_by_number
+from shardyard.families.config_json import decoder_fields, windows_by_number, windows_from_block
 from shardyard.families.family import ConfigJson, Preset, Row, head
 from shardyard.families.llama import ATTENTION, INPUT_NORM, LLAMA, MLP, MLP_NORM
 from shardyard.families.shape import ModelShape
@@ -54,7 +54,7 @@ QWEN3 = replace(
             "head_dim": 128,
         },
         window_switch="use_sliding_window",
-        first_window=("max_window_layers", 28),
+        layer_types=windows_from_block,
         written=_fields,
     ),
     presets=_PRESETS,

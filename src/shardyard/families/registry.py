@@ -18,6 +18,7 @@ FAMILIES = {
     "qwen3_moe": "shardyard.families.qwen3_moe:QWEN3_MOE",
     "phi3": "shardyard.families.phi3:PHI3",
     "gpt_neox": "shardyard.families.gpt_neox:GPT_NEOX",
+    "gemma2": "shardyard.families.gemma2:GEMMA2",
     "bert": "shardyard.families.bert:BERT",
     "gpt2": "shardyard.families.gpt2:GPT2",
 }

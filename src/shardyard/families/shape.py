@@ -34,6 +34,12 @@ class ModelShape:
     """Share of each head that is turned by its position."""
     hidden_act: str | None = None
     """Of the MLP, where it is another than its family's usual one."""
+    attn_logit_softcapping: float | None = None
+    """c of c x tanh(score / c), what becomes of the scores of attention; None: nothing."""
+    final_logit_softcapping: float | None = None
+    """The same of the logits."""
+    query_pre_attn_scalar: float | None = None
+    """Scores are divided by its root; None: by that of the width of a head."""
     use_parallel_residual: bool = False
     """Attention and MLP of a block both read its input, and their sum is added."""
     rope_scaling: dict[str, Any] | None = None
@@ -172,11 +178,11 @@ class ModelShape:
     def matmul_parameters(self) -> int:
         """Parameters in a matrix product of every token: no table, and only the visited experts.
 
-        Of a block all but the scales of its two norms; biases and norms of heads are so few that
-        other tools, whose FLOP these are held against, count them too.
+        Of a block all but the scales of the stream's norms; biases and norms of heads are so few
+        that other tools, whose FLOP these are held against, count them too.
         """
         visited = self.shared_block_parameters + self.num_experts_per_tok * self.expert_parameters
-        blocks = self.num_hidden_layers * (visited - 2 * self.hidden_size)
+        blocks = self.num_hidden_layers * (visited - self.family.stream_norms * self.hidden_size)
         return blocks + self.table_parameters
 
     @cached_property

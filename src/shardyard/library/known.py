@@ -29,8 +29,7 @@ from shardyard.families.registry import (
 from shardyard.families.shape import ModelShape
 from shardyard.library.mesh import devices_per_node
 from shardyard.models.attention import NAME
-from shardyard.models.build import give_storage, replace_experts
-from shardyard.models.unfused import split_fused
+from shardyard.models.build import give_storage, put_ours
 from shardyard.parallel import apply
 from shardyard.parallel.mesh import Mesh
 from shardyard.tasks.own import Loss
@@ -80,8 +79,7 @@ def shard_known(
     on_meta = next(model.parameters()).is_meta
     model.float()  # master weights
     model.set_attn_implementation(NAME)
-    replace_experts(model, shape)
-    split_fused(model, shape)
+    put_ours(model, shape)
     family = trained_family_of(shape.model_type)
     parts = apply.parallelize(model, mesh, recipe=recipe, shape=shape, family=family)
     if on_meta:

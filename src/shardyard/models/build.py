@@ -18,7 +18,7 @@ from shardyard.models.init import fill_adapters, fill_random
 from shardyard.models.local_shard import parameter_of
 from shardyard.models.moe import SparseMLP
 from shardyard.models.parts import blocks_of
-from shardyard.models.unfused import split_fused
+from shardyard.models.unfused import plain_embedding, split_fused
 
 
 def hf_config(shape: ModelShape) -> Any:
@@ -37,9 +37,20 @@ def build_on_meta(shape: ModelShape) -> PreTrainedModel:
         model: PreTrainedModel = model_class.from_config(
             config, dtype=torch.float32, attn_implementation=NAME
         )
+    put_ours(model, shape)
+    return model
+
+
+def put_ours(model: PreTrainedModel, shape: ModelShape) -> None:
+    """Put our modules in the place of those that cannot be split as they are, same weights.
+
+    Raises:
+        RequestError: Somebody has changed one of them, which would be lost.
+    """
     replace_experts(model, shape)
     split_fused(model, shape)
-    return model
+    if shape.family.scales_embedding:
+        plain_embedding(model, shape)
 
 
 def freeze(model: nn.Module, patterns: Sequence[str], *, held_in: torch.dtype) -> None:
@@ -155,7 +166,7 @@ def fill_weights(model: PreTrainedModel, *, folder: Path | None, seed: int) -> N
     family = trained_family_of(model.config.model_type)
     with torch.no_grad():
         if folder is None:
-            fill_random(model, seed=seed, std=family.initial_std)
+            fill_random(model, seed=seed, std=family.initial_std, norm=family.initial_norm)
         else:
             load_weights(model, folder, family)
         fill_adapters(model, seed=seed)

@@ -10,6 +10,7 @@ Shape suffixes: B = samples, L = tokens of a sample, l = those that this rank co
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
+import torch
 from torch import Tensor, nn
 
 from shardyard.families.family import Family
@@ -31,6 +32,7 @@ class ForwardPass:
         tokens_l: Tensor | None = None,
         around: Callable[..., AbstractContextManager[None]] | None = None,
         is_first: bool = True,
+        logit_softcap: float | None = None,
     ) -> None:
         """Take a model whose parts are in place (a stage lacks some of them).
 
@@ -40,7 +42,10 @@ class ForwardPass:
             is_first: Whether it begins with tokens; a later stage may hold the table for its head.
             attention: From the positions of whole samples to how their tokens attend.
             tokens_l: Indices in a sample of the tokens of this rank; None: all.
+            logit_softcap: c of c x tanh(logit / c); None: logits are as they are.
         """
+        self._scales_embedding = family.scales_embedding
+        self._logit_softcap = logit_softcap
         self._embedding = part_of(model, family.embedding) if is_first else None
         self._positions = part_of(model, family.positions)
         self._token_types = part_of(model, family.token_types)
@@ -80,7 +85,13 @@ class ForwardPass:
             x = x.flatten(0, 1).index_select(0, predicted_1N[0])[None]
         if self._norm is not None:
             x = self._norm(x)
-        return x if self._head is None else self._head(x)
+        return x if self._head is None else self._logits(x)
+
+    def _logits(self, x_BlD: Tensor) -> Tensor:
+        assert self._head is not None
+        logits_BlV: Tensor = self._head(x_BlD)
+        cap = self._logit_softcap
+        return logits_BlV if cap is None else cap * torch.tanh(logits_BlV / cap)
 
     def _entered(self, block: nn.Module) -> AbstractContextManager[None]:
         if self._around is None:
@@ -91,6 +102,8 @@ class ForwardPass:
     def _embed(self, tokens_Bl: Tensor, positions_BL: Tensor, segments_BL: Tensor | None) -> Tensor:
         assert self._embedding is not None
         x: Tensor = self._embedding(tokens_Bl)
+        if self._scales_embedding:  # rounded as transformers does: 55.5 in bf16, and not 55.4256
+            x = x * torch.full((), x.shape[-1] ** 0.5, dtype=x.dtype, device=x.device)
         if self._token_types is not None:
             if segments_BL is None:
                 segments = positions_BL.new_zeros(1, 1)

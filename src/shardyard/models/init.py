@@ -19,8 +19,8 @@ _PIECE = 2**22
 """Elements made at a time: bounds the int64 and fp64 scratch at about 200 MiB."""
 
 
-def fill_random(model: nn.Module, *, seed: int, std: float) -> None:
-    """Fill all but adapters in place: matrices normal(0, std), norms one, biases zero.
+def fill_random(model: nn.Module, *, seed: int, std: float, norm: float) -> None:
+    """Fill all but adapters in place: matrices normal(0, std), norms ``norm``, biases zero.
 
     The rule is that of Hugging Face's ``PreTrainedModel._init_weights`` for these families.
 
@@ -36,7 +36,11 @@ def fill_random(model: nn.Module, *, seed: int, std: float) -> None:
             if is_adapter(full_name):
                 continue
             filled.add(param)
-            _fill(local_shard(param), module, full_name, seed=seed, std=std)
+            shard = local_shard(param)
+            if _is_norm(module) and not full_name.endswith(".bias"):
+                shard.tensor.fill_(norm)
+            else:
+                _fill(shard, module, full_name, seed=seed, std=std)
 
 
 def fill_adapters(model: nn.Module, *, seed: int) -> None:
@@ -55,11 +59,13 @@ def fill_adapters(model: nn.Module, *, seed: int) -> None:
             shard.tensor.zero_()
 
 
+def _is_norm(module: nn.Module) -> bool:
+    return type(module).__name__.endswith(("RMSNorm", "LayerNorm"))
+
+
 def _fill(shard: LocalShard, module: nn.Module, name: str, *, seed: int, std: float) -> None:
     if name.endswith(".bias"):
         shard.tensor.zero_()
-    elif type(module).__name__.endswith(("RMSNorm", "LayerNorm")):
-        shard.tensor.fill_(1.0)
     elif isinstance(module, nn.Linear | nn.Embedding | Experts):
         _fill_drawn(shard, key_of(seed, "init", name), normal, std)
     else:

@@ -112,6 +112,22 @@ def split_fused(model: PreTrainedModel, shape: ModelShape) -> None:
                     _set(block, piece.parameter, piece.of(theirs[in_files]))
 
 
+def plain_embedding(model: PreTrainedModel, shape: ModelShape) -> None:
+    """Put a plain table in the place of one that multiplies what is looked up in it.
+
+    ``forward.py`` multiplies then: a share of the table is looked up in by its rows alone.
+    """
+    family = shape.family
+    theirs = model.get_submodule(family.embedding.module)
+    _refuse_changed(theirs, family.embedding.module)
+    assert isinstance(theirs, nn.Embedding)
+    with torch.device("meta"):
+        rows, width = theirs.weight.shape
+        ours = nn.Embedding(rows, width, padding_idx=theirs.padding_idx)
+    ours.weight = theirs.weight  # which may be the head's too
+    model.set_submodule(family.embedding.module, ours.train(theirs.training))
+
+
 def _maker(rows: Mapping[str, Row], module: str, shape: ModelShape) -> Make:
     def make(name: str) -> nn.Linear:
         row = rows[f"{module}.{name}"]

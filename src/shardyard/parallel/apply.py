@@ -65,7 +65,7 @@ def parallelize(
         # outside of all that wraps a block: of what is recomputed only the input is kept
         stage.forward = ForwardPass(
             stage, family, keys=keys, attention=attention, tokens_l=keys.computed_l,
-            is_first=number == 0,
+            is_first=number == 0, logit_softcap=shape.final_logit_softcapping,
             around=None if offload is None else offload.around,
         )  # fmt: skip
     # 2. what modules compute, before all that wraps them; fp8 first: tensors ask how to multiply

@@ -421,7 +421,9 @@ def block_bytes(w: Workload) -> float:
         inner = visits * shape.expert_width
         inner += shape.shared_expert_intermediate_size
         dealt = 2 * visits * size * hidden  # tokens as dealt to experts, and what they return
-    outside = 2 * _norm_bytes(w) * hidden + (2 * hidden if tech.dropout else 0)
+    outside = shape.family.stream_norms * _norm_bytes(w) * hidden + (
+        2 * hidden if tech.dropout else 0
+    )
     attention = size * (2 * heads + 2 * kv_heads) + _score_bytes(w)
     kept_inner = 2  # before and after the activation
     if shape.is_gated:  # gate, silu(gate), up, and their product; fused ones make silu(gate) again
@@ -456,6 +458,8 @@ def _score_bytes(w: Workload) -> float:
         return 4 * heads + mask
     size = w.formats.compute_bytes
     per_score = 2 * size + 1 if tech.dropout else size  # softmax; dropout's mask and result
+    if w.shape.attn_logit_softcapping is not None:
+        per_score = 2 * size + 4  # tanh, softmax in fp32 and as it multiplies
     return heads * w.seq_len / w.layout.cp * per_score
 
 

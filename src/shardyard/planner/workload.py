@@ -187,6 +187,7 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
         ),
         recompute="none" if isinstance(recompute, tuple) else recompute,
         techniques=Techniques(
+            attention="flash" if shape.attn_logit_softcapping is None else "unfused",
             kernels="compiled" if recipe.model.compile else "eager",
             loss="in place",
             schedule=recipe.parallel.schedule,
