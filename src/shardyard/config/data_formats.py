@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 PLAIN_TEXT = "shardyard.data.encoders:PlainText"
 SENTENCES = "shardyard.data.sentences:SentenceText"
+RECORDS = "shardyard.data.records:Record"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,6 +16,11 @@ class DataFormat:
     whole_row: str | None = None
     """module:function (row, place) -> text that is made of a whole row of a file; None: what stands
     under ``data.text_key``."""
+    only: str | None = None
+    """What all files have to be, by the row in ``data.formats``; no other ``data.format`` takes it.
+    None: files are what their suffixes say."""
+    holds_ids: bool = False
+    """Whether files hold ids of a tokenizer, which has to be named, and whole samples."""
     text: str | None = None
     """What a file of plain text is read as; None: as one document."""
     unknown: str | None = None
@@ -26,5 +32,6 @@ DATA_FORMATS: dict[str, DataFormat] = {
     "text": DataFormat(encoder=PLAIN_TEXT, unknown="text"),
     "sentences": DataFormat(encoder=SENTENCES),
     "documents": DataFormat(encoder=SENTENCES, text="documents", unknown="documents"),
+    "bert_h5": DataFormat(encoder=RECORDS, only="bert_h5", holds_ids=True),
 }
 """``data.format`` -> its row."""

@@ -103,6 +103,12 @@ FORMATS: dict[str, Format] = {
         has_keys=False,
         is_divisible=True,
     ),
+    "bert_h5": Format(
+        suffixes=(".h5", ".hdf5", ".hdf"),
+        code="shardyard.data.readers.bert_h5:read",
+        has_keys=False,
+        is_divisible=False,
+    ),
     "parquet": Format(
         suffixes=(".parquet",),
         code="shardyard.data.readers.parquet:read",
@@ -112,8 +118,14 @@ FORMATS: dict[str, Format] = {
 }  # fmt: skip
 """Name -> format; a suffix belongs to one of them."""
 
+_TAKEN_ALONE = {row.only for row in DATA_FORMATS.values() if row.only is not None}
+"""Formats that one ``data.format`` takes, and no other does."""
+
 READ_KINDS = "text or source code (.txt, .md, .py and the like), " + ", ".join(
-    suffix for name, format in FORMATS.items() if name != "text" for suffix in format.suffixes
+    suffix
+    for name, format in FORMATS.items()
+    if name not in ("text", *_TAKEN_ALONE)
+    for suffix in format.suffixes
 )
 """What is read, in words."""
 
@@ -129,6 +141,9 @@ _TABLE = (
 )
 _EXTRACT = "take its text out first"
 _OTHERS: dict[str, str] = {
+    **dict.fromkeys(
+        FORMATS["bert_h5"].suffixes, "if it holds BERT's arrays, set data.format=bert_h5"
+    ),
     **dict.fromkeys((".gz", ".zst", ".bz2", ".xz", ".zip", ".tar", ".tgz", ".7z", ".lz4"), _UNPACK),
     **dict.fromkeys((".arrow", ".feather", ".orc", ".csv", ".tsv", ".xlsx"), _TABLE),
     **dict.fromkeys((".pdf", ".docx", ".odt", ".epub", ".html", ".htm"), _EXTRACT),
@@ -170,6 +185,8 @@ def format_of(name: str, data_format: str) -> str | None:
     row = DATA_FORMATS[data_format]
     if known is not None and row.whole_row is not None and not FORMATS[known].has_keys:
         return None
+    if row.only is not None or known in _TAKEN_ALONE:
+        return known if known == row.only else None
     if known == "text" and row.text is not None:
         return row.text
     return row.unknown if known is None else known
@@ -178,6 +195,9 @@ def format_of(name: str, data_format: str) -> str | None:
 def remedy_of(name: str, data_format: str = "by_suffix") -> str:
     """What to do about a file without a format."""
     suffix = PurePath(name).suffix.lower()
+    only = DATA_FORMATS[data_format].only
+    if only is not None:
+        return f"data.format={data_format} takes {', '.join(FORMATS[only].suffixes)} alone"
     if DATA_FORMATS[data_format].whole_row is not None and suffix not in _OTHERS:
         return f"data.format={data_format} takes rows, such as those of a .jsonl file"
     return _OTHERS.get(suffix, "if it is plain text, set data.format=text")

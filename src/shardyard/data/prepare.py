@@ -100,9 +100,7 @@ def prepare(
     if tokenizer is not None and data.tokenizer_kind != Data().tokenizer_kind:
         why = not_trained(data.tokenizer_kind, str(model_dir))
         raise RequestError(f"data.tokenizer_kind{why}")
-    bos_token = choose_bos(
-        data.bos, tokenizer, data.tokenizer_kind, name=f"data.tokenizer={data.tokenizer}"
-    )
+    bos_token = _bos_token(data, tokenizer)
     request = _request(data, files, tokenizer, bos_token)
     if folder is None:
         folder = Path(data.dir).expanduser().resolve() / f"{_name(data.source)}-{digest(request)}"
@@ -116,6 +114,20 @@ def prepare(
             # What a dying worker adds meanwhile is removed by the next call.
             shutil.rmtree(folder / SCRATCH, ignore_errors=True)
     return read_facts(folder)
+
+
+def _bos_token(data: Data, tokenizer: TokenizerFiles | None) -> str | None:
+    """What each document begins with."""
+    if DATA_FORMATS[data.format].holds_ids:
+        if tokenizer is None:
+            raise RequestError(
+                f"data.format={data.format}: the files hold ids of a tokenizer, which cannot be "
+                "trained on them. Set data.tokenizer to the one that they were made with: its "
+                "folder, or its vocab.txt."
+            )
+        return None
+    name = f"data.tokenizer={data.tokenizer}"
+    return choose_bos(data.bos, tokenizer, data.tokenizer_kind, name=name)
 
 
 def _files_of(recipe: Recipe) -> list[SourceFile]:
@@ -387,6 +399,7 @@ def _commit(
     files = {name: file_entry(content) for name, content in tokenizer.items()}
     for shard in (*shards["train"], *shards["eval"]):
         files |= shard["files"]
+    holds_samples = DATA_FORMATS[request.get("data_format", "by_suffix")].holds_ids
     beside = {"columns": {name: np.dtype(kind.dtype).str for name, kind in columns.items()}}
     manifest = {
         "format": COLUMNS_VERSION if columns else FORMAT_VERSION,
@@ -402,7 +415,12 @@ def _commit(
             split: {
                 "tokens": sum(shard["tokens"] for shard in of_split),
                 "documents": sum(shard["documents"] for shard in of_split),
-                "bytes": _bytes_of(of_split),
+                "bytes": None if holds_samples else _bytes_of(of_split),
+                **(
+                    {"samples": sum(shard["documents"] for shard in of_split)}
+                    if holds_samples
+                    else {}
+                ),
                 "shards": [
                     {key: shard[key] for key in ("name", "tokens", "documents")}
                     for shard in of_split
