@@ -182,6 +182,7 @@ OF_OWN: list[tuple[dict[str, object], str]] = [
     ({"model.compile": "true"}, "model.compile=true is done block by block, and model.blocks name"),
     ({"memory.recompute": "full"}, "memory.recompute='full' is done block by block"),
     ({"memory.offload": "activations"}, "Use memory.recompute."),
+    ({"memory.loss_chunk": 512}, "=512 makes losses in the head of a known model"),
     ({"precision.compute": "fp8"}, "precision.compute=fp8 multiplies known matrices of a block"),
     ({"task.generate_tokens": 5}, "task.generate_tokens=5 needs logits"),
     (

@@ -128,6 +128,27 @@ def test_weight_decay_is_by_optimizer(optim: list[str], decay: float, reason: st
     assert found.reasons["optim.weight_decay"] == reason
 
 
+@pytest.mark.parametrize(
+    ("preset", "overrides", "chunk", "reason"),
+    [
+        ("llama-tiny", [], "none", "chunks would save less than 1 GiB"),
+        ("llama3-8b", ["data.seq_len=8192"], 2048, "logits of 8,192 tokens take 5.9 GiB; in "),
+        ("llama3-8b", ["data.seq_len=8192", "parallel.tp=8"], "none", "take 751.5 MiB: "),
+        ("llama3-8b", ["data.seq_len=65536", "parallel.cp=8"], 2048, "logits of 8,192 tokens"),
+        ("llama3-8b", ["data.seq_len=8192", "parallel.pp=2", "parallel.schedule=gpipe"], "none",
+         "with gpipe a gradient of the head would wait for each micro-batch"),
+        ("llama3-8b", ["data.seq_len=8192", "memory.loss_chunk=512"], 512, None),
+        ("bert-large", ["task.name=masked_lm", "optim.micro_batch=64"], "none", "4,915 tokens"),
+    ],
+)  # fmt: skip
+def test_the_loss_is_cut_into_chunks_where_logits_are_large(
+    preset: str, overrides: list[str], chunk: int | str, reason: str | None
+) -> None:
+    found = preview(preset, "cluster.device=cuda", "cluster.devices=8", *overrides)
+    assert found.recipe.memory.loss_chunk == chunk
+    assert (reason or "") in found.reasons.get("memory.loss_chunk", "")
+
+
 def test_loaded_weights_get_the_rate_and_batch_of_fine_tuning() -> None:
     recipe = load_recipe([], ["model.path=somewhere"])
     facts = Facts(shape=PRESETS["llama2-7b"].shape, model_has_tokenizer=True)

@@ -293,6 +293,24 @@ def test_a_chunked_loss_holds_a_part_of_them() -> None:
     assert found.term("logits and loss") < GIB
 
 
+IN_CHUNKS = dataclasses.replace(EAGER, loss_chunk=2048)
+
+
+def test_our_own_chunks_hold_their_logits_and_the_heads_gradient() -> None:
+    given: dict[str, Any] = {"seq_len": 32_768, "dp_shard": 8, "recompute": "full"}
+    whole = memory(workload("llama3-8b", **given))
+    found = memory(workload("llama3-8b", **given, techniques=IN_CHUNKS))
+    assert found.term("logits and loss") == (2 + 4) * 2048 * 128_256
+    saved = whole.term("logits and loss") - found.term("logits and loss")
+    # the head's gradient in fp32, the buffer the head was gathered in, and the hidden state's
+    added = (4 + 2) * 4096 * 128_256 + 2 * 32_768 * 4096
+    assert whole.allocated_bytes - found.allocated_bytes == pytest.approx(saved - added, rel=1e-3)
+    (reason,) = [term.reason for term in found.terms if term.name == "logits and loss"]
+    assert reason == (
+        "a chunk of 2,048 tokens x 128,256 entries; 23.5 GiB without memory.loss_chunk"
+    )
+
+
 def test_masked_language_models_score_masked_tokens_alone() -> None:
     # Devlin et al. 2019, section 3.1: 15 % of the tokens
     bert = PRESETS["bert-large"].shape
@@ -323,6 +341,15 @@ def test_masked_language_models_score_masked_tokens_alone() -> None:
                       "formats": dataclasses.replace(OURS, reduce_bytes=2)}, 16.23),
         ("llama3.2-1b", {"dp_shard": 8, "recompute": "full"}, 7.02),
         ("llama2-70b", {"dp_shard": 128, "recompute": "full"}, 21.86),
+        # the same with the loss in chunks: `shardyard plan RECIPE --dry-run`, 2026-11-23
+        ("llama3-8b", {"dp_shard": 64, "seq_len": 8192, "recompute": "full",
+                       "techniques": IN_CHUNKS}, 11.53),
+        ("llama3-8b", {"dp_shard": 64, "zero": 1, "micro_batch": 4, "recompute": "full",
+                       "techniques": IN_CHUNKS}, 54.33),
+        ("llama3-8b", {"dp_shard": 8, "tp": 8, "seq_len": 8192, "recompute": "full",
+                       "techniques": IN_CHUNKS}, 3.20),
+        ("llama-1b", {"dp_shard": 8, "seq_len": 8192, "recompute": "full",
+                      "techniques": IN_CHUNKS}, 4.62),
     ],
 )  # fmt: skip
 def test_the_peak_is_that_of_the_real_model(preset: str, given: dict[str, Any], gib: float) -> None:

@@ -87,7 +87,10 @@ def _step_on_real_tensors(recipe: Recipe, layout: Layout, shape: ModelShape) -> 
     stepper.run([batch, batch], lr=1e-3, drain=False)
 
 
+CHUNK = {"loss in chunks": 100}
+"""Tokens; of the others all."""
 CASES = {
+    "loss in chunks": (Layout(dp_replicate=1, dp_shard=8, zero=3), "fp32", "full"),
     "one rank": (Layout(dp_replicate=1, dp_shard=1, zero=1), "bf16", "none"),
     "zero 1": (Layout(dp_replicate=1, dp_shard=2, zero=1), "fp32", "selective"),
     "zero 2": (Layout(dp_replicate=1, dp_shard=8, zero=2), "bf16", "full"),
@@ -98,7 +101,7 @@ CASES = {
 }
 
 
-QUICK = ("one rank", "zero 3")
+QUICK = ("one rank", "zero 3", "loss in chunks")
 
 
 @pytest.mark.parametrize(
@@ -109,7 +112,7 @@ def test_the_peak_is_what_torchs_allocator_gives_to_a_real_step(name: str) -> No
     recipe = tiny(
         layout=layout,
         precision={"compute": compute, "output": compute},
-        memory={"recompute": recompute},
+        memory={"recompute": recompute, "loss_chunk": CHUNK.get(name, "none")},
     )
     real = allocated_peak(recipe, layout)
     # blocks of 512 bytes on a GPU, of 64 on a CPU; kernels' own scratch is seen here alone

@@ -13,6 +13,7 @@ from typing import Any
 
 from shardyard.config.auto_of_model import compute_on, dropout_of, output_of, seq_len_of
 from shardyard.config.machines import chosen_cluster
+from shardyard.config.masking import MASKED_SHARE
 from shardyard.config.optimizers import optimizer_of
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
@@ -20,11 +21,17 @@ from shardyard.config.tokenizer_kinds import TOKENIZER_KINDS
 from shardyard.families.shape import ModelShape
 from shardyard.hardware.cluster import Cluster
 from shardyard.hardware.machine import Machine
+from shardyard.units import format_bytes
 
 _MICRO_BATCH_TOKENS = 4096
 """Tokens of one forward pass of a small model: enough to keep a device busy (ours)."""
 
 _ADAPTERS = "adapters: as QLoRA's at 7 B and 13 B (arXiv:2305.14314, table 9)"
+
+_LOSS_CHUNK = 2048
+"""Tokens that keep a product with the head's matrix busy: adding up its gradient chunk by chunk
+moves 10 bytes an element, which takes a sixth of the time of the chunk's products (ours)."""
+
 _FINE_TUNING = "loaded weights: as in Llama 2's fine-tuning (arXiv:2307.09288, section 3.1)"
 
 
@@ -262,6 +269,29 @@ def _samples_per_rank(global_batch: int, *, micro_batch: int, ranks: int) -> int
     return math.ceil(math.ceil(global_batch / micro_batch) / ranks) * micro_batch
 
 
+def _loss_chunk(draft: Draft) -> tuple[int | str, str]:
+    recipe = draft.recipe
+    if recipe.model.module is not None:
+        return "none", "the function of model.module makes its own loss"
+    if recipe.parallel.pp > 1 and recipe.parallel.schedule == "gpipe":
+        return "none", "with gpipe a gradient of the head would wait for each micro-batch"
+    if recipe.precision.compute == "auto":
+        raise NotYetKnown("known once precision.compute is")
+    shape, tp = draft.shape, recipe.parallel.tp
+    micro_batch = _known(recipe.optim.micro_batch, "optim.micro_batch")
+    tokens, entries = micro_batch * draft.seq_len // recipe.parallel.cp, shape.vocab_size // tp
+    if not shape.is_causal:
+        tokens = round(MASKED_SHARE * tokens)
+    per_logit = 4 + (4 if recipe.precision.compute == "fp32" else 2)  # and an fp32 copy
+    whole = tokens * entries * per_logit
+    # the head's gradient in fp32, and the buffer that the head was gathered in
+    chunked = _LOSS_CHUNK * entries * per_logit + 6 * entries * shape.hidden_size
+    logits = f"logits of {tokens:,} tokens take {format_bytes(whole)}"
+    if whole - chunked < 2**30:
+        return "none", f"{logits}: chunks would save less than 1 GiB"
+    return _LOSS_CHUNK, f"{logits}; in chunks, with what these take, {format_bytes(chunked)}"
+
+
 def _lr(draft: Draft) -> tuple[float, str]:
     # whose rate is not known is refused without one; a rate of another optimizer would be a guess
     assert optimizer_of(draft.recipe.optim).knows_lr, draft.recipe.optim.name
@@ -326,6 +356,7 @@ BEFORE_LAYOUT: dict[str, Rule] = {
 AFTER_LAYOUT: dict[str, Rule] = {
     "optim.global_batch": _global_batch,
     "optim.micro_batch": _micro_batch,
+    "memory.loss_chunk": _loss_chunk,
     "optim.lr": _lr,
     "optim.weight_decay": _weight_decay,
     "optim.warmup_steps": _warmup_steps,

@@ -115,6 +115,11 @@ def _refused(recipe: Recipe) -> dict[str, tuple[bool, str]]:
             recompute != "none" and not is_split,
             f"={recompute!r} {no_blocks}",
         ),
+        "memory.loss_chunk": (
+            recipe.memory.loss_chunk not in ("auto", "none"),
+            f"={recipe.memory.loss_chunk} makes losses in the head of a known model, {own} "
+            "Use none.",
+        ),
         "memory.offload": (
             recipe.memory.offload == "activations",
             f"=activations moves what known blocks keep, {own} Use memory.recompute.",

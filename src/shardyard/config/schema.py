@@ -298,6 +298,9 @@ class Memory(Section):
         | Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
     ) = "none"
     """Activations to recompute: none, full, selective, every n-th block (n), or named modules."""
+    loss_chunk: Literal["none"] | Annotated[int, Field(ge=1)] | Auto = "auto"
+    """Tokens whose logits exist at once: the head and its loss are computed in chunks of so many,
+    exactly; none: all at once; auto: 2048 where that saves 1 GiB or more."""
     offload: Literal["none", "params", "optimizer", "activations"] = "none"
     """What waits in host memory; params and optimizer can be planned, not trained yet."""
     offload_depth: Annotated[int, Field(ge=0)] = 1

@@ -40,6 +40,7 @@ _SECTIONS = {
     "compile": "model",
     "compute": "precision",
     "cp_exchange": "parallel",
+    "loss_chunk": "memory",
     "output": "precision",
     "prefetch": "parallel",
     "recompute": "memory",

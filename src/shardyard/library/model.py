@@ -26,6 +26,7 @@ class Options(TypedDict, total=False):
     compile: bool
     compute: str
     cp_exchange: str
+    loss_chunk: int | str
     output: str
     prefetch: int
     recompute: str | int | tuple[str, ...]

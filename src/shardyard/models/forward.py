@@ -66,8 +66,9 @@ class ForwardPass:
         samples_B: Tensor,
         segments_BL: Tensor | None = None,
         predicted_1N: Tensor | None = None,
+        targets: Tensor | None = None,
     ) -> Tensor:
-        """From ``Inputs`` to logits, or to a hidden state for the next stage.
+        """From ``Inputs`` to logits or a sum of losses, or to a hidden state for the next stage.
 
         Logits are (B, l, V), or (1, N, V) of tokens that are named.
         """
@@ -85,7 +86,12 @@ class ForwardPass:
             x = x.flatten(0, 1).index_select(0, predicted_1N[0])[None]
         if self._norm is not None:
             x = self._norm(x)
-        return x if self._head is None else self._logits(x)
+        if self._head is None:
+            return x
+        if targets is None:
+            return self._logits(x)
+        loss: Tensor = self._head(x, targets)
+        return loss
 
     def _logits(self, x_BlD: Tensor) -> Tensor:
         assert self._head is not None

@@ -22,3 +22,6 @@ class Inputs(NamedTuple):
     predicted_1N: Tensor | None = None
     """Which tokens the head computes, of those (B x l) whose residual stream this rank holds; None:
     all."""
+    targets: Tensor | None = None
+    """For a head that makes the sum of losses itself (``parallel/chunked_loss.py``), one for each
+    token that it computes; None: logits are asked for."""

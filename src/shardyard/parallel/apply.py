@@ -21,6 +21,7 @@ from shardyard.models.lora import drop_in_adapters
 from shardyard.models.parts import blocks_of, dropout_places, part_of
 from shardyard.models.router_loss import RouterLoss, RouterTotals
 from shardyard.models.stage import keep_blocks, stage_of
+from shardyard.parallel.chunked_loss import compute_in_chunks
 from shardyard.parallel.context import context_attention, context_share
 from shardyard.parallel.data import Groups, shard_groups
 from shardyard.parallel.expert import shard_experts, sparse_blocks
@@ -77,6 +78,10 @@ def parallelize(
         keeps_sums = recipe.memory.recompute == "selective"
         shard_tensors(model, mesh.dense["tp"], family, keeps_sums=keeps_sums)
     token_losses = _token_losses(model, mesh, family)
+    chunk, head = recipe.memory.loss_chunk, part_of(model, family.head)
+    loss_in_model = isinstance(chunk, int)
+    if isinstance(chunk, int) and head is not None:
+        compute_in_chunks(head, token_losses, tokens=chunk, softcap=shape.final_logit_softcapping)
     # 3. dropout: its hooks must see a module's output before FSDP's hooks let go of it
     drop = recipe.model.dropout
     assert not isinstance(drop, str), "resolved"
@@ -87,7 +92,10 @@ def parallelize(
         drop_in_adapters(model, recipe.model.lora.dropout, seed=recipe.run.seed, keys=keys)
     precision = mixed_precision(recipe.precision)
     _wrap(
-        [(stage, groups_of(stage, mesh, family, precision)) for stage in stages.values()],
+        [
+            (stage, groups_of(stage, mesh, family, precision, loss_in_model=loss_in_model))
+            for stage in stages.values()
+        ],
         blocks_of(model, family),
         mesh,
         recipe=recipe,
@@ -102,6 +110,7 @@ def parallelize(
     return ParallelModel(
         model=model,
         token_losses=token_losses,
+        loss_in_model=loss_in_model,
         statistics=() if router is None else (router,),
         tokens_l=keys.computed_l,
         pipeline=pipeline,

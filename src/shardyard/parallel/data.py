@@ -42,7 +42,7 @@ class Groups:
     last: Sequence[nn.Module] = ()
     """What computes after them, one group."""
     output_dtype: torch.dtype | None
-    """Of what the module returns."""
+    """Of what the module returns; None: as it comes."""
     placement: Placement | None = None
 
 
@@ -64,10 +64,10 @@ def shard_groups(
     ahead = [*groups.first, *groups.blocks]
     for module in ahead:
         fully_shard(module, mp_policy=precision, reshard_after_forward=reshard, **options)
+    of_root = replace(precision, output_dtype=groups.output_dtype)
     if groups.last:
         # backward begins here: freeing them after forward would gather twice for nothing
-        fully_shard(list(groups.last), mp_policy=precision, reshard_after_forward=False, **options)
-    of_root = replace(precision, output_dtype=groups.output_dtype)
+        fully_shard(list(groups.last), mp_policy=of_root, reshard_after_forward=False, **options)
     fully_shard(model, mp_policy=of_root, reshard_after_forward=False, **options)
 
     if sharding.size() > 1:  # over one rank torch averages nothing, but would divide a copy

@@ -15,20 +15,30 @@ from shardyard.parallel.mesh import Mesh
 
 
 def groups_of(
-    model: nn.Module, mesh: Mesh, family: Family, precision: MixedPrecisionPolicy
+    model: nn.Module,
+    mesh: Mesh,
+    family: Family,
+    precision: MixedPrecisionPolicy,
+    *,
+    loss_in_model: bool,
 ) -> Groups:
-    """The groups of a model or a stage of a known family."""
+    """The groups of a model or a stage of a known family.
+
+    Args:
+        loss_in_model: What it returns is a sum of losses, which stays in fp32.
+    """
     embedding, norm, head = (
         part_of(model, name) for name in (family.embedding, family.norm, family.head)
     )
     # tied ones stay in the root's group: two groups would untie them silently
     tied = is_tied(model, family)
+    of_end = None if loss_in_model else precision.output_dtype
     return Groups(
         first=[embedding] if embedding is not None and not tied else [],
         blocks=list(blocks_of(model, family).values()),
         last=[norm, head] if norm is not None and head is not None and not tied else [],
         # what a pipeline stage returns goes into blocks
-        output_dtype=precision.param_dtype if head is None else precision.output_dtype,
+        output_dtype=precision.param_dtype if head is None else of_end,
         placement=_expert_placement(model, mesh, family),
     )
 

@@ -18,6 +18,8 @@ class ParallelModel:
     """With a pipeline, the modules of all stages of this rank."""
     token_losses: VocabLoss
     """Sum of the losses of logits (B, l, V) against targets (B, l)."""
+    loss_in_model: bool = False
+    """Whether the model, told targets, returns that sum itself (``parallel/chunked_loss.py``)."""
     statistics: Sequence[Statistics] = ()
     """What its modules count beside the loss."""
     tokens_l: Tensor | None = None

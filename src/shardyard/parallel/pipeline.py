@@ -121,9 +121,12 @@ class Pipeline:
         self,
         inputs: Sequence[Inputs],
         targets: Sequence[Tensor],
-        loss_sum: Callable[[Tensor, Tensor], Tensor],
+        loss_sum: Callable[[Tensor, Tensor], Tensor] | None,
     ) -> Tensor:
         """Forward and backward passes of all micro-batches of a step; adds up gradients.
+
+        Args:
+            loss_sum: Of what the last stage returns and targets; None: it returns the sum itself.
 
         Returns:
             Sum of the losses (fp64); 0 on ranks without the last stage.
@@ -132,6 +135,8 @@ class Pipeline:
         missing = passes - len(inputs)
         inputs = [*inputs, *[inputs[-1]] * missing]
         targets = [*targets, *[torch.full_like(targets[-1], IGNORED)] * missing]
+        if loss_sum is None:
+            inputs = [each._replace(targets=aim) for each, aim in zip(inputs, targets, strict=True)]
         if self._schedule is None:
             self._schedule = self._new_schedule(inputs[0].x, passes, loss_sum)
             self._passes = passes
@@ -192,7 +197,7 @@ class Pipeline:
         return samples, tokens // self._tp, self._width
 
     def _new_schedule(
-        self, tokens_Bl: Tensor, passes: int, loss_sum: Callable[[Tensor, Tensor], Tensor]
+        self, tokens_Bl: Tensor, passes: int, loss_sum: Callable[[Tensor, Tensor], Tensor] | None
     ) -> Any:
         # shapes are given, as torch would find them out by a forward and backward pass
         hidden_BlD = torch.empty(
@@ -211,7 +216,7 @@ class Pipeline:
             )
             for index, module in self._stages.items()
         ]
-        options: dict[str, Any] = {"loss_fn": loss_sum, "scale_grads": False}
+        options: dict[str, Any] = {"loss_fn": loss_sum or _as_returned, "scale_grads": False}
         if self._plan.schedule in _OF_ONE_STAGE:
             return _OF_ONE_STAGE[self._plan.schedule](stages[0], passes, **options)
         return _OF_STAGES[self._plan.schedule](stages, passes, **options)
@@ -220,6 +225,10 @@ class Pipeline:
 def _joined(parts: tuple[Any, ...]) -> Any:
     """One field of all micro-batches, which torch's schedule cuts again."""
     return None if parts[0] is None else torch.cat(parts)
+
+
+def _as_returned(loss: Tensor, _targets: Tensor) -> Tensor:
+    return loss
 
 
 class _NotFsdp(nn.Module):

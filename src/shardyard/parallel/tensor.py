@@ -125,11 +125,11 @@ def share_of(
 
 def compute_on_shares(module: nn.Module, forward: Callable[..., Any]) -> None:
     """Give a module a forward method that sees the local parts of the module's own parameters."""
-    module.forward = _OnShares(module, forward)
+    module.forward = OnShares(module, forward)
 
 
-class _OnShares:
-    """A forward method during which the module's parameters are plain tensors."""
+class OnShares:
+    """A forward method during which the module's own parameters are plain tensors."""
 
     def __init__(self, module: nn.Module, forward: Callable[..., Any]) -> None:
         self._module = module

@@ -1,15 +1,17 @@
 """Cross-entropy that holds little: one fp32 number a logit, also where ranks split the vocabulary.
 
 torch's own keeps fp32 copies of the logits, of their log-probabilities and of their gradients, 12
-bytes a logit beside the logits; here the probabilities become the gradient in place. Where the
-vocabulary is split no rank ever holds all logits: three numbers a token pass between the ranks, the
-largest logit, the sum of exponentials, and the logit of the target.
+bytes a logit beside the logits; here the probabilities become the gradient in place. Where even
+that is too much, ``chunked_loss.py`` asks for some tokens at a time. Where the vocabulary is split
+no rank ever holds all logits: three numbers a token pass between the ranks, the largest logit, the
+sum of exponentials, and the logit of the target.
 
 Shape suffixes: N = tokens, v = this rank's part of the vocabulary.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,7 +20,7 @@ from torch import Tensor
 from shardyard.data.micro_batch import IGNORED
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class VocabLoss:
     """Cross-entropy of this rank's logits."""
 
@@ -26,6 +28,8 @@ class VocabLoss:
     """Ranks that split the vocabulary; None: it is whole."""
     first: int = 0
     """Token id of this rank's first logit."""
+    watch: Callable[[Tensor, Tensor], None] | None = None
+    """Shown all logits and targets beside, all at once or chunk by chunk."""
 
     def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Sum over predicted tokens in nats, fp32; 0 if none counts.
@@ -34,6 +38,8 @@ class VocabLoss:
             logits: (..., V), or this rank's (..., v).
             targets: Token ids (...) or ``IGNORED``.
         """
+        if self.watch is not None:
+            self.watch(logits, targets)
         loss: Tensor = _CrossEntropySum.apply(  # type: ignore[no-untyped-call]
             logits.flatten(0, -2), targets.flatten(), self.group, self.first
         )
@@ -59,6 +65,28 @@ class VocabLoss:
             dist.all_reduce(token_N, dist.ReduceOp.MIN, group=self.group)
         return (token_N == targets_N).sum().double()
 
+    def with_gradient(self, logits_Nv: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum, and its gradient by the logits, in their format; autograd records neither."""
+        if self.watch is not None:
+            self.watch(logits_Nv, targets_N)
+        dtype = logits_Nv.dtype
+        with torch.no_grad():
+            loss, known = _sum(logits_Nv, targets_N, self.group, self.first)
+            del logits_Nv
+            return loss, _gradient(known, known.counts_N.float()).to(dtype)
+
+
+class _Known(NamedTuple):
+    """What the gradient is made of."""
+
+    probability_Nv: Tensor
+    """fp32; becomes the gradient in place."""
+    column_N: Tensor
+    """Of the target, where this rank holds it."""
+    is_here_N: Tensor
+    counts_N: Tensor
+    """Whether a token has a target."""
+
 
 class _CrossEntropySum(torch.autograd.Function):
     @staticmethod
@@ -69,33 +97,46 @@ class _CrossEntropySum(torch.autograd.Function):
         group: dist.ProcessGroup | None,
         first: int,
     ) -> Tensor:
-        size = logits_Nv.shape[1]
-        lowest_N = logits_Nv.new_full((len(logits_Nv),), -torch.inf, dtype=torch.float32)
-        largest_N = logits_Nv.amax(dim=1).float() if size else lowest_N
-        if group is not None:
-            dist.all_reduce(largest_N, dist.ReduceOp.MAX, group=group)
-        column_N = targets_N - first
-        is_here_N = (column_N >= 0) & (column_N < size)
-        column_N = column_N.masked_fill(~is_here_N, 0)
-        exp_Nv = logits_Nv.to(torch.float32, copy=True).sub_(largest_N[:, None]).exp_()
-        # one all-reduce for both: sum of exponentials, and the target's logit where it is held
-        sums_2N = torch.stack([exp_Nv.sum(dim=1), torch.zeros_like(largest_N)])
-        if size:
-            target_N = logits_Nv.gather(1, column_N[:, None])[:, 0].float() - largest_N
-            sums_2N[1] = target_N.masked_fill(~is_here_N, 0.0)
-        if group is not None:
-            dist.all_reduce(sums_2N, group=group)
-        counts_N = targets_N != IGNORED
-        probability_Nv = exp_Nv.div_(sums_2N[0][:, None])
-        ctx.save_for_backward(probability_Nv, column_N, is_here_N, counts_N)
+        loss, known = _sum(logits_Nv, targets_N, group, first)
+        ctx.save_for_backward(*known)
         ctx.dtype = logits_Nv.dtype
-        return ((sums_2N[0].log() - sums_2N[1]) * counts_N).sum()
+        return loss
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        probability_Nv, column_N, is_here_N, counts_N = ctx.saved_tensors
-        weight_N = counts_N * grads[0]
-        grad_Nv = probability_Nv.mul_(weight_N[:, None])  # used once: there is one backward pass
-        if grad_Nv.shape[1]:
-            grad_Nv.scatter_add_(1, column_N[:, None], -(weight_N * is_here_N)[:, None])
-        return grad_Nv.to(ctx.dtype), None, None, None
+        known = _Known(*ctx.saved_tensors)  # used once: there is one backward pass
+        return _gradient(known, known.counts_N * grads[0]).to(ctx.dtype), None, None, None
+
+
+def _sum(
+    logits_Nv: Tensor, targets_N: Tensor, group: dist.ProcessGroup | None, first: int
+) -> tuple[Tensor, _Known]:
+    size = logits_Nv.shape[1]
+    lowest_N = logits_Nv.new_full((len(logits_Nv),), -torch.inf, dtype=torch.float32)
+    largest_N = logits_Nv.amax(dim=1).float() if size else lowest_N
+    if group is not None:
+        dist.all_reduce(largest_N, dist.ReduceOp.MAX, group=group)
+    column_N = targets_N - first
+    is_here_N = (column_N >= 0) & (column_N < size)
+    column_N = column_N.masked_fill(~is_here_N, 0)
+    exp_Nv = logits_Nv.to(torch.float32, copy=True).sub_(largest_N[:, None]).exp_()
+    # one all-reduce for both: sum of exponentials, and the target's logit where it is held
+    sums_2N = torch.stack([exp_Nv.sum(dim=1), torch.zeros_like(largest_N)])
+    if size:
+        target_N = logits_Nv.gather(1, column_N[:, None])[:, 0].float() - largest_N
+        sums_2N[1] = target_N.masked_fill(~is_here_N, 0.0)
+    if group is not None:
+        dist.all_reduce(sums_2N, group=group)
+    counts_N = targets_N != IGNORED
+    probability_Nv = exp_Nv.div_(sums_2N[0][:, None])
+    loss = ((sums_2N[0].log() - sums_2N[1]) * counts_N).sum()
+    return loss, _Known(probability_Nv, column_N, is_here_N, counts_N)
+
+
+def _gradient(known: _Known, weight_N: Tensor) -> Tensor:
+    """fp32; ``weight_N`` is what a token's loss counts."""
+    grad_Nv = known.probability_Nv.mul_(weight_N[:, None])
+    if grad_Nv.shape[1]:
+        weight_N = weight_N * known.is_here_N
+        grad_Nv.scatter_add_(1, known.column_N[:, None], -weight_N[:, None])
+    return grad_Nv

@@ -11,7 +11,7 @@ terms are those of the largest. Three numbers come out: what tensors take (alloc
 allocator holds for them (reserved), what the driver shows (device).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, assert_never
 
 from shardyard.config.layout import Layout
@@ -192,14 +192,17 @@ def needs(w: Workload, stage: int) -> tuple[Need, ...]:
 
 def _at_loss(w: Workload, held: _Held) -> Need:
     """The last block has kept what it keeps, and the first gradients are not there yet."""
+    # in chunks the loss is a part of the forward pass: the buffer it was gathered in is still there
     head = w.formats.compute_bytes * held.table if _gathers(w) else 0.0
     earlier = _earlier_passes(w)
     return Need(
         parameters=_parameters(w, held),
         gradients=earlier * _gradients(w, held),
         optimizer=_optimizer(w, held),
-        gathered=_whole_copy(w, held) + head,
-        unreduced=earlier * _waiting(w, held) + _left_of_last_pass(w, held),
+        gathered=_whole_copy(w, held) + head * (2 if w.techniques.loss_chunk else 1),
+        unreduced=earlier * _waiting(w, held)
+        + _left_of_last_pass(w, held)
+        + _head_gradient(w, held),
         activations=_kept(w, held) + _ends(w),
         logits=_logits_bytes(w, _tokens(w)),
     )
@@ -373,6 +376,18 @@ def _left_of_last_pass(w: Workload, held: _Held) -> float:
     return w.formats.reduce_bytes * held.trained.table
 
 
+def _head_gradient(w: Workload, held: _Held) -> float:
+    """With a loss in chunks: its sum in fp32, and what a chunk adds beyond its fp32 logits."""
+    chunk, tokens = w.techniques.loss_chunk, _with_logits(w, _tokens(w))
+    if chunk is None or not held.trained.table:
+        return 0.0
+    size, table = w.formats.compute_bytes, held.trained.table
+    if tokens <= chunk:
+        return size * table
+    logits = 4 * chunk * w.shape.vocab_size / w.layout.tp
+    return 4 * table + (max(0.0, size * table - logits) if size < 4 else 0.0)
+
+
 # --- activations of a stage ----------------------------------------------------------------------
 
 
@@ -395,9 +410,12 @@ def _made_again(w: Workload, held: _Held) -> float:
 
 
 def _ends(w: Workload) -> float:
-    """What the norm after all blocks keeps."""
+    """What the norm after all blocks keeps, and the head."""
     split = w.layout.tp if w.techniques.sequence_parallel else 1
-    return _tokens(w) * _norm_bytes(w) * w.shape.hidden_size / split
+    kept = _norm_bytes(w) / split
+    if w.techniques.loss_chunk is not None:  # the gradient of what the head multiplies
+        kept += w.formats.compute_bytes
+    return _tokens(w) * kept * w.shape.hidden_size
 
 
 # --- activations of a block -----------------------------------------------------------------------
@@ -518,6 +536,11 @@ def _adapter_products(w: Workload) -> float:
     return adapters.average(lambda each: size * (adapters.rank + each.outputs / tp))
 
 
+def _with_logits(w: Workload, tokens: float) -> float:
+    """Of these tokens, those whose logits are computed."""
+    return tokens if w.shape.is_causal else MASKED_SHARE * tokens
+
+
 def _logits_bytes(w: Workload, tokens: float) -> float:
     """Logits, fp32 log-probabilities, and the gradients of both as the backward pass starts.
 
@@ -529,10 +552,22 @@ def _logits_bytes(w: Workload, tokens: float) -> float:
         per_logit = size + 4
     if tech.loss == "fused":
         per_logit = 2 * size
-    if not w.shape.is_causal:
-        tokens *= MASKED_SHARE
+    tokens = _with_logits(w, tokens)
+    if tech.loss_chunk is not None:
+        tokens = min(tokens, tech.loss_chunk)
     held = tokens * w.shape.vocab_size / w.layout.tp * per_logit
     return held / CHUNKS if tech.chunked_loss else held
+
+
+def _logits_reason(w: Workload, tokens: int) -> str:
+    chunk, entries = w.techniques.loss_chunk, w.shape.vocab_size // w.layout.tp
+    if chunk is None or chunk >= tokens:
+        return f"{tokens:,} tokens x {entries:,} entries: logits, log-probabilities, gradients"
+    whole = _logits_bytes(replace(w, techniques=replace(w.techniques, loss_chunk=None)), tokens)
+    return (
+        f"a chunk of {chunk:,} tokens x {entries:,} entries; {format_bytes(whole)} without "
+        "memory.loss_chunk"
+    )
 
 
 # --- reasons ------------------------------------------------------------------------------------
@@ -560,8 +595,7 @@ def _terms(w: Workload, stage: int, need: Need) -> tuple[Term, ...]:
         "unreduced gradients": f"{formats.reduce_bytes:g} bytes each, on their way to their sum",
         "activations": f"{blocks} blocks x {tokens:,} tokens{several}, "
         f"recompute {w.recompute}",
-        "logits and loss": f"{tokens:,} tokens x {w.shape.vocab_size // layout.tp:,} entries: "
-        "logits, log-probabilities, gradients",
+        "logits and loss": _logits_reason(w, tokens),
     }  # fmt: skip
     rounded = [round(value) for value in need]
     return tuple(

@@ -107,7 +107,9 @@ class Techniques:
     """``in place`` is ours: probabilities become the gradient; ``fused`` is one kernel that keeps
     16-bit logits alone and writes their gradient over them."""
     chunked_loss: bool = False
-    """The loss is computed in chunks, so that the full logits are never held."""
+    """The loss is computed in chunks, of which nothing more is known: an eighth each."""
+    loss_chunk: int | None = None
+    """Ours: tokens whose logits are held at once, and then the head's gradient; None: all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +170,7 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
     seq_len, compute = recipe.data.seq_len, recipe.precision.compute
     assert isinstance(micro_batch, int) and isinstance(seq_len, int)
     assert compute != "auto" and recipe.model.dropout != "auto"
-    recompute = recipe.memory.recompute
+    recompute, chunk = recipe.memory.recompute, recipe.memory.loss_chunk
     return Workload(
         shape=shape,
         layout=layout,
@@ -190,6 +192,7 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
             attention="flash" if shape.attn_logit_softcapping is None else "unfused",
             kernels="compiled" if recipe.model.compile else "eager",
             loss="in place",
+            loss_chunk=chunk if isinstance(chunk, int) else None,
             schedule=recipe.parallel.schedule,
             virtual_stages=recipe.parallel.virtual_stages,
             cp_exchange=recipe.parallel.cp_exchange,

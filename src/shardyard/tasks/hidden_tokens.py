@@ -30,6 +30,7 @@ class HiddenTokens(LanguageModel):
         self._own_l = None if self.tokens_l is None else self.tokens_l.cpu()
         self._vocab_size = int(parts.model.config.vocab_size)  # type: ignore[arg-type,union-attr]
         self._right = torch.zeros(())
+        self.token_losses.watch = self._count
 
     def backward(self, batches: Sequence[MicroBatch]) -> Part:
         """Forward and backward passes of all micro-batches."""
@@ -55,10 +56,9 @@ class HiddenTokens(LanguageModel):
         """What the picked tokens of all ranks of tp are (1, T x N)."""
         return batch["predicted_targets"]
 
-    def losses(self, logits_1NV: Tensor, targets_1N: Tensor) -> Tensor:
-        """Sum of the losses of the picked tokens, fp32; counts those that are guessed."""
-        self._right = self._right + self.token_losses.right(logits_1NV, targets_1N)
-        return super().losses(logits_1NV, targets_1N)
+    def _count(self, logits: Tensor, targets: Tensor) -> None:
+        """Count the picked tokens that are guessed."""
+        self._right = self._right + self.token_losses.right(logits, targets)
 
     def _sums(self, hidden: int | Tensor) -> dict[str, Tensor]:
         right, self._right = self._right, torch.zeros(())

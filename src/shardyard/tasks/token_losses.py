@@ -27,6 +27,7 @@ class LanguageModel(Computation[MicroBatch]):
         self.held_twice = parts.held_twice
         self.statistics = parts.statistics
         self.token_losses = parts.token_losses
+        self._loss_in_model = parts.loss_in_model
         self.tokens_l = parts.tokens_l
         self._mesh = mesh
         self._device = device
@@ -40,7 +41,7 @@ class LanguageModel(Computation[MicroBatch]):
             total = self.pipeline.accumulate(
                 [self.inputs(batch) for batch in on_device],
                 [self.targets(batch) for batch in on_device],
-                self.losses,
+                None if self._loss_in_model else self.token_losses,
             )
         else:
             assert self._sync is not None
@@ -73,23 +74,26 @@ class LanguageModel(Computation[MicroBatch]):
 
     def output(self, batch: MicroBatch) -> Tensor | None:
         """Logits (B, l, V) of a forward pass; None on ranks without the end of the model."""
-        through = self.model if self.pipeline is None else self.pipeline.output
-        logits_BlV: Tensor | None = through(*self.inputs(batch))
-        return logits_BlV
+        return self._through(self.inputs(batch))
 
     def loss_sum(self, batch: MicroBatch) -> Tensor:
         """Sum of cross-entropies in nats over the predicted tokens of this rank, fp32.
 
         0 on ranks without the end of the model.
         """
-        logits_BlV = self.output(batch)
-        if logits_BlV is None:
+        inputs, targets = self.inputs(batch), self.targets(batch)
+        if self._loss_in_model:
+            inputs = inputs._replace(targets=targets)
+        found = self._through(inputs)
+        if found is None:
             return torch.zeros((), device=batch.samples_B.device)
-        return self.losses(logits_BlV, self.targets(batch))
+        return found if self._loss_in_model else self.token_losses(found, targets)
 
-    def losses(self, logits_BlV: Tensor, targets_Bl: Tensor) -> Tensor:
-        """Sum of the losses of what the model returns against targets, fp32."""
-        return self.token_losses(logits_BlV, targets_Bl)
+    def _through(self, inputs: Inputs) -> Tensor | None:
+        """What the end of the model returns, where it is."""
+        through = self.model if self.pipeline is None else self.pipeline.output
+        found: Tensor | None = through(*inputs)
+        return found
 
     def _mine(self, x_BL: Tensor) -> Tensor:
         return x_BL if self.tokens_l is None else x_BL[:, self.tokens_l]

@@ -89,15 +89,19 @@ class Peak:
 class AllocationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Enter it inside a FakeTensorMode, build and step, then ask for the peaks."""
 
-    def __init__(self, *, vocab_size: int, tokens: int, micro_batches: int) -> None:
+    def __init__(
+        self, *, vocab_size: int, tokens: int, micro_batches: int, chunk: int | None = None
+    ) -> None:
         """Args:
         vocab_size: Entries of the vocabulary: logits are known by their shape.
         tokens: Of one micro-batch, those with logits.
+        chunk: Tokens of a chunk of the loss, the last of which may have fewer.
         micro_batches: Of the step; after the last backward pass comes the optimizer.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.operators: set[str] = set()
-        self._logits_shape = (tokens, vocab_size)
+        rows = {tokens} if chunk is None else {min(chunk, tokens), tokens % chunk or chunk}
+        self._logits_shapes = {(each, vocab_size) for each in rows}
         self._micro_batches = micro_batches
         self._events: list[tuple[int, Allocation]] = []
         self._phases: list[Phase] = []
@@ -220,7 +224,7 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if key in self._live or tensor.device.type == "meta":
             return
         rows = tensor.numel() // max(1, tensor.shape[-1]) if tensor.dim() else 0
-        is_logits = tensor.dim() > 0 and (rows, tensor.shape[-1]) == self._logits_shape
+        is_logits = tensor.dim() > 0 and (rows, tensor.shape[-1]) in self._logits_shapes
         if is_logits and self._phase.name == FORWARD:
             self._phase = Phase(LOSS, self._phase.micro_batch)
         allocation = self._born(storage, operator)

@@ -57,10 +57,12 @@ def dry_run(
     """
     started = time.monotonic()
     passes = min(most_passes, _passes(recipe, layout))
+    chunk = recipe.memory.loss_chunk
     log = AllocationLog(
         vocab_size=-(-shape.vocab_size // layout.tp),
         tokens=_logits_rows(recipe, shape, layout),
         micro_batches=passes,
+        chunk=chunk if isinstance(chunk, int) else None,
     )
     with _rank_0_of(layout.world_size):
         _take_a_step(recipe, shape, layout, log=log, passes=passes)
