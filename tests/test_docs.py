@@ -149,7 +149,16 @@ def test_an_example_says_hardware_time_price_and_result(example: Path) -> None:
     assert "loss" in header
 
 
-@pytest.mark.parametrize("name", ["llama2-7b-finetune", "plan-llama3-70b"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama2-7b-finetune",
+        "plan-llama3-70b",
+        "sources/s4-bert-large",
+        "sources/s4-bert-1.5b",
+        "sources/s4-bert-5b",
+    ],
+)
 def test_the_header_of_a_large_example_is_what_the_plan_says(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -157,7 +166,8 @@ def test_the_header_of_a_large_example_is_what_the_plan_says(
     example = Path(f"examples/{name}.yaml")
     assert main(["plan", str(example), "--layouts", "0"]) == 0
     plan, header = capsys.readouterr().out, example.read_text().partition("\nmodel:")[0]
-    memory, length = r"[\d.]+ GiB are \d+% of [\d.]+ GiB", r"\d+ (?:h|min) \d+ (?:min|s)"
+    memory = r"[\d.]+ GiB are \d+% of [\d.]+ GiB"
+    length = r"\d+ (?:d|h|min) \d+ (?:h|min|s)(?= for)"
     claims = re.findall(rf"{memory}|{length}|\$[\d,]+\.\d\d", header)
     assert len(claims) == 4
     assert [claim for claim in claims if claim not in plan] == []
@@ -187,6 +197,16 @@ def shardyard(folder: Path, *arguments: str) -> dict[str, object]:
 def test_the_quickstart_trains(folder: Path) -> None:
     answer = train(folder, "quick", "examples/quickstart.yaml", "data.source=my-text")
     assert answer["outcome"] == "finished"
+
+
+@pytest.mark.heavy
+def test_the_small_bert_trains_in_both_phases(folder: Path) -> None:
+    answer = shardyard(
+        folder, "train", "examples/sources/s4-bert-small.yaml", "data.source=my-text", "--json",
+        "phases.1.run.steps=2", "phases.2.run.steps=2", "data.vocab_size=300", "data.workers=1",
+        "optim.batch_per_device=4", "phases.1.optim.micro_batch=2", "phases.2.optim.micro_batch=2",
+    )  # fmt: skip
+    assert (answer["outcome"], answer["steps_done"]) == ("finished", 4)
 
 
 @pytest.mark.system

@@ -26,7 +26,7 @@ from tests.test_docs import _FENCED, ROOT
 
 PAGES = sorted((ROOT / "docs").glob("launch*.md"))
 EXAMPLE = "examples/llama2-7b-finetune.yaml"
-EXAMPLE_TEXT = (ROOT / EXAMPLE).read_text()
+SOURCES = sorted((ROOT / "examples" / "sources").glob("*.yaml"))
 
 
 def lines() -> Iterator[tuple[str, str]]:
@@ -35,8 +35,11 @@ def lines() -> Iterator[tuple[str, str]]:
             for line in block.splitlines() if language == "sh" else ():
                 if line.startswith(("shardyard ", "python -m shardyard.")):
                     yield page.name, line
-    for line in re.findall(r"^# +(shardyard launch .*)$", EXAMPLE_TEXT, re.MULTILINE):
-        yield "llama2-7b-finetune.yaml", line
+    for example in (ROOT / EXAMPLE, *SOURCES):
+        found = re.findall(
+            r"^# +(shardyard (?:launch|plan|prepare) .*)$", example.read_text(), re.M
+        )
+        yield from ((example.name, line.partition("  ")[0]) for line in found)
 
 
 LINES = list(lines())

@@ -39,6 +39,7 @@ _PLACES = {
         "docs/phases.md",
         "docs/run-folder.md",
     ),
+    "Sources": ("docs/sources/s4-bert.md",),
     "Launch": (
         "docs/launch.md",
         "docs/launch-slurm.md",

@@ -55,6 +55,11 @@ _PRESETS = {
         source="AWS and Habana, BERT 1.5B on DL1: 48 blocks, hidden 1,600, 25 heads (the sizes of "
         "GPT-2 XL), MLP of four times the hidden size",
     ),
+    "bert-5b": Preset(
+        shape=_shape(2560, 64, 40),
+        source="ours: AWS and Habana name 5 B parameters and no shape; 64 blocks, hidden 2,560, 40 "
+        "heads of 64 as theirs, so that tp splits them",
+    ),
 }
 
 
