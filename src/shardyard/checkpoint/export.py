@@ -29,6 +29,7 @@ from shardyard.checkpoint.beside_weights import (
 )
 from shardyard.checkpoint.buffers import buffer_name, is_buffer
 from shardyard.checkpoint.choice import choose_checkpoint
+from shardyard.checkpoint.generic import write_generic
 from shardyard.checkpoint.load import Chosen, SavedTensors, load_tensors, read_shapes
 from shardyard.checkpoint.retention import step_name
 from shardyard.checkpoint.tensor_file import write_tensors
@@ -40,6 +41,7 @@ from shardyard.complete import (
     read_complete,
     write_complete,
 )
+from shardyard.config.generic_model import is_generic
 from shardyard.config.resolved import Resolved
 from shardyard.errors import (
     CheckpointError,
@@ -289,6 +291,17 @@ class _Reader:
 
 
 def _write(plan: ExportPlan, resolved: Resolved, folder: Path) -> None:
+    if is_generic(resolved.recipe):
+        write_generic(plan.checkpoint, plan.beside, folder, dtype=plan.dtype)
+    else:
+        _write_tensors(plan, resolved, folder)
+    for path in _all_files(folder):
+        with path.open("rb") as written:
+            os.fsync(written.fileno())
+    flush_folder(folder)
+
+
+def _write_tensors(plan: ExportPlan, resolved: Resolved, folder: Path) -> None:
     read = _Reader(plan.checkpoint, plan.dtype)
     for file, tensors in plan.files.items():
         shapes = {name: whole_shape(pieces) for name, pieces in tensors.items()}
@@ -306,10 +319,6 @@ def _write(plan: ExportPlan, resolved: Resolved, folder: Path) -> None:
         copy_files(plan.beside, folder)
     else:
         write_beside_weights(plan.beside, folder, shape=resolved.shape, dtype=plan.dtype)
-    for path in _all_files(folder):
-        with path.open("rb") as written:
-            os.fsync(written.fileno())
-    flush_folder(folder)
 
 
 def _write_buffers(checkpoint: Path, folder: Path) -> None:

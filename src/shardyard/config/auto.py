@@ -134,9 +134,9 @@ def _name(draft: Draft) -> tuple[str, str]:
 
 def _weights(draft: Draft) -> tuple[str, str]:
     if draft.recipe.model.path is None and draft.recipe.model.hub is None:
+        if draft.recipe.model.module is not None:
+            return "random", "the function that makes the model gives it its weights"
         return "random", "a preset is a shape without weights"
-    if draft.recipe.model.module is not None:
-        return "random", "the function that makes the model gives it its weights"
     return "load", "the model comes with weights"
 
 

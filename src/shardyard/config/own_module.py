@@ -16,7 +16,7 @@ from shardyard.config.task_names import task_row
 from shardyard.errors import Problem, RequestError
 from shardyard.families.shape import ModelShape
 
-NO_SHAPE = "what a model of your own needs is not known before it runs"
+NO_SHAPE = "what a model of no known family needs is not known before it runs"
 
 _FORM = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*:[^\W\d]\w*")
 
@@ -37,9 +37,14 @@ def known_shape(shape: ModelShape | None) -> ModelShape:
     return shape
 
 
-def own_module_problems(recipe: Recipe) -> Iterable[Problem]:
-    """Everything that is wrong with a recipe that has ``model.module``, or with its settings."""
-    model = recipe.model
+def own_module_problems(recipe: Recipe, *, generic: str | None = None) -> Iterable[Problem]:
+    """Everything that is wrong with a recipe that has ``model.module``, or with its settings.
+
+    Args:
+        generic: What messages call a model that transformers makes (``generic_model.py``), whose
+            blocks and weights are known; None: it is of the user's own.
+    """
+    model, what = recipe.model, generic or "model.module"
     if model.module is None:
         if model.blocks:
             text = f"={', '.join(model.blocks)} is for model.module; other models have known blocks"
@@ -49,14 +54,14 @@ def own_module_problems(recipe: Recipe) -> Iterable[Problem]:
         text = "model.module and model.preset each name a model. Keep one of them."
         yield Problem("model", text)
     yield from _place_problems(model.module)
-    yield from _axis_problems(recipe)
+    yield from _axis_problems(recipe, generic or "a module of your own")
     for setting in _FOLLOWING_A_SHAPE:
         section, key = setting.split(".")
         is_said = setting == "optim.global_batch" and recipe.optim.batch_per_device is not None
         if getattr(getattr(recipe, section), key) == "auto" and not is_said:
-            text = "=auto follows a model's sizes, and those of model.module are not known. Give it"
+            text = f"=auto follows a model's sizes, and those of {what} are not known. Give it"
             yield Problem(setting, f"{text} a value.")
-    for path, (is_asked, why) in _refused(recipe).items():
+    for path, (is_asked, why) in _refused(recipe, what, is_generic=generic is not None).items():
         if is_asked:
             yield Problem(path, why)
 
@@ -75,27 +80,27 @@ def _place_problems(place: str) -> Iterable[Problem]:
         yield Problem("model.module", text)
 
 
-def _axis_problems(recipe: Recipe) -> Iterable[Problem]:
+def _axis_problems(recipe: Recipe, what: str) -> Iterable[Problem]:
     for axis, reason in WHY_NOT.items():
         degree = getattr(recipe.parallel, axis)
         if degree > 1:
             hint = "Use dp_replicate and dp_shard"
             if axis == "tp":
                 hint += "; a script gives tp a plan (docs/library.md)"
-            text = f"={degree}: in a module of your own {reason}. {hint}."
+            text = f"={degree}: in {what} {reason}. {hint}."
             yield Problem(f"parallel.{axis}", text)
 
 
-def _refused(recipe: Recipe) -> dict[str, tuple[bool, str]]:
+def _refused(recipe: Recipe, what: str, *, is_generic: bool) -> dict[str, tuple[bool, str]]:
     """Setting -> whether a recipe asks for what no module of one's own has, and why not."""
     model, given = recipe.model, recipe.model.model_fields_set
-    recompute, is_split = recipe.memory.recompute, bool(model.blocks)
-    own = "and what is inside of model.module is not known."
+    recompute, is_split = recipe.memory.recompute, bool(model.blocks) or is_generic
+    own = f"and what is inside of {what} is not known."
     metrics = task_row(recipe.task.name).metrics
     no_blocks = "is done block by block, and model.blocks names none. Name them, or leave it out."
     return {
         "model.weights": (
-            model.weights == "load",
+            model.weights == "load" and not is_generic,
             "=load, but the function of model.module gives its model the weights. Load them there.",
         ),
         "model.dropout": (

@@ -20,6 +20,7 @@ from shardyard.config.auto import (
 )
 from shardyard.config.fingerprint import SECTIONS_THAT_MAY_CHANGE, may_change
 from shardyard.config.format_problems import without_bf16
+from shardyard.config.generic_model import is_generic
 from shardyard.config.hub import commit_of, digest_of
 from shardyard.config.legality import resolve_layout
 from shardyard.config.machines import devices_of_node
@@ -128,7 +129,7 @@ def _resolved(
         shape=facts.shape,
         data=data,
         steps=preview.steps,
-        model_dir=str(model_dir) if loads else None,
+        model_dir=str(model_dir) if loads or is_generic(recipe) else None,
         model_commit=None
         if recipe.model.hub is None or model_dir is None
         else commit_of(model_dir),

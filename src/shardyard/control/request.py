@@ -11,10 +11,12 @@ from pathlib import Path
 from shardyard.config.anchor import anchor_paths
 from shardyard.config.auto import Facts
 from shardyard.config.check import load_checked_recipe
+from shardyard.config.generic_model import LACKS, generic_type, is_generic, on_generic_path
 from shardyard.config.load import Source, is_override
 from shardyard.config.machines import devices_of_node
 from shardyard.config.model_problems import misfits
 from shardyard.config.model_source import (
+    config_content,
     config_notes,
     has_tokenizer,
     model_folder,
@@ -27,7 +29,7 @@ from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Model, Recipe
 from shardyard.config.sight import Sight, absent_problems, unseen_problems
 from shardyard.config.trainable import trainable_problems
-from shardyard.errors import Problem, RecipeError, ShardyardError
+from shardyard.errors import Problem, RecipeError, RequestError, ShardyardError
 from shardyard.families.shape import ModelShape
 from shardyard.hardware.machine import Machine
 from shardyard.launchers.secrets import loose_files, resolve_local
@@ -125,6 +127,8 @@ class Request:
                 needs_weights=needs_weights,
                 commit=None if previous is None else _commit_before(anchored, previous),
             )
+            anchored = _on_its_path(anchored, folder)
+            model = anchored.model
             shape = None if why_no_shape else shape_if_known(model, folder, vocab_size)
         request = Request(
             recipe=anchored,
@@ -142,8 +146,13 @@ class Request:
         """The model's shape, of a request that is made without nodes elsewhere.
 
         Raises:
-            RequestError: The model is a module of the user's own.
+            RequestError: The model is a module of the user's own, or of no family here.
         """
+        if is_generic(self.recipe):
+            raise RequestError(
+                f"there is no plan: {self.model_dir} is a model of no family here: {LACKS}. Train "
+                "a few steps and see the report."
+            )
         return known_shape(self.shape)
 
     @property
@@ -204,6 +213,19 @@ def sources_of(recipe: Source | Sequence[Source], more: Sequence[Source]) -> tup
     if isinstance(recipe, Sequence) and not isinstance(recipe, str):
         return (*recipe, *more)
     return (recipe, *more)
+
+
+def _on_its_path(recipe: Recipe, folder: Path | None) -> Recipe:
+    """The recipe, or what it becomes with a model of no family."""
+    config = None if folder is None else folder / "config.json"
+    if recipe.model.module is not None or config is None or not config.is_file():
+        return recipe
+    kind = generic_type(config_content(str(config)), str(config))
+    if kind is None:
+        return recipe
+    assert folder is not None
+    say(f"note: {folder} is a model of type {kind}, which is of no family here: {LACKS}")
+    return on_generic_path(recipe, kind, folder)
 
 
 def _commit_before(recipe: Recipe, previous: Resolved) -> str | None:

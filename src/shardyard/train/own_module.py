@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from shardyard.config.schema import Recipe
 from shardyard.data.micro_batch import MicroBatch
-from shardyard.errors import RecipeError, RequestError
+from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.models.build import freeze
 from shardyard.models.counter_random import key_of
 from shardyard.parallel.apply import parallelize_own
@@ -30,6 +31,11 @@ from shardyard.parallel.own_module import (
 )
 from shardyard.parallel.precision import DTYPES
 from shardyard.tasks.own import Loss, OwnComputation
+from shardyard.train.generic_model import (
+    blocks_of_causal_lm,
+    loss_of_causal_lm,
+    open_causal_lm,
+)
 
 
 def build_own(
@@ -39,11 +45,13 @@ def build_own(
     vocab_size: int,
     device: torch.device,
     control: dist.ProcessGroup,
+    folder: Path | None = None,
 ) -> OwnComputation:
     """Make, check and shard the model. All ranks call it together.
 
     Args:
         control: A gloo group of all ranks.
+        folder: Of a model that transformers makes (``generic_model.py``).
 
     Raises:
         RequestError: There is no such function, or what it returns cannot be trained.
@@ -51,12 +59,18 @@ def build_own(
     """
     place = str(recipe.model.module)
     torch.manual_seed(recipe.run.seed)
-    model, loss = _made(place, vocab_size=vocab_size, seq_len=int(recipe.data.seq_len))
+    found: list[Problem] = []
+    if folder is None:
+        model, loss = _made(place, vocab_size=vocab_size, seq_len=int(recipe.data.seq_len))
+        blocks, found = blocks_named(model, recipe.model.blocks, setting="model.blocks")
+    else:
+        place = str(folder)
+        opened = open_causal_lm(recipe, folder, vocab_size=vocab_size)
+        model, loss, blocks = opened, loss_of_causal_lm, blocks_of_causal_lm(opened)
     refuse_scalars(model)
-    blocks, found = blocks_named(model, recipe.model.blocks, setting="model.blocks")
     found += module_problems(model, blocks, tp=1, setting="model.blocks")
     if found:
-        raise RecipeError(found, f"model.module={place}")
+        raise RecipeError(found, place if folder is not None else f"model.module={place}")
     refuse_differing_weights(model, control)
     model.float()  # master weights
     freeze(model, recipe.model.frozen, held_in=DTYPES[recipe.precision.compute])

@@ -21,6 +21,7 @@ from shardyard.checkpoint.load import Chosen, choose, load_tensors, read_values
 from shardyard.checkpoint.save import Saver
 from shardyard.config.batch import step_samples
 from shardyard.config.fingerprint import compare
+from shardyard.config.generic_model import is_generic
 from shardyard.config.layout import Layout
 from shardyard.config.legality import resolve_layout
 from shardyard.config.resolved import Resolved, fingerprint
@@ -219,7 +220,10 @@ def _build(
     recipe, shape = resolved.recipe, resolved.shape
     if shape is not None:
         return build_sharded(recipe, shape, mesh, device=device)
-    return build_own(recipe, mesh, vocab_size=vocabulary(resolved), device=device, control=control)
+    return build_own(
+        recipe, mesh, vocab_size=vocabulary(resolved), device=device, control=control,
+        folder=Path(str(resolved.model_dir)) if is_generic(recipe) else None,
+    )  # fmt: skip
 
 
 def build_sharded(

@@ -1,0 +1,45 @@
+"""Export of a model of no family: as transformers itself writes it, which holds all of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from shardyard.checkpoint.beside_weights import (
+    CONFIG,
+    BesideWeights,
+    changed_config,
+    copy_files,
+)
+from shardyard.checkpoint.buffers import buffers_of
+from shardyard.checkpoint.load import load_tensors
+from shardyard.errors import RequestError
+
+
+def write_generic(
+    checkpoint: Path, beside: BesideWeights, folder: Path, *, dtype: torch.dtype
+) -> None:
+    """Write weights, config.json, and the files of the model's own folder.
+
+    Raises:
+        RequestError: That folder is gone, and with it what the model is.
+        CheckpointError: The checkpoint cannot be read, or is of another model.
+    """
+    if beside.config is None:
+        raise RequestError(
+            f"{checkpoint} holds weights of a model of no family here, whose config.json lies in "
+            "the folder that it came from, which is gone. Bring it back and export once more."
+        )
+    config: Any = AutoConfig.for_model(**beside.config)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    tensors: dict[str, Tensor] = {
+        f"model.{name}": param.detach() for name, param in model.named_parameters()
+    }
+    load_tensors(checkpoint, {**tensors, **buffers_of(model)}, allow_extra=True)
+    model.save_pretrained(folder)
+    content = changed_config(beside.config, architecture=type(model).__name__, dtype=dtype, ends={})
+    (folder / CONFIG).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    copy_files(beside, folder)

@@ -1,0 +1,129 @@
+"""A causal model of transformers of no family here: split, resumed and exported as any other."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from shardyard.checkpoint.export import export
+from shardyard.config.generic_model import MODULE
+from shardyard.config.schema import Model, Recipe
+from shardyard.errors import RecipeError, RequestError
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lines import read_steps
+from shardyard.rundir.resolved import read_resolved
+from shardyard.train.generic_model import blocks_of_causal_lm, open_causal_lm
+from tests.distributed.ranks import run_on_ranks
+from tests.distributed.runs import Corpus, make_run, prepare_corpus, train_here
+
+pytestmark = pytest.mark.heavy
+
+STEPS = 3
+CONFIGS: dict[str, dict[str, Any]] = {
+    "gpt2": {
+        "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64, "resid_pdrop": 0.0,
+        "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+    },
+    "olmo": {
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "max_position_embeddings": 64, "pad_token_id": None,
+    },
+}  # fmt: skip
+TOKENS_BL = torch.arange(24).reshape(2, 12)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return prepare_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def saved(kind: str, folder: Path) -> Path:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, vocab_size=512, **CONFIGS[kind])
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+def logits_of(folder: Path) -> torch.Tensor:
+    with torch.no_grad():
+        logits: torch.Tensor = AutoModelForCausalLM.from_pretrained(folder)(TOKENS_BL).logits
+    return logits
+
+
+def _train_all(run_dirs: list[RunDir]) -> None:
+    for run_dir in run_dirs:
+        assert train_here(run_dir) == "finished"
+
+
+@pytest.mark.parametrize("kind", ["olmo", pytest.param("gpt2", marks=pytest.mark.system)])
+def test_it_trains_alike_on_the_data_axes_and_its_export_opens(
+    kind: str, corpus: Corpus, tmp_path: Path
+) -> None:
+    source = saved(kind, tmp_path / "source")
+    layouts: dict[str, dict[str, Any]] = {
+        "whole": {},
+        "zero 3": {"dp_shard": 2, "zero": 3},
+        "zero 1": {"dp_shard": 2, "zero": 1},
+        "DDP": {"dp_replicate": 2, "dp_shard": 1},
+    }
+    runs = {
+        name: make_run(
+            tmp_path / name,
+            corpus,
+            {
+                "run": {"steps": STEPS},
+                "model": {
+                    "preset": None, "path": str(source), "module": MODULE, "weights": "load"
+                },
+                "optim": {"lr": 0.1, "global_batch": 4, "name": "sgd", "weight_decay": 0.0},
+                "memory": {"recompute": "full" if parallel else "none"},
+                "parallel": parallel,
+                "cluster": {"devices": 2 if parallel else 1},
+            },
+        )
+        for name, parallel in layouts.items()
+    }  # fmt: skip
+    run_on_ranks(_train_all, 1, [runs["whole"]])
+    run_on_ranks(_train_all, 2, [run for name, run in runs.items() if name != "whole"])
+    numbers = {
+        name: [line[key] for line in read_steps(run.metrics) for key in ("loss", "grad_norm")]
+        for name, run in runs.items()
+    }
+    for name, found in numbers.items():
+        assert found == pytest.approx(numbers["whole"], rel=1e-5), name
+    exported = {}
+    for name in ("whole", "zero 3"):
+        exported[name] = tmp_path / f"export of {name}"
+        resolved = read_resolved(runs[name].resolved(0))
+        export(runs[name].checkpoint(STEPS), resolved, exported[name])
+    torch.testing.assert_close(
+        logits_of(exported["whole"]), logits_of(exported["zero 3"]), rtol=1e-4, atol=1e-5
+    )
+    assert not torch.allclose(logits_of(exported["whole"]), logits_of(source), atol=1e-3)
+    folders = (source, exported["whole"])
+    configs = [json.loads((each / "config.json").read_text()) for each in folders]
+    assert configs[0] == configs[1]
+
+
+def test_its_blocks_are_those_that_transformers_keeps_together(tmp_path: Path) -> None:
+    recipe = Recipe(model=Model(path=str(tmp_path), weights="load"))
+    model = open_causal_lm(recipe, saved("gpt2", tmp_path), vocab_size=512)
+    assert list(blocks_of_causal_lm(model)) == ["transformer.h.0", "transformer.h.1"]
+    assert next(model.parameters()).dtype == torch.float32
+
+
+def test_a_tokenizer_that_is_larger_than_its_table_is_refused(tmp_path: Path) -> None:
+    recipe = Recipe(model=Model(path=str(tmp_path), weights="random"))
+    with pytest.raises(RecipeError, match="has 513 tokens, the model's embedding has 512 rows"):
+        open_causal_lm(recipe, saved("gpt2", tmp_path), vocab_size=513)
+
+
+def test_code_of_the_folder_is_not_run(tmp_path: Path) -> None:
+    config = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "mine.py").write_text("raise SystemExit('run')")
+    with pytest.raises(RequestError, match=r"cannot open .* Code of the folder's own is not run"):
+        open_causal_lm(Recipe(), tmp_path, vocab_size=1)
