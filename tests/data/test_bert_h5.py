@@ -74,14 +74,14 @@ def from_h5(source: Path, tokenizer: str, **settings: object) -> DataFacts:
 def test_what_is_written_is_read_as_the_same_samples(
     stream: Stream, facts: DataFacts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "_FILE_SAMPLES", 100)
+    monkeypatch.setattr(writer, "_FILE_TOKENS", 100 * SEQ_LEN + 1)
     monkeypatch.setattr(writer, "_AT_ONCE", 7)
     told: list[int] = []
     paths = write_h5(
         stream, tmp_path / "h5", epochs=2, split="train", told=lambda _, done, __: told.append(done)
     )
     total = 2 * stream.num_samples
-    assert len(paths) == -(-total // 100) and told[-1] == total
+    assert len(paths) == -(-total // 100) and told[-1] == total * SEQ_LEN * 4
     again = from_h5(tmp_path / "h5", facts.dir)
     assert again.train_samples == again.num_samples("train", SEQ_LEN) == total
     read = Stream(HiddenRecords(TokenShards(Path(again.dir), "train"), seq_len=SEQ_LEN), seed=None)

@@ -10,7 +10,7 @@ from shardyard.cli.completion import by, launchers
 from shardyard.cli.options import json_option, launchers_in, recipe_argument
 from shardyard.cli.tables import print_table
 from shardyard.config.resolved import DataFacts
-from shardyard.control.prepare import prepare_data, would_prepare
+from shardyard.control.prepare import prepare_also_h5, prepare_data, would_prepare
 from shardyard.control.prepare_on import prepare_on
 from shardyard.control.request import Request
 from shardyard.control.side_jobs import SideTerms
@@ -34,6 +34,11 @@ from shardyard.terminal import tell
     help="Say what would be read and written; with --on print exactly what would be sent.",
 )
 @click.option("--verify", is_flag=True, help="Read every prepared file and check its SHA-256.")
+@click.option(
+    "--also",
+    type=click.Choice(["h5"]),
+    help="Also write what training sees as BERT's h5 files, for other programs: run.epochs of it.",
+)
 @json_option
 @click.pass_context
 def command(
@@ -44,12 +49,15 @@ def command(
     is_yes: bool,
     dry_run: bool,
     verify: bool,
+    also: str | None,
     as_json: bool,
 ) -> None:
     """Prepare the data of RECIPE (files and section.key=value overrides).
 
     Does nothing where the data is prepared already, and goes on where a killed call stopped.
     """
+    if also is not None and (on is not None or dry_run):
+        raise click.UsageError("--also goes with neither --on nor --dry-run.")
     if on is not None:
         terms = side_terms(is_yes=is_yes, dry_run=dry_run, as_json=as_json)
         _prepare_elsewhere(context, recipe, on, terms, verify=verify, as_json=as_json)
@@ -64,11 +72,15 @@ def command(
         else:
             print_table(("", ""), list(plan.items()), title="would prepare")
         return
-    facts = prepare_data(request, verify=verify)
+    h5: dict[str, str] = {}
+    if also is None:
+        facts = prepare_data(request, verify=verify)
+    else:
+        facts, h5["h5"] = prepare_also_h5(request, verify=verify)
     if as_json:
-        tell(json.dumps(asdict(facts), indent=1))
+        tell(json.dumps({**asdict(facts), **h5}, indent=1))
         return
-    print_table(("", ""), _rows(facts))
+    print_table(("", ""), [*_rows(facts), *(("h5 files", folder) for folder in h5.values())])
 
 
 def _prepare_elsewhere(

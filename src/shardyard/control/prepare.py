@@ -2,6 +2,7 @@
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from shardyard.config.model_source import has_tokenizer, table_rows
 from shardyard.config.resolve import keep_previous
@@ -27,6 +28,31 @@ def prepare_data(
     Raises:
         ShardyardError: What the data program answered; its class follows the exit code.
     """
+    return DataFacts(**_run(request, previous=previous, verify=verify, folder=folder))
+
+
+def prepare_also_h5(request: Request, *, verify: bool = False) -> tuple[DataFacts, str]:
+    """Prepare a request's data, and write what a training sees as BERT's h5 files.
+
+    Returns:
+        What was prepared, and the folder of the h5 files.
+
+    Raises:
+        ShardyardError: What the data program answered; its class follows the exit code.
+    """
+    answer = _run(request, verify=verify, also="h5")
+    folder = str(answer.pop("h5"))
+    return DataFacts(**answer), folder
+
+
+def _run(
+    request: Request,
+    *,
+    previous: Resolved | None = None,
+    verify: bool = False,
+    folder: Path | None = None,
+    also: str | None = None,
+) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="shardyard-") as scratch:
         recipe = Path(scratch) / "recipe.json"
         recipe.write_text(keep_previous(request.recipe, previous)[0].model_dump_json())
@@ -35,7 +61,8 @@ def prepare_data(
         options += [] if rows is None else ["--rows", str(rows)]
         options += ["--verify"] if verify else []
         options += [] if folder is None else ["--folder", str(folder)]
-        return DataFacts(**run_program("shardyard.data", [str(recipe), *options]))
+        options += [] if also is None else ["--also", also]
+        return run_program("shardyard.data", [str(recipe), *options])
 
 
 def would_prepare(request: Request) -> dict[str, str]:

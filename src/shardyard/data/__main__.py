@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from shardyard.config.resolved import DataFacts
     from shardyard.config.schema import Recipe
     from shardyard.data.prepare import Progress
 
@@ -29,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", type=int, help="of the model's table of tokens, if it has one")
     parser.add_argument("--folder", type=Path, help="to write, as another node has named it")
     parser.add_argument("--verify", action="store_true", help="check the SHA-256 of every file")
+    parser.add_argument("--also", choices=["h5"], help="write what training sees, in this form too")
     options = parser.parse_args(arguments)
     return _answer(
         lambda: _prepare(
@@ -37,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rows=options.rows,
             verify=options.verify,
             folder=options.folder,
+            also=options.also,
         )
     )
 
@@ -67,6 +70,7 @@ def _prepare(
     rows: int | None,
     verify: bool,
     folder: Path | None,
+    also: str | None,
 ) -> dict[str, object]:
     # Imported here and not above: a Ctrl-C during the import is then handled like any other.
     from dataclasses import asdict
@@ -80,7 +84,40 @@ def _prepare(
         facts = prepare(recipe, model_dir=model_dir, progress=progress, rows=rows, folder=folder)
     if verify:
         shards.verify(Path(facts.dir))
-    return asdict(facts)
+    if also is None:
+        return asdict(facts)
+    with _shown_progress() as progress:
+        return {**asdict(facts), also: _write_h5(recipe, facts, model_dir, progress)}
+
+
+def _write_h5(
+    recipe: "Recipe", facts: "DataFacts", model_dir: Path | None, progress: "Progress"
+) -> str:
+    """Both splits as BERT's h5 files, beside the prepared data; returns their folder."""
+    from shardyard.config.auto_of_model import seq_len_of
+    from shardyard.config.model_source import shape_if_known
+    from shardyard.config.resolved import Resolved
+    from shardyard.config.task_names import task_row
+    from shardyard.config.tasks import imported
+    from shardyard.data.bert_h5 import write_splits
+    from shardyard.errors import RequestError
+
+    shape = shape_if_known(recipe.model, model_dir, facts.vocab_size)
+    seq_len = recipe.data.seq_len
+    if seq_len == "auto":
+        if shape is None:
+            raise RequestError(
+                "data.seq_len=auto: nobody knows the context of a model of your own."
+            )
+        seq_len, _ = seq_len_of(shape)
+    data = recipe.data.model_copy(update={"seq_len": seq_len})
+    recipe = recipe.model_copy(update={"data": data})
+    resolved = Resolved(recipe=recipe, reasons={}, shape=shape, data=facts, steps=0)
+    train, held_out = imported(task_row(recipe.task.name).code).open_data(resolved)
+    folder = Path(f"{facts.dir}-h5-{seq_len}")
+    epochs = math.ceil(recipe.run.epochs or 1)
+    write_splits(train, held_out, folder, epochs=epochs, told=progress)
+    return str(folder)
 
 
 def _read_recipe(path: Path) -> "Recipe":

@@ -12,51 +12,68 @@ import numpy.typing as npt
 from torch import Tensor
 
 from shardyard.data.extras import extra
+from shardyard.data.loader import Samples
 from shardyard.data.micro_batch import IGNORED, MicroBatch
 from shardyard.data.readers.bert_h5 import ARRAYS
-from shardyard.data.samples import Stream
-from shardyard.errors import StorageError
+from shardyard.errors import RequestError, StorageError
 
 Told = Callable[[str, int, int], None]
-"""Called with what is being done, and how much of how much is done."""
+"""Called with what is being done, and how many bytes of token ids of how many are done."""
+
+_FIELDS = ("tokens", "targets", "positions", "segments", "next_sentence_labels")
 
 _AT_ONCE = 256
-_FILE_SAMPLES = 2**17
-"""Samples of a file; some 20 MB packed at 128 tokens."""
+_FILE_TOKENS = 2**23
+"""Of a file, which is held in memory before it is written."""
 
 
-def write_h5(stream: Stream, folder: Path, *, epochs: int, split: str, told: Told) -> list[Path]:
-    """Write what a training of so many epochs sees, in its order, as files ``SPLIT_00000.hdf5``.
-
-    Args:
-        stream: Of pairs, with what a task hides of them.
-        told: Of samples.
+def write_splits(
+    train: Samples, held_out: Samples | None, folder: Path, *, epochs: int, told: Told
+) -> None:
+    """Write what a training of so many epochs sees, and once what is held out; nothing else stays.
 
     Raises:
-        RequestError: h5py is not installed.
+        RequestError: h5py is not installed, or samples are no pairs with hidden tokens.
         StorageError: The file system refused.
     """
+    fields = train.micro_batch(range(1), 1).fields
+    missing = [name for name in _FIELDS if name not in fields]
+    if missing:
+        raise RequestError(
+            "h5 files hold pairs of texts with hidden tokens, and the samples of this task have "
+            f"no {' and no '.join(missing)}. Set task.name=bert_pretraining."
+        )
+    written = write_h5(train, folder, epochs=epochs, split="train", told=told)
+    if held_out is not None:
+        written += write_h5(held_out, folder, epochs=1, split="eval", told=told)
+    for path in {*folder.glob("*.hdf5"), *folder.glob("*.part")} - {*written}:
+        path.unlink()  # of an earlier call that wrote more
+
+
+def write_h5(stream: Samples, folder: Path, *, epochs: int, split: str, told: Told) -> list[Path]:
+    """Write so many epochs of a stream, in its order, as files ``SPLIT_00000.hdf5``."""
     h5py = extra("h5", "h5py", what="an h5 file")
     total = stream.num_samples * epochs
+    of_file = max(1, _FILE_TOKENS // stream.micro_batch(range(1), 1)["tokens"].shape[1])
     paths = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for number, begin in enumerate(range(0, total, _FILE_SAMPLES)):
+        for number, begin in enumerate(range(0, total, of_file)):
             path = folder / f"{split}_{number:05d}.hdf5"
             part = path.with_suffix(".part")
             with h5py.File(part, "w") as file:
-                _fill(file, stream, range(begin, min(begin + _FILE_SAMPLES, total)), total, told)
+                _fill(file, stream, range(begin, min(begin + of_file, total)), total, told)
             part.replace(path)
             paths.append(path)
     except OSError as error:
         raise StorageError(
             f"{folder} cannot be written: {error}. Check that the folder is yours and has room "
-            "(`df -h`), or name another with --to."
+            "(`df -h`), or choose another with data.dir."
         ) from error
     return paths
 
 
-def _fill(file: Any, stream: Stream, positions: range, total: int, told: Told) -> None:
+def _fill(file: Any, stream: Samples, positions: range, total: int, told: Told) -> None:
     parts = [*_rows(stream, positions, total, told)]
     most = max(part["masked_lm_positions"].shape[1] for part in parts)
     for name, dtype in ARRAYS.items():
@@ -65,12 +82,14 @@ def _fill(file: Any, stream: Stream, positions: range, total: int, told: Told) -
 
 
 def _rows(
-    stream: Stream, positions: range, total: int, told: Told
+    stream: Samples, positions: range, total: int, told: Told
 ) -> Iterator[dict[str, npt.NDArray[Any]]]:
     for begin in range(positions.start, positions.stop, _AT_ONCE):
         rows = range(begin, min(begin + _AT_ONCE, positions.stop))
-        yield arrays_of(stream.micro_batch(rows, len(rows)))
-        told("writing h5 files", rows.stop, total)
+        arrays = arrays_of(stream.micro_batch(rows, len(rows)))
+        yield arrays
+        sample_bytes = arrays["input_ids"][0].nbytes
+        told("writing h5 files", rows.stop * sample_bytes, total * sample_bytes)
 
 
 def arrays_of(batch: MicroBatch) -> dict[str, npt.NDArray[Any]]:
