@@ -19,6 +19,7 @@ MOST_DOCUMENT_BYTES = 2**24
 """Wikipedia's longest article is an eighth of that."""
 _BLANK_BYTES = 4096
 """A longer line is none that is blank."""
+_READ_BYTES = 2**20
 _DOC, _END = b"<doc ", "</doc>"
 
 
@@ -62,7 +63,8 @@ def _seek_line(file: BinaryIO, start: int) -> bool:
         file.seek(0)
         return True
     file.seek(start - 1)
-    file.readline()
+    while (part := file.readline(_READ_BYTES)) and not part.endswith(b"\n"):
+        pass  # of a line that may be as long as the file
     begin = file.tell()
     back = max(0, begin - _BLANK_BYTES - 1)
     file.seek(back)
