@@ -9,6 +9,7 @@
     │   ├── StorageError          1: the file system refused (full, read-only, gone)
     │   └── NotFiniteError        1: the state holds NaN or infinity; it is not written
     ├── TrainingError             1: the training itself cannot go on (loss not finite, ...)
+    │   └── OutOfMemoryError      1: a device, or the host, has too little memory for a step
     ├── LostNodeError             75: another node of the job is gone; all of them can start again
     ├── CapacityError             3: what was asked for is not available now
     │   └── LostError             3: the connection broke; asking again may help
@@ -92,6 +93,10 @@ class NotFiniteError(CheckpointError):
 
 class TrainingError(ShardyardError):
     """The training cannot go on; restarting it unchanged would end the same way."""
+
+
+class OutOfMemoryError(TrainingError):
+    """A device, or the host, has too little memory for a step of this training."""
 
 
 class LostNodeError(ShardyardError):

@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import platform
+import resource
 import socket
 from pathlib import Path
 from typing import Any
@@ -72,15 +73,40 @@ def peak_memory_bytes(device: torch.device) -> int:
     """Highest allocated bytes of this process: on the device, or resident in the host for cpu."""
     if device.type != "cpu":
         return int(_call(device, "max_memory_allocated"))
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    return _of_process("VmHWM")
+
+
+def held_memory_bytes(device: torch.device) -> int:
+    """Bytes of tensors on the device now; for cpu what this process has resident."""
+    return _of_process("VmRSS") if device.type == "cpu" else int(_call(device, "memory_allocated"))
+
+
+def free_memory_bytes(device: torch.device) -> int | None:
+    """Bytes that could still be allocated; None where the device does not say."""
+    if device.type != "cpu":
+        module = torch.get_device_module(device)
+        return int(module.mem_get_info(device)[0]) if hasattr(module, "mem_get_info") else None
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        return max(0, limit - _of_process("VmSize"))
+    return _kilobytes(Path("/proc/meminfo"), "MemAvailable")
 
 
 def reserved_memory_bytes(device: torch.device) -> int | None:
     """Highest bytes that the device's allocator held; None for cpu, where it says nothing."""
     return None if device.type == "cpu" else int(_call(device, "max_memory_reserved"))
+
+
+def _of_process(name: str) -> int:
+    return _kilobytes(Path("/proc/self/status"), name)
+
+
+def _kilobytes(table: Path, name: str) -> int:
+    """Bytes of a line ``name: 1234 kB``; 0: there is none."""
+    for line in table.read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
 def _call(device: torch.device, function: str) -> Any:

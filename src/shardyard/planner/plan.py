@@ -28,6 +28,7 @@ from shardyard.planner.failures import FailureOutlook, failure_plan
 from shardyard.planner.flops import flops_per_token
 from shardyard.planner.kernels import missing
 from shardyard.planner.memory import Fit, Memory, Term, fit, memory
+from shardyard.planner.memory_savings import Saving, savings
 from shardyard.planner.offload import host_short
 from shardyard.planner.quality import samples_factor
 from shardyard.planner.saving import blocking_s, writing_s
@@ -94,6 +95,8 @@ class Plan:
     """What joins the nodes and why, where the recipe asks for less than they have."""
     measured: tuple[str, ...] = ()
     """What of this was measured and not looked up."""
+    memory_savings: tuple[Saving, ...] = ()
+    """What other settings would spare a rank, most first."""
     frozen_parameters: int = 0
     """Of ``parameters``: those that are not trained."""
     phases: tuple["Plan", ...] = ()
@@ -243,6 +246,9 @@ class Plan:
         fields["layout"] = Layout(**content["layout"])
         for name in ("memory", "communication"):
             fields[name] = tuple(Term(**term) for term in content[name])
+        fields["memory_savings"] = tuple(
+            Saving(**saving) for saving in content.get("memory_savings", ())
+        )
         fields["time"] = tuple(TimeTerm(**term) for term in content["time"])
         fields["measured"] = tuple(content["measured"])
         fields["phases"] = tuple(Plan.from_json(phase) for phase in content.get("phases", ()))
@@ -388,6 +394,7 @@ def plan_recipe(
         device=device,
         memory=needed.terms,
         memory_moment=needed.moment,
+        memory_savings=savings(workload, on_cpu=is_cpu),
         reserved_bytes=needed.reserved_bytes,
         device_bytes=needed.device_bytes,
         memory_limit_bytes=limit,

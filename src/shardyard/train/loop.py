@@ -68,6 +68,11 @@ class Loop:
             self.step()
         return self._end()
 
+    @property
+    def steps_done(self) -> int:
+        """By this process, in this phase."""
+        return self.progress.step + 1 - self.first_step
+
     def step(self) -> None:
         """One optimizer step, and what is due after it."""
         launched = self._launch()

@@ -49,13 +49,14 @@ def checkpoint_values(
 
 def memory_by_kind(tensors: dict[str, Tensor]) -> dict[str, int]:
     """Bytes of parameters and optimizer state that this rank holds."""
-    held = {name: _local_bytes(tensor) for name, tensor in tensors.items()}
+    held = {name: local_bytes(tensor) for name, tensor in tensors.items()}
     return {
         "parameters_bytes": sum(size for name, size in held.items() if name.startswith("model.")),
         "optimizer_bytes": sum(size for name, size in held.items() if name.startswith("optim.")),
     }
 
 
-def _local_bytes(tensor: Tensor) -> int:
+def local_bytes(tensor: Tensor) -> int:
+    """Bytes of what this rank holds of it."""
     local = tensor.to_local() if isinstance(tensor, torch.distributed.tensor.DTensor) else tensor
     return local.numel() * local.element_size()

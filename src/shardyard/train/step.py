@@ -129,6 +129,10 @@ class Stepper:
         """Add up undivided gradients; returns what this rank adds to loss sum and divisor."""
         return self._computation.backward(batches)
 
+    def gradients(self) -> list[Tensor]:
+        """Those that there are now, undivided."""
+        return self._optimizer.gradients()
+
     def _apply(self, norm: Tensor, *, divisor: Tensor, lr: float, skip: Tensor) -> None:
         """Divide, clip and apply the gradients, or skip the step if it is not finite."""
         self.skipped_in_row = (self.skipped_in_row + 1.0) * skip

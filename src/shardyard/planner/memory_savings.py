@@ -1,0 +1,52 @@
+"""What a rank would need less under another setting: what to say when its memory runs out."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from shardyard.planner.memory import peak
+from shardyard.planner.workload import Workload
+
+_LEAST_SHARE = 0.02
+"""Of the peak: what saves less is not worth a word."""
+_MOST = 3
+_LOSS_CHUNK = 2048
+"""As ``memory.loss_chunk: auto`` takes it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saving:
+    """One setting with another value, as it is typed, and the bytes that the peak falls by."""
+
+    setting: str
+    bytes: int
+
+
+def savings(workload: Workload, *, on_cpu: bool) -> tuple[Saving, ...]:
+    """The settings that save most, largest first; none of them changes what is learnt.
+
+    Args:
+        on_cpu: The device's memory is the host's, so that nothing is gained by moving there.
+    """
+    now = peak(workload)[0]
+    found = [
+        Saving(setting=setting, bytes=round(now - peak(other)[0]))
+        for setting, other in _others(workload, on_cpu=on_cpu)
+    ]
+    worth = [saving for saving in found if saving.bytes > _LEAST_SHARE * now]
+    return tuple(sorted(worth, key=lambda saving: -saving.bytes)[:_MOST])
+
+
+def _others(w: Workload, *, on_cpu: bool) -> Iterator[tuple[str, Workload]]:
+    if w.micro_batch > 1:
+        size = w.micro_batch // 2
+        yield f"optim.micro_batch={size}", replace(w, micro_batch=size)
+    if w.recompute != "full":
+        yield "memory.recompute=full", replace(w, recompute="full")
+    if w.techniques.loss_chunk is None:
+        chunked = replace(w.techniques, loss_chunk=_LOSS_CHUNK)
+        yield f"memory.loss_chunk={_LOSS_CHUNK}", replace(w, techniques=chunked)
+    if w.layout.zero < 3 and w.layout.dp_shard * w.layout.cp > 1:
+        yield "parallel.zero=3", replace(w, layout=replace(w.layout, zero=3))
+    if w.techniques.offload == "none" and not on_cpu:
+        moved = replace(w.techniques, offload="activations")
+        yield "memory.offload=activations", replace(w, techniques=moved)
