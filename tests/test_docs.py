@@ -153,6 +153,7 @@ def test_an_example_says_hardware_time_price_and_result(example: Path) -> None:
     "name",
     [
         "llama2-7b-finetune",
+        "llama2-7b-lora",
         "plan-llama3-70b",
         "sources/s4-bert-large",
         "sources/s4-bert-1.5b",

@@ -30,7 +30,8 @@ def write_export(work: SideWork) -> dict[str, Any]:
     complete = write_complete(folder, {"step": 4, "dtype": dtype})
     return {
         "step": 4, "checkpoint": "there", "to": str(folder), "parameters": 128, "bytes": 512,
-        "dtype": dtype, "files": ["model.safetensors"], "tokenizer": False, "copied": [],
+        "dtype": dtype, "form": "weights", "files": ["model.safetensors"], "tokenizer": False,
+        "copied": [],
         "verified": {"files": 2, "bytes": 1000},
         "complete": {"files": 2, "bytes": complete.bytes, "sha256": complete.sha256,
                      "was_there": False},
@@ -115,7 +116,7 @@ def test_a_folder_that_the_nodes_see_is_written_there_and_stays(
 def test_step_and_dtype_reach_the_node(site: Site) -> None:
     assert site.export(site.folder / "hf", "--dtype", "bfloat16", "--step", "4") == 0
     (side,) = [each.side for each in site.far.submitted if each.side and each.side.kind == "export"]
-    assert side.arguments == {"step": "4", "dtype": "bfloat16", "to": None}
+    assert side.arguments == {"step": "4", "dtype": "bfloat16", "merged": False, "to": None}
 
 
 def test_a_dry_run_prints_the_side_job_and_creates_nothing(site: Site, capsys: Captured) -> None:

@@ -41,10 +41,10 @@ def _peft(training: Training) -> Any:
     recipe, shape = training.resolved.recipe, known_shape(training.resolved.shape)
     kind = LlamaForCausalLM if shape.is_causal else BertForMaskedLM
     model: PreTrainedModel = kind._from_config(hf_config(shape))
-    held = {name.removeprefix("model."): each for name, each in _weights(training).items()}
+    held = {name: _whole(each).detach() for name, each in training.task.model.named_parameters()}
     base = {name: each for name, each in held.items() if not is_adapter(name)}
     missing, unexpected = model.load_state_dict(base, strict=False)
-    assert not unexpected and all("decoder" in name for name in missing)  # a tied head's names
+    assert not unexpected and all("decoder" in name for name in missing), (missing, unexpected)
     lora = recipe.model.lora
     assert lora.rank is not None
     config = LoraConfig(
@@ -75,7 +75,7 @@ def _our_name(name: str) -> str:
     return name.removeprefix("base_model.model.").replace(".default", "")
 
 
-def _weights(training: Training) -> dict[str, Tensor]:
+def _adapters(training: Training) -> dict[str, Tensor]:
     return {
         name: _whole(tensor).clone()
         for name, tensor in training.tensors.items()
@@ -104,7 +104,7 @@ def _beside(runs: list[RunDir]) -> list[Any]:
         loop = Loop(training)
         for _ in range(STEPS):
             loop.step()
-        last = _weights(training)
+        last = _adapters(training)
         apart = {name: _far(last[f"model.{name}"], param) for name, param in params.items()}
         _loss(training, adapted, STEPS, reduction="sum").backward()  # type: ignore[no-untyped-call]
         training.stepper.accumulate(next(training.loader))

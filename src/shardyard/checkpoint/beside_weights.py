@@ -58,6 +58,11 @@ class BesideWeights:
     def has_tokenizer(self) -> bool:
         return _TOKENIZER in self.copied
 
+    @property
+    def of_tokenizer(self) -> dict[str, Path]:
+        """Of ``copied`` what says how text becomes tokens, or messages text."""
+        return {name: path for name, path in self.copied.items() if _is_of_tokenizer(name)}
+
 
 def find_beside_weights(resolved: Resolved) -> BesideWeights:
     """Look for the files that belong to a run's model.
@@ -96,7 +101,7 @@ def write_beside_weights(
     Raises:
         OSError: The file system refused.
     """
-    copy_files(found, folder)
+    copy_files(found.copied, folder)
     ends = {}
     if found.has_tokenizer and not found.has_own_tokenizer:
         tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -117,13 +122,13 @@ def write_beside_weights(
         GenerationConfig(**ends).save_pretrained(folder)
 
 
-def copy_files(found: BesideWeights, folder: Path) -> None:
-    """The files that are taken as they are: all that a module of the user's own has.
+def copy_files(files: Mapping[str, Path], folder: Path) -> None:
+    """Take files as they are: all that a module of the user's own has beside weights.
 
     Raises:
         OSError: The file system refused.
     """
-    for name, path in found.copied.items():
+    for name, path in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(path, folder / name)
 

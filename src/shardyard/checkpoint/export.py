@@ -11,10 +11,11 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, assert_never
 
 import torch
 from safetensors import SafetensorError
@@ -29,6 +30,14 @@ from shardyard.checkpoint.beside_weights import (
 )
 from shardyard.checkpoint.buffers import buffer_name, is_buffer
 from shardyard.checkpoint.choice import choose_checkpoint
+from shardyard.checkpoint.export_lora import (
+    Merged,
+    adapter_shapes,
+    has_adapters,
+    refuse_without_effect,
+    write_adapter_config,
+)
+from shardyard.checkpoint.export_lora import planned as planned_adapters
 from shardyard.checkpoint.generic import write_generic
 from shardyard.checkpoint.load import Chosen, SavedTensors, load_tensors, read_shapes
 from shardyard.checkpoint.retention import step_name
@@ -51,6 +60,7 @@ from shardyard.errors import (
     StorageError,
 )
 from shardyard.families.registry import trained_family_of
+from shardyard.families.shape import ModelShape
 from shardyard.files import flush_folder
 from shardyard.models.build import build_on_meta
 from shardyard.models.hf import Piece, file_tensors, whole_shape
@@ -69,6 +79,10 @@ BUFFERS_FILE = "buffers.safetensors"
 """Of a module of the user's own that has any; its parameters are in model.safetensors."""
 
 _PREFIX = "model."
+
+
+Form = Literal["weights", "adapter", "merged"]
+"""All weights as they were trained; adapters alone, as PEFT has them; adapters in their base."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +105,7 @@ class ExportPlan:
     """Name of each weights file -> its tensors, and what of our parameters each is made of."""
     beside: BesideWeights
     """Config, tokenizer and whatever else belongs to the model."""
+    form: Form
 
     @property
     def made_of(self) -> dict[str, Any]:
@@ -99,6 +114,7 @@ class ExportPlan:
             "step": read_manifest(self.checkpoint).step,
             "checkpoint_sha256": digest_file(self.checkpoint / MANIFEST).sha256,
             "dtype": str(self.dtype).removeprefix("torch."),
+            **({} if self.form == "weights" else {"form": self.form}),
         }
 
     @property
@@ -121,25 +137,31 @@ def plan_export(
     to: Path,
     *,
     dtype: torch.dtype | None = None,
+    merged: bool = False,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> ExportPlan:
     """Decide which tensors go into which file.
 
     Args:
         dtype: Of the weights written; None: as those that were trained were saved.
+        merged: Whether adapters become a part of their base; else they are written alone.
 
     Raises:
-        CheckpointError: The checkpoint does not hold the tensors of this model.
+        CheckpointError: The checkpoint does not hold the tensors of this model, or adapters that
+            have no effect.
+        RequestError: There are no adapters to merge, or PEFT has no such adapters.
     """
+    form = _form(resolved, merged=merged)
     saved = {
         name.removeprefix(_PREFIX): (shape, dtype)
         for name, (shape, dtype) in read_shapes(checkpoint_dir).items()
         if name.startswith(_PREFIX)
     }
     wanted = {name: shape for name, (shape, _) in saved.items()}
-    if resolved.shape is not None:
-        model = build_on_meta(resolved.shape)
-        wanted = {name: param.shape for name, param in model.named_parameters()}
+    if form != "weights":
+        wanted = adapter_shapes(resolved)
+    elif resolved.shape is not None:
+        wanted = _shapes_of(resolved.shape)
     if wanted != {name: shape for name, (shape, _) in saved.items()}:
         differing = sorted(
             name for name in {*wanted, *saved} if wanted.get(name) != saved.get(name, (None,))[0]
@@ -153,13 +175,36 @@ def plan_export(
     chosen_dtype = dtype or max(
         (each for _, each in saved.values()), key=lambda each: each.itemsize
     )
+    if form == "adapter":
+        files = planned_adapters(resolved, wanted)
+    else:
+        shapes = wanted if resolved.shape is None else _shapes_of(resolved.shape)
+        files = _deal(_tensors(shapes, resolved), max_shard_bytes // chosen_dtype.itemsize)
+    if form != "weights":
+        refuse_without_effect(checkpoint_dir, wanted)
     return ExportPlan(
         checkpoint=checkpoint_dir,
         to=to,
         dtype=chosen_dtype,
-        files=_deal(_tensors(wanted, resolved), max_shard_bytes // chosen_dtype.itemsize),
+        files=files,
         beside=find_beside_weights(resolved),
+        form=form,
     )
+
+
+def _form(resolved: Resolved, *, merged: bool) -> Form:
+    if has_adapters(resolved):
+        return "merged" if merged else "adapter"
+    if merged:
+        raise RequestError(
+            "--merged: this run trained no adapters (model.lora), so its weights are whole "
+            "already. Leave it out."
+        )
+    return "weights"
+
+
+def _shapes_of(shape: ModelShape) -> dict[str, torch.Size]:
+    return {name: param.shape for name, param in build_on_meta(shape).named_parameters()}
 
 
 def export(
@@ -168,16 +213,19 @@ def export(
     to: Path,
     *,
     dtype: torch.dtype | None = None,
+    merged: bool = False,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> ExportPlan:
     """Plan an export and write it."""
-    plan = plan_export(checkpoint_dir, resolved, to, dtype=dtype, max_shard_bytes=max_shard_bytes)
+    plan = plan_export(
+        checkpoint_dir, resolved, to, dtype=dtype, merged=merged, max_shard_bytes=max_shard_bytes
+    )
     write_export(plan, resolved)
     return plan
 
 
 def write_export(plan: ExportPlan, resolved: Resolved) -> Exported:
-    """Write a folder that ``AutoModelForCausalLM.from_pretrained`` opens.
+    """Write a folder that ``AutoModelForCausalLM.from_pretrained`` opens, or PEFT.
 
     The folder appears under its name once it is whole. The same export made again finds it there.
 
@@ -264,12 +312,13 @@ def _deal(
 
 
 class _Reader:
-    """Reads tensors of the files out of a checkpoint, one at a time."""
+    """Makes tensors of the files out of parameters, one at a time."""
 
-    def __init__(self, checkpoint: Path, dtype: torch.dtype) -> None:
-        self._saved = SavedTensors(checkpoint)
-        self._dtype = dtype
-        self._shapes = {name: shape for name, (shape, _) in self._saved.shapes().items()}
+    def __init__(self, read: Callable[[str], Tensor]) -> None:
+        """Args:
+        read: From the name of a parameter to its values.
+        """
+        self._read = read
         self._last: tuple[str, Tensor] | None = None
         """Its experts follow each other."""
 
@@ -281,13 +330,30 @@ class _Reader:
 
     def _part(self, piece: Piece) -> Tensor:
         if self._last is None or self._last[0] != piece.parameter:
-            name = f"{_PREFIX}{piece.parameter}"
             self._last = None  # freed before the next is there
-            tensor = torch.empty(self._shapes[name], dtype=self._dtype)
-            self._saved.fill({name: tensor}, allow_extra=True)
-            self._last = (piece.parameter, tensor)
+            self._last = (piece.parameter, self._read(piece.parameter))
         whole = self._last[1]
         return whole if piece.expert is None else whole[piece.expert]
+
+
+def _parameters(plan: ExportPlan, resolved: Resolved) -> Callable[[str], Tensor]:
+    """From the name of a parameter to its values as they are written."""
+    saved = SavedTensors(plan.checkpoint)
+    shapes = {name: shape for name, (shape, _) in saved.shapes().items()}
+
+    def read(name: str, dtype: torch.dtype = plan.dtype) -> Tensor:
+        tensor = torch.empty(shapes[f"{_PREFIX}{name}"], dtype=dtype)
+        saved.fill({f"{_PREFIX}{name}": tensor}, allow_extra=True)
+        return tensor
+
+    match plan.form:
+        case "weights" | "adapter":
+            return read
+        case "merged":
+            merged = Merged(resolved, partial(read, dtype=torch.float32))
+            return lambda name: merged(name).to(plan.dtype)
+        case _:
+            assert_never(plan.form)
 
 
 def _write(plan: ExportPlan, resolved: Resolved, folder: Path) -> None:
@@ -302,7 +368,7 @@ def _write(plan: ExportPlan, resolved: Resolved, folder: Path) -> None:
 
 
 def _write_tensors(plan: ExportPlan, resolved: Resolved, folder: Path) -> None:
-    read = _Reader(plan.checkpoint, plan.dtype)
+    read = _Reader(_parameters(plan, resolved))
     for file, tensors in plan.files.items():
         shapes = {name: whole_shape(pieces) for name, pieces in tensors.items()}
         write_tensors(
@@ -314,9 +380,12 @@ def _write_tensors(plan: ExportPlan, resolved: Resolved, folder: Path) -> None:
             "weight_map": {name: file for file, tensors in plan.files.items() for name in tensors},
         }
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-    if resolved.shape is None:
+    if plan.form == "adapter":
+        write_adapter_config(resolved, folder)
+        copy_files(plan.beside.of_tokenizer, folder)
+    elif resolved.shape is None:
         _write_buffers(plan.checkpoint, folder)
-        copy_files(plan.beside, folder)
+        copy_files(plan.beside.copied, folder)
     else:
         write_beside_weights(plan.beside, folder, shape=resolved.shape, dtype=plan.dtype)
 
@@ -347,6 +416,7 @@ def _describe(plan: ExportPlan, chosen: Chosen, exported: Exported | None) -> di
         "parameters": plan.parameters,
         "bytes": plan.bytes,
         "dtype": str(plan.dtype).removeprefix("torch."),
+        "form": plan.form,
         "files": list(plan.files),
         "tokenizer": plan.beside.has_tokenizer,
         "copied": sorted(plan.beside.copied),
@@ -387,6 +457,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     where.add_argument("--into", type=Path, help="a folder for exports, each named by its content")
     parser.add_argument("--step", default="latest", help="a number, latest or best")
     parser.add_argument("--dtype", choices=DTYPES, help="of the weights; default: as saved")
+    parser.add_argument("--merged", action="store_true", help="adapters become a part of the base")
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--answer", action="store_true", help="in one line of JSON, errors too")
@@ -419,9 +490,11 @@ def _export(asked: argparse.Namespace) -> dict[str, Any]:
         print(f"warning: {chosen.note}. The newest sound one is exported.", file=sys.stderr)
     for damaged in chosen.damaged:
         print(f"warning: {damaged}. An older one is exported.", file=sys.stderr)
-    plan = plan_export(chosen.path, resolved, asked.to or asked.into, dtype=dtype)
+    to, merged = asked.to or asked.into, asked.merged
+    plan = plan_export(chosen.path, resolved, to, dtype=dtype, merged=merged)
     if asked.into is not None:
         name = f"{step_name(chosen.step)}-{str(plan.dtype).removeprefix('torch.')}"
+        name += "" if plan.form == "weights" else f"-{plan.form}"
         plan = replace(plan, to=asked.into / name)
     if asked.dry_run:
         find_export(plan.to, plan.made_of)

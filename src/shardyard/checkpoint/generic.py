@@ -42,4 +42,4 @@ def write_generic(
     model.save_pretrained(folder)
     content = changed_config(beside.config, architecture=type(model).__name__, dtype=dtype, ends={})
     (folder / CONFIG).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-    copy_files(beside, folder)
+    copy_files(beside.copied, folder)

@@ -47,6 +47,11 @@ class _Place(LocalPath):
     type=click.Choice(["float32", "bfloat16", "float16"]),
     help="Of the weights; default: as saved.",
 )
+@click.option(
+    "--merged",
+    is_flag=True,
+    help="Of a run with adapters (model.lora): weights with them merged, not the adapters alone.",
+)
 @click.option("--yes", "is_yes", is_flag=True, help="Do not ask, where a side job is submitted.")
 @trust_option
 @runs_dir_option
@@ -60,6 +65,7 @@ def command(
     to: str,
     step: str,
     dtype: str | None,
+    merged: bool,
     is_yes: bool,
     trusts_folder: bool,
     runs_dir: Path,
@@ -68,11 +74,13 @@ def command(
 ) -> None:
     """Write a checkpoint of RUN as a Hugging Face folder: weights, config and tokenizer.
 
+    Of a run with adapters (model.lora) it writes these alone, in PEFT's format.
+
     Where only the nodes see the run's files, a side job writes and verifies it there.
     """
     home = home_of(find_run(run, runs_dir), launchers_in(context))
     terms = side_terms(is_yes=is_yes, dry_run=dry_run, as_json=as_json, trusts_folder=trusts_folder)
-    asked = {"step": step, "dtype": dtype}
+    asked = {"step": step, "dtype": dtype, "merged": merged}
     told = export_run(home, to, asked, terms, progress=bytes_progress)
     if told is not None:
         tell(json.dumps(told, indent=1) if as_json else sentence(told))

@@ -67,9 +67,9 @@ SETTINGS_THAT_MAY_CHANGE = (
     "optim.max_skipped_steps",
 )
 
-SHAPE, DATA, COMMIT = "model.shape", "data", "model.commit"
-"""Held beside settings: the sizes of the model, the fingerprint of the prepared data, and the
-commit of a model of the hub."""
+SHAPE, DATA, COMMIT, BASE = "model.shape", "data", "model.commit", "model.base"
+"""Held beside settings: the sizes of the model, the fingerprint of the prepared data, the commit of
+a model of the hub, and the digest of the weights that adapters are beside."""
 
 DECAY = "optim.decay"
 """Held of SGD with momentum and decay: once the decay was coupled, a part of the momentum."""
@@ -116,6 +116,7 @@ def fingerprint_of(
     shape: Mapping[str, Any],
     data: str,
     commit: str | None = None,
+    base: str | None = None,
     held: Collection[str] = (),
 ) -> dict[str, Any]:
     """What all attempts of a run must share: dotted name -> value.
@@ -127,7 +128,8 @@ def fingerprint_of(
     if kept["optim.momentum"] and kept["optim.weight_decay"]:
         kept[DECAY] = "decoupled"
     sizes = {name: value for name, value in shape.items() if name not in _ONLY_A_DEFAULT}
-    found = {} if commit is None else {COMMIT: commit}
+    found = {COMMIT: commit, BASE: base}
+    found = {name: value for name, value in found.items() if value is not None}
     return {**kept, **found, SHAPE: sizes, DATA: data}
 
 

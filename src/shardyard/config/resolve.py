@@ -18,6 +18,7 @@ from shardyard.config.auto import (
     Rule,
     steps_of,
 )
+from shardyard.config.base_weights import base_digest
 from shardyard.config.fingerprint import SECTIONS_THAT_MAY_CHANGE, may_change
 from shardyard.config.format_problems import without_bf16
 from shardyard.config.generic_model import is_generic
@@ -134,6 +135,9 @@ def _resolved(
         if recipe.model.hub is None or model_dir is None
         else commit_of(model_dir),
         model_digest=digest_of(model_dir) if model_dir is not None and loads else None,
+        base_digest=base_digest(model_dir)
+        if model_dir is not None and loads and recipe.model.lora.rank is not None
+        else None,
     )
     found = _misfits(resolved, machine)
     if found:

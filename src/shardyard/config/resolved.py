@@ -70,6 +70,9 @@ class Resolved:
     """Of a model of the hub: what model.revision was when the run began."""
     model_digest: str | None = None
     """Of the files of a model that is kept in model.dir: the same on every node."""
+    base_digest: str | None = None
+    """Of the weights that adapters are beside, which no checkpoint holds; None: there are no
+    adapters, or the base is drawn from the seed."""
     phases: tuple["Resolved", ...] = ()
     """Of a run with phases: each by itself. The recipe above is then that of the first, ``steps``
     those of all."""
@@ -98,6 +101,7 @@ class Resolved:
             "model_dir": self.model_dir,
             "model_commit": self.model_commit,
             "model_digest": self.model_digest,
+            "base_digest": self.base_digest,
             "fingerprint": fingerprint(self),
             "phases": [phase.to_json() for phase in self.phases],
         }
@@ -120,6 +124,7 @@ class Resolved:
             model_dir=content["model_dir"],
             model_commit=content.get("model_commit"),  # before there was one
             model_digest=content.get("model_digest"),
+            base_digest=content.get("base_digest"),
             phases=tuple(Resolved.from_json(phase) for phase in content.get("phases", ())),
         )
 
@@ -150,6 +155,7 @@ def fingerprint(resolved: Resolved, held: Collection[str] = ()) -> dict[str, Any
         shape={} if resolved.shape is None else resolved.shape.to_dict(),
         data=resolved.data.fingerprint,
         commit=resolved.model_commit,
+        base=resolved.base_digest,
     )
 
 

@@ -46,7 +46,7 @@ def export_run(
 
     Args:
         to: A folder, or a place in S3.
-        asked: ``step``, and ``dtype`` or None.
+        asked: ``step``, ``dtype`` or None, and ``merged``.
         terms: Of the side job, where only the nodes see the run's files.
         progress: Shows how far it is, where an export comes from the nodes.
 
@@ -71,13 +71,12 @@ def export_from(
 
     Args:
         to: A folder, or a place in S3.
-        asked: ``step``, and ``dtype`` or None.
+        asked: ``step``, ``dtype`` or None, and ``merged``.
 
     Raises:
         ShardyardError: The export's own.
     """
-    options = ["--answer", "--step", str(asked["step"])]
-    options += ["--dtype", str(asked["dtype"])] if asked["dtype"] else []
+    options = export_options(asked)
     options += ["--dry-run"] if dry_run else []
     if not is_s3(to):
         return run_export(folder, "--to", to, options)
@@ -94,6 +93,13 @@ def export_from(
         )
         _forget(written)
     return told
+
+
+def export_options(asked: dict[str, Any]) -> list[str]:
+    """Of the program that exports, from what was asked."""
+    options = ["--answer", "--step", str(asked["step"])]
+    options += ["--dtype", str(asked["dtype"])] if asked["dtype"] else []
+    return [*options, "--merged"] if asked["merged"] else options
 
 
 def run_export(folder: RunDir, where: str, place: str, options: list[str]) -> dict[str, Any]:

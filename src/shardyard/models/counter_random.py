@@ -25,6 +25,9 @@ def key_of(*parts: int | str) -> int:
 
 def random_bits(key: int | Tensor, counter: Tensor) -> Tensor:
     """64 random bits for each element of ``counter`` (int64; ``key`` broadcasts against it)."""
+    # inductor multiplies out what it knows to be an index, in numbers that do not wrap; of a xor
+    # it knows nothing
+    counter = counter ^ 0
     bits = counter * _signed(_GOLDEN) + key  # int64 products wrap, as the algorithm wants
     bits = (bits ^ _shift_right(bits, 30)) * _signed(_MIX_1)
     bits = (bits ^ _shift_right(bits, 27)) * _signed(_MIX_2)

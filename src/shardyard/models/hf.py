@@ -114,7 +114,8 @@ def _block_of(name: str, begin: str) -> str | None:
 
 
 def load_weights(model: nn.Module, folder: Path, family: Family) -> None:
-    """Fill all parameters but those of adapters in place from the folder's safetensors files.
+    """Fill parameters in place from the folder's safetensors files: all that have storage, and are
+    no adapters.
 
     Raises:
         DataError: A file or a tensor is missing, damaged, or of another shape.
@@ -165,6 +166,8 @@ def _held(
     for name, pieces in tensors.items():
         for piece in pieces:
             shard = local_shard(params[piece.parameter])
+            if shard.tensor.is_meta:
+                continue
             if piece.expert is not None:
                 here = piece.expert - shard.offsets[0]
                 if not 0 <= here < shard.tensor.shape[0]:

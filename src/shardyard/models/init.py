@@ -20,7 +20,8 @@ _PIECE = 2**22
 
 
 def fill_random(model: nn.Module, *, seed: int, std: float, norm: float) -> None:
-    """Fill all but adapters in place: matrices normal(0, std), norms ``norm``, biases zero.
+    """Fill all that has storage in place, but adapters: matrices normal(0, std), norms ``norm``,
+    biases zero.
 
     The rule is that of Hugging Face's ``PreTrainedModel._init_weights`` for these families.
 
@@ -33,7 +34,7 @@ def fill_random(model: nn.Module, *, seed: int, std: float, norm: float) -> None
             full_name = f"{module_name}.{name}" if module_name else name
             if param in filled:  # tied: a pipeline stage may have it under its first name alone
                 continue
-            if is_adapter(full_name):
+            if is_adapter(full_name) or param.is_meta:
                 continue
             filled.add(param)
             shard = local_shard(param)

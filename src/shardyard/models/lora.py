@@ -66,6 +66,13 @@ def add_adapters(model: nn.Module, shape: ModelShape, lora: Lora) -> None:
             setattr(target, _HOOK, adapter)
 
 
+def adapter_parameters(shape: ModelShape, lora: Lora) -> int:
+    """Parameters of all adapters of a model; 0 where it has none."""
+    rank = lora.rank or 0
+    targets = targets_of(shape, lora.targets).values()
+    return sum(sum(each.elements(shape, rank)) for found in targets for each in found)
+
+
 def drop_in_adapters(model: nn.Module, drop: float, *, seed: int, keys: SampleKeys) -> None:
     """Drop a share of each adapter's input. Call it once tp has split the adapters."""
     for target in model.modules():

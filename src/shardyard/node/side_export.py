@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from shardyard.control.export import EXPORTS, export_from, run_export
+from shardyard.control.export import EXPORTS, export_from, export_options, run_export
 from shardyard.node.side_job import SideWork
 
 
@@ -11,6 +11,5 @@ def export_there(work: SideWork) -> dict[str, Any]:
     to = work.arguments["to"]
     if to is not None:
         return export_from(work.run, str(to), work.arguments)
-    options = ["--answer", "--step", str(work.arguments["step"])]
-    options += ["--dtype", str(work.arguments["dtype"])] if work.arguments["dtype"] else []
+    options = export_options(work.arguments)
     return run_export(work.run, "--into", str(work.run.path / EXPORTS), options)

@@ -379,9 +379,10 @@ def plan_recipe(
     parameters = shape.parameters + (0 if workload.trained is None else workload.trained.added)
     trained = parameters if workload.trained is None else workload.trained.parameters
     frozen = parameters - trained
-    checkpoint_bytes = round(
-        trained * (4 + optimizer_bytes(recipe)) + frozen * workload.formats.compute_bytes
-    )
+    saved: float = trained * (4 + optimizer_bytes(recipe))
+    if recipe.model.lora.rank is None:  # the base of adapters is in no checkpoint
+        saved += frozen * workload.formats.compute_bytes
+    checkpoint_bytes = round(saved)
     outlook, why_no_outlook, advances = _failures(
         recipe, timed, nodes=nodes, steps=steps, nbytes=checkpoint_bytes
     )

@@ -7,6 +7,12 @@ from shardyard.complete import COMPLETE
 from shardyard.rundir.layout import RunDir
 from shardyard.units import format_bytes
 
+_FORMS = {
+    "weights": "",
+    "adapter": " of adapters in PEFT's format",
+    "merged": " with adapters merged",
+}
+
 
 def sentence(told: dict[str, Any]) -> str:
     """What was exported and what was verified, for a person."""
@@ -16,7 +22,7 @@ def sentence(told: dict[str, Any]) -> str:
         verb = "had exported already"
     step = RunDir(Path()).checkpoint(told["step"]).name
     text = (
-        f"{verb} {step}: {told['parameters']:,} parameters, "
+        f"{verb} {step}: {told['parameters']:,} parameters{_FORMS[told['form']]}, "
         f"{format_bytes(told['bytes'])}, {told['dtype']}, {len(told['files'])} file(s) in "
         f"{told['to']}\nverified: the checkpoint's {verified['files']} files, "
         f"{format_bytes(verified['bytes'])}, against its manifest"

@@ -30,6 +30,7 @@ from shardyard.config.task_names import task_row
 from shardyard.data.loader import Loader, Samples
 from shardyard.data.micro_batch import MicroBatch
 from shardyard.errors import CheckpointError
+from shardyard.families.lora import is_adapter
 from shardyard.families.registry import trained_family_of
 from shardyard.families.shape import ModelShape
 from shardyard.models.build import (
@@ -39,7 +40,7 @@ from shardyard.models.build import (
     freeze_base,
     give_storage,
 )
-from shardyard.models.lora import add_adapters
+from shardyard.models.lora import adapter_parameters, add_adapters
 from shardyard.observe.metrics import MetricLines, read_flop_budget
 from shardyard.observe.sinks import open_sinks
 from shardyard.parallel.apply import parallelize
@@ -123,7 +124,8 @@ def set_up_phase(
     task = kind(_build(resolved, mesh, device=device, control=control))
     optimizer = build_optimizer(recipe, task.computation, mesh, device=device)
     stepper = Stepper(task, optimizer, mesh, device=device, grad_clip=recipe.optim.grad_clip)
-    tensors = {**optimizer.tensors(), **buffers_of(task.model)}
+    held = {**optimizer.tensors(), **buffers_of(task.model)}
+    tensors = _saved_of(held, recipe)
     begin = _begin(place, saved, task, tensors, stepper, phase=phase)
     training = Training(
         run_dir=run_dir,
@@ -169,17 +171,26 @@ def set_up_phase(
             seconds=0.0 if since_t is None else time.monotonic() - since_t,
         )
     training.report("data_ready", seconds=data_s, samples=train_source.num_samples)
-    _report_model(training, mesh.layout, seconds=time.monotonic() - started)
+    _report_model(training, mesh.layout, held, seconds=time.monotonic() - started)
     if begin.loaded is not None:
         training.report("checkpoint_loaded", **begin.loaded)
     return training
 
 
-def _report_model(training: Training, layout: Layout, *, seconds: float) -> None:
+def _saved_of(held: dict[str, Tensor], recipe: Recipe) -> dict[str, Tensor]:
+    """What a checkpoint holds; with adapters not the base, which is filled as at the beginning."""
+    if recipe.model.lora.rank is None:
+        return held
+    return {n: each for n, each in held.items() if is_adapter(n) or not n.startswith("model.")}
+
+
+def _report_model(
+    training: Training, layout: Layout, held: dict[str, Tensor], *, seconds: float
+) -> None:
     """Say what every rank holds before the first step. All ranks call it."""
     mine = {
         "rank": training.rank,
-        **memory_by_kind(training.tensors),
+        **memory_by_kind(held),
         "peak_bytes": peak_memory_bytes(training.device),
     }
     training.report(
@@ -194,7 +205,7 @@ def _report_model(training: Training, layout: Layout, *, seconds: float) -> None
 def _parameters(training: Training) -> int:
     shape = training.resolved.shape
     if shape is not None:  # a rank may hold one stage of it
-        return shape.parameters
+        return shape.parameters + adapter_parameters(shape, training.resolved.recipe.model.lora)
     return sum(param.numel() for param in training.task.model.parameters())
 
 
@@ -314,13 +325,17 @@ def _begin(
     place: Place, saved: _Saved | None, task: Task, tensors: dict[str, Tensor], stepper: Stepper,
     *, phase: int,
 ) -> _Begin:  # fmt: skip
-    """Fill the weights, from a checkpoint if there is one. All ranks call it."""
+    """Fill the weights, from a checkpoint if there is one. All ranks call it.
+
+    No checkpoint holds the base of adapters, which does not change.
+    """
     started = time.monotonic()
+    resolved = place.resolved
+    has_adapters = resolved.recipe.model.lora.rank is not None
+    if resolved.shape is not None and (saved is None or has_adapters):  # else its maker has
+        folder = None if resolved.model_dir is None else Path(resolved.model_dir)
+        fill_weights(task.model, folder=folder, seed=resolved.recipe.run.seed)
     if saved is None:
-        resolved = place.resolved
-        if resolved.shape is not None:  # else its maker has filled it
-            folder = None if resolved.model_dir is None else Path(resolved.model_dir)
-            fill_weights(task.model, folder=folder, seed=resolved.recipe.run.seed)
         return _Begin(progress=Progress(), loaded=None)
     is_next = phase > saved.progress.phase
     if is_next:  # the optimizer keeps the state that it begins with
