@@ -69,6 +69,7 @@ bench: .venv/installed
 	$(BIN)/python -m benchmarks.planner_speed
 	$(BIN)/python -m benchmarks.all_reduce_fit
 	$(BIN)/python -m benchmarks.source_systems
+	$(BIN)/python -m benchmarks.planner_bert
 	$(BIN)/python -m benchmarks.dry_run_memory
 	$(BIN)/python -m benchmarks.launching
 	$(BIN)/python -m benchmarks.axis_traffic
