@@ -26,7 +26,7 @@ from transformers import AutoTokenizer
 from shardyard.config.fingerprint import digest
 from shardyard.config.resolved import DataFacts
 from shardyard.config.schema import Data, Recipe
-from shardyard.data.prepare import _request, prepare
+from shardyard.data.prepare import prepare, request_of
 from shardyard.data.shards import TokenShards, read_facts, verify
 from shardyard.data.spans import SourceFile
 from shardyard.errors import DataError, RequestError, StorageError
@@ -304,8 +304,8 @@ def listed(name: str, format: str) -> SourceFile:
 def test_what_was_prepared_by_an_earlier_version_is_found_again() -> None:
     """The digests are those of commit ab19be9."""
     files = [listed("a.jsonl", "jsonl"), listed("b.TXT", "text"), listed("c", "text")]
-    assert digest(_request(Data(), files, None)) == "0a0f960678d8db99"
-    assert digest(_request(Data(), files[1:], {"tokenizer.json": b"x"})) == "0d8bc4f918496e1c"
+    assert digest(request_of(Data(), files, None)) == "0a0f960678d8db99"
+    assert digest(request_of(Data(), files[1:], {"tokenizer.json": b"x"})) == "0d8bc4f918496e1c"
 
 
 def test_text_gives_the_bytes_that_it_gave_earlier_versions(tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_text_gives_the_bytes_that_it_gave_earlier_versions(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("name", "format"), [("a.json", "json"), ("a.JSONL", "jsonl")])
 def test_what_an_earlier_version_took_for_one_text_is_prepared_anew(name: str, format: str) -> None:
-    requests = [_request(Data(), [listed(name, kind)], None) for kind in ("text", format)]
+    requests = [request_of(Data(), [listed(name, kind)], None) for kind in ("text", format)]
     assert requests[0]["files"] != requests[1]["files"]
 
 

@@ -9,7 +9,8 @@ from shardyard.cli.asking import side_terms
 from shardyard.cli.completion import by, launchers
 from shardyard.cli.options import json_option, launchers_in, recipe_argument
 from shardyard.cli.tables import print_table
-from shardyard.config.resolved import DataFacts
+from shardyard.config.mixture import SLOTS
+from shardyard.config.resolved import DataFacts, PartFacts
 from shardyard.control.prepare import prepare_also_h5, prepare_data, would_prepare
 from shardyard.control.prepare_on import prepare_on
 from shardyard.control.request import Request
@@ -118,7 +119,14 @@ def _rows(facts: DataFacts) -> list[tuple[str, str]]:
         ("vocabulary", f"{facts.vocab_size:,} tokens{_bytes_a_token(facts)}"),
         ("documents begin with", facts.bos_token or "no token of their own"),
         ("unigram entropy", f"{facts.unigram_entropy:.3f} nats a token"),
+        *((f"source {part.name}", _of_part(part)) for part in facts.parts),
     ]
+
+
+def _of_part(part: PartFacts) -> str:
+    data = part.data
+    held_out = f"{data.eval_tokens:,} for evaluation"
+    return f"{part.slots / SLOTS:.1%} of the samples, {data.train_tokens:,} tokens, {held_out}"
 
 
 def _bytes_a_token(facts: DataFacts) -> str:

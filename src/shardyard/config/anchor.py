@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.config.reach import reach_problems
-from shardyard.config.schema import Data, Recipe
+from shardyard.config.schema import Data, Recipe, Sources
 from shardyard.config.sight import Sight
 from shardyard.config.sources import is_remote
 from shardyard.errors import RecipeError
@@ -41,9 +41,6 @@ def anchor_paths(recipe: Recipe, sight: Sight | None = None) -> Recipe:
 def _places(recipe: Recipe) -> dict[str, dict[str, Any]]:
     data, path, cluster_file = recipe.data, recipe.model.path, recipe.cluster.file
     config = recipe.model.config
-    is_one = isinstance(data.source, str)
-    sources = (data.source,) if isinstance(data.source, str) else data.source
-    anchored = tuple(entry if entry == _NO_PATH else _anchor_source(entry) for entry in sources)
     is_folder = Path(data.tokenizer).expanduser().exists()  # else a hub name, or a word
     return {
         "run": {"dir": _anchor(recipe.run.dir)},
@@ -54,17 +51,25 @@ def _places(recipe: Recipe) -> dict[str, dict[str, Any]]:
         },
         "cluster": {"file": None if cluster_file is None else _anchor(cluster_file)},
         "data": {
-            "source": anchored[0] if is_one else anchored,
+            "source": _anchor_sources(data.source),
+            "mixture": tuple(
+                share.model_copy(update={"source": _anchor_sources(share.source)})
+                for share in data.mixture
+            ),
             "dir": _anchor(data.dir),
             "tokenizer": _anchor(data.tokenizer) if is_folder else data.tokenizer,
         },
     }
 
 
+def _anchor_sources(source: Sources) -> Sources:
+    return _anchor_source(source) if isinstance(source, str) else tuple(map(_anchor_source, source))
+
+
 def _anchor_source(entry: str) -> str:
     """A path or a glob made absolute; what is special to globs in the current folder's own name is
     not meant. An address stays as it is."""
-    if is_remote(entry):
+    if entry == _NO_PATH or is_remote(entry):
         return entry
     if Path(entry).expanduser().exists() or not glob.has_magic(entry):
         return _anchor(entry)

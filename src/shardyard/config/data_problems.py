@@ -1,8 +1,12 @@
 """What contradicts itself in the section ``data``."""
 
+from collections import Counter
 from collections.abc import Iterable
 
+from shardyard.config.data_formats import DATA_FORMATS
+from shardyard.config.mixture import SLOTS, slots_of
 from shardyard.config.schema import Data, Recipe
+from shardyard.config.tasks import TASKS
 from shardyard.errors import Problem
 
 
@@ -12,6 +16,36 @@ def data_problems(recipe: Recipe) -> Iterable[Problem]:
     is_trained = data.tokenizer in ("auto", "train")
     if data.tokenizer_kind != Data().tokenizer_kind and not is_trained:
         yield Problem("data.tokenizer_kind", not_trained(data.tokenizer_kind, data.tokenizer))
+    yield from _mixture(recipe)
+
+
+def _mixture(recipe: Recipe) -> Iterable[Problem]:
+    data = recipe.data
+    if not data.mixture:
+        return
+    if "source" in data.model_fields_set:
+        text = "and data.source both say where text comes from. Leave one of them out."
+        yield Problem("data.mixture", text)
+    if recipe.task.name not in TASKS:
+        text = f": task.name={recipe.task.name} has data of its own. Give one source."
+        yield Problem("data.mixture", text)
+    counts = Counter(share.name for share in data.mixture)
+    for name, count in counts.items():
+        if count > 1:
+            text = f"has {count} sources of the name {name!r}. Give each another."
+            yield Problem("data.mixture", text)
+    slots = slots_of([share.weight for share in data.mixture])
+    for place, (share, count) in enumerate(zip(data.mixture, slots, strict=True)):
+        at = f"data.mixture[{place}]"
+        if not count:
+            text = (
+                f"={share.weight} is less than a sample in {SLOTS:,}, which is how they are dealt, "
+                f"so that {share.name!r} would never be read. Raise it, or leave the source out."
+            )
+            yield Problem(f"{at}.weight", text)
+        if share.format is not None and share.format not in DATA_FORMATS:
+            text = f"={share.format}: there is no such format; {', '.join(DATA_FORMATS)} are."
+            yield Problem(f"{at}.format", text)
 
 
 def not_trained(kind: str, tokenizer: str) -> str:

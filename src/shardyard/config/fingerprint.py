@@ -51,6 +51,7 @@ SETTINGS_THAT_MAY_CHANGE = (
     "task.generate_tokens",
     # what the fingerprint of the prepared data stands for
     "data.source",
+    "data.mixture",
     "data.format",
     "data.text_key",
     "data.tokenizer",

@@ -19,8 +19,7 @@ def plug_ins_of(recipe: Recipe, shape: ModelShape | None) -> list[PlugIn]:
     used: list[tuple[Group, str, Collection[str]]] = [("tasks", recipe.task.name, TASKS)]
     if shape is not None:
         used.append(("families", shape.model_type, FAMILIES))
-    source = recipe.data.source
-    schemes = map(scheme_of, (source,) if isinstance(source, str) else source)
+    schemes = [scheme_of(entry) for _, entry in recipe.data.entries]
     used += [("sources", scheme, SCHEMES) for scheme in sorted({each for each in schemes if each})]
     found = [brought(group, name) for group, name, ours in used if name not in ours]
     return [plug_in for plug_in in found if plug_in is not None]

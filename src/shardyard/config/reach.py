@@ -23,15 +23,14 @@ def reach_problems(recipe: Recipe, sight: Sight | None = None) -> list[Problem]:
         sight: What the nodes see that open the paths; None: this machine opens them.
     """
     data, config = recipe.data, recipe.model.config
-    sources = (data.source,) if isinstance(data.source, str) else data.source
     ours = [("run.dir", recipe.run.dir), *([("model.config", config)] if config else [])]
     places = [
         ("model.path", recipe.model.path),
         ("model.dir", recipe.model.dir),
         ("data.dir", data.dir),
         *(
-            ("data.source", _fixed_part(entry))
-            for entry in sources
+            (setting, _fixed_part(entry))
+            for setting, entry in data.entries
             if entry != _NO_PATH and not is_remote(entry)
         ),
     ]

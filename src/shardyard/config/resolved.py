@@ -9,6 +9,7 @@ from typing import Any
 
 from shardyard.config.batch import first_batch
 from shardyard.config.fingerprint import fingerprint_of
+from shardyard.config.mixture import SLOTS
 from shardyard.config.schema import Recipe, Section
 from shardyard.families.shape import ModelShape
 
@@ -40,16 +41,41 @@ class DataFacts:
     """Of a set whose samples were made when it was prepared; None: windows of running text."""
     eval_samples: int | None = None
 
+    parts: tuple["PartFacts", ...] = ()
+    """Of a mixture: its sources, which have data sets of their own."""
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "readers", tuple(self.readers))  # JSON has lists
+        parts = (each if isinstance(each, PartFacts) else PartFacts(**each) for each in self.parts)
+        object.__setattr__(self, "parts", tuple(parts))
 
     def num_samples(self, split: str, seq_len: int) -> int:
         """Samples of a split; the last one may be partly padding. T tokens make T - 1 targets."""
+        if self.parts:
+            return sum(part.data.num_samples(split, seq_len) for part in self.parts)
         made = self.train_samples if split == "train" else self.eval_samples
         if made is not None:
             return made
         tokens = self.train_tokens if split == "train" else self.eval_tokens
         return max(0, -(-(tokens - 1) // seq_len))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartFacts:
+    """One source of a mixture."""
+
+    name: str
+    slots: int
+    """Samples of it in each cycle of ``mixture.SLOTS``."""
+    data: DataFacts
+
+    def __post_init__(self) -> None:
+        if isinstance(self.data, dict):  # of JSON
+            object.__setattr__(self, "data", DataFacts(**self.data))
+
+    def passes(self, samples: int, seq_len: int) -> float:
+        """Times that each of its samples is read, once so many samples of the mixture were."""
+        return samples * self.slots / SLOTS / self.data.num_samples("train", seq_len)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -154,11 +154,32 @@ class Task(OpenSection):
     """Tokens generated from the prompt at the end of the run; 0: none."""
 
 
+Sources = str | Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+
+
+class Share(Section):
+    """One source of data.mixture."""
+
+    source: Sources
+    """As data.source."""
+    weight: PositiveNumber
+    """Its share of the samples is this, divided by the sum of all weights."""
+    name: Annotated[str, Field(pattern=_NAME, description=_NAME_WORDS)]
+    """What it is called where it is judged and told of by itself."""
+    format: Annotated[str, Field(description=_FORMAT_WORDS)] | None = None
+    """Instead of data.format."""
+    text_key: str | None = None
+    """Instead of data.text_key."""
+
+
 class Data(Section):
     """Text, and how it becomes samples of seq_len tokens."""
 
-    source: str | Annotated[tuple[str, ...], Field(strict=False, min_length=1)] = "python-stdlib"
+    source: Sources = "python-stdlib"
     """python-stdlib, or files, folders, globs (or s3:// and others) of text, JSON or Parquet."""
+    mixture: Annotated[tuple[Share, ...], Field(strict=False)] = ()
+    """Instead of source: several, each {name, source, weight}, dealt by weight in every 1,000
+    samples; format and text_key may differ."""
     format: Annotated[str, Field(description=_FORMAT_WORDS)] = "by_suffix"
     """What files hold: as their suffix says, others are refused; text: others are plain text."""
     text_key: str = "text"
@@ -185,6 +206,21 @@ class Data(Section):
     """Processes that prepare data; auto: the cores of this machine."""
     prefetch_steps: Annotated[int, Field(ge=1)] = 2
     """Steps read ahead while the device computes."""
+
+    @property
+    def entries(self) -> tuple[tuple[str, str], ...]:
+        """Every place that text comes from, each behind the name of its setting."""
+        if self.mixture:
+            return tuple(
+                (f"data.mixture[{place}].source", entry)
+                for place, share in enumerate(self.mixture)
+                for entry in _each(share.source)
+            )
+        return tuple(("data.source", entry) for entry in _each(self.source))
+
+
+def _each(source: Sources) -> tuple[str, ...]:
+    return (source,) if isinstance(source, str) else source
 
 
 class Optim(Section):

@@ -75,12 +75,13 @@ def absent_problems(recipe: Recipe, sight: Sight) -> list[Problem]:
             "nodes hold it on disks of their own, name its folder in launch.image_paths.",
         )
         for setting, place in _places(recipe)
-        if setting in _READ and not sight.holds(fixed_part(place)) and not is_there(place)
+        if _is_read(setting) and not sight.holds(fixed_part(place)) and not is_there(place)
     ]
 
 
-_READ = ("model.path", "data.source", "data.tokenizer")
-"""What must be there before; the others are made."""
+def _is_read(setting: str) -> bool:
+    """Whether it must be there before; the others are made."""
+    return setting in ("model.path", "data.tokenizer") or setting.endswith("source")
 
 
 def _secret_files(recipe: Recipe) -> Iterator[tuple[str, str]]:
@@ -96,9 +97,9 @@ def _places(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "model.path", model.path
     if model.dir is not None:
         yield "model.dir", model.dir
-    for entry in (data.source,) if isinstance(data.source, str) else data.source:
+    for setting, entry in data.entries:
         if entry != _NO_PATH and not is_remote(entry):  # nodes reach that as this machine does
-            yield "data.source", entry
+            yield setting, entry
     if "dir" in data.model_fields_set:
         yield "data.dir", data.dir
     if is_folder(data.tokenizer):

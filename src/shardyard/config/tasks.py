@@ -70,7 +70,7 @@ class TaskRow:
         return loss / math.log(2) * tokens / nbytes
 
 
-_TEXT = "shardyard.data.prepare:prepare"
+_TEXT = "shardyard.data.text_sets:prepare_text"
 _OF_TOKENS = {"loss": Metric(), "perplexity": Metric()}
 
 TASKS: dict[str, TaskRow] = {

@@ -29,11 +29,14 @@ _PROSE = re.compile(r"task\.prompt|launch\.env(\..*)?")
 PATHS = frozenset(
     {
         "run.dir", "model.path", "model.dir", "model.config", "cluster.file",
-        "data.source", "data.dir", "data.tokenizer",
+        "data.source", "data.mixture.source", "data.dir", "data.tokenizer",
         "launch.run_dir", "launch.code", "launch.volumes.path", "launch.volumes.host",
         "launch.image_paths", "launch.slurm.python",
     }
 )  # fmt: skip
+
+SOURCES = ("data.source", "data.mixture.source")
+"""Paths that may be addresses of places elsewhere, too."""
 
 _PART_BYTES = 255
 """Of one name in a path: NAME_MAX of Linux's file systems."""
@@ -92,7 +95,7 @@ def why_no_path(text: str, instead: str = _A_PATH) -> str | None:
 def _why_not(setting: str, text: str) -> str | None:
     if _PROSE.fullmatch(setting):
         return _why_no_text(text)
-    if setting == "data.source" and is_remote(text):
+    if setting in SOURCES and is_remote(text):
         return _why_no_text(text) or _why_no_line(text) or why_no_address(text)
     if setting in PATHS:
         return why_no_path(text, _INSTEAD_OF_A_URL.get(setting, _A_PATH))

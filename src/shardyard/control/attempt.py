@@ -8,6 +8,7 @@ from shardyard.config.own_module import NO_SHAPE
 from shardyard.config.plug_ins_used import plug_ins_of
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
+from shardyard.control.mixture import mixture_lines, mixture_warnings
 from shardyard.control.prepare import prepare_data
 from shardyard.control.request import Request
 from shardyard.errors import RequestError
@@ -19,6 +20,7 @@ from shardyard.plug_ins import PlugIn
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.manifest import write_manifest
 from shardyard.rundir.resolved import write_resolved
+from shardyard.talk import say, warn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +65,12 @@ def resolve_here(
     machine = probe()
     request.refuse_misfits(machine, previous)
     data = data or prepare_data(request, previous=previous)
-    return machine, request.resolve(machine, data, previous=previous)
+    resolved = request.resolve(machine, data, previous=previous)
+    for line in mixture_lines(resolved):
+        say(line)
+    for warning in mixture_warnings(resolved):
+        warn(warning)
+    return machine, resolved
 
 
 def no_plan() -> str:

@@ -169,10 +169,9 @@ def with_data(draft: Draft, answer: str) -> Draft:
 
 
 def _nothing_there(recipe: Recipe) -> list[str]:
-    source = recipe.data.source
     return [
-        f"data.source={entry}: nothing is there on this machine. Put text there, or mend the path."
-        for entry in ((source,) if isinstance(source, str) else source)
+        f"{setting}={entry}: nothing is there on this machine. Put text there, or mend the path."
+        for setting, entry in recipe.data.entries
         if entry != Data().source and not is_remote(entry) and not is_there(entry)
     ]
 

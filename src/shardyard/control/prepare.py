@@ -68,13 +68,12 @@ def _run(
 def would_prepare(request: Request) -> dict[str, str]:
     """What ``prepare_data`` would read and write, in words. Looks at nothing."""
     data = request.recipe.data
-    sources = (data.source,) if isinstance(data.source, str) else data.source
     kind = TOKENIZER_KINDS[data.tokenizer_kind].words
     trained = f"train a {kind} of {data.vocab_size:,} tokens"
     own = str(request.model_dir) if has_tokenizer(request.model_dir) else trained
     tokenizer = {"auto": own, "train": trained}.get(data.tokenizer, data.tokenizer)
     return {
-        "read": ", ".join(sources),
+        "read": ", ".join(entry for _, entry in data.entries),
         "tokenizer": tokenizer,
         "write": f"a folder named by fingerprint in {Path(data.dir).expanduser().resolve()}",
         "held out": f"{data.eval_fraction:.0%} of the documents",

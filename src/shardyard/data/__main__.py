@@ -83,7 +83,8 @@ def _prepare(
     with _shown_progress() as progress:
         facts = prepare(recipe, model_dir=model_dir, progress=progress, rows=rows, folder=folder)
     if verify:
-        shards.verify(Path(facts.dir))
+        for each in [part.data for part in facts.parts] or [facts]:
+            shards.verify(Path(each.dir))
     if also is None:
         return asdict(facts)
     with _shown_progress() as progress:
@@ -113,10 +114,10 @@ def _write_h5(
     data = recipe.data.model_copy(update={"seq_len": seq_len})
     recipe = recipe.model_copy(update={"data": data})
     resolved = Resolved(recipe=recipe, reasons={}, shape=shape, data=facts, steps=0)
-    train, held_out = imported(task_row(recipe.task.name).code).open_data(resolved)
+    data_of_task = imported(task_row(recipe.task.name).code).open_data(resolved)
     folder = Path(f"{facts.dir}-h5-{seq_len}")
     epochs = math.ceil(recipe.run.epochs or 1)
-    write_splits(train, held_out, folder, epochs=epochs, told=progress)
+    write_splits(data_of_task.train, data_of_task.eval, folder, epochs=epochs, told=progress)
     return str(folder)
 
 

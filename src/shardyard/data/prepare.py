@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,6 @@ from shardyard.data.pieces import (
 from shardyard.data.readers.rows import TextOf
 from shardyard.data.shards import COLUMNS_VERSION, FORMAT_VERSION, MANIFEST, read_facts, token_dtype
 from shardyard.data.sources import (
-    Piece,
     list_files,
     read_sections,
     readers_of,
@@ -67,6 +67,7 @@ Progress = Callable[[str, int, int], None]
 """Called with what is being done, and how many bytes of text of how many are done."""
 
 _LOCK = ".lock"
+_BY_HASH_ALONE = "held_out_by_hash_alone"
 _TOKENIZER_SAMPLE_BYTES = 32 * 2**20
 """Text a tokenizer is trained on, taken evenly from the whole corpus: some 10 s of one core."""
 
@@ -78,14 +79,17 @@ def prepare(
     progress: Progress,
     rows: int | None = None,
     folder: Path | None = None,
+    is_part: bool = False,
 ) -> DataFacts:
-    """Prepare the data set a recipe asks for; returns at once if it is there already.
+    """Prepare the data set of one source; returns at once if it is there already.
 
     Args:
         model_dir: Folder of the model's own files, where ``data.tokenizer=auto`` looks first.
         rows: Of the model's table of tokens; None: as many as the tokenizer wants.
         folder: Where another node has prepared the same; None: named by what is asked for. The
             name depends on the times of the files, which differ between nodes.
+        is_part: Whether others are trained on beside it. What is held out then follows the hashes
+            alone, even where they hold out nothing: equal documents of all are on one side.
 
     Raises:
         RequestError: The source or the tokenizer does not exist, or nothing can be held out.
@@ -94,21 +98,17 @@ def prepare(
         StorageError: The file system refused a write.
     """
     data = recipe.data
-    files = _files_of(recipe)
-    store = None if recipe.model.dir is None else Path(recipe.model.dir).expanduser()
-    tokenizer = find_tokenizer(data.tokenizer, model_dir, store=store)
-    if tokenizer is not None and data.tokenizer_kind != Data().tokenizer_kind:
-        why = not_trained(data.tokenizer_kind, str(model_dir))
-        raise RequestError(f"data.tokenizer_kind{why}")
-    bos_token = _bos_token(data, tokenizer)
-    request = _request(data, files, tokenizer, bos_token)
+    files = files_of(recipe)
+    tokenizer = chosen_tokenizer(recipe, model_dir)
+    request = request_of(data, files, tokenizer, bos_token_of(data, tokenizer), is_part=is_part)
     if folder is None:
         folder = Path(data.dir).expanduser().resolve() / f"{_name(data.source)}-{digest(request)}"
     if not _is_finished(folder):
-        with _sole_writer(folder, progress):
+        with sole_writer(folder, progress):
             if not (folder / MANIFEST).exists():  # another process may just have written it
                 refuse_unreadable(files, _text_of(data))
-                _write_tokenizer(folder, data, files, tokenizer, progress)
+                texts = partial(training_texts, data, files, progress)
+                write_tokenizer(folder, data, tokenizer, texts)
                 _refuse_large_vocabulary(folder, data, rows)
                 _build(folder, recipe, files, request, progress)
             # What a dying worker adds meanwhile is removed by the next call.
@@ -116,7 +116,22 @@ def prepare(
     return read_facts(folder)
 
 
-def _bos_token(data: Data, tokenizer: TokenizerFiles | None) -> str | None:
+def chosen_tokenizer(recipe: Recipe, model_dir: Path | None) -> TokenizerFiles | None:
+    """The tokenizer that a recipe asks for; None: one is trained.
+
+    Raises:
+        RequestError: There is none such.
+    """
+    data = recipe.data
+    store = None if recipe.model.dir is None else Path(recipe.model.dir).expanduser()
+    tokenizer = find_tokenizer(data.tokenizer, model_dir, store=store)
+    if tokenizer is not None and data.tokenizer_kind != Data().tokenizer_kind:
+        why = not_trained(data.tokenizer_kind, str(model_dir))
+        raise RequestError(f"data.tokenizer_kind{why}")
+    return tokenizer
+
+
+def bos_token_of(data: Data, tokenizer: TokenizerFiles | None) -> str | None:
     """What each document begins with."""
     if DATA_FORMATS[data.format].holds_ids:
         if tokenizer is None:
@@ -130,17 +145,20 @@ def _bos_token(data: Data, tokenizer: TokenizerFiles | None) -> str | None:
     return choose_bos(data.bos, tokenizer, data.tokenizer_kind, name=name)
 
 
-def _files_of(recipe: Recipe) -> list[SourceFile]:
+def files_of(recipe: Recipe) -> list[SourceFile]:
+    """The files of ``data.source``; raises as ``list_files``."""
     data = recipe.data
     own = [Path(place).expanduser() for place in (data.dir, recipe.run.dir)]
     return list_files(data.source, data.format, own=own)
 
 
-def _request(
+def request_of(
     data: Data,
     files: Sequence[SourceFile],
     tokenizer: TokenizerFiles | None,
     bos_token: str | None = None,
+    *,
+    is_part: bool = False,
 ) -> dict[str, Any]:
     """All that the tokens depend on.
 
@@ -163,6 +181,7 @@ def _request(
         # as before where there is none
         **({} if bos_token is None else {"bos_token": bos_token}),
         **({} if _encoder_of(data) == PLAIN_TEXT else {"data_format": data.format}),
+        **({_BY_HASH_ALONE: True} if is_part else {}),
     }
 
 
@@ -199,7 +218,7 @@ def _is_finished(folder: Path) -> bool:
 
 
 @contextmanager
-def _sole_writer(folder: Path, progress: Progress) -> Iterator[None]:
+def sole_writer(folder: Path, progress: Progress) -> Iterator[None]:
     """Wait until no other process writes this data set."""
     words = "waiting for another process that prepares the same data"
     with ExitStack() as held:
@@ -212,12 +231,11 @@ def _sole_writer(folder: Path, progress: Progress) -> Iterator[None]:
         yield
 
 
-def _write_tokenizer(
+def write_tokenizer(
     folder: Path,
     data: Data,
-    files: Sequence[SourceFile],
     tokenizer: TokenizerFiles | None,
-    progress: Progress,
+    texts: Callable[[], Iterator[str]],
 ) -> None:
     """Put the tokenizer's files into the data set, unless an earlier attempt has done so.
 
@@ -226,12 +244,7 @@ def _write_tokenizer(
     if (folder / "tokenizer.json").exists():
         return
     if tokenizer is None:
-        pieces = split_into_pieces(files, _piece_bytes(files))
-        tokenizer = train_tokenizer(
-            lambda: _training_texts(pieces, _text_of(data), progress),
-            kind=data.tokenizer_kind,
-            vocab_size=data.vocab_size,
-        )
+        tokenizer = train_tokenizer(texts, kind=data.tokenizer_kind, vocab_size=data.vocab_size)
     else:
         TextEncoder(tokenizer, name=f"data.tokenizer={data.tokenizer}")  # refuse it before work
     for name in sorted(tokenizer, key=lambda name: name == "tokenizer.json"):
@@ -246,16 +259,23 @@ def _refuse_large_vocabulary(folder: Path, data: Data, rows: int | None) -> None
         raise RecipeError(found)
 
 
-def _training_texts(pieces: Sequence[Piece], text_of: TextOf, progress: Progress) -> Iterator[str]:
-    """Text from the beginning of every piece, ``_TOKENIZER_SAMPLE_BYTES`` or a little more."""
-    quota_bytes = _TOKENIZER_SAMPLE_BYTES // len(pieces)
+def training_texts(
+    data: Data, files: Sequence[SourceFile], progress: Progress, *, share: float = 1.0
+) -> Iterator[str]:
+    """Text from the beginning of every piece, ``_TOKENIZER_SAMPLE_BYTES`` or a little more.
+
+    Args:
+        share: Of those bytes that these files give.
+    """
+    pieces = split_into_pieces(files, _piece_bytes(files))
+    quota_bytes = int(share * _TOKENIZER_SAMPLE_BYTES) // len(pieces)
     total_bytes = sum(
         min(quota_bytes, sum(span.stop - span.start for span in piece)) for piece in pieces
     )
     done_bytes = 0
     for piece in pieces:
         left_bytes = quota_bytes
-        for section in read_sections(piece, text_of):
+        for section in read_sections(piece, _text_of(data)):
             yield section.text
             section_bytes = len(section.text.encode())
             left_bytes -= section_bytes
@@ -295,12 +315,12 @@ def _build(
         for number, piece in enumerate(pieces)
     ]
     records = _run_pieces(tasks, workers, progress)
-    forced = _forced_hold_out(records, data)
+    forced = _forced_hold_out(records, data, bends=_BY_HASH_ALONE not in request)
     if forced != tasks[0].hold_out:
         _forget(folder, records)
         tasks = [replace(task, hold_out=forced) for task in tasks]
         records = _run_pieces(tasks, workers, progress)
-    if _files_of(recipe) != files:
+    if files_of(recipe) != files:
         raise DataError(
             f"data.source={data.source!r} changed while it was being prepared, so its tokens may "
             "mix old and new text. Prepare again once nothing writes there."
@@ -331,7 +351,7 @@ def _run_pieces(
     return records
 
 
-def _forced_hold_out(records: Sequence[dict[str, Any]], data: Data) -> HoldOut:
+def _forced_hold_out(records: Sequence[dict[str, Any]], data: Data, *, bends: bool) -> HoldOut:
     """The rule of the held-out split, bent for a small corpus whose hashes leave a split empty:
     then the section with the lowest hash is held out, or the one with the highest is not."""
     hashes = [text_hash for record in records for text_hash in record["hashes"]]
@@ -342,7 +362,7 @@ def _forced_hold_out(records: Sequence[dict[str, Any]], data: Data) -> HoldOut:
         )
     rule = HoldOut(data.eval_fraction)
     filled = {split for record in records for split in record["shards"]}
-    if data.eval_fraction == 0 or filled == set(SPLITS):
+    if not bends or data.eval_fraction == 0 or filled == set(SPLITS):
         return rule
     if min(hashes) == max(hashes):
         raise RequestError(

@@ -76,20 +76,19 @@ def _model(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _data(recipe: Recipe) -> Iterator[Finding]:
-    source = recipe.data.source
-    for entry in (source,) if isinstance(source, str) else source:
+    for setting, entry in recipe.data.entries:
         if entry == _NO_PATH or is_remote(entry):  # no path; preparing tries it before any work
             continue
         path = Path(entry)
         if os.path.lexists(path) or not glob.has_magic(entry):
             why = _why_unread(path)
             if why is not None:
-                yield _unreadable("data.source", entry, why)
+                yield _unreadable(setting, entry, why)
                 continue
             files: Iterable[Path] = _below(path) if path.is_dir() else (path,)
         else:
             files = (Path(name) for name in glob.iglob(entry, recursive=True))  # noqa: PTH207
-        yield _opened("data.source", entry, files)
+        yield _opened(setting, entry, files)
 
 
 def _tokenizer(recipe: Recipe) -> Iterator[Finding]:

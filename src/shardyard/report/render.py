@@ -14,6 +14,7 @@ from shardyard.report.compare import Comparison
 from shardyard.report.headline import tiles
 from shardyard.report.markup import esc, render_page, render_section, render_table
 from shardyard.report.run import Line, RunRecord
+from shardyard.report.sources import sources_section
 from shardyard.report.summary import Summary
 from shardyard.report.timeline import describe, timeline
 from shardyard.report.values import ABSENT, format_error, format_percent, format_value
@@ -36,6 +37,7 @@ def render(
     parts = [
         _header(record, summary),
         _curves(panels, no_pictures or "No step was finished yet."),
+        sources_section(record),
         _wall_time(summary),
         _comparison(record, summary.comparisons),
         _sample(record),

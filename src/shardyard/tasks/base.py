@@ -7,6 +7,7 @@ that, and how an evaluation is scored.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -27,6 +28,8 @@ class Data(NamedTuple):
     train: Samples
     eval: Samples | None
     """None: nothing was held out."""
+    eval_parts: Mapping[str, Samples] = MappingProxyType({})
+    """Of a mixture: what each source holds out, by name; together they are ``eval``."""
 
 
 class Task(ABC):

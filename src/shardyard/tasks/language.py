@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -11,6 +12,8 @@ from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Recipe
 from shardyard.config.task_names import task_row
 from shardyard.data.micro_batch import MicroBatch
+from shardyard.data.mixture import Joined, MixedStream, Part
+from shardyard.data.mixture_folder import mixture_at
 from shardyard.data.samples import Prepare, SampleSet, Stream, unchanged
 from shardyard.data.shards import TokenShards
 from shardyard.data.windows import TextWindows
@@ -47,6 +50,8 @@ class LanguageTask(Task):
     @classmethod
     def open_data(cls, resolved: Resolved) -> Data:
         """Both splits: the training samples without end, the held-out ones each once."""
+        if resolved.data.parts:
+            return cls._open_mixture(resolved)
         train = Stream(
             cls.samples(resolved, "train"),
             seed=resolved.recipe.run.seed,
@@ -56,6 +61,32 @@ class LanguageTask(Task):
             return Data(train, None)
         prepare = cls.preparation(resolved, "eval")
         return Data(train, Stream(cls.samples(resolved, "eval"), seed=None, prepare=prepare))
+
+    @classmethod
+    def _open_mixture(cls, resolved: Resolved) -> Data:
+        parts = [
+            (part, replace(resolved, data=part.data))
+            for part in mixture_at(Path(resolved.data.dir))
+        ]
+        train = MixedStream(
+            [Part(cls.samples(alone, "train"), part.slots) for part, alone in parts],
+            seed=resolved.recipe.run.seed,
+            prepare=cls.preparation(resolved, "train"),
+        )
+        seq_len = int(resolved.recipe.data.seq_len)
+        held_out = {
+            part.name: cls.samples(alone, "eval")
+            for part, alone in parts
+            if part.data.num_samples("eval", seq_len)
+        }
+        if not held_out:
+            return Data(train, None)
+        prepare = cls.preparation(resolved, "eval")
+        return Data(
+            train,
+            Stream(Joined(list(held_out.values())), seed=None, prepare=prepare),
+            {name: Stream(each, seed=None, prepare=prepare) for name, each in held_out.items()},
+        )
 
     @staticmethod
     def compute(parts: ParallelModel, mesh: Mesh, *, device: torch.device) -> LanguageModel:

@@ -1,7 +1,8 @@
 """Evaluation on the held-out split: every sample once, on whichever rank, summed exactly."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import torch
 
@@ -10,7 +11,7 @@ from shardyard.data.loader import Samples, step_batches
 from shardyard.data.micro_batch import MicroBatch
 from shardyard.parallel.mesh import Mesh
 from shardyard.tasks.base import Task
-from shardyard.train.totals import sum_over_ranks
+from shardyard.train.totals import Totals, sum_over_ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +22,8 @@ class Evaluation:
     """Every metric of the task."""
     targets: int
     """What divided the loss."""
+    parts: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Of a mixture: the metrics of each source, by name."""
 
     @property
     def loss(self) -> float:
@@ -52,19 +55,42 @@ def evaluation_due(
 def evaluate(
     task: Task,
     source: Samples,
+    parts: Mapping[str, Samples] = MappingProxyType({}),
     *,
     micro_batch: int,
     mesh: Mesh,
     device: torch.device,
 ) -> Evaluation:
-    """Score all samples of a source. All ranks call it together and get the same result."""
+    """Score all samples of a source. All ranks call it together and get the same result.
+
+    Args:
+        parts: What the source is made of, if each is scored by itself, too.
+    """
     task.model.eval()
-    part = task.computation.forward(_batches(source, micro_batch=micro_batch, mesh=mesh))
+    totals = {
+        name: sum_over_ranks(
+            task.computation.forward(_batches(each, micro_batch=micro_batch, mesh=mesh)),
+            device=device,
+        )
+        for name, each in (parts or {"": source}).items()
+    }
     task.model.train()
-    totals = sum_over_ranks(part, device=device)
-    loss_sum, targets = totals.loss_sum.item(), totals.divisor.item()
-    means = {name: each.item() for name, each in task.computation.means(totals.sums).items()}
-    return Evaluation(scores=task.scores(loss_sum / targets, means), targets=round(targets))
+    return Evaluation(
+        scores=_scores(task, list(totals.values())),
+        targets=round(sum(each.divisor.item() for each in totals.values())),
+        parts={name: _scores(task, [each]) for name, each in totals.items() if name},
+    )
+
+
+def _scores(task: Task, totals: Sequence[Totals]) -> dict[str, float]:
+    """Metrics of all samples that the totals are of."""
+    loss_sum = sum(each.loss_sum.item() for each in totals)
+    targets = sum(each.divisor.item() for each in totals)
+    sums = {
+        name: torch.stack([each.sums[name] for each in totals]).sum(0) for name in totals[0].sums
+    }
+    means = {name: each.item() for name, each in task.computation.means(sums).items()}
+    return task.scores(loss_sum / targets, means)
 
 
 def _batches(source: Samples, *, micro_batch: int, mesh: Mesh) -> Iterator[MicroBatch]:

@@ -183,6 +183,7 @@ class Loop:
         result = evaluate(
             training.task,
             training.eval_source,
+            training.eval_parts,
             micro_batch=self.recipe.optim.micro_batch,
             mesh=training.mesh,
             device=training.device,
@@ -194,11 +195,12 @@ class Loop:
         )
         scores = result.scores | ({} if per_byte is None else {BITS_PER_BYTE: per_byte})
         epoch = progress.position / training.train_source.num_samples
-        training.report(
-            "evaluated", step=progress.step, seconds=seconds, targets=result.targets, **scores
-        )
+        told = {"step": progress.step, "seconds": seconds, "targets": result.targets}
+        by_source = {"sources": result.parts} if result.parts else {}
+        training.report("evaluated", **told, **scores, **by_source)
         for sink in training.sinks:
-            sink.write({"step": progress.step, "epoch": round(epoch, 6), "eval": scores})
+            line = {"step": progress.step, "epoch": round(epoch, 6), "eval": scores}
+            sink.write({**line, **({"eval_sources": result.parts} if result.parts else {})})
         # a best step is one that can be saved: finite, and not skipped
         is_counted = math.isfinite(result.loss) and not self.skipped_in_row
         if is_counted and (progress.best_loss is None or result.loss < progress.best_loss):

@@ -119,7 +119,7 @@ def set_up_phase(
     recipe = resolved.recipe
     opening = time.monotonic()
     kind = task_class(recipe.task.name)
-    train_source, eval_source = kind.open_data(resolved)
+    train_source, eval_source, eval_parts = kind.open_data(resolved)
     data_s = time.monotonic() - opening
     task = kind(_build(resolved, mesh, device=device, control=control))
     optimizer = build_optimizer(recipe, task.computation, mesh, device=device)
@@ -141,6 +141,7 @@ def set_up_phase(
         stepper=stepper,
         train_source=train_source,
         eval_source=eval_source,
+        eval_parts=eval_parts,
         loader=_open_loader(resolved, train_source, begin.progress, mesh),
         saver=Saver(
             run_dir.checkpoints,

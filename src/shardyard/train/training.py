@@ -1,5 +1,6 @@
 """One process's part of a run, as the loop is handed it: built by ``train/setup.py``."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,7 @@ class Training:
     stepper: Stepper
     train_source: Samples
     eval_source: Samples | None
+    eval_parts: Mapping[str, Samples]
     loader: Loader
     saver: Saver
     tensors: dict[str, Tensor]

@@ -1,0 +1,106 @@
+"""Samples of several sets in one stream: dealt by weight, in whole numbers in every cycle.
+
+Position p of the stream is place p % SLOTS of cycle p // SLOTS. Each cycle has a permutation of its
+own, and each set as many of the permuted places as it has slots: its own stream, whose epochs have
+orders of their own, goes on by so many samples a cycle. All follows from p, so that the only state
+is the position.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from shardyard.config.mixture import SLOTS
+from shardyard.data.micro_batch import MicroBatch
+from shardyard.data.order import GOLDEN, Positions, mix, permute_many, sample_indices
+from shardyard.data.samples import Prepare, Sample, SampleSet, side_by_side, unchanged
+
+
+class Part(NamedTuple):
+    """A set of samples in a mixture."""
+
+    samples: SampleSet
+    slots: int
+    """Of each cycle."""
+
+
+class MixedStream:
+    """Sets of samples in one stream without end. Its epoch is as long as all sets together."""
+
+    def __init__(self, parts: Sequence[Part], *, seed: int, prepare: Prepare = unchanged) -> None:
+        self._sets = [part.samples for part in parts]
+        self._lengths = [each.num_samples for each in self._sets]
+        self._slots = [part.slots for part in parts]
+        self._firsts = np.cumsum([0, *self._lengths])
+        self._seed = seed
+        self._prepare = prepare
+        self.num_samples = sum(self._lengths)
+
+    def sample_indices(self, positions: Positions) -> Positions:
+        """Which samples are at these positions, counted through the sets one after the other."""
+        sets, own = deal(positions, self._slots, seed=self._seed)
+        found = np.empty_like(positions)
+        for number, length in enumerate(self._lengths):
+            mine = sets == number
+            indices = sample_indices(own[mine], length, seed=_seed_of(self._seed, number))
+            found[mine] = self._firsts[number] + indices
+        return found
+
+    def micro_batch(self, positions: range, size: int) -> MicroBatch:
+        """The samples at these positions, padded with weightless rows to ``size`` rows.
+
+        Raises:
+            DataError: A shard is damaged, or a token id is outside the vocabulary.
+        """
+        at = np.array(positions, dtype=np.int64)
+        sets, own = deal(at, self._slots, seed=self._seed)
+        rows = zip(sets.tolist(), own.tolist(), self.sample_indices(at).tolist(), strict=True)
+        samples = [
+            self._sets[number].sample(
+                index - int(self._firsts[number]), position // self._lengths[number]
+            )
+            for number, position, index in rows
+        ]
+        return side_by_side(samples, positions, self._sets[0].padding(), size, self._prepare)
+
+
+class Joined:
+    """Sets one after the other, as one."""
+
+    def __init__(self, sets: Sequence[SampleSet]) -> None:
+        self._sets = sets
+        self._firsts = np.cumsum([0, *(each.num_samples for each in sets)])
+        self.num_samples = int(self._firsts[-1])
+
+    def sample(self, index: int, epoch: int) -> Sample:
+        """As of ``SampleSet``."""
+        number = int(np.searchsorted(self._firsts, index, side="right")) - 1
+        return self._sets[number].sample(index - int(self._firsts[number]), epoch)
+
+    def padding(self) -> Sample:
+        """As of ``SampleSet``."""
+        return self._sets[0].padding()
+
+
+def deal(positions: Positions, slots: Sequence[int], *, seed: int) -> tuple[Positions, Positions]:
+    """For each position of the stream the number of the set, and the position in its own stream.
+
+    Args:
+        slots: Of each set in a cycle; their sum is ``SLOTS``.
+    """
+    counts = np.array(slots, dtype=np.int64)
+    ends = np.cumsum(counts)
+    cycles, places = np.divmod(positions, SLOTS)
+    dealt = np.empty_like(positions)
+    for cycle in np.unique(cycles):
+        of_cycle = cycles == cycle
+        key = mix(mix(seed - GOLDEN) + int(cycle))
+        dealt[of_cycle] = permute_many(places[of_cycle], SLOTS, key=key)
+    sets = np.searchsorted(ends, dealt, side="right").astype(np.int64)
+    return sets, cycles * counts[sets] + dealt - (ends - counts)[sets]
+
+
+def _seed_of(seed: int, number: int) -> int:
+    """Of a set's own order: two that are equal are not read in step."""
+    return mix(mix(seed) + number + 1)
