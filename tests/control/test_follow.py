@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.control.follow import Story, Tail, describe_event, describe_step, follow, said
+from shardyard.control.follow import Log, Story, Tail, describe_event, describe_step, follow, said
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import EventWriter, LineWriter
 from shardyard.rundir.metric_keys import METRIC_KEYS
@@ -36,6 +36,9 @@ class RecordingView:
     def step(self, line: dict[str, Any], *, step_s: float | None) -> None:
         self.steps.append((line["step"], step_s))
         self.order.append(f"step {line['step']}")
+
+    def length(self, steps: int) -> None:
+        """Told by the log itself."""
 
     def evaluation(self, step: int, loss: float | None) -> None:
         self.evaluations.append((step, loss))
@@ -184,3 +187,12 @@ def test_an_event_is_told_in_one_line(event: dict[str, Any], text: str | None) -
 def test_the_remaining_time_is_steps_left_times_time_per_step() -> None:
     assert describe_step(step_line(10), 130, 0.5)[-1] == "1 min left"  # 120 x 0.5 s
     assert describe_step(step_line(10, loss=None), 130, None)[0] == "loss not finite"
+
+
+def test_a_run_that_became_larger_ends_sooner() -> None:
+    lines: list[str] = []
+    log = Log(lines.append, 100, every=1)
+    story = Story(0, log)
+    story.tell_event({"kind": "model_ready", "attempt": 0, "t": 1.0, "last_step": 60})
+    log.step({"step": 60, "loss": 1.0, "tokens_per_s": None}, step_s=1.0)
+    assert lines[-1].startswith("step 60/60") and "left" not in lines[-1]

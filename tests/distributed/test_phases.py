@@ -87,6 +87,8 @@ def test_a_run_of_two_phases_is_one_run(whole: RunDir) -> None:
     told = [e for e in read_lines(whole.events) if e["kind"] == "phase_started"]
     assert [(e["phase"], e["step"], e["seq_len"]) for e in told] == [(1, 0, 32), (2, 3, 64)]
     assert told[1]["seconds"] > 0 == told[0]["seconds"]
+    ready = [e for e in read_lines(whole.events) if e["kind"] == "model_ready"]
+    assert [event["last_step"] for event in ready] == [6, 6]
     assert len([e for e in read_lines(whole.events) if e["kind"] == "run_finished"]) == 1
 
 

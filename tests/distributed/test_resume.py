@@ -105,8 +105,10 @@ def test_a_batch_per_device_grows_with_the_processes_and_the_length_does_not(
     begun = read_resolved(run_dir.resolved(0))
     sections["cluster"] = {"devices": 3}
     make_run(run_dir.path, corpus, sections, attempt=1, previous=begun)
-    assert run_on_ranks(train_here, 3, run_dir, 1) == [FINISHED] * 3
+    assert run_on_ranks(_train_attempt_with_events, 3, run_dir, 1) == [FINISHED] * 3
 
+    ready = [event for event in read_lines(run_dir.events) if event["kind"] == "model_ready"]
+    assert [event["last_step"] for event in ready] == [4]  # of the second attempt, of 6 before
     # 6 steps of 2 samples are 12: 2 steps of 2, then 2 of 6, the last of which is read whole
     lines = read_steps(run_dir.metrics)
     assert [line["samples"] for line in lines] == [2, 4, 10, 16]
@@ -165,6 +167,17 @@ def _train_with_events(run_dir: RunDir) -> str:
     events = EventWriter(run_dir.events, attempt=0, generation=0) if dist.get_rank() == 0 else None
     hooks = Hooks(generation=0, drain_requested=lambda: False, events=events)
     return train(run_dir, 0, hooks)
+
+
+def _train_attempt_with_events(run_dir: RunDir, attempt: int) -> str:
+    import torch.distributed as dist
+
+    events = None
+    if dist.get_rank() == 0:
+        events = EventWriter(run_dir.events, attempt=attempt, generation=0)
+    return train(run_dir, attempt, Hooks(
+        generation=0, drain_requested=lambda: False, events=events
+    ))  # fmt: skip
 
 
 def _train_until_not_finite(run_dir: RunDir) -> str:

@@ -89,6 +89,10 @@ class AttemptBar:
         self._progress.update(self._task, completed=line["step"])
         self._show()
 
+    def length(self, steps: int) -> None:
+        self._total_steps = steps
+        self._progress.update(self._task, total=steps)
+
     def evaluation(self, step: int, loss: float | None) -> None:
         self._evaluation = [f"eval {number_text(loss)} (step {step})"]
         self._show()

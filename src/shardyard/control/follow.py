@@ -108,6 +108,9 @@ class View(Protocol):
     def step(self, line: dict[str, Any], *, step_s: float | None) -> None:
         """A step was done; ``line`` is its line of metrics.jsonl, ``step_s`` what one takes now."""
 
+    def length(self, steps: int) -> None:
+        """The run ends at this step, on as many devices as it has now."""
+
     def evaluation(self, step: int, loss: float | None) -> None:
         """An evaluation was done."""
 
@@ -158,6 +161,8 @@ class Story:
             self._view.phase(phase, is_told=text is not None)
         if text is not None:
             self._view.line(text)
+        if "last_step" in event:
+            self._view.length(event["last_step"])
         self.has_ended = self.has_ended or kind == "attempt_ended"
 
     def tell_metrics(self, line: dict[str, Any]) -> None:
@@ -270,6 +275,9 @@ class Log:
         if step % self._every == 0 or step == self._total_steps:
             facts = "  ".join(describe_step(line, self._total_steps, step_s))
             self.line(f"step {step}/{self._total_steps}  {facts}")
+
+    def length(self, steps: int) -> None:
+        self._total_steps = steps
 
     def evaluation(self, step: int, loss: float | None) -> None:
         self.line(f"step {step}/{self._total_steps}  evaluation loss {number_text(loss)}")

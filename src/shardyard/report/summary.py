@@ -105,7 +105,7 @@ def summarize(record: RunRecord) -> Summary:
         state=record.state,
         state_reason=_state_reason(record),
         steps_done=last.get("step", 0),
-        steps_planned=record.resolved.steps if record.resolved else None,
+        steps_planned=_steps_planned(record),
         tokens=last.get("tokens"),
         loss=last.get("loss"),
         eval_loss=newest_eval.get("loss"),
@@ -158,6 +158,14 @@ def _restarts(record: RunRecord) -> int:
 def _world_size(record: RunRecord) -> int | None:
     rendezvous = record.last("rendezvous") or record.last("attempt_started") or {}
     return rendezvous.get("world_size")
+
+
+def _steps_planned(record: RunRecord) -> int | None:
+    """The step at which it ends, on as many devices as it had last."""
+    ready = record.last("model_ready")
+    if ready is not None and "last_step" in ready:
+        return int(ready["last_step"])
+    return None if record.resolved is None else record.resolved.steps
 
 
 def _median(values: list[float]) -> float | None:

@@ -172,7 +172,10 @@ def set_up_phase(
             seconds=0.0 if since_t is None else time.monotonic() - since_t,
         )
     training.report("data_ready", seconds=data_s, samples=train_source.num_samples)
-    _report_model(training, mesh.layout, held, seconds=time.monotonic() - started)
+    last_step = _last_step(place, begin.progress)
+    _report_model(
+        training, mesh.layout, held, last_step=last_step, seconds=time.monotonic() - started
+    )
     if begin.loaded is not None:
         training.report("checkpoint_loaded", **begin.loaded)
     return training
@@ -185,8 +188,18 @@ def _saved_of(held: dict[str, Tensor], recipe: Recipe) -> dict[str, Tensor]:
     return {n: each for n, each in held.items() if is_adapter(n) or not n.startswith("model.")}
 
 
+def _last_step(place: Place, progress: Progress) -> int:
+    """The step at which the run ends, if the number of devices stays."""
+    steps = progress.step
+    for number, phase in enumerate(place.resolved.of_phases[progress.phase :]):
+        left = phase.samples - (0 if number else progress.position)
+        batch = step_samples(phase.recipe.optim, devices=place.mesh.layout.world_size)
+        steps += max(0, -(-left // batch))
+    return steps
+
+
 def _report_model(
-    training: Training, layout: Layout, held: dict[str, Tensor], *, seconds: float
+    training: Training, layout: Layout, held: dict[str, Tensor], *, last_step: int, seconds: float
 ) -> None:
     """Say what every rank holds before the first step. All ranks call it."""
     mine = {
@@ -199,6 +212,7 @@ def _report_model(
         seconds=seconds,
         memory_by_rank=training.gather(mine),
         parameters=_parameters(training),
+        last_step=last_step,
         layout=asdict(layout),
     )
 
