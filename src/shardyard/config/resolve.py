@@ -102,7 +102,8 @@ def resolve(
         return resolved[0]
     assert whole.steps is not None
     lengths = {phase.recipe.data.seq_len for phase in resolved}
-    if data.train_samples is not None and len(lengths) > 1:
+    sets = [data, *(part.data for part in data.parts)]
+    if any(each.train_samples is not None for each in sets) and len(lengths) > 1:
         text = (
             f"have samples of {', '.join(map(str, sorted(map(int, lengths))))} tokens, and those "
             "of this data set were made when it was prepared, of one length. Give each phase the "
