@@ -52,6 +52,7 @@ class Case:
     preset: str
     parallel: tuple[tuple[str, Any], ...]
     recompute: str | int = "none"
+    lora_rank: int | None = None
 
     @property
     def processes(self) -> int:
@@ -63,12 +64,13 @@ class Case:
     def name(self) -> str:
         """Such as ``llama-tiny-deep tp2 dp_shard2``."""
         words = [self.preset, *(f"{axis}{degree}" for axis, degree in self.parallel)]
+        words += [] if self.lora_rank is None else [f"lora{self.lora_rank}"]
         return " ".join([*words, *([f"recompute {self.recompute}"] * (self.recompute != "none"))])
 
     def sections(self) -> dict[str, dict[str, Any]]:
         """The recipe's settings."""
         return {
-            "model": {"preset": self.preset},
+            "model": {"preset": self.preset, "lora": {"rank": self.lora_rank}},
             "task": {"name": "masked_lm" if self.preset == "bert-tiny" else "causal_lm"},
             "optim": {"global_batch": GLOBAL_BATCH, "micro_batch": 1},
             "parallel": dict(self.parallel),
@@ -77,8 +79,11 @@ class Case:
         }
 
 
-def _case(preset: str, recompute: str | int = "none", **parallel: Any) -> Case:
-    return Case(preset=preset, parallel=tuple(parallel.items()), recompute=recompute)
+def _case(
+    preset: str, recompute: str | int = "none", lora_rank: int | None = None, **parallel: Any
+) -> Case:
+    axes = tuple(parallel.items())
+    return Case(preset=preset, parallel=axes, recompute=recompute, lora_rank=lora_rank)
 
 
 DENSE, MOE = "llama-tiny-deep", "mixtral-tiny"
@@ -102,6 +107,9 @@ CASES = (
     _case(DENSE, pp=2, dp_shard=2, schedule="zb-v", virtual_stages=2),
     _case(DENSE, pp=2, dp_shard=2, schedule="zero-bubble"),
     _case("llama-laptop", pp=2, dp_shard=2),
+    *(_case(DENSE, lora_rank=4, tp=2, dp_shard=2, zero=zero) for zero in (1, 3)),
+    *(_case(DENSE, how, lora_rank=4, tp=2, dp_shard=2) for how in ("full", "selective", 2)),
+    _case(DENSE, lora_rank=4, pp=2, dp_replicate=2),
     _case(MOE, ep=2, dp_shard=4),
     _case(MOE, "full", ep=2, dp_shard=4),
     _case(MOE, ep=2, dp_shard=4, dp_replicate=2),

@@ -12,6 +12,8 @@ NAMES = (
     "llama-tiny-deep pp2 tp2",
     "llama-tiny-deep cp2 cp_exchangeheads dp_shard2",
     "mixtral-tiny ep2 dp_shard2 pp2",
+    "llama-tiny-deep tp2 dp_shard2 zero3 lora4",
+    "llama-tiny-deep tp2 dp_shard2 lora4 recompute full",
 )
 
 

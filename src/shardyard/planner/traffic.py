@@ -84,7 +84,8 @@ class _Traffic:
             both = 1 + self.backward_layers / self.layers
             in_blocks = dense - self._outside()
             gathered = (
-                self.passes * (both * in_blocks + 2 * self._outside() - self._kept()),
+                self.passes * (both * in_blocks + 2 * self._outside() - self._kept())
+                - (self.passes - 1) * self._frozen_before(),
                 self.passes * both * dealt,
             )
         else:
@@ -143,8 +144,8 @@ class _Traffic:
         # the last sum of a block is not made again, as nothing after it needs it; `selective` keeps
         # the other one too, but of fp8 products
         keeps_sums = self.w.recompute == "selective" and self.w.formats.compute != "fp8"
-        block += (2 if keeps_sums else 3) * self.again
-        ends = 2 * self.is_first + 3 * self.is_last
+        block += (2 if keeps_sums else 3 + self._sums_made_again()) * self.again
+        ends = self._ends()
         yield Term(
             name="tokens of tp",
             bytes=round(
@@ -172,6 +173,34 @@ class _Traffic:
             bytes=round(2 * _part(tp) * (vocabulary + sums * unsplit * size)),
             reason=f"three numbers a token for the loss, gradients of norms; over {tp} ranks",
         )
+
+    def _sums_made_again(self) -> float:
+        """Of the last sums of blocks the share that an adapter comes after, so that it is made
+        again with what the adapter needs."""
+        adapters = None if self.w.trained is None else self.w.trained.adapters
+        return 0.0 if adapters is None else adapters.at_end
+
+    def _ends(self) -> float:
+        """Times that the residual stream is gathered or summed outside of blocks: the sum after the
+        table and its transpose, the gather before the head, its transpose and the one for the
+        gradient of its matrix; and what the lowest block with a backward pass passes to nobody."""
+        trained = self.w.trained
+        if trained is None:
+            return 2 * self.is_first + 3 * self.is_last
+        is_passed_down = any(trained.table) or any(trained.before)
+        passes_nothing = bool(self.backward_layers) and not is_passed_down and self.is_first
+        first = self.is_first * (1 + is_passed_down) - passes_nothing
+        return first + self.is_last * (1 + trained.passes_head + trained.head_is_trained)
+
+    def _frozen_before(self) -> float:
+        """Parameters before the blocks that no backward pass computes with: what it has gathered
+        ahead of the first block serves the next forward pass."""
+        trained = self.w.trained
+        is_apart = self.is_first and not self.shape.tie_word_embeddings
+        if trained is None or not is_apart or any(trained.table) or any(trained.before):
+            return 0.0
+        small = small_parameters(self.shape, first=True, last=False)
+        return table_parameters(self.shape, self.layout) + small
 
     def _adapter_bytes(self) -> float:
         """Of one pass, what ranks of tp exchange between the two matrices of adapters."""

@@ -45,6 +45,8 @@ class Adapters:
     rank: int
     has_dropout: bool
     blocks: tuple[tuple[AdapterSize, ...], ...]
+    at_end: float
+    """Share of the blocks whose last matrix has one."""
 
     def average(self, of: Callable[[AdapterSize], float]) -> float:
         """Of something that all adapters of a block have together, over the blocks."""
@@ -158,8 +160,9 @@ def unfrozen(shape: ModelShape, frozen: Sequence[str]) -> Trained | None:
 
 
 def _adapters(shape: ModelShape, lora: Lora, rank: int) -> Trained:
-    blocks, sizes = [], []
+    blocks, sizes, at_end = [], [], 0
     for targets in targets_of(shape, lora.targets).values():
+        at_end += any(each.row.module == shape.family.rowwise[-1] for each in targets)
         halves = [target.elements(shape, rank) for target in targets]
         blocks.append(Elements(sum(a for a, _ in halves), sum(b for _, b in halves), 0))
         sizes.append(
@@ -175,7 +178,12 @@ def _adapters(shape: ModelShape, lora: Lora, rank: int) -> Trained:
         is_tied=shape.tie_word_embeddings,
         products=(0.0,) * shape.num_hidden_layers,
         gathers=(0,) * shape.num_hidden_layers,
-        adapters=Adapters(rank=rank, has_dropout=lora.dropout > 0, blocks=tuple(sizes)),
+        adapters=Adapters(
+            rank=rank,
+            has_dropout=lora.dropout > 0,
+            blocks=tuple(sizes),
+            at_end=at_end / len(blocks),
+        ),
     )
 
 
