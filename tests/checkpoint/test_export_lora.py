@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,16 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-from shardyard.checkpoint.export import export, plan_export
-from shardyard.checkpoint.export_lora import CONFIG, WEIGHTS, adapter_shapes
+from shardyard.checkpoint.export import export, main, plan_export
+from shardyard.checkpoint.export_lora import CONFIG, WEIGHTS, adapter_shapes, planned
 from shardyard.checkpoint.load import read_shapes
 from shardyard.config.own_module import known_shape
 from shardyard.config.resolved import Resolved
+from shardyard.control.export import export_options
 from shardyard.errors import CheckpointError, RequestError
+from shardyard.families.presets import PRESETS
 from shardyard.models.build import hf_config
+from shardyard.rundir.exported import sentence
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import read_resolved
 from shardyard.train.hooks import Hooks
@@ -145,6 +149,20 @@ def test_a_base_from_a_seed_is_drawn_again(corpus: Corpus, tmp_path: Path) -> No
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_the_program_writes_the_form_asked_for(
+    trained: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for merged, form, words in (
+        (False, "adapter", "parameters of adapters in PEFT's format"),
+        (True, "merged", "parameters with adapters merged"),
+    ):
+        options = export_options({"step": "latest", "dtype": None, "merged": merged})
+        assert main([str(trained.path), "--into", str(tmp_path), *options]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert told["form"] == form and told["to"].endswith(f"-{form}")
+        assert words in sentence(told)
+
+
 def test_another_base_is_refused(
     trained: RunDir, base: Path, corpus: Corpus, tmp_path: Path
 ) -> None:
@@ -179,6 +197,15 @@ def test_a_run_without_adapters_has_none_to_merge(corpus: Corpus, tmp_path: Path
     run_dir = make_run(tmp_path / "run", corpus, {})
     with pytest.raises(RequestError, match=r"--merged: this run trained no adapters"):
         plan_export(Path("step"), _resolved(run_dir), tmp_path / "to", merged=True)
+
+
+def test_parts_of_a_fused_matrix_are_no_adapters_of_peft(corpus: Corpus, tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path / "run", corpus, _sections({"lora": {"rank": 4}}))
+    fused = replace(_resolved(run_dir), shape=PRESETS["phi3-mini-4k"].shape)
+    with pytest.raises(
+        RequestError, match=r"q_proj .* is a part of self_attn\.qkv_proj .*--merged"
+    ):
+        planned(fused, {})
 
 
 def test_the_config_says_what_was_trained(trained: RunDir, tmp_path: Path) -> None:

@@ -113,10 +113,11 @@ def test_a_folder_that_the_nodes_see_is_written_there_and_stays(
 
 
 @pytest.mark.heavy
-def test_step_and_dtype_reach_the_node(site: Site) -> None:
-    assert site.export(site.folder / "hf", "--dtype", "bfloat16", "--step", "4") == 0
+def test_step_and_dtype_and_form_reach_the_node(site: Site) -> None:
+    asked = ("--dtype", "bfloat16", "--step", "4", "--merged")
+    assert site.export(site.folder / "hf", *asked) == 0
     (side,) = [each.side for each in site.far.submitted if each.side and each.side.kind == "export"]
-    assert side.arguments == {"step": "4", "dtype": "bfloat16", "merged": False, "to": None}
+    assert side.arguments == {"step": "4", "dtype": "bfloat16", "merged": True, "to": None}
 
 
 def test_a_dry_run_prints_the_side_job_and_creates_nothing(site: Site, capsys: Captured) -> None:
