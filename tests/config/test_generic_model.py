@@ -32,9 +32,10 @@ def test_a_causal_model_of_no_family_takes_the_generic_path(
     assert generic_type(config, "config.json") == kind
 
 
-def test_t5_is_refused_with_a_sentence() -> None:
+@pytest.mark.parametrize("more", [{}, {"is_encoder_decoder": True}])
+def test_t5_is_refused_with_a_sentence(more: dict[str, bool]) -> None:
     with pytest.raises(RequestError) as refused:
-        generic_type({**T5, "is_encoder_decoder": True}, "x/config.json")
+        generic_type({**T5, **more}, "x/config.json")
     said = str(refused.value)
     assert "model_type='t5' reads one text and writes another (encoder and decoder)" in said
     assert "Use a causal model, or a script with a module of your own" in said

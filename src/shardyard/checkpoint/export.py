@@ -1,8 +1,8 @@
 """Export a checkpoint as a Hugging Face folder: weights here, the rest in ``beside_weights.py``.
 
 Run as a program: ``python -m shardyard.checkpoint.export RUN_DIR --to DIR [--step latest]``. Only
-the model's tensors are read, one at a time, so a model of any size passes through the memory that
-its largest tensor takes. ``complete.json``, written last, says what every file must be.
+the model's tensors are read, some rows of one at a time, so a model of any size passes through the
+same memory. ``complete.json``, written last, says what every file must be.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, assert_never
 
@@ -73,7 +73,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 MAX_SHARD_BYTES = 5 * 10**9
 """Size of one weights file, unless a single tensor is larger. Source: the default of
-transformers' ``save_pretrained`` up to version 4; a file is also held in memory once."""
+transformers' ``save_pretrained`` up to version 4."""
+
+ROWS_BYTES = 2**24
+"""Of a tensor that are in memory at once, unless a single row or expert is larger."""
 
 BUFFERS_FILE = "buffers.safetensors"
 """Of a module of the user's own that has any; its parameters are in model.safetensors."""
@@ -311,49 +314,52 @@ def _deal(
     }
 
 
-class _Reader:
-    """Makes tensors of the files out of parameters, one at a time."""
-
-    def __init__(self, read: Callable[[str], Tensor]) -> None:
-        """Args:
-        read: From the name of a parameter to its values.
-        """
-        self._read = read
-        self._last: tuple[str, Tensor] | None = None
-        """Its experts follow each other."""
-
-    def __call__(self, pieces: Sequence[Piece]) -> Tensor:
-        """A tensor of the files, whole."""
-        parts = [self._part(piece) for piece in pieces]
-        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return (whole.T if pieces[0].is_transposed else whole).contiguous()
-
-    def _part(self, piece: Piece) -> Tensor:
-        if self._last is None or self._last[0] != piece.parameter:
-            self._last = None  # freed before the next is there
-            self._last = (piece.parameter, self._read(piece.parameter))
-        whole = self._last[1]
-        return whole if piece.expert is None else whole[piece.expert]
+Rows = Callable[[str, int, int], Tensor]
+"""From the name of a parameter, a row and a number of rows to their values as they are written."""
 
 
-def _parameters(plan: ExportPlan, resolved: Resolved) -> Callable[[str], Tensor]:
-    """From the name of a parameter to its values as they are written."""
+def _rows_of(read: Rows, pieces: Sequence[Piece], itemsize: int) -> Iterator[Tensor]:
+    """The rows of a tensor of the files, some at a time."""
+    for piece in pieces:
+        if piece.expert is not None:
+            yield read(piece.parameter, piece.expert, 1)
+            continue
+        rows, *others = piece.shape
+        at_once = max(1, ROWS_BYTES // (math.prod(others) * itemsize))
+        for start in range(0, rows, at_once):
+            yield read(piece.parameter, start, min(at_once, rows - start))
+
+
+def _parameters(plan: ExportPlan, resolved: Resolved) -> Rows:
     saved = SavedTensors(plan.checkpoint)
-    shapes = {name: shape for name, (shape, _) in saved.shapes().items()}
 
-    def read(name: str, dtype: torch.dtype = plan.dtype) -> Tensor:
-        tensor = torch.empty(shapes[f"{_PREFIX}{name}"], dtype=dtype)
-        saved.fill({f"{_PREFIX}{name}": tensor}, allow_extra=True)
-        return tensor
+    def read(name: str, start: int, rows: int) -> Tensor:
+        return saved.rows(f"{_PREFIX}{name}", start, rows, plan.dtype)
 
     match plan.form:
         case "weights" | "adapter":
             return read
         case "merged":
-            merged = Merged(resolved, partial(read, dtype=torch.float32))
-            return lambda name: merged(name).to(plan.dtype)
+            return _merged(saved, resolved, plan.dtype)
         case _:
             assert_never(plan.form)
+
+
+def _merged(saved: SavedTensors, resolved: Resolved, dtype: torch.dtype) -> Rows:
+    """Of weights with their adapters merged, which is done to a whole one at a time."""
+    shapes = {name: shape for name, (shape, _) in saved.shapes().items()}
+
+    def whole(name: str) -> Tensor:
+        saved_as = f"{_PREFIX}{name}"
+        return saved.rows(saved_as, 0, shapes[saved_as][0], torch.float32)
+
+    merged = Merged(resolved, whole)
+
+    @lru_cache(maxsize=1)
+    def made(name: str) -> Tensor:
+        return merged(name).to(dtype)
+
+    return lambda name, start, rows: made(name)[start : start + rows]
 
 
 def _write(plan: ExportPlan, resolved: Resolved, folder: Path) -> None:
@@ -368,12 +374,11 @@ def _write(plan: ExportPlan, resolved: Resolved, folder: Path) -> None:
 
 
 def _write_tensors(plan: ExportPlan, resolved: Resolved, folder: Path) -> None:
-    read = _Reader(_parameters(plan, resolved))
+    read = _parameters(plan, resolved)
     for file, tensors in plan.files.items():
         shapes = {name: whole_shape(pieces) for name, pieces in tensors.items()}
-        write_tensors(
-            folder / file, shapes, plan.dtype, made=(read(each) for each in tensors.values())
-        )
+        made = (_rows_of(read, pieces, plan.dtype.itemsize) for pieces in tensors.values())
+        write_tensors(folder / file, shapes, plan.dtype, made=made)
     if len(plan.files) > 1:
         index = {
             "metadata": {"total_size": plan.bytes, "total_parameters": plan.parameters},

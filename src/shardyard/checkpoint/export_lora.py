@@ -94,7 +94,6 @@ def write_adapter_config(resolved: Resolved, folder: Path) -> None:
     """
     shape, model = _shape(resolved), resolved.recipe.model
     lora = model.lora
-    targets = targets_of(shape, lora.targets).values()
     content: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM" if shape.is_causal else None,
@@ -107,7 +106,7 @@ def write_adapter_config(resolved: Resolved, folder: Path) -> None:
         "use_rslora": lora.rslora,
         "target_modules": peft_targets(shape, lora.targets),
         "bias": "none",
-        "fan_in_fan_out": any(each.row.is_transposed for found in targets for each in found),
+        "fan_in_fan_out": False,
         "init_lora_weights": True,
         "modules_to_save": None,
     }

@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
+    MetadataIndex,
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
@@ -198,15 +199,24 @@ class SavedTensors:
             tensors = {name: each for name, each in tensors.items() if not is_buffer(name)}
             of_others = [name for name in of_others if not is_buffer(name)]
         _compare(self._path, saved, tensors, of_others=of_others, allow_extra=allow_extra)
-        planner = TensorsOnlyPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        planner.set_up_planner(dict(tensors), Metadata(dict(saved), storage_data=None))
+        self._read(TensorsOnlyPlanner(), tensors)
+        return lacked
+
+    def rows(self, name: str, start: int, rows: int, dtype: torch.dtype) -> Tensor:
+        """Some rows of a tensor, from one on."""
+        size = self._saved[name].size
+        tensor = torch.empty((rows, *size[1:]), dtype=dtype)
+        self._read(_RowsPlanner(start), {name: tensor})
+        return tensor
+
+    def _read(self, planner: "TensorsOnlyPlanner", tensors: dict[str, Tensor]) -> None:
+        planner.set_up_planner(dict(tensors), Metadata(dict(self._saved), storage_data=None))
         plan = planner.create_local_plan()
         try:
             with torch.no_grad():
                 self._reader.read_data(planner.finish_plan(plan), planner).wait()
         except (SafetensorError, OSError) as error:
             raise _unreadable(self._path, error) from error
-        return lacked
 
 
 def read_shapes(path: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
@@ -251,6 +261,9 @@ class TensorsOnlyPlanner(DefaultLoadPlanner):
     Where a rank's part lies is our own arithmetic (``place_of``).
     """
 
+    def __init__(self) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+
     def create_local_plan(self) -> LoadPlan:
         """What this rank reads."""
         assert self.metadata is not None
@@ -271,6 +284,31 @@ class TensorsOnlyPlanner(DefaultLoadPlanner):
             f"{read_item.storage_index.fqn} is no tensor. A checkpoint holds tensors and JSON "
             "only; anything else could run code when it is read and is not opened."
         )
+
+
+class _RowsPlanner(TensorsOnlyPlanner):
+    """Reads some rows of whole tensors, from one on."""
+
+    def __init__(self, start: int) -> None:
+        super().__init__()
+        self._start = start
+
+    def create_local_plan(self) -> LoadPlan:
+        """As many rows as each tensor has."""
+        assert self.metadata is not None
+        items: list[ReadItem] = []
+        for name, tensor in self.state_dict.items():
+            saved = self.metadata.state_dict_metadata[name]
+            assert isinstance(saved, TensorStorageMetadata), name
+            offsets = torch.Size([self._start, *[0] * (tensor.dim() - 1)])
+            chunk = ChunkStorageMetadata(offsets, tensor.shape)
+            items += create_read_items_for_chunk_list(name, saved, [chunk])
+        return LoadPlan(items)
+
+    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
+        """Where they go: torch's own would want them to begin at 0."""
+        found: Tensor = self.state_dict[index.fqn]
+        return found
 
 
 def _meet(group: dist.ProcessGroup, timeout_s: float) -> None:

@@ -64,12 +64,16 @@ def content_of(tensor: Tensor) -> memoryview:
 
 
 def write_tensors(
-    path: Path, shapes: Mapping[str, Sequence[int]], dtype: torch.dtype, *, made: Iterable[Tensor]
+    path: Path,
+    shapes: Mapping[str, Sequence[int]],
+    dtype: torch.dtype,
+    *,
+    made: Iterable[Iterable[Tensor]],
 ) -> None:
-    """Write a file of which one tensor at a time is in memory.
+    """Write a file of which some rows of a tensor are in memory at a time.
 
     Args:
-        made: The tensors, in the order of ``shapes``.
+        made: Of each tensor, in the order of ``shapes``, its rows, in order.
 
     Raises:
         OSError: The file system refused.
@@ -77,6 +81,9 @@ def write_tensors(
     with path.open("wb") as file:
         for piece in header({name: (dtype, shapes[name]) for name in shapes}, {"format": "pt"}):
             file.write(piece)
-        for (name, shape), tensor in zip(shapes.items(), made, strict=True):
-            assert (tensor.shape, tensor.dtype) == (torch.Size(shape), dtype), name
-            file.write(content_of(tensor))
+        for (name, shape), parts in zip(shapes.items(), made, strict=True):
+            written = 0
+            for part in parts:
+                assert part.dtype == dtype, name
+                written += file.write(content_of(part))
+            assert written == math.prod(shape) * dtype.itemsize, name

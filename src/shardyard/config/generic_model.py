@@ -23,6 +23,9 @@ LACKS = (
 )
 """What is told of such a model when a run starts, and by `plan`."""
 
+_ENCODER_DECODER = ("t5", "mt5", "umt5", "bart", "mbart", "pegasus")
+"""Which are so by themselves: a config.json need not say it."""
+
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 """How transformers' classes of causal language models end."""
 
@@ -45,7 +48,7 @@ def generic_type(config: dict[str, Any], source: str) -> str | None:
     kind, names = config.get("model_type"), config.get("architectures") or ()
     if can_be_trained(kind):
         return None
-    if config.get("is_encoder_decoder"):
+    if config.get("is_encoder_decoder") or kind in _ENCODER_DECODER:
         raise RequestError(
             f"{source}: model_type={kind!r} reads one text and writes another (encoder and "
             "decoder). Here a sample is one text, whose tokens are predicted: nothing feeds the "

@@ -58,8 +58,6 @@ class Row:
     fused: Fused | None = None
     """The matrix of the files that it is a part of; None: it is one there too. Here they are apart:
     of a share of the whole one rank of tp would have queries, another one values."""
-    is_transposed: bool = False
-    """In the files its inputs are the rows."""
     is_built: bool = True
     """False: the planner counts it, and models here have none."""
 

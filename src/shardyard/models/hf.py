@@ -27,12 +27,10 @@ class Piece:
     expert: int | None = None
     offset: int = 0
     """Rows of the tensor that come before, being of other parameters."""
-    is_transposed: bool = False
 
     def of(self, tensor: Tensor) -> Tensor:
         """Out of the tensor of the files."""
-        rows = tensor.T if self.is_transposed else tensor
-        return rows[self.offset : self.offset + self.shape[0]]
+        return tensor[self.offset : self.offset + self.shape[0]]
 
 
 def file_tensors(
@@ -79,8 +77,7 @@ def pieces_in_block(
                 found[row.in_files.format(expert)] = [piece]
         else:
             in_files = name if row.fused is None else f"{row.fused.module}.{kind}"
-            piece = Piece(name, shape, is_transposed=row.is_transposed and len(shape) > 1)
-            found.setdefault(row.in_files or in_files, []).append(piece)
+            found.setdefault(row.in_files or in_files, []).append(Piece(name, shape))
     return {in_files: _stacked(pieces, rows) for in_files, pieces in found.items()}
 
 
@@ -104,9 +101,7 @@ def _stacked(pieces: list[Piece], rows: Mapping[str, Row]) -> tuple[Piece, ...]:
 
 def whole_shape(pieces: Sequence[Piece]) -> tuple[int, ...]:
     """Of the tensor in the files."""
-    first = pieces[0]
-    shape = (sum(piece.shape[0] for piece in pieces), *first.shape[1:])
-    return shape[::-1] if first.is_transposed else shape
+    return (sum(piece.shape[0] for piece in pieces), *pieces[0].shape[1:])
 
 
 def _block_of(name: str, begin: str) -> str | None:
@@ -155,7 +150,6 @@ class _Held:
     tensor: Tensor
     slices: tuple[slice, ...]
     whole_shape: tuple[int, ...]
-    is_transposed: bool
 
 
 def _held(
@@ -175,11 +169,7 @@ def _held(
                 shard = LocalShard(shard.tensor[here], shard.offsets[1:], piece.shape)
             rows, *others = shard.slices
             slices = (slice(rows.start + piece.offset, rows.stop + piece.offset), *others)
-            is_transposed = piece.is_transposed
-            held = _Held(
-                shard.tensor, slices[::-1] if is_transposed else slices, whole_shape(pieces),
-                is_transposed,
-            )  # fmt: skip
+            held = _Held(shard.tensor, slices, whole_shape(pieces))
             found.setdefault(name, []).append(held)
     return found
 
@@ -222,8 +212,7 @@ def _read(source: Any, part: _Held, where: str) -> None:
             f"{list(part.whole_shape)}. Check config.json of the folder."
         )
     if part.tensor.numel():
-        read = source[part.slices]
-        part.tensor.copy_((read.T if part.is_transposed else read).to(torch.float32))
+        part.tensor.copy_(source[part.slices].to(torch.float32))
 
 
 def _damaged(path: Path, error: Exception) -> DataError:
