@@ -12,6 +12,7 @@ in each of them.
 import signal
 from collections import defaultdict
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,21 @@ FLASH_ATTENTION_ON_CPU = "aten::_scaled_dot_product_flash_attention_for_cpu"
 REDUCE_SCATTER = "c10d::_reduce_scatter_base_"
 READ_A_NUMBER = torch.ops.aten._local_scalar_dense.default
 """What ``tensor.item()`` becomes."""
+
+
+def placed_as(param: Any, local: Tensor) -> Tensor:
+    """A DTensor with the place of another, of a local tensor that lies in host memory.
+
+    The public ``from_local`` would copy it to a device of the mesh. FSDP2, which offloads, makes
+    its own so. In all versions.
+    """
+    from torch.distributed.tensor import DTensor
+
+    spec = param._spec
+    meta = spec.tensor_meta._replace(dtype=local.dtype)
+    make: Any = DTensor
+    placed: Tensor = make(local, replace(spec, tensor_meta=meta), requires_grad=False)
+    return placed
 
 
 def operator_name(operator: Any) -> str:

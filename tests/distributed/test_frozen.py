@@ -81,7 +81,7 @@ def _look(run_dirs: list[RunDir]) -> list[Found]:
             if param.grad is not None
         }
         dtypes = {name: local_part(each).dtype for name, each in training.tensors.items()}
-        found.append(Found(gradients, dtypes, memory_by_kind(training.tensors)))
+        found.append(Found(gradients, dtypes, memory_by_kind(training.tensors, training.device)))
         training.close()
     return found
 

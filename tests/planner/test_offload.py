@@ -1,12 +1,13 @@
 """Offload takes host memory for what it spares the device."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from shardyard.planner.estimate import estimate
 from shardyard.planner.memory import memory
-from shardyard.planner.offload import host_bytes, host_short
+from shardyard.planner.offload import host_bytes, host_short, moved_bytes
 from shardyard.planner.workload import Techniques
 from tests.planner.workloads import p5, workload
 
@@ -18,6 +19,17 @@ LLAMA2_7B = 6_738_415_616
 def test_states_lie_on_the_host(what: Any, bytes_each: int) -> None:
     w = workload(dp_shard=8, techniques=Techniques(kernels="eager", offload=what))
     assert host_bytes(w) == pytest.approx(bytes_each * LLAMA2_7B / 8, rel=1e-4)
+
+
+def test_our_state_is_moved_up_and_down_at_once_and_others_move_gradients_and_weights() -> None:
+    tech = Techniques(kernels="eager", offload="optimizer")
+    ours, theirs = (
+        moved_bytes(workload(dp_shard=8, techniques=replace(tech, updates_on_host=on_host)))
+        for on_host in (False, True)
+    )
+    each = LLAMA2_7B / 8
+    assert ours == pytest.approx(8 * each, rel=1e-4)  # two fp32 averages, each way
+    assert theirs == pytest.approx((4 + 4) * each, rel=1e-4)
 
 
 def test_the_host_holds_the_activations_that_the_device_is_spared() -> None:

@@ -18,9 +18,8 @@ def settings_planned_only(recipe: Recipe) -> Iterable[Problem]:
     """Every one whose value says it alone."""
     if recipe.precision.compute == "fp16":
         yield planned_only("precision.compute", "fp16", "a run in fp16", "bf16, fp32 or fp8")
-    offload = recipe.memory.offload
-    if offload in ("params", "optimizer"):
-        remedy = "activations or none; memory.recompute and parallel.zero=3 save memory too"
-        yield planned_only("memory.offload", offload, f"offloading {offload}", remedy)
+    if recipe.memory.offload == "params":
+        remedy = "optimizer, activations or none; parallel.zero=3 splits parameters over ranks"
+        yield planned_only("memory.offload", "params", "offloading params", remedy)
     if recipe.cluster.device == "xla":
         yield planned_only("cluster.device", "xla", "a run on Trainium or TPU", DEVICES)

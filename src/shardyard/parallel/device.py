@@ -136,6 +136,10 @@ class CopyQueue:
         copy = torch.empty(source.shape, dtype=source.dtype, pin_memory=pinned)
         return self._begin(copy, source)
 
+    def into_host(self, target: Tensor, source: Tensor) -> None:
+        """As ``to_host``, into memory that there is; pinned, or the host waits."""
+        self._begin(target, source)
+
     def to_device(self, source: Tensor) -> Tensor:
         """Begin to copy into new memory of the device; do not free it before the copy is over."""
         return self._begin(torch.empty_like(source, device=self._device), source)

@@ -128,7 +128,7 @@ def _refuse_untrainable(recipe: Recipe, shape: ModelShape, layout: Layout) -> No
         )
         found.append(Problem("parallel.pp", text))
     if recipe.memory.offload != "none":
-        text = "=activations: fake devices have one memory. Use none for a dry run."
+        text = f"={recipe.memory.offload}: fake devices have one memory. Use none for a dry run."
         found.append(Problem("memory.offload", text))
     if recipe.model.compile:
         text = "=true: what a compiler fuses is not seen on fake devices. Use false for a dry run."

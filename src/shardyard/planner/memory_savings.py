@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from shardyard.planner.memory import peak
 from shardyard.planner.workload import Workload
@@ -9,6 +10,7 @@ from shardyard.planner.workload import Workload
 _LEAST_SHARE = 0.02
 """Of the peak: what saves less is not worth a word."""
 _MOST = 3
+_MOVED: tuple[Literal["activations", "optimizer"], ...] = ("activations", "optimizer")
 _LOSS_CHUNK = 2048
 """As ``memory.loss_chunk: auto`` takes it."""
 
@@ -48,5 +50,6 @@ def _others(w: Workload, *, on_cpu: bool) -> Iterator[tuple[str, Workload]]:
     if w.layout.zero < 3 and w.layout.dp_shard * w.layout.cp > 1:
         yield "parallel.zero=3", replace(w, layout=replace(w.layout, zero=3))
     if w.techniques.offload == "none" and not on_cpu:
-        moved = replace(w.techniques, offload="activations")
-        yield "memory.offload=activations", replace(w, techniques=moved)
+        for what in _MOVED:
+            moved = replace(w.techniques, offload=what)
+            yield f"memory.offload={what}", replace(w, techniques=moved)

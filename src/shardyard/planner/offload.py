@@ -33,6 +33,8 @@ def moved_bytes(w: Workload) -> float:
     match offload:
         case "none":
             return 0.0
+        case "optimizer" if not w.techniques.updates_on_host:  # both ways at once, each as much
+            return _trained(w) * formats.optimizer_bytes
         case "optimizer":  # gradients down, parameters up
             return _trained(w) * (formats.gradient_bytes + formats.weight_bytes)
         case "params":  # up for each direction of a pass, gradients down

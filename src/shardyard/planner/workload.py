@@ -88,6 +88,9 @@ class Techniques:
     cp_exchange: Literal["keys_values", "heads"] = "keys_values"
     """What cp ranks exchange for attention."""
     offload: Literal["none", "params", "optimizer", "activations"] = "none"
+    updates_on_host: bool = True
+    """With offload of the optimizer: gradients go down and parameters up (DeepSpeed's
+    ZeRO-Offload); ours moves the state up for an update on the device, and down again."""
     offload_depth: int = 1
     """Blocks whose offloaded activations come back ahead of the one that needs them."""
     dropout: bool = False
@@ -202,6 +205,7 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
             or shape.sees_a_part_of(seq_len),
             prefetch=recipe.parallel.prefetch,
             offload=recipe.memory.offload,
+            updates_on_host=False,
             fp8_rows=recipe.precision.fp8_scaling == "rowwise",
             offload_depth=recipe.memory.offload_depth,
         ),

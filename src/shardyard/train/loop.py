@@ -228,6 +228,7 @@ class Loop:
         self.save_put_off = self.skipped_in_row > 0 and not self._is_complete()
         if self.saved_step == step or self.save_put_off:
             return
+        training.stepper.settle()
         blocked_s = training.saver.save(
             step,
             training.tensors,

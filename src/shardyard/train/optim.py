@@ -6,7 +6,7 @@ rounded to the nearest again after it.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import assert_never
 
 import torch
@@ -19,8 +19,9 @@ from shardyard.models.local_shard import parameter_of
 from shardyard.parallel.gradients import local_part, square_sum
 from shardyard.parallel.precision import DTYPES
 from shardyard.parallel.whole_norms import WholeNorms
-from shardyard.torch_private import foreach_copy_
-from shardyard.train.optimizers import make_update
+from shardyard.torch_private import foreach_copy_, placed_as
+from shardyard.train.optimizers import State, make_update
+from shardyard.train.states_on_host import MOVED_ELEMENTS, StatesOnHost
 
 _WIDENED_ELEMENTS = 2**26
 """Parameters whose state is fp32 at a time: 512 MiB of AdamW's, or those of one larger shard."""
@@ -38,6 +39,8 @@ class ShardOptimizer:
         held_twice: Collection[str] = (),
         names: Collection[str] | None = None,
         widened_elements: int = _WIDENED_ELEMENTS,
+        on_host: StatesOnHost | None = None,
+        moved_elements: int = MOVED_ELEMENTS,
     ) -> None:
         """Take a model that has its storage. Matrices decay, norms and biases do not; what is
         frozen has no state.
@@ -47,6 +50,8 @@ class ShardOptimizer:
             held_twice: Names of parameters that two pipeline stages hold, with equal gradients.
             names: Names of the parameters of all stages; None: there is one stage.
             widened_elements: Most parameters whose bf16 averages are fp32 at the same time.
+            on_host: What moves the state to the device and back; None: it is there.
+            moved_elements: Most parameters whose state moves together.
         """
         self._held_twice = frozenset(held_twice)
         self._params = dict(model.named_parameters())
@@ -58,12 +63,15 @@ class ShardOptimizer:
         norms = WholeNorms(self._params, names=names, held_twice=self._held_twice)
         self._update = make_update(self._shards, optim, norms)
         dtype = DTYPES[states]
+        self._on_host = on_host
         self._states = {
-            name: _zero_state(shard, optim, dtype) for name, shard in self._shards.items()
+            name: _zero_state(shard, optim, dtype, on_host) for name, shard in self._shards.items()
         }
         limit = self._update.most_elements
         if dtype != torch.float32:
             limit = min(limit, widened_elements)
+        if on_host is not None:
+            limit = min(limit, moved_elements)
         self._parts = list(_parts(self._shards, limit))
 
     def square_sum(self) -> Tensor:
@@ -81,18 +89,27 @@ class ShardOptimizer:
         All ranks call it together.
         """
         self._update.begin(lr=lr, divisor=divisor, skip=skip)
-        for names in self._parts:
-            self._update_part(names)
+        if self._on_host is None:
+            for names in self._parts:
+                self._update_part(names, self._states)
+        else:
+            for part, states in self._on_host.in_turn(self._parts, self._states):
+                self._update_part(part, states)
         self._update.finish()
 
-    def _update_part(self, names: list[str]) -> None:
-        states: dict[str, dict[str, Tensor]] = {}
+    def settle(self) -> None:
+        """Wait until state in host memory is that of the last step: before it is read there."""
+        if self._on_host is not None:
+            self._on_host.settle()
+
+    def _update_part(self, names: Sequence[str], on_device: Mapping[str, State]) -> None:
+        states: dict[str, State] = {}
         held, wide = [], []
         for name in names:
             param = self._params[name]
             self._shards[name].grad = None if param.grad is None else local_part(param.grad)
             param.grad = None
-            states[name] = state = dict(self._states[name])
+            states[name] = state = dict(on_device[name])
             for key, value in state.items():
                 if value.dtype != torch.float32:
                     state[key] = torch.empty_like(value, dtype=torch.float32)
@@ -127,10 +144,14 @@ def _parts(shards: Mapping[str, Tensor], limit: float) -> Iterable[list[str]]:
     yield part
 
 
-def _zero_state(shard: Tensor, optim: Optim, dtype: torch.dtype) -> dict[str, Tensor]:
+def _zero_state(
+    shard: Tensor, optim: Optim, dtype: torch.dtype, on_host: StatesOnHost | None
+) -> State:
     """The state before the first step, so that saving and loading never depend on one."""
     state = {
         name: torch.zeros_like(shard, requires_grad=False, dtype=dtype)
+        if on_host is None
+        else on_host.zeros(shard, dtype)
         for name in averages_of(optim)
     }
     if optimizer_of(optim).counts_steps:
@@ -143,6 +164,8 @@ def _placed_like(param: Tensor, value: Tensor) -> Tensor:
     """State of a parameter, with its place in the whole; a scalar has none."""
     if not isinstance(param, DTensor) or value.dim() == 0:
         return value
+    if value.device.type != param.device_mesh.device_type:
+        return placed_as(param, value)
     return DTensor.from_local(
         value,
         param.device_mesh,

@@ -72,7 +72,7 @@ def _held(device: torch.device, training: Training | None) -> str:
     total, free = held_memory_bytes(device), free_memory_bytes(device)
     kinds = {"parameters": 0, "gradients": 0, "optimizer state": 0}
     if training is not None:
-        by_kind = memory_by_kind(training.tensors)
+        by_kind = memory_by_kind(training.stepper.held(), device)
         kinds["parameters"] = by_kind["parameters_bytes"]
         kinds["optimizer state"] = by_kind["optimizer_bytes"]
         kinds["gradients"] = sum(map(local_bytes, training.stepper.gradients()))

@@ -57,6 +57,7 @@ from shardyard.train.hooks import Hooks
 from shardyard.train.optim import ShardOptimizer
 from shardyard.train.own_module import build_own
 from shardyard.train.state import Progress, memory_by_kind
+from shardyard.train.states_on_host import StatesOnHost
 from shardyard.train.step import Stepper
 from shardyard.train.training import Training
 
@@ -204,7 +205,7 @@ def _report_model(
     """Say what every rank holds before the first step. All ranks call it."""
     mine = {
         "rank": training.rank,
-        **memory_by_kind(held),
+        **memory_by_kind(held, training.device),
         "peak_bytes": peak_memory_bytes(training.device),
     }
     training.report(
@@ -284,6 +285,7 @@ def build_optimizer(
         states=recipe.precision.optimizer_states,
         held_twice=computation.held_twice,
         names=names_on_all_stages((name for name, _ in model.named_parameters()), mesh),
+        on_host=StatesOnHost(device) if recipe.memory.offload == "optimizer" else None,
     )
 
 

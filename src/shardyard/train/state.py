@@ -47,9 +47,13 @@ def checkpoint_values(
     }
 
 
-def memory_by_kind(tensors: dict[str, Tensor]) -> dict[str, int]:
-    """Bytes of parameters and optimizer state that this rank holds."""
-    held = {name: local_bytes(tensor) for name, tensor in tensors.items()}
+def memory_by_kind(tensors: dict[str, Tensor], device: torch.device) -> dict[str, int]:
+    """Bytes of parameters and optimizer state that this rank holds on its device."""
+    held = {
+        name: local_bytes(tensor)
+        for name, tensor in tensors.items()
+        if tensor.device.type == device.type
+    }
     return {
         "parameters_bytes": sum(size for name, size in held.items() if name.startswith("model.")),
         "optimizer_bytes": sum(size for name, size in held.items() if name.startswith("optim.")),

@@ -133,6 +133,14 @@ class Stepper:
         """Those that there are now, undivided."""
         return self._optimizer.gradients()
 
+    def held(self) -> dict[str, Tensor]:
+        """Parameters and optimizer state, also what no checkpoint holds."""
+        return self._optimizer.tensors()
+
+    def settle(self) -> None:
+        """Wait until what a checkpoint holds can be read, also where it lies in host memory."""
+        self._optimizer.settle()
+
     def _apply(self, norm: Tensor, *, divisor: Tensor, lr: float, skip: Tensor) -> None:
         """Divide, clip and apply the gradients, or skip the step if it is not finite."""
         self.skipped_in_row = (self.skipped_in_row + 1.0) * skip

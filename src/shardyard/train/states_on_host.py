@@ -1,0 +1,90 @@
+"""Optimizer state in host memory: some parameters' at a time is on the device, for its update.
+
+The update itself stays on the device, with the numbers that it has without offload, bit for bit.
+While a part is updated the next one's state comes and that of the one before goes back, each over
+its own queue: a link carries both ways at once. So three parts are on the device at most.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from shardyard.parallel.device import CopyQueue
+from shardyard.train.optimizers import State
+
+MOVED_ELEMENTS = 2**25
+"""Parameters whose state moves together: 256 MiB of AdamW's, which keep a link busy."""
+
+
+class _Coming(NamedTuple):
+    states: dict[str, State]
+    """On the device, once the mark is reached."""
+    arrived: torch.Event | None
+
+
+class StatesOnHost:
+    """Moves the state of this rank's shards; what counts steps stays on the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._out, self._back = CopyQueue(device), CopyQueue(device)
+        self._left: torch.Event | None = None
+        self.moved_bytes = 0
+        """That have come to the device so far."""
+
+    def zeros(self, shard: Tensor, dtype: torch.dtype) -> Tensor:
+        """An average in host memory; pinned, so that copies wait for nobody."""
+        pinned = self._device.type != "cpu"
+        return torch.zeros(shard.shape, dtype=dtype, pin_memory=pinned)
+
+    def in_turn(
+        self, parts: Sequence[Sequence[str]], held: Mapping[str, State]
+    ) -> Iterator[tuple[Sequence[str], dict[str, State]]]:
+        """Each part with its state on the device; what is changed there goes back.
+
+        Nothing here waits on the host.
+        """
+        self._out.wait(self._left)  # on the device: the step before has written what is read now
+        leaving: tuple[dict[str, State], torch.Event | None] | None = None
+        coming = self._fetch(parts[0], held)
+        for index, names in enumerate(parts):
+            states, arrived = coming
+            if index + 1 < len(parts):  # before the update is given, so that it waits for less
+                coming = self._fetch(parts[index + 1], held)
+            self._back.wait(arrived)
+            yield names, states
+            if leaving is not None:
+                self._let_go(*leaving)
+            leaving = (states, self._return(states, held))
+        if leaving is not None:
+            self._left = leaving[1]
+            self._let_go(*leaving)
+
+    def settle(self) -> None:
+        """Wait until host memory holds what the last step wrote: before anybody else reads it."""
+        if self._left is not None:
+            self._left.synchronize()
+
+    def _fetch(self, names: Sequence[str], held: Mapping[str, State]) -> _Coming:
+        states = {name: {k: self._on_device(k, v) for k, v in held[name].items()} for name in names}
+        return _Coming(states, self._back.mark())
+
+    def _on_device(self, key: str, value: Tensor) -> Tensor:
+        if key == "step":
+            return value
+        self.moved_bytes += value.numel() * value.element_size()
+        return self._back.to_device(value)
+
+    def _return(self, states: Mapping[str, State], held: Mapping[str, State]) -> torch.Event | None:
+        for name, state in states.items():
+            for key, value in state.items():
+                if key != "step":
+                    self._out.into_host(held[name][key], value)
+        return self._out.mark()
+
+    def _let_go(self, states: dict[str, State], left: torch.Event | None) -> None:
+        """Free a part's memory on the device; what takes it next waits for the copy there."""
+        self._out.wait(left)
+        states.clear()
