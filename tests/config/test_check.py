@@ -117,12 +117,20 @@ PROBLEMS = [
     (["task.eval_every_steps=1", "data.eval_fraction=0"], "task.eval_every_steps needs an eval"),
     (["run.target.loss=2", "data.eval_fraction=0"], "run.target needs an evaluation"),
     (["data.format=txt"], "data.format=txt: there is no such format. Did you mean text?"),
-    (["data.format=by-hand"], "there is no such format. There are by_suffix, text."),
+    (["data.format=by-hand"], "there is no such format. There are by_suffix, text, "),
     (["run.target={perplexty: 2}"], "no metric of causal_lm. Did you mean perplexity?"),
     (["run.target={top1: 0.7}"], "names top1, which is no metric of causal_lm. It has loss, perp"),
     (
         ["run.target.bits_per_byte=2", "task.name=masked_lm", "model.preset=bert-tiny"],
-        "names bits_per_byte, which is no metric of masked_lm. It has loss, perplexity.",
+        "names bits_per_byte, which is no metric of masked_lm. It has loss, perplexity, ",
+    ),
+    (
+        ["task.name=bert_pretraining", "model.preset=bert-tiny"],
+        "data.format=by_suffix does not prepare what task.name=bert_pretraining reads. Use sent",
+    ),
+    (
+        ["data.format=bert_h5", "data.tokenizer=x"],
+        "data.format=bert_h5 holds whole samples, which task.name=causal_lm does not read. Use",
     ),
     (["run.target_loss=2"], "run.target_loss: there is no such setting any more: run.target"),
     (["elastic.min_nodes=2"], "elastic.min_nodes=2 is more than cluster.nodes=1."),
@@ -187,7 +195,7 @@ OF_OWN: list[tuple[dict[str, object], str]] = [
     ({"task.generate_tokens": 5}, "task.generate_tokens=5 needs logits"),
     (
         {"task.name": "masked_lm", "run.target.masked_accuracy": 0.4},
-        "run.target asks for what only logits tell",
+        "run.target: asks for what only logits tell, and what is inside of model.module is",
     ),
 ]
 

@@ -22,6 +22,10 @@ WRONG = [
         ["model.preset=bert-tiny", "task.name=masked_lm", "task.generate_tokens=8"],
         "task.generate_tokens=8: a model that fills gaps does not continue text. Use 0.",
     ),
+    (
+        ["task.name=bert_pretraining", "data.format=sentences"],
+        "task.name=bert_pretraining: in llama-tiny a token sees earlier tokens alone. Use",
+    ),
     (["data.seq_len=512"], "data.seq_len=512 is more than the model's context of 256 tokens. Use"),
     (["parallel.tp=4"], "parallel.tp=4 does not divide the model's 4 heads and 2 key-value heads"),
     (["parallel.pp=5"], "parallel.pp=5 is more stages than the model has blocks."),
@@ -142,3 +146,14 @@ def test_what_is_wrong_with_recipe_and_model_is_told_at_once() -> None:
         load_checked_recipe([], [*given, "run.epochs=1", "optim.name=sgd"])
     paths = {problem.path for problem in refused.value.problems}
     assert paths == {"parallel.tp", "data.seq_len", "run", "optim.lr"}
+
+
+def test_a_model_without_a_head_for_pairs_is_not_asked_to_judge_them() -> None:
+    shape = replace(PRESETS["bert-tiny"].shape, vocab_size=300)
+    settings = ["model.preset=bert-tiny", "task.name=bert_pretraining", "data.format=sentences"]
+    recipe = load_recipe([], [*settings, "data.source=x"])
+    assert misfits(recipe, shape, devices_per_node=1) == []
+    shape.__dict__["family"] = replace(shape.family, pair_head=None)
+    (problem,) = misfits(recipe, shape, devices_per_node=1)
+    assert str(problem).startswith("task.name=bert_pretraining: a bert has no head for pairs. Use")
+    assert str(problem).endswith("task.name=masked_lm.")

@@ -10,6 +10,7 @@ from shardyard.config.auto import Facts
 from shardyard.config.model_source import (
     config_notes,
     has_tokenizer,
+    head_notes,
     model_folder,
     read_shape,
     stated_shape,
@@ -269,6 +270,24 @@ def test_the_weight_of_another_balance_loss_is_told_and_not_taken(tmp_path: Path
     assert config_notes(Model(preset="llama-tiny"), None) == []
     dense = folder_with(tmp_path, router_aux_loss_coef=0.02)
     assert config_notes(Model(path=str(dense)), dense) == []
+
+
+def test_a_folder_without_a_head_for_pairs_is_told_to_begin_with_a_random_one(
+    tmp_path: Path,
+) -> None:
+    def notes(architecture: str, **sections: dict[str, str]) -> list[str]:
+        folder = folder_with(tmp_path, **BERT, architectures=[architecture])
+        given: dict[str, dict[str, str]] = {
+            "model": {"path": str(folder)}, "data": {"source": "x"},
+            "task": {"name": "bert_pretraining"}, **sections,
+        }  # fmt: skip
+        return head_notes(Recipe.model_validate(given), folder)
+
+    (note,) = notes("BertForMaskedLM")
+    assert "is of BertForMaskedLM: what judges pairs in task.name=bert_pretraining is not" in note
+    assert notes("BertForPreTraining") == []
+    assert notes("BertForMaskedLM", task={"name": "masked_lm"}) == []
+    assert notes("BertForMaskedLM", model={"path": str(tmp_path), "weights": "random"}) == []
 
 
 # What a config says that changes nothing of what is trained here, and why.

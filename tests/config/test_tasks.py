@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from shardyard.config.data_formats import DATA_FORMATS
 from shardyard.config.task_names import task_code, task_prepare
 from shardyard.config.tasks import TASKS, Metric, tasks_of
 
@@ -21,6 +22,7 @@ def test_a_row_names_what_exists_and_scores_what_it_says(name: str) -> None:
     means = {each: 0.5 for each, metric in row.metrics.items() if metric.is_of_logits}
     scores = task_code(name).scores(2.0, means)
     assert list(scores) == list(row.metrics)
+    assert {*row.data_formats} <= {*DATA_FORMATS}
     assert scores["loss"] == 2.0 and scores.items() >= means.items()
     assert next(iter(row.metrics)) == "loss"
 

@@ -37,8 +37,12 @@ DOCUMENT_CHARACTERS = 1500
 """Short documents, so that few tokens are a fraction of them: evaluation takes all of these."""
 
 
-def prepare_corpus(folder: Path) -> Corpus:
-    """Write documents of real text (the interpreter's own modules) and prepare them."""
+def prepare_corpus(folder: Path, **data: Any) -> Corpus:
+    """Write documents of real text (the interpreter's own modules) and prepare them.
+
+    Args:
+        data: Settings of the section ``data``.
+    """
     source = folder / "text"
     source.mkdir()
     modules = Path(sysconfig.get_path("stdlib"))
@@ -58,6 +62,7 @@ def prepare_corpus(folder: Path) -> Corpus:
                 "vocab_size": 512,
                 "eval_fraction": 0.005,
                 "workers": 1,
+                **data,
             },
         }
     )
@@ -92,7 +97,7 @@ def make_run(
     merged = {name: {**base.get(name, {}), **sections.get(name, {})} for name in {*base, *sections}}
     recipe = Recipe.model_validate({**merged, "phases": phases})
     model_dir = None if recipe.model.path is None else Path(recipe.model.path)
-    shape = shape_if_known(recipe.model, model_dir, corpus.facts.vocab_size)
+    shape = shape_if_known(recipe, model_dir, corpus.facts.vocab_size)
     resolved = resolve(
         recipe, shape=shape, machine=MACHINE, data=corpus.facts, model_dir=model_dir,
         previous=previous,

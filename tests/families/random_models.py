@@ -113,4 +113,5 @@ def our_logits(shape: ModelShape, folder: Path) -> Tensor:
     )
     positions_BL = torch.arange(TOKENS_BL.shape[1]).expand(len(TOKENS_BL), -1)
     with torch.no_grad():
-        return run(TOKENS_BL, positions_BL, torch.arange(len(TOKENS_BL)))
+        logits: Tensor = run(TOKENS_BL, positions_BL, torch.arange(len(TOKENS_BL)))
+    return logits

@@ -62,6 +62,18 @@ def test_the_rows_of_a_family_are_the_parameters_of_its_model(model_type: str) -
     assert sum(expected.values()) == shape.parameters
 
 
+def test_the_heads_for_pairs_are_rows_where_they_are_asked_for() -> None:
+    without = small_shape("bert")
+    shape = replace(without, judges_pairs=True)
+    names = dict(build_on_meta(shape).named_parameters())
+    added = names.keys() - dict(build_on_meta(without).named_parameters()).keys()
+    rows = [row for row in (shape.family.pooler, shape.family.pair_head) if row is not None]
+    told = {name: size for row in rows for name, size, _ in row.parameters(shape)}
+    assert told == {name: names[name].numel() for name in added} and len(told) == 4
+    assert shape.parameters - without.parameters == sum(told.values())
+    assert [name for row in rows for name, *_ in row.parameters(without)] == []
+
+
 @pytest.mark.parametrize("model_type", trained_types())
 @pytest.mark.parametrize("bias", [False, True])
 def test_what_tp_splits_and_what_it_leaves_whole_make_a_block(model_type: str, bias: bool) -> None:

@@ -1,5 +1,6 @@
 """Which tokens are hidden: the published shares, the same in every micro-batch, never padding."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from shardyard.data.micro_batch import IGNORED, MicroBatch
 from shardyard.errors import RequestError
 from shardyard.models.attention import document_mask
 from shardyard.models.counter_random import keep_mask, key_of, random_bits
-from shardyard.tasks.masked_lm import Masking, mask_token_id
+from shardyard.tasks.masked_lm import Masking, mark_ids, mask_token_id
 
 MASK_ID = 1000
 MASKING = Masking(seed=3, split="train", mask_id=MASK_ID, vocab_size=1000)
@@ -70,6 +71,27 @@ def test_no_text_attends_to_padding() -> None:
     assert may_attend[:, :100, :100].all()
     assert not may_attend[:, :100, 100:].any()
     assert may_attend.any(dim=2).all()  # a token that saw nothing would be no number
+
+
+def test_what_holds_samples_together_is_never_hidden() -> None:
+    before = _text(range(200))
+    marks = tuple(before["tokens"][0, :300].tolist())  # three tokens of ten
+    after = replace(MASKING, marks=marks)(before, _lengths(before))
+    is_mark = torch.isin(before["tokens"], torch.tensor(marks))
+    is_hidden = after["targets"] != IGNORED
+    assert not is_hidden[is_mark].any()
+    assert float(is_hidden[~is_mark].float().mean()) == pytest.approx(0.15, abs=0.01)
+    every = replace(MASKING, marks=tuple(range(1000)))(before, _lengths(before))
+    assert (every["targets"] == IGNORED).all() and torch.equal(every["tokens"], before["tokens"])
+
+
+def test_the_marks_are_those_of_bert_that_a_tokenizer_has(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    words = {"a": 0, "[MASK]": 1, "[SEP]": 2, "[CLS]": 3}
+    Tokenizer(models.WordLevel(words, unk_token="a")).save(str(path))
+    assert mark_ids(path) == (3, 2)
+    Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(path))
+    assert mark_ids(path) == ()
 
 
 def test_a_sample_that_has_text_has_a_hidden_token_and_one_without_has_none() -> None:

@@ -22,6 +22,7 @@ from shardyard.config.phases import phase_problems, problems_of_each
 from shardyard.config.schema import Recipe, Task, section_key
 from shardyard.config.secret_reference import is_variable, parse_references
 from shardyard.config.task_names import task_row
+from shardyard.config.tasks import TASKS
 from shardyard.config.text_problems import text_problems, texts
 from shardyard.config.trainable import trainable_problems
 from shardyard.errors import Problem, RecipeError, RequestError
@@ -119,6 +120,15 @@ def _data_format(recipe: Recipe) -> Iterable[Problem]:
         near = difflib.get_close_matches(name, DATA_FORMATS, n=1)
         hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(DATA_FORMATS)}."
         yield Problem("data.format", f"={_show(name)}: there is no such format. {hint}")
+        return
+    wanted = task_row(recipe.task.name).data_formats
+    if wanted and name not in wanted:
+        text = f"={name} does not prepare what task.name={recipe.task.name} reads. "
+        yield Problem("data.format", f"{text}Use {', '.join(wanted)}.")
+    elif DATA_FORMATS[name].holds_ids and not wanted:
+        readers = [task for task, row in TASKS.items() if name in row.data_formats]
+        text = f"={name} holds whole samples, which task.name={recipe.task.name} does not read. "
+        yield Problem("data.format", f"{text}Use task.name={' or '.join(readers)}.")
 
 
 def _length(recipe: Recipe) -> Iterable[Problem]:

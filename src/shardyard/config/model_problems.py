@@ -78,6 +78,12 @@ def _model_problems(recipe: Recipe, shape: ModelShape) -> Iterable[Problem]:
         sees = "earlier tokens alone" if shape.is_causal else "tokens on both sides"
         name = model.preset or model.path or model.hub or f"a model of type {shape.model_type}"
         yield Problem("task.name", f"={task}: in {name} a token sees {sees}. Use task.name={fits}.")
+    elif task_row(task).judges_pairs and shape.family.pair_head is None:
+        others = " or ".join(
+            name for name in tasks_of(is_causal=shape.is_causal) if not task_row(name).judges_pairs
+        )
+        text = f"={task}: a {shape.model_type} has no head for pairs. Use task.name={others}."
+        yield Problem("task.name", text)
     if seq_len != "auto" and seq_len > shape.max_position_embeddings:
         text = (
             f"={seq_len} is more than the model's context of {shape.max_position_embeddings} "

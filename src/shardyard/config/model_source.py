@@ -10,7 +10,8 @@ from typing import Any
 
 from shardyard.config.credentials import show
 from shardyard.config.hub import Say, Wanted, fetch
-from shardyard.config.schema import Model
+from shardyard.config.schema import Model, Recipe
+from shardyard.config.task_names import task_row
 from shardyard.errors import RequestError
 from shardyard.families.config_json import shape_of_config
 from shardyard.families.presets import PRESETS
@@ -70,9 +71,18 @@ def has_tokenizer(folder: Path | None) -> bool:
     return folder is not None and any((folder / name).is_file() for name in names)
 
 
-def shape_if_known(model: Model, folder: Path | None, vocab_size: int) -> ModelShape | None:
-    """As ``read_shape``; None for a module of the user's own, which nobody knows before it runs."""
-    return None if model.module is not None else read_shape(model, folder, vocab_size)
+def shape_if_known(recipe: Recipe, folder: Path | None, vocab_size: int) -> ModelShape | None:
+    """As ``read_shape``, with the heads that the task needs; None for a module of the user's own,
+    which nobody knows before it runs."""
+    if recipe.model.module is not None:
+        return None
+    return with_heads(read_shape(recipe.model, folder, vocab_size), recipe.task.name)
+
+
+def with_heads(shape: ModelShape, task: str) -> ModelShape:
+    """A shape with what a task needs of it, where its family has that."""
+    judges_pairs = task_row(task).judges_pairs and shape.family.pair_head is not None
+    return replace(shape, judges_pairs=judges_pairs)
 
 
 def read_shape(model: Model, folder: Path | None, vocab_size: int) -> ModelShape:
@@ -178,6 +188,23 @@ def config_notes(model: Model, folder: Path | None) -> list[str]:
         "loss (of all blocks together) than is added here (for each block and sample), so it is "
         "not taken. "
         f"model.router_aux_loss={model.router_aux_loss} is; give it in the recipe to choose."
+    ]
+
+
+def head_notes(recipe: Recipe, folder: Path | None) -> list[str]:
+    """What of a folder's model the task needs and the folder does not have, for the user to know.
+
+    Both heads are in transformers' BertForPreTraining alone.
+    """
+    is_needed = recipe.model.weights != "random" and task_row(recipe.task.name).judges_pairs
+    if folder is None or not is_needed:
+        return []
+    architectures = _read_config(folder / "config.json").get("architectures") or ["no model"]
+    if any(str(each).endswith("ForPreTraining") for each in architectures):
+        return []
+    return [
+        f"{folder / 'config.json'} is of {', '.join(map(str, architectures))}: what judges pairs "
+        f"in task.name={recipe.task.name} is not in it, and begins with random weights."
     ]
 
 

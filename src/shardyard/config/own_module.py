@@ -139,6 +139,6 @@ def _refused(recipe: Recipe, what: str, *, is_generic: bool) -> dict[str, tuple[
         ),
         "run.target": (
             any(metrics[name].is_of_logits for name in recipe.run.target or () if name in metrics),
-            f" asks for what only logits tell, {own} Use loss or perplexity.",
+            f"asks for what only logits tell, {own} Use loss or perplexity.",
         ),
     }

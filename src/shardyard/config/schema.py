@@ -143,7 +143,8 @@ class Task(OpenSection):
     """What is learnt and how it is judged."""
 
     name: Annotated[str, Field(description=_TASK_WORDS)] = "causal_lm"
-    """What is predicted: the next token, hidden ones (BERT), or what a package has put there."""
+    """What is learnt: the next token, hidden ones, both that and pairs of texts (BERT), or what a
+    package has put there."""
     eval_every_steps: Annotated[int, Field(ge=1)] | None = None
     """Evaluate on the held-out split every so many steps; always evaluated at the end."""
     eval_every_epochs: Annotated[float, Field(gt=0)] | None = None

@@ -43,6 +43,10 @@ class TaskRow:
     """That its code scores an evaluation by, by name; the loss first."""
     is_causal: bool
     """Whether its models see earlier tokens alone."""
+    judges_pairs: bool = False
+    """Whether a sample is two texts, of which its models say if one follows the other."""
+    data_formats: tuple[str, ...] = ()
+    """``data.format``s that prepare its data, the usual one first; none: any does."""
     continues_text: bool = False
     """Whether a model that has learnt it can write on from a prompt."""
     predicts_every_token: bool = False
@@ -90,6 +94,18 @@ TASKS: dict[str, TaskRow] = {
             "masked_accuracy": Metric(is_better_higher=True, is_of_logits=True),
         },
         is_causal=False,
+    ),
+    "bert_pretraining": TaskRow(
+        code="shardyard.tasks.bert_pretraining:BertPretraining",
+        prepare=_TEXT,
+        metrics={
+            **_OF_TOKENS,
+            "masked_accuracy": Metric(is_better_higher=True, is_of_logits=True),
+            "next_sentence_accuracy": Metric(is_better_higher=True, is_of_logits=True),
+        },
+        is_causal=False,
+        judges_pairs=True,
+        data_formats=("sentences", "documents", "bert_h5"),
     ),
 }
 """``task.name`` -> its row."""

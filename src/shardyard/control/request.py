@@ -19,9 +19,11 @@ from shardyard.config.model_source import (
     config_content,
     config_notes,
     has_tokenizer,
+    head_notes,
     model_folder,
     shape_if_known,
     stated_shape,
+    with_heads,
 )
 from shardyard.config.own_module import NO_SHAPE, known_shape
 from shardyard.config.resolve import Preview, machine_problems, resolve, resolve_known
@@ -95,7 +97,8 @@ class Request:
         request = Request.of(
             recipe, name=name, needs_weights=needs_weights, only_looks=only_looks, sight=sight
         )
-        for note in config_notes(recipe.model, request.model_dir):
+        folder = request.model_dir
+        for note in [*config_notes(recipe.model, folder), *head_notes(recipe, folder)]:
             say(f"note: {note}")
         return request
 
@@ -120,6 +123,8 @@ class Request:
         model, vocab_size = anchored.model, anchored.data.vocab_size
         folder, why_no_shape = None, ""
         shape = stated_shape(model, vocab_size) if only_looks else None
+        if shape is not None:
+            shape = with_heads(shape, anchored.task.name)
         if shape is None:
             folder, why_no_shape = _find(
                 model,
@@ -129,7 +134,7 @@ class Request:
             )
             anchored = _on_its_path(anchored, folder)
             model = anchored.model
-            shape = None if why_no_shape else shape_if_known(model, folder, vocab_size)
+            shape = None if why_no_shape else shape_if_known(anchored, folder, vocab_size)
         request = Request(
             recipe=anchored,
             as_written=recipe,
@@ -198,7 +203,7 @@ class Request:
         """
         return resolve(
             self.recipe,
-            shape=shape_if_known(self.recipe.model, self.model_dir, data.vocab_size),
+            shape=shape_if_known(self.recipe, self.model_dir, data.vocab_size),
             machine=machine,
             data=data,
             name=self.name,

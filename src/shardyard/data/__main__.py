@@ -103,7 +103,7 @@ def _write_h5(
     from shardyard.data.bert_h5 import write_splits
     from shardyard.errors import RequestError
 
-    shape = shape_if_known(recipe.model, model_dir, facts.vocab_size)
+    shape = shape_if_known(recipe, model_dir, facts.vocab_size)
     seq_len = recipe.data.seq_len
     if seq_len == "auto":
         if shape is None:

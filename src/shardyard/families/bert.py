@@ -1,4 +1,4 @@
-"""BERT with its head for hidden tokens, which is the table of tokens.
+"""BERT with its head for hidden tokens, which is the table of tokens, and the one for pairs.
 
 Source: Devlin et al. 2019, arXiv:1810.04805, section 3.
 """
@@ -26,6 +26,14 @@ TOKEN_TYPES = 2
 
 def _token_types(_: ModelShape) -> int:
     return TOKEN_TYPES
+
+
+def _kinds_of_pairs(_: ModelShape) -> int:
+    return 2
+
+
+def _judges_pairs(shape: ModelShape) -> bool:
+    return shape.judges_pairs
 
 
 def _not_counted(_: ModelShape) -> int:
@@ -115,6 +123,10 @@ BERT = Family(
     # against published runs without them
     norm=Row("cls.predictions.transform", _not_counted),
     head=Row("cls.predictions.decoder", vocabulary, hidden, split="rows"),
+    pooler=Row("bert.pooler.dense", hidden, hidden, bias=always, only_if=_judges_pairs),
+    pair_head=Row(
+        "cls.seq_relationship", _kinds_of_pairs, hidden, bias=always, only_if=_judges_pairs
+    ),
     blocks="bert.encoder.layer",
     operators=(
         "attention",

@@ -120,6 +120,7 @@ def _shape(config: Mapping[str, Any], family: "Family", source: str) -> ModelSha
         hidden_dropout=0.0 if form.dropout is None else float(config[form.dropout]),
         sliding_window=window if SLIDING in types else None,
         layer_types=tuple(types) if len(set(types)) > 1 else None,
+        judges_pairs=False,  # what is learnt decides on it
         **({} if family.sparse is None else _experts(config, source)),
     )
 

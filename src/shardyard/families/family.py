@@ -58,11 +58,15 @@ class Row:
     fused: Fused | None = None
     """The matrix of the files that it is a part of; None: it is one there too. Here they are apart:
     of a share of the whole one rank of tp would have queries, another one values."""
+    only_if: Callable[[ModelShape], bool] | None = None
+    """Which models have it; None: all."""
     is_built: bool = True
     """False: the planner counts it, and models here have none."""
 
     def elements(self, shape: ModelShape) -> int:
         """Parameters, of one expert where there are several."""
+        if self.only_if is not None and not self.only_if(shape):
+            return 0
         weight = self.rows(shape) * (1 if self.columns is None else self.columns(shape))
         return weight + self._bias_elements(shape)
 
@@ -70,7 +74,8 @@ class Row:
         """Name in the block or model, elements, and whether tp splits them: weight and bias."""
         bias = self._bias_elements(shape)
         weight = self.elements(shape) - bias
-        yield f"{self.module}.{self.parameter}", weight, self.split is not None
+        if self.only_if is None or self.only_if(shape):
+            yield f"{self.module}.{self.parameter}", weight, self.split is not None
         if bias:
             yield f"{self.module}.bias", bias, self.split == "rows"
 
@@ -81,7 +86,8 @@ class Row:
         return self._bias_elements(shape) if self.split == "columns" else 0
 
     def _bias_elements(self, shape: ModelShape) -> int:
-        return self.rows(shape) if self.bias is not None and self.bias(shape) else 0
+        is_there = self.only_if is None or self.only_if(shape)
+        return self.rows(shape) if is_there and self.bias is not None and self.bias(shape) else 0
 
 
 @dataclass(frozen=True)
@@ -150,6 +156,10 @@ class Family:
     norm: Row
     """What comes between the last block and the head."""
     head: Row
+    pooler: Row | None = None
+    """Where a model may judge pairs of texts: a dense layer over the first token of a sample."""
+    pair_head: Row | None = None
+    """Two logits of what that says: the second text follows the first, or it is from elsewhere."""
 
     blocks: str = ""
     """The list of transformer blocks."""
@@ -205,7 +215,13 @@ class Family:
     @property
     def after(self) -> tuple[Row, ...]:
         """What is after the last block, on the last stage."""
-        return (self.norm, self.head)
+        rows = (self.norm, self.head, self.pooler, self.pair_head)
+        return tuple(row for row in rows if row is not None)
+
+    @property
+    def modules_of_pairs(self) -> tuple[str, ...]:
+        """What judges pairs of texts, as parameters' names begin."""
+        return tuple(f"{row.module}." for row in (self.pooler, self.pair_head) if row is not None)
 
     @property
     def colwise(self) -> tuple[str, ...]:

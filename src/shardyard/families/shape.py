@@ -55,6 +55,8 @@ class ModelShape:
     """Width of one expert; None: intermediate_size."""
     shared_expert_intermediate_size: int = 0
     """Width of the expert that every token visits; 0: there is none."""
+    judges_pairs: bool = False
+    """Whether it has the head, too, that says if one text follows another."""
     hidden_dropout: float = 0.0
     """Share of hidden states that its own config.json drops; model.dropout says what is done."""
 
@@ -172,7 +174,8 @@ class ModelShape:
         """All parameters; a tied head is counted once."""
         head = 0 if self.tie_word_embeddings else self.family.head.elements(self)
         blocks = self.num_hidden_layers * self.block_parameters
-        return self.embedding_parameters + blocks + self.family.norm.elements(self) + head
+        others = sum(row.elements(self) for row in self.family.after if row is not self.family.head)
+        return self.embedding_parameters + blocks + others + head
 
     @cached_property
     def matmul_parameters(self) -> int:

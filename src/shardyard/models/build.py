@@ -6,7 +6,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    PreTrainedModel,
+)
 
 from shardyard.errors import RecipeError, RequestError
 from shardyard.families.frozen import frozen_problems, is_frozen
@@ -32,7 +38,9 @@ def build_on_meta(shape: ModelShape) -> PreTrainedModel:
     """The fp32 language model of a shape; its parameters have sizes but no storage."""
     config = hf_config(shape)
     config.use_cache = False
-    model_class = AutoModelForCausalLM if shape.is_causal else AutoModelForMaskedLM
+    model_class: Any = AutoModelForCausalLM if shape.is_causal else AutoModelForMaskedLM
+    if shape.judges_pairs:
+        model_class = AutoModelForPreTraining
     with torch.device("meta"):
         model: PreTrainedModel = model_class.from_config(
             config, dtype=torch.float32, attn_implementation=NAME
@@ -161,12 +169,14 @@ def _tied(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
 def fill_weights(model: PreTrainedModel, *, folder: Path | None, seed: int) -> None:
     """Load weights from a Hugging Face folder, or draw them from the seed if there is none.
 
-    Adapters are drawn in both cases.
+    Adapters are drawn in both cases, and so is what judges pairs of texts if the folder has none.
     """
     family = trained_family_of(model.config.model_type)
     with torch.no_grad():
         if folder is None:
             fill_random(model, seed=seed, std=family.initial_std, norm=family.initial_norm)
         else:
-            load_weights(model, folder, family)
+            lacking = load_weights(model, folder, family)
+            norm = family.initial_norm
+            fill_random(model, seed=seed, std=family.initial_std, norm=norm, only=lacking)
         fill_adapters(model, seed=seed)

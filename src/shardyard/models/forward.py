@@ -9,6 +9,7 @@ Shape suffixes: B = samples, L = tokens of a sample, l = those that this rank co
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +55,8 @@ class ForwardPass:
         self._blocks = list(blocks_of(model, family).values())
         self._norm = part_of(model, family.norm)
         self._head = part_of(model, family.head)
+        self._pooler = part_of(model, family.pooler)
+        self._pair_head = part_of(model, family.pair_head)
         self._keys = keys
         self._attention = attention
         self._tokens_l = tokens_l
@@ -67,10 +70,12 @@ class ForwardPass:
         segments_BL: Tensor | None = None,
         predicted_1N: Tensor | None = None,
         targets: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Any:
         """From ``Inputs`` to logits or a sum of losses, or to a hidden state for the next stage.
 
-        Logits are (B, l, V), or (1, N, V) of tokens that are named.
+        Logits are (B, l, V), or (1, N, V) of tokens that are named. Behind those, of a model that
+        judges pairs, come logits (B, 2) of the first token of each sample that this rank holds:
+        where that is not the sample's own first token, they mean nothing.
         """
         self._keys.samples_B = samples_B
         attention = self._attention(positions_BL)
@@ -82,16 +87,23 @@ class ForwardPass:
         for block in self._blocks:
             with self._entered(block):
                 x = block(x, attention_mask=attention, **given)
-        if predicted_1N is not None and self._head is not None:
-            x = x.flatten(0, 1).index_select(0, predicted_1N[0])[None]
-        if self._norm is not None:
-            x = self._norm(x)
         if self._head is None:
             return x
+        of_pairs_B2 = self._judge(x)
+        if predicted_1N is not None:
+            x = x.flatten(0, 1).index_select(0, predicted_1N[0])[None]
+        x = x if self._norm is None else self._norm(x)
+        if of_pairs_B2 is None:
+            return self._logits(x) if targets is None else self._head(x, targets)
         if targets is None:
-            return self._logits(x)
-        loss: Tensor = self._head(x, targets)
-        return loss
+            return self._logits(x), of_pairs_B2
+        return self._head(x, targets[:, : -len(of_pairs_B2)]), of_pairs_B2  # without the pairs' own
+
+    def _judge(self, x_BlD: Tensor) -> Tensor | None:
+        if self._pooler is None or self._pair_head is None:
+            return None
+        of_pairs_B2: Tensor = self._pair_head(torch.tanh(self._pooler(x_BlD[:, 0])))
+        return of_pairs_B2
 
     def _logits(self, x_BlD: Tensor) -> Tensor:
         assert self._head is not None

@@ -108,9 +108,12 @@ def _block_of(name: str, begin: str) -> str | None:
     return name.removeprefix(begin).partition(".")[0] if name.startswith(begin) else None
 
 
-def load_weights(model: nn.Module, folder: Path, family: Family) -> None:
+def load_weights(model: nn.Module, folder: Path, family: Family) -> set[str]:
     """Fill parameters in place from the folder's safetensors files: all that have storage, and are
     no adapters.
+
+    Returns:
+        Names of what judges pairs, where the folder has none of it: it stays as it is.
 
     Raises:
         DataError: A file or a tensor is missing, damaged, or of another shape.
@@ -121,7 +124,9 @@ def load_weights(model: nn.Module, folder: Path, family: Family) -> None:
     params = {name: each for name, each in model.named_parameters() if not is_adapter(name)}
     tensors = file_tensors({name: param.shape for name, param in params.items()}, family)
     names, wanted = list(tensors), _held(tensors, params)
-    missing = sorted(name for name in names if name not in file_of)
+    lacking = {name for name in names if name not in file_of}
+    of_pairs = {name for name in lacking if name.startswith(family.modules_of_pairs)}
+    missing = sorted(lacking - of_pairs)
     if missing:
         raise DataError(
             f"{folder} lacks {len(missing)} of the model's {len(names)} tensors, the first is "
@@ -129,10 +134,11 @@ def load_weights(model: nn.Module, folder: Path, family: Family) -> None:
             "config.json against the safetensors files."
         )
     by_file: dict[Path, list[str]] = {}
-    for name in wanted:
+    for name in wanted.keys() - of_pairs:
         by_file.setdefault(file_of[name], []).append(name)
     for file, names in by_file.items():
         _read_file(file, {stored[name]: wanted[name] for name in names})
+    return of_pairs
 
 
 def _as_now(name: str, family: Family) -> str:

@@ -5,7 +5,7 @@ and no rank ever holds more than a slice of a whole parameter.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from torch import Tensor, nn
 
@@ -19,9 +19,14 @@ _PIECE = 2**22
 """Elements made at a time: bounds the int64 and fp64 scratch at about 200 MiB."""
 
 
-def fill_random(model: nn.Module, *, seed: int, std: float, norm: float) -> None:
+def fill_random(
+    model: nn.Module, *, seed: int, std: float, norm: float, only: Collection[str] | None = None
+) -> None:
     """Fill all that has storage in place, but adapters: matrices normal(0, std), norms ``norm``,
     biases zero.
+
+    Args:
+        only: Names of parameters to fill; None: all.
 
     The rule is that of Hugging Face's ``PreTrainedModel._init_weights`` for these families.
 
@@ -34,7 +39,8 @@ def fill_random(model: nn.Module, *, seed: int, std: float, norm: float) -> None
             full_name = f"{module_name}.{name}" if module_name else name
             if param in filled:  # tied: a pipeline stage may have it under its first name alone
                 continue
-            if is_adapter(full_name) or param.is_meta:
+            is_left_out = only is not None and full_name not in only
+            if is_adapter(full_name) or param.is_meta or is_left_out:
                 continue
             filled.add(param)
             shard = local_shard(param)

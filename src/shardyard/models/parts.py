@@ -16,7 +16,7 @@ def part_of(model: nn.Module, name: Row | str | None) -> nn.Module | None:
     name = name.module if isinstance(name, Row) else name
     part: nn.Module | None = None if name is None else model
     for child in (name or "").split("."):
-        part = None if part is None else getattr(part, child)
+        part = getattr(part, child, None)
     return part
 
 

@@ -106,7 +106,10 @@ def parallelize(
     if mesh.layout.pp > 1:
         dtype = DTYPES[recipe.precision.compute]
         tied = family.embedding.module if shape.tie_word_embeddings else None
-        pipeline = Pipeline(stages, mesh, plan, width=shape.hidden_size, dtype=dtype, tied=tied)
+        pipeline = Pipeline(
+            stages, mesh, plan, width=shape.hidden_size, dtype=dtype, tied=tied,
+            outputs=2 if shape.judges_pairs else 1,
+        )  # fmt: skip
     return ParallelModel(
         model=model,
         token_losses=token_losses,

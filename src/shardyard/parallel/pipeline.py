@@ -89,12 +89,14 @@ class Pipeline:
         width: int,
         dtype: torch.dtype,
         tied: str | None = None,
+        outputs: int = 1,
     ) -> None:
         """Args:
         stages: Modules of this rank by number of the stage, sharded.
         width: Of a hidden state.
         dtype: Of a hidden state.
         tied: Name of the table of tokens where it is the head too, and both ends have a copy.
+        outputs: Tensors that the last stage returns.
         """
         self._stages = stages
         self._plan = plan
@@ -109,6 +111,7 @@ class Pipeline:
         self._table = None if end is None else part_of(end, tied)
         self.held_twice = set() if tied is None else {f"{tied}.weight"}
         """Names of parameters that both ends hold."""
+        self._outputs = outputs
         self._schedule: Any = None
         self._passes = 0
 
@@ -121,12 +124,15 @@ class Pipeline:
         self,
         inputs: Sequence[Inputs],
         targets: Sequence[Tensor],
-        loss_sum: Callable[[Tensor, Tensor], Tensor] | None,
+        loss_sum: Callable[[Any, Tensor], Tensor],
+        *,
+        loss_in_model: bool = False,
     ) -> Tensor:
         """Forward and backward passes of all micro-batches of a step; adds up gradients.
 
         Args:
-            loss_sum: Of what the last stage returns and targets; None: it returns the sum itself.
+            loss_sum: Of what the last stage returns and targets.
+            loss_in_model: Whether the last stage is given targets, too.
 
         Returns:
             Sum of the losses (fp64); 0 on ranks without the last stage.
@@ -135,7 +141,7 @@ class Pipeline:
         missing = passes - len(inputs)
         inputs = [*inputs, *[inputs[-1]] * missing]
         targets = [*targets, *[torch.full_like(targets[-1], IGNORED)] * missing]
-        if loss_sum is None:
+        if loss_in_model:
             inputs = [each._replace(targets=aim) for each, aim in zip(inputs, targets, strict=True)]
         if self._schedule is None:
             self._schedule = self._new_schedule(inputs[0].x, passes, loss_sum)
@@ -197,12 +203,13 @@ class Pipeline:
         return samples, tokens // self._tp, self._width
 
     def _new_schedule(
-        self, tokens_Bl: Tensor, passes: int, loss_sum: Callable[[Tensor, Tensor], Tensor] | None
+        self, tokens_Bl: Tensor, passes: int, loss_sum: Callable[[Any, Tensor], Tensor]
     ) -> Any:
         # shapes are given, as torch would find them out by a forward and backward pass
         hidden_BlD = torch.empty(
             self._hidden_shape(tokens_Bl), dtype=self._dtype, device="meta", requires_grad=True
         )
+        last = self._plan.num_stages - 1
         stages = [
             _Stage(
                 _NotFsdp(module),
@@ -212,11 +219,12 @@ class Pipeline:
                 sync=self._syncs[index],
                 group=self._group,
                 input_args=hidden_BlD if index else tokens_Bl.to("meta"),
-                output_args=hidden_BlD,  # of the last stage nothing is read
+                # of the last stage nothing is read but how many there are
+                output_args=(hidden_BlD,) * (self._outputs if index == last else 1),
             )
             for index, module in self._stages.items()
         ]
-        options: dict[str, Any] = {"loss_fn": loss_sum or _as_returned, "scale_grads": False}
+        options: dict[str, Any] = {"loss_fn": loss_sum, "scale_grads": False}
         if self._plan.schedule in _OF_ONE_STAGE:
             return _OF_ONE_STAGE[self._plan.schedule](stages[0], passes, **options)
         return _OF_STAGES[self._plan.schedule](stages, passes, **options)
@@ -225,10 +233,6 @@ class Pipeline:
 def _joined(parts: tuple[Any, ...]) -> Any:
     """One field of all micro-batches, which torch's schedule cuts again."""
     return None if parts[0] is None else torch.cat(parts)
-
-
-def _as_returned(loss: Tensor, _targets: Tensor) -> Tensor:
-    return loss
 
 
 class _NotFsdp(nn.Module):

@@ -19,6 +19,7 @@ from shardyard.config.masking import MASKED_SHARE, predicted_rows
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Recipe
 from shardyard.data.micro_batch import IGNORED, MicroBatch
+from shardyard.data.samples import Prepare
 from shardyard.errors import RequestError
 from shardyard.models.counter_random import keep_mask, key_of, random_bits
 from shardyard.parallel.mesh import Mesh
@@ -28,13 +29,14 @@ from shardyard.tasks.language import LanguageTask, vocabulary
 
 _MASKED, _RANDOM = 0.8, 0.1
 _MASK_TOKENS = ("[MASK]", "<mask>")
+_MARKS = ("[CLS]", "[SEP]", "[PAD]")
 
 
 class MaskedLM(LanguageTask):
     """What is predicted stands in the targets, and the head computes nothing else."""
 
     @staticmethod
-    def preparation(resolved: Resolved, split: str) -> "Masking":
+    def preparation(resolved: Resolved, split: str) -> Prepare:
         """Hides tokens of a micro-batch, where it is read."""
         tokenizer_size = resolved.data.vocab_size
         mask_id = mask_token_id(
@@ -43,8 +45,9 @@ class MaskedLM(LanguageTask):
             tokenizer_size=tokenizer_size,
         )
         return Masking(
-            seed=resolved.recipe.run.seed, split=split, mask_id=mask_id, vocab_size=tokenizer_size
-        )
+            seed=resolved.recipe.run.seed, split=split, mask_id=mask_id, vocab_size=tokenizer_size,
+            marks=mark_ids(Path(resolved.data.dir) / "tokenizer.json"),
+        )  # fmt: skip
 
     @staticmethod
     def compute(parts: ParallelModel, mesh: Mesh, *, device: torch.device) -> HiddenTokens:
@@ -74,6 +77,8 @@ class Masking:
     mask_id: int
     vocab_size: int
     """Of the tokenizer: random tokens are drawn from it."""
+    marks: tuple[int, ...] = ()
+    """Tokens that are never hidden: those that hold samples of BERT together."""
 
     def __call__(self, batch: MicroBatch, lengths_B: Tensor) -> MicroBatch:
         """The micro-batch with hidden tokens, and targets where they are hidden.
@@ -85,7 +90,8 @@ class Masking:
         is_text_BL = places_L < lengths_B[:, None]
         key_B1 = random_bits(key_of(self.seed, "masking", self.split), batch.samples_B)[:, None]
         draws_L = 3 * places_L
-        is_chosen_BL = _choose(key_B1, draws_L, is_text_BL=is_text_BL)
+        can_be_hidden_BL = is_text_BL & ~torch.isin(batch["tokens"], torch.tensor(self.marks))
+        is_chosen_BL = _choose(key_B1, draws_L, is_text_BL=can_be_hidden_BL)
         share_BL = _uniform(key_B1, draws_L + 1)
         random_BL = random_bits(key_B1, draws_L + 2).remainder(self.vocab_size)
         hidden_BL = torch.where(share_BL < _MASKED, self.mask_id, random_BL)
@@ -116,6 +122,13 @@ def mask_token_id(tokenizer_file: Path, *, vocab_size: int, tokenizer_size: int)
         f"{tokenizer_size:,} tokens use every row of the model's embedding. Use a tokenizer that "
         "has one, or a smaller data.vocab_size."
     )
+
+
+def mark_ids(tokenizer_file: Path) -> tuple[int, ...]:
+    """Ids of the tokens that hold samples of BERT together, of a tokenizer that has them."""
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    found = (tokenizer.token_to_id(token) for token in _MARKS)
+    return tuple(id for id in found if id is not None)
 
 
 def _choose(key_B1: Tensor, draws_L: Tensor, *, is_text_BL: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ V = vocabulary, or this rank's part of it.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,7 +42,8 @@ class LanguageModel(Computation[MicroBatch]):
             total = self.pipeline.accumulate(
                 [self.inputs(batch) for batch in on_device],
                 [self.targets(batch) for batch in on_device],
-                None if self._loss_in_model else self.token_losses,
+                self.losses,
+                loss_in_model=self._loss_in_model,
             )
         else:
             assert self._sync is not None
@@ -74,7 +76,8 @@ class LanguageModel(Computation[MicroBatch]):
 
     def output(self, batch: MicroBatch) -> Tensor | None:
         """Logits (B, l, V) of a forward pass; None on ranks without the end of the model."""
-        return self._through(self.inputs(batch))
+        logits_BlV: Tensor | None = self._through(self.inputs(batch))
+        return logits_BlV
 
     def loss_sum(self, batch: MicroBatch) -> Tensor:
         """Sum of cross-entropies in nats over the predicted tokens of this rank, fp32.
@@ -87,13 +90,17 @@ class LanguageModel(Computation[MicroBatch]):
         found = self._through(inputs)
         if found is None:
             return torch.zeros((), device=batch.samples_B.device)
-        return found if self._loss_in_model else self.token_losses(found, targets)
+        return self.losses(found, targets)
 
-    def _through(self, inputs: Inputs) -> Tensor | None:
-        """What the end of the model returns, where it is."""
+    def losses(self, found: Any, targets: Tensor) -> Tensor:
+        """Sum of the losses of what the model returns against targets, fp32."""
+        loss_sum: Tensor = found if self._loss_in_model else self.token_losses(found, targets)
+        return loss_sum
+
+    def _through(self, inputs: Inputs) -> Any:
+        """What the end of the model returns, where it is; else None."""
         through = self.model if self.pipeline is None else self.pipeline.output
-        found: Tensor | None = through(*inputs)
-        return found
+        return through(*inputs)
 
     def _mine(self, x_BL: Tensor) -> Tensor:
         return x_BL if self.tokens_l is None else x_BL[:, self.tokens_l]
