@@ -105,6 +105,22 @@ def test_each_span_of_a_packed_dump_has_its_own_pages(size: int, tmp_path: Path)
         assert texts == expected
 
 
+def test_each_span_of_a_plain_dump_has_its_own_pages(tmp_path: Path) -> None:
+    path = tmp_path / "x.xml"
+    path.write_bytes(DUMP)
+    file = SourceFile(str(path), path.name, "wikipedia", len(DUMP), 0)
+    with path.open("rb") as opened:
+        for step in (5, 7, 64, 331, *range(600, len(DUMP), 23)):
+            texts = [
+                section.text
+                for start in range(0, len(DUMP), step)
+                for section in wikipedia.read(
+                    opened, Span(file, start, min(start + step, len(DUMP))), TextOf()
+                )
+            ]
+            assert texts == TEXTS, step
+
+
 @pytest.mark.parametrize(
     ("content", "why"),
     [

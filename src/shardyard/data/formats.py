@@ -95,7 +95,7 @@ FORMATS: dict[str, Format] = {
         suffixes=(".xml",),
         code="shardyard.data.readers.wikipedia:read",
         has_keys=False,
-        is_divisible=False,
+        is_divisible=True,
     ),
     "wikipedia_bz2": Format(
         suffixes=(".xml.bz2",),

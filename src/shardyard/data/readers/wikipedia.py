@@ -34,15 +34,13 @@ _USUAL_NAMESPACES = (b"File", b"Image", b"Category", b"Media", b"Special")
 
 
 def read(file: BinaryIO, span: Span, _text_of: TextOf) -> Iterator[Section]:
-    """The articles of a dump that is not packed.
+    """The articles of a dump that is not packed whose pages begin in the span.
 
     Raises:
         SourceError: It is no dump, is cut off, or its XML is broken.
     """
     names = _namespaces(rewound(file).read(_HEAD_BYTES))
-    file.seek(0)
-    chunks = iter(lambda: file.read(_READ_BYTES), b"")
-    yield from _articles(((chunk, False) for chunk in chunks), span.file, names, is_head=True)
+    yield from _articles(_plain(file, span), span.file, names, is_head=span.start == 0)
 
 
 def read_bz2(file: BinaryIO, span: Span, _text_of: TextOf) -> Iterator[Section]:
@@ -61,6 +59,15 @@ def _namespaces(head: bytes) -> frozenset[str]:
     """Lower-case names of the namespaces whose links are no words of an article."""
     found = [name for key, name in _NAMESPACE.findall(head) if key != b"0"]
     return frozenset(name.decode(errors="replace").lower() for name in (*found, *_USUAL_NAMESPACES))
+
+
+def _plain(file: BinaryIO, span: Span) -> Iterator[tuple[bytes, bool]]:
+    """From the beginning of the span to the end of the file, and what is behind the span."""
+    file.seek(span.start)
+    left = span.stop - span.start
+    while chunk := file.read(min(left, _READ_BYTES) if left > 0 else _READ_BYTES):
+        yield chunk, left <= 0
+        left -= len(chunk)
 
 
 def _unpacked(file: BinaryIO, span: Span) -> Iterator[tuple[bytes, bool]]:
