@@ -1,15 +1,26 @@
 """`shardyard prepare --also h5`."""
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from shardyard.cli import main
+from shardyard.config.load import load_recipe
+from shardyard.config.model_source import read_shape
+from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.config.schema import Recipe
+from shardyard.config.task_names import task_row
+from shardyard.config.tasks import TASKS, imported
+from shardyard.data.samples import Stream
 from tests.data.test_pairs import document
 
 pytest.importorskip("h5py", reason="h5py is an extra")
 
 pytestmark = pytest.mark.heavy
+of_pairs = pytest.mark.skipif("bert_pretraining" not in TASKS, reason="no task reads pairs")
 
 
 def recipe_in(folder: Path, task: str) -> list[str]:
@@ -29,6 +40,84 @@ def recipe_in(folder: Path, task: str) -> list[str]:
         "data.eval_fraction=0.2",
         "data.workers=1",
     ]
+
+
+@of_pairs
+def test_what_training_sees_is_written_and_read_as_the_same(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = recipe_in(tmp_path, "bert_pretraining")
+    assert main(["prepare", *settings, "run.epochs=2", "--also", "h5", "--json"]) == 0
+    answer = json.loads(capfd.readouterr().out)
+    folder = Path(answer.pop("h5"))
+    facts = DataFacts(**answer)
+    assert {path.name for path in folder.iterdir()} == {"train_00000.hdf5", "eval_00000.hdf5"}
+
+    of_h5 = [
+        f"data.source={folder}/train_*.hdf5",
+        "data.format=bert_h5",
+        f"data.tokenizer={facts.dir}",
+        "data.tokenizer_kind=bpe",
+        "data.eval_fraction=0",
+    ]
+    assert main(["prepare", *settings, *of_h5, "--json"]) == 0
+    again = DataFacts(**json.loads(capfd.readouterr().out))
+    asked, read = (opened(load_recipe(overrides=words), each) for words, each in (
+        (settings, facts), ([*settings, *of_h5], again),
+    ))  # fmt: skip
+    total = 2 * asked.num_samples
+    assert again.train_samples == total
+    expected = asked.micro_batch(range(total), total)
+    by_number = {index: place for place, index in enumerate(places(read, total))}
+    order = [by_number[index] for index in range(total)]
+    found = read.micro_batch(range(total), total)
+    for name, field in expected.fields.items():
+        assert torch.equal(found[name][order], field), name
+
+
+@of_pairs
+@pytest.mark.system
+def test_both_train_with_the_same_loss(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A step of a whole epoch has the same samples, whatever their order."""
+    settings = [*recipe_in(tmp_path, "bert_pretraining"), "data.eval_fraction=0"]
+    assert main(["prepare", *settings, "--also", "h5", "--json"]) == 0
+    answer = json.loads(capfd.readouterr().out)
+    folder = answer.pop("h5")
+    samples = DataFacts(**answer).num_samples("train", 32)
+    step = [
+        "run.steps=1",
+        f"run.dir={tmp_path}/runs",
+        f"optim.global_batch={samples}",
+        "optim.micro_batch=8",
+        "model.dropout=0",
+        "cluster.device=cpu",
+    ]
+    of_h5 = [
+        f"data.source={folder}",
+        "data.format=bert_h5",
+        f"data.tokenizer={answer['dir']}",
+        "data.tokenizer_kind=bpe",
+    ]
+    losses: list[float] = []
+    for more in ([], of_h5):
+        assert main(["train", *settings, *step, *more, f"run.id=run-{len(losses)}"]) == 0
+        line = (tmp_path / "runs" / f"run-{len(losses)}" / "metrics.jsonl").read_text()
+        losses.append(json.loads(line.splitlines()[0])["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+def opened(recipe: Recipe, facts: DataFacts) -> Stream:
+    shape = read_shape(recipe.model, None, facts.vocab_size)
+    resolved = Resolved(recipe=recipe, reasons={}, shape=shape, data=facts, steps=1)
+    stream = imported(task_row(recipe.task.name).code).open_data(resolved).train
+    assert isinstance(stream, Stream)
+    return stream
+
+
+def places(stream: Stream, count: int) -> list[int]:
+    """Which sample stands at each of the first positions."""
+    found: list[int] = stream.sample_indices(np.arange(count)).tolist()
+    return found
 
 
 def test_a_task_without_pairs_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
