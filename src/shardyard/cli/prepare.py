@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import click
 
-from shardyard.cli.asking import side_terms
+from shardyard.cli.asking import confirm, side_terms
 from shardyard.cli.completion import by, launchers
 from shardyard.cli.options import json_option, launchers_in, recipe_argument
 from shardyard.cli.tables import print_table
@@ -13,11 +13,13 @@ from shardyard.config.mixture import SLOTS
 from shardyard.config.resolved import DataFacts, PartFacts
 from shardyard.control.prepare import prepare_also_h5, prepare_data, would_prepare
 from shardyard.control.prepare_on import prepare_on
+from shardyard.control.prune import delete, unused_sets
 from shardyard.control.request import Request
 from shardyard.control.side_jobs import SideTerms
 from shardyard.control.submission import launcher_named
 from shardyard.launchers.base import LAUNCHERS
 from shardyard.terminal import tell
+from shardyard.units import format_bytes
 
 
 @click.command()
@@ -28,7 +30,7 @@ from shardyard.terminal import tell
     shell_complete=by(launchers),
     help="Prepare as a job of this launcher, the model too: " + ", ".join(LAUNCHERS) + ".",
 )
-@click.option("--yes", "is_yes", is_flag=True, help="With --on: do not ask.")
+@click.option("--yes", "is_yes", is_flag=True, help="With --on or --prune: do not ask.")
 @click.option(
     "--dry-run",
     is_flag=True,
@@ -39,6 +41,9 @@ from shardyard.terminal import tell
     "--also",
     type=click.Choice(["h5"]),
     help="Also write what training sees as BERT's h5 files, for other programs: run.epochs of it.",
+)
+@click.option(
+    "--prune", is_flag=True, help="Delete the data sets in data.dir that no run of run.dir reads."
 )
 @json_option
 @click.pass_context
@@ -51,12 +56,18 @@ def command(
     dry_run: bool,
     verify: bool,
     also: str | None,
+    prune: bool,
     as_json: bool,
 ) -> None:
     """Prepare the data of RECIPE (files and section.key=value overrides).
 
     Does nothing where the data is prepared already, and goes on where a killed call stopped.
     """
+    if prune:
+        if on is not None or verify or also is not None:
+            raise click.UsageError("--prune goes with --yes, --dry-run and --json alone.")
+        _prune(recipe, is_yes=is_yes, dry_run=dry_run, as_json=as_json)
+        return
     if also is not None and (on is not None or dry_run):
         raise click.UsageError("--also goes with neither --on nor --dry-run.")
     if on is not None:
@@ -64,7 +75,7 @@ def command(
         _prepare_elsewhere(context, recipe, on, terms, verify=verify, as_json=as_json)
         return
     if is_yes:
-        raise click.UsageError("--yes goes with --on: here nothing is asked.")
+        raise click.UsageError("--yes goes with --on and --prune: here nothing is asked.")
     request = Request.read(recipe, needs_weights=False, runs_here=True)
     if dry_run:
         plan = would_prepare(request)
@@ -82,6 +93,25 @@ def command(
         tell(json.dumps({**asdict(facts), **h5}, indent=1))
         return
     print_table(("", ""), [*_rows(facts), *(("h5 files", folder) for folder in h5.values())])
+
+
+def _prune(recipe: tuple[str, ...], *, is_yes: bool, dry_run: bool, as_json: bool) -> None:
+    """Show the data sets that no run reads, ask, and delete them."""
+    settings = Request.read(recipe, needs_weights=False, runs_here=True).recipe
+    unused = unused_sets(settings)
+    if not as_json:
+        rows = [(str(each.folder), format_bytes(each.num_bytes)) for each in unused]
+        rows = rows or [(f"every data set in {settings.data.dir} is read by a run", "")]
+        print_table(("", ""), rows, title=f"read by no run in {settings.run.dir}")
+    deleted = []
+    if unused and not dry_run:
+        total = format_bytes(sum(each.num_bytes for each in unused))
+        what = f"{len(unused)} data set{'s' * (len(unused) > 1)}, {total}"
+        confirm(f"Delete {what}? Runs elsewhere may read them.", is_yes=is_yes)
+        deleted = [each for each in unused if delete(each)]
+    if as_json:
+        found = {"unused": unused, "deleted": deleted}
+        tell(json.dumps({name: [str(e.folder) for e in sets] for name, sets in found.items()}))
 
 
 def _prepare_elsewhere(
