@@ -117,6 +117,27 @@ PROBLEMS = [
     (["task.eval_every_steps=1", "data.eval_fraction=0"], "task.eval_every_steps needs an eval"),
     (["run.target.loss=2", "data.eval_fraction=0"], "run.target needs an evaluation"),
     (["data.format=txt"], "data.format=txt: there is no such format. Did you mean text?"),
+    (
+        ["data.loss_on=all"],
+        "data.loss_on=all says nothing where data.format is by_suffix: it i",
+    ),
+    (
+        ["data.format=chat", "data.bos=true"],
+        "data.bos=True says nothing where data.format is ch",
+    ),
+    (
+        ["data.format=chat", "data.chat_template=chatlm"],
+        "is known. Did you mean chatml? One of",
+    ),
+    (["data.format=chat", "run.target.bits_per_byte=2"], "of running text. Use loss for dialogues"),
+    (
+        ["data.format=chat", "data.loss_share=[0.9, 0.1]"],
+        "is no range. Write the smaller",
+    ),
+    (
+        ["data.format=chat", "task.name=masked_lm", "model.preset=bert-tiny"],
+        "masked_lm would learn all of a dialogue. Use task.name=causal_lm.",
+    ),
     (["data.format=by-hand"], "there is no such format. There are by_suffix, text, "),
     (["run.target={perplexty: 2}"], "no metric of causal_lm. Did you mean perplexity?"),
     (["run.target={top1: 0.7}"], "names top1, which is no metric of causal_lm. It has loss, perp"),

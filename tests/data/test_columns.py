@@ -12,11 +12,13 @@ import torch
 
 from shardyard.config.data_formats import DATA_FORMATS, DataFormat
 from shardyard.config.resolved import DataFacts
-from shardyard.config.schema import Recipe
+from shardyard.config.schema import Data, Recipe
+from shardyard.config.tasks import imported
 from shardyard.data.encoders import Column, Encoded, PlainText
 from shardyard.data.prepare import prepare
 from shardyard.data.samples import Stream
 from shardyard.data.shards import TokenShards, verify
+from shardyard.data.spans import Section
 from shardyard.data.tokenizer import TextEncoder
 from shardyard.data.windows import TextWindows
 from shardyard.errors import DataError
@@ -24,31 +26,31 @@ from shardyard.errors import DataError
 ROWS = [f"ask {number}> answer {number}" for number in range(40)]
 
 
-class Answers:
+class Answers(PlainText):
     """What stands behind > is to be learnt, and the end of the document."""
 
     columns: ClassVar[Mapping[str, Column]] = {"learn": Column(dtype="|u1", begin=0, end=1)}
 
-    def encode(self, text: str, tokenizer: TextEncoder) -> Encoded:
-        question, mark, answer = text.partition(">")
-        asked, answered = tokenizer.encode(question + mark), tokenizer.encode(answer)
-        return Encoded(asked + answered, {"learn": [0] * len(asked) + [1] * len(answered)})
+    def encode(self, section: Section) -> list[Encoded]:
+        question, mark, answer = section.text.partition(">")
+        asked, answered = self.tokenizer.encode(question + mark), self.tokenizer.encode(answer)
+        return [Encoded(asked + answered, {"learn": [0] * len(asked) + [1] * len(answered)})]
 
 
-class TooMany:
+class TooMany(PlainText):
     columns: ClassVar[Mapping[str, Column]] = Answers.columns
 
-    def encode(self, text: str, tokenizer: TextEncoder) -> Encoded:
-        ids = tokenizer.encode(text)
-        return Encoded(ids, {"learn": [0] * (len(ids) + 1)})
+    def encode(self, section: Section) -> list[Encoded]:
+        ids = self.tokenizer.encode(section.text)
+        return [Encoded(ids, {"learn": [0] * (len(ids) + 1)})]
 
 
-class TooLarge:
+class TooLarge(PlainText):
     columns: ClassVar[Mapping[str, Column]] = Answers.columns
 
-    def encode(self, text: str, tokenizer: TextEncoder) -> Encoded:
-        ids = tokenizer.encode(text)
-        return Encoded(ids, {"learn": [256] * len(ids)})
+    def encode(self, section: Section) -> list[Encoded]:
+        ids = self.tokenizer.encode(section.text)
+        return [Encoded(ids, {"learn": [256] * len(ids)})]
 
 
 def prepared(folder: Path) -> DataFacts:
@@ -128,5 +130,9 @@ def test_tokens_alone_are_written_as_before(tmp_path: Path) -> None:
     assert np.fromfile(Path(facts.dir) / "train-00000.bin", "<u2").size == facts.train_tokens
 
 
-def test_every_row_names_the_encoder_that_there_is() -> None:
-    assert {row.encoder.rpartition(":")[2] for row in DATA_FORMATS.values()} == {PlainText.__name__}
+def test_every_row_names_an_encoder_that_there_is() -> None:
+    for row in DATA_FORMATS.values():
+        encoder = imported(row.encoder)
+        assert callable(encoder.encode) and callable(encoder.words)
+        assert row.whole_row is None or callable(imported(row.whole_row))
+        assert {*row.settings, *row.options, *row.ignores} <= Data.model_fields.keys()

@@ -146,6 +146,7 @@ def _rows(facts: DataFacts) -> list[tuple[str, str]]:
         ("folder", facts.dir),
         ("training", f"{facts.train_tokens:,} tokens of {facts.train_documents:,} documents"),
         ("evaluation", f"{facts.eval_tokens:,} tokens of {facts.eval_documents:,} documents"),
+        *_learnt(facts),
         ("vocabulary", f"{facts.vocab_size:,} tokens{_bytes_a_token(facts)}"),
         ("documents begin with", facts.bos_token or "no token of their own"),
         ("unigram entropy", f"{facts.unigram_entropy:.3f} nats a token"),
@@ -157,6 +158,13 @@ def _of_part(part: PartFacts) -> str:
     data = part.data
     held_out = f"{data.eval_tokens:,} for evaluation"
     return f"{part.slots / SLOTS:.1%} of the samples, {data.train_tokens:,} tokens, {held_out}"
+
+
+def _learnt(facts: DataFacts) -> list[tuple[str, str]]:
+    if facts.train_learnt is None:
+        return []
+    share = facts.train_learnt / facts.train_tokens
+    return [("carry loss", f"{share:.1%} of the training tokens, {facts.train_learnt:,}")]
 
 
 def _bytes_a_token(facts: DataFacts) -> str:

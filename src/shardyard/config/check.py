@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from shardyard.config.credentials import HIDDEN, find_credential
 from shardyard.config.data_formats import DATA_FORMATS
 from shardyard.config.data_problems import data_problems
+from shardyard.config.dialogue_problems import dialogue_problems
 from shardyard.config.environment import environment_problems
 from shardyard.config.format_problems import format_problems
 from shardyard.config.launch_problems import launch_problems
@@ -129,6 +130,12 @@ def _data_format(recipe: Recipe) -> Iterable[Problem]:
         readers = [task for task, row in TASKS.items() if name in row.data_formats]
         text = f"={name} holds whole samples, which task.name={recipe.task.name} does not read. "
         yield Problem("data.format", f"{text}Use task.name={' or '.join(readers)}.")
+    for key in sorted(recipe.data.model_fields_set):
+        readers = [other for other, row in DATA_FORMATS.items() if key in row.settings]
+        if (readers and name not in readers) or key in DATA_FORMATS[name].ignores:
+            text = f"={_show(getattr(recipe.data, key))} says nothing where data.format is {name}"
+            of = f": it is a setting of {' and '.join(readers)}" if readers else ""
+            yield Problem(f"data.{key}", f"{text}{of}. Leave it out.")
 
 
 def _length(recipe: Recipe) -> Iterable[Problem]:
@@ -350,6 +357,7 @@ _CHECKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
     _credentials,
     _data_format,
     data_problems,
+    dialogue_problems,
     _length,
     _model,
     own_module_problems,

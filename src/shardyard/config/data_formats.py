@@ -23,6 +23,12 @@ class DataFormat:
     """Whether files hold ids of a tokenizer, which has to be named, and whole samples."""
     text: str | None = None
     """What a file of plain text is read as; None: as one document."""
+    settings: tuple[str, ...] = ()
+    """Those of ``data`` that this format alone reads."""
+    options: tuple[str, ...] = ()
+    """Those of them that its encoder is made with, and its tokens depend on."""
+    ignores: tuple[str, ...] = ()
+    """Those that mean nothing here."""
     unknown: str | None = None
     """What a file of no known suffix is read as, by its row in ``data.formats``; None: refused."""
 
@@ -33,5 +39,12 @@ DATA_FORMATS: dict[str, DataFormat] = {
     "sentences": DataFormat(encoder=SENTENCES),
     "documents": DataFormat(encoder=SENTENCES, text="documents", unknown="documents"),
     "bert_h5": DataFormat(encoder=RECORDS, only="bert_h5", holds_ids=True),
+    "chat": DataFormat(
+        encoder="shardyard.data.chat:Dialogue",
+        whole_row="shardyard.data.dialogues:dialogue_text",
+        settings=("chat_template", "loss_on", "loss_share"),
+        options=("loss_on",),
+        ignores=("text_key", "bos"),
+    ),
 }
 """``data.format`` -> its row."""

@@ -43,6 +43,9 @@ class DataFacts:
 
     parts: tuple["PartFacts", ...] = ()
     """Of a mixture: its sources, which have data sets of their own."""
+    train_learnt: int | None = None
+    """Tokens that carry loss; None: all of them, or as many as the task chooses."""
+    eval_learnt: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "readers", tuple(self.readers))  # JSON has lists

@@ -51,6 +51,8 @@ class TaskRow:
     """Whether a model that has learnt it can write on from a prompt."""
     predicts_every_token: bool = False
     """Whether a mean loss of tokens is one of the whole text, so that it can be told per byte."""
+    reads_learnt: bool = False
+    """Whether it learns only what data of dialogues mark."""
     settings: "type[Section] | None" = None
     """Of a task that a package adds: its own section, ``task.<name>``."""
 
@@ -85,6 +87,7 @@ TASKS: dict[str, TaskRow] = {
         is_causal=True,
         continues_text=True,
         predicts_every_token=True,
+        reads_learnt=True,
     ),
     "masked_lm": TaskRow(
         code="shardyard.tasks.masked_lm:MaskedLM",

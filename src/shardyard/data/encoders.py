@@ -8,7 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
+from shardyard.data.spans import Section
 from shardyard.data.tokenizer import TextEncoder
+
+LEARNT = "learnt"
+"""The column that says of each token whether it is learnt (1) or only read (0)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +34,8 @@ class Encoded:
     ids: list[int]
     columns: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Of each of the encoder's columns as many numbers as there are ids."""
+    is_whole: bool = False
+    """Whether it is a document of its own, with the tokens that begin and end it."""
 
 
 class Encoder(Protocol):
@@ -37,8 +43,21 @@ class Encoder(Protocol):
 
     columns: ClassVar[Mapping[str, Column]]
 
-    def encode(self, text: str, tokenizer: TextEncoder) -> Encoded:
-        """Without the tokens that begin and end the document."""
+    def __init__(self, tokenizer: TextEncoder, **options: str) -> None:
+        """Args:
+        options: Settings of ``data`` that the row of ``data.format`` gives it.
+        """
+
+    def encode(self, section: Section) -> list[Encoded]:
+        """The section, or the documents that it is learnt as.
+
+        Raises:
+            SourceError: It cannot be learnt; names its place.
+        """
+
+    @staticmethod
+    def words(section: Section) -> str:
+        """What a tokenizer is trained on."""
 
 
 class PlainText:
@@ -46,5 +65,12 @@ class PlainText:
 
     columns: ClassVar[Mapping[str, Column]] = {}
 
-    def encode(self, text: str, tokenizer: TextEncoder) -> Encoded:
-        return Encoded(tokenizer.encode(text))
+    def __init__(self, tokenizer: TextEncoder) -> None:
+        self.tokenizer = tokenizer
+
+    def encode(self, section: Section) -> list[Encoded]:
+        return [Encoded(self.tokenizer.encode(section.text))]
+
+    @staticmethod
+    def words(section: Section) -> str:
+        return section.text

@@ -9,7 +9,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from shardyard.config.data_formats import PLAIN_TEXT
 from shardyard.config.tasks import imported
-from shardyard.data.encoders import Column, Encoded, Encoder
+from shardyard.data.encoders import LEARNT, Column, Encoded, Encoder
 from shardyard.data.readers.rows import TextOf
 from shardyard.data.shards import bin_name, idx_name, token_dtype
 from shardyard.data.sources import Piece, piece_size_bytes, read_sections
@@ -78,15 +78,17 @@ class _SplitBuilder:
 
     def add(self, encoded: Encoded, num_bytes: int, *, continues: bool) -> None:
         """Append a section; it starts a document unless it goes on from the one just appended."""
-        if not continues:
+        if encoded.is_whole or not continues:
             self.close()
-        if not self._is_open:
+        if encoded.is_whole:
+            self.starts.append(self.num_tokens)
+        elif not self._is_open:
             self.starts.append(self.num_tokens)
             begin = {name: [kind.begin] * len(self._bos) for name, kind in self._kinds.items()}
             self._append(Encoded(self._bos, begin))
         self._append(encoded)
         self.num_bytes += num_bytes
-        self._is_open = True
+        self._is_open = not encoded.is_whole
 
     def close(self) -> None:
         """End the last document, if it has not ended."""
@@ -134,6 +136,8 @@ class TokenizePiece:
     """What each document begins with."""
     encoder: str = PLAIN_TEXT
     """module:class of what makes numbers of a document."""
+    options: tuple[tuple[str, str], ...] = ()
+    """What it is made with, by name."""
 
     @property
     def record_path(self) -> Path:
@@ -157,6 +161,15 @@ class TokenizePiece:
         )
         return f"{shown(first.file.path)}{more}"
 
+    def encoder_with(self, tokenizer: TextEncoder) -> Encoder:
+        """What makes numbers of a document.
+
+        Raises:
+            RequestError: It cannot work with this tokenizer.
+        """
+        encoder: Encoder = imported(self.encoder)(tokenizer, **dict(self.options))
+        return encoder
+
     def finished(self) -> dict[str, Any] | None:
         """The record of this very piece if it is finished."""
         try:
@@ -173,14 +186,14 @@ class TokenizePiece:
             StorageError: The file system refused a write.
         """
         tokenizer = encoder_in(self.folder)
-        encoder: Encoder = imported(self.encoder)()
+        encoder = self.encoder_with(tokenizer)
         bos_id = None if self.bos_token is None else tokenizer.id_of(self.bos_token)
         builders = {split: _SplitBuilder(tokenizer, bos_id, encoder.columns) for split in SPLITS}
         hashes: list[int] = []
         for section in read_sections(self.piece, self.text_of):
             hashes.append(hash_of(section.text))
             split = self.hold_out.split_of(hashes[-1])
-            _add_section(section, encoder.encode(section.text, tokenizer), builders, split)
+            _add_section(section, encoder.encode(section), builders, split)
         for builder in builders.values():
             builder.close()
         # A record of an earlier rule must not stand next to the shards of this one.
@@ -201,13 +214,11 @@ class TokenizePiece:
 
     def _write_shard(self, split: str, builder: _SplitBuilder) -> dict[str, Any]:
         name = f"{split}-{self.number:05d}"
+        columns = builder.columns()
         contents = {
             bin_name(name): builder.tokens().tobytes(),
             idx_name(name): _npy_bytes(np.array(builder.starts, dtype="<i8")),
-            **{
-                bin_name(name, column): numbers.tobytes()
-                for column, numbers in builder.columns().items()
-            },
+            **{bin_name(name, column): numbers.tobytes() for column, numbers in columns.items()},
         }
         for file_name, content in contents.items():
             write_file(self.folder / file_name, content, folder=self.folder)
@@ -215,19 +226,22 @@ class TokenizePiece:
             "name": name,
             "tokens": builder.num_tokens,
             "documents": len(builder.starts),
-            "bytes": builder.num_bytes,
+            **({} if self.text_of.whole_row else {"bytes": builder.num_bytes}),
+            **({"learnt": int(columns[LEARNT].sum())} if LEARNT in columns else {}),
             "files": {file_name: file_entry(content) for file_name, content in contents.items()},
         }
 
 
 def _add_section(
-    section: Section, encoded: Encoded, builders: dict[str, _SplitBuilder], split: str
+    section: Section, documents: Sequence[Encoded], builders: dict[str, _SplitBuilder], split: str
 ) -> None:
     for other, builder in builders.items():
         if other != split:
             builder.close()  # a document that goes on in the other split ends here
     num_bytes = len(section.text.encode())
-    builders[split].add(encoded, num_bytes, continues=not section.begins)
+    for number, encoded in enumerate(documents):
+        continues = number > 0 or not section.begins
+        builders[split].add(encoded, 0 if number else num_bytes, continues=continues)
     if section.ends:
         builders[split].close()
 
@@ -241,7 +255,8 @@ def _npy_bytes(numbers: npt.NDArray[Any]) -> bytes:
 @lru_cache(maxsize=1)
 def encoder_in(folder: Path) -> TextEncoder:
     """One tokenizer a process: a worker does many pieces."""
-    files = {path.name: path.read_bytes() for path in folder.glob("*.json")}
+    found = (*folder.glob("*.json"), *folder.glob("*.jinja"))
+    files = {path.name: path.read_bytes() for path in found}
     return TextEncoder(files, name=str(folder))
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shardyard.config.chat_templates import CHAT_TEMPLATES
 from shardyard.config.data_formats import DATA_FORMATS, PLAIN_TEXT
 from shardyard.config.data_problems import not_trained
 from shardyard.config.fingerprint import digest
@@ -28,7 +29,7 @@ from shardyard.config.model_problems import vocabulary_problems
 from shardyard.config.resolved import DataFacts
 from shardyard.config.schema import Data, Recipe
 from shardyard.config.tasks import imported
-from shardyard.data.encoders import Column
+from shardyard.data.encoders import LEARNT, Column
 from shardyard.data.formats import SECTION_BYTES, format_named
 from shardyard.data.pieces import (
     SCRATCH,
@@ -113,7 +114,30 @@ def prepare(
                 _build(folder, recipe, files, request, progress)
             # What a dying worker adds meanwhile is removed by the next call.
             shutil.rmtree(folder / SCRATCH, ignore_errors=True)
-    return read_facts(folder)
+    facts = read_facts(folder)
+    _refuse_share(facts, data)
+    return facts
+
+
+def _known_template(data: Data) -> TokenizerFiles:
+    """The file of the chat template that a recipe names, if it names one."""
+    known = CHAT_TEMPLATES.get(data.chat_template)
+    return {} if known is None else {"chat_template.jinja": known.encode()}
+
+
+def _refuse_share(facts: DataFacts, data: Data) -> None:
+    """Raise where so little or so much is learnt that the template or the data must be wrong."""
+    if facts.train_learnt is None or data.loss_on == "all":
+        return
+    least, most = data.loss_share
+    share = facts.train_learnt / facts.train_tokens
+    if not least <= share <= most:
+        raise RequestError(
+            f"data.source={data.source!r}: answers are {share:.2%} of the tokens "
+            f"({facts.train_learnt:,} of {facts.train_tokens:,}), outside of data.loss_share="
+            f"[{least}, {most}]. Look at the rows and the chat template; if this is as it should "
+            "be, widen data.loss_share. What was prepared is kept."
+        )
 
 
 def chosen_tokenizer(recipe: Recipe, model_dir: Path | None) -> TokenizerFiles | None:
@@ -128,7 +152,7 @@ def chosen_tokenizer(recipe: Recipe, model_dir: Path | None) -> TokenizerFiles |
     if tokenizer is not None and data.tokenizer_kind != Data().tokenizer_kind:
         why = not_trained(data.tokenizer_kind, str(model_dir))
         raise RequestError(f"data.tokenizer_kind{why}")
-    return tokenizer
+    return tokenizer if tokenizer is None else tokenizer | _known_template(data)
 
 
 def bos_token_of(data: Data, tokenizer: TokenizerFiles | None) -> str | None:
@@ -140,6 +164,8 @@ def bos_token_of(data: Data, tokenizer: TokenizerFiles | None) -> str | None:
                 "trained on them. Set data.tokenizer to the one that they were made with: its "
                 "folder, or its vocab.txt."
             )
+        return None
+    if "bos" in DATA_FORMATS[data.format].ignores:
         return None
     name = f"data.tokenizer={data.tokenizer}"
     return choose_bos(data.bos, tokenizer, data.tokenizer_kind, name=name)
@@ -180,9 +206,22 @@ def request_of(
         "eval_fraction": data.eval_fraction,
         # as before where there is none
         **({} if bos_token is None else {"bos_token": bos_token}),
-        **({} if _encoder_of(data) == PLAIN_TEXT else {"data_format": data.format}),
+        **_format_request(data),
         **({_BY_HASH_ALONE: True} if is_part else {}),
     }
+
+
+def _format_request(data: Data) -> dict[str, str]:
+    """What is made of the documents; nothing of plain text, as before there was anything else."""
+    row = DATA_FORMATS[data.format]
+    if row.encoder == PLAIN_TEXT:
+        return {}
+    template = {} if data.chat_template == "auto" else {"chat_template": data.chat_template}
+    return {"data_format": data.format, **dict(_options(data)), **template}
+
+
+def _options(data: Data) -> tuple[tuple[str, str], ...]:
+    return tuple((name, getattr(data, name)) for name in DATA_FORMATS[data.format].options)
 
 
 def _encoder_of(data: Data) -> str:
@@ -245,6 +284,7 @@ def write_tokenizer(
         return
     if tokenizer is None:
         tokenizer = train_tokenizer(texts, kind=data.tokenizer_kind, vocab_size=data.vocab_size)
+        tokenizer |= _known_template(data)
     else:
         TextEncoder(tokenizer, name=f"data.tokenizer={data.tokenizer}")  # refuse it before work
     for name in sorted(tokenizer, key=lambda name: name == "tokenizer.json"):
@@ -273,10 +313,11 @@ def training_texts(
         min(quota_bytes, sum(span.stop - span.start for span in piece)) for piece in pieces
     )
     done_bytes = 0
+    words = imported(_encoder_of(data)).words
     for piece in pieces:
         left_bytes = quota_bytes
         for section in read_sections(piece, _text_of(data)):
-            yield section.text
+            yield words(section)
             section_bytes = len(section.text.encode())
             left_bytes -= section_bytes
             done_bytes = min(done_bytes + section_bytes, total_bytes)
@@ -311,9 +352,11 @@ def _build(
             HoldOut(data.eval_fraction),
             bos_token=request.get("bos_token"),
             encoder=_encoder_of(data),
+            options=_options(data),
         )
         for number, piece in enumerate(pieces)
     ]
+    tasks[0].encoder_with(encoder_in(folder))  # refuse it before work
     records = _run_pieces(tasks, workers, progress)
     forced = _forced_hold_out(records, data, bends=_BY_HASH_ALONE not in request)
     if forced != tasks[0].hold_out:
@@ -441,6 +484,7 @@ def _commit(
                     if holds_samples
                     else {}
                 ),
+                **({"learnt": sum(s["learnt"] for s in of_split)} if LEARNT in columns else {}),
                 "shards": [
                     {key: shard[key] for key in ("name", "tokens", "documents")}
                     for shard in of_split

@@ -8,8 +8,8 @@ import json
 from collections.abc import Mapping
 from typing import ClassVar
 
-from shardyard.data.encoders import Column, Encoded
-from shardyard.data.tokenizer import TextEncoder
+from shardyard.data.encoders import Column, Encoded, PlainText
+from shardyard.data.spans import Section
 from shardyard.errors import SourceError
 
 RECORD, HIDDEN = "record", "hidden"
@@ -36,7 +36,7 @@ def record_text(
     return json.dumps([ids, length, second, hidden, label], separators=(",", ":"))
 
 
-class Record:
+class Record(PlainText):
     """A record as tokens and columns."""
 
     columns: ClassVar[Mapping[str, Column]] = {
@@ -44,15 +44,16 @@ class Record:
         HIDDEN: Column(dtype="<i4", begin=IGNORED, end=IGNORED),
     }
 
-    def encode(self, text: str, tokenizer: TextEncoder) -> Encoded:
+    def encode(self, section: Section) -> list[Encoded]:
         """Raises:
         SourceError: An id is outside the vocabulary.
         """
-        ids, length, second, places, label = json.loads(text)
+        ids, length, second, places, label = json.loads(section.text)
         largest = max([*ids, *(token for _, token in places)])
-        if largest >= tokenizer.vocab_size:
+        size = self.tokenizer.vocab_size
+        if largest >= size:
             raise SourceError(
-                f"a record holds token id {largest}, and the tokenizer has {tokenizer.vocab_size:,}"
+                f"a record holds token id {largest}, and the tokenizer has {size:,}"
                 " tokens. Set data.tokenizer to the one that the files were made with."
             )
         every = OF_RECORD | (RANDOM_B if label else 0)
@@ -62,4 +63,4 @@ class Record:
             kinds[place] |= SECOND
         for place, token in places:
             hidden[place] = token
-        return Encoded(ids, {RECORD: kinds, HIDDEN: hidden})
+        return [Encoded(ids, {RECORD: kinds, HIDDEN: hidden})]

@@ -16,8 +16,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from shardyard.data.encoders import Column, Encoded
-from shardyard.data.tokenizer import TextEncoder
+from shardyard.data.encoders import Column, Encoded, PlainText
+from shardyard.data.spans import Section
 
 SENTENCE = "sentence"
 """Name of the column."""
@@ -81,19 +81,19 @@ def _ends(text: str, start: int, found: re.Match[str]) -> bool:
     return not (is_item or word in _ABBREVIATIONS or _LETTERS.fullmatch(word))
 
 
-class SentenceText:
+class SentenceText(PlainText):
     """A document as sentences: a column says of each token whether one begins with it."""
 
     columns: ClassVar[Mapping[str, Column]] = {
         SENTENCE: Column(dtype="|u1", begin=NO_SENTENCE, end=NO_SENTENCE)
     }
 
-    def encode(self, text: str, tokenizer: TextEncoder) -> Encoded:
+    def encode(self, section: Section) -> list[Encoded]:
         ids: list[int] = []
         marks: list[int] = []
-        for sentence in split_sentences(text):
-            own = tokenizer.encode(sentence)
+        for sentence in split_sentences(section.text):
+            own = self.tokenizer.encode(sentence)
             begins = BEGINS if sentence.strip() else WITHIN
             ids += own
             marks += [begins, *[WITHIN] * (len(own) - 1)][: len(own)]
-        return Encoded(ids, {SENTENCE: marks})
+        return [Encoded(ids, {SENTENCE: marks})]

@@ -217,6 +217,8 @@ def read_facts(folder: Path) -> "DataFacts":
         train_bytes=train.get("bytes"),
         eval_bytes=held_out.get("bytes"),
         readers=manifest.get("readers", ()),
+        train_learnt=train.get("learnt"),
+        eval_learnt=held_out.get("learnt"),
         train_samples=train.get("samples"),
         eval_samples=held_out.get("samples"),
     )

@@ -64,7 +64,10 @@ class TextEncoder:
         self._tokenizer.no_padding()
         vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values()) + 1
-        self.end_of_text_id = vocabulary[_end_token(files, vocabulary, name)]
+        self.end_token = _end_token(files, vocabulary, name)
+        self.end_of_text_id = vocabulary[self.end_token]
+        self.files = files
+        self.name = name
         self._vocabulary = vocabulary
 
     def encode(self, text: str) -> list[int]:

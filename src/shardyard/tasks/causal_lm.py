@@ -1,11 +1,17 @@
 """Predict the next token: text as it is, and a sample of it at the end."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from shardyard.config.resolved import Resolved
+from shardyard.data.encoders import LEARNT
+from shardyard.data.micro_batch import IGNORED, MicroBatch
+from shardyard.data.samples import Prepare, unchanged
 from shardyard.parallel.mesh import Mesh
 from shardyard.tasks.generate import generate
 from shardyard.tasks.language import LanguageTask, vocabulary
@@ -13,7 +19,17 @@ from shardyard.tasks.token_losses import LanguageModel
 
 
 class CausalLM(LanguageTask):
-    """Each token predicts the one after it."""
+    """Each token predicts the one after it; of dialogues, where that is an answer's."""
+
+    @classmethod
+    def columns_of(cls, resolved: Resolved) -> Sequence[str]:
+        """Which tokens are learnt, where the data say so."""
+        return () if resolved.data.train_learnt is None else (LEARNT,)
+
+    @classmethod
+    def preparation(cls, resolved: Resolved, split: str) -> Prepare:  # noqa: ARG003
+        """Takes the targets away that are not learnt."""
+        return only_learnt if cls.columns_of(resolved) else unchanged
 
     def sample(self, resolved: Resolved, mesh: Mesh, device: torch.device) -> str | None:
         """A prompt of the recipe and how the model goes on."""
@@ -35,6 +51,14 @@ class CausalLM(LanguageTask):
             device=device,
         )
         return str(tokenizer.decode([*prompt, *continuation]))
+
+
+def only_learnt(batch: MicroBatch, lengths_B: Tensor) -> MicroBatch:  # noqa: ARG001 - a Prepare
+    """Nothing is predicted but the tokens that are marked as learnt."""
+    fields = dict(batch.fields)
+    learnt_BL = fields.pop(LEARNT)[:, 1:] != 0
+    fields["targets"] = torch.where(learnt_BL, fields["targets"], IGNORED)
+    return replace(batch, fields=fields)
 
 
 def prompt_ids(tokenizer: Tokenizer, text: str, bos_token: str | None) -> list[int]:

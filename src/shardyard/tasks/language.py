@@ -1,7 +1,7 @@
 """What tasks of text have in common: samples of tokens, judged by the mean loss of a token."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -29,6 +29,11 @@ class LanguageTask(Task):
     columns: ClassVar[tuple[str, ...]] = ()
     """What it reads beside the tokens, by the names that an encoder of ``data.format`` gives."""
 
+    @classmethod
+    def columns_of(cls, resolved: Resolved) -> Sequence[str]:  # noqa: ARG003
+        """Of these, what it reads of the data of a run."""
+        return cls.columns
+
     @staticmethod
     def preparation(resolved: Resolved, split: str) -> Prepare:  # noqa: ARG004
         """What the task makes of a micro-batch of text, where it is read."""
@@ -44,7 +49,7 @@ class LanguageTask(Task):
             TokenShards(Path(resolved.data.dir), split, vocab_size=vocabulary(resolved)),
             seq_len=seq_len,
             attend_across_documents=recipe.data.attend_across_documents,
-            columns=cls.columns,
+            columns=cls.columns_of(resolved),
         )
 
     @classmethod

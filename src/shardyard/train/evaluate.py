@@ -1,5 +1,6 @@
 """Evaluation on the held-out split: every sample once, on whichever rank, summed exactly."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -90,7 +91,7 @@ def _scores(task: Task, totals: Sequence[Totals]) -> dict[str, float]:
         name: torch.stack([each.sums[name] for each in totals]).sum(0) for name in totals[0].sums
     }
     means = {name: each.item() for name, each in task.computation.means(sums).items()}
-    return task.scores(loss_sum / targets, means)
+    return task.scores(loss_sum / targets if targets else math.nan, means)
 
 
 def _batches(source: Samples, *, micro_batch: int, mesh: Mesh) -> Iterator[MicroBatch]:

@@ -7,6 +7,7 @@ that ranks must agree on. A script of one's own takes the same step as far as it
 (``library/step.py``), adds up by the same sum (``train/totals.py``), and brings its own optimizer.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -26,7 +27,7 @@ class StepResult:
     """What a step came to, the same on every rank."""
 
     loss: float
-    """Mean over all losses of the step."""
+    """Mean over all losses of the step; not a number where it had none."""
     grad_norm: float
     """Global norm before clipping."""
     targets: int
@@ -116,10 +117,12 @@ class Stepper:
             statistics=self._computation.statistics,
         )
         square_sum, tokens, drains = totals.others
-        loss, norm = totals.loss_sum / totals.divisor, square_sum.sqrt() / totals.divisor
+        is_empty, divisor = totals.divisor == 0, totals.divisor.clamp(min=1.0)
+        loss, norm = totals.loss_sum / divisor, square_sum.sqrt() / divisor
         not_finite = ~(torch.isfinite(loss) & torch.isfinite(norm))
-        self._apply(norm, divisor=totals.divisor, lr=lr, skip=not_finite)
+        self._apply(norm, divisor=divisor, lr=lr, not_finite=not_finite, is_empty=is_empty)
         counted = totals.give_back(skipped=not_finite)
+        loss = loss.masked_fill(is_empty, math.nan)  # the mean of nothing
         names = [name for each in self._computation.statistics for name in each.metrics]
         means = self._computation.means(totals.sums)
         values = [loss, norm, totals.divisor, tokens, self.skipped_in_row, drains]
@@ -141,9 +144,12 @@ class Stepper:
         """Wait until what a checkpoint holds can be read, also where it lies in host memory."""
         self._optimizer.settle()
 
-    def _apply(self, norm: Tensor, *, divisor: Tensor, lr: float, skip: Tensor) -> None:
-        """Divide, clip and apply the gradients, or skip the step if it is not finite."""
-        self.skipped_in_row = (self.skipped_in_row + 1.0) * skip
+    def _apply(
+        self, norm: Tensor, *, divisor: Tensor, lr: float, not_finite: Tensor, is_empty: Tensor
+    ) -> None:
+        """Divide, clip and apply the gradients. Skip the step if it is not finite; and if there was
+        nothing in it to learn (of dialogues, no answer), which is no fault and not counted."""
+        self.skipped_in_row = (self.skipped_in_row + 1.0) * not_finite
         if self._grad_clip is not None:
             divisor = divisor * (norm / self._grad_clip).clamp(min=1.0)
-        self._optimizer.step(lr=lr, divisor=divisor, skip=skip)
+        self._optimizer.step(lr=lr, divisor=divisor, skip=not_finite | is_empty)

@@ -38,7 +38,7 @@ def _text_under(row: Any, place: object, text_key: str) -> str:
     """
     text = row.get(text_key) if isinstance(row, dict) else None
     if isinstance(text, str):
-        _refuse_surrogates(text, place, text_key)
+        refuse_surrogates(text, place, repr(shown(text_key)))
         return text
     if not isinstance(row, dict):
         found = f"{kind_of(row)}, not an object"
@@ -52,13 +52,13 @@ def _text_under(row: Any, place: object, text_key: str) -> str:
     )
 
 
-def _refuse_surrogates(text: str, place: object, text_key: str) -> None:
+def refuse_surrogates(text: str, place: object, what: str) -> None:
     """JSON can write half of a pair that stands for one character; no encoding has such a half."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise SourceError(
-            f"{place}: {shown(text_key)!r} holds \\u{ord(text[error.start]):04x} as its character "
+            f"{place}: {what} holds \\u{ord(text[error.start]):04x} as its character "
             f"{error.start + 1:,}: half of a surrogate pair, which is no character. Its other half "
             "is missing, as when a text was cut in the middle of it. Mend or remove the line."
         ) from error

@@ -1,0 +1,84 @@
+"""Dialogues prepared as data: what is kept, what is told of them, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardyard.cli.prepare import _rows
+from shardyard.config.resolved import DataFacts
+from shardyard.config.schema import Recipe
+from shardyard.data.encoders import LEARNT
+from shardyard.data.prepare import prepare
+from shardyard.data.shards import TokenShards, verify
+from shardyard.errors import RequestError, SourceError
+from tests.data.chat.folders import files_of, write
+from tests.data.chat.stock import STOCK
+
+ROWS = [{"prompt": f"What is {n} + {n}?", "completion": f"It is {2 * n}."} for n in range(40)]
+
+
+def prepared(folder: Path, rows: list[Any] = ROWS, **data: Any) -> DataFacts:
+    (folder / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = {
+        "source": str(folder / "x.jsonl"), "dir": str(folder / "out"), "format": "chat",
+        "tokenizer": "train", "vocab_size": 300, "workers": 1, "eval_fraction": 0.2,
+    }  # fmt: skip
+    recipe = Recipe.model_validate({"data": {**settings, **data}})
+    return prepare(recipe, model_dir=None, progress=lambda *_: None)
+
+
+def test_dialogues_are_documents_without_further_ends(tmp_path: Path) -> None:
+    tokenizer = write(files_of(STOCK["qwen2.5"]), tmp_path / "tokenizer")
+    facts = prepared(tmp_path, tokenizer=str(tokenizer))
+    verify(Path(facts.dir))
+    assert (facts.bos_token, facts.train_bytes) == (None, None)
+    shards = TokenShards(Path(facts.dir), "train", vocab_size=facts.vocab_size)
+    ids, learnt = (shards.read(0, shards.num_tokens, column) for column in (None, LEARNT))
+    assert facts.train_learnt is not None and learnt.sum() == facts.train_learnt
+    assert len(shards.document_starts) == facts.train_documents < len(ROWS)
+    begin = ids[0]
+    assert all(ids[start] == begin for start in shards.document_starts)  # <|im_start|>
+    told = dict(_rows(facts))
+    assert told["carry loss"] == (
+        f"{facts.train_learnt / facts.train_tokens:.1%} of the training tokens, "
+        f"{facts.train_learnt:,}"
+    )
+
+
+def test_a_named_template_is_kept_with_the_data(tmp_path: Path) -> None:
+    facts = prepared(tmp_path, chat_template="chatml")
+    assert "<|im_start|>" in (Path(facts.dir) / "chat_template.jinja").read_text()
+    other = prepared(tmp_path, chat_template="alpaca")
+    every = prepared(tmp_path, chat_template="alpaca", loss_on="all")
+    assert len({facts.dir, other.dir, every.dir}) == 3
+    assert every.train_learnt == every.train_tokens
+
+
+def test_a_tokenizer_without_a_template_is_told_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"has no chat template.*Set data\.chat_template"):
+        prepared(tmp_path)
+
+
+def test_a_share_that_cannot_be_right_is_refused_and_can_be_allowed(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": " ".join(str(7919**3 * (n + word)) for word in range(300)), "completion": "b"}
+        for n in range(40)
+    ]
+    with pytest.raises(RequestError, match=r"answers are 0\.\d+% of the tokens .*widen data\.loss"):
+        prepared(tmp_path, rows, chat_template="alpaca")
+    facts = prepared(tmp_path, rows, chat_template="alpaca", loss_share=(0.0, 0.5))
+    assert facts.train_learnt is not None and facts.train_learnt > 0
+
+
+def test_a_wrong_row_is_told_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"x\.jsonl:1: the row is of no known shape"):
+        prepared(tmp_path, [{"text": "a"}], chat_template="alpaca")
+    rows = [*ROWS, {"messages": [{"role": "tool", "content": "a"}, *_answer()]}]
+    with pytest.raises(SourceError, match=r"x\.jsonl:41: the chat template does not render .*mess"):
+        prepared(tmp_path, rows, chat_template="alpaca")
+
+
+def _answer() -> list[dict[str, str]]:
+    return [{"role": "assistant", "content": "b"}]

@@ -1,0 +1,95 @@
+"""Chat templates of stock forms: rendered as transformers does, and the answers found."""
+
+from itertools import groupby
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from shardyard.data.chat_template import ChatTemplate
+from shardyard.data.encoders import LEARNT, Encoded
+from tests.data.chat.folders import encoded, files_of, tokenizer_of, write
+from tests.data.chat.stock import STOCK
+
+ASKED = ["What is two and two?", "Sure?\n\n  Say it again.", "日本語 \U0001f600 ok", "Yes", "a"]
+ANSWERS = ["It is four.", "def four():\n    return 2 + 2", "はい \U0001f600", "Yes", "a"]
+
+
+def turns(number: int) -> list[dict[str, Any]]:
+    asked = [{"role": "user", "content": text} for text in ASKED[:number]]
+    answers = [{"role": "assistant", "content": text} for text in ANSWERS[:number]]
+    return [message for pair in zip(asked, answers, strict=True) for message in pair]
+
+
+def dialogues(name: str) -> list[list[dict[str, Any]]]:
+    system = {"role": "system", "content": "Be brief and kind."}
+    plain = [turns(number) for number in (1, 2, 5)]
+    return plain + ([[system, *turns(3)]] if STOCK[name].has_system else [])
+
+
+def learnt_texts(name: str, documents: list[Encoded]) -> list[str]:
+    """The words of each run of learnt tokens."""
+    tokenizer, texts = tokenizer_of(name), []
+    for document in documents:
+        pairs = zip(document.ids, document.columns[LEARNT], strict=True)
+        for is_learnt, run in groupby(pairs, key=lambda pair: pair[1]):
+            if is_learnt:
+                ids = [number for number, _ in run]
+                texts.append(tokenizer.decode(ids, skip_special_tokens=False))
+    return texts
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    root = tmp_path_factory.mktemp("tokenizers")
+    return {
+        name: AutoTokenizer.from_pretrained(write(files_of(stock), root / name))
+        for name, stock in STOCK.items()
+    }
+
+
+def test_there_are_two_dozen() -> None:
+    assert len(STOCK) >= 24
+
+
+@pytest.mark.parametrize("name", STOCK)
+def test_what_is_learnt_is_the_answers_and_what_ends_them(name: str) -> None:
+    stock = STOCK[name]
+    for messages in dialogues(name):
+        answers = [each["content"] for each in messages if each["role"] == "assistant"]
+        documents = encoded(name, {"messages": messages})
+        assert all(document.is_whole for document in documents)
+        assert len(documents) == (len(answers) if stock.is_turn_by_turn else 1)
+        end = stock.end or stock.eos  # without an end of its own, the document's
+        found = [text.removeprefix(stock.lead) for text in learnt_texts(name, documents)]
+        assert all(text.endswith(end) for text in found)
+        assert [text.removesuffix(end).strip() for text in found] == answers
+
+
+@pytest.mark.parametrize("name", STOCK)
+def test_text_and_ids_are_those_of_transformers(
+    name: str, theirs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "llama-3.2":
+        monkeypatch.setattr("shardyard.data.chat_template.TODAY", _today())
+    template = ChatTemplate(files_of(STOCK[name]), name=name)
+    for messages in dialogues(name):
+        for shown, is_prompt in ((messages, False), (messages[:-1], True)):
+            wanted = theirs[name].apply_chat_template(
+                shown, tokenize=False, add_generation_prompt=is_prompt
+            )
+            assert template.render(shown, add_generation_prompt=is_prompt) == wanted
+        for document in encoded(name, {"messages": messages})[-1:]:
+            wanted = theirs[name].apply_chat_template(messages, return_dict=False)
+            if not STOCK[name].end:  # the document's own end, behind the answer itself
+                text = theirs[name].apply_chat_template(messages, tokenize=False).rstrip()
+                wanted = theirs[name](text, add_special_tokens=False)["input_ids"]
+                wanted.append(theirs[name].eos_token_id)
+            assert document.ids == wanted
+
+
+def _today() -> tuple[int, int, int]:
+    from datetime import datetime
+
+    now = datetime.now()
+    return now.year, now.month, now.day
