@@ -121,6 +121,20 @@ PROBLEMS = [
         ["data.loss_on=all"],
         "data.loss_on=all says nothing where data.format is by_suffix: it i",
     ),
+    (["data.too_long=cut"], "cut documents as they come. Set data.pack=whole, or leave it out."),
+    (
+        ["data.format=chat", "data.mixture=[{source: a, weight: 1}, {source: b, weight: 1}]"],
+        "data.mixture: of dialogues, or with data.pack=whole, is not built. Give one source",
+    ),
+    (["data.pack=whole"], "put together when data is prepared. Give their room."),
+    (
+        ["data.pack=whole", "data.seq_len=64", "data.attend_across_documents=true"],
+        "data.pack=whole keeps documents apart. Leave it out, or set data.pack=stream.",
+    ),
+    (
+        ["data.pack=whole", "data.seq_len=64", "task.name=masked_lm", "model.preset=bert-tiny"],
+        "masked_lm on data.format=by_suffix makes its samples in another way. Use data.pack",
+    ),
     (
         ["data.format=chat", "data.bos=true"],
         "data.bos=True says nothing where data.format is ch",

@@ -24,7 +24,7 @@ from shardyard.models.build import build_on_meta, hf_config
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 
-_TOKENIZER = "tokenizer.json"
+_TOKENIZER, _TEMPLATE = "tokenizer.json", "chat_template.jinja"
 _OF_TOKENIZER = (
     _TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "chat_template.jinja", "chat_template.json", "vocab.json", "vocab.txt", "merges.txt",
@@ -79,6 +79,8 @@ def find_beside_weights(resolved: Resolved) -> BesideWeights:
         )  # fmt: skip
     is_own = _is_own_tokenizer(resolved, source, data)
     taken, left_out = _taken(source)
+    if _TEMPLATE in data and resolved.recipe.data.chat_template != "auto":
+        taken[_TEMPLATE] = data[_TEMPLATE]  # what it has learnt its answers by
     if not is_own:
         taken = {name: path for name, path in taken.items() if not _is_of_tokenizer(name)} | data
     config = _read(source / CONFIG)

@@ -147,6 +147,7 @@ def _rows(facts: DataFacts) -> list[tuple[str, str]]:
         ("training", f"{facts.train_tokens:,} tokens of {facts.train_documents:,} documents"),
         ("evaluation", f"{facts.eval_tokens:,} tokens of {facts.eval_documents:,} documents"),
         *_learnt(facts),
+        *_packed(facts),
         ("vocabulary", f"{facts.vocab_size:,} tokens{_bytes_a_token(facts)}"),
         ("documents begin with", facts.bos_token or "no token of their own"),
         ("unigram entropy", f"{facts.unigram_entropy:.3f} nats a token"),
@@ -165,6 +166,17 @@ def _learnt(facts: DataFacts) -> list[tuple[str, str]]:
         return []
     share = facts.train_learnt / facts.train_tokens
     return [("carry loss", f"{share:.1%} of the training tokens, {facts.train_learnt:,}")]
+
+
+def _packed(facts: DataFacts) -> list[tuple[str, str]]:
+    if facts.train_places is None:
+        return []
+    assert facts.train_samples is not None
+    a_sample = facts.train_places / max(1, facts.train_samples)
+    found = [("packed", f"{facts.train_samples:,} samples of {a_sample:,.0f} tokens each")]
+    if facts.too_long:
+        found.append(("too long", f"{facts.too_long:,} documents, by data.too_long"))
+    return found
 
 
 def _bytes_a_token(facts: DataFacts) -> str:

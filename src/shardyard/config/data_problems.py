@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from shardyard.config.data_formats import DATA_FORMATS
 from shardyard.config.mixture import SLOTS, slots_of
 from shardyard.config.schema import Data, Recipe
+from shardyard.config.task_names import task_row
 from shardyard.config.tasks import TASKS
 from shardyard.errors import Problem
 
@@ -13,6 +14,7 @@ from shardyard.errors import Problem
 def data_problems(recipe: Recipe) -> Iterable[Problem]:
     """Everything of this kind."""
     data = recipe.data
+    yield from _packing(recipe)
     is_trained = data.tokenizer in ("auto", "train")
     if data.tokenizer_kind != Data().tokenizer_kind and not is_trained:
         yield Problem("data.tokenizer_kind", not_trained(data.tokenizer_kind, data.tokenizer))
@@ -28,6 +30,9 @@ def _mixture(recipe: Recipe) -> Iterable[Problem]:
         yield Problem("data.mixture", text)
     if recipe.task.name not in TASKS:
         text = f": task.name={recipe.task.name} has data of its own. Give one source."
+        yield Problem("data.mixture", text)
+    if data.pack == "whole" or "chat" in {data.format, *(share.format for share in data.mixture)}:
+        text = "of dialogues, or with data.pack=whole, is not built. Give one source with all rows."
         yield Problem("data.mixture", text)
     counts = Counter(share.name for share in data.mixture)
     for name, count in counts.items():
@@ -46,6 +51,26 @@ def _mixture(recipe: Recipe) -> Iterable[Problem]:
         if share.format is not None and share.format not in DATA_FORMATS:
             text = f"={share.format}: there is no such format; {', '.join(DATA_FORMATS)} are."
             yield Problem(f"{at}.format", text)
+
+
+def _packing(recipe: Recipe) -> Iterable[Problem]:
+    data = recipe.data
+    if data.pack == "stream":
+        if data.too_long != Data().too_long:
+            text = f"={data.too_long}: windows of running text cut documents as they come. "
+            yield Problem("data.too_long", f"{text}Set data.pack=whole, or leave it out.")
+        return
+    if data.seq_len == "auto":
+        text = "=auto: whole documents are put together when data is prepared. Give their room."
+        yield Problem("data.seq_len", text)
+    if "attend_across_documents" in data.model_fields_set and data.attend_across_documents:
+        text = "=true, and data.pack=whole keeps documents apart. Leave it out, or set data.pack"
+        yield Problem("data.attend_across_documents", f"{text}=stream.")
+    row = task_row(recipe.task.name)
+    format = DATA_FORMATS.get(data.format)
+    if not row.reads_learnt or (format is not None and format.holds_ids):
+        text = f"=whole: {recipe.task.name} on data.format={data.format} makes its samples in "
+        yield Problem("data.pack", f"{text}another way. Use data.pack=stream.")
 
 
 def not_trained(kind: str, tokenizer: str) -> str:

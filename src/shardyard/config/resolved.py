@@ -43,6 +43,10 @@ class DataFacts:
 
     parts: tuple["PartFacts", ...] = ()
     """Of a mixture: its sources, which have data sets of their own."""
+    too_long: int | None = None
+    """Of whole documents (data.pack): those that were cut or left out."""
+    train_places: int | None = None
+    """Of whole documents: tokens of all training samples, without padding."""
     train_learnt: int | None = None
     """Tokens that carry loss; None: all of them, or as many as the task chooses."""
     eval_learnt: int | None = None

@@ -210,12 +210,21 @@ class Data(Section):
     """Share of the documents held out for evaluation, chosen by a hash of their content."""
     attend_across_documents: bool = True
     """Tokens attend to earlier documents of their sample; if not, nor are they predicted across."""
+    pack: Literal["stream", "whole"] = "stream"
+    """Samples are windows of running text, or as many whole documents as fit, each for itself."""
+    too_long: Literal["refuse", "cut", "drop"] = "refuse"
+    """What becomes of a document longer than a sample, where data.pack is whole."""
     dir: str = "prepared"
     """Folder that holds prepared data sets, one folder each, named by fingerprint."""
     workers: Annotated[int, Field(ge=1)] | Auto = "auto"
     """Processes that prepare data; auto: the cores of this machine."""
     prefetch_steps: Annotated[int, Field(ge=1)] = 2
     """Steps read ahead while the device computes."""
+
+    @property
+    def attends_across(self) -> bool:
+        """Whether tokens attend to earlier documents: whole ones are each for itself."""
+        return self.attend_across_documents and self.pack == "stream"
 
     @property
     def entries(self) -> tuple[tuple[str, str], ...]:

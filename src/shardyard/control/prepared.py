@@ -17,7 +17,10 @@ from shardyard.units import format_usd
 MARK = "-prepare-"
 """In the name of each folder of `prepare --on`, between the run's name and the date."""
 
-_NOT_OF_TOKENS = {"workers", "prefetch_steps", "seq_len", "attend_across_documents"}
+_NOT_OF_TOKENS = {
+    "workers", "prefetch_steps", "seq_len", "attend_across_documents", "pack", "too_long",
+    "loss_share",
+}  # fmt: skip
 """Of ``data``: what changes nothing in the prepared files."""
 
 

@@ -58,6 +58,7 @@ from shardyard.data.tokenizer import (
     find_tokenizer,
     train_tokenizer,
 )
+from shardyard.data.whole import with_samples
 from shardyard.data.workers import Task, run_tasks
 from shardyard.errors import DataError, RecipeError, RequestError, SourceError
 from shardyard.files import flush_folder
@@ -116,7 +117,7 @@ def prepare(
             shutil.rmtree(folder / SCRATCH, ignore_errors=True)
     facts = read_facts(folder)
     _refuse_share(facts, data)
-    return facts
+    return with_samples(facts, data) if data.pack == "whole" else facts
 
 
 def _known_template(data: Data) -> TokenizerFiles:

@@ -204,7 +204,7 @@ class KnownModel:
     ) -> None:
         self._computation = computation
         self._is_causal = shape.is_causal
-        self._attend_across = recipe.data.attend_across_documents
+        self._attend_across = recipe.data.attends_across
         self._seq_len = seq_len
         self._form: tuple[int, ...] | None = None
         """Micro-batches of the last step, samples in one, tokens of one."""

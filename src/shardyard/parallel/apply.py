@@ -219,7 +219,7 @@ def _attention(
 ) -> Callable[[Tensor], Attention]:
     """From the positions of whole samples to how their tokens attend."""
     # of tokens on both sides, padding must be kept from being seen: it is at position 0
-    attend_across = recipe.data.attend_across_documents and shape.is_causal
+    attend_across = recipe.data.attends_across and shape.is_causal
     window = shape.sliding_window
     if mesh.layout.cp == 1:
         return partial(

@@ -201,7 +201,7 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
             cp_exchange=recipe.parallel.cp_exchange,
             dropout=recipe.model.dropout > 0,
             # of tokens on both sides, one is always made: padding is not seen
-            mask=not (recipe.data.attend_across_documents and shape.is_causal)
+            mask=not (recipe.data.attends_across and shape.is_causal)
             or shape.sees_a_part_of(seq_len),
             prefetch=recipe.parallel.prefetch,
             offload=recipe.memory.offload,

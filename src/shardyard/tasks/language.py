@@ -16,6 +16,7 @@ from shardyard.data.mixture import Joined, MixedStream, Part
 from shardyard.data.mixture_folder import mixture_at
 from shardyard.data.samples import Prepare, SampleSet, Stream, unchanged
 from shardyard.data.shards import TokenShards
+from shardyard.data.whole import WholeDocuments
 from shardyard.data.windows import TextWindows
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.model import ParallelModel
@@ -45,11 +46,16 @@ class LanguageTask(Task):
         recipe = resolved.recipe
         seq_len = recipe.data.seq_len
         assert isinstance(seq_len, int)
+        shards = TokenShards(Path(resolved.data.dir), split, vocab_size=vocabulary(resolved))
+        columns = cls.columns_of(resolved)
+        if recipe.data.pack == "whole":
+            too_long = recipe.data.too_long
+            return WholeDocuments(shards, seq_len=seq_len, too_long=too_long, columns=columns)
         return TextWindows(
-            TokenShards(Path(resolved.data.dir), split, vocab_size=vocabulary(resolved)),
+            shards,
             seq_len=seq_len,
-            attend_across_documents=recipe.data.attend_across_documents,
-            columns=cls.columns_of(resolved),
+            attend_across_documents=recipe.data.attends_across,
+            columns=columns,
         )
 
     @classmethod

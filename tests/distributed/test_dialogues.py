@@ -1,0 +1,177 @@
+"""Dialogues from a Hugging Face folder to a Hugging Face folder: losses, packing, export."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from shardyard.checkpoint.choice import choose_checkpoint
+from shardyard.checkpoint.export import export
+from shardyard.config.schema import Recipe
+from shardyard.data.prepare import prepare
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lines import read_steps
+from shardyard.rundir.resolved import read_resolved
+from tests.data.chat.folders import files_of, write
+from tests.data.chat.stock import STOCK
+from tests.distributed.ranks import run_on_ranks
+from tests.distributed.runs import Corpus, make_run, train_here
+
+ROWS = [
+    [
+        {"role": "user", "content": f"What is {n} and {n}?" + " Think." * (n % 4)},
+        {"role": "assistant", "content": f"It is {2 * n}."},
+        *(
+            [
+                {"role": "user", "content": "Sure?"},
+                {"role": "assistant", "content": f"Yes, {2 * n}, and not {2 * n + 1}."},
+            ]
+            if n % 3
+            else []
+        ),
+    ]
+    for n in range(20)
+]
+SEQ_LEN = 192
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as a chat model's: weights, tokenizer, template."""
+    folder = write(files_of(STOCK["chatml"]), tmp_path_factory.mktemp("model"))
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=384, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def run(folder: Path, source: Path, sections: dict[str, Any], **data: Any) -> RunDir:
+    """A run on the dialogues, ready to train."""
+    folder.mkdir(exist_ok=True)
+    rows = folder / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"messages": row}) + "\n" for row in ROWS))
+    settings = {
+        "source": str(rows), "dir": str(folder / "data"), "format": "chat", "seq_len": SEQ_LEN,
+        "tokenizer": str(source), "eval_fraction": 0.0, "workers": 1, **data,
+    }  # fmt: skip
+    recipe = Recipe.model_validate({"data": settings})
+    corpus = Corpus(str(rows), str(folder / "data"), prepare(
+        recipe, model_dir=source, progress=lambda *_: None
+    ))  # fmt: skip
+    base = {
+        "model": {"preset": None, "path": str(source), "weights": "load"},
+        "data": settings,
+        "run": {"steps": 1},
+        "optim": {"lr": 1e-9, "weight_decay": 0.0, "global_batch": 40, "warmup_steps": 0},
+    }
+    merged = {name: {**base.get(name, {}), **sections.get(name, {})} for name in {*base, *sections}}
+    return make_run(folder / "run", corpus, merged)
+
+
+def plain(source: Path) -> tuple[float, float]:
+    """Loss and gradient norm of all answers, each dialogue for itself, by transformers alone."""
+    model, tokenizer = (
+        kind.from_pretrained(source) for kind in (AutoModelForCausalLM, AutoTokenizer)
+    )
+    after = len(tokenizer("\n", add_special_tokens=False)["input_ids"])  # what ends a turn
+    total, number = torch.zeros(()), 0
+    for row in ROWS:
+        ids = tokenizer.apply_chat_template(row, return_dict=False)
+        labels = [-100] * len(ids)
+        for answer in range(1, len(row), 2):
+            given = tokenizer.apply_chat_template(
+                row[:answer], add_generation_prompt=True, return_dict=False
+            )
+            upto = len(tokenizer.apply_chat_template(row[: answer + 1], return_dict=False)) - after
+            labels[len(given) : upto] = ids[len(given) : upto]
+        logits = model(torch.tensor([ids])).logits[0, :-1]
+        total = total + F.cross_entropy(logits, torch.tensor(labels[1:]), reduction="sum")
+        number += sum(label >= 0 for label in labels[1:])
+    (total / number).backward()
+    squares = sum(float(each.grad.square().sum()) for each in model.parameters())
+    return float(total.detach() / number), math.sqrt(squares)
+
+
+def batch_of(run_dir: RunDir) -> int:
+    """Samples of the training split."""
+    return read_resolved(run_dir.resolved(0)).data.num_samples("train", SEQ_LEN)
+
+
+@pytest.mark.parametrize(
+    ("processes", "sections"),
+    [
+        (1, {}),
+        (2, {"parallel": {"dp_shard": 2}}),  # one of them gets a micro-batch of padding
+        pytest.param(2, {"parallel": {"tp": 2}}, marks=pytest.mark.system),
+        pytest.param(2, {"parallel": {"pp": 2}}, marks=pytest.mark.system),
+        pytest.param(2, {"parallel": {"cp": 2}}, marks=pytest.mark.system),
+    ],
+)
+def test_packed_answers_have_the_loss_and_gradient_that_they_have_alone(
+    tmp_path: Path, source: Path, processes: int, sections: dict[str, Any]
+) -> None:
+    first = run(tmp_path / "count", source, {}, pack="whole")
+    optim = {"lr": 1e-9, "weight_decay": 0.0, "warmup_steps": 0, "global_batch": batch_of(first)}
+    run_dir = run(
+        tmp_path / "x",
+        source,
+        {**sections, "optim": optim, "cluster": {"devices": processes}},
+        pack="whole",
+    )
+    run_on_ranks(train_here, processes, run_dir)
+    (step,) = read_steps(run_dir.metrics)
+    loss, norm = plain(source)
+    near = 1e-6 if processes == 1 else 1e-5
+    assert step["loss"] == pytest.approx(loss, rel=near)
+    assert step["grad_norm"] == pytest.approx(norm, rel=near)
+    data = read_resolved(run_dir.resolved(0)).data
+    assert step["tokens"] == data.train_places
+    assert step["targets"] == data.train_learnt
+
+
+def test_an_export_says_what_its_source_says(tmp_path: Path, source: Path) -> None:
+    run_dir = run(tmp_path / "x", source, {}, pack="whole")
+    run_on_ranks(train_here, 1, run_dir)
+    checkpoint = choose_checkpoint(RunDir(run_dir.path), "latest").path
+    export(checkpoint, read_resolved(run_dir.resolved(0)), tmp_path / "export")
+    answers = []
+    for folder in (source, tmp_path / "export"):
+        model, tokenizer = (
+            kind.from_pretrained(folder) for kind in (AutoModelForCausalLM, AutoTokenizer)
+        )
+        ids = tokenizer.apply_chat_template(
+            ROWS[0][:1], add_generation_prompt=True, return_tensors="pt", return_dict=False
+        )
+        answers.append(model.generate(ids, max_new_tokens=12, do_sample=False).tolist())
+    assert answers[0] == answers[1]
+
+
+def test_a_template_that_was_named_is_exported(tmp_path: Path, source: Path) -> None:
+    run_dir = run(tmp_path / "x", source, {}, chat_template="alpaca")
+    run_on_ranks(train_here, 1, run_dir)
+    checkpoint = choose_checkpoint(RunDir(run_dir.path), "latest").path
+    export(checkpoint, read_resolved(run_dir.resolved(0)), tmp_path / "export")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "export")
+    text = tokenizer.apply_chat_template(ROWS[0][:1], tokenize=False, add_generation_prompt=True)
+    assert text.startswith("### Instruction:") and text.endswith("### Response:\n")
+
+
+def test_a_step_without_any_answer_changes_nothing(tmp_path: Path, source: Path) -> None:
+    optim = {"lr": 0.1, "global_batch": 1, "warmup_steps": 0}
+    sections = {"optim": optim, "run": {"steps": 8}}
+    run_dir = run(tmp_path / "x", source, sections, seq_len=6, eval_fraction=0.2)
+    run_on_ranks(train_here, 1, run_dir)
+    steps = read_steps(run_dir.metrics)
+    empty = [step for step in steps if step["targets"] == 0]
+    assert len(steps) == 8 and 0 < len(empty) < 8
+    assert all(step["loss"] is None and step["grad_norm"] == 0 for step in empty)
+    assert all(step["loss"] > 0 for step in steps if step not in empty)
