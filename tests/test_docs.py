@@ -154,6 +154,7 @@ def test_an_example_says_hardware_time_price_and_result(example: Path) -> None:
     [
         "llama2-7b-finetune",
         "llama2-7b-lora",
+        "llama2-7b-chat",
         "plan-llama3-70b",
         "sources/s4-bert-large",
         "sources/s4-bert-1.5b",
@@ -197,6 +198,12 @@ def shardyard(folder: Path, *arguments: str) -> dict[str, object]:
 @pytest.mark.heavy
 def test_the_quickstart_trains(folder: Path) -> None:
     answer = train(folder, "quick", "examples/quickstart.yaml", "data.source=my-text")
+    assert answer["outcome"] == "finished"
+
+
+@pytest.mark.heavy
+def test_the_small_dialogues_train(folder: Path) -> None:
+    answer = train(folder, "chat", "examples/chat-small.yaml")
     assert answer["outcome"] == "finished"
 
 
