@@ -123,7 +123,7 @@ PROBLEMS = [
     ),
     (["data.too_long=cut"], "cut documents as they come. Set data.pack=whole, or leave it out."),
     (
-        ["data.format=chat", "data.mixture=[{source: a, weight: 1}, {source: b, weight: 1}]"],
+        ["data.format=chat", "data.mixture=[{source: a, weight: 1, name: a}]"],
         "data.mixture: of dialogues, or with data.pack=whole, is not built. Give one source",
     ),
     (["data.pack=whole"], "put together when data is prepared. Give their room."),
