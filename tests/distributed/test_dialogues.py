@@ -96,7 +96,7 @@ def plain(source: Path) -> tuple[float, float]:
         logits = model(torch.tensor([ids])).logits[0, :-1]
         total = total + F.cross_entropy(logits, torch.tensor(labels[1:]), reduction="sum")
         number += sum(label >= 0 for label in labels[1:])
-    (total / number).backward()
+    torch.autograd.backward(total / number)
     squares = sum(float(each.grad.square().sum()) for each in model.parameters())
     return float(total.detach() / number), math.sqrt(squares)
 
