@@ -201,7 +201,8 @@ def _trainer(work: Work) -> int | None:
     answer = subprocess.run(
         command, env=_environment(), stdout=subprocess.PIPE, text=True, check=True
     )
-    last = json.loads(answer.stdout.strip().splitlines()[-1])
+    lines = answer.stdout.splitlines()  # Trainer prints a summary behind ours
+    last = json.loads([line for line in lines if line.startswith('{"step"')][-1])
     return int(last["step"]) if last["masked_accuracy"] >= work.accuracy else None
 
 
