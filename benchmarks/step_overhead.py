@@ -93,15 +93,15 @@ def measure(work: Work) -> dict[str, Any]:
         "is_met": summary["median_of_pair_ratios"] <= BAR and summary["ratio_of_medians"] <= BAR,
         **summary,
         "cpu_time": summarize(cpu_s),
-        "step_times_s": _rounded(wall_s),
-        "step_cpu_times_s": _rounded(cpu_s),
+        "step_times_s": rounded(wall_s),
+        "step_cpu_times_s": rounded(cpu_s),
     }
 
 
 def summarize(times: StepTimes) -> dict[str, Any]:
     """Medians, ratios and a 95 % bootstrap interval over pairs, from the raw step times."""
     ours, bare = np.array(times["shardyard"]), np.array(times["bare"])
-    low, high = _interval(ours / bare)
+    low, high = interval(ours / bare)
     return {
         "median_step_s": {"shardyard": float(np.median(ours)), "bare": float(np.median(bare))},
         "ratio_of_medians": float(np.median(ours) / np.median(bare)),
@@ -110,11 +110,11 @@ def summarize(times: StepTimes) -> dict[str, Any]:
     }
 
 
-def _rounded(times: StepTimes) -> StepTimes:
+def rounded(times: StepTimes) -> StepTimes:
     return {name: [round(seconds, 6) for seconds in steps] for name, steps in times.items()}
 
 
-def _interval(ratios: Floats) -> tuple[float, float]:
+def interval(ratios: Floats) -> tuple[float, float]:
     random = np.random.default_rng(0)
     resampled = random.choice(ratios, size=(4000, len(ratios)))
     low, high = np.percentile(np.median(resampled, axis=1), [2.5, 97.5])
