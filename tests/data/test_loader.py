@@ -30,7 +30,7 @@ def write_shards(folder: Path, tokens: list[int], starts: list[int]) -> TokenSha
     manifest = {
         "format": 1,
         "dtype": "<u2",
-        "splits": {"train": {"tokens": len(tokens), "shards": [shard]}},
+        "splits": {"train": {"tokens": len(tokens), "documents": len(starts), "shards": [shard]}},
         "files": {name: {"bytes": (folder / name).stat().st_size} for name in names},
     }
     write_json(folder / MANIFEST, manifest)
