@@ -156,6 +156,7 @@ def test_an_example_says_hardware_time_price_and_result(example: Path) -> None:
         "llama2-7b-lora",
         "llama2-7b-chat",
         "plan-llama3-70b",
+        "sources/s1-llama2-7b",
         "sources/s4-bert-large",
         "sources/s4-bert-1.5b",
         "sources/s4-bert-5b",
@@ -166,11 +167,12 @@ def test_the_header_of_a_large_example_is_what_the_plan_says(
 ) -> None:
     monkeypatch.chdir(folder)
     example = Path(f"examples/{name}.yaml")
-    assert main(["plan", str(example), "--layouts", "0"]) == 0
+    length = () if "epochs:" not in example.read_text() else ("run.epochs=null", "run.steps=1000")
+    assert main(["plan", str(example), *length, "--layouts", "0"]) == 0
     plan, header = capsys.readouterr().out, example.read_text().partition("\nmodel:")[0]
     memory = r"[\d.]+ GiB are \d+% of [\d.]+ GiB"
-    length = r"\d+ (?:d|h|min) \d+ (?:h|min|s)(?= for)"
-    claims = re.findall(rf"{memory}|{length}|\$[\d,]+\.\d\d", header)
+    time = r"\d+ (?:d|h|min) \d+ (?:h|min|s)(?= for)"
+    claims = re.findall(rf"{memory}|{time}|\$[\d,]+\.\d\d", header)
     assert len(claims) == 4
     assert [claim for claim in claims if claim not in plan] == []
 
@@ -202,8 +204,10 @@ def test_the_quickstart_trains(folder: Path) -> None:
 
 
 @pytest.mark.heavy
-def test_the_small_dialogues_train(folder: Path) -> None:
-    answer = train(folder, "chat", "examples/chat-small.yaml")
+@pytest.mark.parametrize("example", ["chat-small", "sources/s1-small"])
+def test_the_small_dialogues_train(folder: Path, example: str) -> None:
+    run_id = Path(example).name
+    answer = train(folder, run_id, f"examples/{example}.yaml", "run.epochs=null")
     assert answer["outcome"] == "finished"
 
 

@@ -24,7 +24,7 @@ from shardyard.launchers.aws_batch import setup
 from shardyard.yaml_text import read_yaml
 from tests.test_docs import _FENCED, ROOT
 
-PAGES = sorted((ROOT / "docs").glob("launch*.md"))
+PAGES = sorted([*(ROOT / "docs").glob("launch*.md"), *(ROOT / "docs/sources").glob("s1*.md")])
 EXAMPLE = "examples/llama2-7b-finetune.yaml"
 SOURCES = sorted((ROOT / "examples" / "sources").glob("*.yaml"))
 
