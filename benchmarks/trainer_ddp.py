@@ -186,7 +186,7 @@ def _measure(run_dir: RunDir, work: Work) -> tuple[StepTimes, StepTimes]:
 
         def on_step_end(self, _args: Any, _state: Any, control: Any, **_: Any) -> None:
             note("trainer", self.started)
-            for _ in range(2 if len(wall_s["trainer"]) % 2 else 0):
+            for _turn in range(2 * (len(wall_s["trainer"]) % 2)):
                 started = _start()
                 loop.step()
                 note("shardyard", started)
