@@ -7,7 +7,7 @@ result:
 - What is learnt: held-out masked accuracy beside that of always saying the most frequent token, and
   held-out next-sentence accuracy (bars: 3 times as high, and 60 %).
 - What it takes: optimizer steps and CPU seconds until held-out masked accuracy is a named one, by
-  ``shardyard train`` and by Trainer (transformers' BertForPreTraining, AdamW), with the same
+  ``shardyard train`` and by Trainer (transformers' AutoModelForPreTraining, AdamW), with the same
   samples in the same order, rate, warm-up and batch, one process and two threads each. CPU seconds
   are those of all processes from their start, evaluations counted; Trainer reads samples that are
   made beforehand, ours makes them as it goes.
@@ -211,7 +211,7 @@ def train_by_trainer(folder: Path, *, steps: int, accuracy: float, every: int, b
     from torch.utils.data import Dataset, SequentialSampler
     from transformers import (
         AutoConfig,
-        BertForPreTraining,
+        AutoModelForPreTraining,
         Trainer,
         TrainerCallback,
         TrainingArguments,
@@ -220,7 +220,7 @@ def train_by_trainer(folder: Path, *, steps: int, accuracy: float, every: int, b
     train, held_out = (torch.load(folder / f"{name}.pt", mmap=True) for name in ("train", "eval"))
     config = AutoConfig.from_pretrained(folder / "as-transformers")
     torch.manual_seed(0)
-    model = BertForPreTraining._from_config(config, attn_implementation="sdpa")
+    model = AutoModelForPreTraining.from_config(config, attn_implementation="sdpa")
 
     class Samples(Dataset[dict[str, Tensor]]):
         def __len__(self) -> int:

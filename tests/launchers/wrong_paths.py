@@ -231,11 +231,11 @@ def _(desk: PathsDesk) -> int:
 @row(
     "model.config of a model that is not built",
     2,
-    says="model.config: model_type='gpt_neox' is not built yet",
+    says="model.config: model_type='t5' is not built yet",
     do="use a model of one of these types",
 )
 def _(desk: PathsDesk) -> int:
-    return desk.launch(*_ON_VOLUME, desk.config('{"model_type": "gpt_neox"}'))
+    return desk.launch(*_ON_VOLUME, desk.config('{"model_type": "t5"}'))
 
 
 @row(

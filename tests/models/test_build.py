@@ -50,7 +50,11 @@ LLAMA_3_1 = {
 @pytest.mark.heavy
 def test_scaled_rotary_positions_are_those_of_transformers(tmp_path: Path) -> None:
     rope = {**LLAMA_3_1, "rope_theta": 10000.0}
-    sizes = {k: v for k, v in TINY.to_dict().items() if not k.startswith(("rope", "model_type"))}
+    sizes = {
+        name: value
+        for name, value in TINY.to_dict().items()
+        if value is not None and not name.startswith(("rope", "model_type"))
+    }
     theirs = LlamaForCausalLM._from_config(LlamaConfig(**sizes, rope_parameters=rope)).eval()
     theirs.save_pretrained(tmp_path)
     shape = read_shape(Model(path=str(tmp_path)), tmp_path, 0)

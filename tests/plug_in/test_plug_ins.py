@@ -55,7 +55,8 @@ def test_a_package_is_imported_when_its_name_is_used_and_not_before(packages: Pa
 
 @pytest.mark.usefixtures("letters")
 def test_a_wrong_name_is_told_with_the_nearest_and_all_that_there_are() -> None:
-    said = "Did you mean vowels? There are causal_lm, masked_lm, vowels (shardyard-letters 1.0)"
+    names = "causal_lm, masked_lm, bert_pretraining, vowels (shardyard-letters 1.0)"
+    said = f"Did you mean vowels? There are {names}"
     assert said in refused("task.name=vowel")
     with pytest.raises(RequestError, match=r"no launcher 'papermail'. Did you mean paper-mail\? "):
         launcher_class("papermail")
@@ -87,7 +88,7 @@ def test_settings_of_what_is_not_installed_name_what_is_missing() -> None:
     words = "there is no such setting, and no installed package adds a"
     assert f"launch.paper_mail: {words} launcher " in said
     assert f"task.vowels: {words} task " in said
-    assert "task.name=vowels: there is no task 'vowels'. There are causal_lm, masked_lm;" in said
+    assert "task.name=vowels: there is no task 'vowels'. There are causal_lm, masked_lm, " in said
 
 
 def test_what_a_run_was_asked_is_read_where_the_package_is_not(

@@ -14,7 +14,7 @@ from shardyard.errors import Problem
 def dialogue_problems(recipe: Recipe) -> Iterable[Problem]:
     """What a recipe that learns from dialogues asks."""
     data, target = recipe.data, recipe.run.target or ()
-    if data.chat_template not in ("auto", *CHAT_TEMPLATES):
+    if data.chat_template is not None and data.chat_template not in CHAT_TEMPLATES:
         near = difflib.get_close_matches(data.chat_template, CHAT_TEMPLATES, n=1)
         hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(CHAT_TEMPLATES)}."
         text = f"={show(data.chat_template)}: no such template is known. {hint} One of your own "

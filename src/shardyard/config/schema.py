@@ -26,7 +26,7 @@ _NAME_WORDS = "a name of lower-case letters, digits and inner hyphens, at most 4
 _DEVICE_WORDS = "cpu, cuda (also ROCm), xpu, hpu, xla, or what torch calls another accelerator"
 _ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 _FORMAT_WORDS = " or ".join(DATA_FORMATS)
-_TEMPLATE_WORDS = f"auto, {', '.join(CHAT_TEMPLATES)}"
+_TEMPLATE_WORDS = " or ".join(CHAT_TEMPLATES)
 _TASK_WORDS = f"{', '.join(TASKS)}, or the name of a task that a package adds"
 _PHASE_WORDS = "a list, each a few settings of run, data and optim"
 _ID_WORDS = "an id of letters, digits, dots, hyphens and underscores, at most 63 characters"
@@ -188,8 +188,8 @@ class Data(Section):
     chat: rows of dialogues, of which the answers are learnt (docs/chat.md)."""
     text_key: str = "text"
     """The key of JSON objects, or column of Parquet files, that holds the text."""
-    chat_template: Annotated[str, Field(description=_TEMPLATE_WORDS)] = "auto"
-    """How dialogues become text; auto: by the template beside the tokenizer."""
+    chat_template: Annotated[str, Field(description=_TEMPLATE_WORDS)] | None = None
+    """How dialogues become text; null: by the template beside the tokenizer."""
     loss_on: Literal["answers", "all"] = "answers"
     """What of dialogues is learnt: the answers with the token that ends each, or every token."""
     loss_share: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.01, 0.99)

@@ -122,8 +122,9 @@ def prepare(
 
 def _known_template(data: Data) -> TokenizerFiles:
     """The file of the chat template that a recipe names, if it names one."""
-    known = CHAT_TEMPLATES.get(data.chat_template)
-    return {} if known is None else {"chat_template.jinja": known.encode()}
+    if data.chat_template is None:
+        return {}
+    return {"chat_template.jinja": CHAT_TEMPLATES[data.chat_template].encode()}
 
 
 def _refuse_share(facts: DataFacts, data: Data) -> None:
@@ -217,7 +218,7 @@ def _format_request(data: Data) -> dict[str, str]:
     row = DATA_FORMATS[data.format]
     if row.encoder == PLAIN_TEXT:
         return {}
-    template = {} if data.chat_template == "auto" else {"chat_template": data.chat_template}
+    template = {} if data.chat_template is None else {"chat_template": data.chat_template}
     return {"data_format": data.format, **dict(_options(data)), **template}
 
 
