@@ -12,8 +12,8 @@ from fractions import Fraction
 from typing import Any
 
 from shardyard.config.auto_of_model import compute_on, dropout_of, output_of, seq_len_of
+from shardyard.config.loss_chunk import logits_of, waits_for_logits
 from shardyard.config.machines import chosen_cluster
-from shardyard.config.masking import MASKED_SHARE
 from shardyard.config.optimizers import optimizer_of
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
@@ -28,7 +28,6 @@ _MICRO_BATCH_TOKENS = 4096
 
 _ADAPTERS = "adapters: as QLoRA's at 7 B and 13 B (arXiv:2305.14314, table 9)"
 
-_LOSS_CHUNK = 2048
 """Tokens that keep a product with the head's matrix busy: adding up its gradient chunk by chunk
 moves 10 bytes an element, which takes a sixth of the time of the chunk's products (ours)."""
 
@@ -273,23 +272,22 @@ def _loss_chunk(draft: Draft) -> tuple[int | str, str]:
     recipe = draft.recipe
     if recipe.model.module is not None:
         return "none", "the function of model.module makes its own loss"
-    if recipe.parallel.pp > 1 and recipe.parallel.schedule == "gpipe":
+    if waits_for_logits(recipe.parallel.schedule, pp=recipe.parallel.pp):
         return "none", "with gpipe a gradient of the head would wait for each micro-batch"
     if recipe.precision.compute == "auto":
         raise NotYetKnown("known once precision.compute is")
-    shape, tp = draft.shape, recipe.parallel.tp
     micro_batch = _known(recipe.optim.micro_batch, "optim.micro_batch")
-    tokens, entries = micro_batch * draft.seq_len // recipe.parallel.cp, shape.vocab_size // tp
-    if not shape.is_causal:
-        tokens = round(MASKED_SHARE * tokens)
-    per_logit = 4 + (4 if recipe.precision.compute == "fp32" else 2)  # and an fp32 copy
-    whole = tokens * entries * per_logit
-    # the head's gradient in fp32, and the buffer that the head was gathered in
-    chunked = _LOSS_CHUNK * entries * per_logit + 6 * entries * shape.hidden_size
-    logits = f"logits of {tokens:,} tokens take {format_bytes(whole)}"
-    if whole - chunked < 2**30:
-        return "none", f"{logits}: chunks would save less than 1 GiB"
-    return _LOSS_CHUNK, f"{logits}; in chunks, with what these take, {format_bytes(chunked)}"
+    logits = logits_of(
+        draft.shape,
+        tokens=micro_batch * draft.seq_len // recipe.parallel.cp,
+        tp=recipe.parallel.tp,
+        compute_bytes=4 if recipe.precision.compute == "fp32" else 2,
+    )
+    said = f"logits of {logits.tokens:,} tokens take {format_bytes(logits.whole_bytes)}"
+    if logits.chunk is None:
+        return "none", f"{said}: chunks would save less than 1 GiB"
+    chunked = format_bytes(logits.chunked_bytes)
+    return logits.chunk, f"{said}; in chunks, with what these take, {chunked}"
 
 
 def _lr(draft: Draft) -> tuple[float, str]:

@@ -231,7 +231,8 @@ def _plan(draft: Draft, *, machine: Machine | None, found: Search | None = None)
     refuse_misfits(recipe, shape)
     cluster = planned_cluster(recipe, machine, devices_per_node=_devices(recipe))
     plan = _predict(recipe, shape, machine, steps=preview.steps)
-    workload = workload_of(recipe, shape, plan.layout)
+    by_rule = "memory.loss_chunk" in preview.reasons
+    workload = replace(workload_of(recipe, shape, plan.layout), chunks_by_rule=by_rule)
     has_rates = cluster and not missing(cluster.accelerator, workload.formats.compute)
     if found is None and cluster is not None and has_rates:
         found = search(workload, cluster, best=BEST)

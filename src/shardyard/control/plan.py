@@ -1,7 +1,7 @@
 """What a recipe will take: memory, speed, price, failures; the best layouts; other machines."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -151,8 +151,9 @@ def predict(
     )
     # layouts are looked for where most memory is needed
     needs_most = plan.phases.index(max(plan.phases, key=_memory)) if plan.phases else 0
-    settled = preview.of_phases[needs_most].recipe
-    workload = workload_of(settled, shape, plan.layout)
+    part = preview.of_phases[needs_most]
+    settled, by_rule = part.recipe, "memory.loss_chunk" in part.reasons
+    workload = replace(workload_of(settled, shape, plan.layout), chunks_by_rule=by_rule)
     return Prediction(
         plan=plan,
         asked=request.recipe.parallel,

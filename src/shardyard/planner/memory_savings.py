@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from shardyard.config.loss_chunk import LOSS_CHUNK
 from shardyard.planner.memory import peak
 from shardyard.planner.workload import Workload
 
@@ -11,8 +12,6 @@ _LEAST_SHARE = 0.02
 """Of the peak: what saves less is not worth a word."""
 _MOST = 3
 _MOVED: tuple[Literal["activations", "optimizer"], ...] = ("activations", "optimizer")
-_LOSS_CHUNK = 2048
-"""As ``memory.loss_chunk: auto`` takes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +44,8 @@ def _others(w: Workload, *, on_cpu: bool) -> Iterator[tuple[str, Workload]]:
     if w.recompute != "full":
         yield "memory.recompute=full", replace(w, recompute="full")
     if w.techniques.loss_chunk is None:
-        chunked = replace(w.techniques, loss_chunk=_LOSS_CHUNK)
-        yield f"memory.loss_chunk={_LOSS_CHUNK}", replace(w, techniques=chunked)
+        chunked = replace(w.techniques, loss_chunk=LOSS_CHUNK)
+        yield f"memory.loss_chunk={LOSS_CHUNK}", replace(w, techniques=chunked)
     if w.layout.zero < 3 and w.layout.dp_shard * w.layout.cp > 1:
         yield "parallel.zero=3", replace(w, layout=replace(w.layout, zero=3))
     if w.techniques.offload == "none" and not on_cpu:

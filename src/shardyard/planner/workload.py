@@ -9,6 +9,7 @@ from typing import Literal
 
 from shardyard.config.batch import step_samples
 from shardyard.config.layout import Layout
+from shardyard.config.loss_chunk import logits_of, waits_for_logits
 from shardyard.config.optimizers import averages_of, moved_bytes
 from shardyard.config.schema import Recipe
 from shardyard.families.shape import ModelShape
@@ -132,6 +133,8 @@ class Workload:
     """What is trained where some of it is frozen; None: all of it."""
     batch_per_device: int | None = None
     """Samples of a device in a step, where ``global_batch`` follows the devices."""
+    chunks_by_rule: bool = False
+    """Whether ``memory.loss_chunk`` is auto: another layout has the chunk that it would get."""
 
     @property
     def micro_batches(self) -> int:
@@ -149,11 +152,22 @@ def with_layout(
     workload: Workload, layout: Layout, *, micro_batch: int, recompute: Recompute
 ) -> Workload:
     """The same model and batch under another layout."""
+    techniques = workload.techniques
+    if workload.chunks_by_rule:
+        logits = logits_of(
+            workload.shape,
+            tokens=micro_batch * workload.seq_len // layout.cp,
+            tp=layout.tp,
+            compute_bytes=workload.formats.compute_bytes,
+        )
+        waits = waits_for_logits(techniques.schedule, pp=layout.pp)
+        techniques = replace(techniques, loss_chunk=None if waits else logits.chunk)
     return replace(
         on_devices(workload, layout.world_size),
         layout=layout,
         micro_batch=micro_batch,
         recompute=recompute,
+        techniques=techniques,
     )
 
 
