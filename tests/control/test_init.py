@@ -47,9 +47,19 @@ def refused(draft: Draft, place: str) -> str:
 # --- the table ----------------------------------------------------------------------------------
 
 
-@pytest.mark.system
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("model", TRAINED)
+CASES = [
+    pytest.param(
+        model,
+        place,
+        # each preset at one place; all pairs take minutes
+        marks=pytest.mark.system if at == number % len(PLACES) else pytest.mark.slow,
+    )
+    for number, model in enumerate(TRAINED)
+    for at, place in enumerate(PLACES)
+]
+
+
+@pytest.mark.parametrize(("model", "place"), CASES)
 def test_every_preset_makes_a_recipe_that_loads_and_plans_wherever_it_fits(
     model: str, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
