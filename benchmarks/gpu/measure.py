@@ -20,7 +20,7 @@ from shardyard.files import write_json
 from shardyard.hardware.catalogue import accelerator_named
 from shardyard.hardware.machine import Machine
 from shardyard.planner.flops import flops_per_token
-from shardyard.planner.plan import plan
+from shardyard.planner.phases import plan
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import write_resolved
 

@@ -15,7 +15,7 @@ from shardyard.config.schema import Recipe
 from shardyard.families.presets import PRESETS
 from shardyard.files import write_json
 from shardyard.hardware.machine import Machine
-from shardyard.planner.plan import plan
+from shardyard.planner.phases import plan
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import write_resolved
 

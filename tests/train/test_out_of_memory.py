@@ -11,7 +11,7 @@ import torch
 
 from shardyard.errors import OutOfMemoryError
 from shardyard.files import write_json
-from shardyard.planner.plan import plan
+from shardyard.planner.phases import plan
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import read_resolved
 from shardyard.train.out_of_memory import is_out_of_memory

@@ -15,7 +15,8 @@ from shardyard.errors import RequestError
 from shardyard.files import write_json, write_text
 from shardyard.hardware.machine import Machine
 from shardyard.hardware.probe import probe
-from shardyard.planner.plan import Plan, plan
+from shardyard.planner.phases import plan
+from shardyard.planner.plan import Plan
 from shardyard.plug_ins import PlugIn
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.manifest import write_manifest

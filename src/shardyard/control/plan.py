@@ -19,10 +19,10 @@ from shardyard.planner.kernels import missing
 from shardyard.planner.layouts import Candidate, Search, nodes_that_fit, search
 from shardyard.planner.memory import memory
 from shardyard.planner.offers import Offers, offers
+from shardyard.planner.phases import plan_phases
 from shardyard.planner.plan import (
     Plan,
     layout_name,
-    plan_phases,
     planned_cluster,
     with_links,
 )

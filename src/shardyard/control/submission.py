@@ -37,7 +37,8 @@ from shardyard.launchers.ledger import Ledger
 from shardyard.launchers.marked import NONCE_DETAIL, new_nonce
 from shardyard.launchers.secrets import refuse_unsupported
 from shardyard.locks import take_lock
-from shardyard.planner.plan import Plan, plan_phases, planned_cluster
+from shardyard.planner.phases import plan_phases
+from shardyard.planner.plan import Plan, planned_cluster
 from shardyard.plug_ins import brought
 from shardyard.rundir.layout import RunDir
 from shardyard.talk import say

@@ -11,11 +11,11 @@ terms are those of the largest. Three numbers come out: what tensors take (alloc
 allocator holds for them (reserved), what the driver shows (device).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, assert_never
 
 from shardyard.config.layout import Layout
-from shardyard.config.masking import MASKED_SHARE
+from shardyard.planner.logits import logits_bytes, logits_reason, with_logits
 from shardyard.planner.stages import (
     StageTrained,
     block_elements,
@@ -45,9 +45,6 @@ GROUP_BYTES = 0.4 * 2**30
 SAFE_SHARE = 0.92
 """Share of a device that its predicted use may fill and still be said to fit: the rest is the error
 of this prediction (docs/accuracy.md)."""
-
-CHUNKS = 8
-"""Chunks of a chunked loss: so much less of the logits is held."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,7 +201,7 @@ def _at_loss(w: Workload, held: _Held) -> Need:
         + _left_of_last_pass(w, held)
         + _head_gradient(w, held),
         activations=_kept(w, held) + _ends(w),
-        logits=_logits_bytes(w, _tokens(w)),
+        logits=logits_bytes(w, _tokens(w)),
     )
 
 
@@ -378,7 +375,7 @@ def _left_of_last_pass(w: Workload, held: _Held) -> float:
 
 def _head_gradient(w: Workload, held: _Held) -> float:
     """With a loss in chunks: its sum in fp32, and what a chunk adds beyond its fp32 logits."""
-    chunk, tokens = w.techniques.loss_chunk, _with_logits(w, _tokens(w))
+    chunk, tokens = w.techniques.loss_chunk, with_logits(w, _tokens(w))
     if chunk is None or not held.trained.table:
         return 0.0
     size, table = w.formats.compute_bytes, held.trained.table
@@ -536,40 +533,6 @@ def _adapter_products(w: Workload) -> float:
     return adapters.average(lambda each: size * (adapters.rank + each.outputs / tp))
 
 
-def _with_logits(w: Workload, tokens: float) -> float:
-    """Of these tokens, those whose logits are computed."""
-    return tokens if w.shape.is_causal else MASKED_SHARE * tokens
-
-
-def _logits_bytes(w: Workload, tokens: float) -> float:
-    """Logits, fp32 log-probabilities, and the gradients of both as the backward pass starts.
-
-    A loss that writes over its logits holds the 16-bit ones and one fp32 copy.
-    """
-    size, tech = w.formats.compute_bytes, w.techniques
-    per_logit = 3 * size if tech.kernels == "fused" and not w.shape.is_gated else 12
-    if tech.loss == "in place":
-        per_logit = size + 4
-    if tech.loss == "fused":
-        per_logit = 2 * size
-    tokens = _with_logits(w, tokens)
-    if tech.loss_chunk is not None:
-        tokens = min(tokens, tech.loss_chunk)
-    held = tokens * w.shape.vocab_size / w.layout.tp * per_logit
-    return held / CHUNKS if tech.chunked_loss else held
-
-
-def _logits_reason(w: Workload, tokens: int) -> str:
-    chunk, entries = w.techniques.loss_chunk, w.shape.vocab_size // w.layout.tp
-    if chunk is None or chunk >= tokens:
-        return f"{tokens:,} tokens x {entries:,} entries: logits, log-probabilities, gradients"
-    whole = _logits_bytes(replace(w, techniques=replace(w.techniques, loss_chunk=None)), tokens)
-    return (
-        f"a chunk of {chunk:,} tokens x {entries:,} entries; {format_bytes(whole)} without "
-        "memory.loss_chunk"
-    )
-
-
 # --- reasons ------------------------------------------------------------------------------------
 
 
@@ -595,7 +558,7 @@ def _terms(w: Workload, stage: int, need: Need) -> tuple[Term, ...]:
         "unreduced gradients": f"{formats.reduce_bytes:g} bytes each, on their way to their sum",
         "activations": f"{blocks} blocks x {tokens:,} tokens{several}, "
         f"recompute {w.recompute}",
-        "logits and loss": _logits_reason(w, tokens),
+        "logits and loss": logits_reason(w, tokens),
     }  # fmt: skip
     rounded = [round(value) for value in need]
     return tuple(

@@ -4,16 +4,14 @@ Pure and quick. Training prints its line, writes it to plan.json and reads ``flo
 ``peak_flops_per_s`` back for MFU; the report prints it against what was measured.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from shardyard.config.batch import steps_on
 from shardyard.config.layout import Layout
 from shardyard.config.legality import resolve_layout
 from shardyard.config.machines import joined_cluster
-from shardyard.config.own_module import known_shape
-from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Recipe
 from shardyard.errors import RequestError
 from shardyard.families.shape import ModelShape
@@ -45,6 +43,19 @@ CPU_PROCESS_BYTES = 340 * 2**20
 CPU_SAFE_SHARE = 0.8
 """Share of a machine's memory that processes may fill: what the allocator of a CPU wastes is not
 modelled."""
+
+
+_Number = TypeVar("_Number", int, float)
+
+
+def sum_known(values: Iterable[_Number | None]) -> _Number | None:
+    """Of all; None where one is not known."""
+    total: _Number | None = None
+    for value in values:
+        if value is None:
+            return None
+        total = value if total is None else total + value
+    return total
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +141,7 @@ class Plan:
     def tokens(self) -> int | None:
         """Tokens of the whole run."""
         if self.phases:
-            return _sum(phase.tokens for phase in self.phases)
+            return sum_known(phase.tokens for phase in self.phases)
         return None if self.steps is None else self.steps * self.tokens_per_step
 
     @property
@@ -150,7 +161,7 @@ class Plan:
     def seconds(self) -> float | None:
         """Predicted time of all steps, without start, evaluation and failures."""
         if self.phases:
-            return _sum(phase.seconds for phase in self.phases)
+            return sum_known(phase.seconds for phase in self.phases)
         if self.tokens is None or self.speed.tokens_per_s is None:
             return None
         return self.tokens / self.speed.tokens_per_s
@@ -161,7 +172,7 @@ class Plan:
         if not self.advances:
             return None
         if self.phases:
-            return _sum(phase.wall_s for phase in self.phases)
+            return sum_known(phase.wall_s for phase in self.phases)
         return self.seconds if self.failures is None else self.failures.wall_s
 
     @property
@@ -259,86 +270,6 @@ class Plan:
         return Plan(**fields)
 
 
-def plan(
-    resolved: Resolved, *, world_size: int, devices_per_node: int, machine: Machine | None
-) -> Plan:
-    """Predict a resolved recipe.
-
-    Args:
-        machine: A machine of the run; not asked where ``cluster.instance`` or ``cluster.file``
-            names one. None: what depends on the device stays open.
-
-    Raises:
-        RequestError: The degrees do not fit the world size, or the instance is not known.
-    """
-    return plan_phases(
-        resolved.of_phases,
-        shape=known_shape(resolved.shape),
-        world_size=world_size,
-        devices_per_node=devices_per_node,
-        machine=machine,
-    )
-
-
-class Phase(Protocol):
-    """A phase of a run, or a run without phases, resolved as far as it can be."""
-
-    @property
-    def recipe(self) -> Recipe:
-        """Its settings."""
-
-    @property
-    def steps(self) -> int | None:
-        """Of the batch that it begins with; None: not known before the data is prepared."""
-
-
-def plan_phases(
-    phases: Sequence[Phase],
-    *,
-    shape: ModelShape,
-    world_size: int,
-    devices_per_node: int,
-    machine: Machine | None,
-    calibration: Calibration | None = None,
-) -> Plan:
-    """As ``plan``, before the data is prepared: ``steps`` may still be open."""
-    plans = [
-        plan_recipe(
-            phase.recipe,
-            shape=shape,
-            steps=phase.steps,
-            world_size=world_size,
-            devices_per_node=devices_per_node,
-            machine=machine,
-            calibration=calibration,
-        )
-        for phase in phases
-    ]
-    if len(plans) == 1:
-        return plans[0]
-    return replace(
-        max(plans, key=lambda each: each.device_bytes),
-        steps=_sum(each.steps for each in plans),
-        failures=None,
-        failures_reason="each phase has its own",
-        advances=all(each.advances for each in plans),
-        phases=tuple(plans),
-    )
-
-
-_Number = TypeVar("_Number", int, float)
-
-
-def _sum(values: Iterable[_Number | None]) -> _Number | None:
-    """Of all; None where one is not known."""
-    total: _Number | None = None
-    for value in values:
-        if value is None:
-            return None
-        total = value if total is None else total + value
-    return total
-
-
 def plan_recipe(
     recipe: Recipe,
     *,
@@ -349,10 +280,10 @@ def plan_recipe(
     machine: Machine | None,
     calibration: Calibration | None = None,
 ) -> Plan:
-    """As ``plan``, before the data is prepared: ``steps`` may still be open.
+    """Predict a recipe without any ``auto``, also before its data is prepared.
 
     Args:
-        steps: Of the batch that the run began with.
+        steps: None: still open. Of the batch that the run began with.
     """
     assert isinstance(recipe.data.seq_len, int)  # a resolved recipe holds no "auto"
     layout, _ = resolve_layout(
@@ -376,20 +307,14 @@ def plan_recipe(
     timed, why_not = _timed(
         workload, named, accelerator, calibration, devices_per_node=devices_per_node, nodes=nodes
     )
-    parameters = shape.parameters + (0 if workload.trained is None else workload.trained.added)
-    trained = parameters if workload.trained is None else workload.trained.parameters
-    frozen = parameters - trained
-    saved: float = trained * (4 + optimizer_bytes(recipe))
-    if recipe.model.lora.rank is None:  # the base of adapters is in no checkpoint
-        saved += frozen * workload.formats.compute_bytes
-    checkpoint_bytes = round(saved)
+    counts = _counts(recipe, workload)
     outlook, why_no_outlook, advances = _failures(
-        recipe, timed, nodes=nodes, steps=steps, nbytes=checkpoint_bytes
+        recipe, timed, nodes=nodes, steps=steps, nbytes=counts.checkpoint_bytes
     )
     return Plan(
         model=recipe.model.preset or recipe.model.path or recipe.model.hub or "model",
-        parameters=parameters,
-        frozen_parameters=frozen,
+        parameters=counts.trained + counts.frozen,
+        frozen_parameters=counts.frozen,
         layout=layout,
         nodes=nodes,
         device=device,
@@ -416,7 +341,7 @@ def plan_recipe(
         speed=_speed(timed, why_not),
         time=timed.terms if timed else (),
         price=price_of(named),
-        checkpoint_bytes=checkpoint_bytes,
+        checkpoint_bytes=counts.checkpoint_bytes,
         communication=traffic_terms(workload),
         failures=outlook,
         failures_reason=why_no_outlook,
@@ -424,6 +349,25 @@ def plan_recipe(
         network=_network(recipe, named, nodes=nodes),
         measured=calibration.sources if calibration else (),
     )
+
+
+class _Counts(NamedTuple):
+    """Of a model's parameters."""
+
+    trained: int
+    frozen: int
+    checkpoint_bytes: int
+
+
+def _counts(recipe: Recipe, workload: Workload) -> _Counts:
+    trained, frozen = workload.shape.parameters, 0
+    if workload.trained is not None:
+        frozen = trained + workload.trained.added - workload.trained.parameters
+        trained = workload.trained.parameters
+    saved: float = trained * (4 + optimizer_bytes(recipe))
+    if recipe.model.lora.rank is None:  # the base of adapters is in no checkpoint
+        saved += frozen * workload.formats.compute_bytes
+    return _Counts(trained, frozen, round(saved))
 
 
 def _verdict(

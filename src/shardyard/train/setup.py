@@ -164,14 +164,7 @@ def set_up_phase(
         sinks=open_sinks(run_dir, tensorboard=recipe.observe.tensorboard) if rank == 0 else [],
     )
     if place.resolved.phases:
-        training.report(
-            "phase_started",
-            phase=phase + 1,
-            phases=len(place.resolved.phases),
-            step=begin.progress.step,
-            seq_len=recipe.data.seq_len,
-            seconds=0.0 if since_t is None else time.monotonic() - since_t,
-        )
+        _report_phase(training, phase, of=len(place.resolved.phases), since_t=since_t)
     training.report("data_ready", seconds=data_s, samples=train_source.num_samples)
     last_step = _last_step(place, begin.progress)
     _report_model(
@@ -180,6 +173,17 @@ def set_up_phase(
     if begin.loaded is not None:
         training.report("checkpoint_loaded", **begin.loaded)
     return training
+
+
+def _report_phase(training: Training, phase: int, *, of: int, since_t: float | None) -> None:
+    training.report(
+        "phase_started",
+        phase=phase + 1,
+        phases=of,
+        step=training.progress.step,
+        seq_len=training.resolved.recipe.data.seq_len,
+        seconds=0.0 if since_t is None else time.monotonic() - since_t,
+    )
 
 
 def _saved_of(held: dict[str, Tensor], recipe: Recipe) -> dict[str, Tensor]:

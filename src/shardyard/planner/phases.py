@@ -1,0 +1,80 @@
+"""The plan of a run: of its recipe, or of its phases, one after the other."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from shardyard.config.own_module import known_shape
+from shardyard.config.resolved import Resolved
+from shardyard.config.schema import Recipe
+from shardyard.families.shape import ModelShape
+from shardyard.hardware.machine import Machine
+from shardyard.planner.calibration import Calibration
+from shardyard.planner.plan import Plan, plan_recipe, sum_known
+
+
+def plan(
+    resolved: Resolved, *, world_size: int, devices_per_node: int, machine: Machine | None
+) -> Plan:
+    """Predict a resolved recipe.
+
+    Args:
+        machine: A machine of the run; not asked where ``cluster.instance`` or ``cluster.file``
+            names one. None: what depends on the device stays open.
+
+    Raises:
+        RequestError: The degrees do not fit the world size, or the instance is not known.
+    """
+    return plan_phases(
+        resolved.of_phases,
+        shape=known_shape(resolved.shape),
+        world_size=world_size,
+        devices_per_node=devices_per_node,
+        machine=machine,
+    )
+
+
+class Phase(Protocol):
+    """A phase of a run, or a run without phases, resolved as far as it can be."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """Its settings."""
+
+    @property
+    def steps(self) -> int | None:
+        """Of the batch that it begins with; None: not known before the data is prepared."""
+
+
+def plan_phases(
+    phases: Sequence[Phase],
+    *,
+    shape: ModelShape,
+    world_size: int,
+    devices_per_node: int,
+    machine: Machine | None,
+    calibration: Calibration | None = None,
+) -> Plan:
+    """As ``plan``, before the data is prepared: ``steps`` may still be open."""
+    plans = [
+        plan_recipe(
+            phase.recipe,
+            shape=shape,
+            steps=phase.steps,
+            world_size=world_size,
+            devices_per_node=devices_per_node,
+            machine=machine,
+            calibration=calibration,
+        )
+        for phase in phases
+    ]
+    if len(plans) == 1:
+        return plans[0]
+    return replace(
+        max(plans, key=lambda each: each.device_bytes),
+        steps=sum_known(each.steps for each in plans),
+        failures=None,
+        failures_reason="each phase has its own",
+        advances=all(each.advances for each in plans),
+        phases=tuple(plans),
+    )
