@@ -1,0 +1,118 @@
+"""RandAugment: a few operations in a row, each drawn from a fixed list, all of one magnitude.
+
+Source: Cubuk et al. 2019, arXiv:1909.13719. The paper names 14 operations and leaves open what a
+magnitude means for each; the table here is torchvision's (RandAugment, of torchvision 0.29). At the
+same strength an operation gives the same pixels; torchvision's strengths are rounded to fp32, ours
+are not. What a shift lays bare is black.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from PIL import Image, ImageEnhance, ImageOps
+
+from shardyard.data.images.draws import Draws, Place
+
+Picture = Image.Image
+
+STRONGEST = 30
+"""Magnitudes are whole numbers from 0 to this one."""
+
+_SHIFT = 150.0 / 331.0
+"""Largest shift, as a share of the side: AutoAugment's 150 pixels of 331 (arXiv:1805.09501)."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One row of the table."""
+
+    apply: Callable[[Picture, float, Image.Resampling], Picture]
+    """Picture, strength and interpolation -> picture of the same size."""
+    strength: Callable[[float], float] = lambda share: 0.0  # noqa: ARG005 - it has none
+    """Of a magnitude as a share of the strongest."""
+    is_signed: bool = False
+    """Whether half of the draws turn the strength around."""
+
+
+def _affine(picture: Picture, matrix: tuple[float, ...], how: Image.Resampling) -> Picture:
+    return picture.transform(picture.size, Image.Transform.AFFINE, matrix, how, fillcolor=0)
+
+
+OPERATIONS: dict[str, Operation] = {
+    "Identity": Operation(lambda picture, _, __: picture),
+    "ShearX": Operation(
+        lambda picture, strength, how: _affine(picture, (1, strength, 0, 0, 1, 0), how),
+        lambda share: 0.3 * share,
+        is_signed=True,
+    ),
+    "ShearY": Operation(
+        lambda picture, strength, how: _affine(picture, (1, 0, 0, strength, 1, 0), how),
+        lambda share: 0.3 * share,
+        is_signed=True,
+    ),
+    "TranslateX": Operation(
+        lambda picture, strength, how: _affine(
+            picture, (1, 0, -int(strength * picture.width), 0, 1, 0), how
+        ),
+        lambda share: _SHIFT * share,
+        is_signed=True,
+    ),
+    "TranslateY": Operation(
+        lambda picture, strength, how: _affine(
+            picture, (1, 0, 0, 0, 1, -int(strength * picture.height)), how
+        ),
+        lambda share: _SHIFT * share,
+        is_signed=True,
+    ),
+    "Rotate": Operation(
+        lambda picture, strength, how: picture.rotate(strength, how, fillcolor=0),
+        lambda share: 30.0 * share,
+        is_signed=True,
+    ),
+    "Brightness": Operation(
+        lambda picture, strength, _: ImageEnhance.Brightness(picture).enhance(1.0 + strength),
+        lambda share: 0.9 * share,
+        is_signed=True,
+    ),
+    "Color": Operation(
+        lambda picture, strength, _: ImageEnhance.Color(picture).enhance(1.0 + strength),
+        lambda share: 0.9 * share,
+        is_signed=True,
+    ),
+    "Contrast": Operation(
+        lambda picture, strength, _: ImageEnhance.Contrast(picture).enhance(1.0 + strength),
+        lambda share: 0.9 * share,
+        is_signed=True,
+    ),
+    "Sharpness": Operation(
+        lambda picture, strength, _: ImageEnhance.Sharpness(picture).enhance(1.0 + strength),
+        lambda share: 0.9 * share,
+        is_signed=True,
+    ),
+    "Posterize": Operation(
+        lambda picture, strength, _: ImageOps.posterize(picture, int(strength)),
+        lambda share: 8 - round(4 * share),
+    ),
+    "Solarize": Operation(
+        lambda picture, strength, _: ImageOps.solarize(picture, strength),  # type: ignore[arg-type]
+        lambda share: 255.0 * (1.0 - share),
+    ),
+    "AutoContrast": Operation(lambda picture, _, __: ImageOps.autocontrast(picture)),
+    "Equalize": Operation(lambda picture, _, __: ImageOps.equalize(picture)),
+}
+"""In the order that draws name them by: it never changes."""
+
+_IN_ORDER = tuple(OPERATIONS.values())
+
+
+def rand_augment(
+    picture: Picture, *, number: int, magnitude: int, how: Image.Resampling, draws: Draws
+) -> Picture:
+    """``number`` operations, one after another; one may come twice."""
+    for turn in range(number):
+        operation = _IN_ORDER[draws.below(Place.RAND_AUGMENT, 2 * turn, len(_IN_ORDER))]
+        strength = operation.strength(magnitude / STRONGEST)
+        if operation.is_signed and draws.below(Place.RAND_AUGMENT, 2 * turn + 1, 2):
+            strength = -strength
+        picture = operation.apply(picture, strength, how)
+    return picture
