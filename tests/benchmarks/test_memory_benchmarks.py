@@ -19,6 +19,7 @@ def test_host_offload_measures_every_optimizer(tmp_path: Path) -> None:
         "adamw": 4096, "sgd": 2048, "lamb": 4096,
     }  # fmt: skip
     assert all(len(each["update_s"]["offloaded"]) == 2 for each in found.values())
+    assert len(json.loads(out.read_text())["weights"]["step_s"]["offloaded"]) == 2
 
 
 def test_loss_chunks_compares_and_counts(tmp_path: Path) -> None:

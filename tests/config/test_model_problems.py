@@ -46,6 +46,35 @@ WRONG = [
 ]
 
 
+OFFLOADED = ["model.preset=llama-tiny", "memory.offload=params", "optim.lr=1e-3"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ([], "memory.offload=params with parallel.zero=auto: weights would stay on the device"),
+        (["parallel.zero=2"], "memory.offload=params with parallel.zero=2: weights would stay"),
+        (["parallel.strategy=NO_SHARD"], "parallel.zero=1: weights would stay on the device"),
+        (
+            ["parallel.zero=3", "optim.name=lamb"],
+            "memory.offload=params with optim.name=lamb, which moves all weights at the end of "
+            "its update, and only some of them are on the device then. Use "
+            "memory.offload=optimizer, or optim.name=adamw or sgd",
+        ),
+    ],
+)
+def test_weights_on_the_host_need_blocks_that_are_freed(settings: list[str], words: str) -> None:
+    with pytest.raises(RecipeError) as refused:
+        load_checked_recipe([], [*OFFLOADED, *settings])
+    assert words in str(refused.value)
+    assert len(refused.value.problems) == 1
+
+
+@pytest.mark.parametrize("given", ["parallel.zero=3", "parallel.strategy=FULL_SHARD"])
+def test_weights_on_the_host_train_with_zero_3(given: str) -> None:
+    load_checked_recipe([], [*OFFLOADED, given])
+
+
 @pytest.mark.parametrize("verb", ["config", "plan", "prepare", "train"])
 @pytest.mark.parametrize(("settings", "words"), WRONG)
 def test_what_train_refuses_every_verb_refuses_with_the_same_sentence(

@@ -11,10 +11,6 @@ from shardyard.errors import RecipeError
 REFUSED = [
     ("precision.compute=fp16", "a run in fp16 can be planned, not trained yet. Use bf16, fp32 or"),
     (
-        "memory.offload=params",
-        "memory.offload=params: offloading params can be planned, not trained yet. Use optimizer,",
-    ),
-    (
         "cluster.instance=trn1.32xlarge",
         "cluster.instance=trn1.32xlarge: a run on Trainium1 can be planned, not trained",
     ),

@@ -1,4 +1,5 @@
-"""Optimizer state in host memory in real runs: the same steps, checkpoints and resumes."""
+"""Optimizer state, or also weights, in host memory in real runs: the same steps, checkpoints and
+resumes."""
 
 from pathlib import Path
 from typing import Any
@@ -14,19 +15,32 @@ from shardyard.torch_private import placed_as
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import Corpus, make_run, train_here
 
-LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
-    # parallel, optim, precision
+Layout = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
+"""Settings of parallel, optim and precision."""
+
+STATES: dict[str, Layout] = {
     "zero 3": ({"dp_shard": 2}, {}, {}),
     "zero 1, lamb": ({"dp_shard": 2, "zero": 1}, {"name": "lamb"}, {}),
     "tp, bf16 averages": ({"tp": 2}, {}, {"optimizer_states": "bf16"}),
     "pp, sgd": ({"pp": 2}, {"name": "sgd", "momentum": 0.9, "micro_batch": 3}, {}),
 }
+WEIGHTS: dict[str, Layout] = {
+    # uneven shards, several micro-batches
+    "zero 3": ({"dp_shard": 2, "zero": 3}, {"micro_batch": 1}, {}),
+    "replicas, bf16": (
+        {"dp_replicate": 2, "dp_shard": 1, "zero": 3},
+        {},
+        {"compute": "bf16", "optimizer_states": "bf16"},
+    ),
+    "tp, sgd": ({"tp": 2, "zero": 3}, {"name": "sgd", "momentum": 0.9}, {}),
+    "pp": ({"pp": 2, "zero": 3}, {"micro_batch": 3}, {}),
+}
 
 
 def _run(
-    folder: Path, corpus: Corpus, name: str, *, offload: str, steps: int, attempt: int = 0
+    folder: Path, corpus: Corpus, layout: Layout, *, offload: str, steps: int, attempt: int = 0
 ) -> RunDir:
-    parallel, optim, precision = LAYOUTS[name]
+    parallel, optim, precision = layout
     sections: dict[str, dict[str, Any]] = {
         "run": {"steps": steps},
         "parallel": parallel,
@@ -63,24 +77,16 @@ def _steps(run_dir: RunDir) -> list[tuple[float, float]]:
     return [(line["loss"], line["grad_norm"]) for line in read_steps(run_dir.metrics)]
 
 
-@pytest.mark.parametrize(
-    "names",
-    [["zero 3"], pytest.param([*LAYOUTS][1:], marks=pytest.mark.system)],
-    ids=["one", "more"],
-)
-def test_steps_are_those_without_and_a_resume_may_change_it(
-    corpus: Corpus, tmp_path: Path, names: list[str]
-) -> None:
+def _check_equal(corpus: Corpus, folder: Path, what: str, layouts: dict[str, Layout]) -> None:
+    """Offloaded for four steps, resumed for one, and resumed without for one more."""
     todo, pairs = [], []
-    for name in names:
-        plain = _run(tmp_path / name / "plain", corpus, name, offload="none", steps=6)
-        for attempt, (offload, steps) in enumerate(
-            (("optimizer", 4), ("optimizer", 5), ("none", 6))
-        ):
+    for name, layout in layouts.items():
+        plain = _run(folder / name / "plain", corpus, layout, offload="none", steps=6)
+        for attempt, (offload, steps) in enumerate(((what, 4), (what, 5), ("none", 6))):
             moved = _run(
-                tmp_path / name / "moved",
+                folder / name / "moved",
                 corpus,
-                name,
+                layout,
                 offload=offload,
                 steps=steps,
                 attempt=attempt,
@@ -91,3 +97,25 @@ def test_steps_are_those_without_and_a_resume_may_change_it(
     for name, plain, moved in pairs:
         assert len(_steps(plain)) == 6
         assert _steps(moved) == _steps(plain), name
+
+
+@pytest.mark.parametrize(
+    "names",
+    [["zero 3"], pytest.param([*STATES][1:], marks=pytest.mark.system)],
+    ids=["one", "more"],
+)
+def test_steps_are_those_without_and_a_resume_may_change_it(
+    corpus: Corpus, tmp_path: Path, names: list[str]
+) -> None:
+    _check_equal(corpus, tmp_path, "optimizer", {name: STATES[name] for name in names})
+
+
+@pytest.mark.parametrize(
+    "names",
+    [["zero 3"], pytest.param([*WEIGHTS][1:], marks=pytest.mark.system)],
+    ids=["one", "more"],
+)
+def test_steps_with_weights_in_host_memory_are_those_without(
+    corpus: Corpus, tmp_path: Path, names: list[str]
+) -> None:
+    _check_equal(corpus, tmp_path, "params", {name: WEIGHTS[name] for name in names})

@@ -21,6 +21,7 @@ from shardyard.models.counter_random import key_of, normal
 from shardyard.models.dropout import SampleKeys
 from shardyard.models.forward import ForwardPass
 from shardyard.models.local_shard import LocalShard
+from shardyard.train.state import memory_by_kind
 
 TINY = replace(PRESETS["llama-tiny"].shape, vocab_size=300)
 
@@ -35,6 +36,16 @@ def _model(shape: ModelShape, *, seed: int = 0, folder: Path | None = None) -> L
 def _tokens() -> tuple[torch.Tensor, torch.Tensor]:
     tokens = torch.randint(0, 300, (2, 24), generator=torch.Generator().manual_seed(0))
     return tokens, torch.arange(24).expand(2, -1)
+
+
+def test_parameters_on_the_host_leave_the_buffers_on_the_device() -> None:
+    model = build_on_meta(TINY)
+    give_storage(model, torch.device("meta"), on_host=True)
+    assert {each.device.type for each in model.parameters()} == {"cpu"}
+    assert {each.device.type for each in model.buffers()} == {"meta"}
+    tensors = {f"model.{name}": each for name, each in model.named_parameters()}
+    assert memory_by_kind(tensors, torch.device("meta"))["parameters_bytes"] == 0
+    assert memory_by_kind(tensors, torch.device("cpu"))["parameters_bytes"] > 0
 
 
 LLAMA_3_1 = {

@@ -7,7 +7,12 @@ import pytest
 
 from shardyard.planner.estimate import estimate
 from shardyard.planner.memory import memory
-from shardyard.planner.offload import host_bytes, host_short, moved_bytes
+from shardyard.planner.offload import (
+    host_bytes,
+    host_short,
+    moved_beside_passes,
+    moved_for_update,
+)
 from shardyard.planner.workload import Techniques
 from tests.planner.workloads import p5, workload
 
@@ -24,12 +29,28 @@ def test_states_lie_on_the_host(what: Any, bytes_each: int) -> None:
 def test_our_state_is_moved_up_and_down_at_once_and_others_move_gradients_and_weights() -> None:
     tech = Techniques(kernels="eager", offload="optimizer")
     ours, theirs = (
-        moved_bytes(workload(dp_shard=8, techniques=replace(tech, updates_on_host=on_host)))
+        moved_for_update(workload(dp_shard=8, techniques=replace(tech, updates_on_host=on_host)))
         for on_host in (False, True)
     )
     each = LLAMA2_7B / 8
     assert ours == pytest.approx(8 * each, rel=1e-4)  # two fp32 averages, each way
     assert theirs == pytest.approx((4 + 4) * each, rel=1e-4)
+
+
+def test_our_weights_come_up_as_they_lie_there_and_once_more_for_the_update() -> None:
+    tech = Techniques(kernels="eager", offload="params")
+    ours, theirs = (
+        workload(dp_shard=8, passes=2, techniques=replace(tech, updates_on_host=on_host))
+        for on_host in (False, True)
+    )
+    each = LLAMA2_7B / 8
+    # of two passes: fp32 weights twice, fp32 gradients; of theirs all in bf16
+    assert moved_beside_passes(ours) == pytest.approx(2 * (4 + 4 + 4) * each, rel=1e-4)
+    assert moved_beside_passes(theirs) == pytest.approx(2 * (2 + 2 + 2) * each, rel=1e-4)
+    assert moved_for_update(ours) == pytest.approx((4 + 4 + 8) * each, rel=1e-4)
+    assert moved_for_update(theirs) == 0
+    for term in ("parameters", "gradients", "optimizer"):
+        assert memory(ours).term(term) == 0
 
 
 def test_the_host_holds_the_activations_that_the_device_is_spared() -> None:

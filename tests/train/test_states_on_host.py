@@ -17,7 +17,7 @@ SGD: dict[str, Any] = {"name": "sgd", "lr": 1e-2, "weight_decay": 0.1, "momentum
 LAMB: dict[str, Any] = {"name": "lamb", "lr": 1e-2, "weight_decay": 0.1}
 
 
-def _model() -> nn.Module:
+def _model() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4), nn.Linear(4, 4, bias=False))
 
@@ -52,6 +52,32 @@ def test_updates_are_those_without_offload(
     elements = sum(param.numel() for param in models[0].parameters())
     averages = 1 if given["name"] == "sgd" else 2
     assert on_host.moved_bytes == 4 * averages * elements * (4 if states == "fp32" else 2)
+
+
+@pytest.mark.parametrize("given", [ADAMW, SGD], ids=lambda given: given["name"])
+@pytest.mark.parametrize("moved_elements", [1, 150])
+def test_weights_come_up_and_go_back_with_their_state(
+    given: dict[str, Any], moved_elements: int
+) -> None:
+    models = [_model() for _ in range(2)]
+    for model in models:  # one is frozen, and stays where it is
+        model[2].requires_grad_(False)
+    optim, on_host = Optim.model_validate(given), StatesOnHost(CPU, with_weights=True)
+    plain = ShardOptimizer(models[0], optim, states="bf16")
+    moved = ShardOptimizer(
+        models[1], optim, states="bf16", on_host=on_host, moved_elements=moved_elements
+    )
+    where = {name: each.data_ptr() for name, each in moved.tensors().items()}
+    for number in range(4):
+        _step(plain, models[0], number)
+        _step(moved, models[1], number)
+    expected, found = plain.tensors(), moved.tensors()
+    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
+    assert {name: each.data_ptr() for name, each in found.items()} == where
+    assert all(each.grad is None for each in models[1].parameters() if each.requires_grad)
+    trained = sum(each.numel() for each in models[1].parameters() if each.requires_grad)
+    averages = 1 if given["name"] == "sgd" else 2
+    assert on_host.moved_bytes == 4 * trained * (4 + 4 + 2 * averages)
 
 
 def test_state_that_is_held_elsewhere_is_what_is_updated() -> None:

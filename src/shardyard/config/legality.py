@@ -151,6 +151,13 @@ def problems(
     return found + split_backward_problems(parallel)
 
 
+def zero_asked(parallel: Parallel) -> int | None:
+    """The zero level that is given, by itself or by a strategy; None: it is left open."""
+    if parallel.zero != "auto":
+        return parallel.zero
+    return None if parallel.strategy is None else _STRATEGIES[parallel.strategy].zero
+
+
 def strategy_problems(parallel: Parallel) -> list[Problem]:
     """Settings that contradict ``parallel.strategy``; needs no world size."""
     if parallel.strategy is None:

@@ -7,8 +7,9 @@ Asked by the check of a recipe (of a preset), again when a model's folder was re
 from collections.abc import Iterable
 
 from shardyard.config.batch import batch_if_known
-from shardyard.config.legality import FP8_MULTIPLE, SPLIT_BACKWARD
+from shardyard.config.legality import FP8_MULTIPLE, SPLIT_BACKWARD, zero_asked
 from shardyard.config.legality import problems as layout_problems
+from shardyard.config.optimizers import OPTIMIZERS, optimizer_of
 from shardyard.config.schema import Recipe
 from shardyard.config.task_names import task_row
 from shardyard.config.tasks import tasks_of
@@ -43,10 +44,34 @@ def misfits(
         ),
         *_compile_problems(recipe, shape),
         *_fp8_problems(recipe, shape),
+        *_offload_problems(recipe),
         *([] if shape is None else _model_problems(recipe, shape)),
         *([] if shape is None else frozen_problems(recipe.model.frozen, parameters_of(shape))),
         *([] if shape is None else _adapter_problems(recipe, shape)),
     ]
+
+
+def _offload_problems(recipe: Recipe) -> Iterable[Problem]:
+    """Weights on the host come up to be gathered, and a part at a time to be updated."""
+    if recipe.memory.offload != "params":
+        return
+    zero, optim = zero_asked(recipe.parallel), recipe.optim
+    if zero != 3:
+        said = "auto" if zero is None else str(zero)
+        yield Problem(
+            "memory.offload",
+            f"=params with parallel.zero={said}: weights would stay on the device for a whole "
+            "step. Set parallel.zero=3, which gathers and frees them block by block, on one "
+            "device too.",
+        )
+    if optimizer_of(optim).moves_last:
+        partwise = " or ".join(name for name, row in OPTIMIZERS.items() if not row.moves_last)
+        yield Problem(
+            "memory.offload",
+            f"=params with optim.name={optim.name}, which moves all weights at the end of its "
+            "update, and only some of them are on the device then. Use "
+            f"memory.offload=optimizer, or optim.name={partwise}.",
+        )
 
 
 def _adapter_problems(recipe: Recipe, shape: ModelShape) -> list[Problem]:

@@ -126,8 +126,9 @@ def _refused(recipe: Recipe, what: str, *, is_generic: bool) -> dict[str, tuple[
             "Use none.",
         ),
         "memory.offload": (
-            recipe.memory.offload == "activations",
-            f"=activations moves what known blocks keep, {own} Use memory.recompute.",
+            recipe.memory.offload in ("activations", "params"),
+            f"={recipe.memory.offload} moves what known blocks hold, {own} Use memory.recompute, "
+            "or memory.offload=optimizer.",
         ),
         "precision.compute": (
             recipe.precision.compute == "fp8",

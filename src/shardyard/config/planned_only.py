@@ -18,8 +18,5 @@ def settings_planned_only(recipe: Recipe) -> Iterable[Problem]:
     """Every one whose value says it alone."""
     if recipe.precision.compute == "fp16":
         yield planned_only("precision.compute", "fp16", "a run in fp16", "bf16, fp32 or fp8")
-    if recipe.memory.offload == "params":
-        remedy = "optimizer, activations or none; parallel.zero=3 splits parameters over ranks"
-        yield planned_only("memory.offload", "params", "offloading params", remedy)
     if recipe.cluster.device == "xla":
         yield planned_only("cluster.device", "xla", "a run on Trainium or TPU", DEVICES)

@@ -357,8 +357,8 @@ class Memory(Section):
     """Tokens whose logits exist at once: the head and its loss are computed in chunks of so many,
     exactly; none: all at once; auto: 2048 where that saves 1 GiB or more."""
     offload: Literal["none", "params", "optimizer", "activations"] = "none"
-    """What waits in host memory: activations for the backward pass, or the optimizer's averages for
-    the update; params can be planned, not trained yet."""
+    """What waits in host memory: activations for the backward pass, the optimizer's averages for
+    the update, or params: these, the weights until they are gathered and the gradients."""
     offload_depth: Annotated[int, Field(ge=0)] = 1
     """Blocks whose activations come back from the host ahead of the block that needs them."""
 

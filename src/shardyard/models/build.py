@@ -138,21 +138,29 @@ def _refuse_changed(theirs: nn.Module, name: str) -> None:
 
 
 def give_storage(
-    model: PreTrainedModel, device: torch.device, *, stages: Sequence[nn.Module] = ()
+    model: PreTrainedModel,
+    device: torch.device,
+    *,
+    stages: Sequence[nn.Module] = (),
+    on_host: bool = False,
 ) -> None:
     """Allocate this rank's part of all parameters, and compute the buffers (rotary tables).
 
     Args:
         stages: What of the model is sharded by itself, if not the model as a whole; all of it.
+        on_host: Parameters lie in host memory, where their sharding pins them; buffers do not.
     """
     ties = _tied(model)
     for root in stages or [model]:  # FSDP pads uneven shards as it sees them get storage
-        root.to_empty(device=device)
+        root.to_empty(device="cpu" if on_host else device)
     for (first, first_name), *others in ties:  # to_empty gives each module a tensor of its own
         for module, name in others:
             setattr(module, name, getattr(first, first_name))
     for module in model.modules():
-        if next(module.buffers(recurse=False), None) is not None:
+        buffers = dict(module.named_buffers(recurse=False))
+        for name, buffer in buffers.items():
+            setattr(module, name, torch.empty_like(buffer, device=device))
+        if buffers:
             # to_empty leaves garbage in them; this is transformers' own rule for them
             model._init_weights(module)
 

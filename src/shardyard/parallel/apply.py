@@ -172,7 +172,14 @@ def _wrap(
     # 6. shard last: groups are formed from the parameters as they now are
     precision = mixed_precision(recipe.precision)
     for root, groups in roots:
-        shard_groups(root, mesh, groups, precision=precision, prefetch=recipe.parallel.prefetch)
+        shard_groups(
+            root,
+            mesh,
+            groups,
+            precision=precision,
+            prefetch=recipe.parallel.prefetch,
+            on_host=recipe.memory.offload == "params",
+        )
 
 
 def _own_tokens(recipe: Recipe, mesh: Mesh) -> tuple[Tensor | None, Tensor | None]:

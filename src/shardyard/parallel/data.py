@@ -21,7 +21,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+)
 
 from shardyard import torch_private
 from shardyard.config.layout import Layout
@@ -53,12 +58,20 @@ def shard_groups(
     *,
     precision: MixedPrecisionPolicy,
     prefetch: int,
+    on_host: bool = False,
 ) -> None:
-    """Shard a module in place, group by group."""
+    """Shard a module in place, group by group.
+
+    Args:
+        on_host: Keep shards and their gradients in host memory; a group's shard comes to the device
+            when the group is gathered, and its gradient leaves when it is summed.
+    """
     # logits are a view of a matrix product; nothing here changes them in place
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     sharding = mesh.sharding()
     options: dict[str, Any] = {"mesh": sharding, "shard_placement_fn": groups.placement}
+    if on_host:  # pinned, so that copies run beside compute
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=sharding.device_type != "cpu")
     # on one rank resharding still frees the copies in the compute format
     reshard = mesh.layout.zero == 3
     ahead = [*groups.first, *groups.blocks]

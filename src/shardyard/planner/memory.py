@@ -348,7 +348,7 @@ def _sums_blocks(w: Workload) -> bool:
 
 def _gradients(w: Workload, held: _Held) -> float:
     """In the format in which they are held from pass to pass."""
-    if _sums_at_end(w):
+    if _sums_at_end(w) or (w.techniques.offload == "params" and not w.techniques.updates_on_host):
         return 0.0
     size = held.trained.elements * w.formats.gradient_bytes
     return size / (_shards(w) if _splits_gradients(w) else 1)

@@ -19,29 +19,45 @@ def host_bytes(w: Workload) -> float:
             return _trained(w) * formats.optimizer_bytes
         case "params":
             states = formats.weight_bytes + formats.gradient_bytes + formats.optimizer_bytes
-            frozen = _held(w) - (0.0 if _has_adapters(w) else _trained(w))
-            return _trained(w) * states + frozen * formats.compute_bytes
+            return _trained(w) * states + _frozen(w) * formats.compute_bytes
         case "activations":
             return _activations(w) * in_flight(w, 0)
         case _:
             assert_never(offload)
 
 
-def moved_bytes(w: Workload) -> float:
-    """Of a step, over the link between one device and its host."""
+def moved_beside_passes(w: Workload) -> float:
+    """Bytes of a step that cross the link between one device and its host while it computes."""
     offload, formats, passes = w.techniques.offload, w.formats, w.micro_batches
     match offload:
-        case "none":
+        case "none" | "optimizer":
+            return 0.0
+        case "params" if not w.techniques.updates_on_host:  # as they lie there, master weights
+            up = _frozen(w) * formats.compute_bytes + _trained(w) * formats.weight_bytes
+            return passes * (2 * up + _trained(w) * formats.gradient_bytes)
+        case "params":  # up for each direction of a pass, gradients down
+            return passes * (2 * (_frozen(w) + _trained(w)) + _trained(w)) * formats.compute_bytes
+        case "activations":
+            return 2 * passes * _activations(w)
+        case _:
+            assert_never(offload)
+
+
+def moved_for_update(w: Workload) -> float:
+    """Bytes that cross it for the update, when nothing else is computed."""
+    offload, formats = w.techniques.offload, w.formats
+    match offload:
+        case "none" | "activations":
             return 0.0
         case "optimizer" if not w.techniques.updates_on_host:  # both ways at once, each as much
             return _trained(w) * formats.optimizer_bytes
         case "optimizer":  # gradients down, parameters up
             return _trained(w) * (formats.gradient_bytes + formats.weight_bytes)
-        case "params":  # up for each direction of a pass, gradients down
-            added = 2 * _trained(w) if _has_adapters(w) else 0.0
-            return passes * (2 * _held(w) + added + _trained(w)) * formats.compute_bytes
-        case "activations":
-            return 2 * passes * _activations(w)
+        case "params" if not w.techniques.updates_on_host:  # up; less goes down beside it
+            each = formats.weight_bytes + formats.gradient_bytes + formats.optimizer_bytes
+            return _trained(w) * each
+        case "params":
+            return 0.0
         case _:
             assert_never(offload)
 
@@ -56,6 +72,11 @@ def _trained(w: Workload) -> float:
     """Of these, what is trained."""
     trained = stage_trained(w, 0)
     return _held(w) if trained is None else trained.elements / (w.layout.dp_shard * w.layout.cp)
+
+
+def _frozen(w: Workload) -> float:
+    """What is not; adapters come to the model's parameters."""
+    return _held(w) - (0.0 if _has_adapters(w) else _trained(w))
 
 
 def _has_adapters(w: Workload) -> bool:

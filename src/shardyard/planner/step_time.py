@@ -21,7 +21,7 @@ from shardyard.planner.collectives import (
     reduce_scatter_s,
     send_s,
 )
-from shardyard.planner.offload import moved_bytes
+from shardyard.planner.offload import moved_beside_passes, moved_for_update
 from shardyard.planner.stages import block_elements, cut, stage_parameters, table_parameters
 from shardyard.planner.trained import Trained
 from shardyard.planner.workload import Formats, Recompute, Techniques, Workload
@@ -271,15 +271,13 @@ class StepModel:
         times, link = self.times, self.cluster.accelerator.host_link_bytes_per_s
         if times.techniques.offload == "none" or link is None:
             return 0.0
-        moved_s = moved_bytes(
-            Workload(
-                shape=times.shape, layout=layout, seq_len=times.seq_len, micro_batch=micro_batch,
-                global_batch=passes * micro_batch * layout.data_ranks, formats=times.formats,
-                recompute=recompute, techniques=times.techniques, trained=times.trained,
-            )
-        ) / link  # fmt: skip
-        hidden_s = 0.0 if times.techniques.offload == "optimizer" else work_s
-        return max(0.0, moved_s - hidden_s)
+        workload = Workload(
+            shape=times.shape, layout=layout, seq_len=times.seq_len, micro_batch=micro_batch,
+            global_batch=passes * micro_batch * layout.data_ranks, formats=times.formats,
+            recompute=recompute, techniques=times.techniques, trained=times.trained,
+        )  # fmt: skip
+        exposed_s = max(0.0, moved_beside_passes(workload) / link - work_s)
+        return exposed_s + moved_for_update(workload) / link
 
 
 def step_terms(workload: Workload, parts: Parts) -> tuple[TimeTerm, ...]:

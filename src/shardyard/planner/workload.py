@@ -90,7 +90,7 @@ class Techniques:
     """What cp ranks exchange for attention."""
     offload: Literal["none", "params", "optimizer", "activations"] = "none"
     updates_on_host: bool = True
-    """With offload of the optimizer: gradients go down and parameters up (DeepSpeed's
+    """With offload of the optimizer or params: gradients go down and parameters up (DeepSpeed's
     ZeRO-Offload); ours moves the state up for an update on the device, and down again."""
     offload_depth: int = 1
     """Blocks whose offloaded activations come back ahead of the one that needs them."""

@@ -21,7 +21,7 @@ from shardyard.parallel.precision import DTYPES
 from shardyard.parallel.whole_norms import WholeNorms
 from shardyard.torch_private import foreach_copy_, placed_as
 from shardyard.train.optimizers import State, make_update
-from shardyard.train.states_on_host import MOVED_ELEMENTS, StatesOnHost
+from shardyard.train.states_on_host import GRADIENT, MOVED_ELEMENTS, WEIGHT, StatesOnHost
 
 _WIDENED_ELEMENTS = 2**26
 """Parameters whose state is fp32 at a time: 512 MiB of AdamW's, or those of one larger shard."""
@@ -50,7 +50,8 @@ class ShardOptimizer:
             held_twice: Names of parameters that two pipeline stages hold, with equal gradients.
             names: Names of the parameters of all stages; None: there is one stage.
             widened_elements: Most parameters whose bf16 averages are fp32 at the same time.
-            on_host: What moves the state to the device and back; None: it is there.
+            on_host: What moves the state, or also the weights, to the device and back; None: all
+                is there.
             moved_elements: Most parameters whose state moves together.
         """
         self._held_twice = frozenset(held_twice)
@@ -76,7 +77,8 @@ class ShardOptimizer:
 
     def square_sum(self) -> Tensor:
         """This rank's share of the squared global norm of the gradients, fp64."""
-        return square_sum(self._params, held_twice=self._held_twice)
+        share = square_sum(self._params, held_twice=self._held_twice)
+        return share if self._on_host is None else share.to(self._on_host.device)
 
     def gradients(self) -> list[Tensor]:
         """Those that there are, undivided."""
@@ -93,7 +95,8 @@ class ShardOptimizer:
             for names in self._parts:
                 self._update_part(names, self._states)
         else:
-            for part, states in self._on_host.in_turn(self._parts, self._states):
+            held = self._held_on_host() if self._on_host.with_weights else self._states
+            for part, states in self._on_host.in_turn(self._parts, held):
                 self._update_part(part, states)
         self._update.finish()
 
@@ -106,10 +109,12 @@ class ShardOptimizer:
         states: dict[str, State] = {}
         held, wide = [], []
         for name in names:
-            param = self._params[name]
-            self._shards[name].grad = None if param.grad is None else local_part(param.grad)
-            param.grad = None
+            param, shard = self._params[name], self._shards[name]
             states[name] = state = dict(on_device[name])
+            shard.data = state.pop(WEIGHT, shard.data)
+            gradient = None if param.grad is None else local_part(param.grad)
+            shard.grad = state.pop(GRADIENT, gradient)
+            param.grad = None
             for key, value in state.items():
                 if value.dtype != torch.float32:
                     state[key] = torch.empty_like(value, dtype=torch.float32)
@@ -120,6 +125,18 @@ class ShardOptimizer:
         self._update.update(names, states)
         if held:
             foreach_copy_(held, wide)
+        for name in names:  # where the weight lies between steps
+            self._shards[name].data = local_part(self._params[name].detach())
+
+    def _held_on_host(self) -> dict[str, State]:
+        """State, weight and gradient of each."""
+        held = {}
+        for name in self._shards:
+            param = self._params[name]
+            held[name] = {**self._states[name], WEIGHT: local_part(param.detach())}
+            if param.grad is not None:
+                held[name][GRADIENT] = local_part(param.grad)
+        return held
 
     def tensors(self) -> dict[str, Tensor]:
         """``model.<parameter>`` and ``optim.<state>.<parameter>``, sharing storage with both."""
@@ -156,7 +173,8 @@ def _zero_state(
     }
     if optimizer_of(optim).counts_steps:
         # on the device, where a skipped step is told; fp32 counts exactly to 2**24
-        state["step"] = torch.zeros((), dtype=torch.float32, device=shard.device)
+        device = shard.device if on_host is None else on_host.device
+        state["step"] = torch.zeros((), dtype=torch.float32, device=device)
     return state
 
 

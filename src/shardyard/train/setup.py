@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 import torch.distributed as dist
@@ -281,7 +281,9 @@ def build_optimizer(
     """
     model = computation.model
     if recipe.model.module is None:
-        give_storage(model, device, stages=computation.roots)
+        give_storage(
+            model, device, stages=computation.roots, on_host=recipe.memory.offload == "params"
+        )
     model.train()
     return ShardOptimizer(
         model,
@@ -289,8 +291,21 @@ def build_optimizer(
         states=recipe.precision.optimizer_states,
         held_twice=computation.held_twice,
         names=names_on_all_stages((name for name, _ in model.named_parameters()), mesh),
-        on_host=StatesOnHost(device) if recipe.memory.offload == "optimizer" else None,
+        on_host=_on_host(recipe, device),
     )
+
+
+def _on_host(recipe: Recipe, device: torch.device) -> StatesOnHost | None:
+    offload = recipe.memory.offload
+    match offload:
+        case "none" | "activations":
+            return None
+        case "optimizer":
+            return StatesOnHost(device)
+        case "params":
+            return StatesOnHost(device, with_weights=True)
+        case _:
+            assert_never(offload)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,5 +1,7 @@
 """Optimizer state in host memory: some parameters' at a time is on the device, for its update.
 
+Weights and gradients may lie there too: then they come with the state, and the weights go back.
+
 The update itself stays on the device, with the numbers that it has without offload, bit for bit.
 While a part is updated the next one's state comes and that of the one before goes back, each over
 its own queue: a link carries both ways at once. So three parts are on the device at most.
@@ -18,6 +20,13 @@ MOVED_ELEMENTS = 2**25
 """Parameters whose state moves together: 256 MiB of AdamW's, which keep a link busy."""
 
 
+WEIGHT, GRADIENT = "weight", "gradient"
+"""Beside the names of averages."""
+
+_STAY = ("step", GRADIENT)
+"""What does not go back: steps are counted on the device, and a gradient is used up."""
+
+
 class _Coming(NamedTuple):
     states: dict[str, State]
     """On the device, once the mark is reached."""
@@ -27,8 +36,12 @@ class _Coming(NamedTuple):
 class StatesOnHost:
     """Moves the state of this rank's shards; what counts steps stays on the device."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, *, with_weights: bool = False) -> None:
+        """Args:
+        with_weights: Shards and gradients lie in host memory too.
+        """
+        self.device = device
+        self.with_weights = with_weights
         self._out, self._back = CopyQueue(device), CopyQueue(device)
         self._left: torch.Event | None = None
         self.moved_bytes = 0
@@ -36,7 +49,7 @@ class StatesOnHost:
 
     def zeros(self, shard: Tensor, dtype: torch.dtype) -> Tensor:
         """An average in host memory; pinned, so that copies wait for nobody."""
-        pinned = self._device.type != "cpu"
+        pinned = self.device.type != "cpu"
         return torch.zeros(shard.shape, dtype=dtype, pin_memory=pinned)
 
     def in_turn(
@@ -45,6 +58,9 @@ class StatesOnHost:
         """Each part with its state on the device; what is changed there goes back.
 
         Nothing here waits on the host.
+
+        Args:
+            held: State by name; beside it ``WEIGHT`` and ``GRADIENT``, where they lie there too.
         """
         self._out.wait(self._left)  # on the device: the step before has written what is read now
         leaving: tuple[dict[str, State], torch.Event | None] | None = None
@@ -80,7 +96,7 @@ class StatesOnHost:
     def _return(self, states: Mapping[str, State], held: Mapping[str, State]) -> torch.Event | None:
         for name, state in states.items():
             for key, value in state.items():
-                if key != "step":
+                if key not in _STAY:
                     self._out.into_host(held[name][key], value)
         return self._out.mark()
 
