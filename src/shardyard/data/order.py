@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 Positions = npt.NDArray[np.int64]
+Keys = npt.NDArray[np.uint64]
 
 _MASK = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -43,17 +44,22 @@ def permute(position: int, length: int, *, key: int) -> int:
             return position
 
 
-def permute_many(positions: Positions, length: int, *, key: int) -> Positions:
-    """``permute`` for many positions at once."""
+def permute_many(positions: Positions, length: int, *, key: int | Keys) -> Positions:
+    """``permute`` for many positions at once.
+
+    Args:
+        key: Of all positions, or one for each.
+    """
     half_bits = np.uint64(_half_bits(length))
     half_mask = np.uint64((1 << int(half_bits)) - 1)
-    round_keys = [np.uint64(round_key) for round_key in _round_keys(key)]
+    keys = np.full(len(positions), key & _MASK, np.uint64) if isinstance(key, int) else key
     numbers = positions.astype(np.uint64)
     walking = np.arange(len(numbers))
     while len(walking):
         left, right = numbers[walking] >> half_bits, numbers[walking] & half_mask
-        for round_key in round_keys:
-            left, right = right, left ^ (_mix_many(right ^ round_key) & half_mask)
+        for number in range(_NUM_ROUNDS):
+            round_keys = mix_many(keys[walking] + np.uint64((number + 1) * GOLDEN & _MASK))
+            left, right = right, left ^ (mix_many(right ^ round_keys) & half_mask)
         numbers[walking] = left << half_bits | right
         walking = walking[numbers[walking] >= length]
     return numbers.astype(np.int64)
@@ -62,7 +68,7 @@ def permute_many(positions: Positions, length: int, *, key: int) -> Positions:
 def sample_index(position: int, num_samples: int, *, seed: int) -> int:
     """Sample at ``position`` of the endless stream in which every epoch has its own order."""
     epoch, position_in_epoch = divmod(position, num_samples)
-    return permute(position_in_epoch, num_samples, key=_epoch_key(seed, epoch))
+    return permute(position_in_epoch, num_samples, key=epoch_key(seed, epoch))
 
 
 def sample_indices(positions: Positions, num_samples: int, *, seed: int) -> Positions:
@@ -71,7 +77,7 @@ def sample_indices(positions: Positions, num_samples: int, *, seed: int) -> Posi
     samples = np.empty_like(positions)
     for epoch in np.unique(epochs):
         of_epoch = epochs == epoch
-        key = _epoch_key(seed, int(epoch))
+        key = epoch_key(seed, int(epoch))
         samples[of_epoch] = permute_many(positions_in_epoch[of_epoch], num_samples, key=key)
     return samples
 
@@ -84,7 +90,8 @@ def _round_keys(key: int) -> list[int]:
     return [mix(key + (number + 1) * GOLDEN) for number in range(_NUM_ROUNDS)]
 
 
-def _epoch_key(seed: int, epoch: int) -> int:
+def epoch_key(seed: int, epoch: int) -> int:
+    """What the order of an epoch is keyed by."""
     return mix(mix(seed + GOLDEN) + epoch)
 
 
@@ -96,7 +103,8 @@ def mix(number: int) -> int:
     return number ^ number >> 31
 
 
-def _mix_many(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def mix_many(numbers: Keys) -> Keys:
+    """``mix`` for many numbers at once."""
     numbers = (numbers ^ numbers >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     numbers = (numbers ^ numbers >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     return numbers ^ numbers >> np.uint64(31)

@@ -104,8 +104,10 @@ def prepare(
     tokenizer = chosen_tokenizer(recipe, model_dir)
     request = request_of(data, files, tokenizer, bos_token_of(data, tokenizer), is_part=is_part)
     if folder is None:
-        folder = Path(data.dir).expanduser().resolve() / f"{_name(data.source)}-{digest(request)}"
-    if not _is_finished(folder):
+        folder = (
+            Path(data.dir).expanduser().resolve() / f"{folder_name(data.source)}-{digest(request)}"
+        )
+    if not is_finished(folder):
         with sole_writer(folder, progress):
             if not (folder / MANIFEST).exists():  # another process may just have written it
                 refuse_unreadable(files, _text_of(data))
@@ -247,14 +249,15 @@ def _kind_in_request(data: Data) -> dict[str, str]:
     return {} if kind == Data().tokenizer_kind else {"kind": kind}
 
 
-def _name(source: str | Sequence[str]) -> str:
+def folder_name(source: str | Sequence[str]) -> str:
     """A word for the folder's name, so that people can tell data sets apart."""
     first = source if isinstance(source, str) else source[0]
     words = re.sub(r"[^a-z0-9]+", "-", Path(first).stem.lower()).strip("-")
     return words[:40] or "data"
 
 
-def _is_finished(folder: Path) -> bool:
+def is_finished(folder: Path) -> bool:
+    """Whether a data set is whole, and nobody cleans up after writing it."""
     return (folder / MANIFEST).exists() and not (folder / SCRATCH).exists()
 
 

@@ -76,7 +76,7 @@ class TokenShards:
         self._maps: dict[tuple[int, str | None], npt.NDArray[Any]] = {}
         self._documents: dict[int, Tokens] = {}
         names = [bin_name(shard, each) for shard in self._names for each in (None, *self.columns)]
-        _check_sizes(folder, manifest, [*names, *map(idx_name, self._names)])
+        check_sizes(folder, manifest, [*names, *map(idx_name, self._names)])
 
     def read(self, start: int, stop: int, column: str | None = None) -> Tokens:
         """Copy of tokens [start, stop) of the split, or of a column beside them.
@@ -202,7 +202,7 @@ def read_facts(folder: Path) -> "DataFacts":
     from shardyard.config.resolved import DataFacts
 
     manifest = read_manifest(folder)
-    _check_sizes(folder, manifest, manifest["files"])
+    check_sizes(folder, manifest, manifest["files"])
     train, held_out = manifest["splits"]["train"], manifest["splits"]["eval"]
     return DataFacts(
         dir=str(folder),
@@ -231,7 +231,7 @@ def verify(folder: Path) -> None:
         DataError: A file is missing, or its size or content is not as it was written.
     """
     manifest = read_manifest(folder)
-    _check_sizes(folder, manifest, manifest["files"])
+    check_sizes(folder, manifest, manifest["files"])
     for name, entry in manifest["files"].items():
         with (folder / name).open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
@@ -250,7 +250,8 @@ def damaged(path: Path, why: str) -> DataError:
     )
 
 
-def _check_sizes(folder: Path, manifest: dict[str, Any], names: Iterable[str]) -> None:
+def check_sizes(folder: Path, manifest: dict[str, Any], names: Iterable[str]) -> None:
+    """Raise a DataError unless files have the sizes that the manifest says."""
     for name in names:
         wanted_bytes = manifest["files"][name]["bytes"]
         try:

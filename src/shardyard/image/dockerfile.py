@@ -180,7 +180,7 @@ def _project_file() -> str:
     )
 
 
-_ON_NODES = ("aws", "fp8", "h5", "parquet", "plots", "tensorboard", "zstd")
+_ON_NODES = ("aws", "fp8", "h5", "images", "parquet", "plots", "tensorboard", "zstd")
 """Extras that a node may need, whatever the recipe: all but those of the side that launches."""
 _EXTRA = re.compile(r"""\s*(?:;|\band)\s*extra\s*==\s*['"]([\w-]+)['"]""")
 

@@ -1,0 +1,181 @@
+"""Bytes of a file to a picture of red, green and blue, whatever they were.
+
+What is odd but readable has one meaning. Formats are told by content, not by a name's suffix. A
+picture is turned as its EXIF orientation says. Of several frames or pages the first is taken. What
+shows through is laid over white. 16 bits a channel become the upper 8. Grey is all three channels;
+palettes and CMYK become what Pillow's ``convert`` makes of them.
+
+Pillow lets other threads run while it decodes and resizes.
+"""
+
+import io
+import warnings
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardyard.data.extras import extra
+from shardyard.data.spans import shown
+from shardyard.errors import SourceError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "PPM", "GIF", "TIFF")
+"""What is tried: Pillow's other readers start processes (EPS), or are of no picture's use."""
+MOST_PIXELS = 89_478_485
+"""More are refused, as a few kB can hold them: what Pillow itself warns of, 256 MiB of RGB."""
+
+_ORIENTATION = 0x0112
+_KINDS = "JPEG, PNG, WebP, BMP, PPM, GIF or TIFF"
+
+
+def decode(content: bytes, place: str) -> "Image":
+    """The picture, in Pillow's mode RGB.
+
+    Args:
+        place: File, and member or row, for messages.
+
+    Raises:
+        SourceError: It is none, damaged, or has no defined meaning as RGB.
+        RequestError: Pillow is not installed.
+    """
+    picture = _opened(content, place)
+    try:
+        # by the first frame; what is not read of it shows here
+        picture.load()
+        return _as_rgb(_upright(picture), place)
+    except SourceError:
+        raise
+    except Exception as error:
+        raise _damaged(place, error) from error
+
+
+def check(content: bytes, place: str) -> str:
+    """Read a picture to its end as cheaply as can be; returns its suffix in a shard.
+
+    Raises:
+        SourceError: As ``decode``.
+    """
+    picture = _opened(content, place)
+    suffix = SUFFIXES[str(picture.format)]
+    try:
+        if picture.format == "JPEG":
+            picture.draft("RGB", (1, 1))  # an eighth of its size: all bytes are read still
+        picture.load()
+        if picture.mode not in ("RGB", "L", "CMYK"):
+            _as_rgb(picture, place)
+    except SourceError:
+        raise
+    except Exception as error:
+        raise _damaged(place, error) from error
+    return suffix
+
+
+SUFFIXES = {
+    "JPEG": "jpg",
+    "MPO": "jpg",  # JPEG with a second picture behind the first
+    "PNG": "png",
+    "WEBP": "webp",
+    "BMP": "bmp",
+    "DIB": "bmp",
+    "PPM": "ppm",
+    "GIF": "gif",
+    "TIFF": "tif",
+}
+
+
+def pixels_of(picture: "Image") -> npt.NDArray[np.uint8]:
+    """(height, width, 3), uint8."""
+    return np.asarray(picture)
+
+
+@cache
+def _pillow() -> Any:
+    image = extra("images", "PIL.Image", what="a picture")
+    # It warns of damaged EXIF blocks, and of large pictures, which are refused here.
+    warnings.filterwarnings("ignore", module=r"PIL\.")
+    return image
+
+
+def _opened(content: bytes, place: str) -> "Image":
+    if not content:
+        raise SourceError(f"{place} is empty: it has no bytes. Copy it again, or take it out.")
+    image = _pillow()
+    try:
+        picture: Image = image.open(io.BytesIO(content), formats=FORMATS)
+        width, height = picture.size
+    except (image.DecompressionBombError, image.DecompressionBombWarning) as error:
+        raise _too_large(place, str(error)) from error
+    except image.UnidentifiedImageError as error:
+        begins = shown(repr(content[:12])[2:-1])
+        raise SourceError(
+            f"{place} is no {_KINDS} (it begins with {begins}). Convert it to one of these, or "
+            "take it out."
+        ) from error
+    except Exception as error:
+        raise _damaged(place, error) from error
+    if width * height > MOST_PIXELS:
+        raise _too_large(place, f"{width} x {height} pixels")
+    return picture
+
+
+def _upright(picture: "Image") -> "Image":
+    """Turned as its EXIF orientation says; a damaged EXIF block says nothing."""
+    try:
+        orientation = picture.getexif().get(_ORIENTATION, 1)
+    except Exception:  # noqa: BLE001 - what stands beside the picture is not it
+        return picture
+    how = _TURNS.get(orientation)
+    return picture if how is None else picture.transpose(how)
+
+
+_TURNS: dict[Any, Any] = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
+"""EXIF orientation -> Pillow's ``Transpose``, as its ``ImageOps.exif_transpose`` has it."""
+
+
+def _as_rgb(picture: "Image", place: str) -> "Image":
+    if picture.mode == "RGB":
+        return picture
+    if picture.mode.startswith("I"):  # 16 bits of grey, which `convert` would cut off at 255
+        return _from_grey(picture, place)
+    if picture.mode == "F":
+        raise SourceError(
+            f"{place} holds floating-point numbers, whose black and white nobody knows. Write it "
+            "again with 8 or 16 bits a channel, or take it out."
+        )
+    if picture.has_transparency_data:
+        with_alpha = picture.convert("RGBA")
+        under: Image = _pillow().new("RGBA", picture.size, "white")
+        under.alpha_composite(with_alpha)
+        return under.convert("RGB")
+    return picture.convert("RGB")
+
+
+def _from_grey(picture: "Image", place: str) -> "Image":
+    grey = np.asarray(picture)
+    if grey.min() < 0 or grey.max() > 65_535:
+        raise SourceError(
+            f"{place} holds numbers from {grey.min()} to {grey.max()}, whose black and white "
+            "nobody knows. Write it again with 8 or 16 bits a channel, or take it out."
+        )
+    upper = (grey.astype(np.uint32) >> 8).astype(np.uint8)
+    made: Image = _pillow().fromarray(upper).convert("RGB")
+    return made
+
+
+def _damaged(place: str, error: Exception) -> SourceError:
+    why = shown(" ".join(str(error).split())[:160].rstrip(".")) or type(error).__name__
+    return SourceError(
+        f"{place} is damaged, cut off or of a kind that is not read: {why}. Copy or convert it, "
+        "take it out, or set data.images.broken=leave_out."
+    )
+
+
+def _too_large(place: str, size: str) -> SourceError:
+    return SourceError(
+        f"{place} is too large a picture ({size}; at most {MOST_PIXELS:,} pixels are read). Make "
+        "it smaller, or take it out."
+    )

@@ -1,0 +1,108 @@
+"""Tar files with random access: where their members lie, and how ours are written.
+
+Read are ustar, pax and GNU headers, as Python's tarfile does, which takes a damaged header for the
+end of the file: what stands behind the last member is looked at here. Written is ustar, of the same
+members the same bytes.
+"""
+
+import tarfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from shardyard.data.spans import shown
+from shardyard.errors import SourceError
+
+_BLOCK = 512
+_END = 2 * _BLOCK
+_AGAIN = "Copy or write it again, or take it out of data.source."
+
+
+@dataclass(frozen=True)
+class Member:
+    """A file in a tar file: its bytes are [offset, offset + size)."""
+
+    name: str
+    offset: int
+    size: int
+
+
+def members(file: BinaryIO, path: str) -> Iterator[Member]:
+    """Regular files of a tar file, in its order; folders are left out.
+
+    Args:
+        path: For messages.
+
+    Raises:
+        SourceError: It is no tar file, cut off, damaged, or holds links.
+    """
+    where = shown(path)
+    end = 0
+    try:
+        with tarfile.open(fileobj=file, mode="r:", errors="surrogateescape") as tar:
+            while (info := tar.next()) is not None:
+                tar.members.clear()  # type: ignore[attr-defined]  # else all are kept in memory
+                end = tar.offset
+                if info.isdir():
+                    continue
+                if not info.isreg() or info.issparse():
+                    raise SourceError(
+                        f"{where}: member {shown(info.name)} is a link or no plain file, whose "
+                        "content is elsewhere. Write the tar file with its content (`tar -h`)."
+                    )
+                yield Member(info.name, info.offset_data, info.size)
+    except (tarfile.TarError, EOFError, ValueError) as error:
+        raise _damaged(where, end, " ".join(str(error).split())) from error
+    _refuse_wrong_end(file, where, end)
+
+
+def _refuse_wrong_end(file: BinaryIO, where: str, end: int) -> None:
+    """Raise unless there are zeros, and nothing else, behind the last member."""
+    file.seek(end)
+    rest = file.read(_END)
+    if len(rest) < _BLOCK:
+        raise SourceError(
+            f"{where} is cut off: at byte {end:,} it ends without a tar file's end. {_AGAIN}"
+        )
+    if any(rest):
+        raise _damaged(where, end, "what stands there is no header")
+    while rest := file.read(2**20):
+        if any(rest):
+            raise SourceError(
+                f"{where} goes on behind its end at byte {end:,}: tar files were put together with "
+                "`cat`, and most programs read the first alone. Give them one by one."
+            )
+
+
+def _damaged(where: str, offset: int, why: str) -> SourceError:
+    return SourceError(
+        f"{where} is damaged or cut off at byte {offset:,}: {shown(why[:160].rstrip('.'))}. "
+        f"{_AGAIN}"
+    )
+
+
+class TarWriter:
+    """Writes members one behind the other."""
+
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        self._write_on = write
+        self.size_bytes = 0
+        """Written so far."""
+
+    def add(self, name: str, content: bytes) -> int:
+        """Append a file; returns the offset of its content."""
+        info = tarfile.TarInfo(name)
+        info.size = len(content)
+        self._write(info.tobuf(tarfile.USTAR_FORMAT))
+        offset = self.size_bytes
+        self._write(content)
+        self._write(bytes(-len(content) % _BLOCK))
+        return offset
+
+    def close(self) -> None:
+        """Write the end."""
+        self._write(bytes(_END))
+
+    def _write(self, content: bytes) -> None:
+        self._write_on(content)
+        self.size_bytes += len(content)
