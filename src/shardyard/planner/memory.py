@@ -26,6 +26,20 @@ from shardyard.planner.stages import (
     stage_trained,
     table_parameters,
 )
+from shardyard.planner.states import (
+    earlier_passes,
+    gathered_ahead_bytes,
+    gathers,
+    gradients_bytes,
+    in_sum_bytes,
+    left_of_last_pass_bytes,
+    optimizer_state_bytes,
+    parameters_bytes,
+    splits_gradients,
+    splits_weights,
+    waiting_bytes,
+    whole_copy_bytes,
+)
 from shardyard.planner.workload import Workload
 from shardyard.units import format_bytes
 
@@ -190,15 +204,15 @@ def needs(w: Workload, stage: int) -> tuple[Need, ...]:
 def _at_loss(w: Workload, held: _Held) -> Need:
     """The last block has kept what it keeps, and the first gradients are not there yet."""
     # in chunks the loss is a part of the forward pass: the buffer it was gathered in is still there
-    head = w.formats.compute_bytes * held.table if _gathers(w) else 0.0
-    earlier = _earlier_passes(w)
+    head = w.formats.compute_bytes * held.table if gathers(w) else 0.0
+    earlier = earlier_passes(w)
     return Need(
-        parameters=_parameters(w, held),
-        gradients=earlier * _gradients(w, held),
-        optimizer=_optimizer(w, held),
-        gathered=_whole_copy(w, held) + head * (2 if w.techniques.loss_chunk else 1),
-        unreduced=earlier * _waiting(w, held)
-        + _left_of_last_pass(w, held)
+        parameters=parameters_bytes(w, held),
+        gradients=earlier * gradients_bytes(w, held),
+        optimizer=optimizer_state_bytes(w, held),
+        gathered=whole_copy_bytes(w, held) + head * (2 if w.techniques.loss_chunk else 1),
+        unreduced=earlier * waiting_bytes(w, held)
+        + left_of_last_pass_bytes(w, held)
         + _head_gradient(w, held),
         activations=_kept(w, held) + _ends(w),
         logits=logits_bytes(w, _tokens(w)),
@@ -207,13 +221,13 @@ def _at_loss(w: Workload, held: _Held) -> Need:
 
 def _in_block(w: Workload, held: _Held) -> Need:
     """A block is made again and its gradient computed, while the next ones are gathered."""
-    earlier = _earlier_passes(w)
+    earlier = earlier_passes(w)
     return Need(
-        parameters=_parameters(w, held),
-        gradients=earlier * _gradients(w, held),
-        optimizer=_optimizer(w, held),
-        gathered=_whole_copy(w, held) + _gathered_ahead(w, held),
-        unreduced=earlier * _waiting(w, held) + _in_sum(w, held.trained.block),
+        parameters=parameters_bytes(w, held),
+        gradients=earlier * gradients_bytes(w, held),
+        optimizer=optimizer_state_bytes(w, held),
+        gathered=whole_copy_bytes(w, held) + gathered_ahead_bytes(w, held),
+        unreduced=earlier * waiting_bytes(w, held) + in_sum_bytes(w, held.trained.block),
         activations=_kept(w, held) + _made_again(w, held),
         logits=0.0,
     )
@@ -221,13 +235,14 @@ def _in_block(w: Workload, held: _Held) -> Need:
 
 def _at_end(w: Workload, held: _Held) -> Need:
     """The first block's gradients are made; all others are there, and activations are gone."""
-    last = w.formats.compute_bytes * (held.block + held.table) if _gathers(w) else 0.0
+    last = w.formats.compute_bytes * (held.block + held.table) if gathers(w) else 0.0
     return Need(
-        parameters=_parameters(w, held),
-        gradients=_gradients(w, held),
-        optimizer=_optimizer(w, held),
-        gathered=_whole_copy(w, held) + last,
-        unreduced=_waiting(w, held) + _in_sum(w, max(held.trained.block, held.trained.table)),
+        parameters=parameters_bytes(w, held),
+        gradients=gradients_bytes(w, held),
+        optimizer=optimizer_state_bytes(w, held),
+        gathered=whole_copy_bytes(w, held) + last,
+        unreduced=waiting_bytes(w, held)
+        + in_sum_bytes(w, max(held.trained.block, held.trained.table)),
         activations=_tokens(w) * (held.again or held.kept) if held.trained.layers else 0.0,
         logits=0.0,
     )
@@ -267,110 +282,6 @@ def _held(w: Workload, stage: int) -> _Held:
         again=again,
         flying=flying,
     )
-
-
-def _shards(w: Workload) -> int:
-    """Ranks that split the states of one stage."""
-    return w.layout.dp_shard * w.layout.cp
-
-
-def _splits_weights(w: Workload) -> bool:
-    return w.layout.zero >= w.formats.keeping.splits_weights_from
-
-
-def _splits_gradients(w: Workload) -> bool:
-    return w.layout.zero >= w.formats.keeping.splits_gradients_from
-
-
-def _parameters(w: Workload, held: _Held) -> float:
-    if w.techniques.offload == "params":
-        return 0.0
-    frozen = held.elements - held.trained.elements  # in the computing format: no master copy
-    size = held.trained.elements * w.formats.weight_bytes + frozen * w.formats.compute_bytes
-    return size / (_shards(w) if _splits_weights(w) else 1)
-
-
-def _optimizer(w: Workload, held: _Held) -> float:
-    if w.techniques.offload in ("optimizer", "params"):
-        return 0.0
-    return held.trained.elements * w.formats.optimizer_bytes / _shards(w)
-
-
-# --- parameters that are whole for a while -------------------------------------------------------
-
-
-def _gathers(w: Workload) -> bool:
-    """Whether blocks are made whole, or into the computing format, one by one and freed again."""
-    if w.techniques.offload == "params":
-        return True
-    is_other_format = w.formats.compute_bytes != w.formats.weight_bytes
-    return w.layout.zero == 3 and (_shards(w) > 1 or is_other_format)
-
-
-def _whole_copy(w: Workload, held: _Held) -> float:
-    """The stage in the computing format, where it stays so from the first pass to the last."""
-    if _gathers(w) or not w.formats.keeping.copies_whole_stage:
-        return 0.0
-    is_needed = _shards(w) > 1 or w.formats.compute_bytes < 4
-    return w.formats.compute_bytes * held.elements if is_needed else 0.0
-
-
-def _gathered_ahead(w: Workload, held: _Held) -> float:
-    """The block that computes and those that are gathered ahead of it."""
-    if not _gathers(w):
-        return 0.0
-    return w.formats.compute_bytes * min(held.layers, 1 + w.techniques.prefetch) * held.block
-
-
-# --- gradients -----------------------------------------------------------------------------------
-
-
-def _is_first_pass(w: Workload) -> bool:
-    """Whether the pass at its peak finds no memory of gradients."""
-    return w.micro_batches == 1 and not w.formats.keeping.has_gradient_buffers
-
-
-def _earlier_passes(w: Workload) -> float:
-    """1 where gradients of earlier passes, or their buffers, are there beside a pass."""
-    return 0.0 if _is_first_pass(w) else 1.0
-
-
-def _sums_at_end(w: Workload) -> bool:
-    """Whether whole gradients are added up over passes, to be summed over ranks in the last."""
-    is_one_of_several = w.layout.zero == 1 and w.layout.data_ranks > 1 and not _is_first_pass(w)
-    return is_one_of_several and w.formats.keeping.sums_zero_1_at_end
-
-
-def _sums_blocks(w: Workload) -> bool:
-    """Whether a block's gradient is made whole, sent and freed before the next block's."""
-    return _gathers(w) or (w.formats.keeping.sums_each_block and not _sums_at_end(w))
-
-
-def _gradients(w: Workload, held: _Held) -> float:
-    """In the format in which they are held from pass to pass."""
-    if _sums_at_end(w) or (w.techniques.offload == "params" and not w.techniques.updates_on_host):
-        return 0.0
-    size = held.trained.elements * w.formats.gradient_bytes
-    return size / (_shards(w) if _splits_gradients(w) else 1)
-
-
-def _waiting(w: Workload, held: _Held) -> float:
-    """Whole gradients that wait for the last pass, or buffers that are set aside for sending."""
-    if _sums_at_end(w):
-        return w.formats.reduce_bytes * held.trained.elements
-    return w.techniques.bucket_bytes if w.layout.data_ranks * w.layout.cp > 1 else 0.0
-
-
-def _in_sum(w: Workload, elements: float) -> float:
-    """A gradient as it was computed, and as it is sent."""
-    return (w.formats.compute_bytes + w.formats.reduce_bytes) * elements if _sums_blocks(w) else 0.0
-
-
-def _left_of_last_pass(w: Workload, held: _Held) -> float:
-    """The last gradient of the pass before, the table's, is freed when the next one is sent."""
-    if not _sums_blocks(w) or _is_first_pass(w):
-        return 0.0
-    return w.formats.reduce_bytes * held.trained.table
 
 
 def _head_gradient(w: Workload, held: _Held) -> float:
@@ -544,14 +455,14 @@ def _terms(w: Workload, stage: int, need: Need) -> tuple[Term, ...]:
     tokens = w.tokens // layout.cp
     flying = in_flight(w, stage)
     several = f" of {flying:.3g} micro-batches in flight" if layout.pp > 1 else ""
-    split = over if _splits_weights(w) else " whole on every rank"
+    split = over if splits_weights(w) else " whole on every rank"
     trained = stage_trained(w, stage)
     blocks = stage_blocks(w, stage) if trained is None else trained.layers
     frozen = "" if trained is None else f", {formats.compute_bytes:g} where frozen"
     reasons = {
         "parameters": f"{formats.weight_bytes:g} bytes each{frozen}{where},{split or ' not split'}",
         "gradients": f"{formats.gradient_bytes:g} bytes each"
-        + (over if _splits_gradients(w) else ", whole on every rank"),
+        + (over if splits_gradients(w) else ", whole on every rank"),
         "optimizer": f"{formats.optimizer_bytes:g} bytes each: moments"
         + (" and fp32 weights" if formats.optimizer_bytes > 8 else "") + over,
         "gathered parameters": f"whole ones in {formats.compute}, gathered by zero {layout.zero}",
