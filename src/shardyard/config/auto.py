@@ -17,7 +17,9 @@ from shardyard.config.machines import chosen_cluster
 from shardyard.config.optimizers import optimizer_of
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
+from shardyard.config.task_names import task_row
 from shardyard.config.tokenizer_kinds import TOKENIZER_KINDS
+from shardyard.families.images.network import ImageNetwork
 from shardyard.families.shape import ModelShape
 from shardyard.hardware.cluster import Cluster
 from shardyard.hardware.machine import Machine
@@ -30,6 +32,8 @@ _ADAPTERS = "adapters: as QLoRA's at 7 B and 13 B (arXiv:2305.14314, table 9)"
 
 """Tokens that keep a product with the head's matrix busy: adding up its gradient chunk by chunk
 moves 10 bytes an element, which takes a sixth of the time of the chunk's products (ours)."""
+
+_OF_TEXT = "says nothing of images"
 
 _FINE_TUNING = "loaded weights: as in Llama 2's fine-tuning (arXiv:2307.09288, section 3.1)"
 
@@ -45,6 +49,7 @@ class Facts:
     name: str = "run"
     """Name of the recipe's file."""
     shape: ModelShape | None = None
+    network: ImageNetwork | None = None
     model_has_tokenizer: bool | None = False
     """None: its folder has not been opened."""
     machine: Machine | None = None
@@ -52,6 +57,10 @@ class Facts:
     data: DataFacts | None = None
     previous: Resolved | None = None
     """The attempt that a resume continues."""
+
+
+_IMAGES = 256
+"""Of a step, and of a forward pass at most an eighth: as ResNet was trained (arXiv:1706.02677)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +75,16 @@ class Draft:
         if self.facts.shape is None:
             raise NotYetKnown("known once the model's shape is")
         return self.facts.shape
+
+    @property
+    def network(self) -> ImageNetwork:
+        if self.facts.network is None:
+            raise NotYetKnown("known once the network is")
+        return self.facts.network
+
+    @property
+    def reads_images(self) -> bool:
+        return task_row(self.recipe.task.name).reads == "images"
 
     @property
     def machine(self) -> Machine:
@@ -140,12 +159,16 @@ def _weights(draft: Draft) -> tuple[str, str]:
 
 
 def _dropout(draft: Draft) -> tuple[float, str]:
+    if draft.reads_images:
+        return 0.0, "the network drops what it drops"
     if draft.recipe.model.module is not None:
         return 0.0, "the model of your own drops what it drops"
     return dropout_of(draft.shape)
 
 
 def _tokenizer(draft: Draft) -> tuple[str, str]:
+    if draft.reads_images:
+        return "none", _OF_TEXT
     own = draft.recipe.model.path or draft.recipe.model.hub
     if own and draft.facts.model_has_tokenizer is None:
         raise NotYetKnown("known once the model's folder is opened")
@@ -196,7 +219,15 @@ def _output(draft: Draft) -> tuple[str, str]:
     return output_of(draft.recipe.precision.compute)
 
 
+def _image_size(draft: Draft) -> tuple[int, str]:
+    if not draft.reads_images:
+        raise NotYetKnown("says nothing of text")
+    return draft.network.size, "as the network was published with"
+
+
 def _seq_len(draft: Draft) -> tuple[int, str]:
+    if draft.reads_images:
+        return 1, "a sample is one image"
     return seq_len_of(draft.shape)
 
 
@@ -205,6 +236,8 @@ def _workers(draft: Draft) -> tuple[int, str]:
 
 
 def _bos(draft: Draft) -> tuple[bool, str]:
+    if draft.reads_images:
+        return False, _OF_TEXT
     data, tokenizer = draft.facts.data, draft.recipe.data.tokenizer
     if data is None:
         raise NotYetKnown("known once the data is prepared")
@@ -223,7 +256,9 @@ def _global_batch(draft: Draft) -> tuple[int, str]:
     if per_device is not None:
         devices = cluster.nodes * _known(cluster.devices, "cluster.devices")
         return per_device * devices, f"{per_device:,} for each of {devices:,} devices"
-    if draft.recipe.model.weights == "load":
+    if draft.reads_images:
+        batch, why = _IMAGES, "as ResNet was trained (arXiv:1706.02677)"
+    elif draft.recipe.model.weights == "load":
         batch, why = 64, _FINE_TUNING
     else:
         tokens, source = _step_tokens(draft.shape.parameters)
@@ -248,6 +283,8 @@ def _step_tokens(parameters: int) -> tuple[int, str]:
 
 def _micro_batch(draft: Draft) -> tuple[int, str]:
     batch, ranks = draft.global_batch, draft.data_ranks
+    if draft.reads_images:
+        return min(_IMAGES // 8, -(-batch // ranks)), "each rank's share of a step, at most 32"
     if draft.shape.parameters >= 1e9:
         return 1, "least memory; one sample of a large model fills a device"
     size, least = 1, _samples_per_rank(batch, micro_batch=1, ranks=ranks)
@@ -270,6 +307,8 @@ def _samples_per_rank(global_batch: int, *, micro_batch: int, ranks: int) -> int
 
 def _loss_chunk(draft: Draft) -> tuple[int | str, str]:
     recipe = draft.recipe
+    if draft.reads_images:
+        return "none", _OF_TEXT
     if recipe.model.module is not None:
         return "none", "the function of model.module makes its own loss"
     if waits_for_logits(recipe.parallel.schedule, pp=recipe.parallel.pp):
@@ -341,6 +380,7 @@ BEFORE_LAYOUT: dict[str, Rule] = {
     "data.tokenizer": _tokenizer,
     "data.bos": _bos,
     "data.seq_len": _seq_len,
+    "data.images.size": _image_size,
     "data.workers": _workers,
     "cluster.device": _device,
     "cluster.devices": _devices,

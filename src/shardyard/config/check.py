@@ -12,6 +12,7 @@ from shardyard.config.data_problems import data_problems
 from shardyard.config.dialogue_problems import dialogue_problems
 from shardyard.config.environment import environment_problems
 from shardyard.config.format_problems import format_problems
+from shardyard.config.image_problems import image_problems
 from shardyard.config.launch_problems import launch_problems
 from shardyard.config.load import Sources, name_of, read_settings
 from shardyard.config.lora_problems import lora_problems
@@ -27,6 +28,7 @@ from shardyard.config.tasks import TASKS
 from shardyard.config.text_problems import text_problems, texts
 from shardyard.config.trainable import trainable_problems
 from shardyard.errors import Problem, RecipeError, RequestError
+from shardyard.families.images.registry import IMAGE_PRESETS
 from shardyard.families.presets import PRESETS, preset_named
 from shardyard.hardware.accelerator import wrong_kind
 
@@ -166,8 +168,8 @@ def _model(recipe: Recipe) -> Iterable[Problem]:
     elif model.config is not None and not (model.path or model.hub):
         text = "says what shape a model has, and names none. Give model.path or model.hub too."
         yield Problem("model.config", text)
-    if model.preset is not None and preset_named(model.preset) is None:
-        near = difflib.get_close_matches(model.preset, PRESETS, n=1)
+    if model.preset is not None and not _is_preset(model.preset):
+        near = difflib.get_close_matches(model.preset, [*PRESETS, *IMAGE_PRESETS], n=1)
         hint = f"Did you mean {near[0]}?" if near else f"Presets are {', '.join(PRESETS)}."
         yield Problem("model.preset", f"={_show(model.preset)} is no preset. {hint}")
     if model.revision is not None and model.hub is None:
@@ -176,6 +178,10 @@ def _model(recipe: Recipe) -> Iterable[Problem]:
     if model.preset is not None and not given and model.weights == "load":
         text = "=load but a preset has no weights. Use model.path or model.hub, or weights: random."
         yield Problem("model.weights", text)
+
+
+def _is_preset(name: str) -> bool:
+    return name in IMAGE_PRESETS or preset_named(name) is not None
 
 
 def _secrets(recipe: Recipe) -> Iterable[Problem]:
@@ -361,6 +367,7 @@ _CHECKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
     _length,
     _model,
     own_module_problems,
+    image_problems,
     lora_problems,
     _secrets,
     environment_problems,

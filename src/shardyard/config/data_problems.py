@@ -15,6 +15,9 @@ def data_problems(recipe: Recipe) -> Iterable[Problem]:
     """Everything of this kind."""
     data = recipe.data
     yield from _packing(recipe)
+    if data.seq_len == 1 and task_row(recipe.task.name).reads == "text":
+        text = "=1 leaves no token to predict another from. Give at least 2."
+        yield Problem("data.seq_len", text)
     is_trained = data.tokenizer in ("auto", "train")
     if data.tokenizer_kind != Data().tokenizer_kind and not is_trained:
         yield Problem("data.tokenizer_kind", not_trained(data.tokenizer_kind, data.tokenizer))

@@ -14,6 +14,8 @@ from shardyard.config.schema import Model, Recipe
 from shardyard.config.task_names import task_row
 from shardyard.errors import RequestError
 from shardyard.families.config_json import shape_of_config
+from shardyard.families.images.network import ImageNetwork
+from shardyard.families.images.registry import IMAGE_PRESETS, KINDS
 from shardyard.families.presets import PRESETS
 from shardyard.families.registry import can_be_trained, family_of
 from shardyard.families.shape import ModelShape
@@ -73,10 +75,31 @@ def has_tokenizer(folder: Path | None) -> bool:
 
 def shape_if_known(recipe: Recipe, folder: Path | None, vocab_size: int) -> ModelShape | None:
     """As ``read_shape``, with the heads that the task needs; None for a module of the user's own,
-    which nobody knows before it runs."""
-    if recipe.model.module is not None:
+    which nobody knows before it runs, and for a network that classifies images."""
+    if recipe.model.module is not None or task_row(recipe.task.name).reads == "images":
         return None
     return with_heads(read_shape(recipe.model, folder, vocab_size), recipe.task.name)
+
+
+def network_if_known(recipe: Recipe, folder: Path | None) -> ImageNetwork | None:
+    """What classifies images, as its preset or its folder's config.json says; None: of text.
+
+    Raises:
+        RequestError: config.json is missing or damaged, or says something that is not built.
+    """
+    if task_row(recipe.task.name).reads != "images":
+        return None
+    if folder is None:
+        return IMAGE_PRESETS[str(recipe.model.preset)]
+    path = folder / "config.json"
+    content = _read_config(path)
+    kind = KINDS.get(str(content.get("model_type")))
+    if kind is None:
+        raise RequestError(
+            f"{path}: model_type={content.get('model_type')!r} is no network for images that is "
+            f"known here. {', '.join(KINDS)} are."
+        )
+    return kind.of_config(content, str(path))
 
 
 def with_heads(shape: ModelShape, task: str) -> ModelShape:
@@ -113,7 +136,7 @@ def stated_shape(model: Model, vocab_size: int) -> ModelShape | None:
     Raises:
         RequestError: model.config cannot be read, or says something that is not built.
     """
-    if model.preset is not None:
+    if model.preset is not None and model.preset not in IMAGE_PRESETS:
         shape = PRESETS[model.preset].shape
         if shape.vocab_size:
             return shape

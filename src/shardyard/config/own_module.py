@@ -54,7 +54,7 @@ def own_module_problems(recipe: Recipe, *, generic: str | None = None) -> Iterab
         text = "model.module and model.preset each name a model. Keep one of them."
         yield Problem("model", text)
     yield from _place_problems(model.module)
-    yield from _axis_problems(recipe, generic or "a module of your own")
+    yield from axis_problems(recipe, generic or "a module of your own")
     for setting in _FOLLOWING_A_SHAPE:
         section, key = setting.split(".")
         is_said = setting == "optim.global_batch" and recipe.optim.batch_per_device is not None
@@ -80,7 +80,8 @@ def _place_problems(place: str) -> Iterable[Problem]:
         yield Problem("model.module", text)
 
 
-def _axis_problems(recipe: Recipe, what: str) -> Iterable[Problem]:
+def axis_problems(recipe: Recipe, what: str) -> Iterable[Problem]:
+    """Degrees that split what nobody here knows how to split."""
     for axis, reason in WHY_NOT.items():
         degree = getattr(recipe.parallel, axis)
         if degree > 1:

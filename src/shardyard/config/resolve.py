@@ -29,9 +29,10 @@ from shardyard.config.model_problems import misfits, vocabulary_problems
 from shardyard.config.phases import of_phases
 from shardyard.config.plug_in_settings import recipe_with_defaults
 from shardyard.config.resolved import DataFacts, Resolved, fingerprint, settings_in
-from shardyard.config.schema import Recipe
+from shardyard.config.schema import Own, Recipe, Section
 from shardyard.config.tasks import BITS_PER_BYTE
 from shardyard.errors import Problem, RecipeError
+from shardyard.families.images.network import ImageNetwork
 from shardyard.families.shape import ModelShape
 from shardyard.hardware.machine import Machine
 
@@ -63,6 +64,7 @@ def resolve(
     shape: ModelShape | None,
     machine: Machine,
     data: DataFacts,
+    network: ImageNetwork | None = None,
     name: str = "run",
     model_dir: Path | None = None,
     model_has_tokenizer: bool = False,
@@ -72,6 +74,7 @@ def resolve(
 
     Args:
         recipe: A checked recipe.
+        network: What classifies images, where the recipe reads images.
         machine: The machine to train on, or one of the cluster's nodes.
         name: Name of the run where ``run.name`` is auto: the recipe's file name.
         model_dir: The model's own files, if it has any (``config/model_source.py``).
@@ -86,6 +89,7 @@ def resolve(
     facts = Facts(
         name=name,
         shape=shape,
+        network=network,
         model_has_tokenizer=model_has_tokenizer,
         machine=machine,
         data=data,
@@ -129,6 +133,7 @@ def _resolved(
         recipe=preview.recipe,
         reasons=preview.reasons,
         shape=facts.shape,
+        network=None if facts.network is None else _of_data(facts.network, data),
         data=data,
         steps=preview.steps,
         model_dir=str(model_dir) if loads or is_generic(recipe) else None,
@@ -144,6 +149,11 @@ def _resolved(
     if found:
         raise RecipeError(found)
     return resolved
+
+
+def _of_data(network: ImageNetwork, data: DataFacts) -> ImageNetwork:
+    """The network with a head for the classes that there are."""
+    return network if data.num_classes is None else network.with_classes(data.num_classes)
 
 
 def _each_before(recipe: Recipe, previous: Resolved | None) -> Sequence[Resolved | None]:
@@ -327,17 +337,24 @@ def _sample_problems(resolved: Resolved) -> list[Problem]:
     ranks, samples = draft.data_ranks, draft.train_samples
     found = []
     if samples < ranks:
+        made = (
+            f"{samples} images are trained on"
+            if draft.reads_images
+            else f"{data.train_tokens:,} training tokens make {samples} samples of "
+            f"{draft.seq_len} tokens"
+        )
+        less = "" if draft.reads_images else " a smaller data.seq_len,"
         text = (
-            f"{data.train_tokens:,} training tokens make {samples} samples of {draft.seq_len} "
-            f"tokens, fewer than the {ranks} data-parallel ranks: some would never have work. "
-            "Use more data, a smaller data.seq_len, or fewer devices."
+            f"{made}, fewer than the {ranks} data-parallel ranks: some would never have work. "
+            f"Use more data,{less} or fewer devices."
         )
         found.append(Problem("data.source", text))
+    kind = "image" if draft.reads_images else "document"
     wants_eval = recipe.task.eval_every_steps or recipe.task.eval_every_epochs
     if (wants_eval or recipe.run.target) and not data.num_samples("eval", draft.seq_len):
         text = (
-            f"={recipe.data.eval_fraction} held out no document, so there is nothing to evaluate "
-            "on. Raise it, or give data with more documents."
+            f"={recipe.data.eval_fraction} held out no {kind}, so there is nothing to evaluate "
+            f"on. Raise it, or give data with more {kind}s."
         )
         found.append(Problem("data.eval_fraction", text))
     elif BITS_PER_BYTE in (recipe.run.target or ()) and not data.eval_bytes:
@@ -350,12 +367,14 @@ def _sample_problems(resolved: Resolved) -> list[Problem]:
     return found
 
 
-def _get(recipe: Recipe, setting: str) -> Any:
-    section, key = setting.split(".")
-    return getattr(getattr(recipe, section), key)
+def _get(section: Section, setting: str) -> Any:
+    key, _, inner = setting.partition(".")
+    value = getattr(section, key)
+    return _get(value, inner) if inner else value
 
 
-def _set(recipe: Recipe, setting: str, value: Any) -> Recipe:
-    section, key = setting.split(".")
-    changed = getattr(recipe, section).model_copy(update={key: value})
-    return recipe.model_copy(update={section: changed})
+def _set(section: Own, setting: str, value: Any) -> Own:
+    key, _, inner = setting.partition(".")
+    if inner:
+        value = _set(getattr(section, key), inner, value)
+    return section.model_copy(update={key: value})

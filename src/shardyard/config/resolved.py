@@ -11,6 +11,7 @@ from shardyard.config.batch import first_batch
 from shardyard.config.fingerprint import fingerprint_of
 from shardyard.config.mixture import SLOTS
 from shardyard.config.schema import Recipe, Section
+from shardyard.families.images.network import ImageNetwork
 from shardyard.families.shape import ModelShape
 
 
@@ -41,6 +42,8 @@ class DataFacts:
     """Of a set whose samples were made when it was prepared; None: windows of running text."""
     eval_samples: int | None = None
 
+    num_classes: int | None = None
+    """Of images; None: of text."""
     parts: tuple["PartFacts", ...] = ()
     """Of a mixture: its sources, which have data sets of their own."""
     too_long: int | None = None
@@ -93,7 +96,7 @@ class Resolved:
     reasons: dict[str, str]
     """Dotted setting -> why it has its value; only for settings that were not given."""
     shape: ModelShape | None
-    """Sizes of the model; None: it is a module of the user's own."""
+    """Sizes of the model; None: it is a module of the user's own, or a network for images."""
     data: DataFacts
     steps: int
     """Optimizer steps of the whole run, each of optim.global_batch samples."""
@@ -106,6 +109,8 @@ class Resolved:
     base_digest: str | None = None
     """Of the weights that adapters are beside, which no checkpoint holds; None: there are no
     adapters, or the base is drawn from the seed."""
+    network: ImageNetwork | None = None
+    """What classifies images; None: what is trained reads text."""
     phases: tuple["Resolved", ...] = ()
     """Of a run with phases: each by itself. The recipe above is then that of the first, ``steps``
     those of all."""
@@ -129,6 +134,7 @@ class Resolved:
                 for name, value in settings.items()
             },
             "shape": None if self.shape is None else self.shape.to_dict(),
+            "network": None if self.network is None else self.network.to_dict(),
             "data": asdict(self.data),
             "steps": self.steps,
             "model_dir": self.model_dir,
@@ -158,6 +164,7 @@ class Resolved:
             model_commit=content.get("model_commit"),  # before there was one
             model_digest=content.get("model_digest"),
             base_digest=content.get("base_digest"),
+            network=ImageNetwork(**content["network"]) if content.get("network") else None,
             phases=tuple(Resolved.from_json(phase) for phase in content.get("phases", ())),
         )
 
@@ -185,11 +192,16 @@ def fingerprint(resolved: Resolved, held: Collection[str] = ()) -> dict[str, Any
     return fingerprint_of(
         settings_in(resolved.recipe.model_dump(mode="json")),
         held=held,
-        shape={} if resolved.shape is None else resolved.shape.to_dict(),
+        shape=_sizes(resolved),
         data=resolved.data.fingerprint,
         commit=resolved.model_commit,
         base=resolved.base_digest,
     )
+
+
+def _sizes(resolved: Resolved) -> dict[str, Any]:
+    described = resolved.shape or resolved.network
+    return {} if described is None else described.to_dict()
 
 
 def settings_in(

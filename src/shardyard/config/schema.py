@@ -175,8 +175,15 @@ class Share(Section):
     """Instead of data.text_key."""
 
 
+class Images(Section):
+    """How files of pictures become what a network reads."""
+
+    size: Annotated[int, Field(ge=8, le=4096)] | Auto = "auto"
+    """Pixels on a side of what the network is given; auto: as it was published with."""
+
+
 class Data(Section):
-    """Text, and how it becomes samples of seq_len tokens."""
+    """Text or images, and how they become samples."""
 
     source: Sources = "python-stdlib"
     """python-stdlib, or files, folders, globs (or s3:// and others) of text, JSON or Parquet."""
@@ -204,8 +211,9 @@ class Data(Section):
     """Vocabulary of a tokenizer that is trained on the corpus."""
     # The largest in use is XLM-V's of 1 M (arXiv:2301.10472). From 2^31 the tokenizers library
     # asks for so much memory at once that it ends the process.
-    seq_len: Annotated[int, Field(ge=2)] | Auto = "auto"
-    """Tokens in one sample; auto: the model's context length, at most 4,096."""
+    seq_len: Annotated[int, Field(ge=1)] | Auto = "auto"
+    """Tokens in one sample, at least 2; auto: the model's context length, at most 4,096. An image
+    counts as one."""
     eval_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """Share of the documents held out for evaluation, chosen by a hash of their content."""
     attend_across_documents: bool = True
@@ -220,6 +228,7 @@ class Data(Section):
     """Processes that prepare data; auto: the cores of this machine."""
     prefetch_steps: Annotated[int, Field(ge=1)] = 2
     """Steps read ahead while the device computes."""
+    images: Images = Images()
 
     @property
     def attends_across(self) -> bool:

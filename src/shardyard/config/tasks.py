@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from shardyard.config.schema import Section
@@ -43,6 +43,8 @@ class TaskRow:
     """That its code scores an evaluation by, by name; the loss first."""
     is_causal: bool
     """Whether its models see earlier tokens alone."""
+    reads: Literal["text", "images"] = "text"
+    """What its samples are made of."""
     judges_pairs: bool = False
     """Whether a sample is two texts, of which its models say if one follows the other."""
     data_formats: tuple[str, ...] = ()
@@ -110,13 +112,26 @@ TASKS: dict[str, TaskRow] = {
         judges_pairs=True,
         data_formats=("sentences", "documents", "bert_h5"),
     ),
+    "image_classification": TaskRow(
+        code="shardyard.tasks.images:ImageClassification",
+        prepare="shardyard.data.images.prepare:prepare_images",
+        metrics={
+            "loss": Metric(),
+            "top1": Metric(is_better_higher=True, is_of_logits=True),
+            "top5": Metric(is_better_higher=True, is_of_logits=True),
+        },
+        is_causal=False,
+        reads="images",
+    ),
 }
 """``task.name`` -> its row."""
 
 
 def tasks_of(*, is_causal: bool) -> list[str]:
     """Names of the tasks that a kind of model can learn, the usual one first."""
-    return [name for name, row in TASKS.items() if row.is_causal == is_causal]
+    return [
+        name for name, row in TASKS.items() if row.reads == "text" and row.is_causal == is_causal
+    ]
 
 
 def imported(place: str) -> Any:

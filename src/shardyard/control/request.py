@@ -21,6 +21,7 @@ from shardyard.config.model_source import (
     has_tokenizer,
     head_notes,
     model_folder,
+    network_if_known,
     shape_if_known,
     stated_shape,
     with_heads,
@@ -32,6 +33,7 @@ from shardyard.config.schema import Model, Recipe
 from shardyard.config.sight import Sight, absent_problems, unseen_problems
 from shardyard.config.trainable import trainable_problems
 from shardyard.errors import Problem, RecipeError, RequestError, ShardyardError
+from shardyard.families.images.network import ImageNetwork
 from shardyard.families.shape import ModelShape
 from shardyard.hardware.machine import Machine
 from shardyard.launchers.secrets import loose_files, resolve_local
@@ -54,6 +56,8 @@ class Request:
     """Before the data is prepared, its vocabulary may be that of the tokenizer to be trained. None:
     not known here, and node 0 of the launch settles it; or a module of the user's own."""
     why_no_shape: str = ""
+    network: ImageNetwork | None = None
+    """What classifies images, where the recipe reads images and it is known here."""
 
     @staticmethod
     def read(
@@ -142,6 +146,7 @@ class Request:
             model_dir=folder,
             shape=shape,
             why_no_shape=why_no_shape,
+            network=None if why_no_shape else network_if_known(anchored, folder),
         )
         request.refuse_misfits()
         return request
@@ -153,6 +158,11 @@ class Request:
         Raises:
             RequestError: The model is a module of the user's own, or of no family here.
         """
+        if self.network is not None:
+            raise RequestError(
+                f"there is no plan: {self.network.model_type} is a network for images, which are "
+                "not planned yet. Train a few steps and see the report."
+            )
         if is_generic(self.recipe):
             raise RequestError(
                 f"there is no plan: {self.model_dir} is a model of no family here: {LACKS}. Train "
@@ -186,6 +196,7 @@ class Request:
         facts = Facts(
             name=self.name,
             shape=self.shape,
+            network=self.network,
             model_has_tokenizer=self.model_has_tokenizer,
             machine=machine,
             data=None if previous is None else previous.data,
@@ -204,6 +215,7 @@ class Request:
         return resolve(
             self.recipe,
             shape=shape_if_known(self.recipe, self.model_dir, data.vocab_size),
+            network=network_if_known(self.recipe, self.model_dir),
             machine=machine,
             data=data,
             name=self.name,

@@ -7,15 +7,15 @@ in an order and lays them side by side. Shape suffixes in this file:
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from shardyard.data.micro_batch import MicroBatch
 from shardyard.data.order import Positions, sample_indices
-from shardyard.data.shards import Tokens
 
 Prepare = Callable[[MicroBatch, Tensor], MicroBatch]
 """What a task makes of a micro-batch of text, and of the tokens that each of its rows has."""
@@ -29,10 +29,10 @@ def unchanged(batch: MicroBatch, lengths_B: Tensor) -> MicroBatch:  # noqa: ARG0
 class Sample(NamedTuple):
     """One sample."""
 
-    fields: Mapping[str, Tokens]
-    """Name -> (L,), or whatever form each sample of the set has; int64."""
+    fields: Mapping[str, npt.NDArray[Any]]
+    """Name -> (L,), or whatever form each sample of the set has; of text int64."""
     length: int
-    """Tokens that go through the model; what follows them is padding."""
+    """What goes through the model: of text, tokens, and what follows them is padding."""
 
 
 class SampleSet(Protocol):

@@ -54,6 +54,7 @@ from shardyard.tasks.computation import Computation
 from shardyard.tasks.language import vocabulary
 from shardyard.tasks.named import task_class
 from shardyard.train.hooks import Hooks
+from shardyard.train.images import build_image_network
 from shardyard.train.optim import ShardOptimizer
 from shardyard.train.own_module import build_own
 from shardyard.train.state import Progress, memory_by_kind
@@ -248,9 +249,11 @@ def _build(
     resolved: Resolved, mesh: Mesh, *, device: torch.device, control: dist.ProcessGroup
 ) -> Computation[MicroBatch]:
     """The model in parallel form, and how it computes the task."""
-    recipe, shape = resolved.recipe, resolved.shape
+    recipe, shape, network = resolved.recipe, resolved.shape, resolved.network
     if shape is not None:
         return build_sharded(recipe, shape, mesh, device=device)
+    if network is not None:
+        return build_image_network(recipe, network, mesh, device=device, control=control)
     return build_own(
         recipe, mesh, vocab_size=vocabulary(resolved), device=device, control=control,
         folder=Path(str(resolved.model_dir)) if is_generic(recipe) else None,
@@ -277,10 +280,10 @@ def build_optimizer(
 ) -> ShardOptimizer:
     """Give a sharded model its storage, without values yet, and an optimizer.
 
-    A module of the user's own has its storage, and its values.
+    A module of the user's own has its storage and its values, and so has a network for images.
     """
     model = computation.model
-    if recipe.model.module is None:
+    if any(param.is_meta for param in model.parameters()):
         give_storage(
             model, device, stages=computation.roots, on_host=recipe.memory.offload == "params"
         )

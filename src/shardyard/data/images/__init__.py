@@ -1,0 +1,1 @@
+"""Images as samples: what `prepare` writes of them, and what training reads."""

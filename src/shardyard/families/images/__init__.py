@@ -1,0 +1,1 @@
+"""Networks that classify images: what they are, without torch."""

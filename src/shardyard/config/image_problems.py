@@ -1,0 +1,63 @@
+"""What a recipe for images may not ask, and what of images a recipe for text may not."""
+
+from collections.abc import Iterable
+
+from shardyard.config.own_module import axis_problems
+from shardyard.config.schema import Images, Recipe
+from shardyard.config.task_names import task_row
+from shardyard.errors import Problem
+from shardyard.families.images.registry import IMAGE_PRESETS
+
+_WHAT = "a network for images"
+
+_OF_TEXT = {
+    "data": (
+        "mixture", "format", "text_key", "chat_template", "loss_on", "loss_share", "tokenizer",
+        "tokenizer_kind", "bos", "vocab_size", "seq_len", "attend_across_documents", "pack",
+        "too_long",
+    ),
+    "model": ("config", "module", "blocks", "router_aux_loss", "router_z_loss"),
+    "memory": ("loss_chunk",),
+    "task": ("prompt", "generate_tokens"),
+    "run": ("tokens",),
+}  # fmt: skip
+"""Settings that say nothing of images, by their sections."""
+
+
+def image_problems(recipe: Recipe) -> Iterable[Problem]:
+    """Everything of this kind."""
+    task = recipe.task.name
+    if task_row(task).reads != "images":
+        given = recipe.data.images
+        for key in sorted(given.model_fields_set):
+            if getattr(given, key) != getattr(Images(), key):
+                text = f"={getattr(given, key)} is of images, and {task} reads text. Leave it out."
+                yield Problem(f"data.images.{key}", text)
+        if recipe.model.preset in IMAGE_PRESETS:
+            text = f"={recipe.model.preset} is {_WHAT}, and {task} reads text. "
+            yield Problem("model.preset", f"{text}Use task.name=image_classification.")
+        return
+    for section, keys in _OF_TEXT.items():
+        content = getattr(recipe, section)
+        for key in sorted(content.model_fields_set & set(keys)):
+            value = getattr(content, key)
+            if value not in (type(content)().__getattribute__(key), None):
+                text = f"={value} is of text, and {task} reads images. Leave it out."
+                yield Problem(f"{section}.{key}", text)
+    if "source" not in recipe.data.model_fields_set:
+        yield Problem("data.source", "names no images. Give a folder that holds one of each class.")
+    if recipe.model.preset is not None and recipe.model.preset not in IMAGE_PRESETS:
+        text = f"={recipe.model.preset} is no network for images. Use {', '.join(IMAGE_PRESETS)}."
+        yield Problem("model.preset", text)
+    yield from axis_problems(recipe, _WHAT)
+    if recipe.optim.lr == "auto":
+        text = "=auto is not known for images: it depends on the recipe as a whole. Give it; 0.1 "
+        yield Problem("optim.lr", f"{text}for each 256 images is usual with sgd and momentum.")
+    if recipe.model.lora.rank is not None:
+        yield Problem("model.lora.rank", f": adapters are not built for {_WHAT}. Leave it out.")
+    if recipe.memory.offload == "activations":
+        text = f"=activations is not built for {_WHAT}. Use memory.recompute."
+        yield Problem("memory.offload", text)
+    if recipe.precision.compute == "fp8":
+        text = f"=fp8 is not built for {_WHAT}. Use bf16 or fp32."
+        yield Problem("precision.compute", text)

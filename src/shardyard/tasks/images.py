@@ -1,0 +1,147 @@
+"""Images, each of one class.
+
+Shape suffixes in this file:
+    B = images in a micro-batch
+    C = classes
+    H, W = rows and columns of pixels
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from shardyard.config.resolved import Resolved
+from shardyard.config.schema import Recipe
+from shardyard.data.images.samples import ImageSet
+from shardyard.data.micro_batch import MicroBatch
+from shardyard.data.samples import Stream
+from shardyard.models.batch_norm import BY_MICRO_BATCH, BatchNorms
+from shardyard.parallel.data import GradientSync, backward_all, reshard
+from shardyard.parallel.mesh import Mesh
+from shardyard.parallel.model import ParallelModel
+from shardyard.tasks.base import Data, Task
+from shardyard.tasks.computation import Computation, Part
+
+TOP = (1, 5)
+"""Guesses among which the right class is counted."""
+
+
+class ImageClassification(Task):
+    """Says which class an image is of; judged by its first guess, and by its first five."""
+
+    @staticmethod
+    def open_data(resolved: Resolved) -> Data:
+        """Both splits: the training images without end, the held-out ones each once."""
+        folder, size = Path(resolved.data.dir), int(resolved.recipe.data.images.size)
+        train = Stream(ImageSet(folder, "train", size=size), seed=resolved.recipe.run.seed)
+        if not resolved.data.eval_samples:
+            return Data(train, None)
+        return Data(train, Stream(ImageSet(folder, "eval", size=size), seed=None))
+
+    @staticmethod
+    def compute(
+        model: ParallelModel, mesh: Mesh, *, device: torch.device
+    ) -> Computation[MicroBatch]:
+        """Not asked: a network is sharded as a whole (``train/images.py``)."""
+        raise NotImplementedError
+
+    @staticmethod
+    def empty_batch(recipe: Recipe) -> MicroBatch:
+        """Black images of the first class."""
+        samples, size = int(recipe.optim.micro_batch), int(recipe.data.images.size)
+        return MicroBatch(
+            fields={
+                "image": torch.zeros(samples, size, size, 3, dtype=torch.uint8),
+                "label": torch.zeros(samples, dtype=torch.int64),
+            },
+            samples_B=torch.zeros(samples, dtype=torch.int64),
+            work=samples,
+        )
+
+    @staticmethod
+    def scores(loss: float, means: Mapping[str, float]) -> dict[str, float]:
+        """Loss in nats an image, and the share that was guessed."""
+        return {"loss": loss, **means}
+
+
+class ImageComputation(Computation[MicroBatch]):
+    """Computes micro-batches by a network that returns logits."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        mesh: Mesh,
+        *,
+        norms: BatchNorms | None,
+        mean: Sequence[float],
+        std: Sequence[float],
+        device: torch.device,
+    ) -> None:
+        """Take a network that is sharded.
+
+        Args:
+            norms: Its batch normalisations; None: it has none.
+            mean: Of each channel, of pixels from 0 to 1; it is taken off.
+            std: What they are then divided by.
+        """
+        self.model = model
+        self.roots = [model]
+        self.statistics = () if norms is None else (norms,)
+        self.held = {} if norms is None else {"optim.micro_batch": BY_MICRO_BATCH}
+        self._norms = norms
+        self._mean_C11 = torch.tensor(mean, device=device).view(-1, 1, 1)
+        self._std_C11 = torch.tensor(std, device=device).view(-1, 1, 1)
+        self._device = device
+        self._sync = GradientSync(model, mesh.layout)
+
+    def means(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Of an evaluation: the share of images whose class is among the first guesses."""
+        return {name: sums[name] / sums["images"] for name in _names()} if sums else {}
+
+    def backward(self, batches: Sequence[MicroBatch]) -> Part:
+        """Forward and backward passes of all micro-batches."""
+        counts = [0 if batch.is_padding else len(batch.cut().samples_B) for batch in batches]
+        losses = (self._loss(batch)[0] for batch in batches)
+        total = backward_all(losses, self._sync, number=len(batches))
+        return Part(total, sum(counts))
+
+    def forward(self, batches: Iterable[MicroBatch]) -> Part:
+        """Forward passes alone, which also count right guesses."""
+        zero = torch.zeros((), dtype=torch.float64, device=self._device)
+        total, sums = zero, dict.fromkeys((*_names(), "images"), zero)
+        for batch in batches:
+            loss, logits_BC, labels_B = self._loss(batch)
+            total = total + loss.double()
+            if batch.is_padding:
+                continue
+            for name, right in _right(logits_BC, labels_B).items():
+                sums[name] = sums[name] + right
+            sums["images"] = sums["images"] + len(labels_B)
+        reshard(self.roots)
+        return Part(total, sums["images"], sums)
+
+    def _loss(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Sum of the losses of a micro-batch, 0 of what is padding alone; its logits, labels."""
+        has_weight = not batch.is_padding
+        if self._norms is not None:
+            self._norms.is_weightless, self._norms.counts = not has_weight, int(has_weight)
+        read = batch.cut().to(self._device)
+        pixels_BCHW = read["image"].permute(0, 3, 1, 2).float() / 255.0
+        pixels_BCHW = (pixels_BCHW - self._mean_C11) / self._std_C11
+        logits_BC = self.model(pixel_values=pixels_BCHW).logits.float()
+        loss = F.cross_entropy(logits_BC, read["label"], reduction="sum")
+        return loss if has_weight else 0.0 * loss, logits_BC, read["label"]
+
+
+def _names() -> list[str]:
+    return [f"top{k}" for k in TOP]
+
+
+def _right(logits_BC: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
+    """How many images have their class among the first guesses, fp64."""
+    guesses = min(max(TOP), logits_BC.shape[1])
+    hits_Bk = logits_BC.topk(guesses, dim=1).indices == labels_B[:, None]
+    return {f"top{k}": hits_Bk[:, :k].any(dim=1).sum().double() for k in TOP}

@@ -1,0 +1,58 @@
+"""What a recipe for images may not ask, and what of images a recipe for text may not."""
+
+from typing import Any
+
+import pytest
+
+from shardyard.config.check import load_checked_recipe
+from shardyard.errors import RecipeError
+
+IMAGES: dict[str, Any] = {
+    "model": {"preset": "resnet18"},
+    "task": {"name": "image_classification"},
+    "data": {"source": "pictures"},
+    "optim": {"name": "sgd", "lr": 0.1, "momentum": 0.9},
+}
+
+
+def test_a_recipe_for_images_is_accepted() -> None:
+    load_checked_recipe(IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("data.seq_len=128", "data.seq_len=128 is of text, and image_classification reads images."),
+        ("data.tokenizer=gpt2", "data.tokenizer=gpt2 is of text"),
+        ("run.tokens=1000", "run.tokens=1000 is of text"),
+        ("memory.loss_chunk=256", "memory.loss_chunk=256 is of text"),
+        ("model.preset=llama-tiny", "is no network for images. Use resnet18, "),
+        ("parallel.tp=2", "parallel.tp=2: in a network for images "),
+        ("optim.lr=auto", "Give it; 0.1 for each 256 images is usual"),
+        ("model.lora.rank=8", "adapters are not built for a network for images. Leave it out."),
+        ("memory.offload=activations", "Use memory.recompute."),
+        ("precision.compute=fp8", "=fp8 is not built for a network for images. Use bf16 or fp32."),
+        ("task.name=causal_lm", "Use task.name=image_classification."),
+    ],
+)
+def test_what_says_nothing_of_images_is_refused(override: str, words: str) -> None:
+    with pytest.raises(RecipeError) as refused:
+        load_checked_recipe(IMAGES, [override])
+    assert words in str(refused.value)
+
+
+def test_a_recipe_for_images_names_its_images() -> None:
+    with pytest.raises(RecipeError, match=r"data.source.*names no images. Give a folder"):
+        load_checked_recipe({**IMAGES, "data": {}})
+
+
+def test_settings_of_images_are_refused_of_text() -> None:
+    recipe = {"model": {"preset": "llama-tiny"}}
+    with pytest.raises(RecipeError, match=r"data.images.size=64 is of images.*Leave it out"):
+        load_checked_recipe(recipe, ["data.images.size=64"])
+
+
+def test_one_token_is_no_sample_of_text() -> None:
+    recipe = {"model": {"preset": "llama-tiny"}}
+    with pytest.raises(RecipeError, match=r"data.seq_len=1 leaves no token.*at least 2"):
+        load_checked_recipe(recipe, ["data.seq_len=1"])
