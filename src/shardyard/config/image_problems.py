@@ -55,8 +55,8 @@ def image_problems(recipe: Recipe) -> Iterable[Problem]:
         yield Problem("optim.lr", f"{text}for each 256 images is usual with sgd and momentum.")
     if recipe.model.lora.rank is not None:
         yield Problem("model.lora.rank", f": adapters are not built for {_WHAT}. Leave it out.")
-    if recipe.memory.offload == "activations":
-        text = f"=activations is not built for {_WHAT}. Use memory.recompute."
+    if recipe.memory.offload in ("activations", "params"):
+        text = f"={recipe.memory.offload} is not built for {_WHAT}. Use memory.recompute, or optimizer."
         yield Problem("memory.offload", text)
     if recipe.precision.compute == "fp8":
         text = f"=fp8 is not built for {_WHAT}. Use bf16 or fp32."
