@@ -13,9 +13,9 @@ from shardyard.config.resolved import DataFacts
 from shardyard.config.schema import Recipe
 from shardyard.data.pieces import SCRATCH, HoldOut, hash_of, write_file
 from shardyard.data.prepare import Progress, sole_writer
+from shardyard.data.shards import MANIFEST
 from shardyard.errors import RequestError
 
-MANIFEST = "manifest.json"
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, UnidentifiedImageError
 
-from shardyard.data.images.prepare import MANIFEST
 from shardyard.data.samples import Sample
+from shardyard.data.shards import MANIFEST
 from shardyard.errors import DataError
 
 
