@@ -30,7 +30,7 @@ def test_a_recipe_for_images_is_accepted() -> None:
         ("parallel.tp=2", "parallel.tp=2: in a network for images "),
         ("optim.lr=auto", "Give it; 0.1 for each 256 images is usual"),
         ("model.lora.rank=8", "adapters are not built for a network for images. Leave it out."),
-        ("memory.offload=activations", "Use memory.recompute, or optimizer."),
+        ("memory.offload=activations", "Use memory.recompute, or memory.offload=optimizer."),
         ("precision.compute=fp8", "=fp8 is not built for a network for images. Use bf16 or fp32."),
         ("task.name=causal_lm", "Use task.name=image_classification."),
     ],

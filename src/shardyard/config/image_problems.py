@@ -56,7 +56,8 @@ def image_problems(recipe: Recipe) -> Iterable[Problem]:
     if recipe.model.lora.rank is not None:
         yield Problem("model.lora.rank", f": adapters are not built for {_WHAT}. Leave it out.")
     if recipe.memory.offload in ("activations", "params"):
-        text = f"={recipe.memory.offload} is not built for {_WHAT}. Use memory.recompute, or optimizer."
+        text = f"={recipe.memory.offload} is not built for {_WHAT}. Use memory.recompute, or "
+        text += "memory.offload=optimizer."
         yield Problem("memory.offload", text)
     if recipe.precision.compute == "fp8":
         text = f"=fp8 is not built for {_WHAT}. Use bf16 or fp32."
