@@ -39,7 +39,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.record import write_result
 from benchmarks.step_overhead import StepTimes, summarize
-from shardyard.families.registry import trained_family_of
+from shardyard.families.registry import family_of
 from shardyard.parallel.tensor import shard_tensors, token_share
 from tests.distributed.ranks import run_on_ranks
 
@@ -134,7 +134,7 @@ Step = Callable[[Tensor, tuple[Tensor, Tensor]], list[Tensor]]
 
 def _ours(model: LlamaForCausalLM, mesh: DeviceMesh) -> Step:
     """As the product does: modules and optimizer see plain tensors."""
-    shard_tensors(model, mesh, trained_family_of("llama"))
+    shard_tensors(model, mesh, family_of("llama"))
     block = model.model.layers[0]
     params = list(block.parameters())
     shards = [nn.Parameter(_local(param.detach())) for param in params]

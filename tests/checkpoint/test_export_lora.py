@@ -27,6 +27,7 @@ from shardyard.train.hooks import Hooks
 from shardyard.train.setup import set_up
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import Corpus, make_run, train_here
+from tests.families.random_models import theirs
 
 pytestmark = pytest.mark.heavy
 
@@ -126,6 +127,29 @@ def _logits(model: Any) -> Tensor:
     with torch.no_grad():
         logits: Tensor = model.eval()(input_ids=TOKENS).logits.clone()
     return logits
+
+
+def test_adapters_beside_matrices_that_files_transpose_open_in_peft(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    pytest.importorskip("peft", reason="the dev extra has it")
+    from peft import PeftModel
+
+    folder = tmp_path / "base"
+    theirs(replace(PRESETS["gpt2-tiny"].shape, vocab_size=512)).save_pretrained(folder)
+    sections = _sections({"path": str(folder), "preset": None})
+    sections["model"]["lora"] = {"rank": 4, "targets": ["c_proj", "c_fc"]}
+    sections |= {"parallel": {}, "cluster": {"devices": 1}}
+    run_dir = make_run(tmp_path / "run", corpus, sections)
+    run_on_ranks(train_here, 1, run_dir)
+    found = {}
+    for merged in (False, True):
+        to = tmp_path / f"merged {merged}"
+        export(run_dir.checkpoint(3), _resolved(run_dir), to, merged=merged)
+        model = AutoModelForCausalLM.from_pretrained(to if merged else folder)
+        found[merged] = _logits(model if merged else PeftModel.from_pretrained(model, to))
+    torch.testing.assert_close(found[True], found[False], rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(found[True], _logits(AutoModelForCausalLM.from_pretrained(folder)))
 
 
 def test_merged_weights_are_rounded_once(trained: RunDir, tmp_path: Path) -> None:

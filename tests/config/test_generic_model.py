@@ -20,7 +20,7 @@ T5 = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}
     ("config", "kind"),
     [
         (OLMO, "olmo"),
-        ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, "gpt2"),
+        ({"model_type": "openai-gpt", "architectures": ["OpenAIGPTLMHeadModel"]}, "openai-gpt"),
         ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, None),
         ({"model_type": "vit", "architectures": ["ViTForImageClassification"]}, None),
         ({"model_type": "olmo"}, None),

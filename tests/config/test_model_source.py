@@ -21,7 +21,7 @@ from shardyard.config.schema import Model, Recipe
 from shardyard.errors import RequestError
 from shardyard.families.config_json import shape_of_config
 from shardyard.families.presets import PRESETS
-from shardyard.families.registry import trained_types
+from shardyard.families.registry import FAMILIES
 from shardyard.families.shape import ModelShape
 from shardyard.models.build import hf_config
 
@@ -39,6 +39,7 @@ LLAMA = {
 
 
 BERT = {"model_type": "bert"}
+GPT2 = {"model_type": "gpt2", "attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
 QWEN3_MOE = {"model_type": "qwen3_moe", "norm_topk_prob": True}
 
 
@@ -156,7 +157,12 @@ REFUSED = [
     ({**BERT, "is_decoder": True}, "is_decoder=true: a BERT that sees earlier tokens alone"),
     ({**BERT, "tie_word_embeddings": False}, "BERT's head is its table of tokens here"),
     ({**BERT, "position_embedding_type": "relative_key"}, "only absolute ones are built"),
-    ({"model_type": "gpt2"}, "model_type='gpt2' is not built yet. Blocks are known for llama, mis"),
+    ({"model_type": "opt"}, "model_type='opt' is not built yet. Blocks are known for llama, mis"),
+    ({**GPT2, "scale_attn_weights": False}, "scale_attn_weights=false: scores that are not"),
+    ({**GPT2, "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=true"),
+    ({**GPT2, "activation_function": "tanh"}, "hidden_act='tanh': only gelu_new, gelu, gelu_fast"),
+    ({**GPT2, "attn_pdrop": 0.1}, "attn_pdrop=0.1: dropout of attention weights is not built"),
+    ({**GPT2, "embd_pdrop": 0.1}, "embd_pdrop=0.1 beside resid_pdrop=0.0: one share is dropped e"),
     ({"model_type": "mixtral", "router_jitter_noise": 0.1}, "router_jitter_noise=0.1: not built"),
     ({"model_type": "mixtral", "num_local_experts": 1}, "num_experts=1 and num_experts_per_tok=2"),
     ({"model_type": "qwen3_moe"}, "norm_topk_prob=false: the weights of the visited experts are"),
@@ -297,6 +303,10 @@ WITHOUT_EFFECT = {
     "output_hidden_states", "output_attentions", "chunk_size_feed_forward", "pretraining_tp",
     # about other heads and tasks
     "id2label", "label2id", "problem_type", "is_encoder_decoder", "classifier_dropout",
+    "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
+    "summary_first_dropout",
+    # of GPT-2, and changes the order of the same operations
+    "reorder_and_upcast_attn",
     # about text; the row of a padding token learns here too, as no sample is padded with it
     "pad_token_id", "bos_token_id", "eos_token_id",
     # told by config_notes: model.router_aux_loss weighs another loss
@@ -312,15 +322,15 @@ WITHOUT_EFFECT = {
 }  # fmt: skip
 
 OTHER_VALUES: dict[str, Any] = {
-    "hidden_act": "relu", "hidden_activation": "relu", "num_key_value_heads": 1,
-    "num_attention_heads": 8, "head_dim": 48,
+    "hidden_act": "relu", "activation_function": "relu", "hidden_activation": "relu",
+    "num_key_value_heads": 1, "num_attention_heads": 8, "head_dim": 48,
     "layer_types": ["sliding_attention"] * 2, "mlp_only_layers": [1], "sliding_window": 64,
     "num_experts_per_tok": 1, "num_local_experts": 4,
     "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 3e4},
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("model_type", trained_types())
+@pytest.mark.parametrize("model_type", FAMILIES)
 def test_every_key_of_a_config_is_honoured_or_refused(model_type: str) -> None:
     """Against the config classes of transformers: a key that they gain is noticed here."""
     from transformers import AutoConfig
@@ -328,6 +338,7 @@ def test_every_key_of_a_config_is_honoured_or_refused(model_type: str) -> None:
     keys = AutoConfig.for_model(model_type).to_dict().keys() - WITHOUT_EFFECT
     base = {**LLAMA, "norm_topk_prob": True, "sliding_window": None, "hidden_dropout_prob": 0.0}
     base |= {"attention_probs_dropout_prob": 0.0, "model_type": model_type}
+    base |= dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), 0.0)
     base["max_window_layers"] = 0  # all blocks
     theirs = AutoConfig.for_model(**base).to_dict()
     for key in keys - {"model_type"}:
@@ -337,7 +348,7 @@ def test_every_key_of_a_config_is_honoured_or_refused(model_type: str) -> None:
             shape = shape_of_config(changed, "config.json", is_random=False)
         except RequestError:
             continue
-        if key in ("hidden_dropout_prob", "hidden_dropout"):
+        if key in ("hidden_dropout_prob", "hidden_dropout", "resid_pdrop"):
             assert shape.hidden_dropout == value
             continue
         ours = hf_config(shape).to_dict()

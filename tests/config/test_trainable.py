@@ -15,7 +15,6 @@ REFUSED = [
         "cluster.instance=trn1.32xlarge: a run on Trainium1 can be planned, not trained",
     ),
     ("cluster.device=xla", "cluster.device=xla: a run on Trainium or TPU can be planned, not trai"),
-    ("model.preset=gpt3-175b", "a model of type gpt2 can be planned, not trained yet."),
 ]
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 
 from shardyard.families.presets import PRESETS
-from shardyard.families.registry import family_of, trained_family_of
+from shardyard.families.registry import family_of
 from shardyard.families.shape import ModelShape
 from shardyard.models.attention import SampleAttention
 from shardyard.models.build import build_on_meta, fill_weights, give_storage, hf_config
@@ -71,6 +71,10 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "window in all": {"sliding_window": 8, "layer_types": None},
     },
     "bert": {},
+    "gpt2": {
+        "own head, narrow": {"tie_word_embeddings": False, "intermediate_size": 96},
+        "as GPT-1's": {"hidden_act": "gelu"},
+    },
 }
 """Of each family what its models differ in, beside the plain one."""
 
@@ -106,7 +110,7 @@ def our_logits(shape: ModelShape, folder: Path) -> Tensor:
     model = loaded(shape, folder)
     run = ForwardPass(
         model,
-        trained_family_of(shape.model_type),
+        family_of(shape.model_type),
         keys=SampleKeys(),
         attention=lambda _: SampleAttention(None, is_causal=shape.is_causal),
         logit_softcap=shape.final_logit_softcapping,

@@ -1,12 +1,14 @@
 """Every family against transformers: config.json out and in, weights, logits, count."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from shardyard.checkpoint.export import export
@@ -17,7 +19,7 @@ from shardyard.config.own_module import known_shape
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Model, Recipe
 from shardyard.families.config_json import shape_of_config
-from shardyard.families.registry import trained_types
+from shardyard.families.registry import FAMILIES
 from shardyard.families.shape import ModelShape
 from shardyard.models.build import build_on_meta, fill_weights, give_storage, hf_config
 from tests.families.random_models import (
@@ -48,7 +50,7 @@ def sizes(shape: ModelShape) -> dict[str, Any]:
 
 
 def test_every_family_has_its_cases() -> None:
-    assert set(VARIANTS) == set(trained_types())
+    assert set(VARIANTS) == set(FAMILIES)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -100,7 +102,7 @@ def save_untrained(resolved: Resolved, folder: Path, group: dist.ProcessGroup) -
     return folder / step_name(1)
 
 
-@pytest.mark.parametrize("model_type", trained_types())
+@pytest.mark.parametrize("model_type", FAMILIES)
 def test_norms_and_biases_begin_as_transformers_begins_them(model_type: str) -> None:
     shape = small_shape(model_type)
     ours = build_on_meta(shape)
@@ -113,15 +115,44 @@ def test_norms_and_biases_begin_as_transformers_begins_them(model_type: str) -> 
     assert same == [name for name in narrow if name in theirs] != []
 
 
+def test_random_matrices_of_gpt2_that_add_to_the_stream_begin_smaller() -> None:
+    """By the root of how many there are, as in transformers' own."""
+    shape = replace(small_shape("gpt2"), num_hidden_layers=8)
+    ours = build_on_meta(shape)
+    give_storage(ours, torch.device("cpu"))
+    fill_weights(ours, folder=None, seed=0)
+    torch.manual_seed(0)
+    block = AutoModelForCausalLM.from_config(hf_config(shape)).transformer.h[7]
+    last = ours.get_submodule("transformer.h.7")
+    for name in ("attn.c_proj", "mlp.c_proj", "mlp.c_fc"):
+        found = [each.get_parameter(f"{name}.weight").std().item() for each in (last, block)]
+        assert found[0] == pytest.approx(found[1], rel=0.05)
+    assert last.get_parameter("mlp.c_proj.weight").std().item() == pytest.approx(0.005, rel=0.05)
+
+
+def test_files_of_a_gpt2_without_its_head_open_too(tmp_path: Path) -> None:
+    """As those on the hub are, which hold the masks of attention beside."""
+    shape = small_shape("gpt2")
+    model = theirs(shape)
+    model.transformer.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    mask = {f"h.{n}.attn.bias": torch.ones(1, 1, 8, 8) for n in range(2)}
+    save_file({**load_file(file), **mask}, file)
+    with torch.no_grad():
+        expected_BLV = model(input_ids=TOKENS_BL).logits
+    torch.testing.assert_close(our_logits(shape, tmp_path), expected_BLV)
+
+
 LEFT_OUT = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "vocab_size": 300,
+    "n_inner": 96, "vocab_size": 300,
 }  # fmt: skip
+_NORMS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon")
 SAME = ("max_position_embeddings", "tie_word_embeddings", "num_experts", "num_experts_per_tok")
 
 
 @pytest.mark.parametrize("switch", [None, False, True])
-@pytest.mark.parametrize("model_type", trained_types())
+@pytest.mark.parametrize("model_type", FAMILIES)
 def test_what_a_config_leaves_out_means_what_it_means_to_transformers(
     model_type: str, switch: bool | None
 ) -> None:
@@ -142,7 +173,7 @@ def test_what_a_config_leaves_out_means_what_it_means_to_transformers(
     assert shape.sliding_window == window
     rope = getattr(theirs, "rope_parameters", {"rope_theta": shape.rope_theta})
     assert shape.rope_theta == rope["rope_theta"]
-    eps = {getattr(theirs, name, shape.rms_norm_eps) for name in ("rms_norm_eps", "layer_norm_eps")}
+    eps = {getattr(theirs, name, shape.rms_norm_eps) for name in _NORMS}
     assert eps == {shape.rms_norm_eps}
     width = theirs.intermediate_size if model_type == "mixtral" else None
     assert shape.expert_width == (width or getattr(theirs, "moe_intermediate_size", 96))

@@ -41,6 +41,11 @@ PUBLISHED = [
     ("gemma2-2b", 2_614_341_888),
     ("gemma2-9b", 9_241_705_984),
     ("gemma2-27b", 27_227_128_320),
+    # Without the 12 to 48 causal masks that the files of the smaller ones count too
+    ("gpt2", 124_439_808),
+    ("gpt2-medium", 354_823_168),
+    ("gpt2-large", 774_030_080),
+    ("gpt2-xl", 1_557_611_200),
     # arXiv:2005.14165, table D.1: 174,600 M
     ("gpt3-175b", 174_600_000_000),
 ]

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedM
 import shardyard
 from shardyard.errors import RequestError
 from shardyard.families.presets import PRESETS
-from shardyard.families.registry import FAMILIES, family_of, trained_types
+from shardyard.families.registry import FAMILIES, family_of
 from shardyard.models.build import build_on_meta, hf_config
 from shardyard.models.hf import file_tensors, whole_shape
 from shardyard.models.parts import blocks_of
@@ -36,7 +36,7 @@ NOT_COUNTED = {
 }
 
 
-@pytest.mark.parametrize("model_type", trained_types())
+@pytest.mark.parametrize("model_type", FAMILIES)
 def test_the_rows_of_a_family_are_the_parameters_of_its_model(model_type: str) -> None:
     shape, model = small_shape(model_type), model_of(model_type)
     family = shape.family
@@ -74,7 +74,7 @@ def test_the_heads_for_pairs_are_rows_where_they_are_asked_for() -> None:
     assert [name for row in rows for name, *_ in row.parameters(without)] == []
 
 
-@pytest.mark.parametrize("model_type", trained_types())
+@pytest.mark.parametrize("model_type", FAMILIES)
 @pytest.mark.parametrize("bias", [False, True])
 def test_what_tp_splits_and_what_it_leaves_whole_make_a_block(model_type: str, bias: bool) -> None:
     shape = replace(small_shape(model_type), attention_bias=bias)
@@ -108,7 +108,7 @@ def test_what_every_rank_of_tp_holds_of_a_block(preset: str, bias: bool, element
     assert shape.unsplit_block_parameters == elements
 
 
-@pytest.mark.parametrize("model_type", trained_types())
+@pytest.mark.parametrize("model_type", FAMILIES)
 def test_the_modules_of_a_block_are_those_that_the_model_has(model_type: str) -> None:
     family = family_of(model_type)
     block = next(iter(blocks_of(model_of(model_type), family).values()))
@@ -118,7 +118,7 @@ def test_the_modules_of_a_block_are_those_that_the_model_has(model_type: str) ->
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("model_type", trained_types())
+@pytest.mark.parametrize("model_type", FAMILIES)
 def test_names_in_files_are_those_that_transformers_saves(model_type: str, tmp_path: Path) -> None:
     shape, family = small_shape(model_type), family_of(model_type)
     shapes = {name: param.shape for name, param in model_of(model_type).named_parameters()}
@@ -221,7 +221,7 @@ def test_an_unknown_type_is_refused_where_it_is_counted() -> None:
         _ = shape.parameters
 
 
-@pytest.mark.parametrize("model_type", trained_types())
+@pytest.mark.parametrize("model_type", FAMILIES)
 def test_matrices_are_split_as_in_transformers_own_plan(model_type: str) -> None:
     family = family_of(model_type)
     plan = getattr(hf_config(small_shape(model_type)), "base_model_tp_plan", None) or {}

@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize
 import shardyard
 from shardyard.errors import RequestError
 from shardyard.families.presets import PRESETS
-from shardyard.families.registry import trained_family_of
+from shardyard.families.registry import family_of
 from shardyard.library.known import request
 from shardyard.parallel import apply
 from tests.distributed.ranks import run_on_ranks
@@ -196,9 +196,7 @@ def _wrapped() -> dict[str, str]:
     recipe = request(one, {}, shape=shape, seq_len=runs.SEQ_LEN)
     fp8 = recipe.precision.model_copy(update={"compute": "fp8"})  # of a CPU's, parallelize() says
     asked: dict[str, Any] = {"recipe": recipe.model_copy(update={"precision": fp8}), "shape": shape}
-    refused(
-        "fp8", lambda: apply.parallelize(lora(), one, family=trained_family_of("llama"), **asked)
-    )
+    refused("fp8", lambda: apply.parallelize(lora(), one, family=family_of("llama"), **asked))
     model = lora("mixtral-tiny")
     model.model.layers[1].mlp.experts.register_parameter("bias", nn.Parameter(torch.zeros(1)))
     refused("experts", lambda: split(model, one))

@@ -7,7 +7,7 @@ import torch
 from transformers import BertForMaskedLM
 
 from shardyard.families.presets import PRESETS
-from shardyard.families.registry import trained_family_of
+from shardyard.families.registry import family_of
 from shardyard.models.attention import sample_attention
 from shardyard.models.build import build_on_meta, fill_weights, give_storage, hf_config
 from shardyard.models.dropout import SampleKeys
@@ -25,7 +25,7 @@ def test_logits_and_gradients_are_those_of_transformers_own_bert() -> None:
     theirs.load_state_dict(model.state_dict())
     run = ForwardPass(
         model,
-        trained_family_of("bert"),
+        family_of("bert"),
         keys=SampleKeys(),
         attention=partial(sample_attention, is_causal=False, attend_across=False),
     )

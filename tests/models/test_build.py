@@ -11,9 +11,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from shardyard.config.model_source import read_shape
 from shardyard.config.schema import Model
-from shardyard.errors import DataError, RequestError
+from shardyard.errors import DataError
 from shardyard.families.presets import PRESETS
-from shardyard.families.registry import trained_family_of
+from shardyard.families.registry import family_of
 from shardyard.families.shape import ModelShape
 from shardyard.models.attention import sample_attention
 from shardyard.models.build import build_on_meta, fill_weights, give_storage, hf_config
@@ -157,16 +157,11 @@ def test_a_damaged_weight_file_is_named(tmp_path: Path) -> None:
         _model(TINY, folder=tmp_path)
 
 
-def test_an_unknown_family_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(RequestError, match=r"'gpt2' is not supported.*llama, mistral"):
-        trained_family_of("gpt2")
-
-
 def test_tokens_of_other_documents_do_not_matter_when_masked() -> None:
     model = _model(TINY)
     run = ForwardPass(
         model,
-        trained_family_of("llama"),
+        family_of("llama"),
         keys=SampleKeys(),
         attention=partial(sample_attention, is_causal=True, attend_across=False),
     )

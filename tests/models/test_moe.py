@@ -13,7 +13,7 @@ from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_fun
 from shardyard.config.model_source import read_shape
 from shardyard.config.schema import Model
 from shardyard.families.presets import PRESETS
-from shardyard.families.registry import trained_family_of
+from shardyard.families.registry import family_of
 from shardyard.families.shape import ModelShape
 from shardyard.models import init
 from shardyard.models.attention import SampleAttention
@@ -42,7 +42,7 @@ def _ours(shape: ModelShape, folder: Path) -> Any:
     fill_weights(model, folder=folder, seed=0)
     model.forward = ForwardPass(
         model,
-        trained_family_of(shape.model_type),
+        family_of(shape.model_type),
         keys=SampleKeys(),
         attention=lambda _: SampleAttention(None, is_causal=True),
     )

@@ -3,13 +3,13 @@
 from dataclasses import replace
 
 from shardyard.families.presets import PRESETS
-from shardyard.families.registry import trained_family_of
+from shardyard.families.registry import family_of
 from shardyard.models.build import build_on_meta
 from shardyard.models.parts import blocks_of, dropout_places, part_of
 from shardyard.models.stage import keep_blocks, stage_of
 
 SHAPE = replace(PRESETS["llama-tiny-deep"].shape, vocab_size=300)
-LLAMA = trained_family_of("llama")
+LLAMA = family_of("llama")
 
 
 def _names(is_first: bool, is_last: bool, numbers: list[int]) -> set[str]:
@@ -29,6 +29,19 @@ def test_the_stages_together_have_every_parameter_of_the_model_once() -> None:
     }  # fmt: skip
     assert "model.embed_tokens.weight" in parts[0]
     assert "lm_head.weight" in parts[2]
+
+
+def test_dropout_comes_after_positions_where_no_norm_follows_them() -> None:
+    shape = replace(PRESETS["gpt2-tiny"].shape, vocab_size=300)
+    model = build_on_meta(shape)
+    assert list(dropout_places(model, shape.family)) == [
+        "transformer.drop",
+        *(f"transformer.h.{number}.{name}" for number in (0, 1) for name in ("attn", "mlp")),
+    ]
+    first = stage_of(model, shape.family, [0], is_first=True, is_last=False)
+    last = stage_of(model, shape.family, [1], is_first=False, is_last=True)
+    assert part_of(first, "transformer.drop") is part_of(model, "transformer.drop") is not None
+    assert part_of(last, "transformer.drop") is None
 
 
 def test_two_stages_of_a_rank_share_the_modules_of_its_model() -> None:

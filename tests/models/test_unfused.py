@@ -8,12 +8,12 @@ import torch
 
 from shardyard.errors import RequestError
 from shardyard.families.family import Family
-from shardyard.families.registry import family_of, trained_types
+from shardyard.families.registry import FAMILIES, family_of
 from shardyard.models.attention import NAME
 from shardyard.models.unfused import split_fused
 from tests.families.random_models import TOKENS_BL, small_shape, theirs
 
-FUSED = [name for name in trained_types() if family_of(name).unfused]
+FUSED = [name for name in FAMILIES if family_of(name).unfused]
 
 
 @pytest.mark.parametrize("model_type", FUSED)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from shardyard.errors import RequestError
 from shardyard.families.presets import PRESETS
-from shardyard.families.registry import trained_family_of
+from shardyard.families.registry import family_of
 from shardyard.models.build import build_on_meta
 from shardyard.models.parts import blocks_of
 from shardyard.parallel.product import Product, product_of
@@ -75,7 +75,7 @@ def test_a_scale_a_row_is_closer_where_rows_differ() -> None:
 
 def _llama(**degrees: Any) -> tuple[nn.Module, list[str], set[str]]:
     model = build_on_meta(replace(PRESETS["llama-tiny"].shape, vocab_size=512))
-    family = trained_family_of("llama")
+    family = family_of("llama")
     names = {name for name, _ in model.named_parameters()}
     product = Float8Product("tensorwise", emulate=True)
     chosen = compute_in_float8(blocks_of(model, family), family, product, **degrees)

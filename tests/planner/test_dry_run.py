@@ -1,6 +1,5 @@
 """The dry run is asked for in a process; whatever goes wrong there is one clear message."""
 
-import dataclasses
 import json
 import sys
 from typing import Any
@@ -105,17 +104,3 @@ def test_a_compiled_model_is_refused_because_fused_memory_is_not_seen() -> None:
     recipe = resolved_recipe(model={"compile": True})
     with pytest.raises(RecipeError, match=r"model\.compile=true: .* Use false for a dry run"):
         ask("raise SystemExit(9)", recipe=recipe)
-
-
-def test_a_model_of_a_folder_is_refused_by_its_type() -> None:
-    recipe = resolved_recipe(model={"preset": None, "path": "my-model"})
-    shape = dataclasses.replace(shape_of("llama2-7b"), model_type="gpt2")
-    with pytest.raises(RecipeError, match=r"model: of type gpt2 .* Use one of: llama, mistral"):
-        ask("raise SystemExit(9)", recipe=recipe, shape=shape)
-
-
-def test_a_preset_that_cannot_be_trained_yet_is_refused_once() -> None:
-    recipe = resolved_recipe(model={"preset": "gpt3-175b"})
-    with pytest.raises(RecipeError, match="has 1 problem:") as caught:
-        ask("raise SystemExit(9)", recipe=recipe, shape=shape_of("gpt3-175b"))
-    assert "model of type gpt2 can be planned, not trained yet" in str(caught.value)

@@ -23,9 +23,9 @@ pytestmark = pytest.mark.heavy
 
 STEPS = 3
 CONFIGS: dict[str, dict[str, Any]] = {
-    "gpt2": {
-        "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64, "resid_pdrop": 0.0,
-        "embd_pdrop": 0.0, "attn_pdrop": 0.0,
+    "gpt_neo": {
+        "hidden_size": 32, "num_layers": 2, "num_heads": 2, "max_position_embeddings": 64,
+        "attention_types": [[["global", "local"], 1]],
     },
     "olmo": {
         "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -58,7 +58,7 @@ def _train_all(run_dirs: list[RunDir]) -> None:
         assert train_here(run_dir) == "finished"
 
 
-@pytest.mark.parametrize("kind", ["olmo", pytest.param("gpt2", marks=pytest.mark.system)])
+@pytest.mark.parametrize("kind", ["olmo", pytest.param("gpt_neo", marks=pytest.mark.system)])
 def test_it_trains_alike_on_the_data_axes_and_its_export_opens(
     kind: str, corpus: Corpus, tmp_path: Path
 ) -> None:
@@ -110,7 +110,7 @@ def test_it_trains_alike_on_the_data_axes_and_its_export_opens(
 
 def test_its_blocks_are_those_that_transformers_keeps_together(tmp_path: Path) -> None:
     recipe = Recipe(model=Model(path=str(tmp_path), weights="load"))
-    model = open_causal_lm(recipe, saved("gpt2", tmp_path), vocab_size=512)
+    model = open_causal_lm(recipe, saved("gpt_neo", tmp_path), vocab_size=512)
     assert list(blocks_of_causal_lm(model)) == ["transformer.h.0", "transformer.h.1"]
     assert next(model.parameters()).dtype == torch.float32
 
@@ -118,7 +118,7 @@ def test_its_blocks_are_those_that_transformers_keeps_together(tmp_path: Path) -
 def test_a_tokenizer_that_is_larger_than_its_table_is_refused(tmp_path: Path) -> None:
     recipe = Recipe(model=Model(path=str(tmp_path), weights="random"))
     with pytest.raises(RecipeError, match="has 513 tokens, the model's embedding has 512 rows"):
-        open_causal_lm(recipe, saved("gpt2", tmp_path), vocab_size=513)
+        open_causal_lm(recipe, saved("gpt_neo", tmp_path), vocab_size=513)
 
 
 def test_code_of_the_folder_is_not_run(tmp_path: Path) -> None:

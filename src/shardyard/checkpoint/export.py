@@ -59,7 +59,7 @@ from shardyard.errors import (
     ShardyardError,
     StorageError,
 )
-from shardyard.families.registry import trained_family_of
+from shardyard.families.registry import family_of
 from shardyard.families.shape import ModelShape
 from shardyard.files import flush_folder
 from shardyard.models.build import build_on_meta
@@ -290,7 +290,7 @@ def _tensors(shapes: Mapping[str, torch.Size], resolved: Resolved) -> dict[str, 
     """Those of the files, by name; of a module of the user's own they are its parameters."""
     if resolved.shape is None:
         return {name: (Piece(name, tuple(shape)),) for name, shape in shapes.items()}
-    return file_tensors(shapes, trained_family_of(resolved.shape.model_type))
+    return file_tensors(shapes, family_of(resolved.shape.model_type))
 
 
 def _deal(
@@ -319,7 +319,10 @@ Rows = Callable[[str, int, int], Tensor]
 
 
 def _rows_of(read: Rows, pieces: Sequence[Piece], itemsize: int) -> Iterator[Tensor]:
-    """The rows of a tensor of the files, some at a time."""
+    """The rows of a tensor of the files, some at a time; of a transposed one all at once."""
+    if pieces[0].is_transposed:
+        yield _transposed(read, pieces)
+        return
     for piece in pieces:
         if piece.expert is not None:
             yield read(piece.parameter, piece.expert, 1)
@@ -328,6 +331,11 @@ def _rows_of(read: Rows, pieces: Sequence[Piece], itemsize: int) -> Iterator[Ten
         at_once = max(1, ROWS_BYTES // (math.prod(others) * itemsize))
         for start in range(0, rows, at_once):
             yield read(piece.parameter, start, min(at_once, rows - start))
+
+
+def _transposed(read: Rows, pieces: Sequence[Piece]) -> Tensor:
+    whole = torch.cat([read(piece.parameter, 0, piece.shape[0]) for piece in pieces])
+    return whole.mT.contiguous()
 
 
 def _parameters(plan: ExportPlan, resolved: Resolved) -> Rows:

@@ -6,6 +6,7 @@ need the base, which is read from where it came from, or drawn again.
 
 import json
 from collections.abc import Callable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,7 @@ def write_adapter_config(resolved: Resolved, folder: Path) -> None:
     """
     shape, model = _shape(resolved), resolved.recipe.model
     lora = model.lora
+    targets = chain.from_iterable(targets_of(shape, lora.targets).values())
     content: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM" if shape.is_causal else None,
@@ -106,7 +108,7 @@ def write_adapter_config(resolved: Resolved, folder: Path) -> None:
         "use_rslora": lora.rslora,
         "target_modules": peft_targets(shape, lora.targets),
         "bias": "none",
-        "fan_in_fan_out": False,
+        "fan_in_fan_out": any(each.row.is_transposed for each in targets),
         "init_lora_weights": True,
         "modules_to_save": None,
     }

@@ -21,8 +21,8 @@ def seq_len_of(shape: ModelShape) -> tuple[int, str]:
 
 def dropout_of(shape: ModelShape) -> tuple[float, str]:
     """``model.dropout``."""
-    own = shape.hidden_dropout
-    return own, "hidden_dropout_prob of the model's config.json" if own else "the usual value"
+    own, key = shape.hidden_dropout, shape.family.config_json.dropout
+    return own, f"{key} of the model's config.json" if own else "the usual value"
 
 
 def compute_on(device: str, *, without_bf16: str | None = None) -> tuple[str, str]:

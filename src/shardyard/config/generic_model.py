@@ -11,7 +11,8 @@ from typing import Any
 from shardyard.config.own_module import own_module_problems
 from shardyard.config.schema import Recipe
 from shardyard.errors import Problem, RecipeError, RequestError
-from shardyard.families.registry import can_be_trained, trained_types
+from shardyard.families.config_json import CAUSAL_CLASSES
+from shardyard.families.registry import FAMILIES, is_family
 
 MODULE = "shardyard.train.generic_model:open_causal_lm"
 """What ``model.module`` of such a recipe is."""
@@ -25,9 +26,6 @@ LACKS = (
 
 _ENCODER_DECODER = ("t5", "mt5", "umt5", "bart", "mbart", "pegasus")
 """Which are so by themselves: a config.json need not say it."""
-
-_CAUSAL = ("ForCausalLM", "LMHeadModel")
-"""How transformers' classes of causal language models end."""
 
 
 def is_generic(recipe: Recipe) -> bool:
@@ -46,7 +44,7 @@ def generic_type(config: dict[str, Any], source: str) -> str | None:
         RequestError: It is of no family, and no causal language model.
     """
     kind, names = config.get("model_type"), config.get("architectures") or ()
-    if can_be_trained(kind):
+    if is_family(kind):
         return None
     if config.get("is_encoder_decoder") or kind in _ENCODER_DECODER:
         raise RequestError(
@@ -54,7 +52,7 @@ def generic_type(config: dict[str, Any], source: str) -> str | None:
             "decoder). Here a sample is one text, whose tokens are predicted: nothing feeds the "
             "encoder. Use a causal model, or a script with a module of your own (docs/library.md)."
         )
-    if not any(str(name).endswith(_CAUSAL) for name in names):
+    if not any(str(name).endswith(CAUSAL_CLASSES) for name in names):
         return None  # refused where configs are read
     if config.get("quantization_config"):
         raise RequestError(
@@ -78,7 +76,7 @@ def on_generic_path(recipe: Recipe, kind: str, folder: Path) -> Recipe:
         *_more_problems(recipe, kind),
     ]
     if found:
-        known = ", ".join(trained_types())
+        known = ", ".join(FAMILIES)
         raise RecipeError(
             found,
             f"{folder}",

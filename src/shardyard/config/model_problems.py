@@ -116,7 +116,7 @@ def _model_problems(recipe: Recipe, shape: ModelShape) -> Iterable[Problem]:
         )
         yield Problem("data.seq_len", text)
     recompute = recipe.memory.recompute
-    if isinstance(recompute, tuple) and shape.family.is_trained:
+    if isinstance(recompute, tuple):
         known = shape.family.block_modules
         for name in recompute:
             if name not in known:

@@ -17,7 +17,7 @@ from shardyard.families.config_json import shape_of_config
 from shardyard.families.images.network import ImageNetwork
 from shardyard.families.images.registry import IMAGE_PRESETS, KINDS
 from shardyard.families.presets import PRESETS
-from shardyard.families.registry import can_be_trained, family_of
+from shardyard.families.registry import family_of, is_family
 from shardyard.families.shape import ModelShape
 
 
@@ -204,7 +204,7 @@ def config_notes(model: Model, folder: Path | None) -> list[str]:
     config = _read_config(folder / "config.json")
     theirs = config.get("router_aux_loss_coef")
     model_type = str(config.get("model_type"))
-    if theirs is None or not can_be_trained(model_type) or family_of(model_type).sparse is None:
+    if theirs is None or not is_family(model_type) or family_of(model_type).sparse is None:
         return []
     return [
         f"{folder / 'config.json'} has router_aux_loss_coef={show(theirs)}, which weighs another "

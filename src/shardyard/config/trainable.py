@@ -10,8 +10,6 @@ from shardyard.config.machines import chosen_cluster
 from shardyard.config.planned_only import DEVICES, planned_only, settings_planned_only
 from shardyard.config.schema import Recipe
 from shardyard.errors import Problem, RequestError
-from shardyard.families.presets import PRESETS, preset_named
-from shardyard.families.registry import trained_types
 from shardyard.hardware.cluster import Cluster
 
 
@@ -20,7 +18,7 @@ def trainable_problems(recipe: Recipe) -> list[Problem]:
 
     A model in a folder or on the hub is judged by its config.json.
     """
-    return [*settings_planned_only(recipe), *_machines(recipe), *_family(recipe)]
+    return [*settings_planned_only(recipe), *_machines(recipe)]
 
 
 def _machines(recipe: Recipe) -> Iterable[Problem]:
@@ -38,13 +36,3 @@ def _chosen(recipe: Recipe) -> Cluster | None:
         return chosen_cluster(recipe.cluster)
     except RequestError:
         return None
-
-
-def _family(recipe: Recipe) -> Iterable[Problem]:
-    preset = preset_named(recipe.model.preset)
-    if preset is None or preset.shape.family.is_trained:
-        return
-    others = [name for name, other in PRESETS.items() if other.shape.family.is_trained]
-    what = f"a model of type {preset.shape.model_type}"
-    remedy = f"a preset of {' or '.join(trained_types())}: {', '.join(others)}"
-    yield planned_only("model.preset", recipe.model.preset, what, remedy)

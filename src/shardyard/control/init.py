@@ -370,8 +370,7 @@ QUESTIONS = (
     Question(
         name="model",
         text="What is trained?",
-        forms="owner/name on the Hugging Face hub, a folder, or a preset: "
-        + ", ".join(name for name, each in PRESETS.items() if each.shape.family.is_trained),
+        forms="owner/name on the Hugging Face hub, a folder, or a preset: " + ", ".join(PRESETS),
         usual="llama-tiny",
         take=with_model,
     ),

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from shardyard.errors import RequestError
-from shardyard.families.registry import can_be_trained, family_of, trained_types
+from shardyard.families.registry import FAMILIES, family_of, is_family
 from shardyard.families.shape import ModelShape
 
 if TYPE_CHECKING:
@@ -21,6 +21,9 @@ _SIZES = (
     "num_hidden_layers",
     "num_attention_heads",
 )
+
+CAUSAL_CLASSES = ("ForCausalLM", "LMHeadModel")
+"""How transformers' classes of causal language models end."""
 
 _OF_OTHER_FAMILIES = (
     "attn_logit_softcapping",
@@ -59,22 +62,22 @@ def shape_of_config(
         says_dropout: Whether model.dropout was given, in place of what the config drops.
 
     Raises:
-        RequestError: It is of no family that can be trained, or says something that is not built.
+        RequestError: It is of no family, or says something that is not built.
     """
     model_type = config.get("model_type")
-    if not can_be_trained(model_type):
+    if not is_family(model_type):
         raise RequestError(
             f"{source}: model_type={model_type!r} is not built yet. Blocks are known for "
-            f"{', '.join(trained_types())} so far; use a model of one of these types."
+            f"{', '.join(FAMILIES)} so far; use a model of one of these types."
         )
     family = family_of(str(model_type))
-    form = _form(family)
+    form = family.config_json
     config = {**form.defaults, **form.read(config)}
     if form.window_switch is not None and not config.get(form.window_switch):
         config["sliding_window"] = None  # it names one and a switch
     unknown = _not_representable(config, family, is_random=is_random)
     if not says_dropout:
-        unknown += _other_dropout(config)
+        unknown += _other_dropout(config, form)
     if unknown:
         lines = "\n".join(f"  {line}" for line in unknown)
         raise RequestError(
@@ -82,11 +85,6 @@ def shape_of_config(
             "Use another model, or change config.json if you know that it means the same."
         )
     return _shape(config, family, source)
-
-
-def _form(family: "Family") -> "ConfigJson":
-    assert family.config_json is not None, "a family that is trained"
-    return family.config_json
 
 
 def _shape(config: Mapping[str, Any], family: "Family", source: str) -> ModelShape:
@@ -99,7 +97,7 @@ def _shape(config: Mapping[str, Any], family: "Family", source: str) -> ModelSha
             f"{source} gives no whole number for {', '.join(missing)}. Without it the model cannot "
             "be built. Fetch or save config.json again."
         )
-    form = _form(family)
+    form = family.config_json
     sizes = {key: config[key] for key in _SIZES}
     types = [] if window is None else _layer_types(config, form)
     return ModelShape(
@@ -190,7 +188,7 @@ def _not_representable(
     config: Mapping[str, Any], family: "Family", *, is_random: bool
 ) -> list[str]:
     """What ``ModelShape`` has no word for, each with its reason."""
-    rope, form = _rope(config), _form(family)
+    rope, form = _rope(config), family.config_json
     rope_type, act = _rope_type(rope), _activation(config, form)
     rotated = _rotary_share(config)
     acts = (form.activation, *form.other_activations)
@@ -262,16 +260,23 @@ def without_mixture_options(config: Mapping[str, Any]) -> dict[str, bool]:
     }
 
 
-def _other_dropout(config: Mapping[str, Any]) -> list[str]:
+def _other_dropout(config: Mapping[str, Any], form: "ConfigJson") -> list[str]:
     """Dropout that model.dropout does not stand for."""
-    keys = ("attention_dropout", "attention_probs_dropout_prob")
-    return [
+    keys = ("attention_dropout", "attention_probs_dropout_prob", "attn_pdrop")
+    found = [
         f"{key}={config[key]}: dropout of attention weights is not built, as it would depend on "
         "the layout. Set it to 0, or say with model.dropout what is dropped instead: 0 for "
         "nothing, or a share of what embedding, attention and MLP return"
         for key in keys
         if config.get(key)
     ]
+    first = config.get("embd_pdrop")
+    if first is not None and form.dropout is not None and first != config[form.dropout]:
+        found.append(
+            f"embd_pdrop={first} beside {form.dropout}={config[form.dropout]}: one share is "
+            "dropped everywhere. Say with model.dropout which"
+        )
+    return found
 
 
 # --- out ------------------------------------------------------------------------------------------

@@ -55,6 +55,8 @@ class Row:
     in_files: str | None = None
     """Its name in Hugging Face's files where that differs, from the top of the block, or of the
     model; ``{}``: number of the expert."""
+    is_transposed: bool = False
+    """In files inputs come first."""
     fused: Fused | None = None
     """The matrix of the files that it is a part of; None: it is one there too. Here they are apart:
     of a share of the whole one rank of tp would have queries, another one values."""
@@ -151,6 +153,8 @@ class Family:
     """The embedding of a token is multiplied by the root of its width."""
     embedding_norm: Row | None = None
     """The norm before the first block."""
+    embedding_end: str | None = None
+    """What the sum of these passes through where no norm does; it has no parameters."""
     block: tuple[Row, ...]
     """Of one block, in the order of its forward pass."""
     norm: Row
@@ -161,7 +165,7 @@ class Family:
     pair_head: Row | None = None
     """Two logits of what that says: the second text follows the first, or it is from elsewhere."""
 
-    blocks: str = ""
+    blocks: str
     """The list of transformer blocks."""
     operators: tuple[str, ...] = ()
     """Modules of a block that have no parameters of their own."""
@@ -174,27 +178,24 @@ class Family:
     gathered: tuple[str, ...] = ()
     """Modules of a block that need all tokens of a sample at their input."""
     unfused: Mapping[str, str] = field(default_factory=dict)
-    """Modules of a block in whose place come ours, whose matrices are apart: name -> kind, of
-    ``models/unfused.py``."""
+    """Modules of a block in whose place come ours, whose matrices are apart and not transposed:
+    name -> kind, of ``models/unfused.py``."""
     sparse: str | None = None
     """The module of a block that has a router and experts; None: a block has one MLP."""
 
     other_names: Mapping[str, str] = field(default_factory=dict)
     """How names end in files of other versions -> how they end in those written now."""
-    config_json: ConfigJson | None = None
-    """None: models of this kind can be planned, and not trained."""
+    config_json: ConfigJson
     initial_std: float = 0.02
     """Of random matrices; biases begin with zero."""
+    begins_smaller_by_depth: bool = False
+    """Random matrices whose outputs are added to the stream are divided by the root of how many
+    there are."""
     initial_norm: float = 1.0
     """Of norms: zero where one is added to them."""
     refused_schedules: Mapping[str, str] = field(default_factory=dict)
     """Pipeline schedule -> why no model of this kind goes through it, and what to use."""
     presets: Mapping[str, Preset] = field(default_factory=dict)
-
-    @property
-    def is_trained(self) -> bool:
-        """Whether models of this kind can be trained, and not only planned."""
-        return self.config_json is not None
 
     @property
     def has_experts(self) -> bool:

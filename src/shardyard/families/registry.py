@@ -3,7 +3,6 @@
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from shardyard.errors import RequestError
 from shardyard.plug_ins import brought, loaded, part
 
 if TYPE_CHECKING:
@@ -50,27 +49,7 @@ def _why_no_family(content: object, *, model_type: str) -> str:
     return "" if own == model_type else f"is of model type {own!r}, and has to be named like it"
 
 
-def can_be_trained(model_type: object) -> bool:
-    """Whether models of a type can be trained; of the others only the counts are known."""
+def is_family(model_type: object) -> bool:
+    """Whether there is a family of this name, ours or a package's."""
     name = str(model_type)
-    is_known = name in FAMILIES or brought("families", name) is not None
-    return is_known and family_of(name).is_trained
-
-
-def trained_types() -> list[str]:
-    """All model types of ours that can be trained."""
-    return [name for name in FAMILIES if can_be_trained(name)]
-
-
-def trained_family_of(model_type: str) -> "Family":
-    """The family of a model that shall be trained.
-
-    Raises:
-        RequestError: It can be planned at most.
-    """
-    if not can_be_trained(model_type):
-        raise RequestError(
-            f"model type {model_type!r} is not supported: where its blocks are is not known. "
-            f"Supported: {', '.join(trained_types())}."
-        )
-    return family_of(model_type)
+    return name in FAMILIES or brought("families", name) is not None

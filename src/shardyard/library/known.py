@@ -19,12 +19,11 @@ from shardyard.config.tasks import tasks_of
 from shardyard.config.validate import recipe_of
 from shardyard.data.micro_batch import IGNORED, MicroBatch
 from shardyard.errors import Problem, RecipeError, RequestError
-from shardyard.families.config_json import shape_of_config
+from shardyard.families.config_json import CAUSAL_CLASSES, shape_of_config
 from shardyard.families.registry import (
-    can_be_trained,
+    FAMILIES,
     family_of,
-    trained_family_of,
-    trained_types,
+    is_family,
 )
 from shardyard.families.shape import ModelShape
 from shardyard.library.mesh import devices_per_node
@@ -81,7 +80,7 @@ def shard_known(
     model.float()  # master weights
     model.set_attn_implementation(NAME)
     put_ours(model, shape)
-    family = trained_family_of(shape.model_type)
+    family = family_of(shape.model_type)
     parts = apply.parallelize(model, mesh, recipe=recipe, shape=shape, family=family)
     if on_meta:
         give_storage(model, device, stages=parts.pipeline.modules if parts.pipeline else ())
@@ -169,23 +168,24 @@ def _shape(model: nn.Module) -> ModelShape:
     name = type(model).__name__
     config = getattr(model, "config", None)
     model_type = getattr(config, "model_type", None)
-    if not isinstance(model, PreTrainedModel) or not can_be_trained(model_type):
+    if not isinstance(model, PreTrainedModel) or not is_family(model_type):
         raise RequestError(
             f"{name} is of none of the families whose parts are known: "
-            f"{', '.join(trained_types())}. Say what to shard one by one with blocks=, for "
+            f"{', '.join(FAMILIES)}. Say what to shard one by one with blocks=, for "
             'instance blocks="layers", and how tp splits it with plan=.'
         )
-    wanted = "ForCausalLM" if family_of(model_type).is_causal else "ForMaskedLM"
+    wanted = CAUSAL_CLASSES if family_of(model_type).is_causal else ("ForMaskedLM",)
     if not name.endswith(wanted):
         raise RequestError(
-            f"{name}: of {model_type} the model with its head is known, ...{wanted}. Load that "
+            f"{name}: of {model_type} the model with its head is known, ...{wanted[0]}. Load that "
             "one, or treat this one as a module of your own with blocks= and plan=."
         )
     source = f"the config of {name}"
     shape = shape_of_config(model.config.to_dict(), source, is_random=False)
     if shape.hidden_dropout:
+        key = shape.family.config_json.dropout
         raise RequestError(
-            f"{source} has hidden_dropout_prob={shape.hidden_dropout}; here only 0 is built, as "
+            f"{source} has {key}={shape.hidden_dropout}; here only 0 is built, as "
             "the other would depend on the layout. Set it in the config."
         )
     return shape

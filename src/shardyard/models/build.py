@@ -1,6 +1,7 @@
 """From a shape to a transformers model without storage, and from there to one with weights."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from transformers import (
 )
 
 from shardyard.errors import RecipeError, RequestError
+from shardyard.families.family import Family
 from shardyard.families.frozen import frozen_problems, is_frozen
-from shardyard.families.registry import trained_family_of
+from shardyard.families.registry import family_of
 from shardyard.families.shape import ModelShape
 from shardyard.models.attention import NAME
 from shardyard.models.hf import load_weights
@@ -29,9 +31,7 @@ from shardyard.models.unfused import plain_embedding, split_fused
 
 def hf_config(shape: ModelShape) -> Any:
     """The transformers config of a shape."""
-    form = trained_family_of(shape.model_type).config_json
-    assert form is not None, "a family that is trained"
-    return AutoConfig.for_model(shape.model_type, **form.written(shape))
+    return AutoConfig.for_model(shape.model_type, **shape.family.config_json.written(shape))
 
 
 def build_on_meta(shape: ModelShape) -> PreTrainedModel:
@@ -99,7 +99,7 @@ def replace_experts(model: PreTrainedModel, shape: ModelShape) -> None:
     Raises:
         RequestError: A mixture is not as transformers builds it.
     """
-    family = trained_family_of(shape.model_type)
+    family = family_of(shape.model_type)
     if family.sparse is None:
         return
     for name, block in blocks_of(model, family).items():
@@ -179,12 +179,17 @@ def fill_weights(model: PreTrainedModel, *, folder: Path | None, seed: int) -> N
 
     Adapters are drawn in both cases, and so is what judges pairs of texts if the folder has none.
     """
-    family = trained_family_of(model.config.model_type)
+    family = family_of(model.config.model_type)
     with torch.no_grad():
-        if folder is None:
-            fill_random(model, seed=seed, std=family.initial_std, norm=family.initial_norm)
-        else:
-            lacking = load_weights(model, folder, family)
-            norm = family.initial_norm
-            fill_random(model, seed=seed, std=family.initial_std, norm=norm, only=lacking)
+        only = None if folder is None else load_weights(model, folder, family)
+        std = _std_of(family, model.config.num_hidden_layers)
+        fill_random(model, seed=seed, std=std, norm=family.initial_norm, only=only)
         fill_adapters(model, seed=seed)
+
+
+def _std_of(family: Family, blocks: int) -> Callable[[str], float]:
+    """From the name of a random matrix to its standard deviation."""
+    sums = family.rowwise if family.begins_smaller_by_depth else ()
+    ends = tuple(f".{name}.weight" for name in sums)
+    smaller = family.initial_std / math.sqrt(blocks * max(1, len(sums)))
+    return lambda name: smaller if name.endswith(ends) else family.initial_std

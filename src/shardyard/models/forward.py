@@ -50,7 +50,7 @@ class ForwardPass:
         self._embedding = part_of(model, family.embedding) if is_first else None
         self._positions = part_of(model, family.positions)
         self._token_types = part_of(model, family.token_types)
-        self._embedding_norm = part_of(model, family.embedding_norm)
+        self._embedding_norm = part_of(model, family.embedding_norm or family.embedding_end)
         self._rotary = part_of(model, family.rotary)
         self._blocks = list(blocks_of(model, family).values())
         self._norm = part_of(model, family.norm)

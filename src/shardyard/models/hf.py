@@ -1,7 +1,7 @@
 """Load weights from a Hugging Face folder: each rank reads only the slices it holds."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -27,10 +27,13 @@ class Piece:
     expert: int | None = None
     offset: int = 0
     """Rows of the tensor that come before, being of other parameters."""
+    is_transposed: bool = False
+    """The tensor has a column where we have a row."""
 
     def of(self, tensor: Tensor) -> Tensor:
         """Out of the tensor of the files."""
-        return tensor[self.offset : self.offset + self.shape[0]]
+        ours = tensor.mT if self.is_transposed else tensor
+        return ours[self.offset : self.offset + self.shape[0]]
 
 
 def file_tensors(
@@ -77,7 +80,9 @@ def pieces_in_block(
                 found[row.in_files.format(expert)] = [piece]
         else:
             in_files = name if row.fused is None else f"{row.fused.module}.{kind}"
-            found.setdefault(row.in_files or in_files, []).append(Piece(name, shape))
+            is_transposed = row.is_transposed and kind == row.parameter
+            piece = Piece(name, shape, is_transposed=is_transposed)
+            found.setdefault(row.in_files or in_files, []).append(piece)
     return {in_files: _stacked(pieces, rows) for in_files, pieces in found.items()}
 
 
@@ -101,7 +106,8 @@ def _stacked(pieces: list[Piece], rows: Mapping[str, Row]) -> tuple[Piece, ...]:
 
 def whole_shape(pieces: Sequence[Piece]) -> tuple[int, ...]:
     """Of the tensor in the files."""
-    return (sum(piece.shape[0] for piece in pieces), *pieces[0].shape[1:])
+    ours = (sum(piece.shape[0] for piece in pieces), *pieces[0].shape[1:])
+    return ours[::-1] if pieces[0].is_transposed else ours
 
 
 def _block_of(name: str, begin: str) -> str | None:
@@ -119,10 +125,10 @@ def load_weights(model: nn.Module, folder: Path, family: Family) -> set[str]:
         DataError: A file or a tensor is missing, damaged, or of another shape.
     """
     file_of = _tensor_files(folder)
-    stored = {_as_now(name, family): name for name in file_of}
-    file_of |= {now: file_of[name] for now, name in stored.items() if now not in file_of}
     params = {name: each for name, each in model.named_parameters() if not is_adapter(name)}
     tensors = file_tensors({name: param.shape for name, param in params.items()}, family)
+    stored = {_as_now(name, family, tensors): name for name in file_of}
+    file_of |= {now: file_of[name] for now, name in stored.items() if now not in file_of}
     names, wanted = list(tensors), _held(tensors, params)
     lacking = {name for name in names if name not in file_of}
     of_pairs = {name for name in lacking if name.startswith(family.modules_of_pairs)}
@@ -141,12 +147,13 @@ def load_weights(model: nn.Module, folder: Path, family: Family) -> set[str]:
     return of_pairs
 
 
-def _as_now(name: str, family: Family) -> str:
-    """What a name in a file of another version is now."""
+def _as_now(name: str, family: Family, wanted: Container[str]) -> str:
+    """What a name in a file of another version, or of a model without its head, is now."""
     for older, now in family.other_names.items():
         if name.endswith(older):
             return name.removesuffix(older) + now
-    return name
+    below_head = f"{family.blocks.partition('.')[0]}.{name}"
+    return below_head if below_head in wanted else name
 
 
 @dataclass(frozen=True)
@@ -174,8 +181,14 @@ def _held(
                     continue
                 shard = LocalShard(shard.tensor[here], shard.offsets[1:], piece.shape)
             rows, *others = shard.slices
-            slices = (slice(rows.start + piece.offset, rows.stop + piece.offset), *others)
-            held = _Held(shard.tensor, slices, whole_shape(pieces))
+            slices: tuple[slice, ...] = (
+                slice(rows.start + piece.offset, rows.stop + piece.offset),
+                *others,
+            )
+            tensor = shard.tensor
+            if piece.is_transposed:
+                tensor, slices = tensor.mT, slices[::-1]
+            held = _Held(tensor, slices, whole_shape(pieces))
             found.setdefault(name, []).append(held)
     return found
 

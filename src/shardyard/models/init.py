@@ -20,12 +20,18 @@ _PIECE = 2**22
 
 
 def fill_random(
-    model: nn.Module, *, seed: int, std: float, norm: float, only: Collection[str] | None = None
+    model: nn.Module,
+    *,
+    seed: int,
+    std: Callable[[str], float],
+    norm: float,
+    only: Collection[str] | None = None,
 ) -> None:
     """Fill all that has storage in place, but adapters: matrices normal(0, std), norms ``norm``,
     biases zero.
 
     Args:
+        std: From the name of a matrix.
         only: Names of parameters to fill; None: all.
 
     The rule is that of Hugging Face's ``PreTrainedModel._init_weights`` for these families.
@@ -47,7 +53,7 @@ def fill_random(
             if _is_norm(module) and not full_name.endswith(".bias"):
                 shard.tensor.fill_(norm)
             else:
-                _fill(shard, module, full_name, seed=seed, std=std)
+                _fill(shard, module, full_name, seed=seed, std=std(full_name))
 
 
 def fill_adapters(model: nn.Module, *, seed: int) -> None:

@@ -28,9 +28,10 @@ def is_tied(model: nn.Module, family: Family) -> bool:
 
 def dropout_places(model: nn.Module, family: Family) -> dict[str, nn.Module]:
     """Modules whose output passes through dropout, by full name."""
-    first = family.embedding_norm or family.embedding
+    norm = family.embedding_norm or family.embedding
+    first = family.embedding_end or norm.module
     embedded = part_of(model, first)
-    places = {} if embedded is None else {first.module: embedded}
+    places = {} if embedded is None else {first: embedded}
     for block_name, block in blocks_of(model, family).items():
         for name in family.dropped:
             places[f"{block_name}.{name}"] = block.get_submodule(name)

@@ -44,6 +44,7 @@ def stage_of(
 def _ends(model: nn.Module, family: Family, *, is_first: bool, is_last: bool) -> list[str]:
     """Names of what comes before the first block and after the last."""
     before = [row.module for row in family.before]
+    before += [] if family.embedding_end is None else [family.embedding_end]
     after = [row.module for row in family.after if part_of(model, row) is not None]
     if family.end is not None:  # it holds them, and parameters of its own
         outside = [name for name in after if not name.startswith(f"{family.end}.")]

@@ -1,4 +1,4 @@
-"""Modules whose matrices are apart, in place of transformers' own that fuse several into one.
+"""Modules whose matrices are apart, in place of transformers' own that fuse or transpose them.
 
 A rank of tp has a share of the queries, of the keys and of the values, or of the gate and of what
 it opens; rows of the fused matrix lie in another order. In files they stay fused (``hf.py``).
@@ -6,7 +6,7 @@ it opens; rows of the fused matrix lie in another order. In files they stay fuse
 Shape suffixes: B = samples, H = heads, L = tokens, D = width of the model, E = head width.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,11 +31,11 @@ class SplitAttention(nn.Module):
 
     is_causal = True
 
-    def __init__(self, make: Make, shape: ModelShape) -> None:
+    def __init__(self, make: Make, names: Sequence[str], shape: ModelShape) -> None:
+        """Take the names of queries, keys, values and output."""
         super().__init__()
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (
-            make(name) for name in ("q_proj", "k_proj", "v_proj", "o_proj")
-        )
+        _add_modules(self, make, names)
+        *self._inputs, self._output = names
         self._head_width = shape.head_width
         self._window = shape.sliding_window
 
@@ -48,8 +48,8 @@ class SplitAttention(nn.Module):
     ) -> tuple[Tensor, None]:
         """As transformers' blocks call it; ranks of tp have a share of the heads."""
         q_BHLE, k_BHLE, v_BHLE = (
-            matrix(hidden_states).unflatten(-1, (-1, self._head_width)).transpose(1, 2)
-            for matrix in (self.q_proj, self.k_proj, self.v_proj)
+            getattr(self, name)(hidden_states).unflatten(-1, (-1, self._head_width)).transpose(1, 2)
+            for name in self._inputs
         )
         if position_embeddings is not None:
             q_BHLE, k_BHLE = (_rotated(x, *position_embeddings) for x in (q_BHLE, k_BHLE))
@@ -57,32 +57,48 @@ class SplitAttention(nn.Module):
             self, q_BHLE, k_BHLE, v_BHLE, attention_mask,
             scaling=self._head_width**-0.5, sliding_window=self._window,
         )  # fmt: skip
-        out_BLD: Tensor = self.o_proj(out_BLHE.flatten(2))
+        out_BLD: Tensor = getattr(self, self._output)(out_BLHE.flatten(2))
         return out_BLD, None
 
 
 class SplitGatedMLP(nn.Module):
     """An MLP with a matrix each for the gate and what it opens."""
 
-    def __init__(self, make: Make, shape: ModelShape) -> None:
+    def __init__(self, make: Make, names: Sequence[str], shape: ModelShape) -> None:
+        """Take the names of the gate, what it opens, and the output."""
         super().__init__()
-        self.gate_proj, self.up_proj, self.down_proj = (
-            make(name) for name in ("gate_proj", "up_proj", "down_proj")
-        )
-        form = shape.family.config_json
-        assert form is not None, "a family that is trained"
-        self.act_fn = ACT2FN[form.activation]
+        _add_modules(self, make, names)
+        self._names = names
+        self.act_fn = _activation(shape)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         """(B, L, D) to (B, L, D)."""
-        inner = self.act_fn(self.gate_proj(hidden_states)) * self.up_proj(hidden_states)
-        out_BLD: Tensor = self.down_proj(inner)
+        gate, up, down = (getattr(self, name) for name in self._names)
+        out_BLD: Tensor = down(self.act_fn(gate(hidden_states)) * up(hidden_states))
         return out_BLD
 
 
-_KINDS: Mapping[str, Callable[[Make, ModelShape], nn.Module]] = {
+class PlainMLP(nn.Module):
+    """An MLP without a gate, of plain matrices."""
+
+    def __init__(self, make: Make, names: Sequence[str], shape: ModelShape) -> None:
+        """Take the names of the first matrix and the second."""
+        super().__init__()
+        _add_modules(self, make, names)
+        self._names = names
+        self.act_fn = _activation(shape)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """(B, L, D) to (B, L, D)."""
+        up, down = (getattr(self, name) for name in self._names)
+        out_BLD: Tensor = down(self.act_fn(up(hidden_states)))
+        return out_BLD
+
+
+_KINDS: Mapping[str, Callable[[Make, Sequence[str], ModelShape], nn.Module]] = {
     "attention": SplitAttention,
     "gated_mlp": SplitGatedMLP,
+    "mlp": PlainMLP,
 }
 """Words of ``Family.unfused``."""
 
@@ -102,7 +118,8 @@ def split_fused(model: PreTrainedModel, shape: ModelShape) -> None:
         for module, kind in family.unfused.items():
             _refuse_changed(block.get_submodule(module), f"{name}.{module}")
             with torch.device("meta"):
-                ours = _KINDS[kind](_maker(rows, module, shape), shape)
+                names = [name.rpartition(".")[2] for name in rows if name.startswith(f"{module}.")]
+                ours = _KINDS[kind](_maker(rows, module, shape), names, shape)
             setattr(block, module, ours.train(block.training))
         shapes = {own: param.shape for own, param in block.named_parameters()}
         replaced = tuple(f"{module}." for module in family.unfused)
@@ -126,6 +143,16 @@ def plain_embedding(model: PreTrainedModel, shape: ModelShape) -> None:
         ours = nn.Embedding(rows, width, padding_idx=theirs.padding_idx)
     ours.weight = theirs.weight  # which may be the head's too
     model.set_submodule(family.embedding.module, ours.train(theirs.training))
+
+
+def _add_modules(parent: nn.Module, make: Make, names: Sequence[str]) -> None:
+    for name in names:
+        parent.add_module(name, make(name))
+
+
+def _activation(shape: ModelShape) -> nn.Module:
+    found: nn.Module = ACT2FN[shape.hidden_act or shape.family.config_json.activation]
+    return found
 
 
 def _maker(rows: Mapping[str, Row], module: str, shape: ModelShape) -> Make:

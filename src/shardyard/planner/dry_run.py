@@ -16,7 +16,6 @@ from shardyard.config.layout import Layout
 from shardyard.config.schema import Recipe
 from shardyard.config.trainable import trainable_problems
 from shardyard.errors import Problem, RecipeError, RequestError, ShardyardError
-from shardyard.families.registry import trained_types
 from shardyard.families.shape import ModelShape
 
 _PROGRAM = (sys.executable, "-m", "shardyard.train.dry_run")
@@ -86,7 +85,7 @@ def dry_run(
         RecipeError: The training half cannot build this model or layout yet.
         ShardyardError: The process failed.
     """
-    _refuse_untrainable(recipe, shape, layout)
+    _refuse_untrainable(recipe, layout)
     request = {
         "recipe": recipe.model_dump(mode="json"),
         "shape": shape.to_dict(),
@@ -113,14 +112,10 @@ def dry_run(
         raise _failed("gave an answer that is no description of memory") from error
 
 
-def _refuse_untrainable(recipe: Recipe, shape: ModelShape, layout: Layout) -> None:
+def _refuse_untrainable(recipe: Recipe, layout: Layout) -> None:
     degrees = {axis: getattr(layout, axis) for axis in ("cp", "tp", "pp", "ep")}
     parallel = recipe.parallel.model_copy(update=degrees)
     found = trainable_problems(recipe.model_copy(update={"parallel": parallel}))
-    if not shape.family.is_trained and recipe.model.preset is None:
-        known = ", ".join(trained_types())
-        text = f"of type {shape.model_type} can be planned, not trained yet. Use one of: {known}."
-        found.append(Problem("model", text))
     if layout.pp > 1:
         text = (
             f"={layout.pp}: a stage waits for what other ranks send, and on fake devices there are "

@@ -31,7 +31,7 @@ from shardyard.data.loader import Loader, Samples
 from shardyard.data.micro_batch import MicroBatch
 from shardyard.errors import CheckpointError
 from shardyard.families.lora import is_adapter
-from shardyard.families.registry import trained_family_of
+from shardyard.families.registry import family_of
 from shardyard.families.shape import ModelShape
 from shardyard.models.build import (
     build_on_meta,
@@ -270,7 +270,7 @@ def build_sharded(
     else:
         freeze_base(model, held_in=held_in)
         add_adapters(model, shape, recipe.model.lora)
-    family = trained_family_of(shape.model_type)
+    family = family_of(shape.model_type)
     parts = parallelize(model, mesh, recipe=recipe, shape=shape, family=family)
     return task_class(recipe.task.name).compute(parts, mesh, device=device)
 
