@@ -61,7 +61,7 @@ def test_a_setting_is_offered_up_to_its_next_dot_and_then_its_values(tab: Tab) -
 @pytest.mark.parametrize(
     ("word", "offered"),
     [
-        ("optim.name=", ["adamw", "sgd", "lamb"]),
+        ("optim.name=", ["adamw", "sgd", "lamb", "lars"]),
         ("optim.name=ad", ["adamw"]),
         ("precision.compute=b", ["bf16"]),
         ("optim.nesterov=", ["true", "false"]),
@@ -107,7 +107,7 @@ def test_recipe_files_and_folders_are_offered_before_settings(tab: Tab, tmp_path
         ("prepare --on aws", "plain,aws-batch"),
         ("resume x --yes optim.na", "part,optim.name="),
         ("plan --json optim.na", "part,optim.name="),
-        ("config --json optim.name=la", "plain,lamb"),
+        ("config --json optim.name=lam", "plain,lamb"),
         ("init --model qwen3-moe", "plain,qwen3-moe-tiny"),
         ("init --data py", "plain,python-stdlib"),
         ("init --where sl", "plain,slurm"),

@@ -63,7 +63,7 @@ PROBLEMS = [
     (["optim.name=lamb"], "known for adamw only. Give one; 1e-3 is a usual start for lamb."),
     (
         ["optim.momentum=0.9"],
-        "optim.momentum=0.9 is a setting of sgd; optim.name is adamw, which reads betas and eps.",
+        "optim.momentum=0.9 is a setting of sgd and lars; optim.name is adamw, which reads betas",
     ),
     # given, so somebody believes that it acts, also where it is the default
     (
@@ -84,6 +84,21 @@ PROBLEMS = [
     (
         ["optim.warmup_share=0.1", "optim.warmup_steps=4"],
         "optim.warmup_share=0.1 and optim.warmup_steps=4 each say how long the warm-up is.",
+    ),
+    (
+        ["optim.warmup_share=0.1", "optim.warmup_epochs=5"],
+        "optim.warmup_share=0.1 and optim.warmup_epochs=5 each say how long the warm-up is.",
+    ),
+    (
+        ["optim.milestones=[3, 4.5]"],
+        "optim.milestones=3, 4.5 is of schedule step, and optim.schedule=cosine does not read it.",
+    ),
+    (["optim.milestone_factor=0.2"], "optim.milestone_factor=0.2 is of schedule step"),
+    (["optim.schedule=step"], "optim.milestones: says at which epochs the learning rate falls"),
+    (["optim.schedule=step", "optim.milestones=[6, 3]"], "Give them, such as [30, 60, 80]."),
+    (
+        ["optim.schedule=step", "optim.milestones=[3]", "optim.decay_steps=9"],
+        "optim.decay_steps=9: with optim.schedule=step the rate falls by optim.milestone_factor",
     ),
     (["optim.poly_power=1.0"], "optim.poly_power=1 is of schedule poly, and optim.schedule=cosine"),
     (

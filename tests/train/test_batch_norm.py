@@ -379,3 +379,6 @@ def test_what_cannot_be_counted_is_refused() -> None:
     assert "batch normalisation: ranks of tp hold other features" in str(RecipeError(told))
     told = module_problems(nn.Sequential(Doubled(2)), {}, tp=1)
     assert "has 0, a batch normalisation with a forward method of its own" in str(RecipeError(told))
+    told = module_problems(nn.Sequential(nn.SyncBatchNorm(2)), {}, tp=1)
+    assert "has 0, an nn.SyncBatchNorm: what it normalises over are" in str(RecipeError(told))
+    assert "Use nn.BatchNorm with a larger optim.micro_batch" in str(RecipeError(told))

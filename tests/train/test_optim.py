@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardyard.config.optimizers import OPTIMIZERS, OptimizerName
+from shardyard.config.optimizers import OPTIMIZERS, OptimizerName, readers_of
 from shardyard.config.schema import Optim
 from shardyard.parallel.whole_norms import WholeNorms
 from shardyard.train.optim import ShardOptimizer, lr_at
 from tests.train.lamb import Lamb
+from tests.train.lars import Lars
 
 SCHEDULED = {"lr": 1.0, "warmup_steps": 4, "decay_steps": 14, "min_lr_ratio": 0.1}
 
@@ -41,6 +42,14 @@ def test_learning_rate_by_step(schedule: str, step: float, lr: float) -> None:
     assert lr_at(step, optim) == pytest.approx(lr)
 
 
+def test_the_rate_falls_at_once_at_each_milestone() -> None:
+    steps = {"schedule": "step", "milestones": [1, 2.5], "milestone_factor": 0.5}
+    optim = Optim.model_validate({**SCHEDULED, **steps})
+    assert lr_at(2, optim, epoch=1.0) == 0.5  # still warming up
+    epochs = (0.5, 0.99, 1.0, 2.49, 2.5, 7.0)
+    assert [lr_at(9, optim, epoch=epoch) for epoch in epochs] == [1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
+
+
 def test_a_power_of_one_is_the_linear_schedule() -> None:
     poly = Optim.model_validate({**SCHEDULED, "schedule": "poly", "poly_power": 1.0})
     linear = Optim.model_validate({**SCHEDULED, "schedule": "linear"})
@@ -60,6 +69,7 @@ def test_without_warm_up_the_first_step_has_nearly_the_peak() -> None:
         Optim(lr=0.1, weight_decay=0.5),
         Optim(name="sgd", lr=0.1, weight_decay=0.5, momentum=0.9, nesterov=True),
         Optim(name="lamb", lr=0.1, weight_decay=0.5),
+        Optim(name="lars", lr=0.1, weight_decay=0.5, momentum=0.9),
     ],
 )
 @pytest.mark.parametrize("widened_elements", [1, 2**20])
@@ -99,7 +109,7 @@ def _step_of(optimizer: ShardOptimizer, model: nn.Module) -> None:
 
 def _steps_of(
     ours: ShardOptimizer,
-    theirs: torch.optim.Optimizer | Lamb,
+    theirs: torch.optim.Optimizer | Lamb | Lars,
     models: tuple[nn.Module, nn.Module],
 ) -> None:
     x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
@@ -179,6 +189,18 @@ def test_a_matrix_of_zeros_moves_under_lamb_as_under_adam() -> None:
     torch.testing.assert_close(models[0].state_dict(), models[1].state_dict(), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("decay", [0.0, 0.5])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_lars_steps_as_the_paper_says(momentum: float, decay: float) -> None:
+    models = _twins()
+    theirs = Lars(models[1].parameters(), lr=0.1, decay=decay, momentum=momentum, trust=0.02)
+    optim = Optim(
+        name="lars", lr=0.1, weight_decay=decay, momentum=momentum, trust_coefficient=0.02
+    )
+    _steps_of(ShardOptimizer(models[0], optim), theirs, models)
+    torch.testing.assert_close(models[0].state_dict(), models[1].state_dict(), rtol=1e-6, atol=1e-7)
+
+
 class Halved:
     """An update for a row that is no optimizer's: each step halves what has a gradient."""
 
@@ -219,10 +241,10 @@ def test_an_optimizer_is_added_by_a_row_and_an_update(monkeypatch: pytest.Monkey
 
 def test_no_other_optimizer_is_made_for_a_name_that_has_no_row() -> None:
     other = Optim(lr=0.1, weight_decay=0.1).model_copy(update={"name": "lion"})
-    with pytest.raises(LookupError, match="no optimizer is called 'lion': adamw, sgd, lamb"):
+    with pytest.raises(LookupError, match="no optimizer is called 'lion': adamw, sgd, lamb, lars"):
         ShardOptimizer(nn.Linear(2, 2), other)
-    unknown = Optim(lr=1.0, warmup_steps=0, decay_steps=2).model_copy(update={"schedule": "step"})
-    with pytest.raises(AssertionError, match="step"):
+    unknown = Optim(lr=1.0, warmup_steps=0, decay_steps=2).model_copy(update={"schedule": "stair"})
+    with pytest.raises(AssertionError, match="stair"):
         lr_at(1, unknown)
 
 
@@ -231,7 +253,7 @@ def test_what_is_frozen_has_no_state_and_does_not_move(name: OptimizerName) -> N
     model, _ = _twins()
     model[0].requires_grad_(False)
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    momentum = 0.9 if name == "sgd" else 0.0
+    momentum = 0.9 if name in readers_of("momentum") else 0.0
     settings = {"name": name, "lr": 0.1, "momentum": momentum, "weight_decay": 0.1}
     optim = Optim.model_validate(settings)
     optimizer = ShardOptimizer(model, optim)
@@ -250,7 +272,7 @@ def test_what_is_frozen_has_no_state_and_does_not_move(name: OptimizerName) -> N
 @pytest.mark.parametrize("states", ["fp32", "bf16"])
 def test_a_skipped_step_changes_neither_weights_nor_state(states: str, name: OptimizerName) -> None:
     model, untouched = _twins()
-    momentum = 0.9 if name == "sgd" else 0.0
+    momentum = 0.9 if name in readers_of("momentum") else 0.0
     optim = {"name": name, "lr": 0.1, "weight_decay": 0.1, "momentum": momentum}
     optimizer = ShardOptimizer(model, Optim.model_validate(optim), states=states)
     _step_of(optimizer, model)

@@ -352,8 +352,12 @@ def _weight_decay(draft: Draft) -> tuple[float, str]:
 
 
 def _warmup_steps(draft: Draft) -> tuple[int, str]:
+    optim = draft.recipe.optim
+    if optim.warmup_epochs is not None:
+        samples = Fraction(str(optim.warmup_epochs)) * draft.train_samples
+        return round(samples / draft.global_batch), f"{optim.warmup_epochs:g} epochs"
     steps, _ = steps_of(draft)
-    share = draft.recipe.optim.warmup_share
+    share = optim.warmup_share
     if share is not None:
         return round(share * steps), f"{share:g} of the run"
     return min(2000, steps // 10), "a tenth of the run, at most 2,000 as in Llama 2"

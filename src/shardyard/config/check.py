@@ -21,7 +21,7 @@ from shardyard.config.model_problems import misfits
 from shardyard.config.optimizers import OPTIMIZERS, factors_of, optimizer_of, readers_of
 from shardyard.config.own_module import own_module_problems
 from shardyard.config.phases import phase_problems, problems_of_each
-from shardyard.config.schema import Recipe, Task, section_key
+from shardyard.config.schema import Optim, Recipe, Task, section_key
 from shardyard.config.secret_reference import is_variable, parse_references
 from shardyard.config.task_names import task_row
 from shardyard.config.tasks import TASKS
@@ -250,12 +250,41 @@ def _batch(recipe: Recipe) -> Iterable[Problem]:
     if optim.lr_batch is not None and optim.lr_scaling == "none":
         text = f"={optim.lr_batch} is the batch that optim.lr is for, and optim.lr_scaling=none "
         yield Problem("optim.lr_batch", f"{text}never reads it. Use linear or sqrt there.")
-    if optim.warmup_share is not None and optim.warmup_steps != "auto":
-        text = f"={optim.warmup_share:g} and optim.warmup_steps={optim.warmup_steps} each say how "
-        yield Problem("optim.warmup_share", f"{text}long the warm-up is. Keep one of them.")
-    if "poly_power" in optim.model_fields_set and optim.schedule != "poly":
-        text = f"={optim.poly_power:g} is of schedule poly, and optim.schedule={optim.schedule} "
-        yield Problem("optim.poly_power", f"{text}has no power. Use poly, or leave it out.")
+    warmups = {
+        "optim.warmup_share": optim.warmup_share,
+        "optim.warmup_epochs": optim.warmup_epochs,
+        "optim.warmup_steps": None if optim.warmup_steps == "auto" else optim.warmup_steps,
+    }
+    given = [(path, f"{value:g}") for path, value in warmups.items() if value is not None]
+    if len(given) > 1:
+        others = " and ".join(f"{path}={value}" for path, value in given[1:])
+        text = f"={given[0][1]} and {others} each say how long the warm-up is. Keep one of them."
+        yield Problem(given[0][0], text)
+    yield from _schedule(optim)
+
+
+def _schedule(optim: Optim) -> Iterable[Problem]:
+    """Settings of one schedule, where another is chosen; and a schedule without its own."""
+    for key, schedule in _OF_SCHEDULE.items():
+        if key in optim.model_fields_set and optim.schedule != schedule:
+            value = getattr(optim, key)
+            shown = f"{value:g}" if isinstance(value, float) else ", ".join(f"{m:g}" for m in value)
+            text = f"={shown} is of schedule {schedule}, and optim.schedule={optim.schedule} does "
+            yield Problem(f"optim.{key}", f"{text}not read it. Use {schedule}, or leave it out.")
+    if optim.schedule != "step":
+        return
+    if not optim.milestones or sorted(set(optim.milestones)) != list(optim.milestones):
+        text = "says at which epochs the learning rate falls, each after the one before"
+        yield Problem("optim.milestones", f"{text}. Give them, such as [30, 60, 80].")
+    for key in ("min_lr_ratio", "decay_steps"):
+        if key in optim.model_fields_set:
+            text = f"={getattr(optim, key)}: with optim.schedule=step the rate falls by "
+            text += "optim.milestone_factor at optim.milestones, and has no other end."
+            yield Problem(f"optim.{key}", f"{text} Leave it out.")
+
+
+_OF_SCHEDULE = {"poly_power": "poly", "milestones": "step", "milestone_factor": "step"}
+"""Setting of ``optim`` -> the one schedule that reads it."""
 
 
 def _optimizer_states(recipe: Recipe) -> Iterable[Problem]:

@@ -7,7 +7,7 @@ torch code in ``train/optimizers/``. Nothing else dispatches on the name of an o
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-OptimizerName = Literal["adamw", "sgd", "lamb"]
+OptimizerName = Literal["adamw", "sgd", "lamb", "lars"]
 """Every name has a row in ``OPTIMIZERS``."""
 
 
@@ -94,6 +94,18 @@ OPTIMIZERS: dict[OptimizerName, Optimizer] = {
         # weight is read for its norm and once more
         moved_bytes=_ONE_PASS_BYTES + 5 * 4,
         update="shardyard.train.optimizers.lamb:LAMB",
+    ),
+    "lars": Optimizer(
+        averages=(Average(name="momentum_buffer", factor="momentum"),),
+        counts_steps=False,
+        settings=("momentum", "trust_coefficient"),
+        knows_lr=False,
+        usual_lr="10",
+        weight_decay=0.0,
+        decay_reason="lars decays only where it is asked to",
+        # both norms are read before anything moves
+        moved_bytes=_ONE_PASS_BYTES + 2 * 4,
+        update="shardyard.train.optimizers.lars:LARS",
     ),
 }
 

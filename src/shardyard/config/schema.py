@@ -263,21 +263,30 @@ class Optim(Section):
     eps: Annotated[float, Field(gt=0)] = 1e-8
     """Term against division by zero."""
     weight_decay: Annotated[float, Field(ge=0)] | Auto = "auto"
-    """Decoupled weight decay, on matrices only (not on norms and biases)."""
+    """Weight decay, on matrices only (not on norms and biases): decoupled, but of lars coupled."""
     momentum: Averaging = 0.0
     """Averaging factor of the gradient."""
     nesterov: bool = False
     """Step along the gradient as the momentum will have moved it (Nesterov)."""
+    trust_coefficient: PositiveNumber = 0.001
+    """Of lars: a matrix moves by lr times this share of its norm (arXiv:1708.03888)."""
     grad_clip: Annotated[float, Field(gt=0)] | None = 1.0
     """Largest global gradient norm; larger gradients are scaled down. null: no clipping."""
-    schedule: Literal["cosine", "linear", "constant", "poly"] = "cosine"
-    """How the learning rate falls after the warm-up; poly: as a power of what is left."""
+    schedule: Literal["cosine", "linear", "constant", "poly", "step"] = "cosine"
+    """How the learning rate falls after the warm-up; poly: as a power of what is left; step: at
+    once, at each of optim.milestones."""
+    milestones: Annotated[tuple[PositiveNumber, ...], Field(strict=False)] = ()
+    """Of schedule step: epochs at which the learning rate falls."""
+    milestone_factor: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """Of schedule step: by what the learning rate is multiplied at each milestone."""
     poly_power: PositiveNumber = 0.5
     """Power of schedule poly; a half is what LAMB's BERT is trained with, 1 is linear."""
     warmup_steps: Annotated[int, Field(ge=0)] | Auto = "auto"
     """Steps of linear warm-up; auto: 2,000 or a tenth of the run, whichever is less."""
     warmup_share: Fraction | None = None
     """Warm-up as a share of the run, instead of optim.warmup_steps; LAMB's BERT takes 0.2843."""
+    warmup_epochs: Annotated[float, Field(ge=0)] | None = None
+    """Warm-up in passes over the data, instead of optim.warmup_steps."""
     decay_steps: Annotated[int, Field(ge=1)] | Auto = "auto"
     """Step at which the decay ends; auto: the length of the run at its first attempt."""
     min_lr_ratio: Fraction = 0.1

@@ -75,6 +75,15 @@ def _batch_norm_problems(model: nn.Module, tp: int) -> Iterator[Problem]:
             "count the same samples again. Use GroupNorm or LayerNorm, or tp=1."
         )
         yield Problem("model", text)
+    synchronised = [n for n, m in model.named_modules() if isinstance(m, nn.SyncBatchNorm)]
+    if synchronised:
+        text = (
+            f"has {synchronised[0]}, an nn.SyncBatchNorm: what it normalises over are the "
+            "micro-batches that all ranks happen to compute at once, so that another number of "
+            "them learns otherwise, and its running statistics are not those of a step. Use "
+            "nn.BatchNorm with a larger optim.micro_batch, or GroupNorm."
+        )
+        yield Problem("model", text)
     changed = [name for name, norm in norms.items() if type(norm).forward is not _FORWARD]
     if changed:
         text = (

@@ -108,7 +108,10 @@ class Loop:
         if self.recipe.observe.sample_ids:
             log_samples(step, batches, self.training.train_source)
         position = self.progress.position + self._batch.samples
-        lr = self._batch.lr_factor * lr_at(position / self._batch.first, self.recipe.optim)
+        epoch = self.progress.position / self.training.train_source.num_samples
+        lr = self._batch.lr_factor * lr_at(
+            position / self._batch.first, self.recipe.optim, epoch=epoch
+        )
         drain = self.training.hooks.drain_requested()
         faults = self.training.hooks.faults
         pending = self.training.stepper.run(

@@ -84,13 +84,17 @@ class ShardOptimizer:
         """Those that there are, undivided."""
         return [param.grad for param in self._params.values() if param.grad is not None]
 
+    def _local_gradients(self) -> dict[str, Tensor]:
+        named = ((name, self._params[name].grad) for name in self._shards)
+        return {name: local_part(grad) for name, grad in named if grad is not None}
+
     def step(self, *, lr: float, divisor: Tensor, skip: Tensor) -> None:
         """Divide the gradients and apply them, or leave everything as it is where ``skip`` is 1.
 
         Both are decided on the device, without waiting for it. The gradients are gone afterwards.
         All ranks call it together.
         """
-        self._update.begin(lr=lr, divisor=divisor, skip=skip)
+        self._update.begin(lr=lr, divisor=divisor, skip=skip, grads=self._local_gradients())
         if self._on_host is None:
             for names in self._parts:
                 self._update_part(names, self._states)
@@ -203,7 +207,7 @@ def put_nan(tensors: Iterable[Tensor]) -> None:
             return
 
 
-def lr_at(step: float, optim: Optim) -> float:
+def lr_at(step: float, optim: Optim, *, epoch: float = 0.0) -> float:
     """Learning rate of a step (1 is the first): linear warm-up, then the schedule, then its end.
 
     Needs resolved settings. The warm-up reaches the peak at step ``warmup_steps``; the decay
@@ -212,6 +216,7 @@ def lr_at(step: float, optim: Optim) -> float:
     Args:
         step: In steps of ``global_batch``: no whole number where the batch follows the devices and
             has changed with them.
+        epoch: Passes over the data that were complete, and what share of the next, when it began.
     """
     peak, warmup, end = float(optim.lr), int(optim.warmup_steps), int(optim.decay_steps)
     if step <= warmup:
@@ -226,6 +231,9 @@ def lr_at(step: float, optim: Optim) -> float:
             share = 0.5 * (1.0 + math.cos(math.pi * done))
         case "poly":
             share = (1.0 - done) ** optim.poly_power
+        case "step":
+            passed = sum(milestone <= epoch for milestone in optim.milestones)
+            return peak * optim.milestone_factor**passed
         case _:
             assert_never(optim.schedule)
     return peak * (optim.min_lr_ratio + (1.0 - optim.min_lr_ratio) * share)

@@ -30,10 +30,14 @@ class Update(Protocol):
         shards: Name -> what this rank holds of it; what is frozen is not among them.
         """
 
-    def begin(self, *, lr: float, divisor: Tensor, skip: Tensor) -> None:
+    def begin(
+        self, *, lr: float, divisor: Tensor, skip: Tensor, grads: Mapping[str, Tensor]
+    ) -> None:
         """A step begins.
 
         Args:
+            grads: Name -> undivided gradient of each shard that moves; not to be held, so that
+                their memory is free once they are used.
             divisor: Of all gradients.
             skip: 1 where weights and state must stay as they are, bit for bit.
         """

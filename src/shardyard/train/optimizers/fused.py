@@ -36,7 +36,10 @@ class _Fused:
         self._torch = made
         self._decay_apart = decay_apart
 
-    def begin(self, *, lr: float, divisor: Tensor, skip: Tensor) -> None:
+    def begin(
+        self, *, lr: float, divisor: Tensor, skip: Tensor, grads: Mapping[str, Tensor]
+    ) -> None:
+        del grads  # each comes with its shard
         for group in self._torch.param_groups:
             group["lr"] = lr
         fused: Any = self._torch  # fused optimizers read these two attributes

@@ -37,7 +37,10 @@ class LAMB:
         self._decay = float(optim.weight_decay)
         self._norms = norms
 
-    def begin(self, *, lr: float, divisor: Tensor, skip: Tensor) -> None:
+    def begin(
+        self, *, lr: float, divisor: Tensor, skip: Tensor, grads: Mapping[str, Tensor]
+    ) -> None:
+        del grads  # each comes with its shard
         self._skip = skip.bool()
         self._divisor = divisor.float()
         self._rate = lr * (1.0 - skip.double())
