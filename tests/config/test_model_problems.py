@@ -57,9 +57,13 @@ OFFLOADED = ["model.preset=llama-tiny", "memory.offload=params", "optim.lr=1e-3"
         (["parallel.strategy=NO_SHARD"], "parallel.zero=1: weights would stay on the device"),
         (
             ["parallel.zero=3", "optim.name=lamb"],
-            "memory.offload=params with optim.name=lamb, which moves all weights at the end of "
-            "its update, and only some of them are on the device then. Use "
+            "memory.offload=params with optim.name=lamb, which reads or moves all weights at "
+            "once, and only some of them are on the device at a time. Use "
             "memory.offload=optimizer, or optim.name=adamw or sgd",
+        ),
+        (
+            ["parallel.zero=3", "optim.ema_decay=0.99"],
+            "optim.ema_decay=0.99 with memory.offload=params: averages of weights in host memory",
         ),
     ],
 )

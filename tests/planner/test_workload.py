@@ -51,6 +51,8 @@ def test_copies_read_different_samples_and_model_ranks_the_same() -> None:
         ({"name": "sgd", "momentum": 0.0}, 0),
         ({"name": "sgd", "momentum": 0.9, "nesterov": True}, 4),
         ({"name": "lamb"}, 8),
+        ({"name": "lars", "momentum": 0.9}, 4),
+        ({"name": "lamb", "ema_decay": 0.999}, 8 + 4),
     ],
 )
 def test_the_optimizer_decides_its_bytes_a_parameter(optim: dict[str, Any], nbytes: int) -> None:
@@ -68,6 +70,8 @@ def test_the_optimizer_decides_its_bytes_a_parameter(optim: dict[str, Any], nbyt
         ({"name": "adamw"}, 24 + 2 * 8),
         # and LAMB writes its direction and reads it twice, and the weight twice more
         ({"name": "lamb"}, 24 + 2 * 8 + 5 * 4),
+        # averaging reads and writes the average, and reads the weight
+        ({"name": "sgd", "ema_decay": 0.999}, 24 + 3 * 4),
     ],
 )
 def test_the_optimizer_decides_what_an_update_moves(optim: dict[str, Any], nbytes: int) -> None:

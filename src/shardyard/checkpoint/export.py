@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from shardyard.checkpoint.averages import judged_name
 from shardyard.checkpoint.beside_weights import (
     BesideWeights,
     copy_files,
@@ -340,9 +341,10 @@ def _transposed(read: Rows, pieces: Sequence[Piece]) -> Tensor:
 
 def _parameters(plan: ExportPlan, resolved: Resolved) -> Rows:
     saved = SavedTensors(plan.checkpoint)
+    names = saved.shapes().keys()
 
     def read(name: str, start: int, rows: int) -> Tensor:
-        return saved.rows(f"{_PREFIX}{name}", start, rows, plan.dtype)
+        return saved.rows(judged_name(f"{_PREFIX}{name}", names), start, rows, plan.dtype)
 
     match plan.form:
         case "weights" | "adapter":
@@ -358,7 +360,7 @@ def _merged(saved: SavedTensors, resolved: Resolved, dtype: torch.dtype) -> Rows
     shapes = {name: shape for name, (shape, _) in saved.shapes().items()}
 
     def whole(name: str) -> Tensor:
-        saved_as = f"{_PREFIX}{name}"
+        saved_as = judged_name(f"{_PREFIX}{name}", shapes)
         return saved.rows(saved_as, 0, shapes[saved_as][0], torch.float32)
 
     merged = Merged(resolved, whole)
@@ -405,13 +407,15 @@ def _write_tensors(plan: ExportPlan, resolved: Resolved, folder: Path) -> None:
 
 def _write_buffers(checkpoint: Path, folder: Path) -> None:
     """Buffers of a module of the user's own, by its names and as they were saved."""
+    shapes = read_shapes(checkpoint)
     tensors: dict[str, Tensor] = {
         name: torch.empty(shape, dtype=dtype)
-        for name, (shape, dtype) in read_shapes(checkpoint).items()
+        for name, (shape, dtype) in shapes.items()
         if is_buffer(name)
     }
     if tensors:
-        load_tensors(checkpoint, tensors, allow_extra=True)
+        judged = {judged_name(name, shapes): each for name, each in tensors.items()}
+        load_tensors(checkpoint, judged, allow_extra=True)
         named = {buffer_name(name): tensor for name, tensor in tensors.items()}
         save_file(named, folder / BUFFERS_FILE, metadata={"format": "pt"})
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from shardyard.checkpoint.averages import judged_name
 from shardyard.checkpoint.beside_weights import (
     CONFIG,
     BesideWeights,
@@ -15,7 +16,7 @@ from shardyard.checkpoint.beside_weights import (
     copy_files,
 )
 from shardyard.checkpoint.buffers import buffers_of
-from shardyard.checkpoint.load import load_tensors
+from shardyard.checkpoint.load import load_tensors, read_shapes
 from shardyard.errors import RequestError
 
 
@@ -38,7 +39,10 @@ def write_generic(
     tensors: dict[str, Tensor] = {
         f"model.{name}": param.detach() for name, param in model.named_parameters()
     }
-    load_tensors(checkpoint, {**tensors, **buffers_of(model)}, allow_extra=True)
+    saved = read_shapes(checkpoint)
+    wanted = {**tensors, **buffers_of(model)}
+    judged = {judged_name(name, saved): each for name, each in wanted.items()}
+    load_tensors(checkpoint, judged, allow_extra=True)
     model.save_pretrained(folder)
     content = changed_config(beside.config, architecture=type(model).__name__, dtype=dtype, ends={})
     (folder / CONFIG).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")

@@ -64,12 +64,18 @@ def _offload_problems(recipe: Recipe) -> Iterable[Problem]:
             "step. Set parallel.zero=3, which gathers and frees them block by block, on one "
             "device too.",
         )
-    if optimizer_of(optim).moves_last:
-        partwise = " or ".join(name for name, row in OPTIMIZERS.items() if not row.moves_last)
+    if optim.ema_decay is not None:
+        yield Problem(
+            "optim.ema_decay",
+            f"={optim.ema_decay} with memory.offload=params: averages of weights in host memory "
+            "are not built. Use memory.offload=optimizer, or leave it out.",
+        )
+    if optimizer_of(optim).needs_all:
+        partwise = " or ".join(name for name, row in OPTIMIZERS.items() if not row.needs_all)
         yield Problem(
             "memory.offload",
-            f"=params with optim.name={optim.name}, which moves all weights at the end of its "
-            "update, and only some of them are on the device then. Use "
+            f"=params with optim.name={optim.name}, which reads or moves all weights at once, "
+            "and only some of them are on the device at a time. Use "
             f"memory.offload=optimizer, or optim.name={partwise}.",
         )
 

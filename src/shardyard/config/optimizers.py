@@ -38,8 +38,8 @@ class Optimizer:
     weight_decay: float
     """Where it is auto."""
     decay_reason: str
-    moves_last: bool
-    """Whether all weights move after the last direction is known, not part by part."""
+    needs_all: bool
+    """Whether an update reads or moves all weights at once, not part by part."""
     moved_bytes: int
     """What an update reads and writes of a parameter, beside its averages."""
     update: str
@@ -62,7 +62,7 @@ OPTIMIZERS: dict[OptimizerName, Optimizer] = {
         usual_lr="3e-4",
         weight_decay=0.1,
         decay_reason="as Llama 2 (arXiv:2307.09288, section 2.2)",
-        moves_last=False,
+        needs_all=False,
         moved_bytes=_ONE_PASS_BYTES,
         update="shardyard.train.optimizers.fused:AdamW",
     ),
@@ -74,7 +74,7 @@ OPTIMIZERS: dict[OptimizerName, Optimizer] = {
         usual_lr="0.1",
         weight_decay=0.0,
         decay_reason="sgd decays only where it is asked to",
-        moves_last=False,
+        needs_all=False,
         moved_bytes=_ONE_PASS_BYTES,
         update="shardyard.train.optimizers.fused:SGD",
     ),
@@ -89,7 +89,7 @@ OPTIMIZERS: dict[OptimizerName, Optimizer] = {
         usual_lr="1e-3",
         weight_decay=0.01,
         decay_reason="as BERT, which its authors trained (arXiv:1810.04805, appendix A.2)",
-        moves_last=True,
+        needs_all=True,
         # the direction is written, read for its norm and read again to be applied, and the
         # weight is read for its norm and once more
         moved_bytes=_ONE_PASS_BYTES + 5 * 4,
@@ -103,6 +103,7 @@ OPTIMIZERS: dict[OptimizerName, Optimizer] = {
         usual_lr="10",
         weight_decay=0.0,
         decay_reason="lars decays only where it is asked to",
+        needs_all=True,
         # both norms are read before anything moves
         moved_bytes=_ONE_PASS_BYTES + 2 * 4,
         update="shardyard.train.optimizers.lars:LARS",

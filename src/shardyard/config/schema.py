@@ -270,6 +270,9 @@ class Optim(Section):
     """Step along the gradient as the momentum will have moved it (Nesterov)."""
     trust_coefficient: PositiveNumber = 0.001
     """Of lars: a matrix moves by lr times this share of its norm (arXiv:1708.03888)."""
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Average the weights over steps, each keeping this share at the most; evaluations and exports
+    take the averages (EMA). null: they take the weights."""
     grad_clip: Annotated[float, Field(gt=0)] | None = 1.0
     """Largest global gradient norm; larger gradients are scaled down. null: no clipping."""
     schedule: Literal["cosine", "linear", "constant", "poly", "step"] = "cosine"

@@ -200,7 +200,8 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
             weight_bytes=4,
             gradient_bytes=4,
             optimizer_bytes=optimizer_bytes(recipe),
-            update_bytes=moved_bytes(recipe.optim),
+            # an average is read and written, and the weight is read once more
+            update_bytes=moved_bytes(recipe.optim) + 3 * _average_bytes(recipe),
             reduce_bytes=FORMAT_BYTES[recipe.precision.reduce],
             compute_bytes=FORMAT_BYTES[compute],
         ),
@@ -228,5 +229,10 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
 
 
 def optimizer_bytes(recipe: Recipe) -> int:
-    """State of a parameter that zero 1 splits."""
-    return len(averages_of(recipe.optim)) * FORMAT_BYTES[recipe.precision.optimizer_states]
+    """State of a parameter that zero 1 splits, and its own average."""
+    states = len(averages_of(recipe.optim)) * FORMAT_BYTES[recipe.precision.optimizer_states]
+    return states + _average_bytes(recipe)
+
+
+def _average_bytes(recipe: Recipe) -> int:
+    return 0 if recipe.optim.ema_decay is None else 4

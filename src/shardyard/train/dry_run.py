@@ -37,7 +37,8 @@ from shardyard.train.allocations import (
     SET_UP,
     AllocationLog,
 )
-from shardyard.train.setup import build_optimizer, build_sharded
+from shardyard.train.setup import averages_of, build_optimizer, build_sharded
+from shardyard.train.state import OF_OPTIMIZER
 from shardyard.train.step import Stepper
 
 
@@ -98,12 +99,15 @@ def _take_a_step(
     computation = build_sharded(recipe, shape, mesh, device=device)
     with torch_private.fake_tensors(), log:
         optimizer = build_optimizer(recipe, computation, mesh, device=device)
-        tensors = optimizer.tensors()
-        log.mark(computation.model.buffers(), PARAMETERS)
-        for kind, category in (("model.", PARAMETERS), ("optim.", OPTIMIZER)):
-            log.mark((held for name, held in tensors.items() if name.startswith(kind)), category)
+        averages = averages_of(recipe, computation)
         clip = recipe.optim.grad_clip
-        stepper = _Watched(computation, optimizer, mesh, device=device, grad_clip=clip)
+        stepper = _Watched(
+            computation, optimizer, mesh, device=device, grad_clip=clip, averages=averages
+        )
+        tensors = stepper.held()
+        log.mark(computation.model.buffers(), PARAMETERS)
+        for kind, category in (("model.", PARAMETERS), (OF_OPTIMIZER, OPTIMIZER)):
+            log.mark((held for name, held in tensors.items() if name.startswith(kind)), category)
         stepper.log = log
         # one for all: a device holds one at a time
         batch = task_class(recipe.task.name).empty_batch(recipe)

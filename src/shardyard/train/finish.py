@@ -11,7 +11,8 @@ from shardyard.train.training import Training
 def finish(training: Training) -> None:
     """Generate a sample if one was asked for, and report run_finished. All ranks call it."""
     started = time.monotonic()
-    sample = training.task.sample(training.resolved, training.mesh, training.device)
+    with training.judged():
+        sample = training.task.sample(training.resolved, training.mesh, training.device)
     peaks = training.gather(peak_memory_bytes(training.device))
     reserved = training.gather(reserved_memory_bytes(training.device))
     if training.rank != 0:

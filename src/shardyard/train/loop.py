@@ -183,14 +183,15 @@ class Loop:
         training, progress = self.training, self.progress
         assert training.eval_source is not None and isinstance(self.recipe.optim.micro_batch, int)
         started = time.monotonic()
-        result = evaluate(
-            training.task,
-            training.eval_source,
-            training.eval_parts,
-            micro_batch=self.recipe.optim.micro_batch,
-            mesh=training.mesh,
-            device=training.device,
-        )
+        with training.judged():
+            result = evaluate(
+                training.task,
+                training.eval_source,
+                training.eval_parts,
+                micro_batch=self.recipe.optim.micro_batch,
+                mesh=training.mesh,
+                device=training.device,
+            )
         seconds = time.monotonic() - started
         data = training.resolved.data
         per_byte = training.task_row.bits_per_byte(

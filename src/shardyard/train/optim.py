@@ -148,7 +148,7 @@ class ShardOptimizer:
         for name, param in self._params.items():
             tensors[f"model.{name}"] = param.detach()
             for key, value in self._states.get(name, {}).items():
-                tensors[f"optim.{key}.{name}"] = _placed_like(param, value)
+                tensors[f"optim.{key}.{name}"] = placed_like(param, value)
         return tensors
 
 
@@ -182,7 +182,7 @@ def _zero_state(
     return state
 
 
-def _placed_like(param: Tensor, value: Tensor) -> Tensor:
+def placed_like(param: Tensor, value: Tensor) -> Tensor:
     """State of a parameter, with its place in the whole; a scalar has none."""
     if not isinstance(param, DTensor) or value.dim() == 0:
         return value

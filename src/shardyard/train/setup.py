@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shardyard.checkpoint.averages import is_average
 from shardyard.checkpoint.buffers import buffers_of
 from shardyard.checkpoint.load import Chosen, choose, load_tensors, read_values
 from shardyard.checkpoint.save import Saver
@@ -53,6 +54,7 @@ from shardyard.tasks.base import Task
 from shardyard.tasks.computation import Computation
 from shardyard.tasks.language import vocabulary
 from shardyard.tasks.named import task_class
+from shardyard.train.averages import Averages
 from shardyard.train.hooks import Hooks
 from shardyard.train.images import build_image_network
 from shardyard.train.optim import ShardOptimizer
@@ -125,10 +127,15 @@ def set_up_phase(
     data_s = time.monotonic() - opening
     task = kind(_build(resolved, mesh, device=device, control=control))
     optimizer = build_optimizer(recipe, task.computation, mesh, device=device)
-    stepper = Stepper(task, optimizer, mesh, device=device, grad_clip=recipe.optim.grad_clip)
-    held = {**optimizer.tensors(), **buffers_of(task.model)}
+    averages = averages_of(recipe, task.computation)
+    stepper = Stepper(
+        task, optimizer, mesh, device=device, grad_clip=recipe.optim.grad_clip, averages=averages
+    )
+    held = {**stepper.held(), **buffers_of(task.model)}
     tensors = _saved_of(held, recipe)
     begin = _begin(place, saved, task, tensors, stepper, phase=phase)
+    if averages is not None and (saved is None or phase > saved.progress.phase):
+        averages.begin()
     training = Training(
         run_dir=run_dir,
         resolved=resolved,
@@ -141,6 +148,7 @@ def set_up_phase(
         task=task,
         task_row=task_row(recipe.task.name),
         stepper=stepper,
+        averages=averages,
         train_source=train_source,
         eval_source=eval_source,
         eval_parts=eval_parts,
@@ -311,6 +319,12 @@ def _on_host(recipe: Recipe, device: torch.device) -> StatesOnHost | None:
             assert_never(offload)
 
 
+def averages_of(recipe: Recipe, computation: Computation[MicroBatch]) -> Averages | None:
+    """What follows the weights of a sharded model with storage, if the recipe asks for it."""
+    decay = recipe.optim.ema_decay
+    return None if decay is None else Averages(computation.model, decay=decay)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Begin:
     """Where this process takes the run up."""
@@ -377,8 +391,12 @@ def _begin(
     if saved is None:
         return _Begin(progress=Progress(), loaded=None)
     is_next = phase > saved.progress.phase
-    if is_next:  # the optimizer keeps the state that it begins with
-        tensors = {name: each for name, each in tensors.items() if not name.startswith("optim.")}
+    if is_next:  # the optimizer keeps the state that it begins with, and averages begin anew
+        tensors = {
+            name: each
+            for name, each in tensors.items()
+            if not name.startswith("optim.") and not is_average(name)
+        }
     of_others = names_on_all_stages(tensors, place.mesh)
     gaps = _fill(place.resolved, task, tensors, saved, of_others=of_others, weights_alone=is_next)
     if not is_next:

@@ -47,6 +47,10 @@ def checkpoint_values(
     }
 
 
+OF_OPTIMIZER = ("optim.", "average.")
+"""How names of what an optimizer holds begin; averages of weights are beside its own."""
+
+
 def memory_by_kind(tensors: dict[str, Tensor], device: torch.device) -> dict[str, int]:
     """Bytes of parameters and optimizer state that this rank holds on its device."""
     held = {
@@ -56,7 +60,9 @@ def memory_by_kind(tensors: dict[str, Tensor], device: torch.device) -> dict[str
     }
     return {
         "parameters_bytes": sum(size for name, size in held.items() if name.startswith("model.")),
-        "optimizer_bytes": sum(size for name, size in held.items() if name.startswith("optim.")),
+        "optimizer_bytes": sum(
+            size for name, size in held.items() if name.startswith(OF_OPTIMIZER)
+        ),
     }
 
 

@@ -18,6 +18,7 @@ from shardyard.data.micro_batch import MicroBatch
 from shardyard.parallel.mesh import Mesh
 from shardyard.tasks.base import Task
 from shardyard.tasks.computation import Computation, Part
+from shardyard.train.averages import Averages
 from shardyard.train.optim import ShardOptimizer, put_nan
 from shardyard.train.totals import sum_over_ranks
 
@@ -89,12 +90,14 @@ class Stepper:
         *,
         device: torch.device,
         grad_clip: float | None,
+        averages: Averages | None = None,
     ) -> None:
         self._computation = task.computation if isinstance(task, Task) else task
         self._optimizer = optimizer
         self._mesh = mesh
         self._device = device
         self._grad_clip = grad_clip
+        self._averages = averages
         self.skipped_in_row = torch.zeros((), dtype=torch.float64, device=device)
 
     def run(
@@ -122,6 +125,8 @@ class Stepper:
         not_finite = ~(torch.isfinite(loss) & torch.isfinite(norm))
         self._apply(norm, divisor=divisor, lr=lr, not_finite=not_finite, is_empty=is_empty)
         counted = totals.give_back(skipped=not_finite)
+        if self._averages is not None:  # of running statistics too, which have just moved
+            self._averages.follow(skip=not_finite | is_empty)
         loss = loss.masked_fill(is_empty, math.nan)  # the mean of nothing
         names = [name for each in self._computation.statistics for name in each.metrics]
         means = self._computation.means(totals.sums)
@@ -137,8 +142,9 @@ class Stepper:
         return self._optimizer.gradients()
 
     def held(self) -> dict[str, Tensor]:
-        """Parameters and optimizer state, also what no checkpoint holds."""
-        return self._optimizer.tensors()
+        """Parameters, optimizer state and averages, also what no checkpoint holds."""
+        averages = {} if self._averages is None else self._averages.tensors()
+        return {**self._optimizer.tensors(), **averages}
 
     def settle(self) -> None:
         """Wait until what a checkpoint holds can be read, also where it lies in host memory."""

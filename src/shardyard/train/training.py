@@ -1,6 +1,7 @@
 """One process's part of a run, as the loop is handed it: built by ``train/setup.py``."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from shardyard.observe.sinks import Sink
 from shardyard.parallel.mesh import Mesh
 from shardyard.rundir.layout import RunDir
 from shardyard.tasks.base import Task
+from shardyard.train.averages import Averages
 from shardyard.train.hooks import Hooks
 from shardyard.train.state import Progress
 from shardyard.train.step import Stepper
@@ -39,6 +41,8 @@ class Training:
     task: Task
     task_row: TaskRow
     stepper: Stepper
+    averages: Averages | None
+    """Of the weights; None: the recipe asks for none."""
     train_source: Samples
     eval_source: Samples | None
     eval_parts: Mapping[str, Samples]
@@ -63,6 +67,10 @@ class Training:
         facts: list[Any] = [None] * self.world_size
         dist.all_gather_object(facts, fact, group=self.control)
         return facts
+
+    def judged(self) -> AbstractContextManager[None]:
+        """While it is open, the model is what evaluations and exports take of it."""
+        return nullcontext() if self.averages is None else self.averages.in_place()
 
     def close(self) -> None:
         """Let go of files and threads, so that the process group can end."""
