@@ -180,6 +180,8 @@ class Images(Section):
 
     size: Annotated[int, Field(ge=8, le=4096)] | Auto = "auto"
     """Pixels on a side of what the network is given; auto: as it was published with."""
+    complete: bool = True
+    """Of ImageNet's tree ILSVRC: all its pictures must be there; false: train on those that are."""
 
 
 class Data(Section):

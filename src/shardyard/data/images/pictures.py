@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 
 from shardyard.config.sources import is_remote
 from shardyard.data.extras import extra
+from shardyard.data.images.files import content_of
 from shardyard.data.images.sources import PICTURES, Split, held_out_word, split_word
 from shardyard.data.images.tar import Member, members
 from shardyard.data.spans import SourceFile, shown
@@ -66,27 +67,19 @@ def of_files(
 def _contents(files: tuple[SourceFile, ...]) -> Iterator[bytes]:
     """Whole files in order; elsewhere some are asked for at once, as each takes a while to come."""
     if not any(is_remote(file.path) for file in files):
-        yield from map(_content, files)
+        yield from map(content_of, files)
         return
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         asked: deque[Future[bytes]] = deque()
         try:
             for file in files:
-                asked.append(pool.submit(_content, file))
+                asked.append(pool.submit(content_of, file))
                 if len(asked) == 2 * _AT_ONCE:
                     yield asked.popleft().result()
             while asked:
                 yield asked.popleft().result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _content(file: SourceFile) -> bytes:
-    try:
-        with open_file(file) as opened:
-            return opened.read()
-    except OSError as error:
-        raise _unreadable(file, error) from error
 
 
 def of_tar(

@@ -1,5 +1,6 @@
 """Which files hold pictures, of which class and split they are: what names alone can say.
 
+ImageNet's own tree is named as class folders first (``imagenet.py``).
 Class folders are ``CLASS/.../name.jpg`` below data.source, or ``train/CLASS/...`` beside
 ``val/CLASS/...``. Of tar shards and Parquet files such a word stands anywhere in the name.
 """
@@ -13,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Literal, NoReturn
 
 from shardyard.config.schema import Recipe
+from shardyard.data.images.imagenet import as_class_folders, is_imagenet, unpacked
 from shardyard.data.spans import SourceFile, shown
 from shardyard.data.stores.base import store_of
 from shardyard.errors import RequestError
@@ -99,8 +101,15 @@ def list_pictures(recipe: Recipe) -> Listing:
                 each.path, each.name, suffix_of(each.name), each.size_bytes, each.version
             )
             found.setdefault(each.path, file)
-    files = list(found.values())
-    kind = _of_one_kind(files, f"data.source={data.source!r}")
+    files, source = unpacked([*found.values()]), f"data.source={data.source!r}"
+    if is_imagenet(files, source):
+        files = as_class_folders(files, source, complete=data.images.complete)
+    elif "complete" in data.images.model_fields_set:
+        raise RequestError(
+            f"data.images.complete={data.images.complete} says which pictures of ImageNet must be "
+            f"there, and {source} is not its tree ILSVRC. Leave it out."
+        )
+    kind = _of_one_kind(files, source)
     if kind == "folders" and any(glob.has_magic(entry) for entry in entries):
         raise RequestError(
             f"data.source={data.source!r} has a wildcard, which leaves open where class folders "
