@@ -215,7 +215,7 @@ def test_the_small_dialogues_train(folder: Path, example: str) -> None:
 def test_the_small_bert_trains_in_both_phases(folder: Path) -> None:
     answer = shardyard(
         folder, "train", "examples/sources/s4-bert-small.yaml", "data.source=my-text", "--json",
-        "phases.1.run.steps=2", "phases.2.run.steps=2", "data.vocab_size=300", "data.workers=1",
+        "phases.1.run.steps=2", "phases.2.run.steps=2", "data.vocab_size=600", "data.workers=1",
         "optim.batch_per_device=4", "phases.1.optim.micro_batch=2", "phases.2.optim.micro_batch=2",
     )  # fmt: skip
     assert (answer["outcome"], answer["steps_done"]) == ("finished", 4)
