@@ -32,6 +32,10 @@ def test_a_recipe_for_images_is_accepted() -> None:
         ("model.lora.rank=8", "adapters are not built for a network for images. Leave it out."),
         ("memory.offload=activations", "Use memory.recompute, or memory.offload=optimizer."),
         ("precision.compute=fp8", "=fp8 is not built for a network for images. Use bf16 or fp32."),
+        ("data.images.crop_area=[0.5, 0.1]", "crop_area=[0.5, 0.1] are no bounds. Give a number"),
+        ("data.images.crop_area=[0, 1]", "crop_area=[0.0, 1.0] are no bounds."),
+        ("data.images.crop_ratio=[2, 0.5]", "crop_ratio=[2.0, 0.5] are no bounds."),
+        ("data.images.rand_augment_magnitude=7", "rand_augment is 0. Set that to 2, as is usual"),
         ("task.name=causal_lm", "Use task.name=image_classification."),
     ],
 )
@@ -50,6 +54,19 @@ def test_settings_of_images_are_refused_of_text() -> None:
     recipe = {"model": {"preset": "llama-tiny"}}
     with pytest.raises(RecipeError, match=r"data.images.size=64 is of images.*Leave it out"):
         load_checked_recipe(recipe, ["data.images.size=64"])
+
+
+def test_smoothed_labels_are_refused_of_text() -> None:
+    recipe = {"model": {"preset": "llama-tiny"}}
+    with pytest.raises(RecipeError, match=r"label_smoothing=0.1 is of images.*Leave it out"):
+        load_checked_recipe(recipe, ["task.label_smoothing=0.1"])
+
+
+@pytest.mark.parametrize("way", ["mixup", "cutmix"])
+def test_images_are_not_mixed_with_nobody(way: str) -> None:
+    overrides = [f"data.images.{way}=0.2", "optim.micro_batch=1"]
+    with pytest.raises(RecipeError, match=r"micro_batch=1 leaves no other image.*Give more, or"):
+        load_checked_recipe(IMAGES, overrides)
 
 
 def test_one_token_is_no_sample_of_text() -> None:

@@ -33,6 +33,9 @@ def image_problems(recipe: Recipe) -> Iterable[Problem]:
             if getattr(given, key) != getattr(Images(), key):
                 text = f"={getattr(given, key)} is of images, and {task} reads text. Leave it out."
                 yield Problem(f"data.images.{key}", text)
+        if recipe.task.label_smoothing:
+            text = f"={recipe.task.label_smoothing} is of images, and {task} reads text. "
+            yield Problem("task.label_smoothing", f"{text}Leave it out.")
         if recipe.model.preset in IMAGE_PRESETS:
             text = f"={recipe.model.preset} is {_WHAT}, and {task} reads text. "
             yield Problem("model.preset", f"{text}Use task.name=image_classification.")
@@ -50,6 +53,7 @@ def image_problems(recipe: Recipe) -> Iterable[Problem]:
         text = f"={recipe.model.preset} is no network for images. Use {', '.join(IMAGE_PRESETS)}."
         yield Problem("model.preset", text)
     yield from axis_problems(recipe, _WHAT)
+    yield from _augmentation_problems(recipe)
     if recipe.optim.lr == "auto":
         text = "=auto is not known for images: it depends on the recipe as a whole. Give it; 0.1 "
         yield Problem("optim.lr", f"{text}for each 256 images is usual with sgd and momentum.")
@@ -62,3 +66,22 @@ def image_problems(recipe: Recipe) -> Iterable[Problem]:
     if recipe.precision.compute == "fp8":
         text = f"=fp8 is not built for {_WHAT}. Use bf16 or fp32."
         yield Problem("precision.compute", text)
+
+
+def _augmentation_problems(recipe: Recipe) -> Iterable[Problem]:
+    """What is drawn of images, and cannot be."""
+    images = recipe.data.images
+    for key, (least, largest) in (
+        ("crop_area", images.crop_area),
+        ("crop_ratio", images.crop_ratio),
+    ):
+        if not 0 < least <= largest:
+            text = f"=[{least}, {largest}] are no bounds. Give a number above 0, then one no less."
+            yield Problem(f"data.images.{key}", text)
+    if "rand_augment_magnitude" in images.model_fields_set and not images.rand_augment:
+        text = f"={images.rand_augment_magnitude} is of no operation, as data.images.rand_augment "
+        text += "is 0. Set that to 2, as is usual, or leave the magnitude out."
+        yield Problem("data.images.rand_augment_magnitude", text)
+    if images.mixes and recipe.optim.micro_batch == 1:
+        text = "=1 leaves no other image to mix with. Give more, or leave out "
+        yield Problem("optim.micro_batch", f"{text}data.images.mixup and data.images.cutmix.")

@@ -155,6 +155,9 @@ class Task(OpenSection):
     """Start of the text generated at the end of the run."""
     generate_tokens: Annotated[int, Field(ge=0, le=4096)] = 0
     """Tokens generated from the prompt at the end of the run; 0: none."""
+    label_smoothing: Averaging = 0.0
+    """Share of each image's label that is spread over all classes, to learn from and not to judge
+    by."""
 
 
 Sources = str | Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
@@ -182,6 +185,47 @@ class Images(Section):
     """Pixels on a side of what the network is given; auto: as it was published with."""
     complete: bool = True
     """Of ImageNet's tree ILSVRC: all its pictures must be there; false: train on those that are."""
+    crop_area: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.08, 1.0)
+    """Least and largest share of a picture's area that is cut out to learn from."""
+    crop_ratio: Annotated[tuple[PositiveNumber, PositiveNumber], Field(strict=False)] = (
+        0.75,
+        1.3333333333333333,
+    )
+    """Least and largest ratio of width to height of what is cut out."""
+    flip: Fraction = 0.5
+    """Probability that a picture is mirrored; 0 where left and right have a meaning."""
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    """How pixels are weighed where a picture is resized, turned or shifted, as Pillow does it."""
+    rand_augment: Annotated[int, Field(ge=0, le=14)] = 0
+    """Operations of RandAugment in a row, drawn from 14; 0: none."""
+    rand_augment_magnitude: Annotated[int, Field(ge=0, le=30)] = 9
+    """Strength of each of them, up to 30; 9 is what ResNet-50 was published with."""
+    erase: Fraction = 0.0
+    """Probability that a random part of a picture is filled with data.images.mean."""
+    mixup: Annotated[float, Field(ge=0)] = 0.0
+    """Images of a micro-batch are weighed with each other by Beta(mixup, mixup); 0: none is."""
+    cutmix: Annotated[float, Field(ge=0)] = 0.0
+    """A box of one image is put into another, the rest Beta(cutmix, cutmix) of it; 0: none is. With
+    mixup, half of the images each."""
+    eval_crop: Annotated[float, Field(gt=0, le=1)] = 0.875
+    """Share of a held-out picture's shorter side that is seen, in its middle."""
+    mean: Annotated[tuple[Fraction, Fraction, Fraction], Field(strict=False)] = (
+        0.485,
+        0.456,
+        0.406,
+    )
+    """Taken off red, green and blue, which are from 0 to 1; those of ImageNet."""
+    std: Annotated[tuple[PositiveNumber, PositiveNumber, PositiveNumber], Field(strict=False)] = (
+        0.229,
+        0.224,
+        0.225,
+    )
+    """What they are then divided by; those of ImageNet."""
+
+    @property
+    def mixes(self) -> bool:
+        """Whether images are mixed with others of their micro-batch."""
+        return bool(self.mixup or self.cutmix)
 
 
 class Data(Section):

@@ -14,8 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shardyard.config.resolved import Resolved
-from shardyard.config.schema import Recipe
+from shardyard.config.schema import Images, Recipe
+from shardyard.data.images.mixing import BY_MICRO_BATCH as BY_MIXING
+from shardyard.data.images.mixing import mixed
 from shardyard.data.images.samples import ImageSet
+from shardyard.data.images.views import eval_view, train_mixing, train_view
 from shardyard.data.micro_batch import MicroBatch
 from shardyard.data.samples import Stream
 from shardyard.models.batch_norm import BY_MICRO_BATCH, BatchNorms
@@ -35,11 +38,18 @@ class ImageClassification(Task):
     @staticmethod
     def open_data(resolved: Resolved) -> Data:
         """Both splits: the training images without end, the held-out ones each once."""
-        folder, size = Path(resolved.data.dir), int(resolved.recipe.data.images.size)
-        train = Stream(ImageSet(folder, "train", size=size), seed=resolved.recipe.run.seed)
+        recipe, folder = resolved.recipe, Path(resolved.data.dir)
+        size = int(recipe.data.images.size)
+        train = Stream(
+            ImageSet(folder, "train", train_view(recipe), size=size),
+            seed=recipe.run.seed,
+            prepare=train_mixing(recipe),
+        )
         if not resolved.data.eval_samples:
             return Data(train, None)
-        return Data(train, Stream(ImageSet(folder, "eval", size=size), seed=None))
+        return Data(
+            train, Stream(ImageSet(folder, "eval", eval_view(recipe), size=size), seed=None)
+        )
 
     @staticmethod
     def compute(
@@ -50,9 +60,9 @@ class ImageClassification(Task):
 
     @staticmethod
     def empty_batch(recipe: Recipe) -> MicroBatch:
-        """Black images of the first class."""
+        """Black images of the first class, mixed as real ones."""
         samples, size = int(recipe.optim.micro_batch), int(recipe.data.images.size)
-        return MicroBatch(
+        batch = MicroBatch(
             fields={
                 "image": torch.zeros(samples, size, size, 3, dtype=torch.uint8),
                 "label": torch.zeros(samples, dtype=torch.int64),
@@ -60,6 +70,7 @@ class ImageClassification(Task):
             samples_B=torch.zeros(samples, dtype=torch.int64),
             work=samples,
         )
+        return train_mixing(recipe)(batch, torch.ones(samples, dtype=torch.int64))
 
     @staticmethod
     def scores(loss: float, means: Mapping[str, float]) -> dict[str, float]:
@@ -76,24 +87,27 @@ class ImageComputation(Computation[MicroBatch]):
         mesh: Mesh,
         *,
         norms: BatchNorms | None,
-        mean: Sequence[float],
-        std: Sequence[float],
+        images: Images,
+        label_smoothing: float,
         device: torch.device,
     ) -> None:
         """Take a network that is sharded.
 
         Args:
             norms: Its batch normalisations; None: it has none.
-            mean: Of each channel, of pixels from 0 to 1; it is taken off.
-            std: What they are then divided by.
+            images: How pixels become what it reads.
+            label_smoothing: Share of a label that is spread over all classes, in backward passes.
         """
         self.model = model
         self.roots = [model]
         self.statistics = () if norms is None else (norms,)
-        self.held = {} if norms is None else {"optim.micro_batch": BY_MICRO_BATCH}
+        why = [BY_MICRO_BATCH] if norms is not None else []
+        why += [BY_MIXING] if images.mixes else []
+        self.held = {"optim.micro_batch": ", and ".join(why)} if why else {}
         self._norms = norms
-        self._mean_C11 = torch.tensor(mean, device=device).view(-1, 1, 1)
-        self._std_C11 = torch.tensor(std, device=device).view(-1, 1, 1)
+        self._label_smoothing = label_smoothing
+        self._mean_C11 = torch.tensor(images.mean, device=device).view(-1, 1, 1)
+        self._std_C11 = torch.tensor(images.std, device=device).view(-1, 1, 1)
         self._device = device
         self._sync = GradientSync(model, mesh.layout)
 
@@ -104,7 +118,7 @@ class ImageComputation(Computation[MicroBatch]):
     def backward(self, batches: Sequence[MicroBatch]) -> Part:
         """Forward and backward passes of all micro-batches."""
         counts = [0 if batch.is_padding else len(batch.cut().samples_B) for batch in batches]
-        losses = (self._loss(batch)[0] for batch in batches)
+        losses = (self._loss(batch, smoothing=self._label_smoothing)[0] for batch in batches)
         total = backward_all(losses, self._sync, number=len(batches))
         return Part(total, sum(counts))
 
@@ -123,7 +137,7 @@ class ImageComputation(Computation[MicroBatch]):
         reshard(self.roots)
         return Part(total, sums["images"], sums)
 
-    def _loss(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
+    def _loss(self, batch: MicroBatch, *, smoothing: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
         """Sum of the losses of a micro-batch, 0 of what is padding alone; its logits, labels."""
         has_weight = not batch.is_padding
         if self._norms is not None:
@@ -131,9 +145,25 @@ class ImageComputation(Computation[MicroBatch]):
         read = batch.cut().to(self._device)
         pixels_BCHW = read["image"].permute(0, 3, 1, 2).float() / 255.0
         pixels_BCHW = (pixels_BCHW - self._mean_C11) / self._std_C11
+        if "other" in read.fields:
+            pixels_BCHW = mixed(pixels_BCHW, read)
         logits_BC = self.model(pixel_values=pixels_BCHW).logits.float()
-        loss = F.cross_entropy(logits_BC, read["label"], reduction="sum")
+        loss = _losses(logits_BC, read, smoothing).sum()
         return loss if has_weight else 0.0 * loss, logits_BC, read["label"]
+
+
+def _losses(logits_BC: Tensor, batch: MicroBatch, smoothing: float) -> Tensor:
+    """Of each image: of what is mixed, both labels by their shares."""
+    losses_B = F.cross_entropy(
+        logits_BC, batch["label"], reduction="none", label_smoothing=smoothing
+    )
+    if "other" not in batch.fields:
+        return losses_B
+    others_B = F.cross_entropy(
+        logits_BC, batch["label"][batch["other"]], reduction="none", label_smoothing=smoothing
+    )
+    share_B = batch["label_share"]
+    return share_B * losses_B + (1.0 - share_B) * others_B
 
 
 def _names() -> list[str]:

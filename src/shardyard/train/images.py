@@ -13,9 +13,6 @@ from shardyard.parallel.own_module import refuse_differing_weights
 from shardyard.parallel.precision import DTYPES
 from shardyard.tasks.images import ImageComputation
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""Of ImageNet's pixels (torchvision and transformers both use them)."""
-
 
 def build_image_network(
     recipe: Recipe,
@@ -37,4 +34,11 @@ def build_image_network(
     model.to(device)
     blocks = blocks_of_network(model, network)
     norms = parallelize_own(model, mesh, recipe=recipe, blocks=blocks, words={})
-    return ImageComputation(model, mesh, norms=norms, mean=MEAN, std=STD, device=device)
+    return ImageComputation(
+        model,
+        mesh,
+        norms=norms,
+        images=recipe.data.images,
+        label_smoothing=recipe.task.label_smoothing,
+        device=device,
+    )

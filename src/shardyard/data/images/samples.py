@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -11,14 +12,18 @@ from shardyard.data.samples import Sample
 from shardyard.data.shards import MANIFEST
 from shardyard.errors import DataError
 
+if TYPE_CHECKING:
+    from shardyard.data.images.augment import View
+
 
 class ImageSet:
     """A ``SampleSet``: ``image`` (H, W, 3) uint8 and ``label`` () int64, decoded when asked for."""
 
-    def __init__(self, folder: Path, split: str, *, size: int) -> None:
+    def __init__(self, folder: Path, split: str, view: "View", *, size: int) -> None:
         """Open ``train`` or ``eval``.
 
         Args:
+            view: What is made of a picture.
             size: H and W of every sample.
 
         Raises:
@@ -34,11 +39,11 @@ class ImageSet:
                 f"{folder} holds no images that were prepared ({error}). Delete the folder, and "
                 "prepare again."
             ) from error
-        self._size = size
+        self._size, self._view = size, view
         self.num_samples = len(self._files)
 
-    def sample(self, index: int, epoch: int) -> Sample:  # noqa: ARG002 - a SampleSet
-        """One image, resized.
+    def sample(self, index: int, epoch: int) -> Sample:
+        """One image.
 
         Raises:
             DataError: Its file cannot be read.
@@ -46,13 +51,14 @@ class ImageSet:
         path, label = self._files[index]
         try:
             with Image.open(path) as opened:
-                resized = opened.convert("RGB").resize((self._size, self._size))
+                picture = opened.convert("RGB")
         except (OSError, UnidentifiedImageError) as error:
             raise DataError(
                 f"{path} cannot be read as an image ({error}). Mend or remove it, and "
                 "prepare again."
             ) from error
-        return _sample(np.asarray(resized), label, length=1)
+        pixels = self._view(picture, epoch=epoch, sample=index)
+        return _sample(pixels, label, length=1)
 
     def padding(self) -> Sample:
         """A black image."""
