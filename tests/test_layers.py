@@ -276,6 +276,40 @@ def test_a_process_that_trains_reads_what_was_resolved_and_not_how(start: str) -
     assert parts & FOR_RECIPES_ALONE == set()
 
 
+SLOW_TO_START = {
+    "data/pieces.py": {"torch", "pydantic", "huggingface_hub"},
+    "data/text_sets.py": {"torch", "huggingface_hub"},
+}
+"""What preparing a small corpus would wait for longer than for its tokens; pieces.py is imported by
+each of its workers."""
+
+
+def imported_with(start: str) -> set[Path]:
+    """Our modules that are imported with one at once; itself included."""
+    places = {NAMES[path].removesuffix(".__init__"): path for path in MODULES}
+    found, left = {PACKAGE / start}, [PACKAGE / start]
+    while left:
+        names = set(imports(at_import_time(tree_of(left.pop()))))
+        new = {places[name] for name in names & places.keys()} - found
+        found |= new
+        left += new
+    return found
+
+
+@pytest.mark.parametrize("start", SLOW_TO_START)
+def test_preparing_waits_for_no_library_that_it_does_not_use(start: str) -> None:
+    guilty = {
+        shown(path): slow
+        for path in imported_with(start)
+        if (
+            slow := {name.split(".")[0] for name in imports(at_import_time(tree_of(path)))}
+            & SLOW_TO_START[start]
+        )
+    }
+    assert guilty == {}
+    assert PACKAGE / "data/tokenizer.py" in imported_with(start), "imports are followed"
+
+
 FORBIDDEN_NAMES = {"utils", "helpers", "common", "misc", "manager", "core"}
 
 

@@ -1,8 +1,10 @@
 """What ``data.tokenizer_kind`` can say: one row each, without the library that trains it."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from shardyard.config.schema import TokenizerKindName
+if TYPE_CHECKING:
+    from shardyard.config.schema import TokenizerKindName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,7 +16,7 @@ class TokenizerKind:
     """The token that it puts before a text."""
 
 
-TOKENIZER_KINDS: dict[TokenizerKindName, TokenizerKind] = {
+TOKENIZER_KINDS: "dict[TokenizerKindName, TokenizerKind]" = {
     "bpe": TokenizerKind(words="byte-level BPE", begin=None),
     "wordpiece": TokenizerKind(words="WordPiece without capitals", begin="[CLS]"),
     "wordpiece-cased": TokenizerKind(words="WordPiece with capitals", begin="[CLS]"),

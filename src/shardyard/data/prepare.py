@@ -58,7 +58,6 @@ from shardyard.data.tokenizer import (
     find_tokenizer,
     train_tokenizer,
 )
-from shardyard.data.whole import with_samples
 from shardyard.data.workers import Task, run_tasks
 from shardyard.errors import DataError, RecipeError, RequestError, SourceError
 from shardyard.files import flush_folder
@@ -119,7 +118,12 @@ def prepare(
             shutil.rmtree(folder / SCRATCH, ignore_errors=True)
     facts = read_facts(folder)
     _refuse_share(facts, data)
-    return with_samples(facts, data) if data.pack == "whole" else facts
+    if data.pack == "stream":
+        return facts
+    # Not above: it imports torch, which takes more seconds than a small corpus.
+    from shardyard.data.whole import with_samples
+
+    return with_samples(facts, data)
 
 
 def _known_template(data: Data) -> TokenizerFiles:
@@ -459,7 +463,7 @@ def _commit(
         for path in sorted(folder.iterdir())
         if path.is_file() and path.suffix in (".json", ".jinja")
     }
-    encoder = TextEncoder(tokenizer, name=str(folder))
+    encoder = encoder_in(folder)
     shards = {
         split: [record["shards"][split] for record in records if split in record["shards"]]
         for split in SPLITS

@@ -9,16 +9,18 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from shardyard.config.hub import Wanted, fetch
-from shardyard.config.schema import TokenizerKindName
 from shardyard.config.tokenizer_kinds import TOKENIZER_KINDS
 from shardyard.data.wordpiece import from_vocabulary, train_wordpiece
 from shardyard.errors import DataError, RequestError
+
+if TYPE_CHECKING:
+    from shardyard.config.schema import TokenizerKindName
 
 TokenizerFiles = dict[str, bytes]
 """File name -> content; holds at least tokenizer.json and tokenizer_config.json."""
@@ -52,17 +54,12 @@ class TextEncoder:
             RequestError: The tokenizer has no end-of-text token.
         """
         try:
-            self._tokenizer = Tokenizer.from_str(files[_MAIN_FILE].decode())
+            self._tokenizer, vocabulary = _parsed(files[_MAIN_FILE])
         except Exception as error:  # the Rust library raises plain Exception
             raise DataError(
                 f"{name}: {_MAIN_FILE} is no tokenizer that the tokenizers library can read "
                 f"({error}). Fetch or save it again."
             ) from error
-        # Text that spells a special token must not become one and forge the end of a document.
-        self._tokenizer.encode_special_tokens = True
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values()) + 1
         self.end_token = _end_token(files, vocabulary, name)
         self.end_of_text_id = vocabulary[self.end_token]
@@ -95,6 +92,18 @@ class TextEncoder:
         return _declared_token(key, files, self._vocabulary, name)
 
 
+@lru_cache(maxsize=1)
+def _parsed(content: bytes) -> tuple[Tokenizer, dict[str, int]]:
+    """A tokenizer and its vocabulary. Parsing 32,000 entries takes a tenth of a second, and each
+    stage of preparing a set opens the same one."""
+    tokenizer = Tokenizer.from_str(content.decode())
+    # Text that spells a special token must not become one and forge the end of a document.
+    tokenizer.encode_special_tokens = True
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer, tokenizer.get_vocab(with_added_tokens=True)
+
+
 def _parts(text: str) -> Iterator[str]:
     """A text in parts of about ``_PART_CHARACTERS``: encoding takes 200 times a text's memory.
 
@@ -113,7 +122,7 @@ def _parts(text: str) -> Iterator[str]:
 def choose_bos(
     setting: bool | Literal["auto"],
     tokenizer: TokenizerFiles | None,
-    kind: TokenizerKindName = "bpe",
+    kind: "TokenizerKindName" = "bpe",
     *,
     name: str,
 ) -> str | None:
@@ -269,6 +278,9 @@ def _from_vocabulary(path: Path) -> TokenizerFiles:
 
 
 def _fetch_from_hub(setting: str, store: Path | None) -> TokenizerFiles:
+    # Not above, nor the settings: a worker, which never fetches one, starts in half the time.
+    from shardyard.config.hub import Wanted, fetch
+
     name, _, revision = setting.partition("@")
     wanted = Wanted(
         kind="data.tokenizer",
@@ -286,7 +298,7 @@ def _say(words: str) -> None:
 
 
 def train_tokenizer(
-    texts: Callable[[], Iterator[str]], *, kind: TokenizerKindName, vocab_size: int
+    texts: Callable[[], Iterator[str]], *, kind: "TokenizerKindName", vocab_size: int
 ) -> TokenizerFiles:
     """Train a tokenizer of a kind on texts, which may be read more than once.
 
