@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.planner_frameworks import BUFFERED
 from benchmarks.record import write_result
-from benchmarks.source_vision import efa_gains, epochs_by_nodes, published_rates
+from benchmarks.source_vision import efa_gains, epochs_by_nodes
 from shardyard.config.layout import Layout
 from shardyard.families.presets import PRESETS
 from shardyard.hardware.catalogue import instance
@@ -110,7 +110,6 @@ def predict() -> dict[str, Any]:
         "bert_1_5b": bert_table(BERT_1_5B, _bert_1_5b),
         "bert_sensitivity": bert_sensitivity(),
         "llama_7b": llama_sensitivity(),
-        "vision_rates": published_rates(),
         "vision_efa": efa_gains(),
         "vision_epochs": epochs_by_nodes(),
         "bert_1_5b_within_a_day": within_a_day(),

@@ -33,11 +33,8 @@ def show_task(plan: Plan) -> None:
     """What is to be trained, where no machines are named."""
     length = "length known once the data is prepared"
     if plan.steps is not None and plan.tokens is not None:
-        length = f"{plan.steps:,} steps, {format_count(plan.tokens)} tokens"
-    _say(
-        f"plan: {plan.model} {plan.parameters_words()}, {length}, "
-        f"{plan.samples_per_step:,} samples x {plan.seq_len:,} tokens a step"
-    )
+        length = f"{plan.steps:,} steps, {format_count(plan.tokens)} {plan.units}"
+    _say(f"plan: {plan.model} {plan.parameters_words()}, {length}, {plan.samples_words()} a step")
 
 
 def show_quality(plan: Plan, critical_batch: float) -> None:
@@ -65,7 +62,7 @@ def show_layouts(
         return
     _say(f"\n{found.fitting:,} of {found.legal:,} legal layouts fit. The fastest:\n")
     rows = [_layout_row(candidate) for candidate in found.best]
-    print_table(("tokens/s", "full", "layout", "why"), rows)
+    print_table((f"{plan.units}/s", "full", "layout", "why"), rows)
     _show_advice(plan, found, asked)
 
 
@@ -266,13 +263,16 @@ def _show_rest(plan: Plan, why_steps: str) -> None:
     flops = {name: format_flops(value) for name, value in plan.flops_per_token.items()}
     length, why = "not known yet", why_steps
     if plan.steps is not None and plan.tokens is not None:
-        length, why = f"{plan.steps:,} steps", f"{format_count(plan.tokens)} tokens; {why_steps}"
+        length = f"{plan.steps:,} steps"
+        why = f"{format_count(plan.tokens)} {plan.units}; {why_steps}"
     peak = plan.peak.flops_per_s
-    tokens = f"{plan.tokens_per_step:,} tokens"
+    work = ("work", f"{flops['full']} a token", f"{flops['causal']} with causal attention")
+    if plan.unit == "image":
+        work = ("work", f"{flops['full']} an image", "forward and backward")
     rows: list[Row] = [
         ("layout", layout_name(plan.layout), plan.devices_words()),
-        ("work", f"{flops['full']} a token", f"{flops['causal']} with causal attention"),
-        ("step", tokens, f"{plan.samples_per_step:,} samples x {plan.seq_len:,}"),
+        work,
+        ("step", f"{plan.tokens_per_step:,} {plan.units}", plan.samples_words()),
         ("length", length, why),
         ("peak", "-" if peak is None else f"{format_flops(peak)}/s", plan.peak.source),
         ("checkpoint", format_bytes(plan.checkpoint_bytes), "on disk, all ranks"),

@@ -37,7 +37,7 @@ class Attempt:
 
     def plan(self) -> Plan | None:
         """The prediction for this attempt; None for a module of the user's own."""
-        if self.resolved.shape is None:
+        if self.resolved.shape is None and self.resolved.network is None:
             return None
         devices = self.resolved.recipe.cluster.devices
         assert isinstance(devices, int)

@@ -5,19 +5,21 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from shardyard.config.layout import Layout
 from shardyard.config.load import Source
 from shardyard.config.resolve import Preview
-from shardyard.config.schema import Parallel
+from shardyard.config.schema import Parallel, Recipe
 from shardyard.control.request import Request, refuse_misfits, sources_of
 from shardyard.errors import RequestError
+from shardyard.families.shape import ModelShape
 from shardyard.hardware.cluster import Cluster
 from shardyard.hardware.machine import Machine
 from shardyard.hardware.probe import probe
 from shardyard.planner.calibration import Calibration, combined, read_calibration
 from shardyard.planner.dry_run import DryRun, dry_run
 from shardyard.planner.kernels import missing
+from shardyard.planner.kinds import Model, Work, memory_of, work_of, work_with
 from shardyard.planner.layouts import Candidate, Search, nodes_that_fit, search
-from shardyard.planner.memory import memory
 from shardyard.planner.offers import Offers, offers
 from shardyard.planner.phases import plan_phases
 from shardyard.planner.plan import (
@@ -26,7 +28,7 @@ from shardyard.planner.plan import (
     planned_cluster,
     with_links,
 )
-from shardyard.planner.workload import Workload, with_layout, workload_of
+from shardyard.planner.workload import Workload
 from shardyard.talk import warn
 
 ANY_INSTANCE = "p5.48xlarge"
@@ -42,7 +44,7 @@ class Prediction:
     asked: Parallel
     """What the recipe says of the axes; much of it may be open."""
     why_steps: str
-    workload: Workload
+    workload: Work
     search: Search | None
     """The best layouts. None: no accelerator, none whose rates are known, or none was wanted."""
     offers: Offers | None
@@ -93,7 +95,7 @@ class Prediction:
             warn(why_none)
         best = () if self.search is None else self.search.best
         bars = [
-            (layout_name(each.layout), memory(with_layout(self.workload, each.layout,
+            (layout_name(each.layout), memory_of(work_with(self.workload, each.layout,
              micro_batch=each.micro_batch, recompute=each.recompute)))
             for each in best
         ]  # fmt: skip
@@ -134,11 +136,11 @@ def predict(
     """
     is_open = with_offers or deadline_s is not None or budget_usd is not None
     request, preview, machine, assumed = _resolved(sources_of(recipe, overrides), is_open=is_open)
-    settled, shape = preview.recipe, request.known_shape
+    settled, shape = preview.recipe, request.planned_model
     devices = settled.cluster.devices
     assert isinstance(devices, int)  # an instance and a machine both say how many
     for phase in preview.of_phases:
-        refuse_misfits(phase.recipe, shape)
+        refuse_misfits(phase.recipe, request.shape)
     cluster = planned_cluster(settled, machine, devices_per_node=devices)
     calibration = _calibration(calibrate, cluster)
     plan = plan_phases(
@@ -153,7 +155,9 @@ def predict(
     needs_most = plan.phases.index(max(plan.phases, key=_memory)) if plan.phases else 0
     part = preview.of_phases[needs_most]
     settled, by_rule = part.recipe, "memory.loss_chunk" in part.reasons
-    workload = replace(workload_of(settled, shape, plan.layout), chunks_by_rule=by_rule)
+    workload = work_of(settled, shape, plan.layout, cluster)
+    if isinstance(workload, Workload):
+        workload = replace(workload, chunks_by_rule=by_rule)
     return Prediction(
         plan=plan,
         asked=request.recipe.parallel,
@@ -163,11 +167,21 @@ def predict(
         offers=_offers(workload, plan, preview.why_steps, deadline_s, budget_usd)
         if is_open
         else None,
-        dry_run=dry_run(settled, shape, plan.layout) if dry_run_model else None,
+        dry_run=_dry_run(settled, shape, plan.layout) if dry_run_model else None,
         cluster=cluster,
         assumed=assumed,
         samples_factor=None if critical_batch is None else plan.samples_factor(critical_batch),
     )
+
+
+def _dry_run(recipe: Recipe, model: Model, layout: Layout) -> DryRun:
+    if not isinstance(model, ModelShape):
+        raise RequestError(
+            "--dry-run-model steps a transformer on no device, and this is a network for images, "
+            "which it does not build yet. Leave it out; the plan's memory is counted operator by "
+            "operator."
+        )
+    return dry_run(recipe, model, layout)
 
 
 def _memory(plan: Plan) -> int:
@@ -214,7 +228,7 @@ def _calibration(paths: Sequence[Path], cluster: Cluster | None) -> Calibration 
 
 
 def _search(
-    workload: Workload, cluster: Cluster | None, calibration: Calibration | None, *, best: int
+    workload: Work, cluster: Cluster | None, calibration: Calibration | None, *, best: int
 ) -> Search | None:
     if cluster is None or not best:
         return None
@@ -224,7 +238,7 @@ def _search(
 
 
 def _offers(
-    workload: Workload,
+    workload: Work,
     plan: Plan,
     why_steps: str,
     deadline_s: float | None,

@@ -158,17 +158,21 @@ class Request:
         Raises:
             RequestError: The model is a module of the user's own, or of no family here.
         """
-        if self.network is not None:
-            raise RequestError(
-                f"there is no plan: {self.network.model_type} is a network for images, which are "
-                "not planned yet. Train a few steps and see the report."
-            )
         if is_generic(self.recipe):
             raise RequestError(
                 f"there is no plan: {self.model_dir} is a model of no family here: {LACKS}. Train "
                 "a few steps and see the report."
             )
         return known_shape(self.shape)
+
+    @property
+    def planned_model(self) -> ModelShape | ImageNetwork:
+        """What a plan is made of.
+
+        Raises:
+            RequestError: As ``known_shape``.
+        """
+        return self.network or self.known_shape
 
     @property
     def model_has_tokenizer(self) -> bool | None:

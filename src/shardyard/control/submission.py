@@ -367,16 +367,16 @@ def _plan(
 ) -> tuple[Plan | None, str]:
     """The prediction, or why there is none."""
     recipe = preview.recipe
-    shape = request.shape
+    model = request.network or request.shape
     if recipe.model.module is not None:
         return None, NO_SHAPE
-    if shape is None:
+    if model is None:
         return None, (
             f"{request.why_no_shape}, so memory, time and price are not known here; node 0 settles "
             "what is open. Give model.preset or model.config to see them before"
         )
     for phase in preview.of_phases:
-        refuse_misfits(phase.recipe, shape)
+        refuse_misfits(phase.recipe, request.shape)
     open_settings = {
         "cluster.device": recipe.cluster.device,
         "precision.compute": recipe.precision.compute,
@@ -386,7 +386,7 @@ def _plan(
         return None, f"{still_open[0]}=auto and no machines are named (cluster.instance or file)"
     prediction = plan_phases(
         preview.of_phases,
-        shape=shape,
+        shape=model,
         world_size=recipe.cluster.nodes * devices,
         devices_per_node=devices,
         machine=machine,

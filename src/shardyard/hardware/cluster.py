@@ -28,6 +28,8 @@ class Cluster:
     usd_per_node_hour: float | None
     """None: not known."""
     price_source: str
+    threads: int | None = None
+    """Hardware threads of one node's host (vCPUs); None: not known."""
 
     @property
     def reach(self) -> int:
@@ -93,6 +95,7 @@ def cluster_of(instance: Instance, nodes: int) -> Cluster:
         local_disk_bytes=instance.local_disk_bytes,
         usd_per_node_hour=instance.usd_per_hour,
         price_source=instance.price_source,
+        threads=instance.vcpus,
     )
 
 

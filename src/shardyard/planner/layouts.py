@@ -7,7 +7,7 @@ much, or it is slower, and what it spends the time on.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar, assert_never
 
 from shardyard.config.layout import Layout
 from shardyard.config.legality import (
@@ -21,11 +21,13 @@ from shardyard.config.model_problems import is_fp8_legal, is_left_uncompiled
 from shardyard.errors import RequestError
 from shardyard.hardware.cluster import Cluster
 from shardyard.planner.calibration import Calibration
+from shardyard.planner.images.image_layouts import ImageSpace
+from shardyard.planner.images.image_step import ImageStep
 from shardyard.planner.kernels import missing
+from shardyard.planner.kinds import Work, host_short_of, work_on_devices
 from shardyard.planner.memory import SAFE_SHARE, Fit, device_of, fit, peak
-from shardyard.planner.offload import host_short
 from shardyard.planner.step_time import NAMES, Parts, StepModel
-from shardyard.planner.workload import Recompute, Workload, on_devices, with_layout
+from shardyard.planner.workload import Recompute, Workload, with_layout
 from shardyard.units import format_bytes
 
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
@@ -104,8 +106,27 @@ class _Family:
     least_bytes: float = float("inf")
 
 
+_WorkT = TypeVar("_WorkT", Workload, ImageStep)
+
+
+class _Space(Protocol[_WorkT]):
+    """What is searched."""
+
+    def ways(self) -> Iterator[tuple[tuple[Layout, Recompute], list[int]]]:
+        """Layouts and recompute modes, each with its micro-batches, smallest first."""
+
+    def asked(self, way: tuple[Layout, Recompute], size: int) -> _WorkT:
+        """The same model and batch in this way."""
+
+    def device_bytes(self, asked: _WorkT) -> float:
+        """What the driver shows at the peak."""
+
+    def parts(self, asked: _WorkT) -> Parts:
+        """Seconds of a step."""
+
+
 def search(
-    workload: Workload,
+    workload: Work,
     cluster: Cluster,
     *,
     best: int = 3,
@@ -127,47 +148,52 @@ def search(
     why_not = missing(cluster.accelerator, workload.formats.compute)
     if why_not:
         raise RequestError(f"{why_not}, so layouts cannot be ranked. Take another instance.")
-    model = StepModel(
-        workload.shape, cluster, seq_len=workload.seq_len, formats=workload.formats,
-        techniques=workload.techniques, trained=workload.trained, calibration=calibration,
-    )  # fmt: skip
-    workload = on_devices(workload, cluster.devices)
+    is_broad = breadth == "all"
+    match work_on_devices(workload, cluster):
+        case Workload() as text:
+            space = _TextSpace(text, cluster, calibration, is_broad=is_broad)
+            return _searched(text, space, cluster, best=best)
+        case ImageStep() as step:
+            most = MOST_MICRO_BATCH if is_broad else USUAL_MICRO_BATCH
+            images = ImageSpace(step, cluster, calibration, most=most)
+            return _searched(step, images, cluster, best=best)
+        case unknown:
+            assert_never(unknown)
+
+
+def _searched(workload: _WorkT, space: _Space[_WorkT], cluster: Cluster, *, best: int) -> Search:
     limit = cluster.accelerator.memory_bytes
     found: dict[Axes, Candidate] = {}
     families: dict[str, _Family] = {}
     legal = fitting = 0
-    is_compiled = workload.techniques.kernels == "compiled"
-    nearest: tuple[float, Workload] | None = None
-    for layout, sizes in _legal(workload, cluster, is_broad=breadth == "all"):
-        axes = _axes_of(layout)
-        for recompute in RECOMPUTE:
-            if is_compiled and is_left_uncompiled(recompute, tp=layout.tp, shape=workload.shape):
-                continue
-            legal += len(sizes)
-            for size in sizes:
-                asked = with_layout(workload, layout, micro_batch=size, recompute=recompute)
-                device_bytes = device_of(peak(asked)[0], layout)
-                names = _families(asked)
-                for name in names:
-                    family = families.setdefault(name, _Family())
-                    family.least_bytes = min(family.least_bytes, device_bytes)
-                if nearest is None or device_bytes < nearest[0]:
-                    nearest = (device_bytes, asked)
-                if device_bytes > (2 - SAFE_SHARE) * limit or host_short(asked, cluster):
-                    break  # nor do larger micro-batches fit
-                candidate = _candidate(model, asked, device_bytes, limit)
-                fitting += candidate.is_safe
-                for name in names:
-                    if _beats(candidate, families[name].fastest):
-                        families[name].fastest = candidate
-                if _beats(candidate, found.get(axes)):
-                    found[axes] = candidate
+    nearest: tuple[float, _WorkT] | None = None
+    for way, sizes in space.ways():
+        axes = _axes_of(way[0])
+        legal += len(sizes)
+        for size in sizes:
+            asked = space.asked(way, size)
+            device_bytes = space.device_bytes(asked)
+            names = _families(asked)
+            for name in names:
+                family = families.setdefault(name, _Family())
+                family.least_bytes = min(family.least_bytes, device_bytes)
+            if nearest is None or device_bytes < nearest[0]:
+                nearest = (device_bytes, asked)
+            if device_bytes > (2 - SAFE_SHARE) * limit or host_short_of(asked, cluster):
+                break  # nor do larger micro-batches fit
+            candidate = _candidate(asked, space.parts(asked), device_bytes, limit)
+            fitting += candidate.is_safe
+            for name in names:
+                if _beats(candidate, families[name].fastest):
+                    families[name].fastest = candidate
+            if _beats(candidate, found.get(axes)):
+                found[axes] = candidate
     if nearest is None:
         raise RequestError(_nothing_legal(workload, cluster))
     ranked = sorted(found.values(), key=lambda c: (not c.is_safe, c.step_s))
     least = None
     if not ranked:
-        least = _candidate(model, nearest[1], nearest[0], limit)
+        least = _candidate(nearest[1], space.parts(nearest[1]), nearest[0], limit)
     return Search(
         legal=legal,
         fitting=fitting,
@@ -178,7 +204,7 @@ def search(
 
 
 def nodes_that_fit(
-    workload: Workload, cluster: Cluster, *, most: int = 256
+    workload: Work, cluster: Cluster, *, most: int = 256
 ) -> tuple[int, Candidate] | None:
     """Fewest nodes, by doubling, on which some layout fits, and the fastest one there.
 
@@ -219,6 +245,49 @@ def lost(parts: Parts) -> list[tuple[str, float]]:
 
 
 # --- what is legal ------------------------------------------------------------------------------
+
+
+class _TextSpace:
+    """Every legal way to train a transformer on all devices of a cluster."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        cluster: Cluster,
+        calibration: Calibration | None,
+        *,
+        is_broad: bool,
+    ) -> None:
+        self._workload, self._cluster, self._is_broad = workload, cluster, is_broad
+        self._model = StepModel(
+            workload.shape, cluster, seq_len=workload.seq_len, formats=workload.formats,
+            techniques=workload.techniques, trained=workload.trained, calibration=calibration,
+        )  # fmt: skip
+
+    def ways(self) -> Iterator[tuple[tuple[Layout, Recompute], list[int]]]:
+        """Layouts and recompute modes, each with its micro-batches, smallest first."""
+        is_compiled = self._workload.techniques.kernels == "compiled"
+        shape = self._workload.shape
+        for layout, sizes in _legal(self._workload, self._cluster, is_broad=self._is_broad):
+            for recompute in RECOMPUTE:
+                if is_compiled and is_left_uncompiled(recompute, tp=layout.tp, shape=shape):
+                    continue
+                yield (layout, recompute), sizes
+
+    def asked(self, way: tuple[Layout, Recompute], size: int) -> Workload:
+        """The same model and batch in this way."""
+        return with_layout(self._workload, way[0], micro_batch=size, recompute=way[1])
+
+    def device_bytes(self, asked: Workload) -> float:
+        """What the driver shows at the peak."""
+        return device_of(peak(asked)[0], asked.layout)
+
+    def parts(self, asked: Workload) -> Parts:
+        """Seconds of a step."""
+        return self._model.parts(
+            asked.layout, micro_batch=asked.micro_batch, micro_batches=asked.micro_batches,
+            recompute=asked.recompute,
+        )  # fmt: skip
 
 
 def _legal(
@@ -308,11 +377,7 @@ def _powers(most: int) -> list[int]:
 # --- choosing and explaining --------------------------------------------------------------------
 
 
-def _candidate(model: StepModel, asked: Workload, device_bytes: float, limit: int) -> Candidate:
-    parts = model.parts(
-        asked.layout, micro_batch=asked.micro_batch, micro_batches=asked.micro_batches,
-        recompute=asked.recompute,
-    )  # fmt: skip
+def _candidate(asked: Work, parts: Parts, device_bytes: float, limit: int) -> Candidate:
     step_s = parts.step_s
     return Candidate(
         layout=asked.layout,
@@ -334,7 +399,7 @@ def _beats(candidate: Candidate, other: Candidate | None) -> bool:
     return candidate.step_s < other.step_s
 
 
-def _families(workload: Workload) -> list[str]:
+def _families(workload: Work) -> list[str]:
     layout = workload.layout
     names = [f"recompute {workload.recompute}"]
     if layout.dp_shard * layout.cp == 1:
@@ -362,7 +427,13 @@ def _rejected(
             yield Rejected(family=name, reason=reason)
 
 
-def _nothing_legal(workload: Workload, cluster: Cluster) -> str:
+def _nothing_legal(workload: Work, cluster: Cluster) -> str:
+    if isinstance(workload, ImageStep):
+        return (
+            f"no layout of {workload.global_batch} images over {cluster.devices} devices is legal: "
+            f"every data-parallel rank needs a micro-batch, which is {workload.micro_batch} here. "
+            "Use a larger optim.global_batch, a smaller optim.micro_batch, or fewer nodes."
+        )
     return (
         f"no layout of {workload.global_batch} samples of {workload.seq_len} tokens over "
         f"{cluster.devices} devices is legal: every data-parallel rank needs a sample, every "

@@ -1,6 +1,6 @@
 """What a rank would need less under another setting: what to say when its memory runs out."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -33,7 +33,12 @@ def savings(workload: Workload, *, on_cpu: bool) -> tuple[Saving, ...]:
         Saving(setting=setting, bytes=round(now - peak(other)[0]))
         for setting, other in _others(workload, on_cpu=on_cpu)
     ]
-    worth = [saving for saving in found if saving.bytes > _LEAST_SHARE * now]
+    return worth_saying(found, of=now)
+
+
+def worth_saying(found: Iterable[Saving], *, of: float) -> tuple[Saving, ...]:
+    """The largest, without those that are little of so many bytes."""
+    worth = [saving for saving in found if saving.bytes > _LEAST_SHARE * of]
     return tuple(sorted(worth, key=lambda saving: -saving.bytes)[:_MOST])
 
 

@@ -15,9 +15,9 @@ from shardyard.hardware.cluster import Cluster, cluster_of
 from shardyard.planner.effective_time import NoProgressError
 from shardyard.planner.failures import FailureOutlook, failure_plan
 from shardyard.planner.kernels import missing
+from shardyard.planner.kinds import Work, work_on_devices
 from shardyard.planner.layouts import Candidate, search
 from shardyard.planner.saving import blocking_s, writing_s
-from shardyard.planner.workload import Workload, on_devices
 
 NODES = (1, 2, 4, 8, 16, 32, 64)
 
@@ -87,7 +87,7 @@ class Offers:
 
 
 def offers(
-    workload: Workload,
+    workload: Work,
     *,
     steps: int,
     checkpoint_bytes: int,
@@ -136,7 +136,7 @@ def offers(
 
 def _of_instance(
     name: str,
-    workload: Workload,
+    workload: Work,
     *,
     steps: int,
     checkpoint_bytes: int,
@@ -160,7 +160,7 @@ def _of_instance(
         if not best or not best[0].is_safe:
             continue
         try:
-            batch = on_devices(workload, cluster.devices).global_batch
+            batch = work_on_devices(workload, cluster).global_batch
             offer = _offer(
                 name, cluster, best[0], steps=-(-steps * workload.global_batch // batch),
                 checkpoint_bytes=checkpoint_bytes, checkpoint_every=checkpoint_every,

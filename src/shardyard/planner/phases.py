@@ -7,9 +7,9 @@ from typing import Protocol
 from shardyard.config.own_module import known_shape
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Recipe
-from shardyard.families.shape import ModelShape
 from shardyard.hardware.machine import Machine
 from shardyard.planner.calibration import Calibration
+from shardyard.planner.kinds import Model
 from shardyard.planner.plan import Plan, plan_recipe, sum_known
 
 
@@ -27,10 +27,11 @@ def plan(
     """
     return plan_phases(
         resolved.of_phases,
-        shape=known_shape(resolved.shape),
+        shape=resolved.network or known_shape(resolved.shape),
         world_size=world_size,
         devices_per_node=devices_per_node,
         machine=machine,
+        epoch_samples=resolved.data.train_samples if resolved.network else None,
     )
 
 
@@ -49,11 +50,12 @@ class Phase(Protocol):
 def plan_phases(
     phases: Sequence[Phase],
     *,
-    shape: ModelShape,
+    shape: Model,
     world_size: int,
     devices_per_node: int,
     machine: Machine | None,
     calibration: Calibration | None = None,
+    epoch_samples: int | None = None,
 ) -> Plan:
     """As ``plan``, before the data is prepared: ``steps`` may still be open."""
     plans = [
@@ -65,6 +67,7 @@ def plan_phases(
             devices_per_node=devices_per_node,
             machine=machine,
             calibration=calibration,
+            epoch_samples=epoch_samples,
         )
         for phase in phases
     ]

@@ -6,7 +6,7 @@ Pure and quick. Training prints its line, writes it to plan.json and reads ``flo
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from shardyard.config.batch import steps_on
 from shardyard.config.layout import Layout
@@ -21,29 +21,33 @@ from shardyard.hardware.cluster import Cluster, default_cluster
 from shardyard.hardware.machine import Machine
 from shardyard.planner.calibration import Calibration
 from shardyard.planner.effective_time import NoProgressError
-from shardyard.planner.estimate import Estimate, estimate
 from shardyard.planner.failures import FailureOutlook, failure_plan
-from shardyard.planner.flops import flops_per_token
+from shardyard.planner.images.decoding import Decoding, decoding_of
+from shardyard.planner.images.image_time import ImageEstimate
 from shardyard.planner.kernels import missing
-from shardyard.planner.memory import Fit, Memory, Term, fit, memory
-from shardyard.planner.memory_savings import Saving, savings
-from shardyard.planner.offload import host_short
+from shardyard.planner.kinds import (
+    AnyEstimate,
+    Model,
+    Work,
+    estimate_of,
+    flops_of,
+    host_short_of,
+    memory_of,
+    parameters_of,
+    savings_of,
+    traffic_of,
+    unit_of,
+    work_of,
+)
+from shardyard.planner.memory import Fit, Memory, Term, fit
+from shardyard.planner.memory_savings import Saving
+from shardyard.planner.on_cpu import fit_on_cpu, on_cpu
 from shardyard.planner.quality import samples_factor
 from shardyard.planner.saving import blocking_s, writing_s
 from shardyard.planner.step_time import TimeTerm
 from shardyard.planner.throughput import SPEED_REASON, Peak, Price, Speed, peak_of, price_of
-from shardyard.planner.traffic import traffic_terms
-from shardyard.planner.workload import Workload, optimizer_bytes, workload_of
+from shardyard.planner.workload import optimizer_bytes
 from shardyard.units import format_bytes, format_count, format_seconds, format_usd
-
-CPU_PROCESS_BYTES = 340 * 2**20
-"""Resident memory of one process that has imported torch and transformers and computed nothing:
-330 MiB with torch 2.13.0 (CPU) and transformers 5.23.0, measured 2026-11-21, and some for gloo."""
-
-CPU_SAFE_SHARE = 0.8
-"""Share of a machine's memory that processes may fill: what the allocator of a CPU wastes is not
-modelled."""
-
 
 _Number = TypeVar("_Number", int, float)
 
@@ -108,6 +112,12 @@ class Plan:
     """What of this was measured and not looked up."""
     memory_savings: tuple[Saving, ...] = ()
     """What other settings would spare a rank, most first."""
+    unit: Literal["token", "image"] = "token"
+    """What ``seq_len``, rates, FLOP and prices count: of images a sample is one."""
+    decoding: Decoding | None = None
+    """Of images: what the cores decode. None: of text, or the cores or the speed are not known."""
+    epoch_samples: int | None = None
+    """Training samples of a pass over the data; None: not known before it is prepared."""
     frozen_parameters: int = 0
     """Of ``parameters``: those that are not trained."""
     phases: tuple["Plan", ...] = ()
@@ -131,6 +141,24 @@ class Plan:
     def memory_bytes(self) -> int:
         """Predicted peak of one rank: what tensors take."""
         return sum(term.bytes for term in self.memory)
+
+    @property
+    def units(self) -> str:
+        """``tokens`` or ``images``."""
+        return f"{self.unit}s"
+
+    def samples_words(self) -> str:
+        """What a step takes: ``1,024 samples x 4,096 tokens``, or ``1,024 images``."""
+        if self.unit == "image":
+            return f"{self.samples_per_step:,} images"
+        return f"{self.samples_per_step:,} samples x {self.seq_len:,} tokens"
+
+    @property
+    def epoch_s(self) -> float | None:
+        """Predicted time of a pass over the data, without evaluation, saves and failures."""
+        if self.epoch_samples is None or self.speed.tokens_per_s is None:
+            return None
+        return self.epoch_samples * self.seq_len / self.speed.tokens_per_s
 
     @property
     def tokens_per_step(self) -> int:
@@ -202,14 +230,14 @@ class Plan:
         states = sum(self.memory_term(name) for name in ("parameters", "gradients", "optimizer"))
         length = "length known once the data is prepared"
         if self.steps is not None and self.tokens is not None:
-            length = f"{self.steps:,} steps, {format_count(self.tokens)} tokens"
+            length = f"{self.steps:,} steps, {format_count(self.tokens)} {self.units}"
         if self.phases:
             length += f" in {len(self.phases)} phases"
         parts = [
             f"plan: {self.model} {self.parameters_words()}",
             f"{layout_name(self.layout)} over {self.devices_words()}",
             f"{format_bytes(self.memory_bytes)} per rank (states {format_bytes(states)})",
-            f"{self.samples_per_step:,} samples x {self.seq_len:,} tokens a step",
+            f"{self.samples_words()} a step",
             length,
         ]
         if self.fits in ("tight", "does not fit"):
@@ -242,6 +270,7 @@ class Plan:
             "tokens_per_step": self.tokens_per_step,
             "tokens": self.tokens,
             "step_s": self.step_s,
+            "epoch_s": self.epoch_s,
             "mfu": self.mfu,
             "seconds": self.seconds,
             "wall_s": self.wall_s,
@@ -265,6 +294,8 @@ class Plan:
         fields["phases"] = tuple(Plan.from_json(phase) for phase in content.get("phases", ()))
         for name, kind in (("peak", Peak), ("speed", Speed), ("price", Price)):
             fields[name] = kind(**content[name])
+        if content.get("decoding") is not None:
+            fields["decoding"] = Decoding(**content["decoding"])
         if content["failures"] is not None:
             fields["failures"] = FailureOutlook.from_json(content["failures"])
         return Plan(**fields)
@@ -273,16 +304,19 @@ class Plan:
 def plan_recipe(
     recipe: Recipe,
     *,
-    shape: ModelShape,
+    shape: Model,
     steps: int | None,
     world_size: int,
     devices_per_node: int,
     machine: Machine | None,
     calibration: Calibration | None = None,
+    epoch_samples: int | None = None,
 ) -> Plan:
     """Predict a recipe without any ``auto``, also before its data is prepared.
 
     Args:
+        shape: Of a transformer; or a network for images.
+        epoch_samples: Training samples of a pass over the data; None: not known yet.
         steps: None: still open. Of the batch that the run began with.
     """
     assert isinstance(recipe.data.seq_len, int)  # a resolved recipe holds no "auto"
@@ -290,7 +324,7 @@ def plan_recipe(
         recipe.parallel,
         world_size=world_size,
         devices_per_node=devices_per_node,
-        shape=shape,
+        shape=shape if isinstance(shape, ModelShape) else None,
         seq_len=recipe.data.seq_len,
     )
     nodes = -(-world_size // devices_per_node)
@@ -298,10 +332,10 @@ def plan_recipe(
     is_cpu = named is None and recipe.cluster.device == "cpu"
     accelerator = _accelerator(named, machine, is_cpu=is_cpu)
     device = _device_name(accelerator, machine, is_cpu=is_cpu)
-    workload = workload_of(recipe, shape, layout)
+    workload = work_of(recipe, shape, layout, named)
     if steps is not None:
         steps = steps_on(recipe.optim, steps, devices=world_size)
-    needed = _on_cpu(memory(workload)) if is_cpu else memory(workload)
+    needed = on_cpu(memory_of(workload)) if is_cpu else memory_of(workload)
     limit = _memory_limit(named, machine, is_cpu=is_cpu, devices_per_node=devices_per_node)
     verdict = _verdict(workload, needed, limit, named, is_cpu=is_cpu)
     timed, why_not = _timed(
@@ -320,13 +354,16 @@ def plan_recipe(
         device=device,
         memory=needed.terms,
         memory_moment=needed.moment,
-        memory_savings=savings(workload, on_cpu=is_cpu),
+        memory_savings=savings_of(workload, on_cpu=is_cpu),
+        unit=unit_of(workload),
+        decoding=_decoding(timed, named),
+        epoch_samples=epoch_samples,
         reserved_bytes=needed.reserved_bytes,
         device_bytes=needed.device_bytes,
         memory_limit_bytes=limit,
         fits=verdict.verdict,
         fits_reason=verdict.reason,
-        flops_per_token=flops_per_token(shape, workload.seq_len, workload.trained),
+        flops_per_token=flops_of(workload),
         peak=peak_of(
             accelerator,
             device_name=device,
@@ -342,7 +379,7 @@ def plan_recipe(
         time=timed.terms if timed else (),
         price=price_of(named),
         checkpoint_bytes=counts.checkpoint_bytes,
-        communication=traffic_terms(workload),
+        communication=traffic_of(workload),
         failures=outlook,
         failures_reason=why_no_outlook,
         advances=advances,
@@ -359,11 +396,8 @@ class _Counts(NamedTuple):
     checkpoint_bytes: int
 
 
-def _counts(recipe: Recipe, workload: Workload) -> _Counts:
-    trained, frozen = workload.shape.parameters, 0
-    if workload.trained is not None:
-        frozen = trained + workload.trained.added - workload.trained.parameters
-        trained = workload.trained.parameters
+def _counts(recipe: Recipe, workload: Work) -> _Counts:
+    trained, frozen = parameters_of(workload)
     saved: float = trained * (4 + optimizer_bytes(recipe))
     if recipe.model.lora.rank is None:  # the base of adapters is in no checkpoint
         saved += frozen * workload.formats.compute_bytes
@@ -371,14 +405,20 @@ def _counts(recipe: Recipe, workload: Workload) -> _Counts:
 
 
 def _verdict(
-    workload: Workload, needed: Memory, limit: int | None, named: Cluster | None, *, is_cpu: bool
+    workload: Work, needed: Memory, limit: int | None, named: Cluster | None, *, is_cpu: bool
 ) -> Fit:
     """Whether a rank's memory fits into a device, and that of a node's ranks into its host."""
-    verdict = _fit_on_cpu(needed, limit) if is_cpu else fit(needed.device_bytes, limit)
-    return verdict if named is None else host_short(workload, named) or verdict
+    verdict = fit_on_cpu(needed, limit) if is_cpu else fit(needed.device_bytes, limit)
+    return verdict if named is None else host_short_of(workload, named) or verdict
 
 
-def _speed(timed: Estimate | None, why_not: str) -> Speed:
+def _decoding(timed: AnyEstimate | None, named: Cluster | None) -> Decoding | None:
+    if not isinstance(timed, ImageEstimate) or named is None or named.threads is None:
+        return None
+    return decoding_of(trained_per_s=timed.trained_per_s, nodes=named.nodes, threads=named.threads)
+
+
+def _speed(timed: AnyEstimate | None, why_not: str) -> Speed:
     if timed is None:
         return Speed(tokens_per_s=None, reason=why_not)
     return Speed(tokens_per_s=timed.tokens_per_s, reason=SPEED_REASON)
@@ -391,14 +431,14 @@ def _network(recipe: Recipe, named: Cluster | None, *, nodes: int) -> str:
 
 
 def _timed(
-    workload: Workload,
+    workload: Work,
     named: Cluster | None,
     accelerator: Accelerator | None,
     calibration: Calibration | None,
     *,
     devices_per_node: int,
     nodes: int,
-) -> tuple[Estimate | None, str]:
+) -> tuple[AnyEstimate | None, str]:
     """The step on the named cluster, else on the usual one of the accelerator; or why not."""
     cluster, why_not = named, "cannot be said without a peak"
     if accelerator is not None:
@@ -407,7 +447,7 @@ def _timed(
         cluster, why_not = _reference(accelerator, devices_per_node=devices_per_node, nodes=nodes)
     if cluster is None or why_not:
         return None, why_not
-    return estimate(workload, with_links(cluster, calibration), calibration), ""
+    return estimate_of(workload, with_links(cluster, calibration), calibration), ""
 
 
 def layout_name(layout: Layout) -> str:
@@ -464,7 +504,7 @@ def with_links(cluster: Cluster, calibration: Calibration | None) -> Cluster:
 
 
 def _failures(
-    recipe: Recipe, timed: Estimate | None, *, nodes: int, steps: int | None, nbytes: int
+    recipe: Recipe, timed: AnyEstimate | None, *, nodes: int, steps: int | None, nbytes: int
 ) -> tuple[FailureOutlook | None, str, bool]:
     """What failures will cost, or why that cannot be said; and whether the run would advance.
 
@@ -491,38 +531,6 @@ def _failures(
     except RequestError as error:
         return None, str(error), True
     return outlook, "", True
-
-
-def _on_cpu(needed: Memory) -> Memory:
-    """Where ranks compute in host memory, a rank's memory is its process's."""
-    states = needed.term("parameters") + needed.term("optimizer")
-    copy = "a checkpoint is written from a copy of parameters and optimizer in host memory"
-    process = "Python, torch and transformers themselves, measured 2026-11-21"
-    more = (
-        Term(name="checkpoint copy", bytes=states, reason=copy),
-        Term(name="process", bytes=CPU_PROCESS_BYTES, reason=process),
-    )
-    total = needed.allocated_bytes + states + CPU_PROCESS_BYTES
-    return replace(
-        needed,
-        terms=(*needed.terms, *more),
-        allocated_bytes=total,
-        reserved_bytes=total,
-        device_bytes=total,
-    )
-
-
-def _fit_on_cpu(needed: Memory, limit: int | None) -> Fit:
-    if limit is None:
-        return fit(needed.device_bytes, None)
-    share = needed.device_bytes / limit
-    reason = f"{share:.0%} of {format_bytes(limit)}"
-    if share <= CPU_SAFE_SHARE:
-        return Fit(verdict="fits", reason=reason)
-    if share <= 1:
-        rest = "what the allocator wastes needs the rest"
-        return Fit(verdict="tight", reason=f"{reason}; above {CPU_SAFE_SHARE:.0%} {rest}")
-    return Fit(verdict="does not fit", reason=reason)
 
 
 def _accelerator(

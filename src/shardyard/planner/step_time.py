@@ -5,6 +5,7 @@ data axes exchange runs beside them where the framework lets it, and the rest is
 add up to the step.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log2
 from typing import NamedTuple, assert_never
@@ -70,6 +71,7 @@ class Parts(NamedTuple):
     optimizer_s: float
     offload_s: float
     wait_s: float
+    input_s: float = 0.0
 
     @property
     def step_s(self) -> float:
@@ -93,6 +95,7 @@ NAMES = {
     "optimizer_s": ("optimizer", "update of this rank's part"),
     "offload_s": ("offload", "exposed transfers to and from host memory"),
     "wait_s": ("stragglers", "each step waits for the slowest node"),
+    "input_s": ("data", "the devices wait for samples that the cores of their nodes prepare"),
 }
 """Field of ``Parts`` -> name of its term and what it is."""
 
@@ -283,14 +286,20 @@ class StepModel:
 def step_terms(workload: Workload, parts: Parts) -> tuple[TimeTerm, ...]:
     """Names and reasons for what is not zero, in the order of ``Parts``."""
     passes = f"{workload.micro_batches} micro-batches of {workload.micro_batch}"
-    found = []
-    for key, seconds in zip(parts._fields, parts, strict=True):
-        if seconds <= 0:
-            continue
-        name, what = NAMES[key]
-        reason = f"{what}; {passes}" if key == "matmul_s" else what
-        found.append(TimeTerm(name=name, seconds=seconds, reason=reason))
-    return tuple(found)
+    return terms_of(parts, {"matmul_s": f"{NAMES['matmul_s'][1]}; {passes}"})
+
+
+def terms_of(parts: Parts, reasons: Mapping[str, str]) -> tuple[TimeTerm, ...]:
+    """As ``step_terms``.
+
+    Args:
+        reasons: In place of the usual ones, by field.
+    """
+    return tuple(
+        TimeTerm(name=NAMES[key][0], seconds=seconds, reason=reasons.get(key, NAMES[key][1]))
+        for key, seconds in zip(parts._fields, parts, strict=True)
+        if seconds > 0
+    )
 
 
 def _recomputed(recompute: Recompute, forward: Pass, techniques: Techniques, share: float) -> Pass:

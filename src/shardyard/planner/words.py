@@ -14,7 +14,9 @@ def headline(plan: Plan) -> list[Row]:
         ("memory", plan.fits, f"{plan.fits_reason}; states {format_bytes(_states(plan))}"),
         _speed(plan),
         ("MFU", "-" if plan.mfu is None else f"{plan.mfu:.1%}", _mfu_reason(plan)),
+        *_decoding(plan),
         ("time", _time(plan), _time_reason(plan)),
+        *_epoch(plan),
         *phase_rows(plan),
         _price(plan),
         *_failures(plan),
@@ -57,13 +59,33 @@ def _speed(plan: Plan) -> Row:
     if rate is None:
         return ("speed", "-", plan.speed.reason)
     each = f"{rate / plan.layout.world_size:,.0f} a device"
-    return ("speed", f"{format_count(rate)} tokens/s", each)
+    return ("speed", f"{format_count(rate)} {plan.units}/s", each)
+
+
+def _decoding(plan: Plan) -> list[Row]:
+    found = plan.decoding
+    if found is None:
+        return []
+    needed = f"{found.needed:,} cores a node would keep the devices busy"
+    if found.is_bound:
+        slower = f"the devices take {format_count(found.trained_per_s)} and wait"
+        rate = f"{format_count(found.decoded_per_s)} images/s"
+        return [("decoding", rate, f"{slower}; {needed}; {found.reason}")]
+    return [("decoding", "keeps up", f"{needed}; {found.reason}")]
+
+
+def _epoch(plan: Plan) -> list[Row]:
+    if plan.unit != "image" or plan.epoch_s is None:
+        return []
+    return [("epoch", format_seconds(plan.epoch_s), f"{plan.epoch_samples:,} images")]
 
 
 def _mfu_reason(plan: Plan) -> str:
     peak = plan.peak.flops_per_s
     if peak is None:
         return plan.peak.source
+    if plan.unit == "image":
+        return f"of {format_flops(peak)}/s, {format_flops(plan.flops_per_token['full'])} an image"
     return f"of {format_flops(peak)}/s, attention counted in full"
 
 
@@ -92,7 +114,7 @@ def phase_rows(plan: Plan) -> list[Row]:
     for number, phase in enumerate(plan.phases, 1):
         length = "length not known yet" if phase.steps is None else f"{phase.steps:,} steps"
         price = "" if phase.usd is None else f", {format_usd(phase.usd)}"
-        words = f"{length} of {phase.samples_per_step:,} samples x {phase.seq_len:,} tokens"
+        words = f"{length} of {phase.samples_words()}"
         rows.append((f"phase {number}", _time(phase), f"{words}{price}"))
     return rows
 
@@ -103,7 +125,7 @@ def _price(plan: Plan) -> Row:
         return ("price", "-", plan.price.source)
     parts = [f"{format_usd(per_hour)} an hour"]
     if per_million is not None:
-        parts.append(f"{format_usd(per_million)} per million tokens")
+        parts.append(f"{format_usd(per_million)} per million {plan.units}")
     parts.append(plan.price.source)
     total = "-" if plan.usd is None else format_usd(plan.usd)
     return ("price", total, "; ".join(parts))

@@ -184,9 +184,9 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
     Named modules in ``memory.recompute`` are counted as kept: what they save is not known here.
     """
     micro_batch = recipe.optim.micro_batch
-    seq_len, compute = recipe.data.seq_len, recipe.precision.compute
+    seq_len = recipe.data.seq_len
     assert isinstance(micro_batch, int) and isinstance(seq_len, int)
-    assert compute != "auto" and recipe.model.dropout != "auto"
+    assert recipe.model.dropout != "auto"
     recompute, chunk = recipe.memory.recompute, recipe.memory.loss_chunk
     return Workload(
         shape=shape,
@@ -195,16 +195,7 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
         micro_batch=micro_batch,
         global_batch=step_samples(recipe.optim, devices=layout.world_size),
         batch_per_device=recipe.optim.batch_per_device,
-        formats=Formats(
-            compute=compute,
-            weight_bytes=4,
-            gradient_bytes=4,
-            optimizer_bytes=optimizer_bytes(recipe),
-            # an average is read and written, and the weight is read once more
-            update_bytes=moved_bytes(recipe.optim) + 3 * _average_bytes(recipe),
-            reduce_bytes=FORMAT_BYTES[recipe.precision.reduce],
-            compute_bytes=FORMAT_BYTES[compute],
-        ),
+        formats=formats_of(recipe),
         recompute="none" if isinstance(recompute, tuple) else recompute,
         techniques=Techniques(
             attention="flash" if shape.attn_logit_softcapping is None else "unfused",
@@ -225,6 +216,22 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
             offload_depth=recipe.memory.offload_depth,
         ),
         trained=trained_of(shape, recipe.model),
+    )
+
+
+def formats_of(recipe: Recipe) -> Formats:
+    """Bytes of a parameter in each role, of a recipe without any ``auto``."""
+    compute = recipe.precision.compute
+    assert compute != "auto"
+    return Formats(
+        compute=compute,
+        weight_bytes=4,
+        gradient_bytes=4,
+        optimizer_bytes=optimizer_bytes(recipe),
+        # an average is read and written, and the weight is read once more
+        update_bytes=moved_bytes(recipe.optim) + 3 * _average_bytes(recipe),
+        reduce_bytes=FORMAT_BYTES[recipe.precision.reduce],
+        compute_bytes=FORMAT_BYTES[compute],
     )
 
 

@@ -11,7 +11,7 @@ from shardyard.rundir.lines import LOSSES
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One term. ``unit`` is bytes, s, tokens/s or share."""
+    """One term. ``unit`` is bytes, s, tokens/s, images/s or share."""
 
     name: str
     unit: str
@@ -117,11 +117,13 @@ def _pace(record: RunRecord, plan: Plan) -> list[Comparison]:
             predicted=plan.step_s, measured=_median(record, "step_time_s"),
         ),
         Comparison(
-            name="throughput", unit="tokens/s", note="of all ranks",
+            name="throughput", unit=f"{plan.units}/s", note="of all ranks",
             predicted=plan.speed.tokens_per_s, measured=median_tokens_per_s(record),
         ),
         Comparison(
-            name="MFU", unit="share", note="FLOP counted with full attention",
+            name="MFU", unit="share",
+            note="FLOP counted with full attention"
+            if plan.unit == "token" else "FLOP of convolutions and products",
             predicted=plan.mfu, measured=_median(record, "mfu"),
         ),
         Comparison(

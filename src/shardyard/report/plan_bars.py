@@ -111,7 +111,7 @@ def time_bars(plan: Plan, search: Search | None) -> tuple[Bar, ...]:
     drawn: list[Bar] = []
     if plan.step_s is not None:
         parts = tuple((term.name, term.seconds) for term in plan.time)
-        numbers = _time_numbers(parts, plan.speed.tokens_per_s)
+        numbers = _time_numbers(parts, plan.speed.tokens_per_s, plan.units)
         drawn.append(Bar(name=_planned_name(plan, search), numbers=numbers, parts=parts))
     for place, candidate in enumerate(search.best if search is not None else (), start=1):
         if plan.step_s is not None and is_planned(candidate, plan):
@@ -122,7 +122,7 @@ def time_bars(plan: Plan, search: Search | None) -> tuple[Bar, ...]:
             if seconds > 0
         )
         name = _candidate_name(candidate, place, name=layout_name(candidate.layout))
-        numbers = _time_numbers(parts, candidate.tokens_per_s)
+        numbers = _time_numbers(parts, candidate.tokens_per_s, plan.units)
         drawn.append(Bar(name=name, numbers=numbers, parts=parts))
     return tuple(drawn)
 
@@ -157,7 +157,9 @@ def _memory_numbers(allocated: float, reserved: float, device: float) -> str:
     )
 
 
-def _time_numbers(parts: Sequence[tuple[str, float]], tokens_per_s: float | None) -> str:
+def _time_numbers(
+    parts: Sequence[tuple[str, float]], tokens_per_s: float | None, units: str
+) -> str:
     step_s = sum(seconds for _, seconds in parts)
-    rate = f", {format_count(tokens_per_s)} tokens/s" if tokens_per_s is not None else ""
+    rate = f", {format_count(tokens_per_s)} {units}/s" if tokens_per_s is not None else ""
     return f"{format_seconds(step_s)}{rate}, {own_share(parts):.0%} computes"

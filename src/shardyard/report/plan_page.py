@@ -163,7 +163,7 @@ def _layouts(plan: Plan, search: Search | None) -> str:
     found = f"{search.fitting:,} of {search.legal:,} legal ways to train fit."
     if search.best:
         rows = [_layout(plan, place, best) for place, best in enumerate(search.best, start=1)]
-        heads = ["", "layout", "#tokens/s", "#step", "#MFU", "#device", "#fits", ""]
+        heads = ["", "layout", f"#{plan.units}/s", "#step", "#MFU", "#device", "#fits", ""]
         body = f'<p class="note">{found} The fastest:</p>{render_table(heads, rows)}'
     else:
         body = f'<p class="bad">{found}</p>{_nearest(search.nearest)}'
@@ -282,7 +282,7 @@ def _price(plan: Plan) -> str:
     rows = [
         _row("an hour", _usd(per_hour), plan.price.source),
         _row("the run", _usd(plan.usd), _run_words(plan)),
-        _row("a million tokens", _usd(per_million), "without failures"),
+        _row(f"a million {plan.units}", _usd(per_million), "without failures"),
     ]
     if per_hour is None:
         rows = rows[:1]
@@ -355,22 +355,24 @@ def _rest(plan: Plan) -> str:
     flops, peak = plan.flops_per_token, plan.peak.flops_per_s
     length = "known once the data is prepared"
     if plan.steps is not None and plan.tokens is not None:
-        length = f"{plan.steps:,} steps, {format_count(plan.tokens)} tokens"
+        length = f"{plan.steps:,} steps, {format_count(plan.tokens)} {plan.units}"
     frozen = f", {plan.frozen_parameters:,} of them frozen" if plan.frozen_parameters else ""
     rows = [
         _row("model", f"{plan.parameters:,} parameters{frozen}", plan.model),
         _row("devices", plan.devices_words(), layout_name(plan.layout)),
         _row(
             "a step",
-            f"{plan.tokens_per_step:,} tokens",
-            f"{plan.samples_per_step:,} samples of {plan.seq_len:,} tokens, micro-batch "
-            f"{plan.micro_batch}, recompute {plan.recompute}",
+            f"{plan.tokens_per_step:,} {plan.units}",
+            f"{plan.samples_words()}, micro-batch {plan.micro_batch}, recompute {plan.recompute}",
         ),
         _row("length", length, ""),
+        *_of_images(plan),
         _row(
             "work",
-            f"{format_flops(flops['full'])} a token",
-            f"full attention; {format_flops(flops['causal'])} a token counted causally",
+            f"{format_flops(flops['full'])} for each of the {plan.units}",
+            "forward and backward"
+            if plan.unit == "image"
+            else f"full attention; {format_flops(flops['causal'])} a token counted causally",
         ),
         _row(
             "peak of a device",
@@ -385,6 +387,21 @@ def _rest(plan: Plan) -> str:
     ]
     body = f'<div class="card">{render_table(["", "#", ""], [*rows, *sent], is_folding=True)}</div>'
     return render_section("rest", "What is trained, and on what", body)
+
+
+def _of_images(plan: Plan) -> list[Cells]:
+    rows = []
+    if plan.unit == "image" and plan.epoch_s is not None:
+        rows.append(
+            _row("an epoch", format_seconds(plan.epoch_s), f"{plan.epoch_samples:,} images")
+        )
+    if plan.decoding is not None:
+        found = plan.decoding
+        words = f"{format_count(found.decoded_per_s)} images/s"
+        wait = "the devices wait" if found.is_bound else "the devices never wait"
+        needed = f"{found.needed:,} cores a node keep them busy; {found.reason}"
+        rows.append(_row("decoding", words, f"{wait}; {needed}"))
+    return rows
 
 
 def _row(*values: object) -> Cells:

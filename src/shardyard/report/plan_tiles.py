@@ -11,7 +11,7 @@ def tiles(plan: Plan) -> list[Tile]:
     """How full, how fast, how long, how dear, how often it fails: label, value, a line below."""
     return [
         ("memory of a rank", *_memory(plan)),
-        ("tokens per second", *_rate(plan)),
+        (f"{plan.units} per second", *_rate(plan)),
         ("MFU", *_mfu(plan)),
         ("time", *_time(plan)),
         ("price", *_price(plan)),
@@ -38,6 +38,8 @@ def _rate(plan: Plan) -> tuple[str, str]:
 def _mfu(plan: Plan) -> tuple[str, str]:
     if plan.mfu is None:
         return ABSENT, plan.peak.source if plan.peak.flops_per_s is None else plan.speed.reason
+    if plan.unit == "image":
+        return format_percent(plan.mfu), "convolutions and products, forward and backward"
     causal = plan.mfu * plan.flops_per_token["causal"] / plan.flops_per_token["full"]
     return format_percent(plan.mfu), f"full attention; {format_percent(causal)} counted causally"
 
@@ -61,7 +63,7 @@ def _price(plan: Plan) -> tuple[str, str]:
         return ABSENT, plan.price.source
     words = f"{format_usd(per_hour)} an hour"
     if per_million is not None:
-        words += f", {format_usd(per_million)} a million tokens"
+        words += f", {format_usd(per_million)} a million {plan.units}"
     return ABSENT if plan.usd is None else _short_usd(plan.usd), words
 
 

@@ -1,0 +1,61 @@
+"""From a recipe for images to the step that is planned, and what of it is not counted."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from shardyard.config.batch import step_samples
+from shardyard.config.layout import Layout
+from shardyard.config.schema import Recipe
+from shardyard.errors import Problem, RecipeError
+from shardyard.families.images.network import ImageNetwork
+from shardyard.families.images.tables import operators_of
+from shardyard.hardware.cluster import Cluster
+from shardyard.planner.images.decoding import decoded_per_s
+from shardyard.planner.images.image_step import ImageStep
+from shardyard.planner.workload import Techniques, formats_of
+
+
+def image_step_of(
+    recipe: Recipe, network: ImageNetwork, layout: Layout, cluster: Cluster | None
+) -> ImageStep:
+    """The step of a recipe without any ``auto``, as the training half carries it out.
+
+    Args:
+        cluster: Its cores decode; None: not known, so that decoding is never waited for.
+
+    Raises:
+        RecipeError: It asks for what is not counted.
+    """
+    if problems := list(_uncounted(recipe)):
+        raise RecipeError(problems)
+    micro_batch, size = recipe.optim.micro_batch, recipe.data.images.size
+    offload = recipe.memory.offload
+    assert isinstance(micro_batch, int) and isinstance(size, int)
+    assert offload in ("none", "optimizer"), "the recipe's check refuses the others"
+    return ImageStep(
+        operators=operators_of(replace(network, size=size)),
+        size=size,
+        layout=layout,
+        micro_batch=micro_batch,
+        global_batch=step_samples(recipe.optim, devices=layout.world_size),
+        batch_per_device=recipe.optim.batch_per_device,
+        formats=formats_of(recipe),
+        recompute="full" if recipe.memory.recompute == "full" else "none",
+        techniques=Techniques(
+            kernels="eager",
+            prefetch=recipe.parallel.prefetch,
+            offload=offload,
+            updates_on_host=False,
+        ),
+        decoded_per_s=None if cluster is None else decoded_per_s(cluster),
+    )
+
+
+def _uncounted(recipe: Recipe) -> Iterable[Problem]:
+    recompute = recipe.memory.recompute
+    if recompute not in ("none", "full"):
+        text = f"={recompute!r} of a network for images is in no plan yet. Use none or full."
+        yield Problem("memory.recompute", text)
+    if recipe.model.compile:
+        text = "=true: what a compiler makes of convolutions is in no plan yet. Use false."
+        yield Problem("model.compile", text)

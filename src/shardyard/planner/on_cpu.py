@@ -1,0 +1,47 @@
+"""Memory of ranks that compute in host memory: a rank's is that of its process."""
+
+from dataclasses import replace
+
+from shardyard.planner.memory import Fit, Memory, Term, fit
+from shardyard.units import format_bytes
+
+CPU_PROCESS_BYTES = 340 * 2**20
+"""Resident memory of one process that has imported torch and transformers and computed nothing:
+330 MiB with torch 2.13.0 (CPU) and transformers 5.23.0, measured 2026-11-21, and some for gloo."""
+
+CPU_SAFE_SHARE = 0.8
+"""Share of a machine's memory that processes may fill: what the allocator of a CPU wastes is not
+modelled."""
+
+
+def on_cpu(needed: Memory) -> Memory:
+    """Where ranks compute in host memory, a rank's memory is its process's."""
+    states = needed.term("parameters") + needed.term("optimizer")
+    copy = "a checkpoint is written from a copy of parameters and optimizer in host memory"
+    process = "Python, torch and transformers themselves, measured 2026-11-21"
+    more = (
+        Term(name="checkpoint copy", bytes=states, reason=copy),
+        Term(name="process", bytes=CPU_PROCESS_BYTES, reason=process),
+    )
+    total = needed.allocated_bytes + states + CPU_PROCESS_BYTES
+    return replace(
+        needed,
+        terms=(*needed.terms, *more),
+        allocated_bytes=total,
+        reserved_bytes=total,
+        device_bytes=total,
+    )
+
+
+def fit_on_cpu(needed: Memory, limit: int | None) -> Fit:
+    """A word for how near a process comes to its share of the host's memory, and its reason."""
+    if limit is None:
+        return fit(needed.device_bytes, None)
+    share = needed.device_bytes / limit
+    reason = f"{share:.0%} of {format_bytes(limit)}"
+    if share <= CPU_SAFE_SHARE:
+        return Fit(verdict="fits", reason=reason)
+    if share <= 1:
+        rest = "what the allocator wastes needs the rest"
+        return Fit(verdict="tight", reason=f"{reason}; above {CPU_SAFE_SHARE:.0%} {rest}")
+    return Fit(verdict="does not fit", reason=reason)

@@ -1,0 +1,367 @@
+"""Steps on images: against hand arithmetic, and against what autograd keeps of real networks."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from shardyard.config.layout import Layout
+from shardyard.control.plan import Prediction, predict
+from shardyard.errors import RecipeError, RequestError
+from shardyard.families.images.efficientnet_operators import efficientnet_operators
+from shardyard.families.images.operators import Operator
+from shardyard.families.images.registry import IMAGE_PRESETS
+from shardyard.families.images.tables import operators_of
+from shardyard.families.images.vit_operators import vit_operators
+from shardyard.hardware.accelerator import Accelerator
+from shardyard.hardware.cluster import Cluster
+from shardyard.hardware.links import Link
+from shardyard.planner.images.decoding import DECODED_PER_WORKER_S, decoding_of
+from shardyard.planner.images.image_memory import image_memory
+from shardyard.planner.images.image_savings import image_savings
+from shardyard.planner.images.image_step import ImageStep
+from shardyard.planner.images.image_time import ImageEstimate, estimate_images
+from shardyard.planner.layouts import search
+from shardyard.planner.plan import Plan
+from shardyard.planner.words import headline
+from shardyard.planner.workload import Formats, Techniques
+
+R50 = 25_557_032
+NVLINK = Link(name="NVLink", bytes_per_s=300e9, latency_s=8e-6, source="test")
+EFA = Link(name="4 x EFA", bytes_per_s=6.25e9, latency_s=20e-6, source="test")
+DEVICE = Accelerator(
+    name="Testing 1",
+    memory_bytes=40 * 2**30,
+    peak_tflops={"fp32": 20, "fp16": 300},
+    achievable={"fp32": 0.8, "fp16": 0.8},
+    bandwidth_bytes_per_s=1.5e12,
+    processors=100,
+)
+
+
+def cluster(*, nodes: int = 1, devices: int = 8, between: Link = EFA) -> Cluster:
+    return Cluster(
+        name="test",
+        accelerator=DEVICE,
+        devices_per_node=devices,
+        nodes=nodes,
+        inside=NVLINK,
+        between=between,
+        host_memory_bytes=None,
+        local_disk_bytes=None,
+        usd_per_node_hour=None,
+        price_source="",
+    )
+
+
+def vit() -> tuple[Operator, ...]:
+    config = {
+        "num_channels": 3, "hidden_size": 768, "patch_size": 16, "num_hidden_layers": 12,
+        "intermediate_size": 3072, "qkv_bias": True,
+    }  # fmt: skip
+    return vit_operators(config, size=224, num_classes=1000)
+
+
+def step(
+    *,
+    replicate: int = 1,
+    shard: int = 1,
+    zero: int = 1,
+    compute: str = "fp16",
+    micro_batch: int = 256,
+    passes: int = 1,
+    size: int = 224,
+    **changes: Any,
+) -> ImageStep:
+    """ResNet-50 with momentum; one micro-batch a rank and step."""
+    ranks = replicate * shard
+    nbytes = 4 if compute == "fp32" else 2
+    made = ImageStep(
+        operators=operators_of(replace(IMAGE_PRESETS["resnet50"], size=size)),
+        size=size,
+        layout=Layout(
+            dp_replicate=replicate, dp_shard=shard, cp=1, tp=1, pp=1, ep=1, zero=zero
+        ),
+        micro_batch=micro_batch,
+        global_batch=micro_batch * ranks * passes,
+        formats=Formats(
+            compute=compute,  # type: ignore[arg-type]
+            weight_bytes=4, gradient_bytes=4, optimizer_bytes=4, reduce_bytes=4,
+            compute_bytes=nbytes, update_bytes=32,
+        ),
+        techniques=Techniques(kernels="eager"),
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+def timed(work: ImageStep, where: Cluster | None = None) -> ImageEstimate:
+    return estimate_images(work, where or cluster(devices=work.layout.world_size))
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+
+def test_states_are_split_by_the_zero_level() -> None:
+    whole, split = image_memory(step()), image_memory(step(shard=4, zero=3))
+    assert whole.term("parameters") == whole.term("optimizer") == 4 * R50
+    assert split.term("parameters") == split.term("optimizer") == R50
+    assert whole.term("gathered parameters") == 2 * R50  # copies in fp16, for the whole step
+    assert split.term("gathered parameters") < 2 * R50
+    assert image_memory(step(compute="fp32")).term("gathered parameters") == 0
+    # 53 batch norms with 26,560 features; mean and variance of each
+    assert whole.term("running statistics") == 4 * 2 * 26_560
+
+
+def test_the_peak_is_where_all_is_kept_and_gradients_begin() -> None:
+    found = image_memory(step())
+    assert found.moment == "in the backward pass of stage4"
+    assert found.allocated_bytes == sum(term.bytes for term in found.terms)
+    assert found.allocated_bytes < found.reserved_bytes < found.device_bytes
+
+
+def test_a_batch_that_is_too_large_does_not_fit() -> None:
+    assert timed(step()).fit.verdict == "fits"
+    assert timed(step(micro_batch=2048)).fit.verdict == "does not fit"
+
+
+def test_recompute_needs_less_and_takes_longer() -> None:
+    kept, again = timed(step()), timed(step(recompute="full"))
+    assert again.memory.allocated_bytes < 0.7 * kept.memory.allocated_bytes
+    assert again.parts.recompute_s > 0.2 * kept.step_s
+    assert again.step_s == pytest.approx(kept.step_s + again.parts.recompute_s)
+
+
+def test_what_would_save_memory_never_changes_what_is_learnt() -> None:
+    assert [saving.setting for saving in image_savings(step(shard=8))] == ["memory.recompute=full"]
+    without_norms = image_savings(step(operators=vit(), micro_batch=64))
+    assert "optim.micro_batch=32" in [saving.setting for saving in without_norms]
+
+
+def real_module(name: str) -> torch.nn.Module:
+    """transformers' own network: another code than the one under test."""
+    import transformers
+
+    module: torch.nn.Module
+    if name == "resnet50":
+        module = transformers.ResNetForImageClassification(
+            transformers.ResNetConfig(num_labels=1000)
+        )
+    elif name == "vit":
+        module = transformers.ViTForImageClassification(transformers.ViTConfig(num_labels=1000))
+    else:
+        config = transformers.EfficientNetConfig(
+            width_coefficient=1.0, depth_coefficient=1.0, hidden_dim=1280, num_labels=1000
+        )
+        module = transformers.EfficientNetForImageClassification(config)
+    return module
+
+
+def kept_bytes(module: torch.nn.Module, images: torch.Tensor) -> int:
+    """Bytes that autograd saves for backward, each storage once, parameters left out."""
+    own = {tensor.untyped_storage().data_ptr() for tensor in tensors_of(module)}
+    saved: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        module(pixel_values=images)
+    return sum(saved.values())
+
+
+def tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("name", "size"), [("resnet50", 96), ("efficientnet", 96), ("vit", 224)])
+def test_activations_are_what_autograd_keeps_of_a_real_network(name: str, size: int) -> None:
+    module, batch = real_module(name), 2
+    if name == "efficientnet":
+        given = {**module.config.to_dict(), "num_channels": 3}  # type: ignore[operator, union-attr]
+        operators = efficientnet_operators(given, size=size, num_classes=1000)
+    else:
+        operators = vit() if name == "vit" else step(size=size).operators
+    work = step(operators=operators, size=size, compute="fp32", micro_batch=batch)
+    kept = sum(4 * row.kept_elements + 8 * row.kept_indices for row in work.operators)
+    predicted = batch * (kept + 4 * 3 * size**2)
+    assert sum(p.numel() for p in module.parameters()) == work.parameters
+    # transformers pads before strided depthwise filters, in a copy of its own
+    measured = kept_bytes(module, torch.randn(batch, 3, size, size))
+    assert predicted == pytest.approx(measured, rel=0.04)
+    # the most is kept when the backward pass begins, and that is what the plan's term counts there
+    assert image_memory(work).term("activations") <= predicted
+
+
+# --- time ---------------------------------------------------------------------------------------
+
+
+def test_no_operator_is_faster_than_its_arithmetic_or_its_traffic() -> None:
+    # forward and backward are three products; 0.8 of 300 TFLOP/s is the best that was measured
+    found = timed(step())
+    assert found.parts.matmul_s > 256 * 3 * 2 * 4.0e9 / (0.8 * 300e12)
+    # norms move 3 + 5 tensors of 11.1 M elements (all outputs of convolutions), 2 bytes each
+    assert found.parts.elementwise_s > 256 * 8 * 2 * 11.1e6 / 1.5e12
+    assert found.samples_per_s == pytest.approx(256 / found.step_s)
+    assert sum(term.seconds for term in found.terms) == pytest.approx(found.step_s)
+
+
+def test_a_small_batch_is_paced_by_the_host() -> None:
+    small, large = timed(step(micro_batch=1)), timed(step())
+    assert small.parts.launch_s > 0.5 * small.step_s
+    assert large.parts.launch_s == 0
+
+
+def test_gradients_hide_behind_the_backward_pass_where_the_network_is_fast() -> None:
+    slow = replace(EFA, bytes_per_s=0.1e9)
+    alone = timed(step(micro_batch=64))
+    work = step(replicate=16, micro_batch=64)
+    fast = timed(work, cluster(nodes=2))
+    slowed = timed(work, cluster(nodes=2, between=slow))
+    assert alone.parts.data_s == 0
+    assert fast.parts.data_s < 0.1 * fast.step_s
+    # ring over 16: 2 x 15/16 x 102 MB at 0.9 x 8 x 0.1 GB/s are 0.27 s; backward hides 0.02 s
+    assert 0.2 < slowed.parts.data_s < 0.35
+
+
+def test_buckets_of_other_frameworks_are_sent_as_they_fill() -> None:
+    ours = step(replicate=8, micro_batch=64)
+    buckets = replace(ours, techniques=replace(ours.techniques, bucket_bytes=4.0 * R50))
+    assert image_memory(buckets).term("unreduced gradients") > 4 * R50
+    assert timed(buckets).parts.data_s > 0
+
+
+def test_zero_3_gathers_in_every_pass() -> None:
+    slow = replace(EFA, bytes_per_s=0.5e9)
+    once = timed(step(shard=16, zero=1, micro_batch=16, passes=4), cluster(nodes=2, between=slow))
+    each = timed(step(shard=16, zero=3, micro_batch=16, passes=4), cluster(nodes=2, between=slow))
+    assert each.parts.data_s > 2 * once.parts.data_s
+
+
+def test_a_device_without_rates_is_refused() -> None:
+    bare = replace(cluster(), accelerator=replace(DEVICE, achievable={}))
+    with pytest.raises(RequestError, match=r"nobody measured what a fp16 product reaches on Test"):
+        timed(step(replicate=8), bare)
+    with pytest.raises(RequestError, match=r"the layout has 16 ranks, but test x 1 has 8 devices"):
+        timed(step(replicate=16), cluster())
+
+
+# --- decoding -----------------------------------------------------------------------------------
+
+
+def test_cores_that_are_too_slow_are_waited_for() -> None:
+    free = timed(step(replicate=8))
+    bound = timed(step(replicate=8, decoded_per_s=4000))
+    assert bound.samples_per_s == pytest.approx(4000)
+    assert bound.trained_per_s == pytest.approx(free.samples_per_s)
+    assert next(t.name for t in bound.terms if t.seconds == bound.parts.input_s) == "data"
+    assert timed(step(replicate=8, decoded_per_s=1e6)).parts.input_s == 0
+
+
+def test_the_plan_says_how_many_cores_would_be_enough() -> None:
+    found = decoding_of(trained_per_s=20_000, nodes=2, threads=96)
+    assert found.workers == 76  # the other fifth trains
+    assert found.decoded_per_s == 2 * 76 * DECODED_PER_WORKER_S
+    assert found.needed == 77 and found.is_bound
+    assert not decoding_of(trained_per_s=20_000, nodes=4, threads=96).is_bound
+
+
+# --- search and plan ----------------------------------------------------------------------------
+
+
+def test_the_search_keeps_a_micro_batch_that_norms_see() -> None:
+    found = search(step(replicate=8), cluster())
+    assert {best.micro_batch for best in found.best} == {256}
+    open_size = search(step(replicate=8, operators=vit(), micro_batch=1, passes=64), cluster())
+    assert open_size.best[0].micro_batch > 1
+    with pytest.raises(RequestError, match="every data-parallel rank needs a micro-batch, which"):
+        search(step(replicate=8), cluster(nodes=2))
+
+
+def recipe(**sections: Any) -> dict[str, Any]:
+    given: dict[str, Any] = {
+        "task": {"name": "image_classification"},
+        "model": {"preset": "resnet50"},
+        "data": {"source": "images"},
+        "run": {"steps": 1000},
+        "optim": {
+            "name": "sgd", "lr": 0.8, "momentum": 0.9, "global_batch": 2048, "micro_batch": 256,
+        },
+        "precision": {"compute": "bf16"},
+        "cluster": {"instance": "p4d.24xlarge"},
+    }  # fmt: skip
+    for name, settings in sections.items():
+        given[name] = {**given.get(name, {}), **settings}
+    return given
+
+
+@pytest.fixture(scope="module")
+def planned() -> Prediction:
+    return predict(recipe(), layouts=2)
+
+
+def test_a_recipe_for_images_is_planned_by_the_usual_verb(planned: Prediction) -> None:
+    plan = planned.plan
+    assert (plan.unit, plan.parameters, plan.seq_len) == ("image", R50, 1)
+    # 4.089 G multiply-adds (torchvision), two FLOP each, forward and twice that backward
+    assert plan.flops_per_token["full"] == pytest.approx(3 * 2 * 4.089e9, rel=1e-3)
+    assert plan.mfu is not None and plan.step_s is not None and plan.usd is not None
+    assert plan.speed.tokens_per_s == pytest.approx(2048 / plan.step_s)
+    assert planned.search is not None and len(planned.search.best) == 2
+    assert plan.decoding is not None and plan.decoding.is_bound
+    assert plan.line().startswith("plan: resnet50 25.6 M parameters, FULL_SHARD over 8 x A100")
+    assert "2,048 images a step, 1,000 steps, 2.05 M images" in plan.line()
+
+
+def test_its_words_are_of_images(planned: Prediction) -> None:
+    rows = {row[0]: " ".join(row[1:]) for row in headline(planned.plan)}
+    assert "images/s" in rows["speed"]
+    assert "24.5 GFLOP an image" in rows["MFU"]
+    assert "per million images" in rows["price"]
+    assert "cores a node would keep the devices busy" in rows["decoding"]
+    assert "tokens" not in " ".join(rows.values())
+
+
+def test_its_json_and_its_page_hold_it_all(planned: Prediction) -> None:
+    content = json.loads(json.dumps(planned.to_json()))
+    assert Plan.from_json(content) == planned.plan
+    page = planned.page()
+    assert "images per second" in page and "million images" in page and "decoding" in page
+
+
+def test_an_epoch_has_its_time_once_the_data_is_known(planned: Prediction) -> None:
+    plan = replace(planned.plan, epoch_samples=1_281_167)
+    assert plan.speed.tokens_per_s is not None
+    assert plan.epoch_s == pytest.approx(1_281_167 / plan.speed.tokens_per_s)
+    assert ("epoch", "1,281,167 images") in [(row[0], row[2]) for row in headline(plan)]
+    assert planned.plan.epoch_s is None
+
+
+def test_offers_compare_machines_for_images_too() -> None:
+    found = predict(recipe(optim={"global_batch": 4096}), layouts=0, with_offers=True)
+    assert found.offers is not None and found.offers.offers
+    assert {offer.candidate.micro_batch for offer in found.offers.offers} == {256}
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"memory": {"recompute": "selective"}}, r"memory.recompute='selective' of a network for"),
+        ({"model": {"compile": True}}, r"model.compile=true: what a compiler makes of convolution"),
+    ],
+)
+def test_what_is_not_counted_is_refused_by_name(sections: dict[str, Any], words: str) -> None:
+    with pytest.raises(RecipeError, match=words):
+        predict(recipe(**sections), layouts=0)
+
+
+def test_the_dry_run_of_a_network_for_images_is_refused() -> None:
+    with pytest.raises(RequestError, match="--dry-run-model steps a transformer"):
+        predict(recipe(), layouts=0, dry_run_model=True)
