@@ -438,7 +438,8 @@ class Checkpoint(Section):
     keep_last: Annotated[int, Field(ge=1)] = 2
     """Newest checkpoints kept."""
     keep_best: bool = True
-    """Keep the checkpoint with the best evaluation too."""
+    """Keep the checkpoint with the best evaluation too, by the first metric of run.target, or by
+    loss where there is no target."""
 
 
 class Elastic(Section):

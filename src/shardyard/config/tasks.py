@@ -30,6 +30,10 @@ class Metric:
         """Whether a value is at a target or beyond it; one that is no number never is."""
         return value >= target if self.is_better_higher else value <= target
 
+    def is_better(self, value: float, than: float) -> bool:
+        """Whether a value is better than another, and not just as good."""
+        return value > than if self.is_better_higher else value < than
+
 
 @dataclass(frozen=True, kw_only=True)
 class TaskRow:
@@ -125,6 +129,11 @@ TASKS: dict[str, TaskRow] = {
     ),
 }
 """``task.name`` -> its row."""
+
+
+def judged_by(target: Mapping[str, float] | None) -> str:
+    """The metric by which evaluations of a run are compared: the first of ``run.target``."""
+    return next(iter(target or ("loss",)))
 
 
 def tasks_of(*, is_causal: bool) -> list[str]:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from shardyard.checkpoint.save import Abandoned, Durable
 from shardyard.config.batch import Batch
 from shardyard.config.resolved import fingerprint
-from shardyard.config.tasks import BITS_PER_BYTE
+from shardyard.config.tasks import BITS_PER_BYTE, judged_by
 from shardyard.observe.metrics import StepTimes
 from shardyard.observe.samples import log_samples
 from shardyard.parallel.device import peak_memory_bytes
@@ -206,11 +206,11 @@ class Loop:
             line = {"step": progress.step, "epoch": round(epoch, 6), "eval": scores}
             sink.write({**line, **({"eval_sources": result.parts} if result.parts else {})})
         # a best step is one that can be saved: finite, and not skipped
+        by, metrics = judged_by(self.recipe.run.target), training.task_row.targets
         is_counted = math.isfinite(result.loss) and not self.skipped_in_row
-        if is_counted and (progress.best_loss is None or result.loss < progress.best_loss):
-            progress.best_loss, progress.best_step = result.loss, progress.step
-            if self.recipe.checkpoint.keep_best:
-                self._save(is_best=True)
+        is_best = is_counted and progress.is_best(scores[by], by=by, metric=metrics[by])
+        if is_best and self.recipe.checkpoint.keep_best:
+            self._save(is_best=True)
         self.target_met = self._is_target(scores)
         self.step_ended_at += seconds  # the next step's time does not count it
 

@@ -343,7 +343,7 @@ class _Saved:
 
     @property
     def progress(self) -> Progress:
-        return Progress(**self.values["progress"])
+        return Progress.of_checkpoint(self.values["progress"])
 
 
 def _choose(run_dir: RunDir, place: Place) -> Chosen | None:

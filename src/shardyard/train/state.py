@@ -1,10 +1,14 @@
 """What survives a restart: tensors under their checkpoint names, and plain values."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from shardyard.config.tasks import Metric
 
 
 @dataclass(kw_only=True)
@@ -23,7 +27,25 @@ class Progress:
     """Tokens that went through the model so far, padding left out."""
     best_step: int | None = None
     """Step of the best evaluation of this phase: others have other samples."""
-    best_loss: float | None = None
+    best_score: float | None = None
+    best_by: str = "loss"
+    """The metric that ``best_score`` is of."""
+
+    @classmethod
+    def of_checkpoint(cls, values: Mapping[str, Any]) -> "Progress":
+        """What a checkpoint holds; earlier ones compared evaluations by their loss alone."""
+        values = dict(values)
+        if "best_loss" in values:
+            values["best_score"] = values.pop("best_loss")
+        return cls(**values)
+
+    def is_best(self, score: float, *, by: str, metric: Metric) -> bool:
+        """Whether no evaluation before was as good as this one of the step just done; keeps it."""
+        before = self.best_score if self.best_by == by else None
+        if not math.isfinite(score) or (before is not None and not metric.is_better(score, before)):
+            return False
+        self.best_step, self.best_score, self.best_by = self.step, score, by
+        return True
 
     def next_phase(self) -> "Progress":
         """Where the phase after this one begins."""
