@@ -25,16 +25,17 @@ TWO_NODES = ("cluster.nodes=2", "cluster.devices=1")
 
 @dataclass
 class LocalRuns:
-    """Launches runs of the e2e recipe in its place."""
+    """Launches runs of a recipe in its place."""
 
     place: Place
+    recipe: str = "tiny.yaml"
     launcher: LocalLauncher = field(default_factory=LocalLauncher)
     _has_killed: bool = field(default=False, init=False)
 
     def request(self, run_id: str, *overrides: str, launched_dir: str = "runs") -> LaunchRequest:
         with _inside(self.place.folder):
             words = [f"run.id={run_id}", *overrides]
-            recipe = anchor_paths(load_checked_recipe([Path("tiny.yaml")], words))
+            recipe = anchor_paths(load_checked_recipe([Path(self.recipe)], words))
             recipe = _with_prepared(recipe, self.place.folder)
         assert isinstance(recipe.cluster.devices, int)
         return LaunchRequest(

@@ -1,0 +1,58 @@
+"""The small twin of S2: a network for images trains on, while a node joins and another is lost."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shardyard.data.images.digits import png, read_digits
+from shardyard.rundir.lines import read_steps
+from tests.e2e.shardyard import Place, events, wait_for, wait_for_step
+from tests.launchers.local_runs import LocalRuns
+
+RECIPE = Path(__file__).parents[2] / "examples" / "sources" / "s2-small.yaml"
+BATCH = 16
+"""Of each device in a step; the learning rate is for as many."""
+
+
+@pytest.fixture
+def runs(place: Place) -> Iterator[LocalRuns]:
+    runs = LocalRuns(place, recipe=str(RECIPE))
+    yield runs
+    runs.tidy_up()
+
+
+def _digits(folder: Path) -> Path:
+    for number, digit in zip(range(80), read_digits(), strict=False):
+        (folder / str(digit.label)).mkdir(parents=True, exist_ok=True)
+        (folder / str(digit.label) / f"{number}.png").write_bytes(png(digit.pixels))
+    return folder
+
+
+def test_a_node_joins_and_is_lost_and_batch_and_rate_follow(place: Place, runs: LocalRuns) -> None:
+    run_dir = place.run_dir("images")
+    job = runs.launch(
+        "images", "run.epochs=1000", "elastic.max_nodes=2", "optim.warmup_epochs=0",
+        "optim.schedule=constant",
+        f"data.source={_digits(place.folder / 'digits')}", "task.eval_every_epochs=null",
+        "checkpoint.every=1",
+    )  # fmt: skip
+    wait_for_step(run_dir, 1)
+    with runs.added_node(job, 1) as node:
+        wait_for(lambda: bool(events(run_dir, "resized")))
+        wait_for_step(run_dir, len(list(read_steps(run_dir.metrics))) + 3)
+        runs.kill(node)
+    wait_for(lambda: len(events(run_dir, "resized")) == 2)
+    wait_for_step(run_dir, len(list(read_steps(run_dir.metrics))) + 1)
+    runs.launcher.cancel(job)
+    assert runs.wait(job).exit_code == 143, runs.said(job)
+
+    assert [each["world_size"] for each in events(run_dir, "rendezvous")] == [1, 2, 1]
+    assert run_dir.attempts() == [0]
+    lines = list(read_steps(run_dir.metrics))
+    assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
+    assert {line["world_size"] for line in lines} == {1, 2}
+    seen = [line["samples"] for line in lines]
+    for line, before in zip(lines, [0, *seen[:-1]], strict=True):
+        assert line["samples"] - before == BATCH * line["world_size"]
+        assert line["lr"] == pytest.approx(0.02 * line["world_size"])
