@@ -142,6 +142,13 @@ def _prepare_elsewhere(
 
 
 def _rows(facts: DataFacts) -> list[tuple[str, str]]:
+    if facts.num_classes is not None:
+        return [
+            ("folder", facts.dir),
+            ("classes", f"{facts.num_classes:,}"),
+            ("training", _pictures(facts.train_samples, facts.train_bytes)),
+            ("evaluation", _pictures(facts.eval_samples, facts.eval_bytes)),
+        ]
     return [
         ("folder", facts.dir),
         ("training", f"{facts.train_tokens:,} tokens of {facts.train_documents:,} documents"),
@@ -153,6 +160,11 @@ def _rows(facts: DataFacts) -> list[tuple[str, str]]:
         ("unigram entropy", f"{facts.unigram_entropy:.3f} nats a token"),
         *((f"source {part.name}", _of_part(part)) for part in facts.parts),
     ]
+
+
+def _pictures(number: int | None, num_bytes: int | None) -> str:
+    size = "" if num_bytes is None else f", {format_bytes(num_bytes)}"
+    return f"{number or 0:,} pictures{size}"
 
 
 def _of_part(part: PartFacts) -> str:

@@ -9,13 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.config.reach import reach_problems
-from shardyard.config.schema import Data, Recipe, Sources
+from shardyard.config.schema import Recipe, Sources
 from shardyard.config.sight import Sight
-from shardyard.config.sources import is_remote
+from shardyard.config.sources import is_name, is_remote
 from shardyard.errors import RecipeError
-
-_NO_PATH = Data().source
-"""python-stdlib, which is a name."""
 
 
 def anchor_paths(recipe: Recipe, sight: Sight | None = None) -> Recipe:
@@ -69,7 +66,7 @@ def _anchor_sources(source: Sources) -> Sources:
 def _anchor_source(entry: str) -> str:
     """A path or a glob made absolute; what is special to globs in the current folder's own name is
     not meant. An address stays as it is."""
-    if entry == _NO_PATH or is_remote(entry):
+    if is_name(entry) or is_remote(entry):
         return entry
     if Path(entry).expanduser().exists() or not glob.has_magic(entry):
         return _anchor(entry)

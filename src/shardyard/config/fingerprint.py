@@ -65,6 +65,13 @@ SETTINGS_THAT_MAY_CHANGE = (
     "data.dir",
     "data.workers",
     "data.prefetch_steps",
+    "data.images.pack",
+    "data.images.check",
+    "data.images.broken",
+    "data.images.image_key",
+    "data.images.label_key",
+    "data.images.threads",
+    "data.images.cache_mib",
     # how the samples of a step are taken (held of a model with batch normalisation, which only
     # the processes that build it know), and when to give up
     "optim.micro_batch",

@@ -7,13 +7,10 @@ import glob
 import os
 from pathlib import Path
 
-from shardyard.config.schema import Data, Recipe
+from shardyard.config.schema import Recipe
 from shardyard.config.sight import Sight, fixed_part
-from shardyard.config.sources import is_remote
+from shardyard.config.sources import is_name, is_remote
 from shardyard.errors import Problem
-
-_NO_PATH = Data().source
-"""python-stdlib, which is a name."""
 
 
 def reach_problems(recipe: Recipe, sight: Sight | None = None) -> list[Problem]:
@@ -31,7 +28,7 @@ def reach_problems(recipe: Recipe, sight: Sight | None = None) -> list[Problem]:
         *(
             (setting, _fixed_part(entry))
             for setting, entry in data.entries
-            if entry != _NO_PATH and not is_remote(entry)
+            if not is_name(entry) and not is_remote(entry)
         ),
     ]
     if data.tokenizer.startswith(("/", ".", "~")):  # else a hub name, or a word

@@ -183,6 +183,20 @@ class Images(Section):
 
     size: Annotated[int, Field(ge=8, le=4096)] | Auto = "auto"
     """Pixels on a side of what the network is given; auto: as it was published with."""
+    pack: bool | Auto = "auto"
+    """Write pictures into tar shards of about 256 MB; auto: unless they are plain tar shards."""
+    check: bool = True
+    """Read each picture to its end when it is prepared, so that a broken one is told then."""
+    broken: Literal["refuse", "leave_out"] = "refuse"
+    """What becomes of broken pictures; those left out are listed in left-out.txt."""
+    image_key: str = "image"
+    """The column of Parquet files that holds pictures."""
+    label_key: str = "label"
+    """The column of Parquet files, or key of JSON in tar shards, that holds labels."""
+    threads: Annotated[int, Field(ge=1)] | Auto = "auto"
+    """Threads of each process that decode; auto: as a measured rate asks, at most its cores."""
+    cache_mib: Annotated[int, Field(ge=1)] = 640
+    """Memory of each process for pictures that are read ahead, in MiB, undecoded."""
     complete: bool = True
     """Of ImageNet's tree ILSVRC: all its pictures must be there; false: train on those that are."""
     crop_area: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.08, 1.0)
@@ -232,7 +246,7 @@ class Data(Section):
     """Text or images, and how they become samples."""
 
     source: Sources = "python-stdlib"
-    """python-stdlib, or files, folders, globs (or s3:// and others) of text, JSON or Parquet."""
+    """python-stdlib, digits, or files, folders, globs (or s3:// and others) of text or pictures."""
     mixture: Annotated[tuple[Share, ...], Field(strict=False)] = ()
     """Instead of source: several, each {name, source, weight}, dealt by weight in every 1,000
     samples; format and text_key may differ."""

@@ -9,13 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from shardyard.config.schema import Data, Recipe
+from shardyard.config.schema import Recipe
 from shardyard.config.secret_reference import parse_references
-from shardyard.config.sources import is_remote
+from shardyard.config.sources import is_name, is_remote
 from shardyard.errors import Problem
-
-_NO_PATH = Data().source
-"""python-stdlib, which is a name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +95,7 @@ def _places(recipe: Recipe) -> Iterator[tuple[str, str]]:
     if model.dir is not None:
         yield "model.dir", model.dir
     for setting, entry in data.entries:
-        if entry != _NO_PATH and not is_remote(entry):  # nodes reach that as this machine does
+        if not is_name(entry) and not is_remote(entry):  # nodes reach that as this machine does
             yield setting, entry
     if "dir" in data.model_fields_set:
         yield "data.dir", data.dir

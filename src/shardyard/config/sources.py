@@ -6,6 +6,7 @@ asks the table.
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from shardyard.config.credentials import without_secrets
@@ -44,6 +45,16 @@ SCHEMES: dict[str, Scheme] = {
     "sftp": Scheme(code=_FSSPEC, package="paramiko"),
 }
 """What stands before :// -> where it is read."""
+
+
+TEXT_OF_PYTHON = "python-stdlib"
+DIGITS = "digits"
+"""Names in data.source of what is always there: text, and pictures."""
+
+
+def is_name(entry: str) -> bool:
+    """Whether an entry of data.source is no place, but names what is always there."""
+    return entry == TEXT_OF_PYTHON or (entry == DIGITS and not Path(entry).exists())
 
 
 def scheme_of(entry: str) -> str | None:

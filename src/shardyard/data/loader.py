@@ -71,11 +71,14 @@ class Loader:
         start: int,
         end: int,
         prefetch_steps: int,
+        steps_at_once: int = 1,
     ) -> None:
         """Args:
         step_samples: Samples in a step.
         start: Position of the stream at which the first step begins.
         end: Position at which the stream ends; a step that begins before it is read whole.
+        steps_at_once: Steps that are read side by side: more where the source has threads of its
+            own, so that they go on with the next where a step has less work left than threads.
         """
         self.wait_s = 0.0
         """Seconds that the last ``next`` waited for data."""
@@ -85,7 +88,7 @@ class Loader:
         self._rank = rank
         self._world_size = world_size
         self._starts = iter(range(start, end, step_samples))
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="loader")
+        self._thread = ThreadPoolExecutor(max_workers=steps_at_once, thread_name_prefix="loader")
         self._ahead: deque[Future[list[MicroBatch]]] = deque()
         for _ in range(prefetch_steps):
             self._request_next()

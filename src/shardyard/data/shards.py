@@ -26,6 +26,9 @@ FORMAT_VERSION = 1
 """Of tokens alone. Also stands in what the folder is named by."""
 COLUMNS_VERSION = 2
 """With columns beside the tokens, and a manifest that names them with their types."""
+OF_TEXT = (FORMAT_VERSION, COLUMNS_VERSION)
+IMAGES_VERSION = "images-1"
+"""Of pictures, by ``data/images/index.py``; also stands in what the folder is named by."""
 MANIFEST = "manifest.json"
 
 Tokens = npt.NDArray[np.int64]
@@ -169,8 +172,11 @@ class TokenShards:
         return self._documents[shard]
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path, formats: Sequence[int | str] = OF_TEXT) -> dict[str, Any]:
     """The manifest of a prepared data set.
+
+    Args:
+        formats: That the caller reads.
 
     Raises:
         DataError: There is none, or it is damaged or of another format version.
@@ -186,8 +192,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise damaged(path, f"it cannot be read ({error})") from error
     found = manifest.get("format") if isinstance(manifest, dict) else None
-    if found not in (FORMAT_VERSION, COLUMNS_VERSION):
-        raise damaged(path, f"its format is {found!r}, this version reads 1 and 2")
+    if found not in formats:
+        read = " and ".join(map(str, formats))
+        raise damaged(path, f"its format is {found!r}, this version reads {read}")
     content: dict[str, Any] = manifest
     return content
 
@@ -230,7 +237,7 @@ def verify(folder: Path) -> None:
     Raises:
         DataError: A file is missing, or its size or content is not as it was written.
     """
-    manifest = read_manifest(folder)
+    manifest = read_manifest(folder, (*OF_TEXT, IMAGES_VERSION))
     check_sizes(folder, manifest, manifest["files"])
     for name, entry in manifest["files"].items():
         with (folder / name).open("rb") as file:

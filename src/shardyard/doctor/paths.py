@@ -14,14 +14,13 @@ from itertools import islice
 from pathlib import Path
 
 from shardyard.config.model_source import model_folder, read_shape
-from shardyard.config.schema import Data, Recipe
+from shardyard.config.schema import Recipe
 from shardyard.config.sight import is_folder
-from shardyard.config.sources import is_remote
+from shardyard.config.sources import is_name, is_remote
 from shardyard.doctor.finding import Finding
 from shardyard.errors import ShardyardError
 from shardyard.units import format_bytes
 
-_NO_PATH = Data().source
 _GIB = 2**30
 _MOST_FILES = 1000
 """Files of one place that are opened: more would take long on a busy file system."""
@@ -77,7 +76,7 @@ def _model(recipe: Recipe) -> Iterator[Finding]:
 
 def _data(recipe: Recipe) -> Iterator[Finding]:
     for setting, entry in recipe.data.entries:
-        if entry == _NO_PATH or is_remote(entry):  # no path; preparing tries it before any work
+        if is_name(entry) or is_remote(entry):  # no path; preparing tries it before any work
             continue
         path = Path(entry)
         if os.path.lexists(path) or not glob.has_magic(entry):

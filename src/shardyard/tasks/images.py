@@ -8,6 +8,7 @@ Shape suffixes in this file:
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -15,18 +16,22 @@ from torch import Tensor, nn
 
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Images, Recipe
+from shardyard.data.images.index import ImageIndex
 from shardyard.data.images.mixing import BY_MICRO_BATCH as BY_MIXING
 from shardyard.data.images.mixing import mixed
-from shardyard.data.images.samples import ImageSet
+from shardyard.data.images.samples import ImageSet, ImageStream
+from shardyard.data.images.threads import decode_threads
 from shardyard.data.images.views import eval_view, train_mixing, train_view
 from shardyard.data.micro_batch import MicroBatch
-from shardyard.data.samples import Stream
 from shardyard.models.batch_norm import BY_MICRO_BATCH, BatchNorms
 from shardyard.parallel.data import GradientSync, backward_all, reshard
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.model import ParallelModel
 from shardyard.tasks.base import Data, Task
 from shardyard.tasks.computation import Computation, Part
+
+if TYPE_CHECKING:
+    from shardyard.data.images.augment import View
 
 TOP = (1, 5)
 """Guesses among which the right class is counted."""
@@ -38,18 +43,18 @@ class ImageClassification(Task):
     @staticmethod
     def open_data(resolved: Resolved) -> Data:
         """Both splits: the training images without end, the held-out ones each once."""
-        recipe, folder = resolved.recipe, Path(resolved.data.dir)
-        size = int(recipe.data.images.size)
-        train = Stream(
-            ImageSet(folder, "train", train_view(recipe), size=size),
+        recipe = resolved.recipe
+        threads = decode_threads(recipe.data.images.threads)
+        train = ImageStream(
+            _images(resolved, "train", train_view(recipe)),
+            threads,
             seed=recipe.run.seed,
             prepare=train_mixing(recipe),
         )
         if not resolved.data.eval_samples:
             return Data(train, None)
-        return Data(
-            train, Stream(ImageSet(folder, "eval", eval_view(recipe), size=size), seed=None)
-        )
+        held_out = _images(resolved, "eval", eval_view(recipe))
+        return Data(train, ImageStream(held_out, threads, seed=None))
 
     @staticmethod
     def compute(
@@ -76,6 +81,12 @@ class ImageClassification(Task):
     def scores(loss: float, means: Mapping[str, float]) -> dict[str, float]:
         """Loss in nats an image, and the share that was guessed."""
         return {"loss": loss, **means}
+
+
+def _images(resolved: Resolved, split: str, view: "View") -> ImageSet:
+    images = resolved.recipe.data.images
+    index = ImageIndex(Path(resolved.data.dir), split)
+    return ImageSet(index, view, size=int(images.size), cache_bytes=images.cache_mib * 2**20)
 
 
 class ImageComputation(Computation[MicroBatch]):

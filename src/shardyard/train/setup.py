@@ -459,4 +459,5 @@ def _open_loader(resolved: Resolved, source: Samples, progress: Progress, mesh: 
         rank=mesh.data_rank,
         world_size=mesh.layout.data_ranks,
         prefetch_steps=resolved.recipe.data.prefetch_steps,
+        steps_at_once=1 if resolved.network is None else resolved.recipe.data.prefetch_steps,
     )

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from shardyard.config.fingerprint import digest
-from shardyard.data.images.index import OWN_FILE, ROW, VERSION, Rows, index_name, names_name
+from shardyard.data.images.index import OWN_FILE, ROW, Rows, index_name, names_name
 from shardyard.data.images.order import Window
 from shardyard.data.images.pieces import ImagePiece, npy_bytes
 from shardyard.data.pieces import SPLITS, file_entry, write_file
-from shardyard.data.shards import MANIFEST
+from shardyard.data.shards import IMAGES_VERSION, MANIFEST
 from shardyard.data.spans import SourceFile, shown
 from shardyard.errors import RequestError, SourceError
 from shardyard.files import flush_folder
@@ -106,7 +106,7 @@ def commit(
         for about in record["splits"].values()
     ]
     manifest = {
-        "format": VERSION,
+        "format": IMAGES_VERSION,
         "request": request,
         "fingerprint": digest([contents, labels, names, asdict(window)]),
         "classes": names,

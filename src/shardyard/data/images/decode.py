@@ -23,6 +23,8 @@ from shardyard.errors import SourceError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+Buffer = bytes | memoryview
+
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "PPM", "GIF", "TIFF")
 """What is tried: Pillow's other readers start processes (EPS), or are of no picture's use."""
 MOST_PIXELS = 89_478_485
@@ -32,7 +34,7 @@ _ORIENTATION = 0x0112
 _KINDS = "JPEG, PNG, WebP, BMP, PPM, GIF or TIFF"
 
 
-def decode(content: bytes, place: str) -> "Image":
+def decode(content: Buffer, place: str) -> "Image":
     """The picture, in Pillow's mode RGB.
 
     Args:
@@ -53,7 +55,7 @@ def decode(content: bytes, place: str) -> "Image":
         raise _damaged(place, error) from error
 
 
-def check(content: bytes, place: str) -> str:
+def check(content: Buffer, place: str) -> str:
     """Read a picture to its end as cheaply as can be; returns its suffix in a shard.
 
     Raises:
@@ -100,7 +102,7 @@ def _pillow() -> Any:
     return image
 
 
-def _opened(content: bytes, place: str) -> "Image":
+def _opened(content: Buffer, place: str) -> "Image":
     if not content:
         raise SourceError(f"{place} is empty: it has no bytes. Copy it again, or take it out.")
     image = _pillow()
@@ -110,7 +112,7 @@ def _opened(content: bytes, place: str) -> "Image":
     except (image.DecompressionBombError, image.DecompressionBombWarning) as error:
         raise _too_large(place, str(error)) from error
     except image.UnidentifiedImageError as error:
-        begins = shown(repr(content[:12])[2:-1])
+        begins = shown(repr(bytes(content[:12]))[2:-1])
         raise SourceError(
             f"{place} is no {_KINDS} (it begins with {begins}). Convert it to one of these, or "
             "take it out."

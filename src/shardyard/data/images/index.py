@@ -8,7 +8,6 @@ eval.index.npy ...  the held-out split, likewise
 train-00000.tar     packed pictures, as webdataset has them: 00000-000000.jpg, 00000-000000.cls
 """
 
-import json
 import os
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,12 +19,9 @@ import numpy.typing as npt
 
 from shardyard.config.resolved import DataFacts
 from shardyard.data.images.order import Window
-from shardyard.data.shards import MANIFEST, check_sizes, damaged
+from shardyard.data.shards import IMAGES_VERSION, check_sizes, damaged, read_manifest
 from shardyard.data.spans import SourceFile, shown
-from shardyard.errors import DataError
 
-VERSION = "images-1"
-"""Of the files above; also stands in what the folder is named by."""
 ROW = np.dtype([("offset", "<i8"), ("size", "<u4"), ("label", "<i4"), ("part", "<i4")])
 OWN_FILE = -1
 """Part of a picture that is a file by itself."""
@@ -60,7 +56,7 @@ class ImageIndex:
         Raises:
             DataError: The data set is missing, incomplete or damaged.
         """
-        manifest = read_manifest(folder)
+        manifest = read_manifest(folder, (IMAGES_VERSION,))
         about = manifest["splits"][split]
         self.folder = folder
         self.split = split
@@ -112,36 +108,13 @@ class ImageIndex:
         return SourceFile(path, path, "tar", about["bytes"], about["version"])
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a prepared data set of pictures.
-
-    Raises:
-        DataError: There is none, or it is damaged or of another format.
-    """
-    path = folder / MANIFEST
-    try:
-        manifest = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        raise DataError(
-            f"{folder} holds no prepared data set: {MANIFEST}, which is written last, is missing. "
-            "Run `shardyard prepare` with the same recipe; it goes on where it was stopped."
-        ) from error
-    except (OSError, ValueError) as error:
-        raise damaged(path, f"it cannot be read ({error})") from error
-    found = manifest.get("format") if isinstance(manifest, dict) else None
-    if found != VERSION:
-        raise damaged(path, f"its format is {found!r}, pictures are read from {VERSION!r}")
-    content: dict[str, Any] = manifest
-    return content
-
-
 def read_facts(folder: Path) -> DataFacts:
     """What a prepared data set holds; compares the sizes of all files with the manifest.
 
     Raises:
         DataError: The data set is missing or incomplete, or a file has another size.
     """
-    manifest = read_manifest(folder)
+    manifest = read_manifest(folder, (IMAGES_VERSION,))
     check_sizes(folder, manifest, manifest["files"])
     splits = manifest["splits"]
     return DataFacts(
@@ -153,6 +126,7 @@ def read_facts(folder: Path) -> DataFacts:
         train_documents=0,
         eval_documents=0,
         unigram_entropy=0.0,
+        num_classes=len(manifest["classes"]),
         train_bytes=splits["train"]["bytes"],
         eval_bytes=splits["eval"]["bytes"],
         train_samples=splits["train"]["samples"],

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 
 from shardyard.config.sources import is_remote
 from shardyard.data.extras import extra
+from shardyard.data.images.digits import png, read_digits
 from shardyard.data.images.files import content_of
 from shardyard.data.images.sources import PICTURES, Split, held_out_word, split_word
 from shardyard.data.images.tar import Member, members
@@ -224,6 +225,13 @@ class _Tar:
                 "key of the label in data.images.label_key."
             )
         return _label(about[self._label_key], where)
+
+
+def of_digits() -> Iterator[Picture]:
+    """The handwritten digits of the package, which say themselves what is held out."""
+    for number, digit in enumerate(read_digits()):
+        split: Split = "eval" if digit.is_held_out else "train"
+        yield Picture(f"digits, line {number + 1}", digit.label, None, split, png(digit.pixels), -1)
 
 
 def of_parquet(

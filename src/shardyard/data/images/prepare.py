@@ -1,97 +1,237 @@
-"""Prepares images in class folders: a list of files and classes, split for evaluation.
+"""Prepares pictures for training: found, looked at, packed into shards, indexed.
 
-The folder is named by a fingerprint of the request, so the same request finds what is there; the
-manifest, written last, is the commit.
+Class folders and Parquet files are packed into tar shards of about 256 MB, in webdataset's layout;
+plain tar shards stay where they are, unless ``data.images.pack`` says otherwise. What holds for
+text (``data/prepare.py``) holds here: the folder is named by what is asked for, finished pieces
+outlive a kill, the manifest comes last, and the result is the same for any number of workers.
 """
 
-import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from shardyard.config.fingerprint import digest
 from shardyard.config.resolved import DataFacts
-from shardyard.config.schema import Recipe
-from shardyard.data.pieces import SCRATCH, HoldOut, hash_of, write_file
-from shardyard.data.prepare import Progress, sole_writer
-from shardyard.data.shards import MANIFEST
-from shardyard.errors import RequestError
+from shardyard.config.schema import Data, Recipe
+from shardyard.config.sources import is_remote
+from shardyard.data.images.commit import commit
+from shardyard.data.images.files import InTar
+from shardyard.data.images.index import read_facts
+from shardyard.data.images.pictures import of_digits, of_files, of_parquet, of_tar
+from shardyard.data.images.pieces import ImagePiece, Options
+from shardyard.data.images.sources import Listing, list_pictures
+from shardyard.data.order import permute_many
+from shardyard.data.pieces import SCRATCH, SPLITS, HoldOut
+from shardyard.data.prepare import Progress, folder_name, is_finished, sole_writer
+from shardyard.data.shards import IMAGES_VERSION, MANIFEST
+from shardyard.data.spans import SourceFile, shown
+from shardyard.data.workers import Task, run_tasks
+from shardyard.errors import DataError, RequestError, SourceError
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+_SHARD_BYTES = 256 * 10**6
+_LEAST_BYTES = 2**20
+_PACKING_KEY = 0x1A6E5
+"""Of the order in which pictures of class folders are packed: neighbours are of any class."""
 
 
 def prepare_images(
     recipe: Recipe,
     *,
-    model_dir: Path | None,  # noqa: ARG001 - as data.prepare.prepare
+    model_dir: Path | None,  # noqa: ARG001 - as every task's
     progress: Progress,
-    rows: int | None = None,  # noqa: ARG001
+    rows: int | None = None,  # noqa: ARG001 - as every task's
     folder: Path | None = None,
 ) -> DataFacts:
-    """List the images of ``data.source``, one folder a class; returns at once if it was done.
+    """Prepare the pictures of one source; returns at once if they are there already.
+
+    Args:
+        folder: Where another node has prepared the same; None: named by what is asked for.
 
     Raises:
-        RequestError: There is no such folder, or no images in it.
+        RequestError: The source does not exist, or its classes or splits cannot be had.
+        SourceError: A picture or a shard is broken.
+        DataError: The source changes meanwhile, or what is there already is damaged.
+        StorageError: The file system refused a write.
     """
     data = recipe.data
-    source = Path(str(data.source)).expanduser().resolve()
-    if not source.is_dir():
-        raise RequestError(
-            f"data.source={data.source!r} is no folder. Give one that holds a folder of images for "
-            "each class."
-        )
-    classes = sorted(each.name for each in source.iterdir() if each.is_dir())
-    files = [
-        (path, label)
-        for label, name in enumerate(classes)
-        for path in sorted((source / name).rglob("*"))
-        if path.suffix.lower() in SUFFIXES
-    ]
-    if not files:
-        raise RequestError(
-            f"data.source={data.source!r} holds no images ({', '.join(SUFFIXES)}) in folders, one "
-            "for each class."
-        )
-    listing = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path, _ in files]
-    request = {"images": digest(listing), "eval_fraction": data.eval_fraction}
+    listing = list_pictures(recipe)
+    packs = is_packed(data, listing)
+    _refuse_share(data, listing)
+    request = request_of(data, listing, packs=packs)
     if folder is None:
-        folder = Path(data.dir).expanduser().resolve() / f"{source.name}-{digest(request)}"
-    if not (folder / MANIFEST).exists():
+        name = f"{folder_name(data.source)}-{digest(request)}"
+        folder = Path(data.dir).expanduser().resolve() / name
+    if not is_finished(folder):
         with sole_writer(folder, progress):
-            _write(folder, files, classes, request, HoldOut(data.eval_fraction))
-            (folder / SCRATCH).rmdir() if not any((folder / SCRATCH).iterdir()) else None
-    return _facts(folder)
+            if not (folder / MANIFEST).exists():  # another process may just have written it
+                _build(folder, recipe, listing, request, progress)
+            # What a dying worker adds meanwhile is removed by the next call.
+            shutil.rmtree(folder / SCRATCH, ignore_errors=True)
+    return read_facts(folder)
 
 
-def _write(
-    folder: Path,
-    files: list[tuple[Path, int]],
-    classes: list[str],
-    request: dict[str, Any],
-    rule: HoldOut,
-) -> None:
-    splits: dict[str, list[list[str | int]]] = {"train": [], "eval": []}
-    for path, label in files:
-        splits[rule.split_of(hash_of(str(path)))].append([str(path), label])
-    content = {
-        "request": request,
-        "classes": classes,
-        "splits": {name: {"files": listed} for name, listed in splits.items()},
-    }
-    write_file(folder / MANIFEST, json.dumps(content).encode(), folder=folder)
+def is_packed(data: Data, listing: Listing) -> bool:
+    """Whether pictures are written into shards of ours.
 
-
-def _facts(folder: Path) -> DataFacts:
-    content = json.loads((folder / MANIFEST).read_bytes())
-    return DataFacts(
-        dir=str(folder),
-        fingerprint=digest([content["classes"], content["splits"]]),
-        vocab_size=0,
-        train_tokens=0,
-        eval_tokens=0,
-        train_documents=0,
-        eval_documents=0,
-        unigram_entropy=0.0,
-        num_classes=len(content["classes"]),
-        train_samples=len(content["splits"]["train"]["files"]),
-        eval_samples=len(content["splits"]["eval"]["files"]),
+    Raises:
+        RequestError: data.images.pack=false, and they cannot stay where they are.
+    """
+    packs = data.images.pack
+    can_stay = all(file.format == "tar" for file in listing.files) or (
+        listing.kind == "folders"
+        and not any(isinstance(file, InTar) or is_remote(file.path) for file in listing.files)
     )
+    if packs == "auto":
+        return not (listing.kind == "shards" and can_stay)
+    if not packs and not can_stay:
+        raise RequestError(
+            f"data.images.pack=false: data.source={data.source!r} are single files elsewhere, "
+            "Parquet or packed tar files, of which no picture is read by itself. Leave "
+            "data.images.pack out."
+        )
+    return packs
+
+
+def _refuse_share(data: Data, listing: Listing) -> None:
+    usual = Data().eval_fraction
+    if listing.says_splits and data.eval_fraction != usual:
+        raise RequestError(
+            f"data.eval_fraction={data.eval_fraction}, but data.source={data.source!r} has a "
+            f"{listing.held_out or 'fixed'} split, which is what is held out. Leave "
+            "data.eval_fraction out, or name the train part alone."
+        )
+
+
+def request_of(data: Data, listing: Listing, *, packs: bool) -> dict[str, Any]:
+    """All that the data set depends on; files by name, size and time of change, as of text."""
+    images = data.images
+    files = [[file.path, file.size_bytes, file.version] for file in listing.files]
+    return {
+        "format": IMAGES_VERSION,
+        "files": digest(files),
+        "kind": listing.kind,
+        "held_out": listing.held_out,
+        "eval_fraction": None if listing.says_splits else data.eval_fraction,
+        "packed": packs,
+        "checked": images.check,
+        "broken": images.broken,
+        "keys": None if listing.kind == "folders" else [images.image_key, images.label_key],
+    }
+
+
+def _build(
+    folder: Path, recipe: Recipe, listing: Listing, request: dict[str, Any], progress: Progress
+) -> None:
+    data = recipe.data
+    workers = len(os.sched_getaffinity(0)) if data.workers == "auto" else data.workers
+    options = Options(
+        hold_out=HoldOut(0.0 if listing.says_splits else data.eval_fraction),
+        packs=request["packed"],
+        checks=data.images.check,
+        leaves_out=data.images.broken == "leave_out",
+    )
+    pieces = pieces_of(folder, listing, data, options)
+    records = _run(pieces, workers, progress)
+    forced = _forced_hold_out(records, data, options.hold_out)
+    if forced != options.hold_out:
+        options = replace(options, hold_out=forced)
+        pieces = [replace(piece, options=options) for piece in pieces]
+        _run(pieces, workers, progress)
+    if list_pictures(recipe) != listing:
+        raise DataError(
+            f"data.source={data.source!r} changed while it was being prepared, so it may mix old "
+            "and new pictures. Prepare again once nothing writes there."
+        )
+    stay = listing.files if listing.kind == "shards" else ()
+    parts = None if request["packed"] else stay
+    commit(folder, pieces, request, parts=parts, by_number=listing.kind != "folders")
+
+
+def pieces_of(folder: Path, listing: Listing, data: Data, options: Options) -> list[ImagePiece]:
+    """The work, in parts that depend on nothing but the source."""
+    images = data.images
+    if listing.kind == "folders":
+        return _folder_pieces(folder, listing, options)
+    pieces = []
+    for number, file in enumerate(listing.files):
+        split = listing.split_of(file)
+        if listing.kind == "digits":
+            read = partial(of_digits)
+        elif listing.kind == "shards":
+            read = partial(
+                of_tar, file, split, label_key=images.label_key, scratch=folder / SCRATCH
+            )
+        else:
+            read = partial(
+                of_parquet, file, split, image_key=images.image_key, label_key=images.label_key
+            )
+        words = shown(file.path)
+        pieces.append(ImagePiece(folder, number, read, words, file.size_bytes, options))
+    return pieces
+
+
+def _folder_pieces(folder: Path, listing: Listing, options: Options) -> list[ImagePiece]:
+    """Files in an order that mixes classes, some 256 MB a piece, or less of a small source."""
+    count = len(listing.files)
+    order = permute_many(np.arange(count), count, key=_PACKING_KEY)
+    piece_bytes = min(max(listing.size_bytes // 32, _LEAST_BYTES), _SHARD_BYTES)
+    pieces: list[ImagePiece] = []
+    files: list[SourceFile] = []
+    filled_bytes = 0
+    for place, index in enumerate(order.tolist()):
+        files.append(listing.files[index])
+        filled_bytes += files[-1].size_bytes
+        if filled_bytes >= piece_bytes or place == count - 1:
+            read = partial(
+                of_files,
+                tuple(files),
+                tuple(map(listing.class_of, files)),
+                tuple(map(listing.split_of, files)),
+            )
+            words = f"{shown(files[0].path)} and {len(files) - 1} other pictures"
+            pieces.append(ImagePiece(folder, len(pieces), read, words, filled_bytes, options))
+            files, filled_bytes = [], 0
+    return pieces
+
+
+def _run(pieces: Sequence[ImagePiece], workers: int, progress: Progress) -> list[dict[str, Any]]:
+    """Do the pieces that are not finished; returns the records of all."""
+    total_bytes = sum(piece.size_bytes for piece in pieces)
+    waiting = [piece for piece in pieces if piece.finished() is None]
+    done_bytes = total_bytes - sum(piece.size_bytes for piece in waiting)
+
+    def on_done(task: Task) -> None:
+        nonlocal done_bytes
+        assert isinstance(task, ImagePiece)
+        done_bytes += task.size_bytes
+        progress("looking at pictures", done_bytes, total_bytes)
+
+    run_tasks(waiting, workers=workers, on_done=on_done)
+    records = [record for piece in pieces if (record := piece.finished()) is not None]
+    assert len(records) == len(pieces)
+    return records
+
+
+def _forced_hold_out(records: Sequence[dict[str, Any]], data: Data, rule: HoldOut) -> HoldOut:
+    """The rule of the held-out split, bent for few pictures whose hashes leave a split empty."""
+    filled = {split for record in records for split in record["splits"]}
+    hashes = [number for record in records for number in record["hashes"]]
+    if not hashes:
+        raise SourceError(f"data.source={data.source!r} holds no picture that can be read.")
+    if rule.fraction == 0 or filled == set(SPLITS):
+        return rule
+    if min(hashes) == max(hashes):
+        raise RequestError(
+            f"data.eval_fraction={data.eval_fraction} asks for a held-out split, but "
+            f"data.source={data.source!r} is one picture, or copies of it. Give more, or set "
+            "data.eval_fraction=0."
+        )
+    if "eval" not in filled:
+        return replace(rule, forced_eval=min(hashes))
+    return replace(rule, forced_train=max(hashes))

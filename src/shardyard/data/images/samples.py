@@ -1,69 +1,108 @@
-"""The images of one split, by their numbers. Shape suffixes: H, W = rows and columns of pixels."""
+"""The samples of a prepared set of pictures, and their stream: read ahead, decoded in threads.
 
-import json
-from pathlib import Path
+Shape suffixes in this file: H, W = rows and columns of pixels, C = red, green and blue
+"""
+
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
-from PIL import Image, UnidentifiedImageError
 
-from shardyard.data.samples import Sample
-from shardyard.data.shards import MANIFEST
-from shardyard.errors import DataError
+from shardyard.data.images.cache import PictureBytes
+from shardyard.data.images.decode import decode
+from shardyard.data.images.index import ImageIndex
+from shardyard.data.images.order import window_indices
+from shardyard.data.images.threads import DecodeThreads
+from shardyard.data.micro_batch import MicroBatch
+from shardyard.data.order import Positions
+from shardyard.data.samples import Prepare, Sample, side_by_side, unchanged
+from shardyard.errors import DataError, SourceError
 
 if TYPE_CHECKING:
     from shardyard.data.images.augment import View
 
 
 class ImageSet:
-    """A ``SampleSet``: ``image`` (H, W, 3) uint8 and ``label`` () int64, decoded when asked for."""
+    """One split: ``image`` uint8 (H, W, C) and ``label`` int64 (). Safe in several threads."""
 
-    def __init__(self, folder: Path, split: str, view: "View", *, size: int) -> None:
-        """Open ``train`` or ``eval``.
-
-        Args:
-            view: What is made of a picture.
-            size: H and W of every sample.
-
-        Raises:
-            DataError: The data set is missing or damaged.
+    def __init__(self, index: ImageIndex, view: "View", *, size: int, cache_bytes: int) -> None:
+        """Args:
+        view: What is made of a decoded picture.
+        size: H and W of every sample.
+        cache_bytes: Of undecoded pictures that are kept.
         """
-        try:
-            content = json.loads((folder / MANIFEST).read_bytes())
-            self._files: list[tuple[str, int]] = [
-                (str(path), int(label)) for path, label in content["splits"][split]["files"]
-            ]
-        except (OSError, ValueError, KeyError) as error:
-            raise DataError(
-                f"{folder} holds no images that were prepared ({error}). Delete the folder, and "
-                "prepare again."
-            ) from error
-        self._size, self._view = size, view
-        self.num_samples = len(self._files)
+        self.index = index
+        self.num_samples = index.num_samples
+        self.contents = PictureBytes(index, cache_bytes)
+        self._view = view
+        self._padding = Sample(
+            {"image": np.zeros((size, size, 3), np.uint8), "label": np.zeros((), np.int64)}, 0
+        )
 
     def sample(self, index: int, epoch: int) -> Sample:
-        """One image.
+        """A picture as it is in that pass over the split.
 
         Raises:
-            DataError: Its file cannot be read.
+            DataError: It cannot be decoded, or is not as it was when it was prepared.
         """
-        path, label = self._files[index]
+        content = self.contents.content(index)
         try:
-            with Image.open(path) as opened:
-                picture = opened.convert("RGB")
-        except (OSError, UnidentifiedImageError) as error:
-            raise DataError(
-                f"{path} cannot be read as an image ({error}). Mend or remove it, and "
-                "prepare again."
-            ) from error
-        pixels = self._view(picture, epoch=epoch, sample=index)
-        return _sample(pixels, label, length=1)
+            picture = decode(content, self.index.told(index))
+        except SourceError as error:
+            raise _broken(error) from error
+        label = np.array(self.index.rows[index]["label"], np.int64)
+        image = self._view(picture, epoch=epoch, sample=index)
+        return Sample({"image": image, "label": label}, 1)
 
     def padding(self) -> Sample:
-        """A black image."""
-        return _sample(np.zeros((self._size, self._size, 3), dtype=np.uint8), 0, length=0)
+        """A black picture, which counts nothing."""
+        return self._padding
 
 
-def _sample(image_HW3: npt.NDArray[np.uint8], label: int, *, length: int) -> Sample:
-    return Sample({"image": image_HW3, "label": np.array(label, dtype=np.int64)}, length)
+class ImageStream:
+    """Pictures in the order of a run, laid side by side; as ``data.samples.Stream`` is for text."""
+
+    def __init__(
+        self,
+        samples: ImageSet,
+        threads: DecodeThreads,
+        *,
+        seed: int | None,
+        prepare: Prepare = unchanged,
+    ) -> None:
+        """Args:
+        threads: That decode; several streams may share them.
+        seed: Of a stream without end; None: the set's own order, each picture once.
+        """
+        self.num_samples = samples.num_samples
+        self.samples = samples
+        self.threads = threads
+        self._seed = seed
+        self._prepare = prepare
+
+    def sample_indices(self, positions: Positions) -> Positions:
+        """Which pictures of the split are at these positions of the stream."""
+        if self._seed is None:
+            return positions
+        window = self.samples.index.window
+        return window_indices(positions, self.num_samples, window, seed=self._seed)
+
+    def micro_batch(self, positions: range, size: int) -> MicroBatch:
+        """The pictures at these positions, padded with weightless rows to ``size`` rows.
+
+        Raises:
+            DataError: A picture cannot be decoded, or is not as it was when it was prepared.
+        """
+        indices = self.sample_indices(np.array(positions, dtype=np.int64)).tolist()
+        epochs = [position // self.num_samples for position in positions]
+        self.samples.contents.ask(indices)
+        made = self.threads.run(
+            lambda place: self.samples.sample(indices[place], epochs[place]), len(indices)
+        )
+        return side_by_side(made, positions, self.samples.padding(), size, self._prepare)
+
+
+def _broken(error: SourceError) -> DataError:
+    return DataError(
+        f"{error} It was not read to its end when data were prepared (data.images.check=false), or "
+        "has changed since. Prepare with data.images.check=true."
+    )

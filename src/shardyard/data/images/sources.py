@@ -14,12 +14,14 @@ from pathlib import Path, PurePosixPath
 from typing import Literal, NoReturn
 
 from shardyard.config.schema import Recipe
+from shardyard.config.sources import DIGITS, is_name
+from shardyard.data.images.digits import DIGITS_FILE
 from shardyard.data.images.imagenet import as_class_folders, is_imagenet, unpacked
 from shardyard.data.spans import SourceFile, shown
 from shardyard.data.stores.base import store_of
 from shardyard.errors import RequestError
 
-Kind = Literal["folders", "shards", "parquet"]
+Kind = Literal["folders", "shards", "parquet", "digits"]
 Split = Literal["train", "eval"]
 
 PICTURES = frozenset(
@@ -69,6 +71,11 @@ class Listing:
     """Which part of a name in class folders is the class: the first, or the one below train."""
 
     @property
+    def says_splits(self) -> bool:
+        """Whether the source itself says what is held out."""
+        return self.held_out is not None or self.kind == "digits"
+
+    @property
     def size_bytes(self) -> int:
         return sum(file.size_bytes for file in self.files)
 
@@ -92,6 +99,10 @@ def list_pictures(recipe: Recipe) -> Listing:
         CapacityError: It cannot be reached.
     """
     data = recipe.data
+    if data.source == DIGITS and is_name(DIGITS):
+        stat = DIGITS_FILE.stat()
+        file = SourceFile(DIGITS, DIGITS, "csv.gz", stat.st_size, 0)
+        return Listing("digits", (file,), None, class_part=0)
     own = [Path(place).expanduser() for place in (data.dir, recipe.run.dir)]
     entries = [data.source] if isinstance(data.source, str) else list(data.source)
     found: dict[str, SourceFile] = {}

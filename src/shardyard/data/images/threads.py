@@ -18,9 +18,13 @@ _SPARE = 1.25
 """More threads than were busy: the rate of a step varies."""
 
 
-def cores_of_process(processes_here: int) -> int:
-    """Cores that one of several processes on this machine may use."""
-    return max(1, len(os.sched_getaffinity(0)) // processes_here)
+def decode_threads(wanted: int | str) -> "DecodeThreads":
+    """The threads that ``data.images.threads`` asks for."""
+    if isinstance(wanted, int):
+        return DecodeThreads(wanted)
+    processes_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    cores = max(1, len(os.sched_getaffinity(0)) // processes_here)
+    return DecodeThreads(cores, is_fixed=False)
 
 
 class DecodeThreads:

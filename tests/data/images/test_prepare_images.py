@@ -1,0 +1,152 @@
+"""Pictures of every source become one data set, the same bytes whatever happens on the way."""
+
+import gzip
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardyard.config.resolved import DataFacts
+from shardyard.config.schema import Recipe
+from shardyard.data.images.cache import PictureBytes
+from shardyard.data.images.index import ImageIndex
+from shardyard.data.images.prepare import prepare_images
+from shardyard.data.images.tar import members
+from shardyard.errors import RequestError, SourceError
+from tests.data.images.made import class_folders, noise, parquet_file, saved, shard, tar_bytes
+
+THREE = {"ant": range(20), "bee": range(20, 40), "cow": range(40, 60)}
+
+
+def recipe_of(source: Path | str, folder: Path, images: Any = None, **data: Any) -> Recipe:
+    given = {"source": str(source), "dir": str(folder / "out"), "workers": 1, **data}
+    return Recipe.model_validate({"data": {**given, "images": images or {}}})
+
+
+def run(source: Path | str, folder: Path, images: Any = None, **data: Any) -> DataFacts:
+    recipe = recipe_of(source, folder, images, **data)
+    return prepare_images(recipe, model_dir=None, progress=lambda *_: None)
+
+
+def pictures_of(facts: DataFacts) -> dict[str, list[tuple[str, bytes]]]:
+    """Split -> class and bytes of each picture, sorted."""
+    found = {}
+    for split in ("train", "eval"):
+        index = ImageIndex(Path(facts.dir), split)
+        contents = PictureBytes(index, 2**20)
+        found[split] = sorted(
+            (index.classes[index.rows[n]["label"]], bytes(contents.content(n)))
+            for n in range(index.num_samples)
+        )
+    return found
+
+
+def everything() -> list[tuple[str, bytes]]:
+    return sorted((name, saved(noise(n))) for name, numbers in THREE.items() for n in numbers)
+
+
+@pytest.mark.parametrize("packs", ["auto", False])
+def test_each_picture_of_class_folders_is_there_once(packs: Any, tmp_path: Path) -> None:
+    facts = run(class_folders(tmp_path / "a", THREE), tmp_path, {"pack": packs}, eval_fraction=0.2)
+    found = pictures_of(facts)
+    assert sorted(found["train"] + found["eval"]) == everything()
+    assert (facts.train_samples, facts.eval_samples) == (len(found["train"]), len(found["eval"]))
+    assert facts.eval_samples and 4 <= facts.eval_samples <= 24
+    assert bool([*Path(facts.dir).glob("*.tar")]) == (packs == "auto")
+
+
+def test_what_is_held_out_depends_on_content_alone(tmp_path: Path) -> None:
+    source = class_folders(tmp_path / "a", THREE)
+    (tmp_path / "b").mkdir()
+    tar = {f"{name}/{n}.jpg": saved(noise(n)) for name, numbers in THREE.items() for n in numbers}
+    (tmp_path / "b" / "all.tar").write_bytes(tar_bytes(tar))
+    folders, shards = run(source, tmp_path), run(tmp_path / "b", tmp_path)
+    assert pictures_of(folders) == pictures_of(shards)
+
+
+def test_train_and_val_folders_are_the_splits(tmp_path: Path) -> None:
+    class_folders(tmp_path / "a", {"ant": range(9), "bee": range(9, 20)}, below="train")
+    source = class_folders(tmp_path / "a", {"ant": range(20, 24)}, below="val")
+    found = pictures_of(run(source, tmp_path))
+    assert [name for name, _ in found["train"]] == ["ant"] * 9 + ["bee"] * 11
+    assert [name for name, _ in found["eval"]] == ["ant"] * 4
+    with pytest.raises(RequestError, match="has a val split, which is what is held out"):
+        run(source, tmp_path, eval_fraction=0.1)
+
+
+def test_a_class_in_val_alone_is_refused(tmp_path: Path) -> None:
+    class_folders(tmp_path / "a", {"ant": range(9)}, below="train")
+    source = class_folders(tmp_path / "a", {"ant": range(9, 12), "bee": range(12, 14)}, below="val")
+    with pytest.raises(RequestError, match=r"1 of 2 classes .* alone \(bee\)"):
+        run(source, tmp_path)
+
+
+def test_shards_of_others_are_read_where_they_are(tmp_path: Path) -> None:
+    source = tmp_path / "shards"
+    source.mkdir()
+    for number, format in enumerate((tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT, tarfile.GNU_FORMAT)):
+        content = shard(range(number * 20, number * 20 + 20))
+        long = {f"{'long/' * 40}{name}": each for name, each in content.items()}
+        kept = content if format == tarfile.USTAR_FORMAT else long
+        (source / f"my-train-{number:06d}.tar").write_bytes(tar_bytes(kept, format))
+    facts = run(source, tmp_path, eval_fraction=0.2)
+    assert not [*Path(facts.dir).glob("*.tar")]
+    found = pictures_of(facts)
+    expected = sorted((str(n * 7 % 3), saved(noise(n))) for n in range(60))
+    assert sorted(found["train"] + found["eval"]) == expected
+    packed = run(source, tmp_path, {"pack": True}, eval_fraction=0.2)
+    assert pictures_of(packed) == found
+
+
+def test_the_parts_of_a_sample_may_stand_in_any_order(tmp_path: Path) -> None:
+    content = shard(range(30))
+    names = np.random.default_rng(0).permutation(sorted(content)).tolist()
+    (tmp_path / "a.tar").write_bytes(tar_bytes({name: content[name] for name in names}))
+    found = pictures_of(run(tmp_path / "a.tar", tmp_path))
+    expected = sorted((str(n * 7 % 3), saved(noise(n))) for n in range(30))
+    assert sorted(found["train"] + found["eval"]) == expected
+
+
+def test_packed_tar_files_and_labels_in_json(tmp_path: Path) -> None:
+    content = {f"{n}.png": saved(noise(n), "PNG") for n in range(30)}
+    for n in range(30):
+        content[f"{n}.json"] = json.dumps({"kind": "ab"[n % 2], "more": [1]}).encode()
+    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(tar_bytes(content)))
+    with pytest.raises(SourceError, match=r"its .json has no 'label' \(it has kind, more\)"):
+        run(tmp_path / "a.tar.gz", tmp_path)
+    found = pictures_of(run(tmp_path / "a.tar.gz", tmp_path, {"label_key": "kind"}))
+    assert [name for name, _ in sorted(found["train"] + found["eval"])] == ["a"] * 15 + ["b"] * 15
+
+
+def test_parquet_of_hugging_face_with_its_class_names(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    names = ["cat", "dog", "bird"]
+    parquet_file(tmp_path / "data" / "train-00000-of-00002.parquet", range(30), names)
+    parquet_file(tmp_path / "data" / "train-00001-of-00002.parquet", range(30, 50), names)
+    parquet_file(tmp_path / "data" / "test-00000-of-00001.parquet", range(50, 60), names)
+    facts = run(tmp_path / "data", tmp_path)
+    assert ImageIndex(Path(facts.dir), "train").classes == names
+    expected = sorted((names[n % 3], saved(noise(n), "PNG")) for n in range(50, 60))
+    assert pictures_of(facts)["eval"] == expected
+
+
+def test_our_shards_are_as_webdataset_has_them(tmp_path: Path) -> None:
+    facts = run(class_folders(tmp_path / "a", THREE), tmp_path, eval_fraction=0)
+    (path,) = Path(facts.dir).glob("*.tar")
+    with path.open("rb") as file:
+        names = [member.name for member in members(file, str(path))]
+    assert names[:2] == ["00000-000000.jpg", "00000-000000.cls"] and len(names) == 120
+    assert pictures_of(run(path, tmp_path, eval_fraction=0)) == pictures_of(facts)
+
+
+def test_a_second_call_does_nothing_and_another_folder_is_the_same_bytes(tmp_path: Path) -> None:
+    source = class_folders(tmp_path / "a", THREE)
+    facts = run(source, tmp_path)
+    before = {p: p.stat().st_mtime_ns for p in Path(facts.dir).iterdir()}
+    assert run(source, tmp_path) == facts
+    assert before == {p: p.stat().st_mtime_ns for p in Path(facts.dir).iterdir()}
+    other = run(source, tmp_path / "other")
+    assert other.fingerprint == facts.fingerprint
