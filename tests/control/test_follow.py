@@ -186,6 +186,8 @@ def test_an_event_is_told_in_one_line(event: dict[str, Any], text: str | None) -
 
 def test_the_remaining_time_is_steps_left_times_time_per_step() -> None:
     assert describe_step(step_line(10), 130, 0.5)[-1] == "1 min left"  # 120 x 0.5 s
+    assert describe_step(step_line(10), 130, 0.5)[1].endswith(" tokens/s")
+    assert describe_step(step_line(10), 130, 0.5, "image")[1].endswith(" images/s")
     assert describe_step(step_line(10, loss=None), 130, None)[0] == "loss not finite"
 
 

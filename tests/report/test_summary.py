@@ -144,3 +144,15 @@ def test_a_folder_without_any_attempt_is_refused_with_what_to_do(tmp_path: Path)
     (tmp_path / "run").mkdir()
     with pytest.raises(RequestError, match=r"holds no attempt.*shardyard resume .*/run`"):
         read_run(RunDir(tmp_path / "run"))
+
+
+def test_a_run_on_images_is_told_of_by_the_image(tmp_path: Path) -> None:
+    run = write_whole_run(tmp_path)
+    for attempt in run.attempts():
+        path = run.resolved(attempt)
+        path.write_text(path.read_text().replace('"causal_lm"', '"image_classification"'))
+    summary = summary_of(run)
+    assert summary.unit == "image"
+    assert " images, in " in summary.sentence()
+    assert " nats per image" in summary.sentence()
+    assert tiles(summary)[2][0] == "images per second"

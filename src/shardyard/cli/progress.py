@@ -21,6 +21,7 @@ from rich.progress import (
 )
 
 from shardyard.config.resolved import Resolved
+from shardyard.config.tasks import unit_of
 from shardyard.control.bring import said_progress
 from shardyard.control.follow import View, describe_step, number_text, said
 from shardyard.printable import printable
@@ -34,7 +35,9 @@ _WIDTH_FOR_BAR = 110
 def attempt_view(resolved: Resolved) -> View:
     """A bar on a terminal, plain lines elsewhere."""
     console = Console(stderr=True, highlight=False)
-    return AttemptBar(console, resolved.steps) if console.is_terminal else said(resolved)
+    if not console.is_terminal:
+        return said(resolved)
+    return AttemptBar(console, resolved.steps, unit=unit_of(resolved.recipe.task.name))
 
 
 @contextmanager
@@ -60,8 +63,12 @@ def bytes_progress(total_bytes: int) -> Iterator[Told]:
 class AttemptBar:
     """One progress bar that stays at the bottom; lines of events above it."""
 
-    def __init__(self, console: Console, total_steps: int) -> None:
+    def __init__(self, console: Console, total_steps: int, *, unit: str = "token") -> None:
+        """Args:
+        unit: What the speed is told of.
+        """
         self._console = console
+        self._unit = unit
         self._total_steps = total_steps
         bar = [BarColumn(bar_width=_BAR_WIDTH)] if console.width >= _WIDTH_FOR_BAR else []
         self._progress = Progress(
@@ -85,7 +92,7 @@ class AttemptBar:
         self._show()
 
     def step(self, line: dict[str, Any], *, step_s: float | None) -> None:
-        self._facts = describe_step(line, self._total_steps, step_s)
+        self._facts = describe_step(line, self._total_steps, step_s, self._unit)
         self._progress.update(self._task, completed=line["step"])
         self._show()
 
@@ -111,7 +118,7 @@ class AttemptBar:
 
 def fit(facts: list[str], room: int) -> list[str]:
     """Leave out what a narrow terminal has no room for, the least important first."""
-    for ending in ("/step", " tokens/s", ")", " left"):
+    for ending in ("/step", "s/s", ")", " left"):
         if len("  ".join(facts)) <= room:
             break
         facts = [fact for fact in facts if not fact.endswith(ending)]

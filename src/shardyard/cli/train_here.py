@@ -27,20 +27,22 @@ def run_attempt(attempt: Attempt, *, as_json: bool) -> int:
 def _show(trained: Trained, summary: Summary) -> None:
     rows = [
         ("step", f"{summary.steps_done:,} of {summary.steps_planned:,}", summary.state),
-        ("loss", _nats(summary.loss), "of the last step"),
+        ("loss", _nats(summary.loss, summary.unit), "of the last step"),
     ]
     if summary.eval_loss is not None:
         scores = (
             f"{name.replace('_', ' ')} {'-' if value is None else f'{value:,.4g}'}"
             for name, value in summary.scores.items()
         )
-        rows.append(("evaluation", _nats(summary.eval_loss), ", ".join(scores)))
+        rows.append(("evaluation", _nats(summary.eval_loss, summary.unit), ", ".join(scores)))
+    if summary.unigram_entropy:
+        entropy = _nats(summary.unigram_entropy, summary.unit)
+        rows.append(("unigram entropy", entropy, "what ignoring all context reaches"))
     rows += [
-        ("unigram entropy", _nats(summary.unigram_entropy), "what ignoring all context reaches"),
-        ("tokens", format_count(summary.tokens or 0), "read in training"),
+        (f"{summary.unit}s", format_count(summary.tokens or 0), "read in training"),
         (
             "speed",
-            f"{format_count(summary.tokens_per_s or 0)} tokens/s",
+            f"{format_count(summary.tokens_per_s or 0)} {summary.unit}s/s",
             f"median; a step takes {format_seconds(summary.step_time_s or 0)}",
         ),
         (
@@ -62,5 +64,6 @@ def _show(trained: Trained, summary: Summary) -> None:
             tell(f"{name}: {path}")
 
 
-def _nats(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.3f} nats a token"
+def _nats(value: float | None, unit: str) -> str:
+    article = "an" if unit == "image" else "a"
+    return "not finite" if value is None else f"{value:.3f} nats {article} {unit}"

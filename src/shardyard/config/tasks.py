@@ -136,6 +136,12 @@ def judged_by(target: Mapping[str, float] | None) -> str:
     return next(iter(target or ("loss",)))
 
 
+def unit_of(task: str) -> Literal["token", "image"]:
+    """What losses and speeds of a task are told of; a package's may not be here, and reads text."""
+    row = TASKS.get(task)
+    return "image" if row is not None and row.reads == "images" else "token"
+
+
 def tasks_of(*, is_causal: bool) -> list[str]:
     """Names of the tasks that a kind of model can learn, the usual one first."""
     return [

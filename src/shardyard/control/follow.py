@@ -15,6 +15,7 @@ from subprocess import Popen
 from typing import Any, Protocol
 
 from shardyard.config.resolved import Resolved
+from shardyard.config.tasks import unit_of
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import read_resolved
 from shardyard.talk import say
@@ -259,8 +260,14 @@ def describe_stall(seconds: float, usual_s: float | None) -> str:
 class Log:
     """Plain lines, one every so many steps."""
 
-    def __init__(self, tell: Callable[[str], None], total_steps: int, *, every: int) -> None:
+    def __init__(
+        self, tell: Callable[[str], None], total_steps: int, *, every: int, unit: str = "token"
+    ) -> None:
+        """Args:
+        unit: What the speed is told of.
+        """
         self._tell = tell
+        self._unit = unit
         self._total_steps = total_steps
         self._every = every
         self._phase = ""
@@ -273,7 +280,7 @@ class Log:
     def step(self, line: dict[str, Any], *, step_s: float | None) -> None:
         step = line["step"]
         if step % self._every == 0 or step == self._total_steps:
-            facts = "  ".join(describe_step(line, self._total_steps, step_s))
+            facts = "  ".join(describe_step(line, self._total_steps, step_s, self._unit))
             self.line(f"step {step}/{self._total_steps}  {facts}")
 
     def length(self, steps: int) -> None:
@@ -291,17 +298,21 @@ class Log:
 
 def said(resolved: Resolved) -> View:
     """A view whose lines are said, as everything else is."""
-    return Log(say, resolved.steps, every=resolved.recipe.observe.log_every)
+    recipe = resolved.recipe
+    unit = unit_of(recipe.task.name)
+    return Log(say, resolved.steps, every=recipe.observe.log_every, unit=unit)
 
 
-def describe_step(line: dict[str, Any], total_steps: int, step_s: float | None) -> list[str]:
+def describe_step(
+    line: dict[str, Any], total_steps: int, step_s: float | None, unit: str = "token"
+) -> list[str]:
     """Loss, speed and remaining time of a line of metrics.jsonl, in a few words each."""
     facts = [f"loss {number_text(line['loss'])}"]
     steps_left = total_steps - line["step"]
     if line["tokens_per_s"] is not None and step_s:
         # of a step like this one, but as long as most are: single steps jump
         rate = line["tokens_per_s"] * line["step_time_s"] / step_s
-        facts.append(f"{format_count(rate)} tokens/s")
+        facts.append(f"{format_count(rate)} {unit}s/s")
     if step_s is not None:
         facts.append(f"{format_seconds(step_s)}/step")
     if step_s is not None and steps_left > 0:

@@ -12,10 +12,10 @@ def tiles(summary: Summary) -> list[tuple[str, str, str]]:
         (
             "training loss",
             format_nats(summary.loss),
-            f"nats per token, step {summary.steps_done:,}",
+            f"nats per {summary.unit}, step {summary.steps_done:,}",
         ),
         ("held-out loss", format_nats(summary.eval_loss), _below_evaluation(summary)),
-        ("tokens per second", *_rate(summary)),
+        (f"{summary.unit}s per second", *_rate(summary)),
         ("MFU", *_mfu(summary)),
         ("peak memory", _bytes(summary.peak_memory_bytes), "of the rank that held most"),
         (

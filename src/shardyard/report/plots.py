@@ -162,7 +162,7 @@ def _loss(axes: Axes, record: RunRecord) -> None:
             xytext=(-2, 3), textcoords="offset points", ha="right", color=MUTED, fontsize=8,
         )  # fmt: skip
     _mark_starts(axes, record)
-    _finish(axes, "Loss, nats per token", legend=True)
+    _finish(axes, f"Loss, nats per {record.unit}", legend=True)
 
 
 def _throughput(axes: Axes, record: RunRecord) -> None:
@@ -171,7 +171,7 @@ def _throughput(axes: Axes, record: RunRecord) -> None:
     _from_zero(axes)
     axes.yaxis.set_major_formatter(EngFormatter(sep=" "))
     _mark_starts(axes, record)
-    _finish(axes, "Throughput, tokens per second, all ranks")
+    _finish(axes, f"Throughput, {record.unit}s per second, all ranks")
 
 
 def _step_time(axes: Axes, record: RunRecord) -> None:

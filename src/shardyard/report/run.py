@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from shardyard.config.resolved import Resolved
+from shardyard.config.tasks import unit_of
 from shardyard.errors import RequestError
 from shardyard.planner.plan import Plan
 from shardyard.rundir.layout import RunDir
@@ -83,6 +84,11 @@ class RunRecord:
     def resolved(self) -> Resolved | None:
         """What the newest attempt that says so was asked to do."""
         return _newest([attempt.resolved for attempt in self.attempts])
+
+    @property
+    def unit(self) -> str:
+        """What its losses and speeds are told of."""
+        return "token" if self.resolved is None else unit_of(self.resolved.recipe.task.name)
 
     @property
     def plan(self) -> Plan | None:

@@ -27,10 +27,12 @@ class Summary:
     state_reason: str
     steps_done: int
     steps_planned: int | None
+    unit: str
+    """What is counted: tokens, or images."""
     tokens: int | None
-    """Tokens predicted so far, as the metrics count them."""
+    """Of these, what was read so far, as the metrics count it."""
     loss: float | None
-    """Of the last step, nats per token."""
+    """Of the last step, nats per token or image."""
     eval_loss: float | None
     scores: dict[str, float | None]
     """Other metrics of that evaluation, by name."""
@@ -66,7 +68,7 @@ class Summary:
         planned = "" if self.steps_planned is None else f" of {self.steps_planned:,}"
         words = [f"{self.state.capitalize()}: {self.steps_done:,}{planned} steps"]
         if self.tokens:
-            words.append(f", {format_count(self.tokens)} tokens")
+            words.append(f", {format_count(self.tokens)} {self.unit}s")
         words.append(f", in {format_seconds(self.wall_s)} of wall time")
         if len(self.attempts) > 1 or self.restarts:
             restarts = f"{self.restarts} restart{'' if self.restarts == 1 else 's'}"
@@ -74,7 +76,7 @@ class Summary:
             words.append(f" over {attempts} with {restarts}")
         words.append(".")
         if self.eval_loss is not None:
-            words.append(f" Held-out loss {self.eval_loss:.3f} nats per token")
+            words.append(f" Held-out loss {self.eval_loss:.3f} nats per {self.unit}")
             per_byte = self.scores.get(BITS_PER_BYTE)
             if per_byte is not None:
                 words.append(f" ({per_byte:.3f} bits per byte)")
@@ -106,6 +108,7 @@ def summarize(record: RunRecord) -> Summary:
         state_reason=_state_reason(record),
         steps_done=last.get("step", 0),
         steps_planned=_steps_planned(record),
+        unit=record.unit,
         tokens=last.get("tokens"),
         loss=last.get("loss"),
         eval_loss=newest_eval.get("loss"),
