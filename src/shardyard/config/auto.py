@@ -160,7 +160,7 @@ def _weights(draft: Draft) -> tuple[str, str]:
 
 def _dropout(draft: Draft) -> tuple[float, str]:
     if draft.reads_images:
-        return 0.0, "the network drops what it drops"
+        return float(draft.network.dropout), "before the head, as the network was published"
     if draft.recipe.model.module is not None:
         return 0.0, "the model of your own drops what it drops"
     return dropout_of(draft.shape)
@@ -223,6 +223,21 @@ def _image_size(draft: Draft) -> tuple[int, str]:
     if not draft.reads_images:
         raise NotYetKnown("says nothing of text")
     return draft.network.size, "as the network was published with"
+
+
+def _drop_path(draft: Draft) -> tuple[float, str]:
+    if not draft.reads_images:
+        raise NotYetKnown("says nothing of text")
+    return float(draft.network.drop_path), "as the network was published with"
+
+
+def _batch_norm_momentum(draft: Draft) -> tuple[float, str]:
+    if not draft.reads_images:
+        raise NotYetKnown("says nothing of text")
+    momentum = draft.network.batch_norm_momentum
+    if momentum is None:
+        raise NotYetKnown("the network has no batch normalisation")
+    return momentum, "as the network was published with"
 
 
 def _seq_len(draft: Draft) -> tuple[int, str]:
@@ -381,6 +396,8 @@ BEFORE_LAYOUT: dict[str, Rule] = {
     "run.name": _name,
     "model.weights": _weights,
     "model.dropout": _dropout,
+    "model.drop_path": _drop_path,
+    "model.batch_norm_momentum": _batch_norm_momentum,
     "data.tokenizer": _tokenizer,
     "data.bos": _bos,
     "data.seq_len": _seq_len,

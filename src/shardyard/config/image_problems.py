@@ -6,7 +6,8 @@ from shardyard.config.own_module import axis_problems
 from shardyard.config.schema import Images, Recipe
 from shardyard.config.task_names import task_row
 from shardyard.errors import Problem
-from shardyard.families.images.registry import IMAGE_PRESETS
+from shardyard.families.images.network import ImageNetwork
+from shardyard.families.images.registry import IMAGE_PRESETS, KINDS
 
 _WHAT = "a network for images"
 
@@ -24,21 +25,54 @@ _OF_TEXT = {
 """Settings that say nothing of images, by their sections."""
 
 
+_OF_NETWORKS = ("drop_path", "batch_norm_momentum", "zero_last_norm")
+"""Settings of ``model`` that only images have."""
+
+_UNSAID = ("auto", False)
+
+
+def network_problems(recipe: Recipe, network: ImageNetwork) -> Iterable[Problem]:
+    """Settings that a network has nothing for, once it is known."""
+    kind, model = KINDS[network.model_type], recipe.model
+    if model.batch_norm_momentum != "auto" and network.batch_norm_momentum is None:
+        text = f"={model.batch_norm_momentum:g}: a network of type {network.model_type} has no "
+        yield Problem("model.batch_norm_momentum", f"{text}batch normalisation. Leave it out.")
+    if not model.zero_last_norm:
+        return
+    if kind.last_norm is None:
+        of = " and ".join(name for name, each in KINDS.items() if each.last_norm is not None)
+        text = f"=true is built for {of}, and this network is of type {network.model_type}."
+        yield Problem("model.zero_last_norm", f"{text} Leave it out.")
+    elif model.weights == "load":
+        text = "=true is how weights begin, and here they are loaded. Leave it out."
+        yield Problem("model.zero_last_norm", text)
+
+
+def _of_images(recipe: Recipe) -> Iterable[Problem]:
+    """What of images a recipe for text asks."""
+    task = recipe.task.name
+    given = recipe.data.images
+    for key in sorted(given.model_fields_set):
+        if getattr(given, key) != getattr(Images(), key):
+            text = f"={getattr(given, key)} is of images, and {task} reads text. Leave it out."
+            yield Problem(f"data.images.{key}", text)
+    if recipe.task.label_smoothing:
+        text = f"={recipe.task.label_smoothing} is of images, and {task} reads text. "
+        yield Problem("task.label_smoothing", f"{text}Leave it out.")
+    for key in _OF_NETWORKS:
+        if key in recipe.model.model_fields_set and getattr(recipe.model, key) not in _UNSAID:
+            text = f"={getattr(recipe.model, key)} is of networks for images, and {task} reads "
+            yield Problem(f"model.{key}", f"{text}text. Leave it out.")
+    if recipe.model.preset in IMAGE_PRESETS:
+        text = f"={recipe.model.preset} is {_WHAT}, and {task} reads text. "
+        yield Problem("model.preset", f"{text}Use task.name=image_classification.")
+
+
 def image_problems(recipe: Recipe) -> Iterable[Problem]:
     """Everything of this kind."""
     task = recipe.task.name
     if task_row(task).reads != "images":
-        given = recipe.data.images
-        for key in sorted(given.model_fields_set):
-            if getattr(given, key) != getattr(Images(), key):
-                text = f"={getattr(given, key)} is of images, and {task} reads text. Leave it out."
-                yield Problem(f"data.images.{key}", text)
-        if recipe.task.label_smoothing:
-            text = f"={recipe.task.label_smoothing} is of images, and {task} reads text. "
-            yield Problem("task.label_smoothing", f"{text}Leave it out.")
-        if recipe.model.preset in IMAGE_PRESETS:
-            text = f"={recipe.model.preset} is {_WHAT}, and {task} reads text. "
-            yield Problem("model.preset", f"{text}Use task.name=image_classification.")
+        yield from _of_images(recipe)
         return
     for section, keys in _OF_TEXT.items():
         content = getattr(recipe, section)

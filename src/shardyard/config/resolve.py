@@ -23,6 +23,7 @@ from shardyard.config.fingerprint import SECTIONS_THAT_MAY_CHANGE, may_change
 from shardyard.config.format_problems import without_bf16
 from shardyard.config.generic_model import is_generic
 from shardyard.config.hub import commit_of, digest_of
+from shardyard.config.image_problems import network_problems
 from shardyard.config.legality import resolve_layout
 from shardyard.config.machines import devices_of_node
 from shardyard.config.model_problems import misfits, vocabulary_problems
@@ -133,7 +134,7 @@ def _resolved(
         recipe=preview.recipe,
         reasons=preview.reasons,
         shape=facts.shape,
-        network=None if facts.network is None else _of_data(facts.network, data),
+        network=None if facts.network is None else _of_data(facts.network, data, recipe),
         data=data,
         steps=preview.steps,
         model_dir=str(model_dir) if loads or is_generic(recipe) else None,
@@ -151,8 +152,9 @@ def _resolved(
     return resolved
 
 
-def _of_data(network: ImageNetwork, data: DataFacts) -> ImageNetwork:
-    """The network with a head for the classes that there are."""
+def _of_data(network: ImageNetwork, data: DataFacts, recipe: Recipe) -> ImageNetwork:
+    """The network for the images that there are: their size, and a head for their classes."""
+    network = network.at_size(int(recipe.data.images.size))
     return network if data.num_classes is None else network.with_classes(data.num_classes)
 
 
@@ -288,6 +290,7 @@ def _misfits(resolved: Resolved, machine: Machine) -> list[Problem]:
             resolved.shape,
             devices_per_node=devices_of_node(resolved.recipe.cluster),
         ),
+        *([] if resolved.network is None else network_problems(resolved.recipe, resolved.network)),
         *_sample_problems(resolved),
         *vocabulary_problems(
             tokenizer=resolved.recipe.data.tokenizer,

@@ -132,7 +132,16 @@ class Model(Section):
     weights: Literal["auto", "random", "load"] = "auto"
     """Where weights come from; auto: random for a preset, loaded for path and hub."""
     dropout: Annotated[float, Field(ge=0, lt=1)] | Auto = "auto"
-    """Dropout after the embedding and each block's attention and MLP; auto: config.json's, or 0."""
+    """Dropout after the embedding and each block's attention and MLP, of images before the head;
+    auto: config.json's, or 0."""
+    drop_path: Annotated[float, Field(ge=0, lt=1)] | Auto = "auto"
+    """Of images: the l-th of L blocks, from 0, drops its branch for a share of drop_path x l / L of
+    the samples (stochastic depth, arXiv:1603.09382); auto: config.json's, or 0."""
+    batch_norm_momentum: Annotated[float, Field(gt=0, le=1)] | Auto = "auto"
+    """Of images: share of a step in running statistics; auto: 0.1, and 1 - 0.99 for EfficientNet,
+    whose config.json has TensorFlow's meaning (transformers gives torch 0.99 itself)."""
+    zero_last_norm: bool = False
+    """Of images: the last norm of each residual branch begins at zero (arXiv:1706.02677)."""
     router_aux_loss: Annotated[float, Field(ge=0)] = 0.01
     """Weight of a mixture's load-balance loss, for each block and sample (arXiv:2101.03961)."""
     router_z_loss: Annotated[float, Field(ge=0)] = 0.001

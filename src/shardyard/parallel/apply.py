@@ -127,12 +127,14 @@ def parallelize_own(
     recipe: Recipe,
     blocks: Mapping[str, nn.Module],
     words: Mapping[str, str],
+    keys: SampleKeys | None = None,
 ) -> BatchNorms | None:
     """Change a module in place of which nothing is known but what its owner says.
 
     Args:
         blocks: What is recomputed, compiled and sharded one by one, by full name.
         words: How tp splits its matrices: name -> a word of ``tensor_plan``.
+        keys: What dropout of ours asks; None: it is torch's own.
 
     Returns:
         Its batch normalisations, which count in the step; None: it has none.
@@ -144,7 +146,7 @@ def parallelize_own(
         split_by_plan(module, mesh.dense["tp"], words)
     output_dtype = mixed_precision(recipe.precision).output_dtype
     groups = Groups(blocks=list(blocks.values()), output_dtype=output_dtype)
-    _wrap([(module, groups)], blocks, mesh, recipe=recipe, keys=None, offload=None)
+    _wrap([(module, groups)], blocks, mesh, recipe=recipe, keys=keys, offload=None)
     return norms
 
 

@@ -27,6 +27,7 @@ _SAVED_OPERATORS = {
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
     torch.ops.aten.bmm.default,
+    torch.ops.aten.convolution.default,
     *torch_private.KEPT_BY_SELECTIVE_RECOMPUTE,
     *grouped.SAVED_OPERATORS,
     *tensor.SAVED_OPERATORS,

@@ -24,6 +24,7 @@ from shardyard.data.images.threads import decode_threads
 from shardyard.data.images.views import eval_view, train_mixing, train_view
 from shardyard.data.micro_batch import MicroBatch
 from shardyard.models.batch_norm import BY_MICRO_BATCH, BatchNorms
+from shardyard.models.dropout import SampleKeys
 from shardyard.parallel.data import GradientSync, backward_all, reshard
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.model import ParallelModel
@@ -101,6 +102,7 @@ class ImageComputation(Computation[MicroBatch]):
         images: Images,
         label_smoothing: float,
         device: torch.device,
+        keys: SampleKeys,
     ) -> None:
         """Take a network that is sharded.
 
@@ -108,6 +110,7 @@ class ImageComputation(Computation[MicroBatch]):
             norms: Its batch normalisations; None: it has none.
             images: How pixels become what it reads.
             label_smoothing: Share of a label that is spread over all classes, in backward passes.
+            keys: What its dropout asks.
         """
         self.model = model
         self.roots = [model]
@@ -116,6 +119,7 @@ class ImageComputation(Computation[MicroBatch]):
         why += [BY_MIXING] if images.mixes else []
         self.held = {"optim.micro_batch": ", and ".join(why)} if why else {}
         self._norms = norms
+        self._keys = keys
         self._label_smoothing = label_smoothing
         self._mean_C11 = torch.tensor(images.mean, device=device).view(-1, 1, 1)
         self._std_C11 = torch.tensor(images.std, device=device).view(-1, 1, 1)
@@ -154,6 +158,7 @@ class ImageComputation(Computation[MicroBatch]):
         if self._norms is not None:
             self._norms.is_weightless, self._norms.counts = not has_weight, int(has_weight)
         read = batch.cut().to(self._device)
+        self._keys.samples_B = read.samples_B
         pixels_BCHW = read["image"].permute(0, 3, 1, 2).float() / 255.0
         pixels_BCHW = (pixels_BCHW - self._mean_C11) / self._std_C11
         if "other" in read.fields:

@@ -1,12 +1,22 @@
 """A network that classifies images: built on every rank, sharded over the axes of data."""
 
+import sys
+from pathlib import Path
+
 import torch
 import torch.distributed as dist
 
-from shardyard.config.schema import Recipe
-from shardyard.families.images.network import ImageNetwork
+from shardyard.config.resolved import Resolved
 from shardyard.models.build import freeze
-from shardyard.models.images import blocks_of_network, build_network
+from shardyard.models.dropout import SampleKeys
+from shardyard.models.images import (
+    blocks_of_network,
+    build_network,
+    fill_network,
+    load_network,
+    make_it_drop,
+    set_batch_norm_momentum,
+)
 from shardyard.parallel.apply import parallelize_own
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.own_module import refuse_differing_weights
@@ -15,25 +25,43 @@ from shardyard.tasks.images import ImageComputation
 
 
 def build_image_network(
-    recipe: Recipe,
-    network: ImageNetwork,
-    mesh: Mesh,
-    *,
-    device: torch.device,
-    control: dist.ProcessGroup,
+    resolved: Resolved, mesh: Mesh, *, device: torch.device, control: dist.ProcessGroup
 ) -> ImageComputation:
-    """Make and shard the network. All ranks call it together.
+    """Make, fill and shard the network. All ranks call it together.
 
     Args:
         control: A gloo group of all ranks.
+
+    Raises:
+        RequestError: The folder's weights are not those of its config.json.
     """
-    torch.manual_seed(recipe.run.seed)
+    recipe, network = resolved.recipe, resolved.network
+    assert network is not None
+    seed, settings = recipe.run.seed, recipe.model
+    assert isinstance(settings.dropout, float) and isinstance(settings.drop_path, float)
     model = build_network(network)
+    if resolved.model_dir is None:
+        fill_network(model, network, seed=seed, zero_last_norm=settings.zero_last_norm)
+    else:
+        folder = Path(resolved.model_dir)
+        has_new_head = load_network(model, network, folder, seed=seed)
+        if has_new_head and dist.get_rank() == 0:
+            print(
+                f"{folder} classifies other classes: its head is left, and a new one for "
+                f"{network.num_classes} begins at random.",
+                file=sys.stderr,
+            )
     refuse_differing_weights(model, control)
-    freeze(model, recipe.model.frozen, held_in=DTYPES[recipe.precision.compute])
+    if isinstance(settings.batch_norm_momentum, float):
+        set_batch_norm_momentum(model, settings.batch_norm_momentum)
+    freeze(model, settings.frozen, held_in=DTYPES[recipe.precision.compute])
     model.to(device)
+    keys = SampleKeys()
+    make_it_drop(
+        model, network, dropout=settings.dropout, drop_path=settings.drop_path, seed=seed, keys=keys
+    )
     blocks = blocks_of_network(model, network)
-    norms = parallelize_own(model, mesh, recipe=recipe, blocks=blocks, words={})
+    norms = parallelize_own(model, mesh, recipe=recipe, blocks=blocks, words={}, keys=keys)
     return ImageComputation(
         model,
         mesh,
@@ -41,4 +69,5 @@ def build_image_network(
         images=recipe.data.images,
         label_smoothing=recipe.task.label_smoothing,
         device=device,
+        keys=keys,
     )

@@ -261,7 +261,7 @@ def _build(
     if shape is not None:
         return build_sharded(recipe, shape, mesh, device=device)
     if network is not None:
-        return build_image_network(recipe, network, mesh, device=device, control=control)
+        return build_image_network(resolved, mesh, device=device, control=control)
     return build_own(
         recipe, mesh, vocab_size=vocabulary(resolved), device=device, control=control,
         folder=Path(str(resolved.model_dir)) if is_generic(recipe) else None,

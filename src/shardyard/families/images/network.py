@@ -1,8 +1,16 @@
 """What is known of a network that classifies images, before it is built."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+from shardyard.errors import RequestError
+
+_CLASSES = ("id2label", "label2id", "num_labels", "_num_labels")
+"""Keys of a config.json that say its classes."""
+
+_CLASSES_UNSAID = 2
+"""transformers' own default, which it leaves out of a config.json."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +24,12 @@ class ImageNetwork:
     num_classes: int
     size: int
     """Pixels on a side of an image."""
+    batch_norm_momentum: float | None = None
+    """Share of a step in running statistics, as torch counts it; None: it has no such norms."""
+    dropout: float = 0.0
+    """Of the features that its head reads."""
+    drop_path: float = 0.0
+    """Share of samples that lose the branch of its last block."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for resolved.json and fingerprints."""
@@ -25,6 +39,13 @@ class ImageNetwork:
         """The same with a head for so many classes."""
         return replace(self, num_classes=num_classes)
 
+    def at_size(self, size: int) -> "ImageNetwork":
+        """The same for images of another size."""
+        config = dict(self.config)
+        if "image_size" in config:
+            config["image_size"] = size
+        return replace(self, size=size, config=config)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ImageKind:
@@ -33,7 +54,59 @@ class ImageKind:
     model_type: str
     presets: Mapping[str, ImageNetwork]
     """As they were published, of ImageNet's 1,000 classes."""
-    block_class: str
-    """transformers' class of its blocks: recomputed, compiled and sharded one by one."""
+    block_classes: Sequence[str]
+    """transformers' classes of its blocks: recomputed, compiled and sharded one by one."""
+    branches: Sequence[str]
+    """Modules of a block whose output is added to what came in; drop_path drops it."""
     of_config: Callable[[Mapping[str, Any], str], ImageNetwork]
     """From a config.json and what messages call it; raises a RequestError for what is not built."""
+    last_norm: str | None = None
+    """The last batch normalisation of a branch, which may begin at zero."""
+
+
+def network_of(
+    model_type: str, config: Mapping[str, Any], source: str, *, size: Any, **known: float
+) -> ImageNetwork:
+    """The network of a config.json.
+
+    Args:
+        size: As it says it: a number, or two that are equal.
+        known: Other fields of ``ImageNetwork``.
+
+    Raises:
+        RequestError: It is for images that are no squares.
+    """
+    sides = set(size) if isinstance(size, list | tuple) else {size}
+    if len(sides) != 1 or not isinstance(next(iter(sides)), int):
+        raise RequestError(
+            f"{source}: image_size={size} is no square, and pictures are cut to squares here. Use "
+            "a network for squares."
+        )
+    labels = config.get("id2label") or {}
+    named = len(labels) or config.get("num_labels") or _CLASSES_UNSAID
+    return ImageNetwork(
+        model_type=model_type,
+        config={key: value for key, value in config.items() if key not in _CLASSES},
+        num_classes=int(named),
+        size=next(iter(sides)),
+        **known,
+    )
+
+
+def refuse_other_values(
+    config: Mapping[str, Any], source: str, built: Mapping[str, Sequence[Any]]
+) -> None:
+    """Refuse a config.json that asks for what is not built.
+
+    Args:
+        built: Key -> the values that are; a key that is not there has the first of them.
+
+    Raises:
+        RequestError: It says another value.
+    """
+    for key, values in built.items():
+        if config.get(key, values[0]) not in values:
+            named = " or ".join(map(str, values))
+            raise RequestError(
+                f"{source}: {key}={config[key]!r} is not built. Use a network with {key}={named}."
+            )

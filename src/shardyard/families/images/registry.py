@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+from shardyard.families.images.efficientnet import EFFICIENTNET
 from shardyard.families.images.network import ImageKind, ImageNetwork
 from shardyard.families.images.resnet import RESNET
+from shardyard.families.images.vit import VIT
 
-KINDS: dict[str, ImageKind] = {kind.model_type: kind for kind in (RESNET,)}
+KINDS: dict[str, ImageKind] = {kind.model_type: kind for kind in (RESNET, EFFICIENTNET, VIT)}
 """``model_type`` of config.json -> kind."""
 
 IMAGE_PRESETS: Mapping[str, ImageNetwork] = {

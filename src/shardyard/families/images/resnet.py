@@ -3,7 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from shardyard.families.images.network import ImageKind, ImageNetwork
+from shardyard.families.images.network import (
+    ImageKind,
+    ImageNetwork,
+    network_of,
+    refuse_other_values,
+)
 
 MODEL_TYPE = "resnet"
 SIZE = 224
@@ -23,15 +28,15 @@ def _network(layer_type: str, widths: tuple[int, ...], depths: tuple[int, ...]) 
         "downsample_in_first_stage": False,
         "downsample_in_bottleneck": False,
     }
-    return ImageNetwork(model_type=MODEL_TYPE, config=config, num_classes=1000, size=SIZE)
+    return _of_config(config, "a preset").with_classes(1000)
 
 
-def _of_config(config: Mapping[str, Any], source: str) -> ImageNetwork:  # noqa: ARG001
-    classes = config.get("id2label") or {}
-    kept = {key: value for key, value in config.items() if key not in ("id2label", "label2id")}
-    return ImageNetwork(
-        model_type=MODEL_TYPE, config=kept, num_classes=len(classes) or 1000, size=SIZE
+def _of_config(config: Mapping[str, Any], source: str) -> ImageNetwork:
+    refuse_other_values(
+        config, source, {"layer_type": ("bottleneck", "basic"), "num_channels": (3,)}
     )
+    momentum = 0.1  # torch's own, which no config.json says
+    return network_of(MODEL_TYPE, config, source, size=SIZE, batch_norm_momentum=momentum)
 
 
 RESNET = ImageKind(
@@ -43,6 +48,8 @@ RESNET = ImageKind(
         "resnet101": _network("bottleneck", _BOTTLENECK, (3, 4, 23, 3)),
         "resnet152": _network("bottleneck", _BOTTLENECK, (3, 8, 36, 3)),
     },
-    block_class="ResNetStage",
+    block_classes=("ResNetBasicLayer", "ResNetBottleNeckLayer"),
+    branches=("layer",),
+    last_norm="layer.-1.normalization",
     of_config=_of_config,
 )

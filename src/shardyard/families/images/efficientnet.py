@@ -1,0 +1,85 @@
+"""EfficientNet: Tan and Le, arXiv:1905.11946, table 1 and compound scaling.
+
+Sizes and dropout of the eight are those of the authors' code (tensorflow/tpu,
+models/official/efficientnet/efficientnet_builder.py); ``depthwise_padding`` is transformers' own,
+of its conversion script: blocks whose input has an odd size, at the size that a preset is for.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from shardyard.families.images.network import (
+    ImageKind,
+    ImageNetwork,
+    network_of,
+    refuse_other_values,
+)
+
+MODEL_TYPE = "efficientnet"
+
+_DIVISOR = 8
+_FEATURES = 1280
+
+
+def _network(
+    width: float, depth: float, size: int, dropout: float, padded: tuple[int, ...] = ()
+) -> ImageNetwork:
+    features = max(_DIVISOR, int(_FEATURES * width + _DIVISOR / 2) // _DIVISOR * _DIVISOR)
+    config = {
+        "model_type": MODEL_TYPE,
+        "num_channels": 3,
+        "image_size": size,
+        "width_coefficient": width,
+        "depth_coefficient": depth,
+        "depth_divisor": _DIVISOR,
+        "kernel_sizes": [3, 3, 5, 3, 5, 5, 3],
+        "in_channels": [32, 16, 24, 40, 80, 112, 192],
+        "out_channels": [16, 24, 40, 80, 112, 192, 320],
+        "depthwise_padding": list(padded),
+        "strides": [1, 2, 2, 2, 1, 2, 1],
+        "num_block_repeats": [1, 2, 2, 3, 3, 4, 1],
+        "expand_ratios": [1, 6, 6, 6, 6, 6, 6],
+        "squeeze_expansion_ratio": 0.25,
+        "hidden_act": "swish",
+        "hidden_dim": features,
+        "pooling_type": "mean",
+        "initializer_range": 0.02,
+        "batch_norm_eps": 0.001,
+        "batch_norm_momentum": 0.99,
+        "dropout_rate": dropout,
+        "drop_connect_rate": 0.2,
+    }
+    return _of_config(config, "a preset").with_classes(1000)
+
+
+def _of_config(config: Mapping[str, Any], source: str) -> ImageNetwork:
+    refuse_other_values(config, source, {"pooling_type": ("mean",), "num_channels": (3,)})
+    return network_of(
+        MODEL_TYPE,
+        config,
+        source,
+        size=config.get("image_size", 600),
+        # in transformers the share of the past that stays, as TensorFlow has it; torch's is the
+        # share of the new
+        batch_norm_momentum=round(1.0 - config.get("batch_norm_momentum", 0.99), 10),
+        dropout=config.get("dropout_rate", 0.5),
+        drop_path=config.get("drop_connect_rate", 0.2),
+    )
+
+
+EFFICIENTNET = ImageKind(
+    model_type=MODEL_TYPE,
+    presets={
+        "efficientnet-b0": _network(1.0, 1.0, 224, 0.2),
+        "efficientnet-b1": _network(1.0, 1.1, 240, 0.2, (16,)),
+        "efficientnet-b2": _network(1.1, 1.2, 260, 0.3, (5, 8, 16)),
+        "efficientnet-b3": _network(1.2, 1.4, 300, 0.3, (5, 18)),
+        "efficientnet-b4": _network(1.4, 1.8, 380, 0.4, (6,)),
+        "efficientnet-b5": _network(1.6, 2.2, 456, 0.4, (13, 27)),
+        "efficientnet-b6": _network(1.8, 2.6, 528, 0.5, (31,)),
+        "efficientnet-b7": _network(2.0, 3.1, 600, 0.5, (18,)),
+    },
+    block_classes=("EfficientNetBlock",),
+    branches=("projection.dropout",),
+    of_config=_of_config,
+)
