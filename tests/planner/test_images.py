@@ -3,12 +3,16 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from shardyard.config.layout import Layout
+from shardyard.config.resolve import resolve
+from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.config.schema import Recipe
 from shardyard.control.plan import Prediction, predict
 from shardyard.errors import RecipeError, RequestError
 from shardyard.families.images.efficientnet_operators import efficientnet_operators
@@ -19,12 +23,15 @@ from shardyard.families.images.vit_operators import vit_operators
 from shardyard.hardware.accelerator import Accelerator
 from shardyard.hardware.cluster import Cluster
 from shardyard.hardware.links import Link
+from shardyard.hardware.machine import Machine
+from shardyard.observe.metrics import read_flop_budget
 from shardyard.planner.images.decoding import DECODED_PER_WORKER_S, decoding_of
 from shardyard.planner.images.image_memory import image_memory
 from shardyard.planner.images.image_savings import image_savings
 from shardyard.planner.images.image_step import ImageStep
 from shardyard.planner.images.image_time import ImageEstimate, estimate_images
 from shardyard.planner.layouts import search
+from shardyard.planner.phases import plan
 from shardyard.planner.plan import Plan
 from shardyard.planner.words import headline
 from shardyard.planner.workload import Formats, Techniques
@@ -342,6 +349,51 @@ def test_an_epoch_has_its_time_once_the_data_is_known(planned: Prediction) -> No
     assert plan.epoch_s == pytest.approx(1_281_167 / plan.speed.tokens_per_s)
     assert ("epoch", "1,281,167 images") in [(row[0], row[2]) for row in headline(plan)]
     assert planned.plan.epoch_s is None
+    unknown = {row[0]: row for row in headline(planned.plan)}["epoch"]
+    assert unknown[2].startswith("for each million images; how many there are is known once the")
+
+
+def resolved_on_cpu() -> tuple[Resolved, Machine]:
+    """ResNet-18 on 1,437 images of ten classes."""
+    machine = Machine(device="cpu", name="CPU", count=1, memory_bytes=2**33, cores=4, hostname="a")
+    data = DataFacts(
+        dir="data", fingerprint="x", vocab_size=0, train_tokens=0, eval_tokens=0,
+        train_documents=0, eval_documents=0, unigram_entropy=0.0, num_classes=10,
+        train_samples=1437, eval_samples=360,
+    )  # fmt: skip
+    asked = recipe(
+        model={"preset": "resnet18"},
+        data={"images": {"size": 32}},
+        optim={"global_batch": 64, "micro_batch": 32},
+        precision={"compute": "fp32"},
+        cluster={"instance": None, "device": "cpu", "devices": 1},
+        observe={"peak_tflops": 1.0},
+    )
+    made = resolve(
+        Recipe.model_validate(asked), shape=None, network=IMAGE_PRESETS["resnet18"],
+        machine=machine, data=data,
+    )  # fmt: skip
+    return made, machine
+
+
+def test_an_attempt_plans_its_classes_and_epochs_and_mfu_is_measured_by_it(tmp_path: Path) -> None:
+    resolved, machine = resolved_on_cpu()
+    found = plan(resolved, world_size=1, devices_per_node=1, machine=machine)
+    assert found.parameters == 11_689_512 - 990 * 513  # the head of ten classes
+    assert (found.unit, found.epoch_samples, found.device) == ("image", 1437, "CPU process")
+    assert found.memory_term("optimizer") == found.memory_term("parameters")
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(found.to_json()))
+    budget = read_flop_budget(path)
+    assert budget.flops_per_token == found.flops_per_token["full"]
+    assert budget.mfu(100.0) == pytest.approx(100 * budget.flops_per_token / 1e12)
+
+
+@pytest.mark.parametrize("preset", sorted(IMAGE_PRESETS))
+def test_every_network_has_its_table(preset: str) -> None:
+    operators = operators_of(IMAGE_PRESETS[preset])
+    assert timed(step(operators=operators, micro_batch=4)).samples_per_s > 0
+    assert len({row.block for row in operators}) > 4  # blocks, and what is in none
 
 
 def test_offers_compare_machines_for_images_too() -> None:

@@ -75,9 +75,13 @@ def _decoding(plan: Plan) -> list[Row]:
 
 
 def _epoch(plan: Plan) -> list[Row]:
-    if plan.unit != "image" or plan.epoch_s is None:
+    rate = plan.speed.tokens_per_s
+    if plan.unit != "image" or rate is None:
         return []
-    return [("epoch", format_seconds(plan.epoch_s), f"{plan.epoch_samples:,} images")]
+    if plan.epoch_s is not None:
+        return [("epoch", format_seconds(plan.epoch_s), f"{plan.epoch_samples:,} images")]
+    words = "for each million images; how many there are is known once the data is prepared"
+    return [("epoch", format_seconds(1e6 / rate), words)]
 
 
 def _mfu_reason(plan: Plan) -> str:
