@@ -119,6 +119,15 @@ PROBLEMS = [
         "precision.optimizer_states=bf16 with optim.betas of 0.999",
     ),
     (
+        ["precision.compute=fp16", "precision.reduce=bf16"],
+        "precision.reduce=bf16 with precision.compute=fp16: bf16 keeps 8 of the 11 bits of such a",
+    ),
+    (
+        ["precision.compute=bf16", "precision.loss_scale=1024"],
+        "precision.loss_scale=1024 with precision.compute=bf16, whose gradients need no scale. "
+        "Leave it out, or use precision.compute=fp16.",
+    ),
+    (
         ["precision.optimizer_states=bf16", "optim.betas=[0.9, 0.999]"],
         "precision.optimizer_states=bf16 with optim.betas of 0.999: a step moves such an average "
         "by 0.001 of a difference",
@@ -303,7 +312,7 @@ def test_a_sound_recipe_passes(overrides: list[str]) -> None:
 
 def test_all_problems_are_reported_at_once_under_the_name_of_the_recipe() -> None:
     with pytest.raises(RecipeError, match=r"a\.yaml has 3 problems:"):
-        check(load_recipe([], ["precision.compute=fp16", "optim.momentum=0.9"]), "a.yaml")
+        check(load_recipe([], ["memory.offload=params", "optim.momentum=0.9"]), "a.yaml")
 
 
 CREDENTIALS = [
@@ -325,11 +334,11 @@ def test_a_credential_is_refused_and_not_repeated(credential: str, kind: str) ->
 
 
 def test_wrong_values_and_contradictions_are_told_together() -> None:
-    wrong = ["model.preset=lama2-7b", "optim.lr=fast", "precision.compute=fp16", "data.sorce=x"]
+    wrong = ["model.preset=lama2-7b", "optim.lr=fast", "memory.offload=params", "data.sorce=x"]
     with pytest.raises(RecipeError) as refused:
         load_checked_recipe([], wrong)
     paths = {problem.path for problem in refused.value.problems}
-    assert paths == {"model.preset", "optim.lr", "precision.compute", "data.sorce"}
+    assert paths == {"model.preset", "optim.lr", "memory.offload", "data.sorce"}
 
 
 def test_a_section_whose_setting_is_misspelt_is_not_said_to_lack_it() -> None:

@@ -125,7 +125,7 @@ def test_bf16_is_refused_where_it_would_be_emulated(instance: str) -> None:
     given = ["model.preset=llama-tiny", "precision.compute=bf16", f"cluster.instance={instance}"]
     (problem,) = format_problems(load_recipe([], given))
     assert problem.path == "precision.compute"
-    assert "capability 8.0 or more" in problem.text and "Use precision.compute=fp32" in problem.text
+    assert "capability 8.0 or more" in problem.text and "Use precision.compute=fp16" in problem.text
     assert list(format_problems(load_recipe([], [*given, "cluster.instance=g5.xlarge"]))) == []
 
 

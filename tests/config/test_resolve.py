@@ -67,15 +67,15 @@ def test_a_cpu_gets_one_fp32_process_and_gpus_get_one_bf16_process_each() -> Non
 
 
 @pytest.mark.parametrize("instance", ["p3dn.24xlarge", "g4dn.12xlarge"])
-def test_a_device_without_bf16_gets_fp32_and_says_why(instance: str) -> None:
+def test_a_device_without_bf16_gets_fp16_and_says_why(instance: str) -> None:
     result = preview("llama3.2-1b", f"cluster.instance={instance}")
     precision = result.recipe.precision
-    assert (precision.compute, precision.output) == ("fp32", "fp32")
+    assert (precision.compute, precision.output) == ("fp16", "fp32")
     name = "V100 32GB" if instance.startswith("p3") else "T4"
     why = result.reasons["precision.compute"]
-    assert why == f"{name} has no bf16, and fp16 cannot be trained in yet"
+    assert why == f"{name} has no bf16; the loss is scaled"
     here = resolved(machine=replace(GPUS, has_bf16=False))
-    assert here.recipe.precision.compute == "fp32"
+    assert here.recipe.precision.compute == "fp16"
     assert here.reasons["precision.compute"].startswith("a GPU has no bf16")
 
 

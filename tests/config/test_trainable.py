@@ -9,7 +9,6 @@ from shardyard.config.trainable import trainable_problems
 from shardyard.errors import RecipeError
 
 REFUSED = [
-    ("precision.compute=fp16", "a run in fp16 can be planned, not trained yet. Use bf16, fp32 or"),
     (
         "cluster.instance=trn1.32xlarge",
         "cluster.instance=trn1.32xlarge: a run on Trainium1 can be planned, not trained",

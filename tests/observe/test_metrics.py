@@ -18,7 +18,7 @@ def _line(budget: FlopBudget, **counted: float) -> dict[str, object]:
     lines = MetricLines(budget, attempt=1, generation=2, world_size=4)
     return lines.step(
         step=3, epoch=0.5, loss=2.0, grad_norm=1.0, lr=1e-3, tokens=900, targets=40, samples=30,
-        step_tokens=300, step_samples=10, peak_memory_bytes=7, counted=counted,
+        loss_scale=None, step_tokens=300, step_samples=10, peak_memory_bytes=7, counted=counted,
         times=StepTimes(step_time_s=0.5, data_wait_s=0.1, checkpoint_blocked_s=0.2),
     )  # fmt: skip
 

@@ -35,12 +35,12 @@ def compute_on(device: str, *, without_bf16: str | None = None) -> tuple[str, st
     if device == "cpu":
         return "fp32", "a CPU gains little from 16 bits"
     if without_bf16 is not None:
-        return "fp32", f"{without_bf16} has no bf16, and fp16 cannot be trained in yet"
+        return "fp16", f"{without_bf16} has no bf16; the loss is scaled"
     return "bf16", "the accelerator's fast format, without loss scaling"
 
 
 def output_of(compute: Literal["fp32", "bf16", "fp16", "fp8"]) -> tuple[str, str]:
     """``precision.output``."""
     if compute == "fp16":
-        return "fp32", "models return fp32 or bf16, and what has fp16 need not have bf16"
+        return "fp32", "losses are summed outside of the model, and fp16 ends at 65,504"
     return ("bf16" if compute == "fp8" else compute), "as precision.compute"

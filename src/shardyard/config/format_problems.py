@@ -1,4 +1,4 @@
-"""Number formats that the devices of a recipe cannot compute in."""
+"""Number formats that the devices of a recipe cannot compute in, or that do not go together."""
 
 from collections.abc import Iterable
 
@@ -23,6 +23,18 @@ def format_problems(recipe: Recipe) -> Iterable[Problem]:
         if lacking is not None:
             text = f"=fp8: torchao has no fp8 products for {lacking}. Use bf16 or fp32."
             yield Problem("precision.compute", text)
+    if compute == "fp16" and recipe.precision.reduce == "bf16":
+        text = (
+            "=bf16 with precision.compute=fp16: bf16 keeps 8 of the 11 bits of such a gradient. "
+            "Use precision.reduce=fp32."
+        )
+        yield Problem("precision.reduce", text)
+    if compute not in ("fp16", "auto") and recipe.precision.loss_scale != "dynamic":
+        text = (
+            f"={recipe.precision.loss_scale:g} with precision.compute={compute}, whose gradients "
+            "need no scale. Leave it out, or use precision.compute=fp16."
+        )
+        yield Problem("precision.loss_scale", text)
     is_on_cpu = recipe.cluster.device == "cpu"
     if compute == "bf16" and accelerator is not None and not is_on_cpu and not accelerator.has_bf16:
         yield Problem("precision.compute", f"=bf16: {without_bf16(accelerator.name)}")
@@ -32,7 +44,8 @@ def without_bf16(name: str) -> str:
     """Why a device does not compute in bf16, and what to do."""
     return (
         f"{name} has no bf16 products: that takes an NVIDIA device of capability 8.0 or more "
-        "(Ampere, 2020). torch would emulate them, slower than fp32. Use precision.compute=fp32."
+        "(Ampere, 2020). torch would emulate them, slower than fp32. Use precision.compute=fp16 or "
+        "fp32."
     )
 
 

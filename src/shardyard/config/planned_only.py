@@ -16,7 +16,5 @@ def planned_only(path: str, value: object, what: str, remedy: str) -> Problem:
 
 def settings_planned_only(recipe: Recipe) -> Iterable[Problem]:
     """Every one whose value says it alone."""
-    if recipe.precision.compute == "fp16":
-        yield planned_only("precision.compute", "fp16", "a run in fp16", "bf16, fp32 or fp8")
     if recipe.cluster.device == "xla":
         yield planned_only("cluster.device", "xla", "a run on Trainium or TPU", DEVICES)

@@ -422,8 +422,9 @@ class Precision(Section):
     """Number formats; master weights are always fp32, and each update is computed in fp32."""
 
     compute: Literal["fp32", "bf16", "fp16", "fp8", "auto"] = "auto"
-    """Format of matrix products; auto: bf16, fp32 on a CPU and where there is no bf16 (V100, T4).
-    Only planned yet: fp16."""
+    """Format of matrix products; auto: bf16, fp16 where there is none (V100, T4), fp32 on a CPU."""
+    loss_scale: Literal["dynamic"] | Annotated[float, Field(gt=0)] = "dynamic"
+    """With compute=fp16: a fixed factor of gradients, or as torch's GradScaler moves one."""
     fp8_scaling: Literal["tensorwise", "rowwise"] = "tensorwise"
     """With compute=fp8: one scale for a whole tensor (fastest), or one for each row (closer)."""
     reduce: Literal["fp32", "bf16"] = "fp32"

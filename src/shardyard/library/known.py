@@ -152,6 +152,12 @@ def _problems(
     parallel = recipe.parallel
     found = misfits(recipe, shape, devices_per_node=devices_per_node)
     found += settings_planned_only(recipe)
+    if recipe.precision.compute == "fp16":
+        text = (
+            "=fp16: its loss scale skips steps inside the optimizer, and yours is your own. Use "
+            "bf16 or fp32, or train by a recipe."
+        )
+        found.append(Problem("precision.compute", text))
     split = [f"{axis}={getattr(parallel, axis)}" for axis in ("cp", "tp", "pp")]
     split = [axis for axis in split if not axis.endswith("=1")]
     if shape is not None and seq_len is None and split:

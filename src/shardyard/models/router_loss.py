@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardyard.models.dropout import SampleKeys
+from shardyard.models.loss_scale import LossScale
 from shardyard.rundir.metric_keys import ROUTER_KEYS
 
 
@@ -90,6 +91,7 @@ class RouterLoss:
     keys: SampleKeys
     """Says which rows are padding: they count for nothing."""
     totals: RouterTotals
+    scale: LossScale = field(default_factory=LossScale)
     copies: int = 1
     """Ranks that compute the same tokens: each stands for its part of the sums."""
     tokens_group: dist.ProcessGroup | None = field(default=None, repr=False)
@@ -111,7 +113,7 @@ class RouterLoss:
         row = torch.cat(
             [(counts_B[:, None] * visits_BE).sum(dim=0), torch.stack([balance, z, tokens]).detach()]
         )
-        loss = (self.balance * balance + self.z * z) / self.copies
+        loss = self.scale.on((self.balance * balance + self.z * z) / self.copies)
         y: Tensor = _Enter.apply(y_BLD, loss, row / self.copies, self)  # type: ignore[no-untyped-call]
         return y
 

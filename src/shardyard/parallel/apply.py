@@ -18,6 +18,7 @@ from shardyard.models.dropout import SampleKeys, add_dropout
 from shardyard.models.forward import ForwardPass
 from shardyard.models.local_shard import local_shard
 from shardyard.models.lora import drop_in_adapters
+from shardyard.models.loss_scale import LossScale
 from shardyard.models.parts import blocks_of, dropout_places, part_of
 from shardyard.models.router_loss import RouterLoss, RouterTotals
 from shardyard.models.stage import keep_blocks, stage_of
@@ -72,12 +73,13 @@ def parallelize(
     # 2. what modules compute, before all that wraps them; fp8 first: tensors ask how to multiply
     if recipe.precision.compute == "fp8":
         _multiply_in_fp8(model, mesh, recipe=recipe, family=family)
-    router = _add_router_losses(model, mesh, recipe=recipe, family=family, keys=keys)
+    scale = LossScale()
+    router = _add_router_losses(model, mesh, recipe=recipe, family=family, keys=keys, scale=scale)
     shard_experts(model, mesh, family)
     if mesh.layout.tp > 1:
         keeps_sums = recipe.memory.recompute == "selective"
         shard_tensors(model, mesh.dense["tp"], family, keeps_sums=keeps_sums)
-    token_losses = _token_losses(model, mesh, family)
+    token_losses = _token_losses(model, mesh, family, scale)
     chunk, head = recipe.memory.loss_chunk, part_of(model, family.head)
     loss_in_model = isinstance(chunk, int)
     if isinstance(chunk, int) and head is not None:
@@ -265,7 +267,13 @@ def _cut(
 
 
 def _add_router_losses(
-    model: PreTrainedModel, mesh: Mesh, *, recipe: Recipe, family: Family, keys: SampleKeys
+    model: PreTrainedModel,
+    mesh: Mesh,
+    *,
+    recipe: Recipe,
+    family: Family,
+    keys: SampleKeys,
+    scale: LossScale,
 ) -> RouterTotals | None:
     """Balance the routers. Returns where they count, or None for a dense model."""
     if family.sparse is None:
@@ -279,14 +287,16 @@ def _add_router_losses(
             z=recipe.model.router_z_loss,
             keys=keys,
             totals=totals,
+            scale=scale,
             copies=mesh.layout.tp,
             tokens_group=mesh.group("cp") if mesh.layout.cp > 1 else None,
         )
     return totals
 
 
-def _token_losses(model: nn.Module, mesh: Mesh, family: Family) -> VocabLoss:
+def _token_losses(model: nn.Module, mesh: Mesh, family: Family, scale: LossScale) -> VocabLoss:
     head = part_of(model, family.head)
     if head is None or not isinstance(head.weight, DTensor):
-        return VocabLoss()
-    return VocabLoss(group=mesh.group("tp"), first=local_shard(head.weight).offsets[0])
+        return VocabLoss(scale=scale)
+    first = local_shard(head.weight).offsets[0]
+    return VocabLoss(group=mesh.group("tp"), first=first, scale=scale)

@@ -75,8 +75,9 @@ def shard_groups(
     # on one rank resharding still frees the copies in the compute format
     reshard = mesh.layout.zero == 3
     ahead = [*groups.first, *groups.blocks]
+    between = replace(precision, output_dtype=precision.param_dtype)
     for module in ahead:
-        fully_shard(module, mp_policy=precision, reshard_after_forward=reshard, **options)
+        fully_shard(module, mp_policy=between, reshard_after_forward=reshard, **options)
     of_root = replace(precision, output_dtype=groups.output_dtype)
     if groups.last:
         # backward begins here: freeing them after forward would gather twice for nothing

@@ -5,7 +5,12 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from shardyard.config.schema import Precision
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.bfloat16}
+DTYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.bfloat16,
+}
 """Of parameters as gathered and of activations; fp8 is the format of products alone."""
 
 

@@ -10,7 +10,7 @@ Shape suffixes: N = tokens, v = this rank's part of the vocabulary.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardyard.data.micro_batch import IGNORED
+from shardyard.models.loss_scale import LossScale
 
 
 @dataclass(kw_only=True)
@@ -30,6 +31,8 @@ class VocabLoss:
     """Token id of this rank's first logit."""
     watch: Callable[[Tensor, Tensor], None] | None = None
     """Shown all logits and targets beside, all at once or chunk by chunk."""
+    scale: LossScale = field(default_factory=LossScale)
+    """What all losses of the model begin their gradients with."""
 
     def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Sum over predicted tokens in nats, fp32; 0 if none counts.
@@ -43,7 +46,7 @@ class VocabLoss:
         loss: Tensor = _CrossEntropySum.apply(  # type: ignore[no-untyped-call]
             logits.flatten(0, -2), targets.flatten(), self.group, self.first
         )
-        return loss
+        return self.scale.on(loss)
 
     @torch.no_grad()
     def right(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -66,14 +69,18 @@ class VocabLoss:
         return (token_N == targets_N).sum().double()
 
     def with_gradient(self, logits_Nv: Tensor, targets_N: Tensor) -> tuple[Tensor, Tensor]:
-        """The sum, and its gradient by the logits, in their format; autograd records neither."""
+        """The sum, and its gradient by the logits, in their format and scaled; autograd records
+        neither."""
         if self.watch is not None:
             self.watch(logits_Nv, targets_N)
         dtype = logits_Nv.dtype
         with torch.no_grad():
             loss, known = _sum(logits_Nv, targets_N, self.group, self.first)
             del logits_Nv
-            return loss, _gradient(known, known.counts_N.float()).to(dtype)
+            weight_N = known.counts_N.float()
+            if self.scale.factor is not None:  # before rounding to a format that needs it
+                weight_N *= self.scale.factor
+            return loss, _gradient(known, weight_N).to(dtype)
 
 
 class _Known(NamedTuple):

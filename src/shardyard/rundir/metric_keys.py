@@ -9,6 +9,7 @@ METRIC_KEYS = (
     "epoch",
     "loss",
     "grad_norm",
+    "loss_scale",
     "lr",
     "tokens",
     "targets",

@@ -129,7 +129,7 @@ class PairsToo(HiddenTokens):
             ("pairs_right", right),
         ):
             self._told[name] = self._told.get(name, 0.0) + each.detach().double()
-        return of_tokens + self._weight * of_pairs
+        return of_tokens + self.loss_scale.on(self._weight * of_pairs)
 
     def _sums(self, hidden: int | Tensor) -> dict[str, Tensor]:
         told, self._told = self._told, {}

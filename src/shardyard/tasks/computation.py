@@ -6,6 +6,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 
+from shardyard.models.loss_scale import LossScale
 from shardyard.parallel.statistics import Statistics
 
 Batch = TypeVar("Batch")
@@ -32,6 +33,8 @@ class Computation(ABC, Generic[Batch]):
     """What is sharded as a whole: the stages of this rank, or the model."""
     held_twice: Collection[str] = ()
     """Names of parameters that both ends of a pipeline hold."""
+    loss_scale: LossScale
+    """What all its losses begin their gradients with."""
     statistics: Sequence[Statistics] = ()
     """What modules count beside the loss."""
     held: Mapping[str, str] = {}

@@ -25,6 +25,7 @@ from shardyard.data.images.views import eval_view, train_mixing, train_view
 from shardyard.data.micro_batch import MicroBatch
 from shardyard.models.batch_norm import BY_MICRO_BATCH, BatchNorms
 from shardyard.models.dropout import SampleKeys
+from shardyard.models.loss_scale import LossScale
 from shardyard.parallel.data import GradientSync, backward_all, reshard
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.model import ParallelModel
@@ -118,6 +119,7 @@ class ImageComputation(Computation[MicroBatch]):
         why = [BY_MICRO_BATCH] if norms is not None else []
         why += [BY_MIXING] if images.mixes else []
         self.held = {"optim.micro_batch": ", and ".join(why)} if why else {}
+        self.loss_scale = LossScale()
         self._norms = norms
         self._keys = keys
         self._label_smoothing = label_smoothing
@@ -165,7 +167,8 @@ class ImageComputation(Computation[MicroBatch]):
             pixels_BCHW = mixed(pixels_BCHW, read)
         logits_BC = self.model(pixel_values=pixels_BCHW).logits.float()
         loss = _losses(logits_BC, read, smoothing).sum()
-        return loss if has_weight else 0.0 * loss, logits_BC, read["label"]
+        loss = self.loss_scale.on(loss if has_weight else 0.0 * loss)
+        return loss, logits_BC, read["label"]
 
 
 def _losses(logits_BC: Tensor, batch: MicroBatch, smoothing: float) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from shardyard.errors import RequestError
 from shardyard.models.batch_norm import BY_MICRO_BATCH, BatchNorms
+from shardyard.models.loss_scale import LossScale
 from shardyard.parallel.data import GradientSync, backward_all, reshard
 from shardyard.parallel.mesh import Mesh
 from shardyard.tasks.computation import Computation, Part
@@ -39,6 +40,7 @@ class OwnComputation(Computation[Any]):
         """
         self.model = model
         self.roots = [model]
+        self.loss_scale = LossScale()
         self._loss_function = loss
         self._said_by = said_by
         self._reads = reads
@@ -81,4 +83,4 @@ class OwnComputation(Computation[Any]):
             self._norms.counts = count
         own_count = count if self._is_counted else 0
         counts.append(torch.as_tensor(own_count, dtype=torch.float64, device=loss_sum.device))
-        return loss_sum / self._tp
+        return self.loss_scale.on(loss_sum / self._tp)

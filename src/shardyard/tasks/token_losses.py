@@ -28,6 +28,7 @@ class LanguageModel(Computation[MicroBatch]):
         self.held_twice = parts.held_twice
         self.statistics = parts.statistics
         self.token_losses = parts.token_losses
+        self.loss_scale = parts.token_losses.scale
         self._loss_in_model = parts.loss_in_model
         self.tokens_l = parts.tokens_l
         self._mesh = mesh

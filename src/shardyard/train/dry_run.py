@@ -37,6 +37,7 @@ from shardyard.train.allocations import (
     SET_UP,
     AllocationLog,
 )
+from shardyard.train.loss_scaling import LossScaling
 from shardyard.train.setup import averages_of, build_optimizer, build_sharded
 from shardyard.train.state import OF_OPTIMIZER
 from shardyard.train.step import Stepper
@@ -100,9 +101,14 @@ def _take_a_step(
     with torch_private.fake_tensors(), log:
         optimizer = build_optimizer(recipe, computation, mesh, device=device)
         averages = averages_of(recipe, computation)
-        clip = recipe.optim.grad_clip
         stepper = _Watched(
-            computation, optimizer, mesh, device=device, grad_clip=clip, averages=averages
+            computation,
+            optimizer,
+            mesh,
+            device=device,
+            grad_clip=recipe.optim.grad_clip,
+            averages=averages,
+            scaling=LossScaling.of(recipe, device=device),
         )
         tensors = stepper.held()
         log.mark(computation.model.buffers(), PARAMETERS)

@@ -21,7 +21,8 @@ from shardyard.observe.metrics import StepTimes
 from shardyard.observe.samples import log_samples
 from shardyard.parallel.device import peak_memory_bytes
 from shardyard.train.evaluate import evaluate, evaluation_due
-from shardyard.train.not_finite import not_saved, too_many_skipped
+from shardyard.train.loss_scaling import LEAST
+from shardyard.train.not_finite import not_saved, scale_too_small, too_many_skipped
 from shardyard.train.optim import lr_at, put_nan
 from shardyard.train.state import checkpoint_values
 from shardyard.train.step import PendingResult, StepResult
@@ -138,12 +139,28 @@ class Loop:
         self._write_line(launched, result, step_time_s)
         self.drain = self.drain or result.drain_requested
         self.skipped_in_row = result.skipped_in_row
-        if result.skipped_in_row > self.recipe.optim.max_skipped_steps:
-            self.training.saver.wait()
-            self._report_saves()
-            if self.abandoned is not None:
-                raise not_saved(self.abandoned, newest=self.durable_step)
-            raise too_many_skipped(launched.step, result, newest=self.durable_step)
+        self._refuse_hopeless(launched.step, result)
+
+    def _refuse_hopeless(self, step: int, result: StepResult) -> None:
+        """End a run whose steps are skipped for a reason that does not go away."""
+        is_too_small = self._has_least_scale(result)
+        if result.skipped_in_row <= self.recipe.optim.max_skipped_steps and not is_too_small:
+            return
+        self.training.saver.wait()
+        self._report_saves()
+        if self.abandoned is not None:
+            raise not_saved(self.abandoned, newest=self.durable_step)
+        if is_too_small:
+            assert result.loss_scale is not None
+            raise scale_too_small(step, result.loss_scale, newest=self.durable_step)
+        raise too_many_skipped(step, result, newest=self.durable_step)
+
+    def _has_least_scale(self, result: StepResult) -> bool:
+        """Whether gradients overflow though no smaller loss scale is worth trying."""
+        scaling = self.training.stepper.scaling
+        if scaling is None or not scaling.moves or result.loss_scale is None:
+            return False
+        return result.loss_scale <= LEAST and not math.isfinite(result.grad_norm)
 
     def _write_line(self, launched: _Launched, result: StepResult, step_time_s: float) -> None:
         line = self.training.metric_lines.step(
@@ -151,6 +168,7 @@ class Loop:
             epoch=launched.position / self.training.train_source.num_samples,
             loss=result.loss,
             grad_norm=result.grad_norm,
+            loss_scale=result.loss_scale,
             lr=launched.lr,
             tokens=self.progress.tokens,
             targets=result.targets,
@@ -233,6 +251,7 @@ class Loop:
         if self.saved_step == step or self.save_put_off:
             return
         training.stepper.settle()
+        scaling = training.stepper.scaling
         blocked_s = training.saver.save(
             step,
             training.tensors,
@@ -240,6 +259,7 @@ class Loop:
                 self.progress,
                 seed=self.recipe.run.seed,
                 skipped_in_row=round(training.stepper.skipped_in_row.item()),
+                loss_scale=None if scaling is None else scaling.values(),
                 fingerprint=fingerprint(training.resolved, training.task.computation.held),
             ),
             is_best=is_best,

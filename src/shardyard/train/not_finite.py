@@ -1,5 +1,7 @@
 """How a run ends whose numbers are not finite: what a step cannot mend, and what to do now."""
 
+import math
+
 from shardyard.checkpoint.save import Abandoned
 from shardyard.errors import TrainingError
 from shardyard.train.step import StepResult
@@ -11,11 +13,28 @@ def too_many_skipped(step: int, result: StepResult, *, newest: int) -> TrainingE
     Args:
         newest: Step of the newest durable checkpoint; 0: there is none.
     """
+    first = "precision.compute=fp32 if it was not"
+    if result.loss_scale is not None and math.isfinite(result.loss):
+        first = "precision.loss_scale=dynamic or a smaller one"
     return TrainingError(
         f"step {step}: loss {result.loss}, gradient norm {result.grad_norm}; "
         f"{result.skipped_in_row} steps in a row were skipped because they were not finite. "
-        "Restarting would repeat them. Resume with precision.compute=fp32 if it was not, or start "
+        f"Restarting would repeat them. Resume with {first}, or start "
         f"a new run with a lower optim.lr or optim.grad_clip. {_newest(newest)}"
+    )
+
+
+def scale_too_small(step: int, scale: float, *, newest: int) -> TrainingError:
+    """Gradients overflow with the least scale that helps anybody.
+
+    Args:
+        newest: Step of the newest durable checkpoint; 0: there is none.
+    """
+    return TrainingError(
+        f"step {step}: gradients overflow fp16 with a loss scale of {scale:g}, after the steps "
+        "before have halved it as far as makes sense: not the scale makes them so large. Resume "
+        "with precision.compute=fp32, or bf16 where the device has it, or start a new run with a "
+        f"lower optim.lr. {_newest(newest)}"
     )
 
 

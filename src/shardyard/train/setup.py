@@ -57,6 +57,7 @@ from shardyard.tasks.named import task_class
 from shardyard.train.averages import Averages
 from shardyard.train.hooks import Hooks
 from shardyard.train.images import build_image_network
+from shardyard.train.loss_scaling import LossScaling
 from shardyard.train.optim import ShardOptimizer
 from shardyard.train.own_module import build_own
 from shardyard.train.state import Progress, memory_by_kind
@@ -129,7 +130,13 @@ def set_up_phase(
     optimizer = build_optimizer(recipe, task.computation, mesh, device=device)
     averages = averages_of(recipe, task.computation)
     stepper = Stepper(
-        task, optimizer, mesh, device=device, grad_clip=recipe.optim.grad_clip, averages=averages
+        task,
+        optimizer,
+        mesh,
+        device=device,
+        grad_clip=recipe.optim.grad_clip,
+        averages=averages,
+        scaling=LossScaling.of(recipe, device=device),
     )
     held = {**stepper.held(), **buffers_of(task.model)}
     tensors = _saved_of(held, recipe)
@@ -401,6 +408,8 @@ def _begin(
     gaps = _fill(place.resolved, task, tensors, saved, of_others=of_others, weights_alone=is_next)
     if not is_next:
         stepper.skipped_in_row.fill_(saved.values["skipped_in_row"])
+    if stepper.scaling is not None and saved.values.get("loss_scale") is not None:
+        stepper.scaling.load(saved.values["loss_scale"])
     progress, chosen = saved.progress, saved.chosen
     told = {
         "step": chosen.step,

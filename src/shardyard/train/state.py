@@ -58,13 +58,23 @@ class Progress:
 
 
 def checkpoint_values(
-    progress: Progress, *, seed: int, skipped_in_row: int, fingerprint: dict[str, Any]
+    progress: Progress,
+    *,
+    seed: int,
+    skipped_in_row: int,
+    loss_scale: dict[str, float] | None,
+    fingerprint: dict[str, Any],
 ) -> dict[str, Any]:
-    """Everything of a checkpoint that is no tensor."""
+    """Everything of a checkpoint that is no tensor.
+
+    Args:
+        loss_scale: Of a run in fp16, with the steps that count towards its growth.
+    """
     return {
         "progress": asdict(progress),
         "seed": seed,
         "skipped_in_row": skipped_in_row,
+        "loss_scale": loss_scale,
         "fingerprint": fingerprint,
     }
 

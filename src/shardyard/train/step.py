@@ -19,6 +19,7 @@ from shardyard.parallel.mesh import Mesh
 from shardyard.tasks.base import Task
 from shardyard.tasks.computation import Computation, Part
 from shardyard.train.averages import Averages
+from shardyard.train.loss_scaling import LossScaling
 from shardyard.train.optim import ShardOptimizer, put_nan
 from shardyard.train.totals import sum_over_ranks
 
@@ -36,7 +37,10 @@ class StepResult:
     tokens: int
     """What went through the model, padding left out."""
     skipped_in_row: int
-    """Steps in a row, this one included, that were not applied because they were not finite."""
+    """Steps in a row, this one included, that were not applied because they were not finite; those
+    that a smaller loss scale mends are not counted."""
+    loss_scale: float | None
+    """That of this step's gradients; None: they had none."""
     drain_requested: bool
     """Whether any rank was asked to drain before this step."""
     counted: dict[str, float] = field(default_factory=dict)
@@ -67,13 +71,14 @@ class PendingResult:
         """Wait for the step and return its result."""
         if self._event is not None:
             self._event.synchronize()
-        loss, norm, targets, tokens, skipped, drain, *counted = self._values.tolist()
+        loss, norm, targets, tokens, skipped, scale, drain, *counted = self._values.tolist()
         return StepResult(
             loss=loss,
             grad_norm=norm,
             targets=round(targets),
             tokens=round(tokens),
             skipped_in_row=round(skipped),
+            loss_scale=scale or None,
             drain_requested=drain > 0,
             counted=dict(zip(self._names, counted, strict=True)),
         )
@@ -91,7 +96,11 @@ class Stepper:
         device: torch.device,
         grad_clip: float | None,
         averages: Averages | None = None,
+        scaling: LossScaling | None = None,
     ) -> None:
+        """Args:
+        scaling: What moves the loss scale; None: the format of the gradients needs none.
+        """
         self._computation = task.computation if isinstance(task, Task) else task
         self._optimizer = optimizer
         self._mesh = mesh
@@ -99,6 +108,9 @@ class Stepper:
         self._grad_clip = grad_clip
         self._averages = averages
         self.skipped_in_row = torch.zeros((), dtype=torch.float64, device=device)
+        self.scaling = scaling
+        if scaling is not None:
+            scaling.hand_to(self._computation.loss_scale)
 
     def run(
         self, batches: Sequence[MicroBatch], *, lr: float, drain: bool, poisoned: bool = False
@@ -121,16 +133,19 @@ class Stepper:
         )
         square_sum, tokens, drains = totals.others
         is_empty, divisor = totals.divisor == 0, totals.divisor.clamp(min=1.0)
-        loss, norm = totals.loss_sum / divisor, square_sum.sqrt() / divisor
+        loss = totals.loss_sum / divisor
+        divisor, scale = self._with_scale(divisor)
+        norm = square_sum.sqrt() / divisor
         not_finite = ~(torch.isfinite(loss) & torch.isfinite(norm))
         self._apply(norm, divisor=divisor, lr=lr, not_finite=not_finite, is_empty=is_empty)
+        self._count_skipped(loss, norm)
         counted = totals.give_back(skipped=not_finite)
         if self._averages is not None:  # of running statistics too, which have just moved
             self._averages.follow(skip=not_finite | is_empty)
         loss = loss.masked_fill(is_empty, math.nan)  # the mean of nothing
         names = [name for each in self._computation.statistics for name in each.metrics]
         means = self._computation.means(totals.sums)
-        values = [loss, norm, totals.divisor, tokens, self.skipped_in_row, drains]
+        values = [loss, norm, totals.divisor, tokens, self.skipped_in_row, scale, drains]
         return PendingResult(torch.stack([*values, *counted, *means.values()]), [*names, *means])
 
     def accumulate(self, batches: Sequence[MicroBatch]) -> Part:
@@ -150,12 +165,27 @@ class Stepper:
         """Wait until what a checkpoint holds can be read, also where it lies in host memory."""
         self._optimizer.settle()
 
+    def _with_scale(self, divisor: Tensor) -> tuple[Tensor, Tensor]:
+        """What divides this step's gradients, and their loss scale; 0: there is none."""
+        if self.scaling is None:
+            return divisor, torch.zeros_like(divisor)
+        return divisor * self.scaling.factor, self.scaling.scale.double()
+
+    def _count_skipped(self, loss: Tensor, norm: Tensor) -> None:
+        """Count a step that was not finite; one that the scale is to blame for moves that."""
+        overflowed = ~torch.isfinite(norm)
+        is_fault = ~torch.isfinite(loss)
+        counted = (self.skipped_in_row + 1.0) * (is_fault | overflowed)
+        if self.scaling is not None and self.scaling.moves:
+            counted = torch.where(overflowed & ~is_fault, self.skipped_in_row, counted)
+            self.scaling.update(overflowed=overflowed)
+        self.skipped_in_row = counted
+
     def _apply(
         self, norm: Tensor, *, divisor: Tensor, lr: float, not_finite: Tensor, is_empty: Tensor
     ) -> None:
         """Divide, clip and apply the gradients. Skip the step if it is not finite; and if there was
         nothing in it to learn (of dialogues, no answer), which is no fault and not counted."""
-        self.skipped_in_row = (self.skipped_in_row + 1.0) * not_finite
         if self._grad_clip is not None:
             divisor = divisor * (norm / self._grad_clip).clamp(min=1.0)
         self._optimizer.step(lr=lr, divisor=divisor, skip=not_finite | is_empty)
