@@ -12,8 +12,8 @@ How to use it::
 ``environ`` sends a process here and gives it an empty home for tokens and cache. What goes wrong is
 set on the repository (``hub.repos["acme/llama"].is_gated = True``) or on the server (``cut``,
 ``pause_s``). Served: model_info, the tree of files, and files, for branches, tags and commits, with
-HEAD and Range, ETag, X-Repo-Commit, X-Linked-Etag and X-Error-Code. Large files are not redirected
-to another host, and there is no Xet.
+HEAD and Range, ETag, X-Repo-Commit, X-Linked-Etag and X-Error-Code; a dataset is called
+``datasets/owner/name``. Large files are not redirected to another host, and there is no Xet.
 """
 
 import hashlib
@@ -46,8 +46,8 @@ STRANGER = "hf_of_one_who_has_accepted_nothing"
 """A token that the hub knows, of a user without any permission."""
 
 _CHUNK = 64 * 1024
-_API = re.compile(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+))?/?")
-_FILE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
+_API = re.compile(r"/api/(?:models/)?((?:datasets/)?[^/]+/[^/]+)(?:/(revision|tree)/([^/]+))?/?")
+_FILE = re.compile(r"/((?:datasets/)?[^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 
 
 @dataclass
@@ -280,8 +280,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send_file(self, name: str, path: str, content: bytes, commit: str) -> None:
         entry = _entry(path, content)
-        wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
         start = int(wanted[1]) if wanted else 0
+        stop = int(wanted[2]) + 1 if wanted and wanted[2] else len(content)
         self.send_response(206 if wanted else 200)
         self.send_header("X-Repo-Commit", commit)
         self.send_header("ETag", f'"{entry["oid"]}"')
@@ -290,11 +291,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("X-Linked-Size", str(len(content)))
         self.send_header("Accept-Ranges", "bytes")
         if wanted:
-            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-        self.send_header("Content-Length", str(len(content) - start))
+            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(content)}")
+        self.send_header("Content-Length", str(stop - start))
         self.end_headers()
         if self.command == "GET":
-            self._send_body(name, path, content, start)
+            self._send_body(name, path, content[:stop], start)
 
     def _send_body(self, name: str, path: str, content: bytes, start: int) -> None:
         cut, is_reset = self.hub.next_cut(path) or (len(content), False)

@@ -62,7 +62,7 @@ class HubDesk(Desk):
 @row(
     "gated model, and no token",
     4,
-    says="accepted the model's terms, and this process cannot show that: it has no token",
+    says="accepted its terms, and this process cannot show that: it has no token",
     do="or set HF_TOKEN; for launched nodes, `secrets: {HF_TOKEN: ...}`",
 )
 def _(desk: HubDesk) -> int:

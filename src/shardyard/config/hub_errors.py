@@ -15,14 +15,16 @@ _OF_A_DISK = (
 """Error numbers of a file system; those of a connection are told as a hub that is not reached."""
 
 
-HubSetting = Literal["model.hub", "data.tokenizer"]
+HubSetting = Literal["model.hub", "data.tokenizer", "data.source"]
 _REVISION: dict[HubSetting, str] = {
     "model.hub": "name one with model.revision; null takes the newest of the default branch",
     "data.tokenizer": "write one behind the name, owner/name@revision",
+    "data.source": "write one behind the name, hf://owner/name@revision",
 }
 _FOLDER: dict[HubSetting, str] = {
     "model.hub": "give its folder with model.path",
     "data.tokenizer": "give its folder instead of the name",
+    "data.source": "give its folder instead of the address",
 }
 
 
@@ -94,8 +96,8 @@ def _told(error: Exception, words: str, setting: HubSetting) -> Exception:
 def _gated(words: str) -> AccessError:
     which = "its token is of somebody who has not" if _has_token() else "it has no token"
     return AccessError(
-        f"{words}: the hub gives the files only to those who have accepted the model's terms, and "
-        f"this process cannot show that: {which}. Accept them on the model's page, then log in "
+        f"{words}: the hub gives the files only to those who have accepted its terms, and "
+        f"this process cannot show that: {which}. Accept them on its page, then log in "
         "with `hf auth login` or set HF_TOKEN; for launched nodes, `secrets: {HF_TOKEN: ...}` in "
         "the recipe."
     )

@@ -39,7 +39,7 @@ SCHEMES: dict[str, Scheme] = {
     "gs": Scheme(code=_FSSPEC, package="gcsfs"),
     "az": Scheme(code=_FSSPEC, package="adlfs"),
     "abfs": Scheme(code=_FSSPEC, package="adlfs"),
-    "hf": Scheme(code=_FSSPEC, package="huggingface_hub"),
+    "hf": Scheme(code="shardyard.data.stores.hub:HubStore"),
     "hdfs": Scheme(code=_FSSPEC, package="pyarrow"),
     "oci": Scheme(code=_FSSPEC, package="ocifs"),
     "sftp": Scheme(code=_FSSPEC, package="paramiko"),

@@ -1,0 +1,183 @@
+"""Datasets of the Hugging Face hub: the files of a repository at one commit, read by ranges.
+
+    hf://owner/name                      all of it, at the newest commit
+    hf://owner/name@v1.0                 at a branch, tag or commit
+    hf://owner/name/data/part.parquet    a file, folder or glob
+    hf://owner/name/train                a split, where no folder has that name
+
+A commit stands in the address of each file, so what was asked for is pinned when it is listed. The
+hub client's own way of asking (tokens, endpoint, offline) is used, and its cache is not: a corpus
+may be larger than a disk.
+"""
+
+import io
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+from urllib.parse import unquote
+
+from shardyard.config.hub_errors import hub_errors_told
+from shardyard.data.spans import SourceFile, shown
+from shardyard.data.stores.base import Found, is_left_out
+from shardyard.data.stores.ranged import READ_AGAIN, RangedFile, changed, matcher
+from shardyard.errors import CapacityError, LostError, RequestError
+
+_ADDRESS = re.compile(
+    r"hf://(?:datasets/)?(?P<name>[\w.-]+/[\w.-]+)"
+    r"(?:@(?P<revision>refs/convert/\w+|refs/pr/\d+|[^/]+))?(?:/(?P<path>.*))?",
+    re.DOTALL,
+)
+_OTHER_KINDS = ("models/", "spaces/", "buckets/", "kernels/")
+_ABOUT = re.compile(r"README(\.\w+)?|LICEN[SC]E(\.\w+)?|dataset_infos?\.json|dataset_dict\.json")
+"""Files at the top of a repository that describe the dataset, and are none of its text."""
+_SPLIT = r"(?:^|[-._ 0-9/]){}(?:[-._ 0-9/]|$)"
+"""Where the name of a split stands in the path of its files, as the datasets library has it."""
+_TIMEOUT_S = 10.0
+_SHOWN = 6
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What an address names."""
+
+    entry: str
+    name: str
+    revision: str | None
+    path: str
+
+    @property
+    def words(self) -> str:
+        return f"data.source={shown(self.entry)}"
+
+
+@dataclass(frozen=True)
+class _Listing:
+    """A repository at a commit."""
+
+    commit: str
+    files: Mapping[str, tuple[int, str]]
+    """Path -> bytes, and a digest of its content."""
+
+
+class HubStore:
+    """Files of datasets on the Hugging Face hub."""
+
+    def find(self, entry: str, *, own: Collection[Path]) -> Iterator[Found]:  # noqa: ARG002
+        """Files of a dataset, of one of its folders or splits, or of a glob, by their names.
+
+        Raises:
+            RequestError: There is no such dataset, revision or file; or a script makes it.
+            AccessError: A token is missing, or of somebody who may not read it.
+            CapacityError: The hub cannot be reached.
+        """
+        place = _place(entry)
+        with hub_errors_told(place.words, setting="data.source"):
+            listing = _listed(place.name, place.revision)
+        for path in _paths(place, listing):
+            size_bytes, version = listing.files[path]
+            url = f"hf://{place.name}@{listing.commit}/{path}"
+            below = path.removeprefix(f"{place.path}/")
+            yield Found(url, below if below != place.path else path, size_bytes, version)
+
+    def open(self, file: SourceFile) -> BinaryIO:
+        """A file to read and seek in; bytes are asked for when they are read."""
+        return cast(BinaryIO, io.BufferedReader(RangedFile(file, _read)))
+
+
+def _place(entry: str) -> _Place:
+    found = _ADDRESS.fullmatch(entry)
+    if found is None or entry.removeprefix("hf://").startswith(_OTHER_KINDS):
+        raise RequestError(
+            f"data.source={shown(entry)!r} names no dataset of the Hugging Face hub. Write "
+            "hf://owner/name, with @revision behind it if you want one, and a path, glob or split "
+            "behind a slash: hf://owner/name@main/data/*.parquet."
+        )
+    revision = None if found["revision"] is None else unquote(found["revision"])
+    return _Place(entry, found["name"], revision, (found["path"] or "").strip("/"))
+
+
+@lru_cache(maxsize=64)
+def _listed(name: str, revision: str | None) -> _Listing:
+    """One answer a process: a branch that moves while its text is prepared changes nothing."""
+    from huggingface_hub import HfApi
+
+    about = HfApi().dataset_info(name, revision=revision, files_metadata=True)
+    assert about.sha is not None
+    files = {
+        file.rfilename: (file.size or 0, file.lfs.sha256 if file.lfs else str(file.blob_id))
+        for file in about.siblings or ()
+    }
+    return _Listing(about.sha, files)
+
+
+def _paths(place: _Place, listing: _Listing) -> list[str]:
+    """Files of a repository that an address names, in the order of their names."""
+    everything = sorted(listing.files)
+    if place.path in listing.files:
+        return [place.path]
+    if any(sign in place.path for sign in "*?["):
+        fits: Callable[[str], object] = matcher(place.path)
+    elif any(path.startswith(f"{place.path}/") for path in everything):
+        fits = partial(_is_below, place.path)
+    else:
+        script = f"{place.name.partition('/')[2]}.py"
+        if script in listing.files:
+            raise RequestError(
+                f"{place.words}: the dataset is made by a script, {script}, and code of others is "
+                "not run. The hub keeps many of them as Parquet too: try "
+                f"hf://{place.name}@refs/convert/parquet; or name files of it, if it has any."
+            )
+        split = re.compile(_SPLIT.format(re.escape(place.path)))
+        fits = _is_text if not place.path else lambda path: _is_text(path) and split.search(path)
+    found = [path for path in everything if fits(path)]
+    if not found:
+        few = ", ".join(shown(path) for path in everything if _is_text(path)) or "none"
+        raise RequestError(
+            f"{place.words}: the dataset at commit {listing.commit[:12]} has no file, folder or "
+            f"split of that name; its files: {_cut(few)}. Correct what stands behind its name."
+        )
+    return found
+
+
+def _is_text(path: str) -> bool:
+    return not is_left_out(path) and _ABOUT.fullmatch(path) is None
+
+
+def _is_below(folder: str, path: str) -> bool:
+    return path.startswith(f"{folder}/") and not is_left_out(path.removeprefix(f"{folder}/"))
+
+
+def _cut(words: str) -> str:
+    names = words.split(", ")
+    more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _read(file: SourceFile, start: int, stop: int) -> Iterator[bytes]:
+    """As ``ReadRange``; what is at a commit does not change."""
+    from huggingface_hub import hf_hub_url
+
+    client: Any = import_module("huggingface_hub.utils")  # public names, without types
+
+    place = _place(file.path)
+    url = hf_hub_url(place.name, place.path, repo_type="dataset", revision=place.revision)
+    headers = {
+        **client.build_hf_headers(),
+        "Range": f"bytes={start}-{stop - 1}",
+        "Accept-Encoding": "identity",
+    }
+    try:
+        with hub_errors_told(place.words, setting="data.source"):
+            answer = client.get_session().get(url, headers=headers, timeout=_TIMEOUT_S)
+            client.hf_raise_for_status(answer)
+    except CapacityError as error:
+        raise LostError(
+            f"{shown(file.path)} cannot be read: {error.__cause__}. {READ_AGAIN}"
+        ) from error
+    if answer.status_code != 206 or len(answer.content) > stop - start:
+        raise changed(file, "the hub sends other bytes than were asked for")
+    yield answer.content
