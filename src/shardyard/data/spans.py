@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # there may be millions
 class SourceFile:
     """One file of a corpus as it was when it was listed."""
 

@@ -16,20 +16,30 @@ BOXES = """<annotation>
 """
 
 
-def tree(folder: Path, *, train: int = 8, val: int = 4, by_solution: bool = False) -> Path:
+def tree(
+    folder: Path,
+    *,
+    train: int = 8,
+    val: int = 4,
+    by_solution: bool = False,
+    size: tuple[int, int] = (24, 16),
+) -> Path:
     """Write the tree below a folder; returns ``folder/ILSVRC``.
 
     Args:
         train: Pictures of each class.
         val: Pictures, of the classes in turn.
         by_solution: Write LOC_val_solution.csv in place of annotations.
+        size: Of pictures, (width, height).
     """
     root = folder / "ILSVRC"
     for place, wnid in enumerate(CLASSES):
-        _write(root / f"Data/CLS-LOC/train/{wnid}", [f"{wnid}_{n}" for n in range(train)], place)
+        _write(
+            root / f"Data/CLS-LOC/train/{wnid}", [f"{wnid}_{n}" for n in range(train)], place, size
+        )
     names = [f"ILSVRC2012_val_{n:08d}" for n in range(1, val + 1)]
-    _write(root / "Data/CLS-LOC/val", names, 50)
-    _write(root / "Data/CLS-LOC/test", ["ILSVRC2012_test_00000001"], 90)
+    _write(root / "Data/CLS-LOC/val", names, 50, size)
+    _write(root / "Data/CLS-LOC/test", ["ILSVRC2012_test_00000001"], 90, size)
     lists = root / "ImageSets/CLS-LOC"
     lists.mkdir(parents=True)
     lines = [f"{wnid}/{wnid}_{n} {n + 1}\n" for wnid in CLASSES for n in range(train)]
@@ -54,7 +64,7 @@ def tar_of(root: Path, to: Path, *, mode: str = "w") -> Path:
     return to
 
 
-def _write(folder: Path, names: list[str], seed: int) -> None:
+def _write(folder: Path, names: list[str], seed: int, size: tuple[int, int]) -> None:
     folder.mkdir(parents=True)
     for number, name in enumerate(names):
-        (folder / f"{name}.JPEG").write_bytes(saved(noise(100 * seed + number)))
+        (folder / f"{name}.JPEG").write_bytes(saved(noise(100 * seed + number, size), quality=100))

@@ -7,7 +7,7 @@ from shardyard.data.stores.base import open_file
 from shardyard.errors import SourceError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class InTar(SourceFile):
     """A member of a tar file: its path says both, for messages."""
 

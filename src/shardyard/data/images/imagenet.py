@@ -18,10 +18,10 @@ import zlib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import PurePosixPath
-from typing import Literal, NoReturn
+from typing import Literal, NamedTuple, NoReturn
 from xml.parsers import expat
 
 from shardyard.config.sources import is_remote
@@ -48,12 +48,11 @@ _MOST_BYTES = 2**20
 _SHOWN = 4
 
 
-@dataclass(frozen=True)
-class _Picture:
+class _Flat(NamedTuple):
+    """A picture that lies in no folder of its class."""
+
     file: SourceFile
     split: str
-    folder: str | None
-    """Of its class; None: it lies in none."""
     stem: str
 
 
@@ -133,10 +132,9 @@ def as_class_folders(
     Raises:
         SourceError: Pictures are missing, or one has no class.
     """
-    pictures = [found for file in files if (found := _picture(file)) is not None]
+    named, flat = _divided(files)
     if complete:
-        _refuse_gaps(pictures, _lists(files), source)
-    flat = [each for each in pictures if each.folder is None]
+        _refuse_gaps(named, flat, files, source)
     of_train = [each.file.name for each in flat if each.split == "train"]
     if of_train:
         _refuse(source, of_train, "of train lie in no folder of a class", "Unpack train again.")
@@ -145,16 +143,27 @@ def as_class_folders(
     if lacking:
         what = f"of val have no class: neither {_SOLUTION} nor Annotations/CLS-LOC/val says it"
         _refuse(source, lacking, what, "Copy the annotations too.")
-    return [_named(each, each.folder or classes[each.stem]) for each in pictures]
+    named += (_named(each.file, each.split, classes[each.stem], each.stem) for each in flat)
+    return named
 
 
-def _picture(file: SourceFile) -> _Picture | None:
-    found = _PICTURE.fullmatch(file.name)
-    return None if found is None else _Picture(file, found[1], found[2], found[3])
+def _divided(files: Sequence[SourceFile]) -> tuple[list[SourceFile], list[_Flat]]:
+    """Pictures in folders of their class, by their new names; and the others."""
+    named, flat = [], []
+    for file in files:
+        found = _PICTURE.fullmatch(file.name)
+        if found is None:
+            continue
+        split, folder, stem = found.groups()
+        if folder is None:
+            flat.append(_Flat(file, split, stem))
+        else:
+            named.append(_named(file, split, folder, stem))
+    return named, flat
 
 
-def _named(picture: _Picture, folder: str) -> SourceFile:
-    return replace(picture.file, name=f"{picture.split}/{folder}/{picture.stem}.JPEG")
+def _named(file: SourceFile, split: str, folder: str, stem: str) -> SourceFile:
+    return replace(file, name=f"{split}/{folder}/{stem}.JPEG")
 
 
 # --- what there should be ------------------------------------------------------------------------
@@ -172,29 +181,30 @@ def _lists(files: Sequence[SourceFile]) -> dict[str, set[str]]:
 
 
 def _refuse_gaps(
-    pictures: Sequence[_Picture], lists: Mapping[str, Collection[str]], source: str
+    named: Sequence[SourceFile], flat: Sequence[_Flat], files: Sequence[SourceFile], source: str
 ) -> None:
-    found = Counter(each.split for each in pictures)
-    classes = {each.folder for each in pictures if each.split == "train"}
-    if dict(found) == {**WHOLE} and len(classes) == CLASSES:
+    found = Counter(each.split for each in flat)
+    found.update(file.name.partition("/")[0] for file in named)
+    classes = {file.name.split("/")[1] for file in named if file.name.startswith("train/")}
+    if dict(found) == WHOLE and len(classes) == CLASSES:
         return
     there = " and ".join(f"{found[split]:,} of {n:,} in {split}" for split, n in WHOLE.items())
-    missing = sorted(_missing(pictures, lists))
-    named = f": missing are {_some(missing)}" if missing else ""
+    names = {PurePosixPath(file.name).stem for file in named} | {each.stem for each in flat}
+    missing = sorted(_missing(names, _lists(files)))
+    said = f": missing are {_some(missing)}" if missing else ""
     raise SourceError(
-        f"{source} is ImageNet with {there} and {len(classes):,} of {CLASSES:,} classes{named}. "
+        f"{source} is ImageNet with {there} and {len(classes):,} of {CLASSES:,} classes{said}. "
         "Copy what is missing again, or train on what there is with data.images.complete=false."
     )
 
 
-def _missing(pictures: Sequence[_Picture], lists: Mapping[str, Collection[str]]) -> Iterator[str]:
-    """Names of pictures, as far as it can be known which they are."""
+def _missing(there: Collection[str], lists: Mapping[str, Collection[str]]) -> Iterator[str]:
+    """Names of pictures, as far as it can be known which they are; of all splits they differ."""
     for split in WHOLE:
-        there = {each.stem for each in pictures if each.split == split}
         wanted = set(lists.get(split, ()))
         if split == "val" and not wanted:
             wanted = {f"ILSVRC2012_val_{number:08d}" for number in range(1, WHOLE[split] + 1)}
-        yield from (f"{split}/{stem}.JPEG" for stem in wanted - there)
+        yield from (f"{split}/{stem}.JPEG" for stem in wanted.difference(there))
 
 
 # --- classes of val ------------------------------------------------------------------------------
