@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.data.images.digits import png, read_digits
 from shardyard.rundir.lines import read_steps
 from tests.e2e.shardyard import Place, events, wait_for, wait_for_step
 from tests.launchers.local_runs import LocalRuns
@@ -22,19 +21,11 @@ def runs(place: Place) -> Iterator[LocalRuns]:
     runs.tidy_up()
 
 
-def _digits(folder: Path) -> Path:
-    for number, digit in zip(range(80), read_digits(), strict=False):
-        (folder / str(digit.label)).mkdir(parents=True, exist_ok=True)
-        (folder / str(digit.label) / f"{number}.png").write_bytes(png(digit.pixels))
-    return folder
-
-
 def test_a_node_joins_and_is_lost_and_batch_and_rate_follow(place: Place, runs: LocalRuns) -> None:
     run_dir = place.run_dir("images")
     job = runs.launch(
         "images", "run.epochs=1000", "elastic.max_nodes=2", "optim.warmup_epochs=0",
-        "optim.schedule=constant",
-        f"data.source={_digits(place.folder / 'digits')}", "task.eval_every_epochs=null",
+        "optim.schedule=constant", "task.eval_every_epochs=null",
         "checkpoint.every=1",
     )  # fmt: skip
     wait_for_step(run_dir, 1)

@@ -109,9 +109,10 @@ def _refuse_share(data: Data, listing: Listing) -> None:
 
 
 def request_of(data: Data, listing: Listing, *, packs: bool) -> dict[str, Any]:
-    """All that the data set depends on; files by name, size and time of change, as of text."""
+    """All that the data set depends on; files by place, size and time of change, as of text, and by
+    name, which may say the class."""
     images = data.images
-    files = [[file.path, file.size_bytes, file.version] for file in listing.files]
+    files = [[file.path, file.name, file.size_bytes, file.version] for file in listing.files]
     return {
         "format": IMAGES_VERSION,
         "files": digest(files),
