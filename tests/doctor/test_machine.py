@@ -14,6 +14,7 @@ from shardyard.doctor.machine import (
     check_disk,
     check_machine,
     judge_clock,
+    judge_code,
     judge_devices,
     judge_disk,
     judge_driver,
@@ -168,3 +169,26 @@ def test_all_is_looked_at_also_where_the_devices_do_not_answer(tmp_path: Path) -
     found = {finding.name: finding for finding in check_machine(tmp_path, look=broken)}
     assert found["devices"].verdict == "problem"
     assert {"packages", "open files", "run folder", "address"} <= set(found)
+
+
+V100 = replace(H200, name="Tesla V100-SXM2-16GB")
+
+
+@pytest.mark.parametrize(
+    ("machine", "cuda_major", "torch", "is_refused"),
+    [
+        (V100, 13, "2.13.0", True),
+        (V100, 12, "2.11.0+cu128", True),
+        (V100, 12, "2.13.0+cu126", False),
+        (H200, 13, "2.13.0", False),
+        (LAPTOP, None, "2.13.0+cpu", False),
+    ],
+)
+def test_a_torch_without_code_for_the_device_is_a_problem(
+    machine: Machine, cuda_major: int | None, torch: str, is_refused: bool
+) -> None:
+    found = judge_code(machine, cuda_major=cuda_major, torch=torch)
+    assert (found is not None) == is_refused
+    if found is not None:
+        assert found.verdict == "problem" and "no code for Tesla V100" in found.what
+        assert found.mend.startswith("Install torch 2.14 or older of https://download.pytorch.org")

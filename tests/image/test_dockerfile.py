@@ -33,7 +33,7 @@ from tests.debian_packages import need
 ROOT = Path(__file__).parents[2]
 DLC = "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:2.13.0-gpu-py312"
 ECR = "123456789012.dkr.ecr.eu-west-1.amazonaws.com"
-BASES = ["cpu", "cuda-efa", "gaudi", f"dlc:{DLC}"]
+BASES = ["cpu", "cuda-efa", "cuda126-efa", "gaudi", f"dlc:{DLC}"]
 
 # Stands for a tool: writes down what it is called with, and answers as podman or docker would.
 PROGRAM = """\
@@ -65,7 +65,7 @@ def calls(log: Path) -> list[tuple[list[str], str]]:
     return [tuple(json.loads(line)) for line in log.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("base", ["cpu", "cuda-efa", "gaudi"])
+@pytest.mark.parametrize("base", ["cpu", "cuda-efa", "cuda126-efa", "gaudi"])
 def test_the_file_in_docker_is_what_is_rendered(base: str) -> None:
     golden = (ROOT / "docker" / f"Dockerfile.{base}").read_text()
     assert render_dockerfile(parse_base(base)) == golden, (
@@ -83,7 +83,7 @@ def test_an_image_has_two_stages_a_user_and_nothing_that_moves(base: str) -> Non
     assert [line for line in lines if line.startswith("USER ")][-1] == f"USER {USER_ID}:{USER_ID}"
     assert "git clone" not in text and "FI_" not in text and "NCCL_" not in text
     assert "check_packages()" in text
-    if base == "cuda-efa":
+    if base.startswith("cuda"):
         assert "--skip-kmod" in text  # the node's kernel has the driver
 
 
@@ -96,12 +96,12 @@ def test_an_image_on_its_own_torch_keeps_it() -> None:
 def test_the_versions_fit_each_other_and_the_check() -> None:
     torch = next(engine for engine in ENGINES if engine.package == "torch")
     pinned = (ROOT / "constraints.txt").read_text()
-    for kind in ("cpu", "cuda-efa"):
+    for kind in ("cpu", "cuda-efa", "cuda126-efa"):
         stack = STACKS[kind]
         assert stack.torch in torch.tested and f"torch=={stack.torch}\n" in pinned
-    cuda = STACKS["cuda-efa"]
-    assert cuda.wheel == "cu" + cuda.labels["cuda-toolkit"].replace(".", "")
-    assert f"cuda:{cuda.labels['cuda-toolkit']}." in cuda.base_image
+    for cuda in (STACKS["cuda126-efa"], STACKS["cuda-efa"]):
+        assert cuda.wheel == "cu" + cuda.labels["cuda-toolkit"].replace(".", "")
+        assert f"cuda:{cuda.labels['cuda-toolkit']}." in cuda.base_image
     # aws-ofi-nccl 1.21.1, release notes: "NCCL v2.17.1 and later"
     assert tuple(map(int, cuda.labels["nccl"].split("."))) >= (2, 17, 1)
 
@@ -110,8 +110,27 @@ def test_the_versions_fit_each_other_and_the_check() -> None:
     "text", ["gpu", "cpu:x", "cuda-efa:", "dlc", "dlc:", "dlc:--rm", "dlc:a b", "dlc:X", "gaudi:"]
 )
 def test_another_base_is_refused(text: str) -> None:
-    with pytest.raises(RequestError, match=r"is no base\. Use cpu, cuda-efa, gaudi, gaudi:IMAGE"):
+    with pytest.raises(RequestError, match=r"is no base\. Use cpu, cuda-efa, cuda126-efa \(V100\)"):
         parse_base(text)
+
+
+@pytest.mark.parametrize(
+    ("machines", "base"),
+    [
+        ("p3.16xlarge", "cuda126-efa"),
+        ("p3dn.24xlarge", "cuda126-efa"),
+        ("g4dn.12xlarge", "cuda-efa"),
+        ("p5.48xlarge", "cuda-efa"),
+        ("dl1.24xlarge", "gaudi"),
+    ],
+)
+def test_the_type_of_the_machines_says_what_an_image_is_built_on(machines: str, base: str) -> None:
+    assert parse_base(machines) == parse_base(base)
+
+
+def test_for_some_machines_no_base_is_known() -> None:
+    with pytest.raises(RequestError, match=r"no base is known for Trainium1\. Name an image"):
+        parse_base("trn1.32xlarge")
 
 
 def test_gaudi_is_refused_while_its_torch_is_too_old() -> None:

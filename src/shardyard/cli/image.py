@@ -14,7 +14,8 @@ _base_option = click.option(
     "--base",
     default="cuda-efa",
     show_default=True,
-    help="cpu, cuda-efa, gaudi, gaudi:IMAGE or dlc:IMAGE (an AWS deep learning container).",
+    help="cpu, cuda-efa, cuda126-efa (V100), gaudi, gaudi:IMAGE, dlc:IMAGE (an AWS deep learning "
+    "container), or the EC2 type of the machines.",
 )
 _tool_option = click.option(
     "--tool", type=click.Choice(TOOLS), help="Program that builds; by default the first found."

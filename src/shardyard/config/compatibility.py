@@ -35,6 +35,14 @@ TORCH = Engine(
     note="fully_shard, the elastic agent, and what torch_private.py names",
 )
 
+OLDEST_CODE = (7, 5)
+"""Compute capability from which torch's usual wheels, those of PyPI, have code for a device. Volta
+(7.0) went out of the wheels of CUDA 12.8 with torch 2.11 (pytorch/pytorch#172352, 2026-01-13) and
+is no target of CUDA 13 (its release notes, 2025-08-07)."""
+WHEEL_OF_OLDER = "cu126"
+"""Index of the wheels that have code for older ones, with torch 2.11 to 2.14 (RELEASE.md of 2.11
+and 2.12, pytorch/pytorch#190355, 2026-07-17); 2.15 has none (#190385, 2026-07-17)."""
+
 ENGINES = (
     TORCH,
     Engine(
@@ -77,6 +85,11 @@ TENSORBOARD = Engine(
 
 OPTIONAL = (TORCHAO, TENSORBOARD)
 """What only some settings ask for."""
+
+
+def wheels_for_older() -> str:
+    """Where they are."""
+    return f"https://download.pytorch.org/whl/{WHEEL_OF_OLDER}"
 
 
 def engines_for(recipe: Recipe) -> tuple[Engine, ...]:

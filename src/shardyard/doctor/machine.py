@@ -14,7 +14,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from shardyard.config.compatibility import ENGINES, Engine, check_packages, installed_version
+from shardyard.config.compatibility import (
+    ENGINES,
+    OLDEST_CODE,
+    WHEEL_OF_OLDER,
+    Engine,
+    check_packages,
+    installed_version,
+    wheels_for_older,
+)
 from shardyard.doctor.clock import clock_offset_s
 from shardyard.doctor.finding import Finding
 from shardyard.errors import RequestError
@@ -62,6 +70,8 @@ def check_machine(
     except RequestError as error:
         findings.append(Finding(name="devices", verdict="problem", what=str(error)))
     cuda_major, nccl = nccl_of_torch()
+    if machine is not None and (old := judge_code(machine, cuda_major=cuda_major)) is not None:
+        findings.append(old)
     findings += [
         *judge_driver(
             driver=nvidia_driver(), on_bus=nvidia_devices_on_bus(), cuda_major=cuda_major,
@@ -105,6 +115,29 @@ def judge_devices(machine: Machine, *, wanted: int | None) -> Finding:
             mend="Give observe.peak_tflops, or describe it in a cluster.file.",
         )  # fmt: skip
     return Finding(name="devices", verdict="ok", what=what)
+
+
+def judge_code(
+    machine: Machine, *, cuda_major: int | None, torch: str | None = None
+) -> Finding | None:
+    """Whether the installed torch has code for an old device.
+
+    Args:
+        torch: Its version; None: of what is installed.
+    """
+    accelerator = accelerator_named(machine.name)
+    capability = None if accelerator is None else accelerator.capability
+    found = torch or installed_version("torch") or ""
+    if capability is None or capability >= OLDEST_CODE or found.endswith(WHEEL_OF_OLDER):
+        return None
+    if cuda_major == 12 and not found.endswith("cu128"):
+        return None  # of a build that does not say which CUDA 12 it is for
+    return Finding(
+        name="torch", verdict="problem",
+        what=f"torch {found} has no code for {machine.name}, of compute capability "
+        f"{capability[0]}.{capability[1]}",
+        mend=f"Install torch 2.14 or older of {wheels_for_older()}, or use newer machines.",
+    )  # fmt: skip
 
 
 def judge_driver(

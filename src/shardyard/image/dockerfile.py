@@ -1,8 +1,8 @@
 """Container images that run shardyard: their versions, their Dockerfiles, what is copied into them.
 
 Rendering is pure; docker/ holds what it renders, and a test compares them. Two kinds of base: one
-that gets torch from its wheels (cpu, cuda-efa), and one that comes with torch built for its device
-(gaudi, an AWS deep learning container).
+that gets torch from its wheels (cpu, cuda-efa, cuda126-efa), and one that comes with torch built
+for its device (gaudi, an AWS deep learning container).
 """
 
 import re
@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Literal
 
 import shardyard
+from shardyard.config.compatibility import OLDEST_CODE, WHEEL_OF_OLDER, wheels_for_older
 from shardyard.errors import RequestError
 from shardyard.files import write_text
 from shardyard.hardware.accelerator import Accelerator
+from shardyard.hardware.catalogue import instance, instance_names
 
-Kind = Literal["cpu", "cuda-efa", "gaudi", "dlc"]
+Kind = Literal["cpu", "cuda-efa", "cuda126-efa", "gaudi", "dlc"]
 
 USER_ID = 10001
 """No user of a base image has it, and it is not root."""
@@ -56,6 +58,17 @@ STACKS: dict[Kind, Stack] = {
         },
         source="docs.aws.amazon.com, EFA release notes of 1.50.0 (2026-08-21); torch 2.13.0+cu130",
     ),
+    "cuda126-efa": Stack(
+        base_image="docker.io/nvidia/cuda:12.6.3-base-ubuntu24.04",
+        torch="2.13.0",
+        wheel=WHEEL_OF_OLDER,
+        # Driver: CUDA release notes, minimum of any toolkit of 12 on Linux.
+        labels={
+            "cuda-toolkit": "12.6", "least-driver": "525.60.13", "efa-installer": "1.50.0",
+            "ofi-nccl": "1.21.1", "libfabric": "2.6.0amzn1.0",
+        },
+        source="as cuda-efa; torch's support matrix, RELEASE.md of 2.12 (2026-05-07)",
+    ),
     "gaudi": Stack(
         base_image="vault.habana.ai/gaudi-docker/1.23.0/ubuntu24.04/habanalabs/"
         "pytorch-installer-2.9.0:latest",
@@ -68,23 +81,19 @@ STACKS: dict[Kind, Stack] = {
 """Kind -> what it is made of; a dlc is what its name says."""
 
 
-_LEAST_CAPABILITY = (7, 5)
-"""Oldest devices that torch's wheels for CUDA 12.8 and 13.0 have code for, from torch 2.11 on:
-Turing (pytorch/pytorch#172352, 2026-01-13). CUDA 13.0 itself has dropped Volta (its release notes,
-2025-08-07); the wheels for CUDA 12.6 had code for it still."""
+_CUDA: tuple[Kind, ...] = ("cuda-efa", "cuda126-efa")
 
 
 def without_code(accelerator: Accelerator) -> str | None:
     """A warning where the usual builds of torch, ours among them, have no code for a device."""
     capability = accelerator.capability
-    if capability is None or capability >= _LEAST_CAPABILITY:
+    if capability is None or capability >= OLDEST_CODE:
         return None
-    version = STACKS["cuda-efa"].labels["cuda-toolkit"]
     return (
         f"{accelerator.name} has compute capability {capability[0]}.{capability[1]}, and torch's "
-        f"wheels for CUDA 12.8 and later have no code for it: an image of `shardyard image build "
-        f"--base cuda-efa` (CUDA {version}) ends there at its first operation. Use newer machines, "
-        "or an image or environment whose torch was built for it, such as the wheels for CUDA 12.6"
+        "wheels for CUDA 12.8 and later have no code for it: an image of `shardyard image build "
+        "--base cuda-efa` ends there at its first operation. Use one of `--base cuda126-efa`, or "
+        f"torch {STACKS['cuda126-efa'].torch} of {wheels_for_older()}"
     )
 
 
@@ -105,11 +114,14 @@ _IMAGE = re.compile(
 
 
 def parse_base(text: str) -> Base:
-    """Read ``cpu``, ``cuda-efa``, ``gaudi``, ``gaudi:IMAGE`` or ``dlc:IMAGE``.
+    """Read ``cpu``, ``cuda-efa``, ``cuda126-efa``, ``gaudi``, ``gaudi:IMAGE`` or ``dlc:IMAGE``; or
+    the EC2 type of the machines, which says it.
 
     Raises:
         RequestError: It is none of them.
     """
+    if text in instance_names():
+        return base_for(instance(text).accelerator)
     word, _, image = text.partition(":")
     if word in STACKS and not image and text == word:
         kind: Kind = next(name for name in STACKS if name == word)
@@ -117,8 +129,26 @@ def parse_base(text: str) -> Base:
     if word in ("gaudi", "dlc") and is_image(image):
         return Base(kind="gaudi" if word == "gaudi" else "dlc", image=image)
     raise RequestError(
-        f"--base {text!r} is no base. Use cpu, cuda-efa, gaudi, gaudi:IMAGE or dlc:IMAGE, where "
-        "IMAGE is a name such as 763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:TAG."
+        f"--base {text!r} is no base. Use cpu, cuda-efa, cuda126-efa (V100), gaudi, gaudi:IMAGE, "
+        "dlc:IMAGE or an EC2 type, where IMAGE is a name such as "
+        "763104351884.dkr.ecr.us-east-1.amazonaws.com/pytorch-training:TAG."
+    )
+
+
+def base_for(accelerator: Accelerator) -> Base:
+    """What an image for a device is built on.
+
+    Raises:
+        RequestError: None is known.
+    """
+    if accelerator.device == "cuda":
+        older = accelerator.capability is not None and accelerator.capability < OLDEST_CODE
+        return parse_base("cuda126-efa" if older else "cuda-efa")
+    if accelerator.device == "hpu":
+        return parse_base("gaudi")
+    raise RequestError(
+        f"no base is known for {accelerator.name}. Name an image with a torch for it: --base "
+        "dlc:IMAGE."
     )
 
 
@@ -221,7 +251,7 @@ ARG BASE_IMAGE={base.image}
 
 def _torch_stage(base: Base) -> str:
     stack = STACKS[base.kind]
-    python = _APT_PYTHON.format(more="python3-venv") if base.kind == "cuda-efa" else ""
+    python = _APT_PYTHON.format(more="python3-venv") if base.kind in _CUDA else ""
     return f"""\
 FROM ${{BASE_IMAGE}} AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PATH=/opt/shardyard/bin:$PATH
@@ -268,9 +298,9 @@ RUN useradd --no-log-init --uid {USER_ID} --create-home shardyard
 def _final_stage(base: Base) -> str:
     # torch.compile calls a C compiler and Python's headers while it trains
     efa = ""
-    if base.kind == "cuda-efa":
+    if base.kind in _CUDA:
         efa = _APT_PYTHON.format(more="python3-dev gcc libc6-dev curl") + _EFA.format(
-            installer=STACKS["cuda-efa"].labels["efa-installer"]
+            installer=STACKS[base.kind].labels["efa-installer"]
         )
     return f"""\
 FROM ${{BASE_IMAGE}}
