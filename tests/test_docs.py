@@ -221,6 +221,15 @@ def test_the_small_bert_trains_in_both_phases(folder: Path) -> None:
     assert (answer["outcome"], answer["steps_done"]) == ("finished", 4)
 
 
+@pytest.mark.heavy
+def test_the_digits_train(folder: Path) -> None:
+    answer = shardyard(
+        folder, "train", "examples/digits.yaml", "run.epochs=null", "run.steps=2", "--json",
+        "optim.warmup_steps=0", "data.workers=1",
+    )  # fmt: skip
+    assert answer["outcome"] == "finished"
+
+
 @pytest.mark.system
 def test_weights_come_in_and_go_out_as_a_hugging_face_folder(
     folder: Path, monkeypatch: pytest.MonkeyPatch

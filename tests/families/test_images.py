@@ -57,7 +57,7 @@ def tiny(kind: str, classes: int = 4) -> nn.Module:
 
 
 def test_every_published_network_is_there() -> None:
-    assert set(PUBLISHED) == set(IMAGE_PRESETS)
+    assert set(PUBLISHED) == set(IMAGE_PRESETS) - {"resnet-tiny"}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,25 @@
+"""The example of images as a user runs it, to a share of digits that it knows."""
+
+from pathlib import Path
+
+from shardyard.rundir.lines import read_lines
+from tests.e2e.shardyard import Place
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.yaml"
+
+
+def test_a_run_ends_at_its_target_and_keeps_its_best_checkpoint(place: Place) -> None:
+    answer = place.run(
+        "train", str(EXAMPLE), "--json", "run.id=digits", "run.target={top1: 0.5}",
+        "task.eval_every_epochs=null", "task.eval_every_steps=20", "cluster.devices=1",
+        "optim.micro_batch=64", "data.workers=1",
+    )  # fmt: skip
+    assert (answer.code, answer.json["outcome"]) == (0, "finished"), answer.err
+    steps = answer.json["steps_done"]
+    assert steps % 20 == 0 and steps < 400  # of 675
+    run = place.run_dir("digits")
+    *before, last = [line["eval"] for line in read_lines(run.metrics) if "eval" in line]
+    assert last["top1"] >= 0.5 and all(scores["top1"] < 0.5 for scores in before)
+    assert last["top1"] < last["top5"] <= 1
+    assert round(last["top1"] * 359, 6) % 1 == 0  # of all that is held out, each once
+    assert run.best.read_text().strip() == f"step-{steps:08d}"
