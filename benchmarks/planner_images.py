@@ -24,7 +24,6 @@ from typing import Any, Literal, NamedTuple
 
 from benchmarks.record import write_result
 from shardyard.config.layout import Layout
-from shardyard.families.images.efficientnet_operators import efficientnet_operators
 from shardyard.families.images.operators import Operator
 from shardyard.families.images.registry import IMAGE_PRESETS
 from shardyard.families.images.tables import operators_of
@@ -132,21 +131,6 @@ COMPOSER_MINUTES, COMPOSER_EPOCHS, COMPOSER_WORKERS = 213.0, 90, 64
 """Eight decoding processes for each device (examples/imagenet/train_resnet_imagenet1k.py)."""
 
 
-EFFICIENTNETS = {
-    "efficientnet-b0": (1.0, 1.0, 224),
-    "efficientnet-b4": (1.4, 1.8, 380),
-    "efficientnet-b7": (2.0, 3.1, 600),
-}
-"""Factors of width and depth, and resolution (arXiv:1905.11946)."""
-
-_EFFICIENTNET = {
-    "num_channels": 3, "depth_divisor": 8, "kernel_sizes": [3, 3, 5, 3, 5, 5, 3],
-    "out_channels": [16, 24, 40, 80, 112, 192, 320], "strides": [1, 2, 2, 2, 1, 2, 1],
-    "num_block_repeats": [1, 2, 2, 3, 3, 4, 1], "expand_ratios": [1, 6, 6, 6, 6, 6, 6],
-    "squeeze_expansion_ratio": 0.25,
-}  # fmt: skip
-
-
 # --- prediction ---------------------------------------------------------------------------------
 
 
@@ -164,7 +148,9 @@ class Case:
 
     def step(self) -> ImageStep:
         """In the planner's words."""
-        size, operators = _operators(self.model, self.size)
+        network = IMAGE_PRESETS[self.model]
+        size = self.size or network.size
+        operators = operators_of(replace(network, size=size))
         count = sum(row.parameters for row in operators)
         return ImageStep(
             operators=_blurred(operators) if self.blurs else operators,
@@ -202,18 +188,6 @@ class Case:
         """Forward passes alone."""
         device = with_tf32(accelerator_by_name(accelerator))
         return self.devices * self.batch / forward_s(self.step(), device)
-
-
-def _operators(model: str, size: int | None) -> tuple[int, tuple[Operator, ...]]:
-    """Pixels on a side, and the table of a network."""
-    if model in EFFICIENTNETS:
-        width, depth, published = EFFICIENTNETS[model]
-        config = {**_EFFICIENTNET, "width_coefficient": width, "depth_coefficient": depth}
-        used = size or published
-        return used, efficientnet_operators(config, size=used, num_classes=1000)
-    network = IMAGE_PRESETS[model]
-    used = size or network.size
-    return used, operators_of(replace(network, size=used))
 
 
 def _blurred(operators: Sequence[Operator]) -> tuple[Operator, ...]:

@@ -36,7 +36,7 @@ def resnet_operators(
     ):
         for index in range(depth):
             stride = 2 if not index and (stage or is_first_strided) else 1
-            with tower.block(f"stage{stage + 1}"):
+            with tower.block(f"stage{stage + 1}.block{index + 1}"):
                 _residual_block(tower, _branch(config, width, stride))
     tower.classifier(num_classes)
     return tuple(tower.operators)
