@@ -34,6 +34,7 @@ from shardyard.planner.phases import plan
 from shardyard.planner.plan import Plan
 from shardyard.planner.words import headline
 from shardyard.planner.workload import Formats, Techniques
+from shardyard.report.plan_bars import MEMORY_COLOURS
 
 R50 = 25_557_032
 NVLINK = Link(name="NVLink", bytes_per_s=300e9, latency_s=8e-6, source="test")
@@ -336,6 +337,7 @@ def test_its_json_and_its_page_hold_it_all(planned: Prediction) -> None:
     assert Plan.from_json(content) == planned.plan
     page = planned.page()
     assert "images per second" in page and "million images" in page and "decoding" in page
+    assert {term.name for term in planned.plan.memory} <= set(MEMORY_COLOURS)
 
 
 def test_an_epoch_has_its_time_once_the_data_is_known(planned: Prediction) -> None:

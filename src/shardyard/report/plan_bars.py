@@ -20,6 +20,8 @@ MEMORY_COLOURS = {
     "unreduced gradients": "pink",
     "activations": "orange",
     "logits and loss": "amber",
+    "in flight": "amber",
+    "running statistics": "red",
     "checkpoint copy": "brown",
     "process": "grey",
 }
@@ -43,6 +45,7 @@ LOST_COLOURS = {
     "optimizer": "lost-9",
     "offload": "lost-10",
     "stragglers": "lost-11",
+    "data": "lost-12",
 }
 TIME_COLOURS = {**OWN_COLOURS, **LOST_COLOURS}
 """Term -> variable of the style sheet: what computes is blue, what is lost is red to yellow."""

@@ -24,7 +24,7 @@ MAX_POINTS = 600
 _VARIABLES = (
     "ink", "muted", "line", "card", "blue", "orange", "green", "red", "grey", "purple", "teal",
     "amber", "brown", "pink", *(f"own-{n}" for n in range(1, 5)),
-    *(f"lost-{n}" for n in range(1, 12)),
+    *(f"lost-{n}" for n in range(1, 13)),
 )  # fmt: skip
 # Any colour works as a marker as long as it is used for nothing else.
 _MARKERS = {name: f"#0a0a{number:02x}" for number, name in enumerate(_VARIABLES, start=1)}

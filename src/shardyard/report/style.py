@@ -10,7 +10,7 @@ CSS = """
   --own-1: #1f5fb8; --own-2: #45a0d8; --own-3: #14807f; --own-4: #8fc3e6;
   --lost-1: #e8913a; --lost-2: #84552c; --lost-3: #d2452f; --lost-4: #f4b8a2; --lost-5: #9c2c4c;
   --lost-6: #e66a8a; --lost-7: #efc638; --lost-8: #ad741c; --lost-9: #cf9bb4; --lost-10: #6b3144;
-  --lost-11: #c9b98a; }
+  --lost-11: #c9b98a; --lost-12: #b8560f; }
 @media (prefers-color-scheme: dark) { :root {
   --page: #12161c; --card: #1a2028; --ink: #e6eaf0; --muted: #9aa5b4; --line: #2d3541;
   --blue: #6ea3f2; --orange: #f0a04b; --green: #5cc49a; --red: #ef7380; --grey: #6d7683;
@@ -18,7 +18,7 @@ CSS = """
   --own-1: #4f8fe6; --own-2: #7cc4f0; --own-3: #2ba3a0; --own-4: #b3dcf5;
   --lost-1: #f0a45a; --lost-2: #a97a50; --lost-3: #e8644e; --lost-4: #f7cdbd; --lost-5: #c04a6c;
   --lost-6: #f08aa6; --lost-7: #f3d363; --lost-8: #c8923c; --lost-9: #dab3c7; --lost-10: #94566b;
-  --lost-11: #d8caa0; }
+  --lost-11: #d8caa0; --lost-12: #d9792f; }
 }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink); font: 15px/1.5 var(--font); }
