@@ -15,7 +15,7 @@ from shardyard.locks import take_lock
 _NAME = re.compile(r".+-[0-9a-f]{16}")
 _MANIFESTS = {"manifest.json": {"request", "fingerprint", "splits"}, "mixture.json": {"parts"}}
 """What each kind of data set is known by: the file written last, and keys that it has."""
-_BESIDE = {".lock", "pieces", *_MANIFESTS}
+_BESIDE = {".lock", "pieces", "sources", *_MANIFESTS}
 _OF_TOKENIZER = re.compile(r"tokenizer.*\.json|special_tokens_map\.json|chat_template\.jinja")
 
 

@@ -30,6 +30,7 @@ from shardyard.config.resolved import DataFacts
 from shardyard.config.schema import Data, Recipe
 from shardyard.config.tasks import imported
 from shardyard.data.encoders import LEARNT, Column
+from shardyard.data.equal_content import find_equal, record_sources
 from shardyard.data.formats import SECTION_BYTES, format_named
 from shardyard.data.pieces import (
     SCRATCH,
@@ -103,9 +104,7 @@ def prepare(
     tokenizer = chosen_tokenizer(recipe, model_dir)
     request = request_of(data, files, tokenizer, bos_token_of(data, tokenizer), is_part=is_part)
     if folder is None:
-        folder = (
-            Path(data.dir).expanduser().resolve() / f"{folder_name(data.source)}-{digest(request)}"
-        )
+        folder = _folder_of(data, request, files, progress)
     if not is_finished(folder):
         with sole_writer(folder, progress):
             if not (folder / MANIFEST).exists():  # another process may just have written it
@@ -124,6 +123,19 @@ def prepare(
     from shardyard.data.whole import with_samples
 
     return with_samples(facts, data)
+
+
+def _folder_of(
+    data: Data, request: dict[str, Any], files: Sequence[SourceFile], progress: Progress
+) -> Path:
+    """Where the data of a request are, or will be."""
+    above = Path(data.dir).expanduser().resolve()
+    folder = above / f"{folder_name(data.source)}-{digest(request)}"
+    if folder.exists():
+        return folder
+    words = "comparing files with what was prepared of as many bytes"
+    equal = find_equal(above, request, files, told=lambda: progress(words, 0, 1))
+    return folder if equal is None or not is_finished(equal) else equal
 
 
 def _known_template(data: Data) -> TokenizerFiles:
@@ -197,7 +209,8 @@ def request_of(
     """All that the tokens depend on.
 
     Files by name, size and time of change (elsewhere: etag), not by content: reading a large corpus
-    takes hours, and the second call has to return at once.
+    takes hours, and the second call has to return at once. ``equal_content.py`` finds what other
+    times stand for.
     """
     listing = [
         [file.path, file.size_bytes, file.version, *_format_in_request(file)] for file in files
@@ -372,6 +385,7 @@ def _build(
         _forget(folder, records)
         tasks = [replace(task, hold_out=forced) for task in tasks]
         records = _run_pieces(tasks, workers, progress)
+    record_sources(folder, files)
     if files_of(recipe) != files:
         raise DataError(
             f"data.source={data.source!r} changed while it was being prepared, so its tokens may "
