@@ -157,6 +157,8 @@ def test_an_example_says_hardware_time_price_and_result(example: Path) -> None:
         "llama2-7b-chat",
         "plan-llama3-70b",
         "sources/s1-llama2-7b",
+        "sources/s2-efficientnet-b7",
+        "sources/s2-resnet50",
         "sources/s4-bert-large",
         "sources/s4-bert-1.5b",
         "sources/s4-bert-5b",
@@ -228,6 +230,37 @@ def test_the_digits_train(folder: Path) -> None:
         "optim.warmup_steps=0", "data.workers=1",
     )  # fmt: skip
     assert answer["outcome"] == "finished"
+
+
+@pytest.mark.heavy
+def test_the_small_network_for_images_trains(folder: Path) -> None:
+    answer = shardyard(
+        folder, "train", "examples/sources/s2-small.yaml", "--json", "data.workers=1",
+        "run.epochs=null", "run.steps=2", "task.eval_every_epochs=null", "optim.warmup_epochs=null",
+    )  # fmt: skip
+    assert (answer["outcome"], answer["steps_done"]) == ("finished", 2)
+
+
+LAUNCHED = [
+    command
+    for command in COMMANDS
+    if command.page == "docs/sources/s2-images.md" and "--dry-run" in command.arguments
+]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("command", LAUNCHED, ids=str)
+def test_the_jobs_of_the_page_for_images_are_rendered(
+    command: Command,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(folder)
+    assert main(command.arguments) == 0
+    rendered = capsys.readouterr().out
+    assert "image_classification" in rendered
+    assert ("kind: PyTorchJob" in rendered) == (command.arguments[0] == "launch")
 
 
 @pytest.mark.system

@@ -39,7 +39,11 @@ _PLACES = {
         "docs/phases.md",
         "docs/run-folder.md",
     ),
-    "Sources": ("docs/sources/s1-llama2.md", "docs/sources/s4-bert.md"),
+    "Sources": (
+        "docs/sources/s1-llama2.md",
+        "docs/sources/s2-images.md",
+        "docs/sources/s4-bert.md",
+    ),
     "Launch": (
         "docs/launch.md",
         "docs/launch-slurm.md",
