@@ -1,19 +1,31 @@
 """Networks for images in every layout: losses, gradient norms and running statistics of one run."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForImageClassification
 
+from shardyard.checkpoint.export import export
 from shardyard.checkpoint.load import load_tensors, read_shapes
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_evaluations, read_steps
+from shardyard.rundir.resolved import read_resolved
+from shardyard.tasks.images import ImageClassification
 from shardyard.train.hooks import Hooks
 from shardyard.train.loop import DRAINED, FINISHED
 from shardyard.train.run import train
-from tests.distributed.image_runs import make_image_run, write_network, write_pictures
+from tests.distributed.image_runs import (
+    CLASSES,
+    SIZE,
+    TINY,
+    make_image_run,
+    write_network,
+    write_pictures,
+)
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import train_here
 
@@ -150,3 +162,64 @@ def test_a_run_goes_on_with_three_processes(pictures: Path, tmp_path: Path) -> N
     run_on_ranks(train_here, 3, parts, 1)
     for found, wanted in zip(_steps(parts), _steps(alone), strict=True):
         assert found == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_export_opens_in_transformers_and_here(
+    kind: str, pictures: Path, tmp_path: Path
+) -> None:
+    network = write_network(tmp_path / "network", kind)
+    sections = _sections(1, {}, {})
+    sections["optim"] = {"ema_decay": 0.5}
+    run_dir = make_image_run(tmp_path / "run", pictures, network, sections)
+    run_on_ranks(train_here, 1, run_dir)
+    to = tmp_path / "exported"
+    resolved = read_resolved(run_dir.resolved(0))
+    export(run_dir.checkpoint(STEPS), resolved, to)
+
+    model = AutoModelForImageClassification.from_pretrained(to).eval()
+    assert model.config.id2label == dict(enumerate(CLASSES))
+    config = json.loads((to / "config.json").read_text())
+    asked = json.loads((network / "config.json").read_text())
+    assert {key: config[key] for key in asked} == asked
+    read = ImageClassification.open_data(resolved).eval
+    assert read is not None
+    batch = read.micro_batch(range(read.num_samples), read.num_samples)
+    images = resolved.recipe.data.images
+    mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (images.mean, images.std))
+    pixels = (batch["image"].permute(0, 3, 1, 2) / 255.0 - mean) / std
+    with torch.no_grad():
+        logits = model(pixel_values=pixels).logits
+    loss = torch.nn.functional.cross_entropy(logits, batch["label"])
+    judged = read_evaluations(run_dir.metrics)[-1]["eval"]
+    assert float(loss) == pytest.approx(judged["loss"], rel=1e-5)
+    preprocessor = json.loads((to / "preprocessor_config.json").read_text())
+    assert preprocessor["crop_size"] == {"height": SIZE, "width": SIZE}
+    assert preprocessor["image_mean"] == list(images.mean)
+
+    # a run on it begins with its weights: as good before the first step as the other was after
+    # its last
+    sections = {"run": {"steps": 1}, "optim": {"lr": 1e-9}, "model": {"weights": "load"}}
+    goes_on = make_image_run(tmp_path / "on", pictures, to, sections)
+    run_on_ranks(train_here, 1, goes_on)
+    found = _saved(goes_on, 1)
+    for name, tensor in model.named_parameters():
+        torch.testing.assert_close(found[f"model.{name}"], tensor.detach(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.system
+def test_a_folder_of_other_classes_gets_a_new_head(pictures: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "network"
+    theirs = AutoModelForImageClassification.from_config(
+        AutoConfig.for_model("resnet", num_labels=7, **TINY["resnet"])
+    )
+    theirs.save_pretrained(folder)
+    sections = {"run": {"steps": 1}, "optim": {"lr": 1e-9}, "model": {"weights": "load"}}
+    run_dir = make_image_run(tmp_path / "run", pictures, folder, sections)
+    run_on_ranks(train_here, 1, run_dir)
+    found = _saved(run_dir, 1)
+    assert found["model.classifier.1.weight"].shape == (4, 16)
+    name = "resnet.embedder.embedder.convolution.weight"
+    expected = theirs.get_parameter(name).detach()
+    torch.testing.assert_close(found[f"model.{name}"], expected, rtol=0, atol=1e-6)

@@ -31,6 +31,7 @@ from shardyard.checkpoint.beside_weights import (
 )
 from shardyard.checkpoint.buffers import buffer_name, is_buffer
 from shardyard.checkpoint.choice import choose_checkpoint
+from shardyard.checkpoint.export_images import beside_network, write_network
 from shardyard.checkpoint.export_lora import (
     Merged,
     adapter_shapes,
@@ -191,7 +192,9 @@ def plan_export(
         to=to,
         dtype=chosen_dtype,
         files=files,
-        beside=find_beside_weights(resolved),
+        beside=find_beside_weights(resolved)
+        if resolved.network is None
+        else beside_network(resolved),
         form=form,
     )
 
@@ -375,6 +378,8 @@ def _merged(saved: SavedTensors, resolved: Resolved, dtype: torch.dtype) -> Rows
 def _write(plan: ExportPlan, resolved: Resolved, folder: Path) -> None:
     if is_generic(resolved.recipe):
         write_generic(plan.checkpoint, plan.beside, folder, dtype=plan.dtype)
+    elif resolved.network is not None:
+        write_network(plan.checkpoint, resolved, folder, dtype=plan.dtype)
     else:
         _write_tensors(plan, resolved, folder)
     for path in _all_files(folder):
