@@ -5,7 +5,10 @@ from typing import Any
 import pytest
 
 from shardyard.config.check import load_checked_recipe
+from shardyard.config.image_problems import network_problems
+from shardyard.config.schema import Recipe
 from shardyard.errors import RecipeError
+from shardyard.families.images.registry import IMAGE_PRESETS
 
 IMAGES: dict[str, Any] = {
     "model": {"preset": "resnet18"},
@@ -73,3 +76,49 @@ def test_one_token_is_no_sample_of_text() -> None:
     recipe = {"model": {"preset": "llama-tiny"}}
     with pytest.raises(RecipeError, match=r"data.seq_len=1 leaves no token.*at least 2"):
         load_checked_recipe(recipe, ["data.seq_len=1"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"model": {"drop_path": 0.1}}, "model.drop_path=0.1 is of networks for images, and "),
+        ({"model": {"batch_norm": "step"}}, "model.batch_norm=step is of networks for images"),
+        (
+            {"model": {"zero_last_norm": True}},
+            "model.zero_last_norm=True is of networks for images",
+        ),
+    ],
+)
+def test_settings_of_networks_are_refused_for_text(settings: dict[str, Any], words: str) -> None:
+    text = {"model": {"preset": "llama-tiny", **settings["model"]}}
+    with pytest.raises(RecipeError) as refused:
+        load_checked_recipe(text)
+    assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("preset", "model", "words"),
+    [
+        ("vit-b16", {"batch_norm_momentum": 0.2}, "a network of type vit has no batch normalis"),
+        ("vit-b16", {"batch_norm": "step"}, "=step: a network of type vit has no batch normalis"),
+        ("efficientnet-b0", {"zero_last_norm": True}, "=true is built for resnet, and this netwo"),
+        ("resnet18", {"zero_last_norm": True, "weights": "load"}, "here they are loaded. Leave it"),
+        ("resnet18", {"batch_norm": "step"}, "optim.micro_batch=4 on 2 ranks is less than the 10 "),
+        (
+            "resnet18",
+            {"batch_norm": "step", "compile": True},
+            "blocks that ask other ranks are not",
+        ),
+    ],
+)
+def test_what_a_network_has_nothing_for_is_refused(
+    preset: str, model: dict[str, Any], words: str
+) -> None:
+    sections = {
+        "model": {"preset": preset, **model},
+        "parallel": {"dp_replicate": 1, "dp_shard": 2},
+        "optim": {**IMAGES["optim"], "global_batch": 10, "micro_batch": 4},
+    }
+    recipe = Recipe.model_validate({**IMAGES, **sections})
+    found = list(network_problems(recipe, IMAGE_PRESETS[preset]))
+    assert words in str(RecipeError(found))

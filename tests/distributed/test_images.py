@@ -223,3 +223,33 @@ def test_a_folder_of_other_classes_gets_a_new_head(pictures: Path, tmp_path: Pat
     name = "resnet.embedder.embedder.convolution.weight"
     expected = theirs.get_parameter(name).detach()
     torch.testing.assert_close(found[f"model.{name}"], expected, rtol=0, atol=1e-6)
+
+
+OVER_STEP: Layouts = {
+    "2, recompute": (2, {"zero": 2, "dp_shard": 2}, {"recompute": "full"}),
+    "3, the last has two": (3, {"zero": 3, "dp_shard": 3}, {}),
+    "4, one has none": (4, {"dp_replicate": 4, "dp_shard": 1}, {}),
+}
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("kind", ["resnet", "efficientnet"])
+def test_norms_over_a_step_are_those_of_one_micro_batch(
+    kind: str, pictures: Path, tmp_path: Path
+) -> None:
+    network = write_network(tmp_path / "network", kind)
+    sections = _sections(1, {}, {})
+    sections["optim"] = {"micro_batch": 10}
+    alone = make_image_run(tmp_path / "alone", pictures, network, sections)
+    run_on_ranks(train_here, 1, alone)  # by torch's own batch normalisation
+    expected, saved = _steps(alone), _saved(alone)
+    for name, (processes, parallel, memory) in {"1": (1, {}, {}), **OVER_STEP}.items():
+        sections = _sections(processes, parallel, memory, batch_norm="step")
+        sections["optim"] = {"micro_batch": {1: 10, 2: 5}.get(processes, 4)}
+        run_dir = make_image_run(tmp_path / name, pictures, network, sections)
+        run_on_ranks(train_here, processes, run_dir)
+        for found, wanted in zip(_steps(run_dir), expected, strict=True):
+            assert found == pytest.approx(wanted, rel=1e-5), name
+        for key, tensor in _saved(run_dir).items():
+            if "running_" in key:
+                torch.testing.assert_close(tensor, saved[key], rtol=1e-5, atol=1e-6, msg=key)

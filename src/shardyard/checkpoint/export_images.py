@@ -29,7 +29,7 @@ _RESAMPLE = {"bilinear": 2, "bicubic": 3}
 
 def beside_network(resolved: Resolved) -> BesideWeights:
     """What is known of an export before it is written: whether classes have their names."""
-    warnings = ()
+    warnings: tuple[str, ...] = ()
     if class_names(resolved) is None:
         warnings = (
             f"{resolved.data.dir} is gone, and with it the names of the classes: they are called "

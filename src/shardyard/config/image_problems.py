@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from shardyard.config.batch import step_samples
 from shardyard.config.own_module import axis_problems
 from shardyard.config.schema import Images, Recipe
 from shardyard.config.task_names import task_row
@@ -25,10 +26,33 @@ _OF_TEXT = {
 """Settings that say nothing of images, by their sections."""
 
 
-_OF_NETWORKS = ("drop_path", "batch_norm_momentum", "zero_last_norm")
+_OF_NETWORKS = ("drop_path", "batch_norm", "batch_norm_momentum", "zero_last_norm")
 """Settings of ``model`` that only images have."""
 
-_UNSAID = ("auto", False)
+_UNSAID = ("auto", False, "micro_batch")
+
+
+def step_problems(recipe: Recipe, *, ranks: int) -> Iterable[Problem]:
+    """A step that normalises over all its samples, of which a rank cannot compute all of its own.
+
+    Args:
+        ranks: That read samples.
+    """
+    if recipe.model.batch_norm != "step":
+        return
+    samples = step_samples(recipe.optim, devices=ranks)
+    micro_batch = recipe.optim.micro_batch
+    assert isinstance(micro_batch, int), "resolved"
+    if micro_batch * ranks < samples:
+        text = (
+            f"={micro_batch} on {ranks} ranks is less than the {samples} samples of a step, and "
+            "with model.batch_norm=step each rank computes all of its own at once. Use at least "
+            f"{-(-samples // ranks)}, more ranks, or model.batch_norm=micro_batch."
+        )
+        yield Problem("optim.micro_batch", text)
+    if recipe.model.compile:
+        text = "=true: blocks that ask other ranks are not compiled. Use model.compile=false, or "
+        yield Problem("model.compile", f"{text}model.batch_norm=micro_batch.")
 
 
 def network_problems(recipe: Recipe, network: ImageNetwork) -> Iterable[Problem]:
@@ -37,6 +61,12 @@ def network_problems(recipe: Recipe, network: ImageNetwork) -> Iterable[Problem]
     if model.batch_norm_momentum != "auto" and network.batch_norm_momentum is None:
         text = f"={model.batch_norm_momentum:g}: a network of type {network.model_type} has no "
         yield Problem("model.batch_norm_momentum", f"{text}batch normalisation. Leave it out.")
+    if model.batch_norm == "step" and network.batch_norm_momentum is None:
+        text = f"=step: a network of type {network.model_type} has no batch normalisation."
+        yield Problem("model.batch_norm", f"{text} Leave it out.")
+    layout = recipe.parallel
+    if isinstance(layout.dp_replicate, int) and isinstance(layout.dp_shard, int):
+        yield from step_problems(recipe, ranks=layout.dp_replicate * layout.dp_shard)
     if not model.zero_last_norm:
         return
     if kind.last_norm is None:

@@ -137,6 +137,9 @@ class Model(Section):
     drop_path: Annotated[float, Field(ge=0, lt=1)] | Auto = "auto"
     """Of images: the l-th of L blocks, from 0, drops its branch for a share of drop_path x l / L of
     the samples (stochastic depth, arXiv:1603.09382); auto: config.json's, or 0."""
+    batch_norm: Literal["micro_batch", "step"] = "micro_batch"
+    """Of images: what batch normalisation is over; step: over all samples of a step, on whatever
+    ranks (synchronised), each of which computes its own in one micro-batch."""
     batch_norm_momentum: Annotated[float, Field(gt=0, le=1)] | Auto = "auto"
     """Of images: share of a step in running statistics; auto: 0.1, and 1 - 0.99 for EfficientNet,
     whose config.json has TensorFlow's meaning (transformers gives torch 0.99 itself)."""

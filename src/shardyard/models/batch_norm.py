@@ -1,10 +1,11 @@
 """Batch normalisation that no layout changes: over a micro-batch, and counted once a step.
 
 What ``nn.BatchNorm`` normalises over is the micro-batch that it is given, whose samples are the
-same in every layout. Its running statistics are not: they follow whatever a process computes, one
-micro-batch after the other. Here a step's micro-batches are added up, over all ranks, and the
-running statistics move once, by the mean and the variance of all that the step has seen. The
-forward method is replaced, not the module: names in checkpoints stay.
+same in every layout; or it is over a whole step, of which each rank then computes its samples at
+once (``model.batch_norm``). Its running statistics are not the same: they follow whatever a process
+computes, one micro-batch after the other. Here a step's micro-batches are added up, over all ranks,
+and the running statistics move once, by the mean and the variance of all that the step has seen.
+The forward method is replaced, not the module: names in checkpoints stay.
 
 Rows are counted on the way back, by a hook on the norm's output: a forward pass may be computed
 again, and a function of autograd would make the output one that must not be changed in place, as
@@ -12,8 +13,10 @@ residual networks do.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -34,8 +37,14 @@ class BatchNorms:
 
     metrics: Sequence[str] = ()
 
-    def __init__(self, model: nn.Module) -> None:
-        """Replace the forward methods of those that are in a module."""
+    def __init__(self, model: nn.Module, *, over_step: bool = False) -> None:
+        """Replace the forward methods of those that are in a module.
+
+        Args:
+            over_step: Whether they normalise over the samples of all ranks, which all compute one
+                micro-batch a step; else over each micro-batch.
+        """
+        self.over_step = over_step
         self.is_weightless = False
         """Whether the micro-batch that is computed counts for nothing: it is there only so that
         ranks meet. Its one sample has no variance; running statistics take its place."""
@@ -75,6 +84,25 @@ def _no_variance(name: str) -> RequestError:
     )
 
 
+class _SumOverRanks(torch.autograd.Function):
+    """A sum over all ranks, and of its gradients: each loss depends on what all ranks have."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        return _summed(x)
+
+    @staticmethod
+    def backward(_ctx: Any, grad: Tensor) -> Tensor:
+        return _summed(grad)
+
+
+def _summed(x: Tensor) -> Tensor:
+    total = x.detach().clone()
+    if dist.is_initialized():
+        dist.all_reduce(total)
+    return total
+
+
 class _Norm:
     """One batch normalisation, and what it has seen: count, sums, sums of squares, (1 + 2C)."""
 
@@ -90,19 +118,47 @@ class _Norm:
 
     def _forward(self, x: Tensor) -> Tensor:
         norm = self._norm
+        is_step = norm.training and torch.is_grad_enabled() and norm.running_mean is not None
+        if is_step and self._norms.over_step:
+            return self._over_step(x)
         if self._norms.is_weightless:
             return F.batch_norm(x, *self._running(x), norm.weight, norm.bias, eps=norm.eps)
         if x.numel() == norm.num_features and (norm.training or norm.running_mean is None):
             raise _no_variance(self._name)
-        is_step = norm.training and torch.is_grad_enabled()
-        if not is_step or norm.running_mean is None:  # an evaluation, or a call of a script's own
+        if not is_step:  # an evaluation, or a call of a script's own
             return self._as_it_is(x)
         # with a momentum of 1 torch leaves there the statistics of the batch itself
         mean_C, var_C = torch.zeros(2, norm.num_features, device=x.device).unbind()
         y = F.batch_norm(
             x, mean_C, var_C, norm.weight, norm.bias, training=True, momentum=1.0, eps=norm.eps
         )
-        self._count(y, mean_C, var_C)
+        count = y.numel() // norm.num_features
+        self._count(y, mean_C.double(), var_C.double() * ((count - 1) / count))
+        return y
+
+    def _over_step(self, x: Tensor) -> Tensor:
+        """Normalised over what all ranks have; all call it together.
+
+        The mean is summed before the squares about it: squares of what is far from 0 lose digits.
+        """
+        norm, count = self._norm, x.numel() // self._norm.num_features
+        others = [dim for dim in range(x.dim()) if dim != 1]
+        as_channel = [-1 if dim == 1 else 1 for dim in range(x.dim())]
+        has = 0.0 if self._norms.is_weightless else 1.0
+        wide = x.float()
+        sums = torch.cat([wide.new_full((1,), has * count), has * wide.sum(others)])
+        total, sums_C = torch.split(_SumOverRanks.apply(sums), [1, norm.num_features])  # type: ignore[no-untyped-call]
+        centred = wide - (sums_C / total).view(as_channel)
+        squares_C = _SumOverRanks.apply(has * centred.square().sum(others))  # type: ignore[no-untyped-call]
+        scale_C = torch.rsqrt(squares_C / total + norm.eps)
+        if norm.weight is not None:
+            scale_C = scale_C * norm.weight.float()
+        y = centred * scale_C.view(as_channel)
+        if norm.bias is not None:
+            y = y + norm.bias.float().view(as_channel)
+        y = y.to(x.dtype)
+        own = wide.detach().double()  # the step's are the sum of these
+        self._count(y, own.mean(others), own.var(others, correction=0))
         return y
 
     def _running(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,10 +169,13 @@ class _Norm:
         return mean_C, var_C
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _count(self, y: Tensor, mean_C: Tensor, var_C: Tensor) -> None:
-        """Count what was normalised once its gradient passes; at once if there will be none."""
+    def _count(self, y: Tensor, mean_C: Tensor, spread_C: Tensor) -> None:
+        """Count what was normalised once its gradient passes; at once if there will be none.
+
+        Args:
+            spread_C: Mean of the squares about the mean, fp64.
+        """
         count = y.numel() // self._norm.num_features
-        mean_C, spread_C = mean_C.double(), var_C.double() * ((count - 1) / count)
         row = torch.cat(
             [mean_C.new_full((1,), count), count * mean_C, count * (spread_C + mean_C.square())]
         )

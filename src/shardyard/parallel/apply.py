@@ -143,7 +143,8 @@ def parallelize_own(
     """
     # 1. it calls its modules itself, and 3. drops what it drops
     # 2. what modules compute
-    norms = BatchNorms(module) if batch_norms_in(module) else None
+    over_step = recipe.model.batch_norm == "step"
+    norms = BatchNorms(module, over_step=over_step) if batch_norms_in(module) else None
     if mesh.layout.tp > 1:
         split_by_plan(module, mesh.dense["tp"], words)
     output_dtype = mixed_precision(recipe.precision).output_dtype

@@ -116,7 +116,7 @@ class ImageComputation(Computation[MicroBatch]):
         self.model = model
         self.roots = [model]
         self.statistics = () if norms is None else (norms,)
-        why = [BY_MICRO_BATCH] if norms is not None else []
+        why = [BY_MICRO_BATCH] if norms is not None and not norms.over_step else []
         why += [BY_MIXING] if images.mixes else []
         self.held = {"optim.micro_batch": ", and ".join(why)} if why else {}
         self.loss_scale = LossScale()

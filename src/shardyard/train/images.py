@@ -6,7 +6,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from shardyard.config.image_problems import step_problems
 from shardyard.config.resolved import Resolved
+from shardyard.errors import RecipeError
 from shardyard.models.build import freeze
 from shardyard.models.dropout import SampleKeys
 from shardyard.models.images import (
@@ -34,9 +36,13 @@ def build_image_network(
 
     Raises:
         RequestError: The folder's weights are not those of its config.json.
+        RecipeError: A rank cannot compute its samples at once, and model.batch_norm asks for it.
     """
     recipe, network = resolved.recipe, resolved.network
     assert network is not None
+    problems = list(step_problems(recipe, ranks=mesh.layout.data_ranks))
+    if problems:  # nodes may have gone since the recipe was resolved
+        raise RecipeError(problems, "the ranks that there are")
     seed, settings = recipe.run.seed, recipe.model
     assert isinstance(settings.dropout, float) and isinstance(settings.drop_path, float)
     model = build_network(network)
