@@ -91,6 +91,16 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(
     assert json.loads(capsys.readouterr().out)["held out"] == "30% of the documents"
 
 
+def test_a_dry_run_of_images_speaks_of_pictures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["task.name=image_classification", "model.preset=resnet18", "optim.lr=0.1"]
+    assert main(["prepare", *words, f"data.source={tmp_path}", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "what val or test holds; without them 5% of the pictures" in said
+    assert "tokenizer" not in said and "documents" not in said
+
+
 @pytest.mark.heavy
 def test_an_error_of_the_data_program_is_ours(
     recipe: list[str], capfd: pytest.CaptureFixture[str]

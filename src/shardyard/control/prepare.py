@@ -1,4 +1,4 @@
-"""Text into token shards, in a process of its own."""
+"""Text into token shards, pictures into theirs, in a process of its own."""
 
 import tempfile
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 from shardyard.config.model_source import has_tokenizer, table_rows
 from shardyard.config.resolve import keep_previous
 from shardyard.config.resolved import DataFacts, Resolved
+from shardyard.config.task_names import task_row
 from shardyard.config.tokenizer_kinds import TOKENIZER_KINDS
 from shardyard.control.programs import run_program
 from shardyard.control.request import Request
@@ -68,13 +69,14 @@ def _run(
 def would_prepare(request: Request) -> dict[str, str]:
     """What ``prepare_data`` would read and write, in words. Looks at nothing."""
     data = request.recipe.data
+    write = f"a folder named by fingerprint in {Path(data.dir).expanduser().resolve()}"
+    read = ", ".join(entry for _, entry in data.entries)
+    if task_row(request.recipe.task.name).reads == "images":
+        held_out = f"what val or test holds; without them {data.eval_fraction:.0%} of the pictures"
+        return {"read": read, "write": write, "held out": held_out}
     kind = TOKENIZER_KINDS[data.tokenizer_kind].words
     trained = f"train a {kind} of {data.vocab_size:,} tokens"
     own = str(request.model_dir) if has_tokenizer(request.model_dir) else trained
     tokenizer = {"auto": own, "train": trained}.get(data.tokenizer, data.tokenizer)
-    return {
-        "read": ", ".join(entry for _, entry in data.entries),
-        "tokenizer": tokenizer,
-        "write": f"a folder named by fingerprint in {Path(data.dir).expanduser().resolve()}",
-        "held out": f"{data.eval_fraction:.0%} of the documents",
-    }
+    held_out = f"{data.eval_fraction:.0%} of the documents"
+    return {"read": read, "tokenizer": tokenizer, "write": write, "held out": held_out}
