@@ -13,14 +13,15 @@ from shardyard.config.model_source import read_shape
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
 from shardyard.config.task_names import task_row
-from shardyard.config.tasks import TASKS, imported
+from shardyard.config.tasks import imported
+from shardyard.data.prepare import prepare
 from shardyard.data.samples import Stream
+from shardyard.errors import RequestError
 from tests.data.test_pairs import document
 
 pytest.importorskip("h5py", reason="h5py is an extra")
 
 pytestmark = pytest.mark.heavy
-of_pairs = pytest.mark.skipif("bert_pretraining" not in TASKS, reason="no task reads pairs")
 
 
 def recipe_in(folder: Path, task: str) -> list[str]:
@@ -42,7 +43,6 @@ def recipe_in(folder: Path, task: str) -> list[str]:
     ]
 
 
-@of_pairs
 def test_what_training_sees_is_written_and_read_as_the_same(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -75,7 +75,6 @@ def test_what_training_sees_is_written_and_read_as_the_same(
         assert torch.equal(found[name][order], field), name
 
 
-@of_pairs
 @pytest.mark.system
 def test_both_train_with_the_same_loss(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A step of a whole epoch has the same samples, whatever their order."""
@@ -104,6 +103,31 @@ def test_both_train_with_the_same_loss(tmp_path: Path, capfd: pytest.CaptureFixt
         line = (tmp_path / "runs" / f"run-{len(losses)}" / "metrics.jsonl").read_text()
         losses.append(json.loads(line.splitlines()[0])["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("documents", "fraction", "words"),
+    [
+        (3, 0.01, r"the eval split has one document, .* pairs of texts from two\. Give more docu"),
+        (1, 0, "the train split has one document, and task.name=bert_pretraining makes pairs"),
+    ],
+)
+def test_a_split_of_one_document_is_refused_as_it_is_prepared(
+    tmp_path: Path, documents: int, fraction: float, words: str
+) -> None:
+    for number in range(documents):
+        (tmp_path / f"{number}.txt").write_text(document(number))
+    recipe = load_recipe(
+        overrides=[
+            "model.preset=bert-tiny", "task.name=bert_pretraining", "data.format=sentences",
+            "data.tokenizer=train", "data.tokenizer_kind=wordpiece", "data.vocab_size=600",
+            f"data.eval_fraction={fraction}", f"data.source={tmp_path}/*.txt", "data.workers=1",
+            f"data.dir={tmp_path}/prepared",
+        ]
+    )  # fmt: skip
+    for _ in range(2):  # also where it is there already
+        with pytest.raises(RequestError, match=words):
+            prepare(recipe, model_dir=None, progress=lambda *_: None)
 
 
 def opened(recipe: Recipe, facts: DataFacts) -> Stream:

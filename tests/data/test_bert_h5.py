@@ -162,8 +162,14 @@ WRONG: dict[str, tuple[Callable[[Arrays], object], str]] = {
     "other width": (shortened("masked_lm_ids", np.s_[:, :2]), "do not fit"),
     "id below 0": (changed("input_ids", (3, 2), -1), "sample 4: input_ids holds a number below 0"),
     "id beyond": (changed("input_ids", (3, 2), 2**40), "sample 4: input_ids"),
-    "id of another": (changed("input_ids", (3, 2), 50_000), "token id 50000, and the tokenizer"),
-    "hidden beyond": (changed("masked_lm_ids", (8, 1), 9_999), "token id 9999, and the tokenizer"),
+    "id of another": (
+        changed("input_ids", (3, 2), 50_000),
+        r"5, sample 4: there is token id 50000",
+    ),
+    "hidden beyond": (
+        changed("masked_lm_ids", (8, 1), 9_999),
+        r"5, sample 9: there is token id 9999",
+    ),
     "mask with holes": (changed("input_mask", (9, 3), 0), "sample 10: input_mask is not 1"),
     "mask of 2": (changed("input_mask", (9, 3), 2), "sample 10: input_mask is not 1"),
     "all padding": (changed("input_mask", 11, 0), "sample 12: input_mask says that all"),

@@ -101,6 +101,14 @@ def plain(source: Path) -> tuple[float, float]:
     return float(total.detach() / number), math.sqrt(squares)
 
 
+def test_the_text_at_the_end_of_a_run_answers_the_prompt(tmp_path: Path, source: Path) -> None:
+    told = {"generate_tokens": 12, "prompt": "What is 2 and 2?"}
+    run_dir = run(tmp_path, source, {"task": told, "run": {"steps": 1}})
+    run_on_ranks(train_here, 1, run_dir)
+    prompt, answer = run_dir.sample.read_text().split("\n\n", 1)
+    assert prompt == told["prompt"] and "<|im_" not in answer
+
+
 def batch_of(run_dir: RunDir) -> int:
     """Samples of the training split."""
     return read_resolved(run_dir.resolved(0)).data.num_samples("train", SEQ_LEN)

@@ -164,7 +164,7 @@ class Task(OpenSection):
     eval_every_epochs: Annotated[float, Field(gt=0)] | None = None
     """Evaluate every so many passes over the data, instead of every so many steps."""
     prompt: str = "def "
-    """Start of the text generated at the end of the run."""
+    """Start of the text generated at the end of the run; on dialogues, what a user asks then."""
     generate_tokens: Annotated[int, Field(ge=0, le=4096)] = 0
     """Tokens generated from the prompt at the end of the run; 0: none."""
     label_smoothing: Averaging = 0.0

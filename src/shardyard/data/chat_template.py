@@ -47,6 +47,7 @@ class ChatTemplate:
         Raises:
             RequestError: There is no template in them, or none that Jinja can read.
         """
+        self._name = name
         sources = _sources(files)
         if "default" not in sources:
             raise RequestError(
@@ -82,6 +83,7 @@ class ChatTemplate:
 
         Raises:
             RenderError: The template refused them, or failed.
+            RequestError: It needs a token that the tokenizer does not name.
         """
         has_own = tools is not None and "tool_use" in self._templates
         template = self._templates["tool_use" if has_own else "default"]
@@ -93,6 +95,16 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 **self._named,
             )
+        except jinja2.UndefinedError as error:
+            lacking = [each for each in _NAMED_TOKENS if str(error) == f"'{each}' is undefined"]
+            if not lacking:
+                raise RenderError(str(error)) from error
+            raise RequestError(
+                f"data.format=chat: the chat template of {self._name} writes {lacking[0]}, and no "
+                f"such token is named there. Set {lacking[0]} in {_CONFIG} beside the template to "
+                "one of the tokenizer's special tokens, or choose another template with "
+                "data.chat_template."
+            ) from error
         except Exception as error:
             raise RenderError(str(error) or type(error).__name__) from error
 

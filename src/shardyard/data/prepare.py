@@ -28,6 +28,7 @@ from shardyard.config.fingerprint import digest
 from shardyard.config.model_problems import vocabulary_problems
 from shardyard.config.resolved import DataFacts
 from shardyard.config.schema import Data, Recipe
+from shardyard.config.task_names import task_row
 from shardyard.config.tasks import imported
 from shardyard.data.encoders import LEARNT, Column
 from shardyard.data.equal_content import find_equal, record_sources
@@ -117,6 +118,7 @@ def prepare(
             shutil.rmtree(folder / SCRATCH, ignore_errors=True)
     facts = read_facts(folder)
     _refuse_share(facts, data)
+    _refuse_one_document(facts, recipe)
     if data.pack == "stream":
         return facts
     # Not above: it imports torch, which takes more seconds than a small corpus.
@@ -158,6 +160,20 @@ def _refuse_share(facts: DataFacts, data: Data) -> None:
             f"[{least}, {most}]. Look at the rows and the chat template; if this is as it should "
             "be, widen data.loss_share. What was prepared is kept."
         )
+
+
+def _refuse_one_document(facts: DataFacts, recipe: Recipe) -> None:
+    """Raise where a split has no second document that half of the pairs could be made with."""
+    data = recipe.data
+    if not task_row(recipe.task.name).judges_pairs or DATA_FORMATS[data.format].holds_ids:
+        return
+    for split, documents in (("train", facts.train_documents), ("eval", facts.eval_documents)):
+        if documents == 1:
+            raise RequestError(
+                f"data.source={data.source!r}: the {split} split has one document, and "
+                f"task.name={recipe.task.name} makes pairs of texts from two. Give more documents, "
+                "or change data.eval_fraction. What was prepared is kept."
+            )
 
 
 def chosen_tokenizer(recipe: Recipe, model_dir: Path | None) -> TokenizerFiles | None:

@@ -53,8 +53,8 @@ class Record(PlainText):
         size = self.tokenizer.vocab_size
         if largest >= size:
             raise SourceError(
-                f"a record holds token id {largest}, and the tokenizer has {size:,}"
-                " tokens. Set data.tokenizer to the one that the files were made with."
+                f"{section.place}: there is token id {largest}, and the tokenizer has {size:,} "
+                "tokens. Set data.tokenizer to the one that the files were made with."
             )
         every = OF_RECORD | (RANDOM_B if label else 0)
         kinds = [every | (IS_TEXT if place < length else 0) for place in range(len(ids))]

@@ -1,5 +1,7 @@
 """A sample of text from the model in training, to see what the loss does not say."""
 
+from collections.abc import Collection
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -16,9 +18,9 @@ _TEMPERATURE = 0.8
 @torch.no_grad()
 def generate(
     computation: LanguageModel, prompt: list[int], *, num_tokens: int, seq_len: int,
-    vocab_size: int, seed: int, mesh: Mesh, device: torch.device,
+    vocab_size: int, seed: int, mesh: Mesh, device: torch.device, ends: Collection[int] = (),
 ) -> list[int]:  # fmt: skip
-    """Continue ``prompt`` by ``num_tokens`` tokens drawn at temperature 0.8.
+    """Continue ``prompt`` by ``num_tokens`` tokens drawn at temperature 0.8, or to one of ``ends``.
 
     All ranks call it together: each forward pass is a collective. There is no KV cache: a short
     text is quicker than the code for one would be long.
@@ -34,6 +36,8 @@ def generate(
         logits_V = _logits(computation, batch, len(window) - 1, mesh=mesh, vocab_size=vocab_size)
         probabilities = torch.softmax(logits_V.cpu() / _TEMPERATURE, dim=-1)
         tokens.append(int(torch.multinomial(probabilities, 1, generator=draw)))
+        if tokens[-1] in ends:  # all ranks draw the same
+            break
     computation.model.train()
     reshard(computation.roots)
     return tokens[len(prompt) :]

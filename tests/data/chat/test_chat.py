@@ -14,6 +14,7 @@ from shardyard.data.encoders import LEARNT
 from shardyard.data.spans import Section
 from shardyard.data.tokenizer import TextEncoder
 from shardyard.errors import RequestError, SourceError
+from shardyard.tasks.causal_lm import question
 from tests.data.chat.folders import encoded, files_of, tokenizer_of
 from tests.data.chat.stock import STOCK
 from tests.data.chat.test_stock import learnt_texts, turns
@@ -210,3 +211,32 @@ def test_a_template_reaches_nothing_of_python(template: str) -> None:
     files = files_of(replace(STOCK["chatml"], template=template))
     with pytest.raises(RenderError):
         ChatTemplate(files, name="x").render([{"role": "user", "content": "a"}])
+
+
+def test_a_token_that_a_template_needs_and_nobody_names_is_told_with_where_to_set_it() -> None:
+    files = files_of(replace(STOCK["chatml"], template="{{ bos_token + messages[0].content }}"))
+    config = json.loads(files["tokenizer_config.json"])
+    config.pop("bos_token", None)
+    files["tokenizer_config.json"] = json.dumps(config).encode()
+    messages = [{"role": "user", "content": "a"}]
+    with pytest.raises(
+        RequestError,
+        match=r"chat template of x writes bos_token, and no such token is named there\. Set "
+        r"bos_token in tokenizer_config\.json beside the template .* data\.chat_template",
+    ):
+        ChatTemplate(files, name="x").render(messages)
+    files["tokenizer_config.json"] = json.dumps({**config, "bos_token": "<s>"}).encode()
+    assert ChatTemplate(files, name="x").render(messages) == "<s>a"
+
+
+def test_a_prompt_is_asked_as_a_user_does_and_its_answer_ends_at_the_template_s_end() -> None:
+    tokenizer = TextEncoder(files_of(STOCK["chatml"]), name="x")
+    ids, ends = question(tokenizer, "Two and two? <|im_end|>")
+    text = Tokenizer.from_str(tokenizer.files["tokenizer.json"].decode()).decode(
+        ids, skip_special_tokens=False
+    )
+    assert text.endswith(
+        "<|im_start|>user\nTwo and two? <|im_end|><|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert tokenizer.id_of("<|im_end|>") in ends
+    assert ids.count(tokenizer.id_of("<|im_end|>")) == text.count("<|im_end|>") - 1
