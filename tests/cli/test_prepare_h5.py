@@ -17,6 +17,7 @@ from shardyard.config.tasks import imported
 from shardyard.data.prepare import prepare
 from shardyard.data.samples import Stream
 from shardyard.errors import RequestError
+from shardyard.rundir.lines import read_evaluations, read_steps
 from tests.data.test_pairs import document
 
 pytest.importorskip("h5py", reason="h5py is an extra")
@@ -103,6 +104,38 @@ def test_both_train_with_the_same_loss(tmp_path: Path, capfd: pytest.CaptureFixt
         line = (tmp_path / "runs" / f"run-{len(losses)}" / "metrics.jsonl").read_text()
         losses.append(json.loads(line.splitlines()[0])["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+@pytest.mark.system
+def test_a_run_on_h5_files_goes_on_where_it_was_left(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = recipe_in(tmp_path, "bert_pretraining")
+    assert main(["prepare", *settings, "--also", "h5", "--json"]) == 0
+    answer = json.loads(capfd.readouterr().out)
+    settings += [
+        f"data.source={answer['h5']}/train_*.hdf5",
+        "data.format=bert_h5",
+        f"data.tokenizer={answer['dir']}",
+        "data.tokenizer_kind=bpe",
+        f"run.dir={tmp_path}/runs",
+        "optim.global_batch=8",
+        "optim.micro_batch=4",
+        "optim.schedule=constant",
+        "optim.warmup_steps=1",
+        "cluster.device=cpu",
+    ]
+    assert main(["train", *settings, "run.steps=4", "run.id=whole"]) == 0
+    assert main(["train", *settings, "run.steps=2", "run.id=parts"]) == 0
+    assert main(["resume", f"{tmp_path}/runs/parts", "run.steps=4"]) == 0
+    losses = {
+        name: [step["loss"] for step in read_steps(tmp_path / "runs" / name / "metrics.jsonl")]
+        for name in ("whole", "parts")
+    }
+    assert len(losses["whole"]) == 4 and losses["parts"] == losses["whole"]
+    evaluations = read_evaluations(tmp_path / "runs" / "parts" / "metrics.jsonl")
+    assert [each["step"] for each in evaluations] == [2, 4]
+    assert evaluations[-1]["eval"]["masked_accuracy"] >= 0
 
 
 @pytest.mark.parametrize(
