@@ -15,7 +15,8 @@ from shardyard.data.images.cache import PictureBytes
 from shardyard.data.images.index import ImageIndex
 from shardyard.data.images.prepare import prepare_images
 from shardyard.data.images.tar import members
-from shardyard.errors import RequestError, SourceError
+from shardyard.data.shards import verify
+from shardyard.errors import DataError, RequestError, SourceError
 from tests.data.images.made import class_folders, noise, parquet_file, saved, shard, tar_bytes
 
 THREE = {"ant": range(20), "bee": range(20, 40), "cow": range(40, 60)}
@@ -150,3 +151,76 @@ def test_a_second_call_does_nothing_and_another_folder_is_the_same_bytes(tmp_pat
     assert before == {p: p.stat().st_mtime_ns for p in Path(facts.dir).iterdir()}
     other = run(source, tmp_path / "other")
     assert other.fingerprint == facts.fingerprint
+
+
+def contents(facts: DataFacts) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in Path(facts.dir).iterdir()}
+
+
+class StoppedError(Exception):
+    """What a kill is in a test."""
+
+
+def test_what_was_finished_outlives_a_kill_and_changes_no_byte(tmp_path: Path) -> None:
+    source = class_folders(tmp_path / "a", {"ant": range(40), "bee": range(40, 80)})
+    for picture in source.rglob("*.jpg"):  # large enough for several pieces
+        picture.write_bytes(picture.read_bytes() + bytes(60_000))
+    expected = contents(run(source, tmp_path / "one"))
+    recipe = recipe_of(source, tmp_path / "two")
+    seen: list[int] = []
+
+    def stop_at_half(_: str, done_bytes: int, total_bytes: int) -> None:
+        seen.append(done_bytes)
+        if done_bytes > total_bytes / 2:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        prepare_images(recipe, model_dir=None, progress=stop_at_half)
+    assert not [*tmp_path.glob("two/out/*/manifest.json")]
+    stopped_at = seen[-1]
+    seen.clear()
+    facts = prepare_images(recipe, model_dir=None, progress=lambda _, n, __: seen.append(n))
+    assert min(seen) > stopped_at
+    found = contents(facts)
+    assert found.keys() == expected.keys() and len(found) > 8
+    assert all(found[name] == expected[name] for name in found)
+
+
+@pytest.mark.heavy
+def test_two_workers_write_the_same_bytes(tmp_path: Path) -> None:
+    source = class_folders(tmp_path / "a", THREE)
+    for picture in source.rglob("*.jpg"):
+        picture.write_bytes(picture.read_bytes() + bytes(60_000))
+    one, two = run(source, tmp_path / "one"), run(source, tmp_path / "two", workers=2)
+    assert contents(one) == contents(two)
+
+
+def test_shards_that_nobody_shuffled_are_read_picture_by_picture(tmp_path: Path) -> None:
+    mixed = [number * 7 % 5 for number in range(200)]
+    blocks = {}
+    for name, labels in (("mixed", mixed), ("sorted", sorted(mixed))):
+        content = {}
+        for number, label in enumerate(labels):
+            content[f"{number:04d}.jpg"] = saved(noise(number))
+            content[f"{number:04d}.cls"] = str(label).encode()
+        (tmp_path / f"{name}.tar").write_bytes(tar_bytes(content))
+        facts = run(tmp_path / f"{name}.tar", tmp_path, eval_fraction=0)
+        blocks[name] = ImageIndex(Path(facts.dir), "train").window.block
+    assert blocks["sorted"] == 1 < blocks["mixed"]
+
+
+def test_what_cannot_stay_where_it_is_is_refused_where_that_is_asked_for(tmp_path: Path) -> None:
+    parquet_file(tmp_path / "a.parquet", range(10))
+    with pytest.raises(
+        RequestError, match=r"data\.images\.pack=false.* of which no picture is read"
+    ):
+        run(tmp_path / "a.parquet", tmp_path, {"pack": False})
+
+
+def test_every_file_can_be_verified(tmp_path: Path) -> None:
+    facts = run(class_folders(tmp_path / "a", THREE), tmp_path)
+    verify(Path(facts.dir))
+    (path, *_) = Path(facts.dir).glob("*.tar")
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(DataError, match=f"{path.name} is damaged: its SHA-256"):
+        verify(Path(facts.dir))

@@ -53,6 +53,8 @@ class PictureBytes:
         self.index = index
         self.read_bytes = 0
         """Read so far, from disk or elsewhere."""
+        self.num_reads = 0
+        """Times that something was asked for."""
         window_bytes = index.window.samples * index.size_bytes / max(1, index.num_samples)
         fits = 2 * min(window_bytes, index.size_bytes) <= cache_bytes
         self._block = index.window.block if fits else 1
@@ -126,6 +128,7 @@ class PictureBytes:
             ]
         size_bytes = sum(len(segment.content) for segment in segments)
         self.read_bytes += size_bytes
+        self.num_reads += len(segments)
         keys = tuple((segment.part, segment.start) for segment in segments)
         return _Block(tuple(segments), keys, size_bytes)
 
