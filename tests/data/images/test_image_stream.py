@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from shardyard.data.images.augment import MiddleCrop
 from shardyard.data.images.index import ImageIndex
 from shardyard.data.images.order import Window
 from shardyard.data.images.prepare import prepare_images
-from shardyard.data.images.samples import ImageSet, ImageStream
+from shardyard.data.images.samples import ImageSet, ImageStream, limit_words
 from shardyard.data.images.threads import DecodeThreads, threads_for
 from shardyard.data.loader import Loader
 from shardyard.errors import DataError
@@ -162,3 +163,26 @@ def test_work_that_fails_is_told_and_the_threads_go_on() -> None:
     with pytest.raises(ZeroDivisionError):
         threads.run(lambda number: 1 // (number - 5), 20)
     assert threads.run(lambda number: number * number, 9) == [n * n for n in range(9)]
+
+
+def test_threads_that_never_wait_for_work_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardyard.data.images.threads._MEASURED_S", 0.02)
+    threads = DecodeThreads(2)
+    for _ in range(3):
+        threads.run(lambda _: time.sleep(0.02), 4)
+    assert threads.saturated_s > 0.05
+    time.sleep(0.1)
+    threads.run(lambda _: time.sleep(0.02), 2)
+    assert threads.saturated_s == 0
+
+
+def test_a_job_that_decoding_limits_is_called_so(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = stream_of(folder, 2)
+    for _ in range(2):
+        stream.threads.saturated_s = 40.0
+        stream.micro_batch(range(4), 4)
+    (told,) = caplog.messages
+    assert "decoding limits this job. All 2 threads" in told and "data_wait_s" in told
+    assert "reading limits this job" in limit_words(4, 31.0, read_share=0.8)

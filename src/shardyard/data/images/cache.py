@@ -6,6 +6,7 @@ would be dropped before it was used. Threads share what is read, and none waits 
 """
 
 import os
+import time
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -53,6 +54,8 @@ class PictureBytes:
         self.index = index
         self.read_bytes = 0
         """Read so far, from disk or elsewhere."""
+        self.wait_s = 0.0
+        """Of all threads that asked for a picture's bytes, until they had them."""
         self.num_reads = 0
         """Times that something was asked for."""
         window_bytes = index.window.samples * index.size_bytes / max(1, index.num_samples)
@@ -80,10 +83,12 @@ class PictureBytes:
             LostError: The network is.
         """
         row = self.index.rows[sample]
+        began_s = time.perf_counter()
         if not self._is_kept and not self.index.is_remote:
             block = self._read(sample)
         else:
             block = self._future(sample // self._block).result()
+        self.wait_s += time.perf_counter() - began_s
         return block.content(int(row["part"]), int(row["offset"]), int(row["size"]))
 
     def _future(self, number: int) -> "Future[_Block]":

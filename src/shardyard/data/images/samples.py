@@ -16,9 +16,13 @@ from shardyard.data.micro_batch import MicroBatch
 from shardyard.data.order import Positions
 from shardyard.data.samples import Prepare, Sample, side_by_side, unchanged
 from shardyard.errors import DataError, SourceError
+from shardyard.talk import warn
 
 if TYPE_CHECKING:
     from shardyard.data.images.augment import View
+
+
+_TOLD_AFTER_S = 30.0
 
 
 class ImageSet:
@@ -78,6 +82,7 @@ class ImageStream:
         self.threads = threads
         self._seed = seed
         self._prepare = prepare
+        self._is_told = False
 
     def sample_indices(self, positions: Positions) -> Positions:
         """Which pictures of the split are at these positions of the stream."""
@@ -85,6 +90,14 @@ class ImageStream:
             return positions
         window = self.samples.index.window
         return window_indices(positions, self.num_samples, window, seed=self._seed)
+
+    def _tell_limit(self) -> None:
+        """Say once what limits the rate, if these threads do."""
+        threads = self.threads
+        if not self._is_told and threads.saturated_s >= _TOLD_AFTER_S:
+            self._is_told = True
+            read_share = self.samples.contents.wait_s / threads.busy_s
+            warn(limit_words(threads.threads, threads.saturated_s, read_share))
 
     def micro_batch(self, positions: range, size: int) -> MicroBatch:
         """The pictures at these positions, padded with weightless rows to ``size`` rows.
@@ -98,7 +111,26 @@ class ImageStream:
         made = self.threads.run(
             lambda place: self.samples.sample(indices[place], epochs[place]), len(indices)
         )
+        self._tell_limit()
         return side_by_side(made, positions, self.samples.padding(), size, self._prepare)
+
+
+def limit_words(threads: int, saturated_s: float, read_share: float) -> str:
+    """Why steps wait, and what helps.
+
+    Args:
+        saturated_s: Seconds that all threads have been at work.
+        read_share: Of their time, for bytes to come.
+    """
+    what, remedy = "decoding", "more cores for each process (data.images.threads), or smaller files"
+    if read_share > 0.5:
+        what = "reading"
+        remedy = "storage that is nearer, more data.prefetch_steps, or packed shards"
+    return (
+        f"pictures come no quicker: {what} limits this job. All {threads} threads of this process "
+        f"that decode have been at work for {saturated_s:.0f} s, {read_share:.0%} of it waiting "
+        f"for bytes. What steps wait is data_wait_s in metrics.jsonl; what helps is {remedy}."
+    )
 
 
 def _broken(error: SourceError) -> DataError:

@@ -14,6 +14,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _MEASURED_S = 2.0
+_SATURATED = 0.9
+"""Share of the threads at work from which on pictures are asked for quicker than they come."""
 _SPARE = 1.25
 """More threads than were busy: the rate of a step varies."""
 
@@ -38,6 +40,8 @@ class DecodeThreads:
         self.threads = threads
         self.busy_s = 0.0
         """Of all threads together, so far."""
+        self.saturated_s = 0.0
+        """Seconds until now in which hardly any of them waited for work."""
         self._most = threads
         self._is_fixed = is_fixed
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
@@ -66,10 +70,12 @@ class DecodeThreads:
 
     def _measure(self) -> None:
         elapsed_s = time.perf_counter() - self._since_s
-        if self._is_fixed or elapsed_s < _MEASURED_S:
+        if elapsed_s < _MEASURED_S:
             return
         busy = (self.busy_s - self._busy_before_s) / elapsed_s
-        self.threads = threads_for(busy, self._most)
+        self.saturated_s = self.saturated_s + elapsed_s if busy > _SATURATED * self._most else 0.0
+        if not self._is_fixed:
+            self.threads = threads_for(busy, self._most)
         self._since_s, self._busy_before_s = time.perf_counter(), self.busy_s
 
 
