@@ -21,8 +21,9 @@ from shardyard.train.hooks import Faults, Hooks
 from shardyard.train.loop import FINISHED, Loop
 from shardyard.train.run import train
 from shardyard.train.setup import set_up
+from tests.distributed.image_runs import make_image_run, write_network, write_pictures
 from tests.distributed.ranks import run_on_ranks
-from tests.distributed.runs import Corpus, make_run
+from tests.distributed.runs import Corpus, make_run, train_here
 
 STEPS = 7
 ROUNDING = 2e-3
@@ -217,3 +218,26 @@ def test_what_no_scale_mends_ends_the_run(corpus: Corpus, tmp_path: Path) -> Non
     assert scales(moving) == [4, 2, 1]
     assert "1 steps in a row were skipped" in told[1]
     assert "Resume with precision.loss_scale=dynamic or a smaller one" in told[1]
+
+
+def test_a_network_with_batch_normalisation_learns_as_in_fp32(tmp_path: Path) -> None:
+    pictures = write_pictures(tmp_path / "pictures")
+    network = write_network(tmp_path / "network", "resnet")
+
+    def steps(compute: str, processes: int) -> list[dict[str, Any]]:
+        sections: dict[str, Any] = {
+            "run": {"steps": 3},
+            "precision": {"compute": compute},
+            "cluster": {"devices": processes},
+        }
+        folder = tmp_path / f"{compute}-{processes}"
+        run = make_image_run(folder, pictures, network, sections)
+        assert run_on_ranks(train_here, processes, run) == [FINISHED] * processes
+        return list(read_steps(run.metrics))
+
+    exact, one, two = steps("fp32", 1), steps("fp16", 1), steps("fp16", 2)
+    assert [line["loss_scale"] for line in two] == [line["loss_scale"] for line in one]
+    assert {line["loss_scale"] for line in exact} == {None}
+    for found, expected in ((one, exact), (two, one)):
+        losses = [line["loss"] for line in found]
+        assert losses == pytest.approx([line["loss"] for line in expected], rel=1e-2)

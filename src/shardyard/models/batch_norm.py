@@ -122,15 +122,17 @@ class _Norm:
         if is_step and self._norms.over_step:
             return self._over_step(x)
         if self._norms.is_weightless:
-            return F.batch_norm(x, *self._running(x), norm.weight, norm.bias, eps=norm.eps)
+            return F.batch_norm(x, *self._running(x), *self._affine(), eps=norm.eps)
         if x.numel() == norm.num_features and (norm.training or norm.running_mean is None):
             raise _no_variance(self._name)
-        if not is_step:  # an evaluation, or a call of a script's own
+        if not norm.training and norm.running_mean is not None:
+            return F.batch_norm(x, *self._running(x), *self._affine(), eps=norm.eps)
+        if not is_step:  # a call of a script's own
             return self._as_it_is(x)
         # with a momentum of 1 torch leaves there the statistics of the batch itself
         mean_C, var_C = torch.zeros(2, norm.num_features, device=x.device).unbind()
         y = F.batch_norm(
-            x, mean_C, var_C, norm.weight, norm.bias, training=True, momentum=1.0, eps=norm.eps
+            x, mean_C, var_C, *self._affine(), training=True, momentum=1.0, eps=norm.eps
         )
         count = y.numel() // norm.num_features
         self._count(y, mean_C.double(), var_C.double() * ((count - 1) / count))
@@ -160,6 +162,14 @@ class _Norm:
         own = wide.detach().double()  # the step's are the sum of these
         self._count(y, own.mean(others), own.var(others, correction=0))
         return y
+
+    def _affine(self) -> tuple[Tensor | None, Tensor | None]:
+        """Weight and bias in fp32, as statistics are: torch takes no others beside 16-bit input."""
+        weight_C, bias_C = self._norm.weight, self._norm.bias
+        return (
+            None if weight_C is None else weight_C.float(),
+            None if bias_C is None else bias_C.float(),
+        )
 
     def _running(self, x: Tensor) -> tuple[Tensor, Tensor]:
         mean_C, var_C = self._norm.running_mean, self._norm.running_var
