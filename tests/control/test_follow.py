@@ -189,6 +189,11 @@ def test_the_remaining_time_is_steps_left_times_time_per_step() -> None:
     assert describe_step(step_line(10), 130, 0.5)[1].endswith(" tokens/s")
     assert describe_step(step_line(10), 130, 0.5, "image")[1].endswith(" images/s")
     assert describe_step(step_line(10, loss=None), 130, None)[0] == "loss not finite"
+    in_fp16 = step_line(10, loss_scale=65536.0, grad_norm=1.0)
+    assert describe_step(in_fp16, 130, None)[1] == "loss scale 65,536"
+    assert (
+        describe_step(in_fp16 | {"grad_norm": None}, 130, None)[1] == "loss scale 65,536, skipped"
+    )
 
 
 def test_a_run_that_became_larger_ends_sooner() -> None:

@@ -29,6 +29,8 @@ def test_the_numbers_are_those_of_the_metrics_file(tmp_path: Path) -> None:
     assert summary.state == "finished"
     assert (summary.steps_done, summary.steps_planned) == (120, 120)
     assert summary.loss == steps[120]["loss"]
+    assert (summary.skipped_steps, summary.loss_scale) == (0, None)
+    assert "Skipped" not in summary.sentence()
     assert summary.tokens == steps[120]["tokens"]
     assert summary.eval_loss == evaluations[-1]["loss"]
     assert summary.scores["perplexity"] == pytest.approx(math.exp(evaluations[-1]["loss"]))
@@ -126,7 +128,10 @@ def test_the_loss_of_a_skipped_step_is_not_a_number_and_does_not_break_the_repor
     writer.steps(1, 5)
     writer.lines[-1]["loss"] = None
     writer.lines[-1]["grad_norm"] = None
-    assert summary_of(writer.write()).loss is None
+    writer.lines[-1]["loss_scale"] = 32768.0
+    summary = summary_of(writer.write())
+    assert summary.loss is None
+    assert "Skipped as not finite: 1 step; loss scale at the end 32,768." in summary.sentence()
 
 
 def test_files_of_another_version_are_left_out_and_not_guessed(tmp_path: Path) -> None:

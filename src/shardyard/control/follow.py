@@ -308,6 +308,10 @@ def describe_step(
 ) -> list[str]:
     """Loss, speed and remaining time of a line of metrics.jsonl, in a few words each."""
     facts = [f"loss {number_text(line['loss'])}"]
+    scale = line.get("loss_scale")
+    if scale is not None:  # of a step whose gradients overflowed it says why there is no norm
+        skipped = ", skipped" if line["grad_norm"] is None else ""
+        facts.append(f"loss scale {scale:,.6g}{skipped}")
     steps_left = total_steps - line["step"]
     if line["tokens_per_s"] is not None and step_s:
         # of a step like this one, but as long as most are: single steps jump

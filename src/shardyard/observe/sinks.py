@@ -30,7 +30,16 @@ class MetricsFile:
 class TensorBoard:
     """Scalars by step, one curve a metric; evaluations under ``eval/``."""
 
-    _CURVES = ("loss", "grad_norm", "lr", "tokens_per_s", "step_time_s", "data_wait_s", "mfu")
+    _CURVES = (
+        "loss",
+        "grad_norm",
+        "loss_scale",
+        "lr",
+        "tokens_per_s",
+        "step_time_s",
+        "data_wait_s",
+        "mfu",
+    )
 
     def __init__(self, run_dir: RunDir) -> None:
         from torch.utils.tensorboard import SummaryWriter  # a second to import: only when asked

@@ -33,6 +33,10 @@ class Summary:
     """Of these, what was read so far, as the metrics count it."""
     loss: float | None
     """Of the last step, nats per token or image."""
+    skipped_steps: int
+    """Of those that were measured, not applied because they were not finite."""
+    loss_scale: float | None
+    """Of the last step in fp16."""
     eval_loss: float | None
     scores: dict[str, float | None]
     """Other metrics of that evaluation, by name."""
@@ -75,6 +79,12 @@ class Summary:
             attempts = f"{len(self.attempts)} attempt{'' if len(self.attempts) == 1 else 's'}"
             words.append(f" over {attempts} with {restarts}")
         words.append(".")
+        if self.skipped_steps or self.loss_scale is not None:
+            skipped = f"{self.skipped_steps:,} step{'' if self.skipped_steps == 1 else 's'}"
+            words.append(f" Skipped as not finite: {skipped}")
+            if self.loss_scale is not None:
+                words.append(f"; loss scale at the end {self.loss_scale:,.6g}")
+            words.append(".")
         if self.eval_loss is not None:
             words.append(f" Held-out loss {self.eval_loss:.3f} nats per {self.unit}")
             per_byte = self.scores.get(BITS_PER_BYTE)
@@ -111,6 +121,8 @@ def summarize(record: RunRecord) -> Summary:
         unit=record.unit,
         tokens=last.get("tokens"),
         loss=last.get("loss"),
+        skipped_steps=sum(line.get("grad_norm", 0.0) is None for line in record.steps),
+        loss_scale=last.get("loss_scale"),
         eval_loss=newest_eval.get("loss"),
         scores={name: value for name, value in newest_eval.items() if name != "loss"},
         unigram_entropy=record.resolved.data.unigram_entropy if record.resolved else None,
