@@ -13,7 +13,7 @@ import pytest
 from shardyard.config.schema import Recipe
 from shardyard.data.prepare import prepare
 from shardyard.errors import ShardyardError
-from tests.data.wrong_data import WRONG, Wrong
+from tests.data.wrong_data import ENDLESS, WRONG, Wrong
 
 MOST_S, MOST_BYTES = 60.0, 2**30
 
@@ -38,7 +38,7 @@ def test_a_message_names_the_file_and_the_place(wrong: Wrong, tmp_path: Path) ->
 
 
 @pytest.mark.system
-@each_kind
+@pytest.mark.parametrize("wrong", [*WRONG, *ENDLESS], ids=lambda wrong: wrong.name)
 def test_the_data_program_ends_soon_in_little_memory_and_without_a_traceback(
     wrong: Wrong, tmp_path: Path
 ) -> None:

@@ -83,6 +83,19 @@ def _parquet(columns: dict[str, Any], change: Callable[[bytes], bytes] = bytes) 
     return make
 
 
+def _endless(name: str, packed: Callable[[bytes], bytes]) -> Make:
+    """1 GiB of one line, in parts of 8 MiB; a few kB, but as good as endless."""
+    return lambda folder: _file(
+        name, packed(GOOD[0].encode() + b"\n") + packed(b"x" * 2**23) * 128
+    )(folder)
+
+
+def _endless_zstd(folder: Path) -> str:
+    zstd = pytest.importorskip("backports.zstd")
+    path: str = _endless("a.jsonl.zst", zstd.compress)(folder)
+    return path
+
+
 _TEXTS = {"text": [f"text {number} " * 20 for number in range(200)]}
 
 
@@ -256,3 +269,17 @@ WRONG = [
     ),
 ]
 """Every kind."""
+
+ENDLESS = [
+    Wrong(
+        f"an endless line in {suffix}",
+        make,
+        rf"a\.jsonl\.{suffix}:2: a line of more than 268,435,456 bytes.*Cut the document",
+    )
+    for suffix, make in {
+        "gz": _endless("a.jsonl.gz", gzip.compress),
+        "bz2": _endless("a.jsonl.bz2", bz2.compress),
+        "zst": _endless_zstd,
+    }.items()
+]
+"""What takes a second to unpack."""

@@ -1,12 +1,13 @@
 """Files of web servers: by ranges, over connections that break, and what servers cannot do."""
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
 
@@ -14,7 +15,7 @@ from shardyard.config.schema import Recipe
 from shardyard.data.prepare import prepare
 from shardyard.data.readers.rows import TextOf
 from shardyard.data.sources import list_files, read_sections, split_into_pieces
-from shardyard.data.stores import ranged
+from shardyard.data.stores import http, ranged
 from shardyard.errors import AccessError, LostError, RequestError, ShardyardError, SourceError
 from tests.data.cutting_proxy import cutting_proxy
 
@@ -32,6 +33,9 @@ class Web:
     status: int | None = None
     """Of every answer."""
     redirect: str | None = None
+    stalls_behind: int | None = None
+    """Bytes of an answer after which nothing comes any more, and nothing ends."""
+    is_over: Event = field(default_factory=Event)
 
 
 @contextmanager
@@ -58,7 +62,9 @@ def served() -> Iterator[Web]:
                 self.send_header("Location", web.redirect)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            self.wfile.write(body[: web.stalls_behind])
+            if web.stalls_behind is not None:
+                web.is_over.wait()
 
         def log_message(self, format: str, *arguments: object) -> None:
             pass
@@ -70,6 +76,7 @@ def served() -> Iterator[Web]:
     try:
         yield web
     finally:
+        web.is_over.set()
         server.shutdown()
         server.server_close()
         thread.join()
@@ -102,6 +109,28 @@ def test_a_file_is_prepared_into_the_bytes_of_one_here_whatever_breaks(
         assert proxy.num_cut >= 5
     assert found[0].fingerprint == found[1].fingerprint
     assert found[0].dir != found[1].dir
+
+
+@pytest.mark.parametrize("behind", [0, 100])
+def test_a_server_that_stalls_is_not_waited_for_again_and_again(
+    web: Web, monkeypatch: pytest.MonkeyPatch, behind: int
+) -> None:
+    monkeypatch.setattr(http, "_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(ranged, "_LONGEST_SILENCE_S", 0.05)
+    files = list_files(f"{web.url}/x.jsonl")
+    (piece,) = split_into_pieces(files, 2**20)
+    web.stalls_behind = behind
+    began_s = time.monotonic()
+    with pytest.raises(LostError, match=r"x\.jsonl cannot be read: timed out.*prepare again"):
+        list(read_sections(piece, TextOf()))
+    assert time.monotonic() - began_s < 3 * 6 * 0.1, "one try that brings nothing, not six"
+
+
+def test_what_a_stalled_server_takes_is_below_a_minute() -> None:
+    """The last try begins no later than a pause after the silence was found too short."""
+    tries = range(1, ranged._TRIES)
+    pauses = [min(ranged._LONGEST_PAUSE_S, 0.25 * 2**in_vain) for in_vain in tries]
+    assert ranged._LONGEST_SILENCE_S + max(pauses) + http._TIMEOUT_S < 60
 
 
 def test_a_redirect_is_followed_and_not_to_other_kinds_of_places(web: Web) -> None:

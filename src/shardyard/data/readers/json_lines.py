@@ -18,15 +18,18 @@ from shardyard.data.readers.rows import TextOf
 from shardyard.data.spans import Section, SourceFile, Span, shown
 from shardyard.errors import SourceError
 
-MOST_LINE_BYTES = 2**30
-"""Of a packed file, which can hold a thousand times its size."""
+MOST_LINE_BYTES = 2**28
+"""A packed file can hold a thousand times its size in one line, of which reading takes the memory
+twice."""
+_READ_BYTES = 2**20
 
 
 def read(file: BinaryIO, span: Span, text_of: TextOf) -> Iterator[Section]:
     """The documents whose lines begin in the span."""
     file.seek(max(0, span.start - 1))
-    if span.start:
-        file.readline()  # the line in progress belongs to the span before
+    if span.start:  # the line in progress belongs to the span before; it may be as long as the file
+        while (part := file.readline(_READ_BYTES)) and not part.endswith(b"\n"):
+            pass
     for section, end in _rows(file, partial(rewound, file), span.file, text_of):
         if section is not None:
             yield section

@@ -20,7 +20,8 @@ from shardyard.data.stores.base import Found
 from shardyard.data.stores.ranged import READ_AGAIN, RangedStore, changed, steadily
 from shardyard.errors import AccessError, LostError, RequestError, ShardyardError
 
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 15.0
+"""Without a byte; with what ``ranged.py`` waits in all, a minute is not passed."""
 _BLOCK_BYTES = 2**18
 _DOWNLOAD = "Download it (`curl -LO`) and give the path."
 _RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+)")

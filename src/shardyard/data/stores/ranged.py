@@ -24,6 +24,8 @@ _MOST_BYTES = 8 * 2**20
 _TRIES = 6
 """Times that nothing came at all, one after the other, before it is given up."""
 _LONGEST_PAUSE_S = 20.0
+_LONGEST_SILENCE_S = 30.0
+"""Without a byte, whatever the number of tries: a server that stalls takes long for each."""
 
 ReadRange = Callable[[SourceFile, int, int], Iterator[bytes]]
 """(file, start, stop) -> its bytes [start, stop), fewer if the connection broke in silence.
@@ -94,12 +96,19 @@ def steadily(ask: Callable[[], T]) -> T:
     Raises:
         LostError: It breaks each time.
     """
+    began_s = time.monotonic()
     for in_vain in range(1, _TRIES):
         try:
             return ask()
         except LostError:
+            if _is_silent_since(began_s):
+                raise
             _pause(in_vain)
     return ask()
+
+
+def _is_silent_since(began_s: float) -> bool:
+    return time.monotonic() - began_s >= _LONGEST_SILENCE_S
 
 
 def _pause(in_vain: int, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -174,7 +183,7 @@ class RangedFile(io.RawIOBase):
     def _whole(self, start: int, stop: int) -> bytes:
         """Bytes [start, stop), gone on with where a connection broke."""
         got = bytearray()
-        in_vain = 0
+        in_vain, heard_s = 0, time.monotonic()
         while True:
             before = len(got)
             lost: LostError | None = None
@@ -187,14 +196,16 @@ class RangedFile(io.RawIOBase):
                 return bytes(got)
             if len(got) > stop - start:
                 raise changed(self._file, "more bytes came than were asked for")
-            in_vain = in_vain + 1 if len(got) == before else 0
-            if in_vain == _TRIES:
+            if len(got) > before:
+                in_vain, heard_s = 0, time.monotonic()
+                continue
+            in_vain += 1
+            if in_vain == _TRIES or _is_silent_since(heard_s):
                 raise lost or LostError(
                     f"{shown(self._file.path)}: connections end before any byte comes, "
-                    f"{_TRIES} times in a row. {READ_AGAIN}"
+                    f"{in_vain} times in a row. {READ_AGAIN}"
                 )
-            if in_vain:
-                _pause(in_vain, self._sleep)
+            _pause(in_vain, self._sleep)
 
 
 READ_AGAIN = "Check the network, then prepare again: finished pieces are kept."
