@@ -71,6 +71,7 @@ def test_a_setting_is_offered_up_to_its_next_dot_and_then_its_values(tab: Tab) -
         ("cluster.instance=p5.", ["p5.4xlarge", "p5.48xlarge"]),
         ("parallel.strategy=FULL", ["FULL_SHARD"]),
         ("data.source=py", ["python-stdlib"]),
+        ("data.source=di", ["digits"]),
         ("run.steps=", []),
         ("nowhere.setting=", []),
     ],

@@ -214,7 +214,7 @@ def _names(setting: str) -> Iterable[str]:
         case "cluster.device":
             return ("cpu", "cuda", "xpu", "hpu", "xla")
         case "data.source":
-            return ("python-stdlib",)
+            return ("python-stdlib", "digits")
         case "data.tokenizer":
             return ("train",)
     return ()
