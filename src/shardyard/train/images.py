@@ -44,7 +44,7 @@ def build_image_network(
     if problems:  # nodes may have gone since the recipe was resolved
         raise RecipeError(problems, "the ranks that there are")
     seed, settings = recipe.run.seed, recipe.model
-    assert isinstance(settings.dropout, float) and isinstance(settings.drop_path, float)
+    assert isinstance(settings.dropout, float) and isinstance(recipe.model.drop_path, float)
     model = build_network(network)
     if resolved.model_dir is None:
         fill_network(model, network, seed=seed, zero_last_norm=settings.zero_last_norm)
@@ -64,7 +64,12 @@ def build_image_network(
     model.to(device)
     keys = SampleKeys()
     make_it_drop(
-        model, network, dropout=settings.dropout, drop_path=settings.drop_path, seed=seed, keys=keys
+        model,
+        network,
+        dropout=settings.dropout,
+        drop_path=recipe.model.drop_path,
+        seed=seed,
+        keys=keys,
     )
     blocks = blocks_of_network(model, network)
     norms = parallelize_own(model, mesh, recipe=recipe, blocks=blocks, words={}, keys=keys)
