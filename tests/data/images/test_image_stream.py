@@ -181,7 +181,7 @@ def test_a_job_that_decoding_limits_is_called_so(
 ) -> None:
     stream = stream_of(folder, 2)
     for _ in range(2):
-        stream.threads.saturated_s = 40.0
+        stream.threads.saturated_s, stream.threads.busy_s = 40.0, 1000.0
         stream.micro_batch(range(4), 4)
     (told,) = caplog.messages
     assert "decoding limits this job. All 2 threads" in told and "data_wait_s" in told

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 _TOLD_AFTER_S = 30.0
+_UNNAMED = "a picture"
 
 
 class ImageSet:
@@ -50,12 +51,20 @@ class ImageSet:
         """
         content = self.contents.content(index)
         try:
-            picture = decode(content, self.index.told(index))
+            picture = decode(content, _UNNAMED)
         except SourceError as error:
-            raise _broken(error) from error
+            raise self._broken(index, error) from error
         label = np.array(self.index.rows[index]["label"], np.int64)
         image = self._view(picture, epoch=epoch, sample=index)
         return Sample({"image": image, "label": label}, 1)
+
+    def _broken(self, index: int, error: SourceError) -> DataError:
+        # named here alone: a name takes longer to read than a picture's place
+        told = str(error).replace(_UNNAMED, self.index.told(index), 1)
+        return DataError(
+            f"{told} It was not read to its end when data were prepared (data.images.check=false), "
+            "or has changed since. Prepare with data.images.check=true."
+        )
 
     def padding(self) -> Sample:
         """A black picture, which counts nothing."""
@@ -130,11 +139,4 @@ def limit_words(threads: int, saturated_s: float, read_share: float) -> str:
         f"pictures come no quicker: {what} limits this job. All {threads} threads of this process "
         f"that decode have been at work for {saturated_s:.0f} s, {read_share:.0%} of it waiting "
         f"for bytes. What steps wait is data_wait_s in metrics.jsonl; what helps is {remedy}."
-    )
-
-
-def _broken(error: SourceError) -> DataError:
-    return DataError(
-        f"{error} It was not read to its end when data were prepared (data.images.check=false), or "
-        "has changed since. Prepare with data.images.check=true."
     )
