@@ -10,13 +10,14 @@ from shardyard.config.load import Source
 from shardyard.config.resolve import Preview
 from shardyard.config.schema import Parallel, Recipe
 from shardyard.control.request import Request, refuse_misfits, sources_of
-from shardyard.errors import RequestError
+from shardyard.errors import RecipeError, RequestError
 from shardyard.families.shape import ModelShape
 from shardyard.hardware.cluster import Cluster
 from shardyard.hardware.machine import Machine
 from shardyard.hardware.probe import probe
 from shardyard.planner.calibration import Calibration, combined, read_calibration
 from shardyard.planner.dry_run import DryRun, dry_run
+from shardyard.planner.images.image_recipe import uncounted
 from shardyard.planner.kernels import missing
 from shardyard.planner.kinds import Model, Work, memory_of, work_of, work_with
 from shardyard.planner.layouts import Candidate, Search, nodes_that_fit, search
@@ -141,6 +142,8 @@ def predict(
     assert isinstance(devices, int)  # an instance and a machine both say how many
     for phase in preview.of_phases:
         refuse_misfits(phase.recipe, request.shape)
+        if request.network is not None and (problems := list(uncounted(phase.recipe))):
+            raise RecipeError(problems)
     cluster = planned_cluster(settled, machine, devices_per_node=devices)
     calibration = _calibration(calibrate, cluster)
     plan = plan_phases(

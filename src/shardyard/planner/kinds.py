@@ -36,9 +36,6 @@ def work_of(recipe: Recipe, model: Model, layout: Layout, cluster: Cluster | Non
 
     Args:
         cluster: None: not known.
-
-    Raises:
-        RecipeError: It asks for what is in no plan of images.
     """
     match model:
         case ModelShape():

@@ -60,6 +60,8 @@ class ImageSpace:
         return image_parts(asked, self._cluster, self._calibration)
 
     def _sizes(self, per_rank: int) -> list[int]:
+        if self._step.has_batch_norm and self._step.sums_norms:
+            return [per_rank]  # each rank computes its samples in one micro-batch
         if self._step.has_batch_norm:
             return [self._step.micro_batch] if self._step.micro_batch <= per_rank else []
         return [1 << bit for bit in range(min(per_rank, self._most).bit_length())]

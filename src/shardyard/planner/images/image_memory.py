@@ -145,6 +145,8 @@ def _in_flight(step: ImageStep, part: Part) -> float:
 def _why_kept(step: ImageStep) -> str:
     kept = sum(row.kept_elements for row in step.operators)
     what = "inputs of blocks alone" if step.recompute == "full" else "inputs of all operators"
+    if step.counted_as_kept:
+        what += f" (memory.recompute={step.counted_as_kept} is counted as none)"
     return (
         f"{step.micro_batch:,} images of {step.size} x {step.size}, {what}; a whole network keeps "
         f"{format_count(kept)} elements of one"

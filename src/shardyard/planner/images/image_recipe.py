@@ -6,7 +6,7 @@ from dataclasses import replace
 from shardyard.config.batch import step_samples
 from shardyard.config.layout import Layout
 from shardyard.config.schema import Recipe
-from shardyard.errors import Problem, RecipeError
+from shardyard.errors import Problem
 from shardyard.families.images.network import ImageNetwork
 from shardyard.families.images.tables import operators_of
 from shardyard.hardware.cluster import Cluster
@@ -22,14 +22,9 @@ def image_step_of(
 
     Args:
         cluster: Its cores decode; None: not known, so that decoding is never waited for.
-
-    Raises:
-        RecipeError: It asks for what is not counted.
     """
-    if problems := list(_uncounted(recipe)):
-        raise RecipeError(problems)
     micro_batch, size = recipe.optim.micro_batch, recipe.data.images.size
-    offload = recipe.memory.offload
+    offload, recompute = recipe.memory.offload, recipe.memory.recompute
     assert isinstance(micro_batch, int) and isinstance(size, int)
     assert offload in ("none", "optimizer"), "the recipe's check refuses the others"
     return ImageStep(
@@ -40,7 +35,9 @@ def image_step_of(
         global_batch=step_samples(recipe.optim, devices=layout.world_size),
         batch_per_device=recipe.optim.batch_per_device,
         formats=formats_of(recipe),
-        recompute="full" if recipe.memory.recompute == "full" else "none",
+        recompute="full" if recompute == "full" else "none",
+        counted_as_kept="" if recompute in ("none", "full") else f"{recompute}",
+        sums_norms=recipe.model.batch_norm == "step",
         techniques=Techniques(
             kernels="eager",
             prefetch=recipe.parallel.prefetch,
@@ -51,7 +48,8 @@ def image_step_of(
     )
 
 
-def _uncounted(recipe: Recipe) -> Iterable[Problem]:
+def uncounted(recipe: Recipe) -> Iterable[Problem]:
+    """What a recipe for images asks and no plan counts; such a run starts all the same."""
     recompute = recipe.memory.recompute
     if recompute not in ("none", "full"):
         text = f"={recompute!r} of a network for images is in no plan yet. Use none or full."

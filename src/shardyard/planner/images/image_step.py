@@ -50,6 +50,10 @@ class ImageStep:
     """Format of matrix products where it is not the computing format: tf32."""
     channels_last: bool = True
     """Whether tensors lie as the tensor cores read them (NHWC); else they are turned for them."""
+    sums_norms: bool = False
+    """Whether batch norms are over all samples of a step: each asks all ranks, in both passes."""
+    counted_as_kept: str = ""
+    """Recompute mode that is not counted, so that all is taken to be kept."""
     decoded_per_s: float | None = None
     """Images that the cores of all nodes decode in a second; None: never waited for."""
 

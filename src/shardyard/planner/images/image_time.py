@@ -341,6 +341,7 @@ def _data_s(step: ImageStep, timed: list[_PartTimes], cluster: Cluster, *, slowe
     if step.layout.data_ranks == 1:
         return 0.0
     passes, zero = step.micro_batches, step.layout.zero
+    norms_s = _norm_sums_s(step, cluster) if step.sums_norms else 0.0
     gathers_each = zero == 3 and _shards(step) > 1
     sums_each = zero > 1 and _shards(step) > 1
     last = _exposed_sums_s(step, timed, cluster, slower=slower, gathers=gathers_each)
@@ -349,9 +350,19 @@ def _data_s(step: ImageStep, timed: list[_PartTimes], cluster: Cluster, *, slowe
         alone = replace(step, layout=replace(step.layout, dp_replicate=1))
         between = _exposed_sums_s(alone, timed, cluster, slower=slower, gathers=gathers_each)
         exposed += (passes - 1) * between
+    exposed += passes * norms_s
     if _shards(step) == 1:
         return exposed
     return exposed + (passes if gathers_each else 1) * _exposed_gathers_s(step, timed, cluster)
+
+
+def _norm_sums_s(step: ImageStep, cluster: Cluster) -> float:
+    """Of one pass: every batch norm waits for two small sums, in each direction one."""
+    ranks = step.layout.data_ranks
+    group = Group(size=ranks, per_node=min(ranks, cluster.reach))
+    return sum(
+        2 * all_reduce_s(4.0 * row.buffers, group, cluster) for row in step.operators if row.buffers
+    )
 
 
 def _exposed_gathers_s(step: ImageStep, timed: list[_PartTimes], cluster: Cluster) -> float:
