@@ -269,11 +269,16 @@ def test_cores_that_are_too_slow_are_waited_for() -> None:
 
 
 def test_the_plan_says_how_many_cores_would_be_enough() -> None:
-    found = decoding_of(trained_per_s=20_000, nodes=2, threads=96)
-    assert found.workers == 76  # the other fifth trains
+    where = replace(cluster(nodes=2), threads=96)
+    found = decoding_of(20_000, where, None)
+    assert found is not None and found.workers == 76  # the other fifth trains
     assert found.decoded_per_s == 2 * 76 * DECODED_PER_WORKER_S
     assert found.needed == 77 and found.is_bound
-    assert not decoding_of(trained_per_s=20_000, nodes=4, threads=96).is_bound
+    larger = decoding_of(20_000, replace(where, nodes=4), None)
+    assert larger is not None and not larger.is_bound
+    asked = decoding_of(20_000, where, 4)
+    assert asked is not None and asked.workers == 8 * 4  # data.images.threads is of a device
+    assert decoding_of(20_000, cluster(), None) is None
 
 
 # --- search and plan ----------------------------------------------------------------------------

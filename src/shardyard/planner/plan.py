@@ -413,9 +413,9 @@ def _verdict(
 
 
 def _decoding(timed: AnyEstimate | None, named: Cluster | None) -> Decoding | None:
-    if not isinstance(timed, ImageEstimate) or named is None or named.threads is None:
+    if not isinstance(timed, ImageEstimate) or named is None:
         return None
-    return decoding_of(trained_per_s=timed.trained_per_s, nodes=named.nodes, threads=named.threads)
+    return decoding_of(timed.trained_per_s, named, timed.workload.threads)
 
 
 def _speed(timed: AnyEstimate | None, why_not: str) -> Speed:

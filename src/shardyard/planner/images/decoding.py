@@ -39,33 +39,35 @@ class Decoding:
         return self.decoded_per_s < self.trained_per_s
 
 
-def workers_of(threads: int) -> int:
-    """Decoding workers on a node of so many hardware threads."""
-    return max(1, int(THREADS_SHARE * threads))
-
-
-def decoded_per_s(cluster: Cluster) -> float | None:
-    """Images that the cores of all nodes decode in a second; None: nobody says how many."""
-    if cluster.threads is None:
-        return None
-    return cluster.nodes * workers_of(cluster.threads) * DECODED_PER_WORKER_S
-
-
-def decoding_of(
-    *, trained_per_s: float, nodes: int, threads: int, workers: int | None = None
-) -> Decoding:
-    """Set one against the other.
+def workers_of(cluster: Cluster, threads: int | None) -> int | None:
+    """What decodes on one node; None: nobody says how many hardware threads it has.
 
     Args:
-        threads: Hardware threads (vCPUs) of a node.
-        workers: What the recipe asks for on a node; None: as many as its threads allow.
+        threads: Of each device's process, as the recipe asks; None: as many as there is room for.
     """
-    used = workers_of(threads) if workers is None else min(workers, threads)
+    if cluster.threads is None:
+        return None
+    if threads is not None:
+        return min(threads * cluster.devices_per_node, cluster.threads)
+    return max(1, int(THREADS_SHARE * cluster.threads))
+
+
+def decoded_per_s(cluster: Cluster, threads: int | None) -> float | None:
+    """Images that all nodes decode in a second; as ``workers_of``."""
+    workers = workers_of(cluster, threads)
+    return None if workers is None else cluster.nodes * workers * DECODED_PER_WORKER_S
+
+
+def decoding_of(trained_per_s: float, cluster: Cluster, threads: int | None) -> Decoding | None:
+    """Set one against the other; as ``workers_of``."""
+    used = workers_of(cluster, threads)
+    if used is None:
+        return None
     return Decoding(
         trained_per_s=trained_per_s,
-        decoded_per_s=nodes * used * DECODED_PER_WORKER_S,
+        decoded_per_s=cluster.nodes * used * DECODED_PER_WORKER_S,
         workers=used,
-        needed=math.ceil(trained_per_s / nodes / DECODED_PER_WORKER_S),
-        reason=f"{used} of {threads} hardware threads decode, {DECODED_PER_WORKER_S:.0f} images/s "
-        "each (NVIDIA/DeepLearningExamples, 8 A100, 128 workers)",
+        needed=math.ceil(trained_per_s / cluster.nodes / DECODED_PER_WORKER_S),
+        reason=f"{used} of {cluster.threads} hardware threads decode, "
+        f"{DECODED_PER_WORKER_S:.0f} images/s each (NVIDIA/DeepLearningExamples, 128 workers)",
     )

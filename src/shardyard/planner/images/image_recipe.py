@@ -24,6 +24,8 @@ def image_step_of(
         cluster: Its cores decode; None: not known, so that decoding is never waited for.
     """
     micro_batch, size = recipe.optim.micro_batch, recipe.data.images.size
+    asked = recipe.data.images.threads
+    threads = None if asked == "auto" else asked
     offload, recompute = recipe.memory.offload, recipe.memory.recompute
     assert isinstance(micro_batch, int) and isinstance(size, int)
     assert offload in ("none", "optimizer"), "the recipe's check refuses the others"
@@ -44,7 +46,8 @@ def image_step_of(
             offload=offload,
             updates_on_host=False,
         ),
-        decoded_per_s=None if cluster is None else decoded_per_s(cluster),
+        threads=threads,
+        decoded_per_s=None if cluster is None else decoded_per_s(cluster, threads),
     )
 
 

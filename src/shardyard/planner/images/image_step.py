@@ -54,6 +54,8 @@ class ImageStep:
     """Whether batch norms are over all samples of a step: each asks all ranks, in both passes."""
     counted_as_kept: str = ""
     """Recompute mode that is not counted, so that all is taken to be kept."""
+    threads: int | None = None
+    """That decode for each device, as the recipe asks; None: as many as there is room for."""
     decoded_per_s: float | None = None
     """Images that the cores of all nodes decode in a second; None: never waited for."""
 
@@ -114,4 +116,4 @@ def image_step_on(step: ImageStep, cluster: Cluster) -> ImageStep:
     batch = step.global_batch
     if step.batch_per_device is not None:
         batch = step.batch_per_device * cluster.devices
-    return replace(step, global_batch=batch, decoded_per_s=decoded_per_s(cluster))
+    return replace(step, global_batch=batch, decoded_per_s=decoded_per_s(cluster, step.threads))
