@@ -147,8 +147,8 @@ PROBLEMS = [
     ),
     (["data.too_long=cut"], "cut documents as they come. Set data.pack=whole, or leave it out."),
     (
-        ["data.format=chat", "data.mixture=[{source: a, weight: 1, name: a}]"],
-        "data.mixture: of dialogues, or with data.pack=whole, is not built. Give one source",
+        ["data.mixture=[{source: a, weight: 1, name: a, format: chat, text_key: b}]"],
+        "data.mixture[0].text_key='b' says nothing where the format is chat. Leave it out.",
     ),
     (["data.pack=whole"], "put together when data is prepared. Give their room."),
     (

@@ -9,11 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from shardyard.config.mixture import SLOTS
-from shardyard.config.resolved import DataFacts
+from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
+from shardyard.data.encoders import LEARNT
 from shardyard.data.loader import Loader
+from shardyard.data.micro_batch import IGNORED
 from shardyard.data.mixture import Joined, MixedStream, Part, deal
 from shardyard.data.mixture_folder import MIXTURE, mixture_at
 from shardyard.data.samples import Sample, Stream
@@ -21,6 +24,8 @@ from shardyard.data.shards import TokenShards, verify
 from shardyard.data.text_sets import prepare_text
 from shardyard.data.tokenizer import TextEncoder
 from shardyard.errors import DataError, RequestError
+from shardyard.tasks.base import Data
+from shardyard.tasks.causal_lm import CausalLM
 
 SHARES = [617, 333, 50]
 
@@ -249,3 +254,76 @@ def test_a_set_that_is_gone_is_prepared_again_and_a_damaged_mixture_is_named(
     (Path(facts.dir) / MIXTURE).write_text("{")
     with pytest.raises(DataError, match=r"mixture\.json is damaged"):
         mixture_at(Path(facts.dir))
+
+
+# --- dialogues, and whole documents -------------------------------------------------------------
+
+
+def mixed_with_dialogues(folder: Path, **data: Any) -> tuple[Recipe, DataFacts]:
+    rows = [{"prompt": f"What is {n} + {n}?", "completion": f"It is {2 * n}."} for n in range(60)]
+    plain = [{"text": text} for text in texts(60, "alpha beta gamma delta", seed=1)]
+    for name, lines in (("chat", rows), ("plain", plain)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
+    shares = [
+        {"name": "chat", "source": str(folder / "chat.jsonl"), "weight": 3, "format": "chat"},
+        {"name": "plain", "source": str(folder / "plain.jsonl"), "weight": 1},
+    ]
+    usual = {
+        "dir": str(folder / "out"), "vocab_size": 400, "workers": 1, "eval_fraction": 0.2,
+        "chat_template": "alpaca", "seq_len": 96,
+    }  # fmt: skip
+    recipe = Recipe.model_validate({"data": {"mixture": shares, **usual, **data}})
+    return recipe, prepare_text(recipe, model_dir=None, progress=lambda *_: None)
+
+
+def opened(recipe: Recipe, facts: DataFacts) -> Data:
+    resolved = Resolved(recipe=recipe, reasons={}, shape=None, data=facts, steps=1)
+    return CausalLM.open_data(resolved)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("pack", ["stream", "whole"])
+def test_dialogues_beside_text_are_dealt_exactly_and_learnt_by_their_answers(
+    tmp_path: Path, pack: str
+) -> None:
+    recipe, facts = mixed_with_dialogues(tmp_path, pack=pack)
+    chat, plain = (part.data for part in facts.parts)
+    assert facts.train_learnt == (chat.train_learnt or 0) + plain.train_tokens
+    assert chat.train_learnt and chat.train_learnt < chat.train_tokens
+    assert facts.num_samples("train", 96) == sum(
+        part.num_samples("train", 96) for part in (chat, plain)
+    )
+    assert (chat.train_samples is None) == (pack == "stream")
+    data = opened(recipe, facts)
+    sets = data.train.sample_indices(np.arange(2 * SLOTS)) >= chat.num_samples("train", 96)
+    assert [int(sets[:SLOTS].sum()), int(sets[SLOTS:].sum())] == [250, 250]
+    batch = data.train.micro_batch(range(40), 42)
+    targets = batch["targets"] != IGNORED
+    shares = targets.sum(1) / (batch["tokens"] != 0).sum(1)
+    of_text = torch.from_numpy(np.append(sets[:40], [False] * 2))
+    assert LEARNT not in batch.fields
+    assert shares[of_text].min() > 0.9 > 0.6 > shares[:40][~of_text[:40]].max() > 0
+    assert not targets[40:].any(), "padding"
+    assert data.eval is not None and set(data.eval_parts) == {"chat", "plain"}
+    assert (data.eval.micro_batch(range(2), 2)["targets"] != IGNORED).any()
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_dialogues_beside_text_are_the_same_stream_on_any_ranks_and_after_a_stop(
+    tmp_path: Path, ranks: int
+) -> None:
+    recipe, facts = mixed_with_dialogues(tmp_path, pack="whole")
+    whole = opened(recipe, facts).train.micro_batch(range(48), 48)
+    got: dict[int, list[int]] = {}
+    for world, start, end in ((ranks, 0, 24), (3 - ranks, 24, 48)):
+        for rank in range(world):
+            loader = Loader(
+                opened(recipe, facts).train, start=start, end=end, step_samples=12,
+                micro_batch=4, rank=rank, world_size=world, prefetch_steps=1,
+            )  # fmt: skip
+            with loader:
+                for batch in (batch for step in loader for batch in step):
+                    samples = zip(batch.samples_B.tolist(), batch["targets"].tolist(), strict=True)
+                    got |= {position: row for position, row in samples if position >= 0}
+    assert [got[position] for position in range(48)] == whole["targets"].tolist()

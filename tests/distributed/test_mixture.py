@@ -17,17 +17,24 @@ from shardyard.train.run import train
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import Corpus, make_run, train_here
 
+DIALOGUES = {"chat_template": "alpaca", "seq_len": 64, "pack": "whole", "too_long": "cut"}
 
-def mixture(folder: Path, corpus: Corpus) -> DataFacts:
-    """The usual text, and other text of which there is little."""
-    lines = (json.dumps({"text": f"{n} {n * n} {n**3} {n**4}"}) for n in range(400))
-    (folder / "numbers.jsonl").write_text("\n".join(lines))
+
+def mixture(folder: Path, corpus: Corpus, **data: Any) -> DataFacts:
+    """The usual text, and other text, or dialogues, of which there is little."""
+    if data:
+        rows = [{"prompt": f"What is {n}^2?", "completion": f"{n * n}."} for n in range(400)]
+    else:
+        rows = [{"text": f"{n} {n * n} {n**3} {n**4}"} for n in range(400)]
+    (folder / "numbers.jsonl").write_text("\n".join(map(json.dumps, rows)))
     shares = [
         {"name": "code", "source": corpus.source, "weight": 2.0},
         {"name": "numbers", "source": str(folder / "numbers.jsonl"), "weight": 1.0},
     ]
+    if data:
+        shares[1]["format"] = "chat"
     usual = {"dir": str(folder / "out"), "vocab_size": 512, "workers": 1, "eval_fraction": 0.2}
-    recipe = Recipe.model_validate({"data": {"mixture": shares, **usual}})
+    recipe = Recipe.model_validate({"data": {"mixture": shares, **usual, **data}})
     return prepare_text(recipe, model_dir=None, progress=lambda *_: None)
 
 
@@ -43,15 +50,20 @@ def drained_at(run_dir: RunDir, step: int) -> str:
     return train(run_dir, 0, Hooks(generation=0, drain_requested=drain_requested, events=None))
 
 
-def test_a_mixture_goes_on_with_other_processes(corpus: Corpus, tmp_path: Path) -> None:
-    mixed = Corpus(corpus.source, str(tmp_path / "out"), mixture(tmp_path, corpus))
+@pytest.mark.parametrize("data", [{}, DIALOGUES], ids=["text", "dialogues"])
+def test_a_mixture_goes_on_with_other_processes(
+    corpus: Corpus, tmp_path: Path, data: dict[str, Any]
+) -> None:
+    mixed = Corpus(corpus.source, str(tmp_path / "out"), mixture(tmp_path, corpus, **data))
+
+    run_data = {name: value for name, value in data.items() if name != "chat_template"}
 
     def sections(processes: int) -> dict[str, dict[str, Any]]:
         return {
             "run": {"steps": 6},
             "task": {"eval_every_steps": 3},
             "cluster": {"devices": processes},
-            "data": {"eval_fraction": 0.2},
+            "data": {"eval_fraction": 0.2, **run_data},
         }
 
     whole = make_run(tmp_path / "whole", mixed, sections(1))

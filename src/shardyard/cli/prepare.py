@@ -183,9 +183,10 @@ def _learnt(facts: DataFacts) -> list[tuple[str, str]]:
 def _packed(facts: DataFacts) -> list[tuple[str, str]]:
     if facts.train_places is None:
         return []
-    assert facts.train_samples is not None
-    a_sample = facts.train_places / max(1, facts.train_samples)
-    found = [("packed", f"{facts.train_samples:,} samples of {a_sample:,.0f} tokens each")]
+    sets = [part.data for part in facts.parts] or [facts]
+    samples = sum(each.train_samples or 0 for each in sets)
+    a_sample = facts.train_places / max(1, samples)
+    found = [("packed", f"{samples:,} samples of {a_sample:,.0f} tokens each")]
     if facts.too_long:
         found.append(("too long", f"{facts.too_long:,} documents, by data.too_long"))
     return found

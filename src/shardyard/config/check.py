@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from shardyard.config.credentials import HIDDEN, find_credential
 from shardyard.config.data_formats import DATA_FORMATS
-from shardyard.config.data_problems import data_problems
+from shardyard.config.data_problems import data_problems, formats_of
 from shardyard.config.dialogue_problems import dialogue_problems
 from shardyard.config.environment import environment_problems
 from shardyard.config.format_problems import format_problems
@@ -132,10 +132,13 @@ def _data_format(recipe: Recipe) -> Iterable[Problem]:
         readers = [task for task, row in TASKS.items() if name in row.data_formats]
         text = f"={name} holds whole samples, which task.name={recipe.task.name} does not read. "
         yield Problem("data.format", f"{text}Use task.name={' or '.join(readers)}.")
+    names = formats_of(recipe.data)
     for key in sorted(recipe.data.model_fields_set):
         readers = [other for other, row in DATA_FORMATS.items() if key in row.settings]
-        if (readers and name not in readers) or key in DATA_FORMATS[name].ignores:
-            text = f"={_show(getattr(recipe.data, key))} says nothing where data.format is {name}"
+        is_ignored = bool(names) and all(key in DATA_FORMATS[each].ignores for each in names)
+        if (readers and not {*readers} & {*names}) or is_ignored:
+            where = " and ".join(names)
+            text = f"={_show(getattr(recipe.data, key))} says nothing where data.format is {where}"
             of = f": it is a setting of {' and '.join(readers)}" if readers else ""
             yield Problem(f"data.{key}", f"{text}{of}. Leave it out.")
 

@@ -34,9 +34,6 @@ def _mixture(recipe: Recipe) -> Iterable[Problem]:
     if recipe.task.name not in TASKS:
         text = f": task.name={recipe.task.name} has data of its own. Give one source."
         yield Problem("data.mixture", text)
-    if data.pack == "whole" or "chat" in {data.format, *(share.format for share in data.mixture)}:
-        text = "of dialogues, or with data.pack=whole, is not built. Give one source with all rows."
-        yield Problem("data.mixture", text)
     counts = Counter(share.name for share in data.mixture)
     for name, count in counts.items():
         if count > 1:
@@ -54,6 +51,11 @@ def _mixture(recipe: Recipe) -> Iterable[Problem]:
         if share.format is not None and share.format not in DATA_FORMATS:
             text = f"={share.format}: there is no such format; {', '.join(DATA_FORMATS)} are."
             yield Problem(f"{at}.format", text)
+            continue
+        format = share.format or data.format
+        if share.text_key is not None and "text_key" in DATA_FORMATS[format].ignores:
+            text = f"={share.text_key!r} says nothing where the format is {format}. Leave it out."
+            yield Problem(f"{at}.text_key", text)
 
 
 def _packing(recipe: Recipe) -> Iterable[Problem]:
@@ -70,10 +72,16 @@ def _packing(recipe: Recipe) -> Iterable[Problem]:
         text = "=true, and data.pack=whole keeps documents apart. Leave it out, or set data.pack"
         yield Problem("data.attend_across_documents", f"{text}=stream.")
     row = task_row(recipe.task.name)
-    format = DATA_FORMATS.get(data.format)
-    if not row.reads_learnt or (format is not None and format.holds_ids):
-        text = f"=whole: {recipe.task.name} on data.format={data.format} makes its samples in "
-        yield Problem("data.pack", f"{text}another way. Use data.pack=stream.")
+    for name in formats_of(data):
+        if not row.reads_learnt or DATA_FORMATS[name].holds_ids:
+            text = f"=whole: {recipe.task.name} on data.format={name} makes its samples in "
+            yield Problem("data.pack", f"{text}another way. Use data.pack=stream.")
+
+
+def formats_of(data: Data) -> list[str]:
+    """The known formats that a recipe's sources have, each once."""
+    named = [share.format or data.format for share in data.mixture] or [data.format]
+    return [name for name in dict.fromkeys(named) if name in DATA_FORMATS]
 
 
 def not_trained(kind: str, tokenizer: str) -> str:

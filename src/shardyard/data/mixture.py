@@ -6,7 +6,7 @@ orders of their own, goes on by so many samples a cycle. All follows from p, so 
 is the position.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -63,6 +63,29 @@ class MixedStream:
             for number, position, index in rows
         ]
         return side_by_side(samples, positions, self._sets[0].padding(), size, self._prepare)
+
+
+class WithOnes:
+    """Samples with columns that their own set has not: 1 at each token, as of text that is all
+    learnt beside dialogues of which answers are."""
+
+    def __init__(self, samples: SampleSet, columns: Collection[str]) -> None:
+        self._samples = samples
+        self._columns = columns
+        self.num_samples = samples.num_samples
+
+    def sample(self, index: int, epoch: int) -> Sample:
+        """As of ``SampleSet``."""
+        return self._with_columns(self._samples.sample(index, epoch))
+
+    def padding(self) -> Sample:
+        """As of ``SampleSet``."""
+        return self._with_columns(self._samples.padding())
+
+    def _with_columns(self, sample: Sample) -> Sample:
+        ones = np.ones(len(sample.fields["tokens"]) + 1, dtype=np.int64)
+        more = dict.fromkeys(self._columns, ones)
+        return Sample({**sample.fields, **more}, sample.length)
 
 
 class Joined:

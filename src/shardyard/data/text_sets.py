@@ -170,6 +170,17 @@ def _facts(folder: Path, parts: Sequence[PartFacts]) -> DataFacts:
     def known(name: str) -> int | None:
         return None if any(getattr(each, name) is None for each in sets) else total(name)
 
+    def learnt(split: str) -> int | None:
+        """Of running text beside dialogues, every token is."""
+        found = [getattr(each, f"{split}_learnt") for each in sets]
+        if all(number is None for number in found):
+            return None
+        tokens = [getattr(each, f"{split}_tokens") for each in sets]
+        return sum(
+            int(all_of_it if number is None else number)
+            for all_of_it, number in zip(tokens, found, strict=True)
+        )
+
     return DataFacts(
         dir=str(folder),
         fingerprint=digest([[part.slots, part.data.fingerprint] for part in parts]),
@@ -179,9 +190,13 @@ def _facts(folder: Path, parts: Sequence[PartFacts]) -> DataFacts:
         train_documents=total("train_documents"),
         eval_documents=total("eval_documents"),
         unigram_entropy=content["unigram_entropy"],
-        bos_token=sets[0].bos_token,
+        bos_token=next((each.bos_token for each in sets if each.bos_token is not None), None),
         train_bytes=known("train_bytes"),
         eval_bytes=known("eval_bytes"),
         readers=tuple({json.dumps(one): one for each in sets for one in each.readers}.values()),
         parts=tuple(parts),
+        too_long=known("too_long"),
+        train_places=known("train_places"),
+        train_learnt=learnt("train"),
+        eval_learnt=learnt("eval"),
     )

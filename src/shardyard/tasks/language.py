@@ -12,7 +12,7 @@ from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Recipe
 from shardyard.config.task_names import task_row
 from shardyard.data.micro_batch import MicroBatch
-from shardyard.data.mixture import Joined, MixedStream, Part
+from shardyard.data.mixture import Joined, MixedStream, Part, WithOnes
 from shardyard.data.mixture_folder import mixture_at
 from shardyard.data.samples import Prepare, SampleSet, Stream, unchanged
 from shardyard.data.shards import TokenShards
@@ -80,13 +80,13 @@ class LanguageTask(Task):
             for part in mixture_at(Path(resolved.data.dir))
         ]
         train = MixedStream(
-            [Part(cls.samples(alone, "train"), part.slots) for part, alone in parts],
+            [Part(cls._alike(resolved, alone, "train"), part.slots) for part, alone in parts],
             seed=resolved.recipe.run.seed,
             prepare=cls.preparation(resolved, "train"),
         )
         seq_len = int(resolved.recipe.data.seq_len)
         held_out = {
-            part.name: cls.samples(alone, "eval")
+            part.name: cls._alike(resolved, alone, "eval")
             for part, alone in parts
             if part.data.num_samples("eval", seq_len)
         }
@@ -98,6 +98,13 @@ class LanguageTask(Task):
             Stream(Joined(list(held_out.values())), seed=None, prepare=prepare),
             {name: Stream(each, seed=None, prepare=prepare) for name, each in held_out.items()},
         )
+
+    @classmethod
+    def _alike(cls, resolved: Resolved, alone: Resolved, split: str) -> SampleSet:
+        """Samples of one source of a mixture, with the columns that any of its sources has."""
+        samples = cls.samples(alone, split)
+        missing = {*cls.columns_of(resolved)} - {*cls.columns_of(alone)}
+        return WithOnes(samples, missing) if missing else samples
 
     @staticmethod
     def compute(parts: ParallelModel, mesh: Mesh, *, device: torch.device) -> LanguageModel:
