@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.config.schema import Recipe, Section
+from shardyard.config.schema import Recipe
+from shardyard.config.section import Section
 from shardyard.config.setting import settings
 
 PACKAGE = Path(__file__).parents[1] / "src" / "shardyard"

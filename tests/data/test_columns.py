@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from shardyard.config.data_formats import DATA_FORMATS, DataFormat
+from shardyard.config.data_section import Data
 from shardyard.config.resolved import DataFacts
-from shardyard.config.schema import Data, Recipe
+from shardyard.config.schema import Recipe
 from shardyard.config.tasks import imported
 from shardyard.data.encoders import Column, Encoded, PlainText
 from shardyard.data.prepare import prepare

@@ -23,9 +23,10 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
+from shardyard.config.data_section import Data
 from shardyard.config.fingerprint import digest
 from shardyard.config.resolved import DataFacts
-from shardyard.config.schema import Data, Recipe
+from shardyard.config.schema import Recipe
 from shardyard.data.prepare import prepare, request_of
 from shardyard.data.shards import TokenShards, read_facts, verify
 from shardyard.data.spans import SourceFile

@@ -14,8 +14,8 @@ import pytest
 from transformers import BertTokenizer, BertTokenizerFast
 
 from shardyard.config.check import check
+from shardyard.config.data_section import TokenizerKindName
 from shardyard.config.load import load_recipe
-from shardyard.config.schema import TokenizerKindName
 from shardyard.config.tokenizer_kinds import TOKENIZER_KINDS
 from shardyard.data.prepare import prepare
 from shardyard.data.tokenizer import (

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from shardyard.config.launch_section import Launch
 from shardyard.config.load import dump_recipe
-from shardyard.config.schema import Cluster, Elastic, Launch, Recipe
+from shardyard.config.schema import Cluster, Elastic, Recipe
 from shardyard.errors import RequestError, ShardyardError, StorageError
 from shardyard.files import write_json
 from shardyard.launchers.base import JobState, LaunchRequest, Removal, Submission

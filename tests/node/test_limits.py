@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.config.schema import Launch
+from shardyard.config.launch_section import Launch
 from shardyard.control.follow import describe_event
 from shardyard.control.resume import refuse_spent
 from shardyard.errors import RequestError

@@ -150,7 +150,7 @@ def by(completer: Completer) -> Callable[..., list[Item]]:
 def _settings(word: str) -> Iterator[tuple[str, str]]:
     """Every setting with its sentence, those that packages add included where they are meant."""
     from shardyard.config.plug_in_settings import SECTIONS, described_at
-    from shardyard.config.schema import section_key
+    from shardyard.config.section import section_key
     from shardyard.config.setting import settings
     from shardyard.config.tasks import TASKS
     from shardyard.plug_ins import installed

@@ -8,8 +8,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+from shardyard.config.data_section import Sources
 from shardyard.config.reach import reach_problems
-from shardyard.config.schema import Recipe, Sources
+from shardyard.config.schema import Recipe
 from shardyard.config.sight import Sight
 from shardyard.config.sources import is_name, is_remote
 from shardyard.errors import RecipeError

@@ -21,8 +21,9 @@ from shardyard.config.model_problems import misfits
 from shardyard.config.optimizers import OPTIMIZERS, factors_of, optimizer_of, readers_of
 from shardyard.config.own_module import own_module_problems
 from shardyard.config.phases import phase_problems, problems_of_each
-from shardyard.config.schema import Optim, Recipe, Task, section_key
+from shardyard.config.schema import Optim, Recipe, Task
 from shardyard.config.secret_reference import is_variable, parse_references
+from shardyard.config.section import section_key
 from shardyard.config.task_names import task_row
 from shardyard.config.tasks import TASKS
 from shardyard.config.text_problems import text_problems, texts

@@ -4,8 +4,9 @@ from collections import Counter
 from collections.abc import Iterable
 
 from shardyard.config.data_formats import DATA_FORMATS
+from shardyard.config.data_section import Data
 from shardyard.config.mixture import SLOTS, slots_of
-from shardyard.config.schema import Data, Recipe
+from shardyard.config.schema import Recipe
 from shardyard.config.task_names import task_row
 from shardyard.config.tasks import TASKS
 from shardyard.errors import Problem

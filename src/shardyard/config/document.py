@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from shardyard.config.schema import Section
+from shardyard.config.section import Section
 from shardyard.config.setting import Setting, settings
 
 

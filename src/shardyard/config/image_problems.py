@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 
 from shardyard.config.batch import step_samples
+from shardyard.config.data_section import Images
 from shardyard.config.own_module import axis_problems
-from shardyard.config.schema import Images, Recipe
+from shardyard.config.schema import Recipe
 from shardyard.config.task_names import task_row
 from shardyard.errors import Problem
 from shardyard.families.images.network import ImageNetwork

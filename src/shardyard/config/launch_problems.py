@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from shardyard.config.schema import Kubernetes, Launch, Recipe, Slurm
+from shardyard.config.launch_section import Kubernetes, Launch, Slurm
+from shardyard.config.schema import Recipe
 from shardyard.errors import Problem, RequestError
 from shardyard.hardware.catalogue import instance
 

@@ -7,8 +7,9 @@ section as its ``settings``: a class made from ``config.schema.Section``, with b
 from collections.abc import Iterator, Mapping
 from functools import cache
 
-from shardyard.config.schema import Recipe, section_key
-from shardyard.config.schema import Section as Settings
+from shardyard.config.schema import Recipe
+from shardyard.config.section import Section as Settings
+from shardyard.config.section import section_key
 from shardyard.config.setting import Section, section_of, sections
 from shardyard.errors import RequestError
 from shardyard.plug_ins import Group, PlugIn, brought, installed, part

@@ -30,7 +30,8 @@ from shardyard.config.model_problems import misfits, vocabulary_problems
 from shardyard.config.phases import of_phases
 from shardyard.config.plug_in_settings import recipe_with_defaults
 from shardyard.config.resolved import DataFacts, Resolved, fingerprint, settings_in
-from shardyard.config.schema import Own, Recipe, Section
+from shardyard.config.schema import Recipe
+from shardyard.config.section import Own, Section
 from shardyard.config.tasks import BITS_PER_BYTE
 from shardyard.errors import Problem, RecipeError
 from shardyard.families.images.network import ImageNetwork

@@ -10,7 +10,8 @@ from typing import Any
 from shardyard.config.batch import first_batch
 from shardyard.config.fingerprint import fingerprint_of
 from shardyard.config.mixture import SLOTS
-from shardyard.config.schema import Recipe, Section
+from shardyard.config.schema import Recipe
+from shardyard.config.section import Section
 from shardyard.families.images.network import ImageNetwork
 from shardyard.families.shape import ModelShape
 

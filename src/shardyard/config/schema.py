@@ -5,71 +5,38 @@ by ``config/resolve.py``, which also says why. What no type can say is checked i
 ``config/check.py``; what a layout may be is checked in ``config/legality.py``.
 """
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from shardyard.config.chat_templates import CHAT_TEMPLATES
-from shardyard.config.data_formats import DATA_FORMATS
+from shardyard.config.data_section import Data
+from shardyard.config.launch_section import Launch
 from shardyard.config.optimizers import OptimizerName
+from shardyard.config.section import (
+    NAME,
+    NAME_WORDS,
+    Auto,
+    Fraction,
+    OpenSection,
+    PositiveNumber,
+    Section,
+)
 from shardyard.config.tasks import TASKS
 
-Auto = Literal["auto"]
 Degree = Annotated[int, Field(ge=1)]
-TokenizerKindName = Literal["bpe", "wordpiece", "wordpiece-cased"]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-PositiveNumber = Annotated[float, Field(gt=0)]
 Averaging = Annotated[float, Field(ge=0, lt=1)]
 
-_NAME = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
-_NAME_WORDS = "a name of lower-case letters, digits and inner hyphens, at most 40 characters"
 _DEVICE_WORDS = "cpu, cuda (also ROCm), xpu, hpu, xla, or what torch calls another accelerator"
 _ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
-_FORMAT_WORDS = " or ".join(DATA_FORMATS)
-_TEMPLATE_WORDS = " or ".join(CHAT_TEMPLATES)
 _TASK_WORDS = f"{', '.join(TASKS)}, or the name of a task that a package adds"
 _PHASE_WORDS = "a list, each a few settings of run, data and optim"
 _ID_WORDS = "an id of letters, digits, dots, hyphens and underscores, at most 63 characters"
 
 
-def section_key(name: str) -> str:
-    """The key under which a plug-in has its settings: dotted names have no hyphens."""
-    return name.replace("-", "_")
-
-
-class Section(BaseModel):
-    """Base of all sections: unknown keys and wrong types are refused, values never change."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-Own = TypeVar("Own", bound=Section)
-
-
-class OpenSection(Section):
-    """A section in which packages have sections of their own, under the names that they add.
-
-    Their values are kept as plain ones: ``config/validate.py`` holds them against the package's
-    section, and processes that have no use for the package need not have it.
-    """
-
-    model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, dict[str, Any]] = Field(init=False)
-
-    def own(self, name: str, kind: type[Own]) -> Own:
-        """The settings of a plug-in, where none is given by default.
-
-        Args:
-            name: Of the plug-in.
-            kind: Its section, which the recipe's check has held them against.
-        """
-        return kind.model_validate(self.__pydantic_extra__.get(section_key(name), {}))
-
-
 class Run(Section):
     """Name, place and length of the run."""
 
-    name: Annotated[str, Field(pattern=_NAME, description=_NAME_WORDS)] | Auto = "auto"
+    name: Annotated[str, Field(pattern=NAME, description=NAME_WORDS)] | Auto = "auto"
     """First part of the run id; auto: the recipe's file name."""
     id: Annotated[str, Field(pattern=_ID, description=_ID_WORDS)] | None = None
     """The run id itself, instead of <name>-<date>-<time>-<4 hex>."""
@@ -170,157 +137,6 @@ class Task(OpenSection):
     label_smoothing: Averaging = 0.0
     """Share of each image's label that is spread over all classes, to learn from and not to judge
     by."""
-
-
-Sources = str | Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
-
-
-class Share(Section):
-    """One source of data.mixture."""
-
-    source: Sources
-    """As data.source."""
-    weight: PositiveNumber
-    """Its share of the samples is this, divided by the sum of all weights."""
-    name: Annotated[str, Field(pattern=_NAME, description=_NAME_WORDS)]
-    """What it is called where it is judged and told of by itself."""
-    format: Annotated[str, Field(description=_FORMAT_WORDS)] | None = None
-    """Instead of data.format."""
-    text_key: str | None = None
-    """Instead of data.text_key."""
-
-
-class Images(Section):
-    """How files of pictures become what a network reads."""
-
-    size: Annotated[int, Field(ge=8, le=4096)] | Auto = "auto"
-    """Pixels on a side of what the network is given; auto: as it was published with."""
-    pack: bool | Auto = "auto"
-    """Write pictures into tar shards of about 256 MB; auto: unless they are plain tar shards."""
-    check: bool = True
-    """Read each picture to its end when it is prepared, so that a broken one is told then."""
-    broken: Literal["refuse", "leave_out"] = "refuse"
-    """What becomes of broken pictures; those left out are listed in left-out.txt."""
-    image_key: str = "image"
-    """The column of Parquet files that holds pictures."""
-    label_key: str = "label"
-    """The column of Parquet files, or key of JSON in tar shards, that holds labels."""
-    threads: Annotated[int, Field(ge=1)] | Auto = "auto"
-    """Threads of each process that decode; auto: as a measured rate asks, at most its cores."""
-    cache_mib: Annotated[int, Field(ge=1)] = 640
-    """Memory of each process for pictures that are read ahead, in MiB, undecoded."""
-    complete: bool = True
-    """Of ImageNet's tree ILSVRC: all its pictures must be there; false: train on those that are."""
-    crop_area: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.08, 1.0)
-    """Least and largest share of a picture's area that is cut out to learn from."""
-    crop_ratio: Annotated[tuple[PositiveNumber, PositiveNumber], Field(strict=False)] = (
-        0.75,
-        1.3333333333333333,
-    )
-    """Least and largest ratio of width to height of what is cut out."""
-    flip: Fraction = 0.5
-    """Probability that a picture is mirrored; 0 where left and right have a meaning."""
-    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
-    """How pixels are weighed where a picture is resized, turned or shifted, as Pillow does it."""
-    rand_augment: Annotated[int, Field(ge=0, le=14)] = 0
-    """Operations of RandAugment in a row, drawn from 14; 0: none."""
-    rand_augment_magnitude: Annotated[int, Field(ge=0, le=30)] = 9
-    """Strength of each of them, up to 30; 9 is what ResNet-50 was published with."""
-    erase: Fraction = 0.0
-    """Probability that a random part of a picture is filled with data.images.mean."""
-    mixup: Annotated[float, Field(ge=0)] = 0.0
-    """Images of a micro-batch are weighed with each other by Beta(mixup, mixup); 0: none is."""
-    cutmix: Annotated[float, Field(ge=0)] = 0.0
-    """A box of one image is put into another, the rest Beta(cutmix, cutmix) of it; 0: none is. With
-    mixup, half of the images each."""
-    eval_crop: Annotated[float, Field(gt=0, le=1)] = 0.875
-    """Share of a held-out picture's shorter side that is seen, in its middle."""
-    mean: Annotated[tuple[Fraction, Fraction, Fraction], Field(strict=False)] = (
-        0.485,
-        0.456,
-        0.406,
-    )
-    """Taken off red, green and blue, which are from 0 to 1; those of ImageNet."""
-    std: Annotated[tuple[PositiveNumber, PositiveNumber, PositiveNumber], Field(strict=False)] = (
-        0.229,
-        0.224,
-        0.225,
-    )
-    """What they are then divided by; those of ImageNet."""
-
-    @property
-    def mixes(self) -> bool:
-        """Whether images are mixed with others of their micro-batch."""
-        return bool(self.mixup or self.cutmix)
-
-
-class Data(Section):
-    """Text or images, and how they become samples."""
-
-    source: Sources = "python-stdlib"
-    """python-stdlib, digits, or files, folders, globs (or s3:// and others) of text or pictures."""
-    mixture: Annotated[tuple[Share, ...], Field(strict=False)] = ()
-    """Instead of source: several, each {name, source, weight}, dealt by weight in every 1,000
-    samples; format and text_key may differ."""
-    format: Annotated[str, Field(description=_FORMAT_WORDS)] = "by_suffix"
-    """What files hold: as their suffix says, others are refused; text: others are plain text;
-    chat: rows of dialogues, of which the answers are learnt (docs/chat.md)."""
-    text_key: str = "text"
-    """The key of JSON objects, or column of Parquet files, that holds the text."""
-    chat_template: Annotated[str, Field(description=_TEMPLATE_WORDS)] | None = None
-    """How dialogues become text; null: by the template beside the tokenizer."""
-    loss_on: Literal["answers", "all"] = "answers"
-    """What of dialogues is learnt: the answers with the token that ends each, or every token."""
-    loss_share: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.01, 0.99)
-    """Dialogues are refused where a smaller or larger share of their tokens is learnt."""
-    tokenizer: str = "auto"
-    """A folder, a hub name (owner/name or owner/name@revision), or train; auto: the model's own."""
-    tokenizer_kind: TokenizerKindName = "bpe"
-    """What is trained: byte-level BPE, or BERT's WordPiece without or with capitals."""
-    bos: bool | Auto = "auto"
-    """A token that begins each document; auto: where the tokenizer itself puts one before texts."""
-    vocab_size: Annotated[int, Field(ge=257, le=2**24)] = 4096
-    """Vocabulary of a tokenizer that is trained on the corpus."""
-    # The largest in use is XLM-V's of 1 M (arXiv:2301.10472). From 2^31 the tokenizers library
-    # asks for so much memory at once that it ends the process.
-    seq_len: Annotated[int, Field(ge=1)] | Auto = "auto"
-    """Tokens in one sample, at least 2; auto: the model's context length, at most 4,096. An image
-    counts as one."""
-    eval_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.05
-    """Share of the documents held out for evaluation, chosen by a hash of their content."""
-    attend_across_documents: bool = True
-    """Tokens attend to earlier documents of their sample; if not, nor are they predicted across."""
-    pack: Literal["stream", "whole"] = "stream"
-    """Samples are windows of running text, or as many whole documents as fit, each for itself."""
-    too_long: Literal["refuse", "cut", "drop"] = "refuse"
-    """What becomes of a document longer than a sample, where data.pack is whole."""
-    dir: str = "prepared"
-    """Folder that holds prepared data sets, one folder each, named by fingerprint."""
-    workers: Annotated[int, Field(ge=1)] | Auto = "auto"
-    """Processes that prepare data; auto: the cores of this machine."""
-    prefetch_steps: Annotated[int, Field(ge=1)] = 2
-    """Steps read ahead while the device computes."""
-    images: Images = Images()
-
-    @property
-    def attends_across(self) -> bool:
-        """Whether tokens attend to earlier documents: whole ones are each for itself."""
-        return self.attend_across_documents and self.pack == "stream"
-
-    @property
-    def entries(self) -> tuple[tuple[str, str], ...]:
-        """Every place that text comes from, each behind the name of its setting."""
-        if self.mixture:
-            return tuple(
-                (f"data.mixture[{place}].source", entry)
-                for place, share in enumerate(self.mixture)
-                for entry in _each(share.source)
-            )
-        return tuple(("data.source", entry) for entry in _each(self.source))
-
-
-def _each(source: Sources) -> tuple[str, ...]:
-    return (source,) if isinstance(source, str) else source
 
 
 class Optim(Section):
@@ -503,159 +319,6 @@ class Cluster(Section):
     """Kind of device; auto: the cluster's, or this machine's accelerator. xla: not trained yet."""
 
 
-class Slurm(Section):
-    """`launch --on slurm`."""
-
-    partition: str | None = None
-    """Partition; null: the cluster's default."""
-    account: str | None = None
-    """Account that pays; null: your default."""
-    qos: str | None = None
-    """Quality of service."""
-    constraint: str | None = None
-    """Features that nodes must have, in sbatch's syntax."""
-    requeue: bool = True
-    """Start again after a lost node and at the time limit, from the newest checkpoint."""
-    signal_before_s: Annotated[int, Field(ge=10)] = 120
-    """Seconds before the time limit at which the run drains."""
-    container_image: str | None = None
-    """Image for Pyxis/Enroot (srun --container-image); null: the nodes' own Python."""
-    container_mounts: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Paths mounted into the container, source:target."""
-    python: str = "auto"
-    """Python on the nodes; auto: the one that runs this command."""
-    side_partition: str | None = None
-    """Partition of side jobs; null: partition, with its constraint."""
-
-
-class Volume(Section):
-    """A volume of a pod or a Batch job, mounted at a path."""
-
-    path: str
-    """Where it is mounted: an absolute path."""
-    claim: str | None = None
-    """Kubernetes: a persistent volume claim."""
-    efs: str | None = None
-    """AWS Batch: an EFS file system id."""
-    host: str | None = None
-    """A folder of the node. Refused on Kubernetes unless allow_host_paths is true."""
-
-
-class Kubernetes(Section):
-    """`launch --on kubernetes`."""
-
-    target: Literal["jobset", "trainjob", "pytorchjob"] = "jobset"
-    """JobSet, Kubeflow Trainer's TrainJob, or the training operator's PyTorchJob."""
-    context: str | None = None
-    """Context of the kubeconfig; must be given, the current one is never assumed."""
-    namespace: str = "default"
-    """Namespace of all objects."""
-    queue: str | None = None
-    """Kueue's local queue: all pods are admitted together."""
-    priority_class: str | None = None
-    """Priority class of the pods."""
-    service_account: str | None = None
-    """Service account of the pods; null: the namespace's default, without its token."""
-    node_selector: dict[str, str] = {}
-    """Labels that nodes must have, beside the instance type."""
-    side_node_selector: dict[str, str] = {}
-    """Labels that nodes of side jobs must have, in place of node_selector and the instance type."""
-    tolerations: Annotated[tuple[str, ...], Field(strict=False)] = ("nvidia.com/gpu",)
-    """Taints that pods tolerate: key, key=value or key:Effect."""
-    topology: Literal["none", "preferred", "required"] = "none"
-    """Kueue's topology hint: pods of one run near each other."""
-    efa: Annotated[int, Field(ge=0)] | Auto = "auto"
-    """EFA interfaces of a pod; auto: all of the instance type."""
-    shared_memory_gib: Annotated[int, Field(ge=1)] = 64
-    """Size of /dev/shm."""
-    ttl_s: Annotated[int, Field(ge=0)] = 86400
-    """Seconds that a finished job is kept by the cluster."""
-    max_restarts: Annotated[int, Field(ge=0)] = 3
-    """Times that the whole job is started again after a lost pod."""
-    runtime: str = "shardyard"
-    """TrainJob: the ClusterTrainingRuntime, rendered too."""
-    etcd: str | None = None
-    """PyTorchJob: host:port of an etcd for its rendezvous; null: c10d, which needs none."""
-    allow_host_paths: bool = False
-    """Whether volumes may be folders of the node."""
-
-
-class AwsBatch(Section):
-    """`launch --on aws-batch`."""
-
-    region: str | None = None
-    """AWS region; null: that of your AWS configuration."""
-    queue: str | None = None
-    """Job queue; must exist, or be made with the rendered prerequisites."""
-    side_queue: str | None = None
-    """Job queue of side jobs, on EC2; null: queue."""
-    job_role: str | None = None
-    """ARN of the role that the container acts as."""
-    execution_role: str | None = None
-    """ARN of the role that pulls the image and reads secrets."""
-    attempts: Annotated[int, Field(ge=1, le=10)] = 3
-    """Times that Batch starts the job."""
-    vcpus: Annotated[int, Field(ge=1)] | None = None
-    """VCPUs of a container; null: all of cluster.instance."""
-    memory_gib: Annotated[int, Field(ge=1)] | None = None
-    """Memory of a container; null: what cluster.instance can give."""
-    shared_memory_gib: Annotated[int, Field(ge=1)] = 64
-    """Size of /dev/shm."""
-    subnets: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Subnets for the compute environment that the prerequisites make, all in one zone."""
-    security_groups: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Security groups of its instances; they must let each other in, for EFA on all ports."""
-    instance_role: str | None = None
-    """Instance profile of its instances: a name or an ARN."""
-    ami: str | None = None
-    """Image of its instances; null: Amazon Linux 2023 for ECS, which lacks drivers for Gaudi."""
-
-
-class Side(Section):
-    """One node without accelerators that prepares, exports, fetches or probes for a run."""
-
-    cpus: Annotated[int, Field(ge=1)] = 4
-    """Cores of a side job; on local it has the whole machine."""
-    memory_gib: Annotated[int, Field(ge=1)] = 16
-    """Memory of a side job; on local it has the whole machine."""
-
-
-class Launch(OpenSection):
-    """How the run reaches a scheduler; `train` reads none of it."""
-
-    image: str | None = None
-    """Container image; by digest (name@sha256:...) where it must not change under a run."""
-    run_dir: str | None = None
-    """The run's parent folder as the nodes see it; null: run.dir."""
-    time_limit: (
-        Annotated[str, Field(pattern=r"^\d+(\.\d+)?(min|h|d)$", description="a time with its unit")]
-        | None
-    ) = None
-    """Longest time, such as 90min, 24h or 2d; null: the scheduler's own limit."""
-    env: dict[str, str] = {}
-    """Environment of every process; no secrets, they have a section of their own."""
-    code: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Folders, files or globs of your own code, importable on nodes; not on AWS Batch."""
-    volumes: Annotated[tuple[Volume, ...], Field(strict=False)] = ()
-    """What is mounted into containers."""
-    image_paths: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Folders that nodes hold by themselves, in the image or on a disk: not looked for here."""
-    max_usd: Annotated[float, Field(gt=0)] | None = None
-    """Most that the run may cost: a plan above it is refused, and a run that reaches it drains."""
-    stop_idle_after: Annotated[str, Field(pattern=r"^\d+(\.\d+)?(min|h|d)$")] | None = None
-    """Drain a run that makes no step for so long, such as 30min; its start counts. null: never."""
-    require_efa: bool = False
-    """Fail where the network turns out to be sockets although the instance has EFA."""
-    side: Side = Side()
-    """What side jobs ask."""
-    slurm: Slurm = Slurm()
-    """What only Slurm asks."""
-    kubernetes: Kubernetes = Kubernetes()
-    """What only Kubernetes asks."""
-    aws_batch: AwsBatch = AwsBatch()
-    """What only AWS Batch asks."""
-
-
 class Observe(Section):
     """What is shown and written while training."""
 
@@ -690,5 +353,5 @@ class Recipe(Section):
     ] = ()
     """Parts of the run, one after the other: weights go on, the optimizer begins anew; see
     docs/phases.md."""
-    secrets: dict[str, str] = {}
+    secrets: dict[str, str] = Field(default={})
     """Environment variable -> where its value is kept: env, file:/path and others, never itself."""

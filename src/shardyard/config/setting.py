@@ -1,7 +1,7 @@
 """Every setting as a reader sees it, from the schema: type, bounds, default, one sentence.
 
-The sentences are the docstrings below the settings in ``config/schema.py``; they are parsed from
-its source only when somebody asks.
+The sentences are the docstrings below the settings in ``config/schema.py`` and its sections; they
+are parsed from the source only when somebody asks.
 """
 
 import ast
@@ -15,8 +15,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from shardyard.config import schema
 from shardyard.config.optimizers import OPTIMIZERS, readers_of
+from shardyard.config.schema import Recipe
+from shardyard.config.section import Section as Fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,19 +50,19 @@ class Section:
 def sections() -> tuple[Section, ...]:
     """All sections of a recipe in the order of the schema; ``secrets`` is one without settings."""
     found = []
-    for name, field in schema.Recipe.model_fields.items():
+    for name, field in Recipe.model_fields.items():
         kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, schema.Section):
+        if isinstance(kind, type) and issubclass(kind, Fields):
             found.append(section_of(name, kind))
         else:
-            sentence = _sentences(schema.Recipe)[name]
+            sentence = _sentences(Recipe)[name]
             found.append(
                 Section(name=name, sentence="", settings=(_describe(name, field, sentence),))
             )
     return tuple(found)
 
 
-def section_of(name: str, kind: type[schema.Section]) -> Section:
+def section_of(name: str, kind: type[Fields]) -> Section:
     """One section: ours, or one that a package adds under a dotted name."""
     sentence = inspect.getdoc(kind) or ""
     return Section(name=name, sentence=sentence, settings=tuple(_settings_of(name, kind)))
@@ -79,11 +80,11 @@ def accepts(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
     return ", or ".join(parts)
 
 
-def _settings_of(name: str, section: type[schema.Section]) -> Iterator[Setting]:
+def _settings_of(name: str, section: type[Fields]) -> Iterator[Setting]:
     """The settings of a section, and of the sections in it, by their full dotted names."""
     for key, field in section.model_fields.items():
         kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, schema.Section):
+        if isinstance(kind, type) and issubclass(kind, Fields):
             yield from _settings_of(f"{name}.{key}", kind)
         else:
             dotted = f"{name}.{key}"
@@ -188,7 +189,7 @@ def _one(member: Any, limits: tuple[Any, ...]) -> str:
     if get_origin(member) is dict:
         _, value = get_args(member)
         return f"a name and {'a text' if value is str else accepts(value)} each"
-    if isinstance(member, type) and issubclass(member, schema.Section):
+    if isinstance(member, type) and issubclass(member, Fields):
         return f"settings of its own ({', '.join(member.model_fields)})"
     return "text"
 

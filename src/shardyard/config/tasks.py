@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from shardyard.config.schema import Section
+    from shardyard.config.section import Section
 
 
 BITS_PER_BYTE = "bits_per_byte"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shardyard.config.schema import TokenizerKindName
+    from shardyard.config.data_section import TokenizerKindName
 
 
 @dataclass(frozen=True, kw_only=True)

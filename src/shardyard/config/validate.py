@@ -14,7 +14,8 @@ from pydantic import ValidationError
 
 from shardyard.config.credentials import show
 from shardyard.config.plug_in_settings import SECTIONS, described_at, kind_at, plug_in_at
-from shardyard.config.schema import Recipe, Section, section_key
+from shardyard.config.schema import Recipe
+from shardyard.config.section import Section, section_key
 from shardyard.config.setting import Setting, sections, settings
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.plug_ins import WORDS, installed

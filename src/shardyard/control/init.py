@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shardyard.config.check import load_checked_recipe
+from shardyard.config.data_section import Data
 from shardyard.config.model_source import model_folder, read_shape
 from shardyard.config.resolve import Preview
-from shardyard.config.schema import Data, Recipe
+from shardyard.config.schema import Recipe
 from shardyard.config.sight import absent_problems, is_there, unseen_problems
 from shardyard.config.sources import is_remote
 from shardyard.config.tasks import tasks_of

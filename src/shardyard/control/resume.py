@@ -5,9 +5,10 @@ from pathlib import Path
 
 from shardyard.config.batch import first_batch
 from shardyard.config.check import load_checked_recipe
+from shardyard.config.launch_section import Launch
 from shardyard.config.load import load_recipe
 from shardyard.config.resolved import DataFacts, Resolved
-from shardyard.config.schema import Launch, Recipe
+from shardyard.config.schema import Recipe
 from shardyard.control.job import job_of, newest_asked
 from shardyard.control.request import Request
 from shardyard.control.submission import Launchers, Proposal, launcher_named, propose

@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shardyard.config.compatibility import check_packages, engines_for
+from shardyard.config.launch_section import Kubernetes
 from shardyard.config.load import dump_recipe
 from shardyard.config.model_source import config_content
 from shardyard.config.own_module import NO_SHAPE
 from shardyard.config.resolve import Preview, check_resume
 from shardyard.config.resolved import Resolved
-from shardyard.config.schema import Kubernetes, Recipe
+from shardyard.config.schema import Recipe
 from shardyard.control.request import Request, refuse_misfits
 from shardyard.control.sent_code import packed_code, send_code
 from shardyard.errors import RequestError, StorageError

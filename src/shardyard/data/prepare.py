@@ -24,10 +24,11 @@ import numpy.typing as npt
 from shardyard.config.chat_templates import CHAT_TEMPLATES
 from shardyard.config.data_formats import DATA_FORMATS, PLAIN_TEXT
 from shardyard.config.data_problems import not_trained
+from shardyard.config.data_section import Data
 from shardyard.config.fingerprint import digest
 from shardyard.config.model_problems import vocabulary_problems
 from shardyard.config.resolved import DataFacts
-from shardyard.config.schema import Data, Recipe
+from shardyard.config.schema import Recipe
 from shardyard.config.task_names import task_row
 from shardyard.config.tasks import imported
 from shardyard.data.encoders import LEARNT, Column

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from shardyard.config.data_section import Share
 from shardyard.config.fingerprint import digest
 from shardyard.config.mixture import SLOTS, slots_of
 from shardyard.config.resolved import DataFacts, PartFacts
-from shardyard.config.schema import Recipe, Share
+from shardyard.config.schema import Recipe
 from shardyard.data.mixture_folder import MIXTURE
 from shardyard.data.pieces import SCRATCH, write_file
 from shardyard.data.prepare import (

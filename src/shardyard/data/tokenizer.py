@@ -20,7 +20,7 @@ from shardyard.data.wordpiece import from_vocabulary, train_wordpiece
 from shardyard.errors import DataError, RequestError
 
 if TYPE_CHECKING:
-    from shardyard.config.schema import TokenizerKindName
+    from shardyard.config.data_section import TokenizerKindName
 
 TokenizerFiles = dict[str, bytes]
 """File name -> content; holds at least tokenizer.json and tokenizer_config.json."""

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
 
-from shardyard.config.schema import Launch, Recipe
+from shardyard.config.launch_section import Launch
+from shardyard.config.schema import Recipe
 from shardyard.config.sight import Sight
 from shardyard.doctor.finding import Finding
 from shardyard.errors import RequestError, ShardyardError

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from statistics import median
 
-from shardyard.config.schema import Launch
+from shardyard.config.launch_section import Launch
 from shardyard.control.follow import Tail
 from shardyard.errors import RequestError, StorageError
 from shardyard.rundir.layout import RunDir

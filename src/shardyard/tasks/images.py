@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shardyard.config.data_section import Images
 from shardyard.config.resolved import Resolved
-from shardyard.config.schema import Images, Recipe
+from shardyard.config.schema import Recipe
 from shardyard.data.images.index import ImageIndex
 from shardyard.data.images.mixing import BY_MICRO_BATCH as BY_MIXING
 from shardyard.data.images.mixing import mixed

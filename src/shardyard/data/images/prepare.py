@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from shardyard.config.data_section import Data
 from shardyard.config.fingerprint import digest
 from shardyard.config.resolved import DataFacts
-from shardyard.config.schema import Data, Recipe
+from shardyard.config.schema import Recipe
 from shardyard.config.sources import is_remote
 from shardyard.data.images.commit import commit
 from shardyard.data.images.files import InTar

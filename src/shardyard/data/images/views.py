@@ -5,7 +5,8 @@ Pillow is imported when a view is made: what reads text does without.
 
 from typing import TYPE_CHECKING
 
-from shardyard.config.schema import Images, Recipe
+from shardyard.config.data_section import Images
+from shardyard.config.schema import Recipe
 from shardyard.data.extras import extra
 from shardyard.data.images.mixing import Mixing
 from shardyard.data.samples import Prepare, unchanged

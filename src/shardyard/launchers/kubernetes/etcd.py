@@ -5,7 +5,7 @@ A rendezvous lives in it for minutes, so nothing is lost with it that a restart 
 
 from typing import Any
 
-from shardyard.config.schema import Kubernetes
+from shardyard.config.launch_section import Kubernetes
 from shardyard.launchers.kubernetes.pod import container_security, labels, pod_security
 from shardyard.launchers.kubernetes.prerequisites import ETCD
 from shardyard.launchers.kubernetes.resources import Demand

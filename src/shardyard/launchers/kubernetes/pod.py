@@ -6,7 +6,8 @@ import math
 from pathlib import PurePosixPath
 from typing import Any
 
-from shardyard.config.schema import Recipe, Volume
+from shardyard.config.launch_section import Volume
+from shardyard.config.schema import Recipe
 from shardyard.config.secret_reference import parse_references
 from shardyard.errors import RequestError
 from shardyard.launchers.base import LaunchRequest
