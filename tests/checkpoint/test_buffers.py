@@ -16,7 +16,7 @@ from shardyard.models.build import build_on_meta
 def test_models_of_recipes_make_all_their_buffers_themselves(preset: str) -> None:
     """What a load would have to bring back, ``give_storage`` leaves as garbage."""
     model = build_on_meta(replace(PRESETS[preset].shape, vocab_size=300))
-    assert next(model.buffers(), None) is not None
+    assert next(model.buffers(), None) is not None or preset == "gpt2-tiny"  # learnt positions
     assert buffers_of(model) == {}
 
 

@@ -29,7 +29,7 @@ def test_a_recipe_for_images_is_accepted() -> None:
         ("data.tokenizer=gpt2", "data.tokenizer=gpt2 is of text"),
         ("run.tokens=1000", "run.tokens=1000 is of text"),
         ("memory.loss_chunk=256", "memory.loss_chunk=256 is of text"),
-        ("model.preset=llama-tiny", "is no network for images. Use resnet18, "),
+        ("model.preset=llama-tiny", "is no network for images. Use resnet-tiny, resnet18, "),
         ("parallel.tp=2", "parallel.tp=2: in a network for images "),
         ("optim.lr=auto", "Give it; 0.1 for each 256 images is usual"),
         ("model.lora.rank=8", "adapters are not built for a network for images. Leave it out."),

@@ -128,7 +128,6 @@ def test_a_preset_brings_the_task_that_it_can_learn(answer: str, settings: tuple
     ("answer", "message"),
     [
         ("llama-tini", "model.preset=llama-tini is no preset. Did you mean llama-tiny?"),
-        ("gpt3-175b", "can be planned, not trained yet"),
         ("./nowhere", "model.path=./nowhere does not exist. Give a Hugging Face folder"),
         ("", "model: names nothing to train. Write"),
     ],

@@ -74,7 +74,7 @@ def _(desk: HubDesk) -> int:
     "gated model, and a token of somebody who has not accepted its terms",
     4,
     says="its token is of somebody who has not",
-    do="Accept them on the model's page",
+    do="Accept them on its page",
 )
 def _(desk: HubDesk) -> int:
     desk.hub.repos[NAME].is_gated = True

@@ -203,7 +203,8 @@ def _secrets(recipe: Recipe) -> Iterable[Problem]:
 
 def _fit(recipe: Recipe) -> Iterable[Problem]:
     """Legality, as far as it can be decided without a machine or a model's folder."""
-    preset = preset_named(recipe.model.preset)
+    reads_text = task_row(recipe.task.name).reads == "text"
+    preset = preset_named(recipe.model.preset) if reads_text else None
     shape = None if preset is None else preset.shape
     yield from misfits(recipe, shape, devices_per_node=devices_of_node(recipe.cluster))
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForImageClassification
 
 from shardyard.errors import RequestError
-from shardyard.families.images.network import ImageNetwork
+from shardyard.families.images.network import ImageKind, ImageNetwork
 from shardyard.families.images.registry import KINDS
 from shardyard.models.batch_norm import KINDS as BATCH_NORMS
 from shardyard.models.counter_random import keep_mask, key_of, normal, random_bits, uniform
@@ -113,7 +113,7 @@ def _fill(model: nn.Module, network: ImageNetwork, *, seed: int, only: Collectio
             full = f"{place}.{name}" if place else name
             if full not in wanted:
                 continue
-            rule = _rule(network.model_type, module, name)
+            rule = _rule(KINDS[network.model_type], module, name)
             if isinstance(rule, float):
                 param.fill_(rule)
                 continue
@@ -122,21 +122,21 @@ def _fill(model: nn.Module, network: ImageNetwork, *, seed: int, only: Collectio
             param.copy_(draw(key_of(seed, "init", full), index) * scale)
 
 
-def _rule(model_type: str, module: nn.Module, name: str) -> float | tuple[Draw, float]:
+def _rule(kind: ImageKind, module: nn.Module, name: str) -> float | tuple[Draw, float]:
     """A value, or a draw and its scale."""
     if isinstance(module, (*BATCH_NORMS, nn.LayerNorm)):
         return 1.0 if name == "weight" else 0.0
-    if model_type == "vit":  # arXiv:2010.11929 as torchvision and transformers have it
+    if kind.weights == "truncated_normal":  # as torchvision and transformers have it
         is_drawn = name in ("weight", "cls_token", "position_embeddings")
         return (_truncated_normal, 0.02) if is_drawn else 0.0
     if isinstance(module, nn.Conv2d):
         if name != "weight":
             return 0.0
-        # He et al., arXiv:1502.01852, by what goes out, which keeps gradients' size
+        # by what goes out, which keeps gradients' size
         out = module.kernel_size[0] * module.kernel_size[1] * module.out_channels // module.groups
         return normal, math.sqrt(2.0 / out)
     assert isinstance(module, nn.Linear), type(module).__name__
-    if model_type == "resnet":  # torch's own for a linear module, its bias too
+    if kind.is_head_by_inputs:
         return uniform, 1.0 / math.sqrt(module.in_features)
     return (uniform, 1.0 / math.sqrt(module.out_features)) if name == "weight" else 0.0
 

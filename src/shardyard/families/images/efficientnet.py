@@ -69,6 +69,7 @@ def _of_config(config: Mapping[str, Any], source: str) -> ImageNetwork:
 
 EFFICIENTNET = ImageKind(
     model_type=MODEL_TYPE,
+    weights="fan_out",
     presets={
         "efficientnet-b0": _network(1.0, 1.0, 224, 0.2),
         "efficientnet-b1": _network(1.0, 1.1, 240, 0.2, (16,)),

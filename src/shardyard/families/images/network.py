@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from shardyard.errors import RequestError
 
@@ -60,6 +60,11 @@ class ImageKind:
     """Modules of a block whose output is added to what came in; drop_path drops it."""
     of_config: Callable[[Mapping[str, Any], str], ImageNetwork]
     """From a config.json and what messages call it; raises a RequestError for what is not built."""
+    weights: Literal["fan_out", "truncated_normal"]
+    """How they are drawn: normal, by what goes out of a convolution (He et al., arXiv:1502.01852);
+    or normal, cut at two standard deviations, all of one scale (arXiv:2010.11929)."""
+    is_head_by_inputs: bool = False
+    """Whether the head is drawn by what goes in, its bias too, as torch does it."""
     last_norm: str | None = None
     """The last batch normalisation of a branch, which may begin at zero."""
 

@@ -48,6 +48,8 @@ def _of_config(config: Mapping[str, Any], source: str) -> ImageNetwork:
 
 RESNET = ImageKind(
     model_type=MODEL_TYPE,
+    weights="fan_out",
+    is_head_by_inputs=True,
     presets={
         # not published: for images of 32 pixels, in seconds on a CPU
         "resnet-tiny": _network("basic", (32, 64, 128), (1, 1, 1), stem=32, size=32),

@@ -42,6 +42,7 @@ _B16 = {
 
 VIT = ImageKind(
     model_type=MODEL_TYPE,
+    weights="truncated_normal",
     presets={"vit-b16": _of_config(_B16, "a preset").with_classes(1000)},
     block_classes=("ViTLayer",),
     branches=("attention", "mlp"),
