@@ -44,6 +44,7 @@ TASKS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "mixture": {},
     "LoRA": {"model": {"preset": "llama-tiny", "lora": {"rank": 4}}},
+    "images": {"model": {"preset": "resnet-tiny"}},
 }
 """What a recipe says beside what all say."""
 
@@ -59,14 +60,21 @@ def recipe_of(task: str, place: Path, *, steps: int) -> dict[str, dict[str, Any]
                 {"name": "json", "source": str(modules / "json" / "*.py"), "weight": 1.0},
             ]
         }
+    of_text = {
+        "format": "text", "tokenizer": "train", "vocab_size": 512, "seq_len": 64,
+        "eval_fraction": 0.1,
+    }  # fmt: skip
+    of_task: dict[str, Any] = {"generate_tokens": 0}
+    if task == "images":
+        text, of_text = {"source": "digits"}, {}
+        of_task = {"name": "image_classification"}
     every = max(1, steps // SAMPLES)
     base: dict[str, dict[str, Any]] = {
         "run": {"steps": steps, "dir": str(place / "runs"), "id": "run"},
         "model": {"preset": "llama-tiny"},
-        "task": {"eval_every_steps": every, "generate_tokens": 0},
+        "task": {"eval_every_steps": every, **of_task},
         "data": {
-            **text, "format": "text", "tokenizer": "train", "vocab_size": 512, "seq_len": 64,
-            "eval_fraction": 0.1, "workers": 1, "dir": str(place / "data"),
+            **text, **of_text, "workers": 1, "dir": str(place / "data"),
         },
         "optim": {"lr": 1e-3, "global_batch": 4, "micro_batch": 2},
         "checkpoint": {"every": every, "keep_last": 2},
