@@ -12,6 +12,7 @@ from shardyard.control.programs import run_program
 from shardyard.control.request import Request
 from shardyard.errors import AccessError, RequestError, ShardyardError
 from shardyard.hardware.machine import Machine
+from tests.data.images.made import class_folders
 from tests.data.test_bos import as_llama_2
 
 MACHINE = Machine(device="cpu", name="a CPU", count=1, memory_bytes=2**33, cores=2, hostname="a")
@@ -99,6 +100,17 @@ def test_a_dry_run_of_images_speaks_of_pictures(
     said = capsys.readouterr().out
     assert "what val or test holds; without them 5% of the pictures" in said
     assert "tokenizer" not in said and "documents" not in said
+
+
+@pytest.mark.heavy
+def test_class_folders_are_prepared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class_folders(tmp_path / "pictures", {"ant": range(8), "bee": range(8)})
+    words = ["task.name=image_classification", "model.preset=resnet18", "optim.lr=0.1"]
+    places = [f"data.source={tmp_path / 'pictures'}", f"data.dir={tmp_path / 'prepared'}"]
+    assert main(["prepare", *words, *places, "data.eval_fraction=0.25", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["num_classes"] == 2
+    assert facts["train_samples"] + facts["eval_samples"] == 16
 
 
 @pytest.mark.heavy

@@ -115,7 +115,7 @@ def list_pictures(recipe: Recipe) -> Listing:
     files, source = unpacked([*found.values()]), f"data.source={data.source!r}"
     if is_imagenet(files, source):
         files = as_class_folders(files, source, complete=data.images.complete)
-    elif "complete" in data.images.model_fields_set:
+    elif not data.images.complete:
         raise RequestError(
             f"data.images.complete={data.images.complete} says which pictures of ImageNet must be "
             f"there, and {source} is not its tree ILSVRC. Leave it out."
