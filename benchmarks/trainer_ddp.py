@@ -193,7 +193,7 @@ def _measure(run_dir: RunDir, work: Work) -> tuple[StepTimes, StepTimes]:
             control.should_training_stop = len(wall_s["trainer"]) == work.warm_up + work.pairs
             self.started = _start()
 
-    _as_torchrun_would(dist.get_rank(), dist.get_world_size())
+    as_torchrun_would(dist.get_rank(), dist.get_world_size())
     torch.manual_seed(0)
     is_bert = work.task == "masked_lm"
     kind = AutoModelForMaskedLM if is_bert else AutoModelForCausalLM
@@ -243,7 +243,7 @@ def _after(times: StepTimes, warm_up: int) -> StepTimes:
     return {name: steps[warm_up:] for name, steps in times.items()}
 
 
-def _as_torchrun_would(rank: int, world_size: int) -> None:
+def as_torchrun_would(rank: int, world_size: int) -> None:
     """Trainer looks for its place in the environment; the process group is there already."""
     for name in ("RANK", "LOCAL_RANK"):
         os.environ[name] = str(rank)
