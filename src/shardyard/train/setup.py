@@ -170,13 +170,7 @@ def set_up_phase(
         tensors=tensors,
         control=control,
         progress=begin.progress,
-        metric_lines=MetricLines(
-            None if resolved.shape is None else read_flop_budget(run_dir.plan(attempt), phase),
-            phase=phase + 1 if place.resolved.phases else None,
-            attempt=attempt,
-            generation=hooks.generation,
-            world_size=world_size,
-        ),
+        metric_lines=_metric_lines(run_dir, attempt, hooks, place.resolved, phase),
         sinks=open_sinks(run_dir, tensorboard=recipe.observe.tensorboard) if rank == 0 else [],
     )
     if place.resolved.phases:
@@ -189,6 +183,19 @@ def set_up_phase(
     if begin.loaded is not None:
         training.report("checkpoint_loaded", **begin.loaded)
     return training
+
+
+def _metric_lines(
+    run_dir: RunDir, attempt: int, hooks: Hooks, whole: Resolved, phase: int
+) -> MetricLines:
+    is_planned = whole.shape is not None or whole.network is not None
+    return MetricLines(
+        read_flop_budget(run_dir.plan(attempt), phase) if is_planned else None,
+        phase=phase + 1 if whole.phases else None,
+        attempt=attempt,
+        generation=hooks.generation,
+        world_size=dist.get_world_size(),
+    )
 
 
 def _report_phase(training: Training, phase: int, *, of: int, since_t: float | None) -> None:
