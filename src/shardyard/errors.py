@@ -7,7 +7,8 @@
     │   └── SourceError           2: text to learn from cannot be used as it is; it has to be mended
     ├── CheckpointError           1: a checkpoint cannot be written, read or trusted
     │   ├── StorageError          1: the file system refused (full, read-only, gone)
-    │   └── NotFiniteError        1: the state holds NaN or infinity; it is not written
+    │   ├── NotFiniteError        1: the state holds NaN or infinity; it is not written
+    │   └── LostRankError         1: another rank was lost meanwhile; a restart may go on
     ├── TrainingError             1: the training itself cannot go on (loss not finite, ...)
     │   └── OutOfMemoryError      1: a device, or the host, has too little memory for a step
     ├── LostNodeError             75: another node of the job is gone; all of them can start again
@@ -89,6 +90,13 @@ class StorageError(CheckpointError):
 
 class NotFiniteError(CheckpointError):
     """The state to be saved holds NaN or infinity: training could not go on from it."""
+
+
+class LostRankError(CheckpointError):
+    """Another rank was lost while all of them saved or loaded: its end is the cause, not this one.
+
+    The one error raised on purpose that a restart may cure.
+    """
 
 
 class TrainingError(ShardyardError):

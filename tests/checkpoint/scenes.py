@@ -22,7 +22,7 @@ from transformers import LlamaForCausalLM
 
 from shardyard.checkpoint.load import choose, load_tensors, read_shapes
 from shardyard.checkpoint.save import Saver
-from shardyard.errors import CheckpointError, StorageError
+from shardyard.errors import LostRankError, StorageError
 from shardyard.families.presets import PRESETS
 from shardyard.families.shape import ModelShape
 from shardyard.models.build import hf_config
@@ -180,13 +180,13 @@ def stay_away(rank: int, world_size: int, folder: Path) -> None:
     if rank == 0:
         try:
             choose(folder, group=group, rank=rank, world_size=world_size, timeout_s=2)
-        except CheckpointError as error:
+        except LostRankError as error:
             (folder / "told.txt").write_text(str(error))
         saver.save(1, {"model.w": torch.zeros(3)}, {})
         (folder / "saving").touch()
         try:
             saver.wait()
-        except CheckpointError as error:
+        except LostRankError as error:
             (folder / "lost.txt").write_text(str(error))
     while not (folder / "saving").exists():
         time.sleep(0.1)

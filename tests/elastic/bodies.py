@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from shardyard.elastic.__main__ import leave, main
 from shardyard.elastic.worker import work
-from shardyard.errors import DataError
+from shardyard.errors import DataError, LostRankError
 from shardyard.rundir.layout import RunDir
 
 Drained = Callable[[], bool]
@@ -69,6 +69,13 @@ def bad_data_on_rank_1(_run: RunDir, _attempt: int, _generation: int, _drained: 
         raise DataError("shard-3.bin is damaged. Run `shardyard prepare` again.")
     _sum_ranks()
     return "finished"
+
+
+def lose_contact_then_finish(run: RunDir, attempt: int, generation: int, drained: Drained) -> str:
+    """As a survivor of a save whose peer was lost: it speaks before the peer's end is seen."""
+    if generation == 0:
+        raise LostRankError("step 3 was not saved: the ranks lost contact.")
+    return finish(run, attempt, generation, drained)
 
 
 def crash_on_rank_1(_run: RunDir, _attempt: int, _generation: int, _drained: Drained) -> str:

@@ -153,6 +153,16 @@ def test_an_error_that_no_restart_cures_ends_the_attempt_at_once(agents: Agents)
     assert_nothing_left(agents, process)
 
 
+@pytest.mark.heavy
+def test_contact_lost_in_a_save_costs_a_restart_and_not_the_run(agents: Agents) -> None:
+    agents.prepare(devices=1, max_restarts=1)
+    process = agents.start("lose_contact_then_finish")
+    assert answer(process)["outcome"] == "finished"
+    (lost,) = agents.events("worker_lost")
+    assert lost["cause"] == "step 3 was not saved: the ranks lost contact."
+    assert_nothing_left(agents, process)
+
+
 @pytest.mark.system
 @needs_root
 def test_last_words_are_written_before_they_are_told_to_a_full_disk(

@@ -11,9 +11,17 @@ PEER = {
     "error": "RuntimeError",
     "message": "Connection closed by peer",
     "exit_code": 1,
+    "is_own": False,
     "is_final": False,
 }
-OWN = {"t": 2.0, "error": "DataError", "message": "a\nb", "exit_code": 1, "is_final": True}
+OWN = {
+    "t": 2.0,
+    "error": "DataError",
+    "message": "a\nb",
+    "exit_code": 1,
+    "is_own": True,
+    "is_final": True,
+}
 
 
 def loss(rank: int, exit_status: int, failure: dict[str, Any] | None = None) -> Loss:

@@ -46,7 +46,7 @@ from shardyard.checkpoint.verify import (
     read_manifest,
     verify_manifest,
 )
-from shardyard.errors import CheckpointError, StorageError
+from shardyard.errors import CheckpointError, LostRankError, StorageError
 from shardyard.models.local_shard import place_of
 
 UPGRADES: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: lambda values: values}
@@ -322,7 +322,7 @@ def _meet(group: dist.ProcessGroup, timeout_s: float) -> None:
             if absent
             else "rank 0 did not arrive, or gave up on another rank; its log names that one"
         )
-        raise CheckpointError(
+        raise LostRankError(
             f"before loading a checkpoint all ranks meet, and {who} within {timeout_s:g} s. "
             "That process is dead, hanging, or still starting; see its log, then resume the run. "
             "If the nodes start slowly, raise elastic.collective_timeout_s."

@@ -27,7 +27,7 @@ from shardyard.checkpoint.retention import step_name
 from shardyard.checkpoint.staging import HostCopy
 from shardyard.checkpoint.tensor_file import DTYPES
 from shardyard.checkpoint.writer import CheckpointWriter, Order, ShardPlanner
-from shardyard.errors import CheckpointError, NotFiniteError, StorageError
+from shardyard.errors import CheckpointError, LostRankError, NotFiniteError, StorageError
 from shardyard.parallel.device import synchronize_stream
 
 _NICE = 10
@@ -178,7 +178,7 @@ class Saver:
             with self._lock:
                 self._report_at = self._report_at or Future()
                 self._report_at.set_result(0)
-            raise CheckpointError(
+            raise LostRankError(
                 f"{order.folder} was not saved: the ranks lost contact during the save ({error}). "
                 "Another process died or its node is gone; its own log says why. The run goes on "
                 "from the newest durable checkpoint when it is resumed."

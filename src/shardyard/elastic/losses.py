@@ -89,7 +89,7 @@ def describe_loss(
         pid=pid,
         exit_code=failure["exit_code"],
         signal=None,
-        cause=failure["message"] if failure["is_final"] else f"{failure['error']}: {lines[-1]}",
+        cause=failure["message"] if failure["is_own"] else f"{failure['error']}: {lines[-1]}",
         is_final=failure["is_final"],
         t=failure["t"],
     )

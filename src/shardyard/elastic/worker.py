@@ -25,7 +25,7 @@ import torch.distributed as dist
 from shardyard.elastic.drain import signal_at_parent_death
 from shardyard.elastic.rendezvous import worker_store
 from shardyard.elastic.shared_memory import semaphores_told
-from shardyard.errors import ShardyardError
+from shardyard.errors import LostRankError, ShardyardError
 from shardyard.files import make_folder
 from shardyard.parallel.device import process_group_backend, select_device
 from shardyard.rundir.layout import RunDir
@@ -103,7 +103,7 @@ class _FailureFile:
 
     def end_process(self, error: BaseException) -> NoReturn:
         """Write why, tell the log, and be gone before any other code runs."""
-        is_final = isinstance(error, ShardyardError)
+        is_own = isinstance(error, ShardyardError)
         exit_code = error.exit_code if isinstance(error, ShardyardError) else 1
         content = {
             **self._head,
@@ -111,14 +111,15 @@ class _FailureFile:
             "error": type(error).__name__,
             "message": str(error),
             "exit_code": exit_code,
-            "is_final": is_final,
+            "is_own": is_own,
+            "is_final": is_own and not isinstance(error, LostRankError),
         }
         with suppress(OSError):
             data = last_words(content).ljust(_FAILURE_FILE_BYTES)
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
             os.pwrite(descriptor, data, 0)
         with suppress(OSError):  # the log has no room of its own on a full disk
-            if is_final:
+            if is_own:
                 print(f"{type(error).__name__}: {error}", file=sys.stderr)
             else:
                 traceback.print_exception(error)
