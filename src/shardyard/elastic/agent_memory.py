@@ -1,0 +1,65 @@
+"""Memory that a node's agent owns and its workers map: it outlives them, and has no name.
+
+It is a file without a folder entry (memfd). Workers open it through the agent's open files in
+/proc, so that nothing is left in /dev/shm however either side ends. Linux only.
+"""
+
+import mmap
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+_VARIABLE = "SHARDYARD_MEMORY_"
+"""With the label in capitals: where workers find the memory; the fork server inherits it."""
+
+
+@dataclass(frozen=True)
+class AgentMemory:
+    """One piece of it, in the agent; empty until a worker gives it a size."""
+
+    descriptor: int
+
+    @classmethod
+    def create(cls, label: str) -> "AgentMemory | None":
+        """Make it and tell later child processes where; None where the system has no memfd.
+
+        Args:
+            label: Of letters and underscores; one piece of memory each.
+        """
+        if sys.platform != "linux":
+            return None
+        memory = cls(os.memfd_create(f"shardyard-{label}", os.MFD_CLOEXEC))
+        os.environ[_variable(label)] = f"/proc/{os.getpid()}/fd/{memory.descriptor}"
+        return memory
+
+    def view(self) -> mmap.mmap | None:
+        """All of it as it is sized now; None: no worker has given it a size."""
+        size_bytes = os.fstat(self.descriptor).st_size
+        return mmap.mmap(self.descriptor, size_bytes) if size_bytes else None
+
+
+def attach(label: str, size_bytes: int) -> mmap.mmap | None:
+    """The agent's memory of this label, in a worker; None: no agent owns one.
+
+    Args:
+        size_bytes: Of the whole piece; it grows to this if it is smaller, and never shrinks.
+
+    Raises:
+        OSError: There is not as much memory.
+    """
+    path = os.environ.get(_variable(label))
+    if path is None:
+        return None
+    descriptor = os.open(Path(path), os.O_RDWR | os.O_CLOEXEC)
+    try:
+        # Ranks attach at the same time: this call never shrinks what another has made larger. It
+        # takes the pages too, so that a lack of memory is an error here and no SIGBUS later.
+        os.posix_fallocate(descriptor, 0, size_bytes)
+        return mmap.mmap(descriptor, size_bytes)
+    finally:
+        os.close(descriptor)
+
+
+def _variable(label: str) -> str:
+    return _VARIABLE + label.upper()
