@@ -397,7 +397,7 @@ def test_the_plan_that_a_page_shows_is_the_one_that_is_printed(
     page: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = "plan model.preset=llama2-7b cluster.nodes=2 cluster.instance=p5.48xlarge"
-    words = f"{command} run.steps=500 optim.global_batch=64"
+    words = f"{command} run.steps=500 optim.global_batch=64 optim.micro_batch=1"
     text = (ROOT / page).read_text()
     _, _, block = text.partition(f"$ shardyard {words}\n")
     shown = [line.partition("...")[0].strip() for line in block.partition("```")[0].splitlines()]

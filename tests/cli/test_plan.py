@@ -17,6 +17,7 @@ RECIPE = """
 model: {preset: llama2-7b}
 data: {source: ./my-text}
 cluster: {nodes: 2, instance: p5.48xlarge}
+optim: {micro_batch: 1}
 """
 
 

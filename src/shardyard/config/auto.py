@@ -6,7 +6,7 @@ runs them; the degrees of the mesh come from ``config/legality.py``.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -42,6 +42,11 @@ class NotYetKnown(Exception):  # noqa: N818 - not an error: a rule waits for its
     """A rule lacks a fact; the text says when it will be known."""
 
 
+Fitting = Callable[[Recipe, ModelShape | ImageNetwork, Sequence[int]], tuple[int, str] | None]
+"""The largest of some micro-batches, smallest first, that fits a device as planned, and why; None:
+there is no device whose memory is known."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Facts:
     """What the rules know beside the recipe; None where it is not known yet."""
@@ -57,6 +62,8 @@ class Facts:
     data: DataFacts | None = None
     previous: Resolved | None = None
     """The attempt that a resume continues."""
+    fitting: Fitting | None = None
+    """The planner's word on micro-batches (``planner/micro_batch.py``)."""
 
 
 _IMAGES = 256
@@ -297,22 +304,46 @@ def _step_tokens(parameters: int) -> tuple[int, str]:
 
 
 def _micro_batch(draft: Draft) -> tuple[int, str]:
+    previous, elastic = draft.facts.previous, draft.recipe.elastic
+    if draft.reads_images and previous is not None:  # norms are over it, and mixing is within it
+        before = previous.recipe.optim.micro_batch
+        assert isinstance(before, int)  # resolved
+        return before, "as the run began"
+    sizes = _micro_batches(draft)
+    changes_size = (elastic.min_nodes, elastic.max_nodes) != (draft.recipe.cluster.nodes,) * 2
+    if draft.facts.fitting is not None and not changes_size:
+        model = draft.network if draft.reads_images else draft.shape
+        if found := draft.facts.fitting(draft.recipe, model, sizes):
+            return found
+    if draft.reads_images:
+        most, why = _IMAGES // 8, f"each rank's share of a step, at most {_IMAGES // 8}"
+    elif draft.shape.parameters >= 1e9:
+        most, why = 1, "least memory; one sample of a large model fills a device"
+    else:
+        most = _MICRO_BATCH_TOKENS // draft.seq_len
+        why = (
+            f"power of two within {_MICRO_BATCH_TOKENS:,} tokens that leaves no rank or stage idle"
+        )
+    return max(size for size in sizes if size <= max(most, sizes[0])), why
+
+
+def _micro_batches(draft: Draft) -> list[int]:
+    """Those to choose from, smallest first: powers of two that leave no rank or stage idle.
+
+    Of images also a rank's whole share of a step; norms over the step leave that alone.
+    """
     batch, ranks = draft.global_batch, draft.data_ranks
     if draft.reads_images:
-        return min(_IMAGES // 8, -(-batch // ranks)), "each rank's share of a step, at most 32"
-    if draft.shape.parameters >= 1e9:
-        return 1, "least memory; one sample of a large model fills a device"
-    size, least = 1, _samples_per_rank(batch, micro_batch=1, ranks=ranks)
+        share = -(-batch // ranks)
+        if draft.recipe.model.batch_norm == "step":
+            return [share]
+        return sorted({share, *(1 << bit for bit in range(share.bit_length()))})
+    sizes, least = [1], _samples_per_rank(batch, micro_batch=1, ranks=ranks)
     while (
-        2 * size * draft.seq_len <= _MICRO_BATCH_TOKENS
-        and (samples := _samples_per_rank(batch, micro_batch=2 * size, ranks=ranks)) == least
-        and samples >= 2 * size * draft.recipe.parallel.pp
-    ):
-        size *= 2
-    return (
-        size,
-        f"power of two within {_MICRO_BATCH_TOKENS:,} tokens that leaves no rank or stage idle",
-    )
+        samples := _samples_per_rank(batch, micro_batch=2 * sizes[-1], ranks=ranks)
+    ) == least and samples >= 2 * sizes[-1] * draft.recipe.parallel.pp:
+        sizes.append(2 * sizes[-1])
+    return sizes
 
 
 def _samples_per_rank(global_batch: int, *, micro_batch: int, ranks: int) -> int:

@@ -14,6 +14,7 @@ from shardyard.config.auto import (
     BEFORE_LAYOUT,
     Draft,
     Facts,
+    Fitting,
     NotYetKnown,
     Rule,
     steps_of,
@@ -71,6 +72,7 @@ def resolve(
     model_dir: Path | None = None,
     model_has_tokenizer: bool = False,
     previous: Resolved | None = None,
+    fitting: Fitting | None = None,
 ) -> Resolved:
     """Replace every ``auto``; the result is all that training needs to know.
 
@@ -83,6 +85,7 @@ def resolve(
         model_has_tokenizer: Whether that folder holds a tokenizer.
         previous: The last attempt, on a resume: an ``auto`` that the fingerprint covers keeps the
             value it had.
+        fitting: The planner's word on micro-batches.
 
     Raises:
         RecipeError: Degrees, batch, data and model do not fit each other, or a resume changes
@@ -96,6 +99,7 @@ def resolve(
         machine=machine,
         data=data,
         previous=previous,
+        fitting=fitting,
     )
     whole = resolve_known(recipe, facts)
     resolved = [

@@ -192,7 +192,8 @@ class Optim(Section):
     lr_batch: Annotated[int, Field(ge=1)] | None = None
     """With lr_scaling: samples a step that optim.lr is for; null: those the run began with."""
     micro_batch: Annotated[int, Field(ge=1)] | Auto = "auto"
-    """Samples in one forward and backward pass of one rank; auto: 1, or more for small models."""
+    """Samples in one forward and backward pass of one rank; auto: the largest that the plan says
+    fits the accelerator; on CPUs, and where nodes may come and go, 1, or more for small models."""
     max_skipped_steps: Annotated[int, Field(ge=0)] = 5
     """Steps in a row that may be skipped because loss or gradient is not finite."""
 

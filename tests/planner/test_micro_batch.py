@@ -1,0 +1,98 @@
+"""The micro-batch of ``auto`` is the largest that the plan says fits, and no larger."""
+
+from dataclasses import replace
+
+import pytest
+
+from shardyard.config.resolve import Preview
+from shardyard.config.resolved import DataFacts
+from shardyard.control.plan import predict
+from shardyard.control.request import Request
+from shardyard.hardware.machine import Machine
+
+SOURCE = {"data": {"source": "corpus"}}
+TEXT = (
+    "model.preset=llama3-8b", "data.seq_len=4096", "optim.global_batch=1024", "run.steps=10",
+    "memory.recompute=full",
+)  # fmt: skip
+IMAGES = (
+    "task.name=image_classification", "model.preset=resnet50", "optim.name=sgd", "optim.lr=0.1",
+    "optim.global_batch=32768", "run.steps=10",
+)  # fmt: skip
+P5, P3 = "cluster.instance=p5.48xlarge", "cluster.instance=p3.16xlarge"
+MACHINE = Machine(
+    device="cuda", name="NVIDIA H100 80GB HBM3", count=8, memory_bytes=80 * 2**30, cores=96,
+    hostname="node",
+)  # fmt: skip
+
+DATA = DataFacts(
+    dir="data", fingerprint="f", vocab_size=0, train_tokens=0, eval_tokens=0, train_documents=0,
+    eval_documents=0, unigram_entropy=0.0, train_samples=10**6, eval_samples=1000,
+    num_classes=1000,
+)  # fmt: skip
+
+
+def request(*words: str) -> Request:
+    return Request.read([SOURCE, *words], to_train=False, needs_weights=False, only_looks=True)
+
+
+def preview(*words: str, machine: Machine | None = None) -> Preview:
+    return request(*words).preview(machine)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(P5, *TEXT), (P5, *IMAGES), (P3, *IMAGES, "precision.compute=fp16")],
+    ids=["text", "images", "images in half precision"],
+)
+def test_it_fits_and_twice_as_much_does_not(words: tuple[str, ...]) -> None:
+    settled = preview(*words)
+    size = settled.recipe.optim.micro_batch
+    assert isinstance(size, int) and size > 1
+    assert predict(SOURCE, *words, layouts=0).plan.micro_batch == size
+    assert predict(SOURCE, *words, f"optim.micro_batch={size}", layouts=0).plan.fits == "fits"
+    double = predict(SOURCE, *words, f"optim.micro_batch={2 * size}", layouts=0).plan
+    assert double.fits != "fits"
+    reason = settled.reasons["optim.micro_batch"]
+    assert reason.startswith("the largest that fits as planned: ") and "GiB" in reason
+
+
+def test_where_it_all_fits_it_is_a_ranks_share() -> None:
+    assert preview(P5, *IMAGES, "optim.global_batch=200").recipe.optim.micro_batch == 25
+
+
+def test_norms_over_the_step_leave_the_share_alone() -> None:
+    settled = preview(P3, *IMAGES, "model.batch_norm=step", "precision.compute=fp32")
+    assert settled.recipe.optim.micro_batch == 4096
+    assert settled.reasons["optim.micro_batch"].startswith("not even that is sure to fit")
+
+
+def test_a_machine_that_is_there_says_how_much_memory_it_has() -> None:
+    assert preview(*TEXT, machine=MACHINE).recipe.optim.micro_batch == (
+        preview(P5, *TEXT).recipe.optim.micro_batch
+    )
+    small = replace(MACHINE, memory_bytes=MACHINE.memory_bytes // 4)
+    settled = preview(*TEXT, machine=small)
+    assert settled.recipe.optim.micro_batch == 1
+    assert "not even that is sure to fit" in settled.reasons["optim.micro_batch"]
+
+
+@pytest.mark.parametrize(
+    "word", ["elastic.max_nodes=3", "elastic.min_nodes=1", "cluster.device=cpu"]
+)
+def test_what_may_shrink_or_has_no_device_keeps_the_usual(word: str) -> None:
+    nodes = "cluster.nodes=2"
+    machine = (P5,) if word != "cluster.device=cpu" else ()
+    settled = preview(*machine, *TEXT, nodes, word, machine=None if machine else MACHINE)
+    assert settled.recipe.optim.micro_batch == 1
+    assert settled.reasons["optim.micro_batch"].startswith("least memory")
+
+
+def test_a_run_on_images_keeps_what_it_began_with() -> None:
+    asked = request(*IMAGES, "optim.micro_batch=auto")
+    began = asked.resolve(MACHINE, DATA)
+    small = replace(MACHINE, memory_bytes=MACHINE.memory_bytes // 2)
+    assert asked.resolve(small, DATA).recipe.optim.micro_batch != began.recipe.optim.micro_batch
+    resumed = asked.resolve(small, DATA, previous=began)
+    assert resumed.recipe.optim.micro_batch == began.recipe.optim.micro_batch
+    assert resumed.reasons["optim.micro_batch"] == "as the run began"
