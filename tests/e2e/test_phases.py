@@ -1,4 +1,4 @@
-"""A run of two phases whose processes are killed in each and between them, by its user's verbs."""
+"""A run of two phases on a mixture whose processes are killed in each and between them."""
 
 import os
 import signal
@@ -13,14 +13,19 @@ phases:
   - {run: {steps: 10}, data: {seq_len: 32}, optim: {lr: 1e-2}}
   - {run: {steps: 10}, data: {seq_len: 64}, optim: {lr: 3e-3, global_batch: 4}}
 """
+SOURCES = "{name: web, source: ./web, weight: 0.7}, {name: code, source: ./code, weight: 0.3}"
 STEPS = 20
 
 
 def _recipe(place: Place) -> None:
-    """That of all e2e tests, in two phases."""
+    """That of all e2e tests, in two phases and with its text as two sources of unequal weight."""
+    for number, file in enumerate(sorted((place.folder / "text").iterdir())):
+        part = place.folder / ("web" if number % 3 else "code")
+        part.mkdir(exist_ok=True)
+        (part / file.name).write_bytes(file.read_bytes())
     lines = (place.folder / "tiny.yaml").read_text().splitlines()
     kept = [line for line in lines if not line.startswith(("run:", "optim:", "data:", "task:"))]
-    data = "data: {source: ./text, vocab_size: 512, workers: 1, eval_fraction: 0.1}"
+    data = f"data: {{mixture: [{SOURCES}], vocab_size: 512, workers: 1, eval_fraction: 0.1}}"
     text = "\n".join([*kept, data, "optim: {global_batch: 6, micro_batch: 1}", PHASES])
     (place.folder / "phases.yaml").write_text(text.replace("{every: 8}", "{every: 4}"))
 
