@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from shardyard.elastic import forkserver
+from shardyard.elastic.agent_memory import NOTES, AgentMemory
 from shardyard.elastic.drain import DrainRequest, end_with
 from shardyard.errors import ShardyardError, StorageError
 from shardyard.files import make_folder
@@ -76,6 +77,7 @@ def _conduct(args: argparse.Namespace, worker: "Worker | None", preload: Sequenc
         end_with(args.part_of)
     if args.with_parent is not None:
         drain.listen_for_end_of(args.with_parent)
+    notes = AgentMemory.create(NOTES)  # before the fork server, which inherits where it is
     forkserver.start(preload)
     try:
         # Imported now: the fork server imports the same modules at the same time.
@@ -91,6 +93,7 @@ def _conduct(args: argparse.Namespace, worker: "Worker | None", preload: Sequenc
             log=log,
             endpoint=args.rendezvous,
             node_rank=args.node_rank,
+            notes=notes,
         )
         return attempt.conduct()
     finally:

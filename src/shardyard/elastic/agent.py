@@ -20,6 +20,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
 from torch.distributed.elastic.rendezvous.api import RendezvousError, RendezvousTimeoutError
 
 from shardyard.config.resolved import Resolved
+from shardyard.elastic.agent_memory import AgentMemory
 from shardyard.elastic.drain import DrainRequest
 from shardyard.elastic.folder_watch import FolderWatch
 from shardyard.elastic.group import DRAINED, GroupAgent, StoppedBeforeStart
@@ -60,6 +61,8 @@ class Attempt:
     """Where torch and this agent write what they have to say."""
     endpoint: str | None = None
     node_rank: int = 0
+    notes: AgentMemory | None = None
+    """Where the workers note what they do; None: the system has no such memory."""
     _agent: GroupAgent | None = field(default=None, init=False)
     _answer: Answer | None = field(default=None, init=False)
     _checkpoint_before: str | None = field(default=None, init=False)
@@ -133,6 +136,7 @@ class Attempt:
             drain=self.drain,
             describe_attempt=self._describe,
             node_rank=self.node_rank,
+            notes=self.notes,
         )
         try:
             return self._judge(self._agent, self._agent.run())

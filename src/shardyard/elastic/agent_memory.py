@@ -10,6 +10,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+NOTES = "notes"
+"""Label of what each rank notes (`elastic/notes.py`)."""
+
 _VARIABLE = "SHARDYARD_MEMORY_"
 """With the label in capitals: where workers find the memory; the fork server inherits it."""
 

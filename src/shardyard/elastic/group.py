@@ -24,6 +24,7 @@ from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
 
 from shardyard import torch_private
 from shardyard.elastic import forkserver
+from shardyard.elastic.agent_memory import AgentMemory
 from shardyard.elastic.drain import DrainRequest
 from shardyard.elastic.losses import (
     Loss,
@@ -32,6 +33,7 @@ from shardyard.elastic.losses import (
     describe_orphan,
     first_cause,
 )
+from shardyard.elastic.notes import forget_notes
 from shardyard.elastic.notices import Node, Notices
 from shardyard.elastic.rendezvous import Rendezvous
 from shardyard.elastic.shared_memory import semaphores_told
@@ -83,6 +85,7 @@ class GroupAgent(LocalElasticAgent):
         drain: DrainRequest,
         describe_attempt: Callable[[], dict[str, Any]],
         node_rank: int = 0,
+        notes: AgentMemory | None = None,
     ) -> None:
         super().__init__(
             spec,
@@ -95,6 +98,7 @@ class GroupAgent(LocalElasticAgent):
         self._attempt = attempt
         self._drain = drain
         self._describe_attempt = describe_attempt
+        self._notes = notes
         self._node = Node(socket.gethostname(), node_rank)
         self._events: EventWriter | None = None
         self._world_size = 0
@@ -161,6 +165,7 @@ class GroupAgent(LocalElasticAgent):
         self._stop_if_draining()
         self.losses = []
         self._drain_sent = False
+        forget_notes(self._notes)
         run_dir = str(self._run.path).replace("$", "$$")  # torch treats arguments as templates
         worker_group.spec.args = (run_dir, self._attempt, self.generation)
         with semaphores_told():

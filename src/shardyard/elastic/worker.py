@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from shardyard.elastic.drain import signal_at_parent_death
+from shardyard.elastic.notes import own_notes
 from shardyard.elastic.rendezvous import worker_store
 from shardyard.elastic.shared_memory import semaphores_told
 from shardyard.errors import LostRankError, ShardyardError
@@ -55,6 +56,7 @@ def work(run_dir: str, attempt: int, generation: int, *, body: Body) -> str:
     failure = _FailureFile(failure_path(run, attempt, rank), rank=rank, generation=generation)
     try:
         _redirect_output(run.log(attempt, rank))
+        own_notes()
         drain_requested = _listen_for_drain()
         _join_process_group(run, attempt, generation)
         with semaphores_told():
@@ -145,6 +147,7 @@ def _train(run: RunDir, attempt: int, generation: int, drain_requested: Callable
         if writes_events
         else None,
         faults=read_faults(os.environ),
+        notes=own_notes(),
     )
     return train(run, attempt, hooks)
 

@@ -12,10 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 # torch 2.13 has renamed them and warns at every use of the older name
-_all_gather_into: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter_into: Any = getattr(dist, "reduce_scatter_single", None) or (
-    dist.reduce_scatter_tensor
-)
+_HAS_NEW_NAMES = hasattr(dist, "all_gather_single")
+_ALL_GATHER_INTO = "all_gather_single" if _HAS_NEW_NAMES else "all_gather_into_tensor"
+_REDUCE_SCATTER_INTO = "reduce_scatter_single" if _HAS_NEW_NAMES else "reduce_scatter_tensor"
 
 
 def gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
@@ -138,7 +137,7 @@ def all_gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     """Pieces of all ranks joined along ``dim``; no gradient passes."""
     size = dist.get_world_size(group)
     pieces = x.new_empty((size, *x.shape))
-    _all_gather_into(pieces.view(-1), x.contiguous().view(-1), group=group)
+    getattr(dist, _ALL_GATHER_INTO)(pieces.view(-1), x.contiguous().view(-1), group=group)
     return _join(pieces, dim)
 
 
@@ -152,7 +151,7 @@ def reduce_scatter(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     """Sum over ranks, of which each keeps its piece along ``dim``; no gradient passes."""
     pieces = _split(x, dim, dist.get_world_size(group))
     mine = torch.empty_like(pieces[0])
-    _reduce_scatter_into(mine.view(-1), pieces.view(-1), group=group)
+    getattr(dist, _REDUCE_SCATTER_INTO)(mine.view(-1), pieces.view(-1), group=group)
     return mine
 
 

@@ -1,9 +1,55 @@
 """What the elastic layer hands to the training loop; the loop never imports that layer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import IntEnum
 
 from shardyard.rundir.lines import EventWriter
+
+
+class Phase(IntEnum):
+    """What a rank is at; each takes its own time."""
+
+    SET_UP = 0
+    """From the start of the process; the number of a record that nobody has written."""
+    RESTORE = 1
+    """Reads a checkpoint."""
+    FIRST_STEP = 2
+    """Of a process: compiles, and takes the memory that later steps use again."""
+    DATA = 3
+    """Waits for the samples of a step."""
+    STEP = 4
+    EVALUATE = 5
+    SAVE = 6
+    FINISH = 7
+    """After the last step."""
+
+    @property
+    def words(self) -> str:
+        """As people read it."""
+        return self.name.lower().replace("_", " ")
+
+
+class Notes:
+    """Where a rank notes what it does, for whoever watches it from outside; this one forgets it."""
+
+    def enter(self, phase: Phase) -> None:
+        """Be at this phase from now on."""
+
+    @contextmanager
+    def during(self, phase: Phase) -> Iterator[None]:  # noqa: ARG002
+        """Be at a phase while it is open, and then at the one before again."""
+        yield
+
+    def begin_step(self, step: int, *, is_first: bool) -> None:
+        """A step of this number begins, with its wait for samples; ``is_first`` of the process."""
+
+    def end_step(self) -> None:
+        """It is over, as far as this process waits for it."""
+
+
+_NO_NOTES = Notes()
 
 
 @dataclass(frozen=True)
@@ -28,3 +74,5 @@ class Hooks:
     """Writes events.jsonl; rank 0 has it, the others do not."""
     faults: Faults = Faults()
     """What a drill asks for; nothing in a real run."""
+    notes: Notes = _NO_NOTES
+    """Outside an agent nobody reads them."""

@@ -21,6 +21,7 @@ from shardyard.observe.metrics import StepTimes
 from shardyard.observe.samples import log_samples
 from shardyard.parallel.device import peak_memory_bytes
 from shardyard.train.evaluate import evaluate, evaluation_due
+from shardyard.train.hooks import Phase
 from shardyard.train.loss_scaling import LEAST
 from shardyard.train.not_finite import not_saved, scale_too_small, too_many_skipped
 from shardyard.train.optim import lr_at, put_nan
@@ -51,6 +52,7 @@ class Loop:
         self.training = training
         self.recipe = training.resolved.recipe
         self.progress = training.progress
+        self.notes = training.hooks.notes
         self.saved_step = self.durable_step = training.progress.step
         self.skipped_in_row = round(training.stepper.skipped_in_row.item())
         self.save_put_off = False
@@ -76,6 +78,7 @@ class Loop:
 
     def step(self) -> None:
         """One optimizer step, and what is due after it."""
+        self.notes.begin_step(self.progress.step + 1, is_first=self.steps_done == 0)
         launched = self._launch()
         self._read_result()
         self.unread = launched
@@ -84,6 +87,7 @@ class Loop:
         save_due = self.save_put_off or step % self.recipe.checkpoint.every == 0
         if launched.pending.is_ready or evaluation_due or save_due:
             self._read_result()
+        self.notes.end_step()
         if evaluation_due:
             self._evaluate()
         if save_due:
@@ -104,7 +108,8 @@ class Loop:
 
     def _launch(self) -> _Launched:
         """Give the next step to the device."""
-        batches = next(self.training.loader)
+        with self.notes.during(Phase.DATA):
+            batches = next(self.training.loader)
         step = self.progress.step + 1
         if self.recipe.observe.sample_ids:
             log_samples(step, batches, self.training.train_source)
@@ -146,7 +151,8 @@ class Loop:
         is_too_small = self._has_least_scale(result)
         if result.skipped_in_row <= self.recipe.optim.max_skipped_steps and not is_too_small:
             return
-        self.training.saver.wait()
+        with self.notes.during(Phase.SAVE):
+            self.training.saver.wait()
         self._report_saves()
         if self.abandoned is not None:
             raise not_saved(self.abandoned, newest=self.durable_step)
@@ -201,7 +207,7 @@ class Loop:
         training, progress = self.training, self.progress
         assert training.eval_source is not None and isinstance(self.recipe.optim.micro_batch, int)
         started = time.monotonic()
-        with training.judged():
+        with self.notes.during(Phase.EVALUATE), training.judged():
             result = evaluate(
                 training.task,
                 training.eval_source,
@@ -250,9 +256,18 @@ class Loop:
         self.save_put_off = self.skipped_in_row > 0 and not self._is_complete()
         if self.saved_step == step or self.save_put_off:
             return
+        with self.notes.during(Phase.SAVE):
+            blocked_s = self._start_save(step, is_best=is_best)
+        training.report("checkpoint_started", step=step, blocked_s=blocked_s)
+        self.saved_step = step
+        self.blocked_s += blocked_s
+        self.step_ended_at += blocked_s
+
+    def _start_save(self, step: int, *, is_best: bool) -> float:
+        """Seconds that training stood still for it."""
+        training, scaling = self.training, self.training.stepper.scaling
         training.stepper.settle()
-        scaling = training.stepper.scaling
-        blocked_s = training.saver.save(
+        return training.saver.save(
             step,
             training.tensors,
             checkpoint_values(
@@ -265,14 +280,12 @@ class Loop:
             is_best=is_best,
             keep_older=self.skipped_in_row > 0,
         )
-        training.report("checkpoint_started", step=step, blocked_s=blocked_s)
-        self.saved_step = step
-        self.blocked_s += blocked_s
-        self.step_ended_at += blocked_s
 
     def _report_saves(self) -> None:
         """Report what the background writer has finished; raises what went wrong there."""
-        for save in self.training.saver.poll():
+        with self.notes.during(Phase.SAVE):  # it waits for the writer of the slowest rank
+            saves = self.training.saver.poll()
+        for save in saves:
             if isinstance(save, Durable):
                 self.durable_step = save.step
                 self.training.report("checkpoint_durable", **asdict(save))
@@ -283,6 +296,7 @@ class Loop:
     def _end(self) -> str:
         """Make the last step durable; where a drain cannot, the checkpoint before it stands."""
         self._save()
+        self.notes.enter(Phase.SAVE)
         self.training.saver.wait()
         self._report_saves()
         if not self._is_complete():

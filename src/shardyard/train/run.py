@@ -5,7 +5,7 @@ import os
 
 from shardyard.rundir.layout import RunDir
 from shardyard.train.finish import finish
-from shardyard.train.hooks import Hooks
+from shardyard.train.hooks import Hooks, Phase
 from shardyard.train.loop import FINISHED, Loop
 from shardyard.train.out_of_memory import is_out_of_memory, out_of_memory
 from shardyard.train.setup import set_up_phase, take_place
@@ -21,11 +21,13 @@ def train(run_dir: RunDir, attempt: int, hooks: Hooks) -> str:
     began_t, training, loop = None, None, None
     while True:
         try:
+            hooks.notes.enter(Phase.SET_UP)
             training = set_up_phase(run_dir, attempt, hooks, place, since_t=began_t)
             is_last = training.is_last
             loop = Loop(training)
             outcome = loop.run()
             began_t = loop.step_ended_at
+            hooks.notes.enter(Phase.FINISH)
             if outcome == FINISHED and is_last:
                 finish(training)
         except Exception as error:

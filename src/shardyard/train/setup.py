@@ -55,7 +55,7 @@ from shardyard.tasks.computation import Computation
 from shardyard.tasks.language import vocabulary
 from shardyard.tasks.named import task_class
 from shardyard.train.averages import Averages
-from shardyard.train.hooks import Hooks
+from shardyard.train.hooks import Hooks, Phase
 from shardyard.train.images import build_image_network
 from shardyard.train.loss_scaling import LossScaling
 from shardyard.train.optim import ShardOptimizer
@@ -140,7 +140,8 @@ def set_up_phase(
     )
     held = {**stepper.held(), **buffers_of(task.model)}
     tensors = _saved_of(held, recipe)
-    begin = _begin(place, saved, task, tensors, stepper, phase=phase)
+    with hooks.notes.during(Phase.RESTORE):
+        begin = _begin(place, saved, task, tensors, stepper, phase=phase)
     if averages is not None and (saved is None or phase > saved.progress.phase):
         averages.begin()
     training = Training(

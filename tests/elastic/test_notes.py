@@ -1,0 +1,109 @@
+"""What ranks note in the agent's memory: read back as written, and cheap."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from shardyard.elastic import notes
+from shardyard.elastic.agent_memory import NOTES, AgentMemory
+from shardyard.elastic.notes import WrittenNotes, forget_notes, own_notes, read_notes
+from shardyard.train.hooks import Notes, Phase
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentMemory]:
+    monkeypatch.setenv("SHARDYARD_MEMORY_NOTES", "")  # removed again afterwards
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    own_notes.cache_clear()
+    memory = AgentMemory.create(NOTES)
+    assert memory is not None
+    yield memory
+    own_notes.cache_clear()
+    os.close(memory.descriptor)
+
+
+@pytest.fixture
+def public_functions() -> Iterator[None]:
+    """Those of torch.distributed, put back afterwards."""
+    before = {name: getattr(dist, name) for name in notes.COLLECTIVES if hasattr(dist, name)}
+    yield
+    for name, function in before.items():
+        setattr(dist, name, function)
+
+
+@pytest.fixture
+def mine(memory: AgentMemory, public_functions: None) -> WrittenNotes:  # noqa: ARG001
+    written = own_notes()
+    assert isinstance(written, WrittenNotes)
+    return written
+
+
+def test_what_one_rank_notes_the_agent_reads_and_no_other_record_changes(
+    memory: AgentMemory, mine: WrittenNotes
+) -> None:
+    mine.begin_step(7, is_first=False)
+    mine.end_collective(mine.begin_collective())
+    mine.begin_collective()
+    other, read = read_notes(memory, 2)
+    assert (other.pid, other.moved_ns) == (0, 0)
+    assert (read.pid, read.step, read.phase) == (os.getpid(), 7, Phase.STEP)
+    assert (read.collectives_begun, read.collectives_ended) == (2, 1) and read.is_in_collective
+    forget_notes(memory)
+    assert read_notes(memory, 2)[1] == other
+
+
+def test_nobody_has_noted_anything_at_first(memory: AgentMemory) -> None:
+    assert read_notes(memory, 2) == read_notes(None, 2) == []
+
+
+def test_a_step_is_its_own_work_and_its_waits(memory: AgentMemory, mine: WrittenNotes) -> None:
+    mine.begin_step(1, is_first=True)
+    assert read_notes(memory, 2)[1].phase is Phase.FIRST_STEP
+    mine.end_step()
+    assert read_notes(memory, 2)[1].step_ns == 0  # unlike the others
+    mine.begin_step(2, is_first=False)
+    mine.end_collective(mine.begin_collective() - 10**9)  # as if it had waited for a second
+    mine.end_step()
+    read = read_notes(memory, 2)[1]
+    assert read.step_ns - read.compute_ns >= 10**9
+
+
+def test_a_phase_ends_in_the_one_before_also_by_an_error(
+    memory: AgentMemory, mine: WrittenNotes
+) -> None:
+    mine.enter(Phase.STEP)
+    with pytest.raises(ZeroDivisionError), mine.during(Phase.SAVE):
+        assert read_notes(memory, 2)[1].phase is Phase.SAVE
+        raise ZeroDivisionError
+    assert read_notes(memory, 2)[1].phase is Phase.STEP
+
+
+def test_collectives_of_torch_are_counted(
+    memory: AgentMemory, mine: WrittenNotes, tmp_path: Path
+) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/m", rank=0, world_size=1)
+    try:
+        dist.all_reduce(torch.zeros(1))
+        facts: list[Any] = [None]
+        dist.all_gather_object(facts, "fact")
+    finally:
+        dist.destroy_process_group()
+    assert (facts, mine) == (["fact"], own_notes())
+    read = read_notes(memory, 2)[1]
+    assert (read.collectives_begun, read.collectives_ended) == (2, 2)
+
+
+def test_outside_an_agent_nothing_is_noted_and_torch_stays_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own_notes.cache_clear()
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    before = dist.all_reduce
+    assert type(own_notes()) is Notes and dist.all_reduce is before
+    own_notes.cache_clear()
