@@ -86,6 +86,14 @@ def crash_on_rank_1(_run: RunDir, _attempt: int, _generation: int, _drained: Dra
     return "finished"
 
 
+def crash_in_other_words(_run: RunDir, _attempt: int, generation: int, _drained: Drained) -> str:
+    _sum_ranks()
+    if dist.get_rank() == 1:
+        raise ZeroDivisionError("abc"[generation])
+    _sum_ranks()
+    return "finished"
+
+
 def count_frozen(_run: RunDir, _attempt: int, _generation: int, _drained: Drained) -> str:
     print(gc.get_freeze_count())
     return "finished"

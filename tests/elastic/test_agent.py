@@ -124,19 +124,32 @@ def test_a_run_folder_that_vanishes_ends_the_run_in_seconds(agents: Agents, how:
 
 
 @pytest.mark.system
-def test_a_spent_restart_budget_says_who_what_where_and_how_to_go_on(agents: Agents) -> None:
-    agents.prepare()
+def test_the_same_failure_twice_ends_the_run_whatever_restarts_are_left(agents: Agents) -> None:
+    agents.prepare(max_restarts=3)
     process = agents.start("crash_on_rank_1")
     end = answer(process)
     assert (end["outcome"], end["exit_code"]) == ("failed", 1)
     message = end["message"]
     assert f"rank 1 on {socket.gethostname()} was lost (ZeroDivisionError: no such n" in message
-    assert "1 of 1 used; no checkpoint became durable" in message
+    assert "twice after step 0, and no checkpoint became durable in between: another" in message
     assert str(agents.run.log(1, 1)) in message
     assert f"`shardyard resume {agents.run.path}`" in message
-    assert len(agents.events("worker_lost")) == 2
+    lost = agents.events("worker_lost")
+    assert [(each["step"], each["durable_step"]) for each in lost] == [(0, None)] * 2
     assert "Traceback" in agents.run.log(1, 1).read_text()
     assert_nothing_left(agents, process)
+
+
+@pytest.mark.system
+def test_a_spent_restart_budget_says_so(agents: Agents) -> None:
+    agents.prepare(max_restarts=1)
+    end = answer(agents.start("crash_in_other_words"))
+    assert (end["outcome"], end["exit_code"]) == ("failed", 1)
+    assert (
+        "was lost (ZeroDivisionError: b) and the 1 restarts within an hour that "
+        "elastic.max_restarts allows are used up; no checkpoint became durable" in end["message"]
+    )
+    assert len(agents.events("worker_lost")) == 2
 
 
 @pytest.mark.heavy

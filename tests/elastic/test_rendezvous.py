@@ -58,6 +58,7 @@ def pair() -> Iterator[list[Rendezvous]]:
         return Meeting(
             id="m", min_nodes=1, max_nodes=2, endpoint=endpoint, node_rank=node_rank,
             keep_alive_s=3600,
+            restart_timeout_s=600.0,
         )  # fmt: skip
 
     port = serve_store("127.0.0.1", 0).port  # free again at once

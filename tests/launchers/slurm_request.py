@@ -16,6 +16,7 @@ CASES: dict[str, tuple[int, tuple[str, ...]]] = {
             "cluster.device=cpu",
             "launch.slurm.partition=short",
             "launch.slurm.signal_before_s=60",
+            "elastic.drain_timeout_s=60",
             "launch.time_limit=5min",
         ),
     ),

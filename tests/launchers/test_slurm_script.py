@@ -237,7 +237,10 @@ def test_the_python_of_the_nodes_can_be_named() -> None:
 @pytest.mark.heavy
 def test_nodes_that_still_save_are_not_killed_because_the_first_has_drained() -> None:
     srun = _printed(
-        render_script(slurm_request("elastic.drain_timeout_s=200")), 'echo "${srun[@]}"'
+        render_script(
+            slurm_request("elastic.drain_timeout_s=200", "launch.slurm.signal_before_s=200")
+        ),
+        'echo "${srun[@]}"',
     )
     assert "--kill-on-bad-exit=0 --wait=200" in srun
 
@@ -248,6 +251,7 @@ def test_nodes_that_still_save_are_not_killed_because_the_first_has_drained() ->
         ('launch.slurm.partition="a\\nb"', r"launch.slurm.partition='a\\nb' cannot stand in"),
         ("launch.slurm.account='a\\b'", "launch.slurm.account=.* Choose another"),
         ("launch.slurm.container_mounts=['/a,b:/c']", "a mount holds a comma.* Mount a folder"),
+        ("elastic.drain_timeout_s=121", "is above launch.slurm.signal_before_s=120"),
         ("launch.time_limit=3min", "is not longer than the 180 s.* Raise the one or lower"),
     ],
 )

@@ -27,6 +27,7 @@ from shardyard.config.section import section_key
 from shardyard.config.task_names import task_row
 from shardyard.config.tasks import TASKS
 from shardyard.config.text_problems import text_problems, texts
+from shardyard.config.timeouts import timeout_problems
 from shardyard.config.trainable import trainable_problems
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.families.images.registry import IMAGE_PRESETS
@@ -417,6 +418,7 @@ _CHECKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
     _device,
     _machines,
     launch_problems,
+    timeout_problems,
 )
 
 

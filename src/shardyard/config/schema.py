@@ -294,11 +294,14 @@ class Elastic(Section):
     max_nodes: Annotated[int, Field(ge=1)] | Auto = "auto"
     """Most nodes the run uses; auto: cluster.nodes."""
     max_restarts: Annotated[int, Field(ge=0)] = 3
-    """Times an attempt may restart its processes after losing one."""
+    """Restarts after a lost process within an hour; the same failure twice ends a run before."""
     drain_timeout_s: Annotated[float, Field(gt=0)] = 120.0
     """Seconds that a drain (SIGTERM, Ctrl-C) may take before the processes are killed."""
     collective_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Seconds a rank waits for the others before it gives up."""
+    restart_timeout_s: Annotated[float, Field(gt=0)] | Auto = "auto"
+    """Seconds a node waits for the others at a start or restart; auto: collective_timeout_s and
+    five minutes."""
     start_wait_s: Annotated[float, Field(ge=0)] = 60.0
     """Seconds the first node waits for all of cluster.nodes; then min_nodes of them are enough."""
     keep_alive_s: Annotated[int, Field(ge=3)] = 15

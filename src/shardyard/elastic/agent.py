@@ -20,6 +20,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
 from torch.distributed.elastic.rendezvous.api import RendezvousError, RendezvousTimeoutError
 
 from shardyard.config.resolved import Resolved
+from shardyard.config.timeouts import restart_timeout_s
 from shardyard.elastic.agent_memory import AgentMemory
 from shardyard.elastic.drain import DrainRequest
 from shardyard.elastic.folder_watch import FolderWatch
@@ -124,7 +125,7 @@ class Attempt:
             local_world_size=recipe.cluster.devices,
             rdzv_handler=handler,
             entrypoint=self.worker,
-            max_restarts=recipe.elastic.max_restarts,
+            max_restarts=sys.maxsize,  # this project's own agent says when to stop
             monitor_interval=_POLL_S,
             master_addr=store.host,
             master_port=store.port,
@@ -135,6 +136,7 @@ class Attempt:
             attempt=self.number,
             drain=self.drain,
             describe_attempt=self._describe,
+            max_restarts=recipe.elastic.max_restarts,
             node_rank=self.node_rank,
             notes=self.notes,
         )
@@ -152,6 +154,7 @@ class Attempt:
             endpoint=self.endpoint,
             node_rank=self.node_rank,
             keep_alive_s=elastic.keep_alive_s,
+            restart_timeout_s=restart_timeout_s(elastic),
         )
 
     def _describe(self) -> dict[str, Any]:
@@ -170,28 +173,37 @@ class Attempt:
         loss = first_cause(losses)
         if loss.is_final:
             return Answer("failed", loss.exit_code or 1, loss.cause)
-        used, limit = agent.restarts_used, self.resolved.recipe.elastic.max_restarts
-        progress = (
-            "; no checkpoint became durable in this attempt, so the restarts got nowhere"
-            if used and newest_checkpoint(self.run) == self._checkpoint_before
-            else ""
-        )
-        stop = "while draining" if self.drain.is_requested else (
-            f"and the {limit} restarts of elastic.max_restarts are used up"
-            if used
-            else "and elastic.max_restarts allows no restart"
-        )  # fmt: skip
-        who = f"rank {loss.rank} on {loss.node} was lost ({loss.cause})"
-        advice = f"Read {self.run.log(self.number, loss.rank)}."
-        if agent.lost_nodes:
-            who = "; ".join(map(str, agent.lost_nodes))
-            advice = (
-                f"Read {self.run.attempt(self.number)}/agent-{agent.lost_nodes[0].node_rank}.log."
-            )
-        text = f"{who} {stop} ({used} of {limit} used{progress}). {advice}"
+        who = "; ".join(map(str, agent.lost_nodes)) or str(loss)
+        why, where = self._why_no_restart(agent, loss), self._where(agent, loss)
         code = LostNodeError.exit_code if agent.lost_nodes else 1
         code = self.drain.exit_code if self.drain.is_requested else code
-        return Answer("failed", code, self._resume_hint(text))
+        return Answer("failed", code, self._resume_hint(f"{who} {why}. {where}"))
+
+    def _why_no_restart(self, agent: GroupAgent, loss: Loss) -> str:
+        restarts = agent.restarts
+        if self.drain.is_requested:
+            return "while draining"
+        if restarts.is_crash_loop:
+            return (
+                f"twice after step {loss.step}, and no checkpoint became durable in between: "
+                "another restart would end the same way"
+            )
+        if not restarts.used():
+            return "and elastic.max_restarts allows no restart"
+        is_same = newest_checkpoint(self.run) == self._checkpoint_before
+        in_vain = "; no checkpoint became durable in this attempt" if is_same else ""
+        node = agent.node_of_all_losses()
+        blamed = f"; every loss began on {node}, so go on without it" if node else ""
+        return (
+            f"and the {restarts.limit} restarts within an hour that elastic.max_restarts allows "
+            f"are used up{in_vain}{blamed}"
+        )
+
+    def _where(self, agent: GroupAgent, loss: Loss) -> str:
+        if not agent.lost_nodes:
+            return f"Read {self.run.log(self.number, loss.rank)}."
+        log = f"agent-{agent.lost_nodes[0].node_rank}.log"
+        return f"Read {self.run.attempt(self.number) / log}."
 
     def _folder_gone(self) -> Answer:
         text = (

@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import (
@@ -25,6 +25,12 @@ from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
 from shardyard import torch_private
 from shardyard.elastic import forkserver
 from shardyard.elastic.agent_memory import AgentMemory
+from shardyard.elastic.crash_loop import (
+    Restarts,
+    durable_step,
+    earlier_failures,
+    last_finished_step,
+)
 from shardyard.elastic.drain import DrainRequest
 from shardyard.elastic.losses import (
     Loss,
@@ -84,6 +90,7 @@ class GroupAgent(LocalElasticAgent):
         attempt: int,
         drain: DrainRequest,
         describe_attempt: Callable[[], dict[str, Any]],
+        max_restarts: int,
         node_rank: int = 0,
         notes: AgentMemory | None = None,
     ) -> None:
@@ -109,7 +116,7 @@ class GroupAgent(LocalElasticAgent):
         self.is_meeting = True
         """Whether it waits for other nodes and has no workers."""
         self.generation = -1
-        self.restarts_used = 0
+        self.restarts = Restarts(max_restarts, earlier_failures(run, attempt))
         self.losses: list[Loss] = []
         """What ended the newest generation, on all nodes; empty while it is well."""
         self.lost_nodes: list[LostNode] = []
@@ -148,8 +155,9 @@ class GroupAgent(LocalElasticAgent):
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         self._stop_if_draining()
-        self.restarts_used += bool(self.losses)  # a resize costs nothing of the budget
         self.is_meeting = True
+        if self.losses:  # a resize costs nothing of the budget
+            self._pause(self.restarts.take(durable_step(self._run)))
         started_s = time.monotonic()
         super()._rendezvous(worker_group)
         group_rank, num_nodes = worker_group.group_rank, worker_group.group_world_size
@@ -172,6 +180,10 @@ class GroupAgent(LocalElasticAgent):
             pids: dict[int, Any] = super()._start_workers(worker_group)
         self._announce(worker_group, pids)
         return pids
+
+    def _pause(self, seconds: float) -> None:
+        wait_for(lambda: self._drain.is_requested, within_s=seconds, every_s=_DRAIN_POLL_S)
+        self._stop_if_draining()
 
     def _stop_if_draining(self) -> None:
         if self._drain.is_requested:
@@ -237,9 +249,15 @@ class GroupAgent(LocalElasticAgent):
             process.join(timeout=10)
         self._hear_others(mine)
         self._report_losses()
-        if self._drain.is_requested or (self.losses and first_cause(self.losses).is_final):
+        if self._drain.is_requested or not self._is_restart_worth():
             torch_private.refuse_restarts(self)  # not wanted, or it would end the same way
         return RunResult(state=WorkerState.FAILED)
+
+    def _is_restart_worth(self) -> bool:
+        if self.lost_nodes:  # its peers' broken connections are no cause
+            return self.restarts.is_worth(self.lost_nodes[0])
+        first = first_cause(self.losses)
+        return not first.is_final and self.restarts.is_worth(first)
 
     def _hear_others(self, mine: list[Loss]) -> None:
         """What the other nodes lost. Where the cause is not clear here, wait to hear it.
@@ -253,6 +271,11 @@ class GroupAgent(LocalElasticAgent):
             cause = f"its agent was silent for {_PEER_REPORT_S:g} s after its ranks were lost"
             self.lost_nodes = [self._lost_node(group_rank, cause) for group_rank in silent]
             self._rendezvous_handler.forget(silent, round=self._round)
+
+    def node_of_all_losses(self) -> str | None:
+        """The one of several nodes on which every loss of this attempt began."""
+        blamed, here = set(self.restarts.nodes), {node.name for node in self._notices.nodes}
+        return blamed.pop() if len(blamed) == 1 < len(here) else None
 
     def lose_store(self, cause: str) -> None:
         """Node 0 is gone: nobody can be asked how it is, or meet again."""
@@ -281,9 +304,13 @@ class GroupAgent(LocalElasticAgent):
             self.write_event("worker_lost", **loss.event())
 
     def _describe_dead(self) -> list[Loss]:
-        losses = []
-        server = forkserver.ended()
-        for local_rank in self._dead():
+        losses: list[Loss] = []
+        dead, server = self._dead(), forkserver.ended()
+        if not dead:
+            return losses
+        step = last_finished_step(self._run, self._attempt, self.generation)
+        durable = durable_step(self._run)
+        for local_rank in dead:
             process = self._processes()[local_rank]
             rank = self.get_worker_group().workers[local_rank].global_rank
             if server is not None:
@@ -301,7 +328,7 @@ class GroupAgent(LocalElasticAgent):
                     failure=failure,
                 )
             )
-        return losses
+        return [replace(loss, step=step, durable_step=durable) for loss in losses]
 
     # -- stop -------------------------------------------------------------------------------
 

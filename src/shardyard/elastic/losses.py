@@ -31,13 +31,19 @@ class Loss:
     """An error that a restart cannot cure; ``cause`` is its whole message."""
     t: float = 0.0
     """Unix seconds at which the worker itself noted its end; 0: it could not."""
+    step: int = 0
+    """The last that its generation finished."""
+    durable_step: int | None = None
+    """That of the newest durable checkpoint, to which a restart goes back."""
 
     def event(self) -> dict[str, Any]:
         """Fields of the event worker_lost."""
         fields = asdict(self)
-        return {
-            name: fields[name] for name in ("rank", "node", "pid", "exit_code", "signal", "cause")
-        }
+        del fields["is_final"], fields["t"]
+        return fields
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} on {self.node} was lost ({self.cause})"
 
 
 @dataclass(frozen=True, kw_only=True)

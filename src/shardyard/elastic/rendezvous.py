@@ -28,7 +28,6 @@ from shardyard.errors import LostNodeError, RequestError
 from shardyard.waiting import wait_for
 
 _LOOPBACK = "127.0.0.1"
-_JOIN_TIMEOUT = timedelta(minutes=10)
 _LAST_CALL_TIMEOUT = timedelta(seconds=3)
 """Wait for further nodes once the fewest are there; torch's 30 s would be paid at every resize."""
 
@@ -53,6 +52,8 @@ class Meeting:
     node_rank: int
     keep_alive_s: int
     """How old a node's last sign of life may be, by the clocks of the others."""
+    restart_timeout_s: float
+    """Longest wait for the others."""
 
 
 class Rendezvous(DynamicRendezvousHandler):
@@ -97,7 +98,9 @@ def build_rendezvous(meeting: Meeting) -> tuple[Rendezvous, TCPStore]:
         meeting.min_nodes,
         meeting.max_nodes,
         local_addr=_local_address(meeting, host, port),
-        timeout=RendezvousTimeout(join=_JOIN_TIMEOUT, last_call=_LAST_CALL_TIMEOUT),
+        timeout=RendezvousTimeout(
+            join=timedelta(seconds=meeting.restart_timeout_s), last_call=_LAST_CALL_TIMEOUT
+        ),
         keep_alive_interval=max(1, meeting.keep_alive_s // _BEATS),
         keep_alive_max_attempt=_BEATS,
     )

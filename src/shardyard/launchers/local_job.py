@@ -28,6 +28,7 @@ _PEERS_S = 20.0
 """Nodes that lost another one find out by themselves, or are asked to stop after this."""
 _SLACK_S = 30.0
 """Beyond elastic.drain_timeout_s, for writing the report; then a node is killed."""
+_HOUR_S = 3600.0
 _DRAINED = (EXIT_DRAINED, EXIT_INTERRUPTED)
 
 
@@ -124,6 +125,7 @@ class Supervisor:
         """Nodes that were killed and can be done without."""
         self.stop_reason = ""
         self.restarts = 0
+        self._restarted_s: list[float] = []
 
     def listen(self) -> None:
         """Drain on SIGTERM and SIGINT, however often they come."""
@@ -137,7 +139,7 @@ class Supervisor:
             codes = self._run_session()
             if self.stop_reason or not self._lost:
                 break
-            if self.restarts == self._job.max_restarts:
+            if not self._may_restart():
                 break
             self.restarts += 1
         counted = [code for rank, code in enumerate(codes) if rank not in self._spared]
@@ -147,6 +149,15 @@ class Supervisor:
             words = f"node {self._lost[0]} was lost, after {self.restarts} restarts"
         self._write(codes, exit_code=code, reason=self.stop_reason or words)
         return code
+
+    def _may_restart(self) -> bool:
+        """Count a restart, if there were not too many within the last hour."""
+        now_s = time.monotonic()
+        self._restarted_s = [at_s for at_s in self._restarted_s if now_s - at_s < _HOUR_S]
+        if len(self._restarted_s) >= self._job.max_restarts:
+            return False
+        self._restarted_s.append(now_s)
+        return True
 
     def _stop(self, reason: str) -> None:
         self.stop_reason = self.stop_reason or reason

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 
 from shardyard.config.schema import Recipe
 from shardyard.config.secret_reference import parse_references
-from shardyard.errors import RequestError
+from shardyard.config.timeouts import timeout_problems
+from shardyard.errors import RecipeError, RequestError
 from shardyard.launchers.base import LaunchRequest
 from shardyard.launchers.ledger import SIDE_DETAIL
 from shardyard.launchers.shell_words import word
@@ -301,6 +302,9 @@ def _refuse_unwritable(request: LaunchRequest) -> None:
             f"launch.slurm.container_mounts={list(slurm.container_mounts)!r}: a mount holds a "
             "comma, which separates mounts. Mount a folder above it."
         )
+    inverted = list(timeout_problems(request.recipe, on="slurm"))
+    if inverted:
+        raise RecipeError(inverted)
     least_s = slurm.signal_before_s + SIGNAL_SLACK_S
     if launch.time_limit is not None and parse_seconds(launch.time_limit) <= least_s:
         raise RequestError(

@@ -1,0 +1,109 @@
+"""When a restart is worth it: not after the same failure twice, nor too often within an hour."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardyard.elastic.crash_loop import (
+    Failure,
+    Restarts,
+    earlier_failures,
+    last_finished_step,
+)
+from shardyard.elastic.losses import Loss, LostNode
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lines import EventWriter, LineWriter
+
+BUG = Loss(
+    rank=1, node="n1", pid=7, exit_code=1, signal=None, cause="IndexError: 7 of 3", step=30,
+    durable_step=20,
+)  # fmt: skip
+KILL = replace(BUG, exit_code=None, signal="SIGKILL", cause="killed by SIGKILL")
+NODE = LostNode(node="n1", node_rank=1, group_rank=1, ranks=(1,), cause="silent")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> "Clock":
+    clock = Clock()
+    monkeypatch.setattr("shardyard.elastic.crash_loop.time.monotonic", lambda: clock.now_s)
+    return clock
+
+
+class Clock:
+    now_s = 1000.0
+
+
+def test_the_same_failure_twice_is_not_worth_a_restart() -> None:
+    restarts = Restarts(limit=9)
+    assert restarts.is_worth(BUG)
+    assert restarts.is_worth(KILL)  # something else in between changes nothing
+    again = replace(BUG, rank=0, node="n0", pid=8, cause="IndexError: 9 of 3")
+    assert not restarts.is_worth(again) and restarts.is_crash_loop
+
+
+@pytest.mark.parametrize(
+    "other", [{"step": 31}, {"durable_step": 30}, {"cause": "KeyError: 7 of 3"}]
+)
+def test_another_step_or_checkpoint_or_cause_is_another_failure(other: dict[str, Any]) -> None:
+    restarts = Restarts(limit=9)
+    assert restarts.is_worth(BUG) and restarts.is_worth(replace(BUG, **other))
+
+
+@pytest.mark.parametrize("loss", [KILL, replace(KILL, signal="SIGTERM"), NODE])
+def test_what_comes_from_outside_is_bad_luck_each_time(loss: Loss | LostNode) -> None:
+    restarts = Restarts(limit=9)
+    assert all(restarts.is_worth(loss) for _ in range(3))
+
+
+@pytest.mark.parametrize("signal", ["SIGSEGV", "SIGABRT", "SIGBUS"])
+def test_a_crash_in_native_code_is_a_failure_of_its_own(signal: str) -> None:
+    restarts = Restarts(limit=9)
+    crash = replace(KILL, signal=signal)
+    assert restarts.is_worth(crash) and not restarts.is_worth(crash)
+
+
+def test_the_budget_is_of_an_hour(clock: Clock) -> None:
+    restarts = Restarts(limit=2)
+    for _ in range(2):
+        assert restarts.is_worth(KILL)
+        restarts.take(durable_step=1)
+        clock.now_s += 1000.0
+    assert not restarts.is_worth(KILL) and not restarts.is_crash_loop
+    assert restarts.used() == 2
+    clock.now_s += 1601.0  # the first is more than an hour ago
+    assert restarts.is_worth(KILL) and restarts.used() == 1
+
+
+def test_restarts_without_a_new_checkpoint_wait_longer_each_time() -> None:
+    restarts = Restarts(limit=99)
+    assert [restarts.take(durable_step=5) for _ in range(8)] == [0, 1, 2, 4, 8, 16, 30, 30]
+    assert restarts.take(durable_step=6) == 0
+
+
+def test_failures_of_earlier_starts_count_until_somebody_could_mend_them(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    first = EventWriter(run.events, attempt=0, generation=0)
+    first.write("worker_lost", **BUG.event())
+    first.write("attempt_ended", exit_code=75)  # of a lost node: the scheduler starts it again
+    second = EventWriter(run.events, attempt=1, generation=0)
+    second.write("worker_lost", **KILL.event())
+    second.write("worker_lost", rank=0, cause="of a version that told no step")
+    found = earlier_failures(run, 2)
+    assert found == {Failure("IndexError: # of #", 30, 20)}
+    assert not Restarts(limit=9, earlier=found).is_worth(BUG)
+    second.write("attempt_ended", exit_code=1)  # only people go on after it
+    assert earlier_failures(run, 2) == set()
+
+
+def test_the_last_finished_step_is_of_the_generation_or_the_checkpoint(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    assert last_finished_step(run, 0, 0) == 0
+    run.checkpoint(20).mkdir(parents=True)
+    run.latest.write_text("step-00000020\n")
+    lines = LineWriter(run.metrics)
+    lines.append({"step": 34, "attempt": 1, "generation": 0})
+    lines.append({"step": 34, "eval": {"loss": 1.0}})
+    assert last_finished_step(run, 1, 0) == 34
+    assert last_finished_step(run, 1, 1) == 20
