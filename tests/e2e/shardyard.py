@@ -16,6 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from shardyard.report.run import read_run
+from shardyard.report.walltime import account, total_phases
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import is_held
 from shardyard.rundir.lines import read_lines
@@ -163,6 +167,20 @@ def wait_for_step(run_dir: RunDir, step: int) -> None:
 def wait_for_end(run_dir: RunDir) -> None:
     """Until no agent trains the run any more."""
     wait_for(lambda: not is_held(run_dir.lease))
+
+
+def assert_time_is_accounted(run_dir: RunDir) -> None:
+    """The phases of a run sum to its wall clock; 1 % of it at the most is explained by none."""
+    record = read_run(run_dir)
+    wall_s = max(event["t"] for event in read_lines(run_dir.events)) - min(
+        attempt.manifest["started_at"] for attempt in record.attempts
+    )
+    attempts = account(record)
+    phases = total_phases(attempts)
+    assert sum(phases.values()) == pytest.approx(wall_s, rel=0.01)
+    unexplained_s = [abs(attempt.phases["unexplained"]) for attempt in attempts]
+    assert sum(unexplained_s) <= 0.01 * wall_s, phases
+    assert all(seconds >= 0 for name, seconds in phases.items() if name != "unexplained")
 
 
 def _checked(answer: Answer) -> Answer:

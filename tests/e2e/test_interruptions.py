@@ -13,6 +13,7 @@ from tests.e2e.shardyard import (
     Answer,
     Place,
     Running,
+    assert_time_is_accounted,
     events,
     processes_left,
     wait_for,
@@ -64,6 +65,7 @@ def test_a_killed_rank_costs_a_restart_and_nothing_else(place: Place, base: Answ
     assert "restarted with 2 processes" in finished.err
     # the same layout computes the same bits
     assert losses(place, "bereft") == losses(place, "base")
+    assert_time_is_accounted(run_dir)
 
 
 def test_a_run_that_trains_is_looked_at_but_not_touched(place: Place, prepared: Answer) -> None:
@@ -117,6 +119,7 @@ def test_a_killed_command_line_drains_and_a_killed_agent_loses_no_checkpoint(
     assert "ended with SIGKILL and gave no answer" in answer.err
     assert "`shardyard resume endless` goes on from the newest durable checkpoint." in answer.err
     assert (place.state("endless"), run_dir.latest.read_text()) == ("lost", saved)
+    assert_time_is_accounted(run_dir)
     shutil.rmtree(run_dir.path)
 
 

@@ -10,7 +10,14 @@ import pytest
 from shardyard.launchers.base import JobState
 from shardyard.launchers.marked import rebuild
 from shardyard.rundir.lines import read_lines, read_steps
-from tests.e2e.shardyard import Answer, Place, events, wait_for, wait_for_step
+from tests.e2e.shardyard import (
+    Answer,
+    Place,
+    assert_time_is_accounted,
+    events,
+    wait_for,
+    wait_for_step,
+)
 from tests.launchers.local_runs import TWO_NODES, LocalRuns
 
 ENDLESS = ("run.steps=1000000", "checkpoint.every=1000000", "task.eval_every_steps=null")
@@ -71,6 +78,7 @@ def test_a_lost_node_costs_a_session_and_the_run_goes_on(
     (loaded,) = [event for event in events(run_dir, "checkpoint_loaded") if event["attempt"] == 1]
     assert loaded["step"] >= 8
     assert losses(place, "bereft-node") == losses(place, "base")
+    assert_time_is_accounted(run_dir)
 
 
 @pytest.mark.slow

@@ -92,10 +92,13 @@ def test_what_saves_and_failures_left_is_compared(tmp_path: Path) -> None:
     assert rows["blocked by saves"].measured == pytest.approx(0.05)
 
 
-def test_a_run_without_predicted_failures_has_no_such_rows(tmp_path: Path) -> None:
+def test_without_predicted_failures_effective_time_is_measured_alone(tmp_path: Path) -> None:
     rows, plan = rows_of(write_whole_run(tmp_path))
     assert plan.failures is None
-    assert not {"wall time", "blocked by saves", "effective time", "MFU"} & set(rows)
+    assert not {"wall time", "blocked by saves", "MFU"} & set(rows)
+    effective = rows["effective time"]
+    assert effective.predicted is None
+    assert effective.measured is not None and 0 < effective.measured < 1
 
 
 def test_a_run_under_way_compares_no_sums(tmp_path: Path) -> None:
@@ -104,7 +107,8 @@ def test_a_run_under_way_compares_no_sums(tmp_path: Path) -> None:
     writer.start()
     writer.steps(1, 5)
     rows, _ = rows_of(writer.write())
-    assert "effective time" not in rows
+    assert "wall time" not in rows
+    assert rows["effective time"].measured is not None  # so far
     assert rows["time of all steps"].measured is None
     assert rows["time of a step"].error is not None
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.report.run import read_run
-from shardyard.report.walltime import PHASES, account, total_phases
+from shardyard.report.walltime import PHASES, account, effective_share, total_phases
 from shardyard.rundir.layout import RunDir
 from tests.report.synthetic import (
     DATA_WAIT_S,
@@ -36,6 +36,7 @@ def test_the_phases_of_a_run_are_what_its_clock_said(tmp_path: Path) -> None:
         },
         abs=1e-4,
     )
+    assert second.phases["waiting"] == pytest.approx(600)
     assert second.phases["sample"] == pytest.approx(1.1)
     assert second.phases["productive"] == pytest.approx(40 * (STEP_S - DATA_WAIT_S))
     assert "lost work" not in second.phases
@@ -46,6 +47,21 @@ def test_the_phases_add_up_to_the_wall_time_of_each_attempt(tmp_path: Path) -> N
         assert sum(attempt.phases.values()) == pytest.approx(attempt.seconds, abs=1e-3)
         assert abs(attempt.phases["unexplained"]) < 0.01 * attempt.seconds
         assert set(attempt.phases) <= set(PHASES)
+
+
+def test_the_attempts_add_up_to_the_wall_time_of_the_run(tmp_path: Path) -> None:
+    record = read_run(write_whole_run(tmp_path))
+    attempts = account(record)
+    began_t = record.attempts[0].manifest["started_at"]
+    ended_t = record.attempts[-1].events[-1]["t"]
+    assert sum(attempt.seconds for attempt in attempts) == pytest.approx(ended_t - began_t)
+    assert sum(total_phases(attempts).values()) == pytest.approx(ended_t - began_t, abs=1e-3)
+
+
+def test_effective_time_leaves_out_what_is_waited_between_attempts() -> None:
+    phases = {"productive": 70.0, "data wait": 5.0, "lost work": 25.0, "waiting": 900.0}
+    assert effective_share(phases) == pytest.approx(0.75)
+    assert effective_share({"waiting": 900.0}) is None
 
 
 def test_time_that_nothing_measured_is_called_unexplained(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from statistics import median
 
 from shardyard.planner.plan import Plan
 from shardyard.report.run import Line, RunRecord
-from shardyard.report.walltime import AttemptTime, total_phases
+from shardyard.report.walltime import AttemptTime, effective_share, total_phases
 from shardyard.rundir.lines import LOSSES
 
 
@@ -135,29 +135,30 @@ def _pace(record: RunRecord, plan: Plan) -> list[Comparison]:
 
 
 def _failures(record: RunRecord, plan: Plan, times: list[AttemptTime]) -> list[Comparison]:
-    """What saves and failures left of the wall time; of a run that reached its end."""
-    outlook, wall_s = plan.failures, sum(attempt.seconds for attempt in times)
-    if outlook is None or not wall_s or record.last("run_finished") is None:
-        return []
-    phases = total_phases(times)
-    trained_s = phases.get("productive", 0.0) + phases.get("data wait", 0.0)
+    """What saves and failures left of the wall time; its length of a run that reached its end."""
+    outlook, phases = plan.failures, total_phases(times)
+    wall_s = sum(attempt.seconds for attempt in times) - phases.get("waiting", 0.0)
     losses = [event for kind in LOSSES for event in record.all(kind)]
     lost = len({(event.get("attempt", 0), event.get("generation", 0)) for event in losses})
+    expected = "" if outlook is None else f"{outlook.expected_failures:.3g} failures expected, "
+    effective = Comparison(
+        name="effective time", unit="share",
+        note=f"of the wall time, steps whose result stands; {expected}{lost} happened",
+        predicted=None if outlook is None else outlook.ettr, measured=effective_share(phases),
+    )  # fmt: skip
+    if outlook is None or record.last("run_finished") is None:
+        return [effective]
     return [
         Comparison(
-            name="wall time", unit="s", note="predicted without evaluation",
+            name="wall time", unit="s",
+            note="without waiting between attempts; predicted without evaluation",
             predicted=outlook.wall_s, measured=wall_s,
         ),
         Comparison(
             name="blocked by saves", unit="s", note="training stood still",
             predicted=outlook.checkpoint_blocked_s, measured=phases.get("checkpoint-blocked", 0.0),
         ),
-        Comparison(
-            name="effective time", unit="share",
-            note="of the wall time, steps whose result stands; "
-            f"{outlook.expected_failures:.3g} failures expected, {lost} happened",
-            predicted=outlook.ettr, measured=trained_s / wall_s,
-        ),
+        effective,
     ]  # fmt: skip
 
 

@@ -108,7 +108,8 @@ def _wall_time(summary: Summary) -> str:
     extra = "".join(f'<th class="n">{esc(column)}</th>' for column in columns) if several else ""
     head = f'<th>phase</th>{extra}<th class="n">seconds</th><th class="n">share</th><th>what</th>'
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    body = f'<div class="card">{"".join(bars)}<div class="scroll">{table}</div></div>'
+    words = f"<p>{esc(summary.effective_words())}</p>"
+    body = f'<div class="card">{"".join(bars)}{words}<div class="scroll">{table}</div></div>'
     return render_section("wall-time", "Where the wall time went", body)
 
 

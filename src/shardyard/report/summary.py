@@ -13,7 +13,7 @@ from shardyard.report.compare import (
     steady,
 )
 from shardyard.report.run import RunRecord
-from shardyard.report.walltime import AttemptTime, account, total_phases
+from shardyard.report.walltime import AttemptTime, account, effective_share, total_phases
 from shardyard.units import format_count, format_seconds
 
 
@@ -55,9 +55,13 @@ class Summary:
     """Of the rank that held most."""
     world_size: int | None
     wall_s: float
-    """All attempts together, without the time between them."""
+    """From the start of the first attempt to the end of the last."""
     attempts: tuple[AttemptTime, ...]
     phases: dict[str, float]
+    effective_share: float | None
+    """Of the wall time without waiting between attempts, in steps whose result stands (ETTR)."""
+    effective_share_predicted: float | None
+    """By the plan; None: it could not tell failures or speed."""
     restarts: int
     """Losses of processes that a new generation followed."""
     comparisons: tuple[Comparison, ...]
@@ -66,6 +70,18 @@ class Summary:
         """Plain values; each comparison with its error."""
         rows = [{**asdict(row), "error": row.error} for row in self.comparisons]
         return {**asdict(self), "comparisons": rows}
+
+    def effective_words(self) -> str:
+        """The effective training time, measured beside predicted."""
+        measured, predicted = self.effective_share, self.effective_share_predicted
+        if measured is None:
+            return ""
+        beside = "nothing predicted" if predicted is None else f"{predicted:.1%} predicted"
+        without = ", without waiting between attempts" if self.phases.get("waiting") else ""
+        return (
+            f"Effective training time: {measured:.1%} of the wall time{without}; {beside}. It is "
+            "productive time and data wait."
+        )
 
     def sentence(self) -> str:
         """The run in words."""
@@ -136,9 +152,16 @@ def summarize(record: RunRecord) -> Summary:
         wall_s=sum(attempt.seconds for attempt in times),
         attempts=tuple(times),
         phases=total_phases(times),
+        effective_share=effective_share(total_phases(times)),
+        effective_share_predicted=_predicted_share(record),
         restarts=_restarts(record),
         comparisons=tuple(compare(record, times)),
     )
+
+
+def _predicted_share(record: RunRecord) -> float | None:
+    outlook = None if record.plan is None else record.plan.failures
+    return None if outlook is None else outlook.ettr
 
 
 def _state_reason(record: RunRecord) -> str:

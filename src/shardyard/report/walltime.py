@@ -1,10 +1,11 @@
-"""Where the wall time of an attempt went, each part measured from events and metrics.
+"""Where the wall time of a run went, each part measured from events and metrics.
 
 Step lines carry durations and no clock, so a generation's loop is laid out from the moment its
 model was ready: its steps, evaluations and blocked saves one after the other. What is left between
 that and the next event is named by what follows it; what nothing explains is said so.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shardyard.report.run import AttemptRecord, Line, RunRecord
@@ -22,6 +23,7 @@ PHASES = {
     "lost work": "steps that were done again because no checkpoint held them",
     "detect": "from the last finished step to the notice of a lost process; its step under way too",
     "restart": "from that notice to the next rendezvous",
+    "waiting": "between two attempts: from the last thing known of one to the start of the next",
     "teardown": "from the last durable state to the end of all processes",
     "unexplained": "nothing above measured it",
 }
@@ -33,11 +35,11 @@ _ROUNDING_S = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptTime:
-    """Wall time of one attempt, split; the phases add up to it."""
+    """Wall time of one attempt and of the wait before it, split; the phases add up to it."""
 
     number: int
     began_t: float
-    """Unix seconds."""
+    """Unix seconds; where the attempt before it ended."""
     seconds: float
     phases: dict[str, float]
     """Seconds by name; a phase that did not happen may be missing."""
@@ -45,15 +47,34 @@ class AttemptTime:
 
 
 def account(record: RunRecord) -> list[AttemptTime]:
-    """Split the wall time of each attempt that left any event."""
+    """Split the wall time of each attempt that left any event.
+
+    Together they are the run's, from the start of the first to the end of the last.
+    """
     standing = {id(line) for line in _standing(record)}
-    return [_split(attempt, standing) for attempt in record.attempts if attempt.events]
+    times: list[AttemptTime] = []
+    for attempt in record.attempts:
+        if attempt.events:
+            since_t = times[-1].began_t + times[-1].seconds if times else None
+            times.append(_split(attempt, standing, since_t=since_t))
+    return times
 
 
 def total_phases(attempts: list[AttemptTime]) -> dict[str, float]:
     """Seconds by phase over all attempts, in the order of ``PHASES``."""
     sums = {name: sum(a.phases.get(name, 0.0) for a in attempts) for name in PHASES}
     return {name: seconds for name, seconds in sums.items() if seconds or name == "unexplained"}
+
+
+def effective_share(phases: Mapping[str, float]) -> float | None:
+    """Share of the wall time in steps whose result stands (ETTR); None: there was no time.
+
+    Waiting between attempts is left out: whoever waits for a node, or for a person, says nothing
+    about how the run copes with failures, and the plan predicts none of it.
+    """
+    wall_s = sum(phases.values()) - phases.get("waiting", 0.0)
+    trained_s = phases.get("productive", 0.0) + phases.get("data wait", 0.0)
+    return trained_s / wall_s if wall_s > 0 else None
 
 
 def _standing(record: RunRecord) -> list[Line]:
@@ -69,9 +90,15 @@ class _Sum(dict[str, float]):
         self[phase] = self.get(phase, 0.0) + seconds
 
 
-def _split(attempt: AttemptRecord, standing: set[int]) -> AttemptTime:
-    began_t = _beginning(attempt)
-    phases, clock_t = _Sum(), began_t
+def _split(attempt: AttemptRecord, standing: set[int], *, since_t: float | None) -> AttemptTime:
+    """Args:
+    since_t: Where the attempt before it ended; None: it is the first.
+    """
+    started_t = _beginning(attempt)
+    began_t = started_t if since_t is None else since_t
+    phases, clock_t = _Sum(), max(began_t, started_t)
+    if since_t is not None:
+        phases.add("waiting", clock_t - since_t)
     for generation in attempt.generations:
         clock_t = _add_start(phases, attempt, generation, clock_t)
         clock_t = _add_loop(phases, attempt, generation, clock_t, standing)
