@@ -2,12 +2,23 @@
 
 import json
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shardyard.control.follow import Log, Story, Tail, describe_event, describe_step, follow, said
+from shardyard.control.follow import (
+    Log,
+    Story,
+    Tail,
+    describe_event,
+    describe_scores,
+    describe_step,
+    follow,
+    number_text,
+    said,
+)
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import EventWriter, LineWriter
 from shardyard.rundir.metric_keys import METRIC_KEYS
@@ -40,8 +51,8 @@ class RecordingView:
     def length(self, steps: int) -> None:
         """Told by the log itself."""
 
-    def evaluation(self, step: int, loss: float | None) -> None:
-        self.evaluations.append((step, loss))
+    def evaluation(self, step: int, scores: Mapping[str, float | None]) -> None:
+        self.evaluations.append((step, scores["loss"]))
 
     def line(self, text: str) -> None:
         self.lines.append(text)
@@ -103,6 +114,12 @@ def test_a_log_gets_plain_lines_for_the_last_step_and_for_events(
         "checkpoint of step 3 is durable",
         "finished",
     ]  # log_every is 10, so of the steps only the last is shown
+
+
+def test_an_evaluation_tells_its_loss_and_what_a_loss_does_not_tell() -> None:
+    scores = {"loss": 0.5, "perplexity": 1.65, "bits_per_byte": 0.7, "top1": 0.75, "top5": 1.0}
+    assert describe_scores(scores) == ["loss 0.5", "top1 0.75", "top5 1"]
+    assert describe_scores({"loss": None}) == [f"loss {number_text(None)}"]
 
 
 def test_what_a_line_tells_is_not_told_again_as_a_phase(

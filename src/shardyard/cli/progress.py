@@ -4,7 +4,7 @@ Where stderr is no terminal, the plain lines that control/ says take their place
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from rich.progress import (
 from shardyard.config.resolved import Resolved
 from shardyard.config.tasks import unit_of
 from shardyard.control.bring import said_progress
-from shardyard.control.follow import View, describe_step, number_text, said
+from shardyard.control.follow import View, describe_scores, describe_step, said
 from shardyard.printable import printable
 from shardyard.transfer.receive import Told
 
@@ -100,8 +100,8 @@ class AttemptBar:
         self._total_steps = steps
         self._progress.update(self._task, total=steps)
 
-    def evaluation(self, step: int, loss: float | None) -> None:
-        self._evaluation = [f"eval {number_text(loss)} (step {step})"]
+    def evaluation(self, step: int, scores: Mapping[str, float | None]) -> None:
+        self._evaluation = [f"eval {', '.join(describe_scores(scores))} (step {step})"]
         self._show()
 
     def line(self, text: str) -> None:

@@ -8,14 +8,14 @@ nothing and works for a run that was started elsewhere.
 import json
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
 from subprocess import Popen
 from typing import Any, Protocol
 
 from shardyard.config.resolved import Resolved
-from shardyard.config.tasks import unit_of
+from shardyard.config.tasks import BITS_PER_BYTE, unit_of
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.resolved import read_resolved
 from shardyard.talk import say
@@ -112,8 +112,8 @@ class View(Protocol):
     def length(self, steps: int) -> None:
         """The run ends at this step, on as many devices as it has now."""
 
-    def evaluation(self, step: int, loss: float | None) -> None:
-        """An evaluation was done."""
+    def evaluation(self, step: int, scores: Mapping[str, float | None]) -> None:
+        """An evaluation was done; ``scores`` are its metrics by name."""
 
     def line(self, text: str) -> None:
         """Something worth a line of its own happened."""
@@ -169,7 +169,7 @@ class Story:
     def tell_metrics(self, line: dict[str, Any]) -> None:
         if "eval" in line:
             if self._is_training:  # evaluations name no attempt; earlier ones come before it
-                self._view.evaluation(line["step"], line["eval"].get("loss"))
+                self._view.evaluation(line["step"], line["eval"])
         elif line.get("attempt") == self._attempt:
             self._is_training = True
             if line["step_time_s"] is not None:
@@ -257,6 +257,10 @@ def describe_stall(seconds: float, usual_s: float | None) -> str:
     return f"no step for {format_seconds(seconds)}{usual}"
 
 
+_TOLD_BY_LOSS = ("perplexity", BITS_PER_BYTE)
+"""Metrics of an evaluation that are the loss in another unit."""
+
+
 class Log:
     """Plain lines, one every so many steps."""
 
@@ -286,8 +290,9 @@ class Log:
     def length(self, steps: int) -> None:
         self._total_steps = steps
 
-    def evaluation(self, step: int, loss: float | None) -> None:
-        self.line(f"step {step}/{self._total_steps}  evaluation loss {number_text(loss)}")
+    def evaluation(self, step: int, scores: Mapping[str, float | None]) -> None:
+        facts = "  ".join(describe_scores(scores))
+        self.line(f"step {step}/{self._total_steps}  evaluation {facts}")
 
     def line(self, text: str) -> None:
         self._tell(text)
@@ -322,6 +327,12 @@ def describe_step(
     if step_s is not None and steps_left > 0:
         facts.append(f"{format_seconds(step_s * steps_left)} left")
     return facts
+
+
+def describe_scores(scores: Mapping[str, float | None]) -> list[str]:
+    """An evaluation in a few words each: its loss, and what a loss does not tell."""
+    told = [name for name in scores if name not in ("loss", *_TOLD_BY_LOSS)]
+    return [f"{name} {number_text(scores.get(name))}" for name in ("loss", *told)]
 
 
 def _first_sentence(text: str) -> str:
