@@ -75,7 +75,7 @@ def main() -> int:
     random.seed(args.seed)
     folder = Path(tempfile.mkdtemp(prefix="kill-and-resume-"))
     try:
-        _write_corpus(folder / "text")
+        write_corpus(folder / "text")
         killed = _kill_study(folder, args.kills)
         layouts = [_layout_study(folder, *layout) for layout in LAYOUTS]
     finally:
@@ -94,7 +94,7 @@ def main() -> int:
     return 0 if passed else 1
 
 
-def _write_corpus(folder: Path) -> None:
+def write_corpus(folder: Path) -> None:
     """This package's own source as text: real, small and always there."""
     folder.mkdir()
     source = Path(__file__).parents[1] / "src" / "shardyard"
@@ -106,17 +106,17 @@ def _kill_study(folder: Path, kills: int) -> dict[str, Any]:
     layout = ["cluster.devices=2", "parallel.strategy=FULL_SHARD", f"run.steps={KILLED_STEPS}"]
     calm, killed = (RunDir(folder / "runs" / name) for name in ("calm", "killed"))
     faults = [f"gradient@{step}" for step in _steps_apart(GRADIENT_NANS)]
-    _finish(_start(folder, ["train", *RECIPE, *layout, "run.id=calm"], faults))
+    _finish(start(folder, ["train", *RECIPE, *layout, "run.id=calm"], faults))
     moments, weight_nans = [], []
     command = ["train", *RECIPE, *layout, "run.id=killed"]
     for number in range(kills):
-        process = _start(folder, command, faults)
+        process = start(folder, command, faults)
         moments.append(_kill_at_random(process, killed, number))
         if killed.recipe.is_file():
             command = ["resume", "killed"]
         if number % KILLS_PER_WEIGHT_NAN == 1 and killed.checkpoint_steps():
             weight_nans.append(_break_a_weight(folder, killed, faults))
-    _finish(_start(folder, command, faults))
+    _finish(start(folder, command, faults))
     return {
         "steps": KILLED_STEPS,
         "moments": moments,
@@ -154,7 +154,7 @@ def _kill_at_random(
             break
         time.sleep(0.001)
     was_running = process.poll() is None
-    _kill_tree(process)
+    kill_tree(process)
     steps = [line["step"] for line in read_steps(run_dir.metrics)]
     return {
         "after_s": round(time.monotonic() - started, 3),
@@ -174,7 +174,7 @@ def _break_a_weight(folder: Path, run_dir: RunDir, faults: list[str]) -> dict[st
     """Resume with NaN put into a weight a few steps on; the run must end, and stay resumable."""
     before = run_dir.checkpoint_steps()[-1]
     broken = before + random.randint(1, 8)
-    process = _start(folder, ["resume", run_dir.run_id], [*faults, f"weight@{broken}"])
+    process = start(folder, ["resume", run_dir.run_id], [*faults, f"weight@{broken}"])
     exit_code = process.wait(timeout=600)
     ended = [line for line in read_lines(run_dir.events) if line["kind"] == "attempt_ended"]
     newest = run_dir.checkpoint_steps()[-1]
@@ -210,14 +210,14 @@ def _layout_study(
     after = [f"parallel.strategy={second}", f"cluster.devices={second_processes}"]
     name = f"{first}-{first_processes}-{second}-{second_processes}".lower().replace("_", "-")
     whole, halves = RunDir(folder / "runs" / f"whole-{name}"), RunDir(folder / "runs" / name)
-    _finish(_start(folder, ["train", *RECIPE, *before, f"run.id={whole.run_id}"]))
-    process = _start(folder, ["train", *RECIPE, *before, f"run.id={name}"])
+    _finish(start(folder, ["train", *RECIPE, *before, f"run.id={whole.run_id}"]))
+    process = start(folder, ["train", *RECIPE, *before, f"run.id={name}"])
     while process.poll() is None and not any(
         line["step"] >= LAYOUT_STEPS // 2 for line in read_lines(halves.metrics)
     ):
         time.sleep(0.01)
-    _kill_tree(process)
-    _finish(_start(folder, ["resume", name, *after]))
+    kill_tree(process)
+    _finish(start(folder, ["resume", name, *after]))
     worlds = [line["world_size"] for line in read_steps(halves.metrics)]
     return {
         "first": f"{first} x {first_processes}",
@@ -230,15 +230,15 @@ def _layout_study(
     }
 
 
-def _start(
+def start(
     folder: Path, arguments: list[str], faults: Sequence[str] = ()
 ) -> subprocess.Popen[bytes]:
-    log = (folder / "log.txt").open("ab")
     command = [sys.executable, "-m", "shardyard", *arguments]
-    return subprocess.Popen(
-        command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-        start_new_session=True, env={**os.environ, VARIABLE: ",".join(faults)},
-    )  # fmt: skip
+    with (folder / "log.txt").open("ab") as log:
+        return subprocess.Popen(
+            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            start_new_session=True, env={**os.environ, VARIABLE: ",".join(faults)},
+        )  # fmt: skip
 
 
 def _finish(process: subprocess.Popen[bytes]) -> None:
@@ -246,7 +246,7 @@ def _finish(process: subprocess.Popen[bytes]) -> None:
         raise SystemExit(f"{process.args!r} ended with {process.returncode}")
 
 
-def _kill_tree(process: subprocess.Popen[bytes]) -> None:
+def kill_tree(process: subprocess.Popen[bytes]) -> None:
     """SIGKILL a process and all that descend from it, again until none is left."""
     family = {process.pid}
     while True:

@@ -3,7 +3,10 @@
 import ast
 import importlib
 import inspect
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from inspect import signature
@@ -256,3 +259,18 @@ def test_a_newer_torch_is_told_where_experts_are(mesh: DeviceMesh) -> None:
     assert placed.placement == Shard(1)
     assert (placed.mesh_info.shard_mesh_dim, placed.mesh_info.replicate_mesh_dim) == (1, 0)
     assert placed_over(mesh["expert_shard"])(None).mesh_info.mesh.size() == 2
+
+
+@pytest.mark.heavy
+def test_the_compiler_is_imported_without_a_thread_or_a_process() -> None:
+    program = (
+        "import os, sys; from shardyard.torch_private import import_compiler; import_compiler();"
+        "tasks = os.listdir('/proc/self/task');"
+        "children = open(f'/proc/self/task/{os.getpid()}/children').read();"
+        "print('torch._inductor.compile_fx' in sys.modules, len(tasks), repr(children))"
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
+    )
+    assert done.stdout.split() == ["True", "1", "''"]

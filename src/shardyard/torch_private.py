@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from datetime import UTC, datetime
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -191,6 +192,16 @@ def forget_nodes(handler: Any, ranks: Collection[int], *, meeting: int, tries: i
             handler._state_holder.mark_dirty()
             if handler._state_holder.sync():
                 return
+
+
+# -- the compiler -------------------------------------------------------------------------------
+
+
+def import_compiler() -> None:
+    """Import what torch.compile itself imports at its first use; it starts no thread and no
+    process. In all versions."""
+    import_module("torch._dynamo")
+    import_module("torch._inductor.compile_fx")
 
 
 # -- fully_shard --------------------------------------------------------------------------------

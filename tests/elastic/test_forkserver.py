@@ -1,11 +1,13 @@
-"""What killed agents leave behind is removed, and nothing else."""
+"""What the fork server imports; what killed agents leave behind is removed, and nothing else."""
 
 import fcntl
 import os
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
-from shardyard.elastic.forkserver import sweep
+from shardyard.config.schema import Model, Recipe, Task
+from shardyard.elastic.forkserver import preload_of, sweep
 
 
 def _folder(parent: Path, name: str, *, age_s: float) -> Path:
@@ -28,3 +30,14 @@ def test_only_old_folders_that_no_agent_holds_are_removed(tmp_path: Path) -> Non
     os.close(descriptor)
     sweep(tmp_path)
     assert not held.exists()
+
+
+def test_the_server_imports_what_workers_of_the_recipe_need() -> None:
+    plain = preload_of(Recipe())
+    assert plain[-1] == "shardyard.tasks.causal_lm"
+    compiled = preload_of(Recipe(model=Model(compile=True), task=Task(name="masked_lm")))
+    assert compiled[-2:] == ("shardyard.tasks.masked_lm", "shardyard.elastic.compiler")
+    brought = preload_of(Recipe(task=Task(name="of-a-package")))
+    assert brought == plain[:-1]
+    for module in {*plain, *compiled}:
+        assert find_spec(module) is not None

@@ -34,13 +34,13 @@ def main(
     argv: Sequence[str] | None = None,
     *,
     worker: "Worker | None" = None,
-    preload: Sequence[str] = forkserver.PRELOAD,
+    preload: Sequence[str] | None = None,
 ) -> int:
     """Conduct one attempt on this node.
 
     Args:
         worker: Entry point of the workers, by default the training.
-        preload: Modules that the parent of all workers imports once.
+        preload: Modules that the parent of all workers imports once; by default training's.
 
     Returns:
         The exit code: 0, 1, 2, 75, 130 or 143.
@@ -65,7 +65,9 @@ def main(
     return answer.exit_code
 
 
-def _conduct(args: argparse.Namespace, worker: "Worker | None", preload: Sequence[str]) -> "Answer":
+def _conduct(
+    args: argparse.Namespace, worker: "Worker | None", preload: Sequence[str] | None
+) -> "Answer":
     run = RunDir(args.run_dir.resolve())
     resolved = read_resolved(run.resolved(args.attempt))
     lease = Lease(run.lease) if args.node_rank == 0 else None
@@ -78,7 +80,7 @@ def _conduct(args: argparse.Namespace, worker: "Worker | None", preload: Sequenc
     if args.with_parent is not None:
         drain.listen_for_end_of(args.with_parent)
     notes = AgentMemory.create(NOTES)  # before the fork server, which inherits where it is
-    forkserver.start(preload)
+    forkserver.start(forkserver.preload_of(resolved.recipe) if preload is None else preload)
     try:
         # Imported now: the fork server imports the same modules at the same time.
         from shardyard.elastic.agent import Attempt

@@ -20,12 +20,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from shardyard.config.schema import Recipe
+from shardyard.config.tasks import TASKS
 from shardyard.elastic.drain import signal_at_parent_death
 from shardyard.errors import StorageError
 from shardyard.locks import take_lock
 
-PRELOAD = ("torch", "transformers.models.llama.modeling_llama", "shardyard.train.run")
-"""What workers of the training loop need."""
+_ALWAYS = (
+    "torch",
+    "transformers.models.llama.modeling_llama",
+    "shardyard.train.run",
+    "shardyard.elastic.worker",
+)
 
 _SCRATCH_PREFIX = "shardyard-agent-"
 _SWEEP_AGE_S = 60.0
@@ -36,6 +42,18 @@ _TO_LOCK = os.O_RDONLY | os.O_CLOEXEC
 _AGENT_PID = "SHARDYARD_AGENT_PID"
 _SCRATCH_DIR = "SHARDYARD_AGENT_SCRATCH"
 _PRELOAD = "SHARDYARD_PRELOAD"
+
+
+def preload_of(recipe: Recipe) -> tuple[str, ...]:
+    """Modules that workers of a recipe need, and each would import at its first use.
+
+    The compiler alone takes seconds. What packages add is left to the workers: if it cannot be
+    imported, they say so in words.
+    """
+    task = TASKS.get(recipe.task.name)
+    of_task = () if task is None else (task.code.partition(":")[0],)
+    of_compiler = ("shardyard.elastic.compiler",) if recipe.model.compile else ()
+    return (*_ALWAYS, *of_task, *of_compiler)
 
 
 def start(preload: Sequence[str]) -> None:
