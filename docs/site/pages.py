@@ -38,6 +38,7 @@ _PLACES = {
         "docs/images.md",
         "docs/numerics.md",
         "docs/phases.md",
+        "docs/hangs.md",
         "docs/run-folder.md",
     ),
     "Sources": (

@@ -7,7 +7,14 @@ import pytest
 from shardyard.config.check import load_checked_recipe
 from shardyard.config.schema import Recipe
 from shardyard.config.setting import settings
-from shardyard.config.timeouts import TIMEOUTS, Order, restart_timeout_s, timeout_problems
+from shardyard.config.timeouts import (
+    TIMEOUTS,
+    Order,
+    hang_min_s,
+    hang_slow_s,
+    restart_timeout_s,
+    timeout_problems,
+)
 from shardyard.errors import RecipeError
 
 TINY = {"model": {"preset": "llama-tiny"}}
@@ -40,11 +47,35 @@ def test_an_auto_is_made_to_fit() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "least_s", "slow_s"),
+    [
+        ({}, 3.5, 480.0),
+        ({"collective_timeout_s": 5.0}, 2.5, 4.0),
+        ({"hang_slow_s": 2.0}, 2.0, 2.0),
+        ({"hang_min_s": 500.0}, 500.0, 500.0),
+    ],
+)
+def test_who_hangs_is_named_before_a_collective_ends(
+    given: dict[str, float], least_s: float, slow_s: float
+) -> None:
+    recipe = Recipe.model_validate({"elastic": given})
+    assert (hang_min_s(recipe.elastic), hang_slow_s(recipe.elastic)) == (least_s, slow_s)
+
+
+@pytest.mark.parametrize(
     ("override", "words"),
     [
         (
             "elastic.keep_alive_s=600",
             "elastic.keep_alive_s=600 is not below elastic.collective_timeout_s=600. Ranks would",
+        ),
+        (
+            "elastic.hang_min_s=600",
+            "elastic.hang_min_s=600 is not below elastic.collective_timeout_s=600. A healthy rank",
+        ),
+        (
+            "elastic.hang_slow_s=600",
+            "elastic.hang_slow_s=600 is not below elastic.collective_timeout_s=600. A healthy rank",
         ),
         (
             "elastic.restart_timeout_s=600",
@@ -59,6 +90,12 @@ def test_an_auto_is_made_to_fit() -> None:
 def test_an_inverted_pair_is_refused(override: str, words: str) -> None:
     said = problems(override)
     assert words in said and "Lower the one or raise the other." in said
+
+
+def test_a_usual_step_may_not_take_longer_than_a_save() -> None:
+    recipe = Recipe.model_validate({"elastic": {"hang_min_s": 60.0, "hang_slow_s": 30.0}})
+    (problem,) = timeout_problems(recipe)
+    assert str(problem).startswith("elastic.hang_min_s=60 is above elastic.hang_slow_s=30.")
 
 
 def test_a_launchers_own_limit_counts_where_the_recipe_speaks_of_it_or_goes_there() -> None:

@@ -169,6 +169,14 @@ def test_other_attempts_are_left_out() -> None:
             {"kind": "worker_lost", "rank": 1, "node": "n0", "cause": "killed by SIGKILL"},
             "lost rank 1 on n0: killed by SIGKILL",
         ),
+        (
+            {"kind": "worker_hung", "rank": 1, "node": "n0", "step": 7, "reason": "it sleeps"},
+            "rank 1 on n0 hung in step 7: it sleeps",
+        ),
+        (
+            {"kind": "worker_hung", "rank": None, "node": "n0", "step": 7, "reason": "a cut"},
+            "all ranks hung in step 7: a cut",
+        ),
         ({"kind": "rendezvous", "generation": 0, "world_size": 4}, None),
         ({"kind": "rendezvous", "generation": 1, "world_size": 4}, "restarted with 4 processes"),
         ({"kind": "draining", "signal": "SIGTERM"}, "draining after SIGTERM"),

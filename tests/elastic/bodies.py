@@ -2,14 +2,18 @@
 
 import gc
 import os
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import count
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from shardyard.elastic.__main__ import leave, main
+from shardyard.elastic.notes import own_notes
 from shardyard.elastic.worker import work
 from shardyard.errors import DataError, LostRankError
 from shardyard.rundir.layout import RunDir
@@ -61,6 +65,44 @@ def train_two_generations(run: RunDir, attempt: int, generation: int, drained: D
     if generation == 0:
         return never_drain(run, attempt, generation, drained)
     return finish(run, attempt, generation, drained)
+
+
+def _noted_steps(run: RunDir, drained: Drained) -> Iterator[int]:
+    """Steps of which one is noted after the other, without an end."""
+    notes = own_notes()
+    for step in count(1):
+        notes.begin_step(step, is_first=step == 1)
+        yield step
+        _step(drained)
+        notes.end_step()
+        if step == 12:
+            (run.path / f"started-{dist.get_rank()}").touch()
+
+
+def step_for_ever(run: RunDir, _attempt: int, _generation: int, drained: Drained) -> str:
+    return f"finished {max(_noted_steps(run, drained))}"
+
+
+def _hang_on_rank_1(run: RunDir, drained: Drained, generation: int, how: Callable[[], Any]) -> str:
+    """The 12th step of the first generation never ends on one rank."""
+    for step in _noted_steps(run, drained):
+        if generation > 0 and step == 4:
+            break
+        if generation == 0 and step == 12 and dist.get_rank() == 1:
+            how()
+    return "finished"
+
+
+def stop_on_rank_1(run: RunDir, _attempt: int, generation: int, drained: Drained) -> str:
+    return _hang_on_rank_1(run, drained, generation, lambda: os.kill(os.getpid(), signal.SIGSTOP))
+
+
+def sleep_on_rank_1(run: RunDir, _attempt: int, generation: int, drained: Drained) -> str:
+    return _hang_on_rank_1(run, drained, generation, lambda: time.sleep(3600))
+
+
+def hold_the_gil_on_rank_1(run: RunDir, _attempt: int, generation: int, drained: Drained) -> str:
+    return _hang_on_rank_1(run, drained, generation, lambda: sum(range(10**15)))
 
 
 def bad_data_on_rank_1(_run: RunDir, _attempt: int, _generation: int, _drained: Drained) -> str:

@@ -18,6 +18,7 @@ from shardyard.config.optimizers import optimizer_of
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
 from shardyard.config.task_names import task_row
+from shardyard.config.timeouts import hang_min_s, hang_slow_s
 from shardyard.config.tokenizer_kinds import TOKENIZER_KINDS
 from shardyard.families.images.network import ImageNetwork
 from shardyard.families.shape import ModelShape
@@ -204,6 +205,16 @@ def _devices(draft: Draft) -> tuple[int, str]:
 
 def _nodes(draft: Draft) -> tuple[int, str]:
     return draft.recipe.cluster.nodes, "cluster.nodes: a fixed size"
+
+
+def _hang_min_s(draft: Draft) -> tuple[float, str]:
+    reason = "above what holds up a usual step; at most half of elastic.collective_timeout_s"
+    return hang_min_s(draft.recipe.elastic), reason
+
+
+def _hang_slow_s(draft: Draft) -> tuple[float, str]:
+    reason = "0.8 of elastic.collective_timeout_s: who hangs is named before that"
+    return hang_slow_s(draft.recipe.elastic), reason
 
 
 def _compute(draft: Draft) -> tuple[str, str]:
@@ -438,6 +449,8 @@ BEFORE_LAYOUT: dict[str, Rule] = {
     "cluster.devices": _devices,
     "elastic.min_nodes": _nodes,
     "elastic.max_nodes": _nodes,
+    "elastic.hang_min_s": _hang_min_s,
+    "elastic.hang_slow_s": _hang_slow_s,
     "precision.compute": _compute,
     "precision.output": _output,
 }

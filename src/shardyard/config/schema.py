@@ -302,6 +302,12 @@ class Elastic(Section):
     restart_timeout_s: Annotated[float, Field(gt=0)] | Auto = "auto"
     """Seconds a node waits for the others at a start or restart; auto: collective_timeout_s and
     five minutes."""
+    hang_steps: Annotated[float, Field(ge=3)] | None = 8.0
+    """Usual steps in which no rank moves before the run hangs; null: hangs are not looked for."""
+    hang_min_s: Annotated[float, Field(gt=0)] | Auto = "auto"
+    """Least seconds for that; auto: 3.5, at most half of elastic.collective_timeout_s."""
+    hang_slow_s: Annotated[float, Field(gt=0)] | Auto = "auto"
+    """Seconds where no step is usual (start, save, storage); auto: 0.8 of collective_timeout_s."""
     start_wait_s: Annotated[float, Field(ge=0)] = 60.0
     """Seconds the first node waits for all of cluster.nodes; then min_nodes of them are enough."""
     keep_alive_s: Annotated[int, Field(ge=3)] = 15

@@ -6,6 +6,7 @@ themselves is no row: the grace of a pod and of a Batch container is ``elastic.d
 and a margin. Nor is ``launch.time_limit`` beside the patience of ranks: a short job never needs it.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import attrgetter
@@ -13,6 +14,7 @@ from operator import attrgetter
 from shardyard.config.schema import Elastic, Recipe
 from shardyard.errors import Problem
 
+_HANG_MIN_S = 3.5
 _OTHERS_COME_S = 300.0
 """Beyond the patience of ranks: for agents, and at a start for nodes, to come."""
 
@@ -34,6 +36,22 @@ TIMEOUTS = (
         "elastic.keep_alive_s",
         "elastic.collective_timeout_s",
         "Ranks would give up on each other before the node that is gone is named",
+    ),
+    Order(
+        "elastic.hang_min_s",
+        "elastic.hang_slow_s",
+        "A usual step would be given more time than a save",
+        may_be_equal=True,
+    ),
+    Order(
+        "elastic.hang_min_s",
+        "elastic.collective_timeout_s",
+        "A healthy rank would give up on the others, and be named, before the one that hangs is",
+    ),
+    Order(
+        "elastic.hang_slow_s",
+        "elastic.collective_timeout_s",
+        "A healthy rank would give up on the others, and be named, before the one that hangs is",
     ),
     Order(
         "elastic.collective_timeout_s",
@@ -80,3 +98,18 @@ def restart_timeout_s(elastic: Elastic) -> float:
     """``elastic.restart_timeout_s``, or what it is made to be."""
     asked = elastic.restart_timeout_s
     return elastic.collective_timeout_s + _OTHERS_COME_S if asked == "auto" else asked
+
+
+def hang_min_s(elastic: Elastic) -> float:
+    """``elastic.hang_min_s``, or what it is made to be."""
+    if elastic.hang_min_s != "auto":
+        return elastic.hang_min_s
+    slow_s = math.inf if elastic.hang_slow_s == "auto" else elastic.hang_slow_s
+    return min(_HANG_MIN_S, 0.5 * elastic.collective_timeout_s, slow_s)
+
+
+def hang_slow_s(elastic: Elastic) -> float:
+    """``elastic.hang_slow_s``, or what it is made to be."""
+    if elastic.hang_slow_s != "auto":
+        return elastic.hang_slow_s
+    return max(0.8 * elastic.collective_timeout_s, hang_min_s(elastic))

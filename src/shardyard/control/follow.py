@@ -33,6 +33,7 @@ _PHASES = {
     "checkpoint_loaded": "first step",
     "first_step": "training",
     "worker_lost": "restarting",
+    "worker_hung": "restarting",
     "node_lost": "restarting",
     "resized": "loading",
     "draining": "draining",
@@ -41,7 +42,7 @@ _PHASES = {
 """What a run is busy with after an event of each kind."""
 
 _BEFORE_THEIR_STEP = ("first_step",)
-_AFTER_ALL_STEPS = ("worker_lost", "node_lost", "run_finished", "attempt_ended")
+_AFTER_ALL_STEPS = ("worker_lost", "worker_hung", "node_lost", "run_finished", "attempt_ended")
 
 
 def follow(
@@ -215,7 +216,9 @@ def describe_event(event: dict[str, Any]) -> str | None:
         case "node_lost":
             return f"lost node {event['node_rank']} ({event['node']}): {event['cause']}"
         case "worker_hung":
-            return f"rank {event.get('rank')} hangs"
+            who = "all ranks" if event["rank"] is None else f"rank {event['rank']}"
+            where = f" on {event['node']}" if event["rank"] is not None else ""
+            return f"{who}{where} hung in step {event['step']}: {event['reason']}"
         case "rendezvous" if event["generation"] > 0:
             return f"restarted with {event['world_size']} processes"
         case "resized":

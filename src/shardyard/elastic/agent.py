@@ -25,6 +25,7 @@ from shardyard.elastic.agent_memory import AgentMemory
 from shardyard.elastic.drain import DrainRequest
 from shardyard.elastic.folder_watch import FolderWatch
 from shardyard.elastic.group import DRAINED, GroupAgent, StoppedBeforeStart
+from shardyard.elastic.hang_watch import Budgets
 from shardyard.elastic.losses import Loss, first_cause
 from shardyard.elastic.rendezvous import Meeting, build_rendezvous, wait_for_all
 from shardyard.elastic.worker import failure_path
@@ -78,6 +79,11 @@ class Attempt:
         while thread.is_alive() and polls_in_vain * _POLL_S < _GIVE_UP_AFTER_S:
             if folder.is_gone:
                 return self._folder_gone()  # the workers end with the fork server
+            if self._agent is not None:
+                self._agent.look_at_ranks()
+                if self._agent.is_cut_off:
+                    self._answer = self._cut_off(self._agent)
+                    break
             thread.join(_POLL_S)
             is_meeting = self._agent is None or self._agent.is_meeting
             polls_in_vain += self.drain.is_overdue or (self.drain.is_requested and is_meeting)
@@ -139,6 +145,7 @@ class Attempt:
             max_restarts=recipe.elastic.max_restarts,
             node_rank=self.node_rank,
             notes=self.notes,
+            budgets=Budgets.of(recipe.elastic, compiles=recipe.model.compile),
         )
         try:
             return self._judge(self._agent, self._agent.run())
@@ -213,6 +220,15 @@ class Attempt:
             "checkpoint in it."
         )
         return Answer("failed", StorageError.exit_code, text)
+
+    def _cut_off(self, agent: GroupAgent) -> Answer:
+        cause = "its store does not answer, while the ranks here wait for others"
+        agent.lose_store(cause)
+        text = (
+            f"node {self.node_rank} lost the others: node 0 does not answer, and no rank here has "
+            "moved since. Look at the network between them, and at the agent's log of node 0."
+        )
+        return Answer("failed", LostNodeError.exit_code, self._resume_hint(text))
 
     def _given_up(self) -> Answer:
         if self.drain.is_overdue:

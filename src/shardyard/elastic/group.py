@@ -4,13 +4,15 @@ Torch's LocalElasticAgent does the work; this subclass adds what a reader of eve
 know, ends a group quickly when one worker is lost, and lets a group drain.
 """
 
+import math
 import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import (
@@ -32,6 +34,9 @@ from shardyard.elastic.crash_loop import (
     last_finished_step,
 )
 from shardyard.elastic.drain import DrainRequest
+from shardyard.elastic.hang import Hang
+from shardyard.elastic.hang_finder import HangFinder
+from shardyard.elastic.hang_watch import Budgets, HangWatch
 from shardyard.elastic.losses import (
     Loss,
     LostNode,
@@ -39,7 +44,7 @@ from shardyard.elastic.losses import (
     describe_orphan,
     first_cause,
 )
-from shardyard.elastic.notes import forget_notes
+from shardyard.elastic.notes import forget_notes, read_notes
 from shardyard.elastic.notices import Node, Notices
 from shardyard.elastic.rendezvous import Rendezvous
 from shardyard.elastic.shared_memory import semaphores_told
@@ -56,6 +61,8 @@ _SETTLE_S = 0.3
 _PEER_REPORT_S = 3.0
 """Wait for the other nodes' losses; a node that says nothing for so long is gone."""
 _PEER_START_S = 60.0
+_CUT_OFF_S = 3.0
+"""A store that has not answered for so long, while ranks hang, does not answer."""
 _DRAIN_POLL_S = 0.05
 _DEAD_S = 30
 """For a killed process to be gone: longer only if the kernel holds it."""
@@ -93,6 +100,7 @@ class GroupAgent(LocalElasticAgent):
         max_restarts: int,
         node_rank: int = 0,
         notes: AgentMemory | None = None,
+        budgets: Budgets | None = None,
     ) -> None:
         super().__init__(
             spec,
@@ -106,6 +114,10 @@ class GroupAgent(LocalElasticAgent):
         self._drain = drain
         self._describe_attempt = describe_attempt
         self._notes = notes
+        self._budgets = budgets
+        self._hang_finder: HangFinder | None = None  # of this generation
+        self._hangs: list[Hang] = []
+        self._monitored_s = math.inf
         self._node = Node(socket.gethostname(), node_rank)
         self._events: EventWriter | None = None
         self._world_size = 0
@@ -179,11 +191,33 @@ class GroupAgent(LocalElasticAgent):
         with semaphores_told():
             pids: dict[int, Any] = super()._start_workers(worker_group)
         self._announce(worker_group, pids)
+        self._hangs = []
+        self._hang_finder = self._find_hangs_of(worker_group, pids)
         return pids
 
     def _pause(self, seconds: float) -> None:
         wait_for(lambda: self._drain.is_requested, within_s=seconds, every_s=_DRAIN_POLL_S)
         self._stop_if_draining()
+
+    def _find_hangs_of(self, group: WorkerGroup, pids: dict[int, int]) -> HangFinder | None:
+        if self._budgets is None or self._notes is None:
+            return None
+        watch = HangWatch(
+            self._budgets,
+            read=partial(read_notes, self._notes, len(pids)),
+            pids=[pids[worker.local_rank] for worker in group.workers],
+        )
+        return HangFinder(
+            watch,
+            self._notices,
+            node=self._node.name,
+            ranks=[worker.global_rank for worker in group.workers],
+            logs={
+                pids[worker.local_rank]: self._run.log(self._attempt, worker.global_rank)
+                for worker in group.workers
+            },
+            answer_within_s=_PEER_REPORT_S,
+        )
 
     def _stop_if_draining(self) -> None:
         if self._drain.is_requested:
@@ -213,12 +247,53 @@ class GroupAgent(LocalElasticAgent):
         self._pass_drain_on()
         if self._dead() or self._notices.any_from_others("losses"):
             return self._lose()
+        if (found := self._find_hung()) is not None:
+            return self._lose(found)
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state is WorkerState.FAILED:  # died between the look above and torch's own
             return self._lose()
         if self._is_resize(result):
             return RunResult(state=WorkerState.HEALTHY)  # now torch looks for waiting nodes
         return result
+
+    def look_at_ranks(self) -> None:
+        """See which ranks move; call it often, from a thread that waits for no other node."""
+        if self._hang_finder is not None:
+            self._hang_finder.watch.look(time.monotonic())
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether ranks hang and the store does not answer: the network is cut, as it seems."""
+        finder = self._hang_finder
+        return (
+            finder is not None
+            and finder.watch.is_suspicious()
+            and time.monotonic() - self._monitored_s > _CUT_OFF_S
+        )
+
+    def _find_hung(self) -> list[Hang] | None:
+        """None: no rank of any node hangs, as far as is known."""
+        found = None if self._hang_finder is None else self._hang_finder.find()
+        self._monitored_s = time.monotonic()
+        return found
+
+    def _end_hung(self, found: list[Hang] | None) -> list[Loss]:
+        """End ranks of this node that hang.
+
+        Args:
+            found: None: another agent may know of a hang, and has lost its ranks by now.
+        """
+        if found is None:
+            found = [] if self._hang_finder is None else self._hang_finder.decided()
+            if not found:
+                return []
+        self._hangs = found
+        hung = self._describe_hung(found)
+        for loss in hung:
+            if loss.signal:
+                with suppress(ProcessLookupError):
+                    os.kill(loss.pid, signal.SIGKILL)  # also ends a process that is stopped
+        return hung
 
     def _pass_drain_on(self) -> None:
         if self._drain.is_overdue:
@@ -237,10 +312,15 @@ class GroupAgent(LocalElasticAgent):
             return False
         return bool(self.get_worker_group().spec.rdzv_handler.num_nodes_waiting() > 0)
 
-    def _lose(self) -> RunResult:
-        """Find out what was lost and why, on all nodes, and end the rest of this node's workers."""
-        mine = self._describe_dead()
-        if mine and not _is_clear(mine):
+    def _lose(self, found: list[Hang] | None = None) -> RunResult:
+        """Find out what was lost and why, on all nodes, and end the rest of this node's workers.
+
+        Args:
+            found: What hangs, where that is why.
+        """
+        hung = self._end_hung(found)
+        mine = hung or self._describe_dead()
+        if mine and not hung and not _is_clear(mine):
             time.sleep(_SETTLE_S)
             mine = self._describe_dead()
         self._notices.publish("losses", [asdict(loss) for loss in mine])  # others wait for it
@@ -298,18 +378,51 @@ class GroupAgent(LocalElasticAgent):
             return
         for node in self.lost_nodes:
             self.write_event("node_lost", **node.event())
+        for hang in self._hangs:
+            self.write_event("worker_hung", **hang.event())
+        if self._hangs:
+            return  # the peers that lost contact with it are no news
         signalled = [loss for loss in self.losses if loss.signal]
         broken_off = [] if self.lost_nodes or not self.losses else [first_cause(self.losses)]
         for loss in signalled or broken_off:
             self.write_event("worker_lost", **loss.event())
+
+    def _describe_hung(self, hangs: Sequence[Hang]) -> list[Loss]:
+        """This node's ranks that are ended because they hang; or because nobody knows who does."""
+        workers = {worker.global_rank: worker for worker in self.get_worker_group().workers}
+        first, *_ = workers
+        steps = self._steps_at_loss()
+        ended = [first if hang.rank is None else hang.rank for hang in hangs]
+        found = [
+            Loss(
+                rank=rank, node=self._node.name, pid=workers[rank].id, exit_code=None,
+                signal="SIGKILL", cause=hang.cause, **steps,
+            )
+            for rank, hang in zip(ended, hangs, strict=True)
+            if rank in workers
+        ]  # fmt: skip
+        if hangs:
+            return found
+        cause = f"its ranks waited for others, whose agent did not answer for {_PEER_REPORT_S:g} s"
+        return [
+            Loss(
+                rank=first, node=self._node.name, pid=workers[first].id, exit_code=None,
+                signal=None, cause=cause, t=time.time(), **steps,
+            )
+        ]  # fmt: skip
+
+    def _steps_at_loss(self) -> dict[str, Any]:
+        return {
+            "step": last_finished_step(self._run, self._attempt, self.generation),
+            "durable_step": durable_step(self._run),
+        }
 
     def _describe_dead(self) -> list[Loss]:
         losses: list[Loss] = []
         dead, server = self._dead(), forkserver.ended()
         if not dead:
             return losses
-        step = last_finished_step(self._run, self._attempt, self.generation)
-        durable = durable_step(self._run)
+        steps = self._steps_at_loss()
         for local_rank in dead:
             process = self._processes()[local_rank]
             rank = self.get_worker_group().workers[local_rank].global_rank
@@ -328,7 +441,7 @@ class GroupAgent(LocalElasticAgent):
                     failure=failure,
                 )
             )
-        return [replace(loss, step=step, durable_step=durable) for loss in losses]
+        return [replace(loss, **steps) for loss in losses]
 
     # -- stop -------------------------------------------------------------------------------
 

@@ -6,6 +6,8 @@
     shardyard/workers/<g>   [{rank, node, pid}] of the node with group rank g
     shardyard/losses/<g>    what that node lost
 
+and what agents ask and decide where a rank may hang (`elastic/hang_finder.py`).
+
 Torch gives every rendezvous a store of its own, so no notice outlives its generation.
 """
 
@@ -52,6 +54,26 @@ class Notices:
     def publish(self, kind: str, entries: list[dict[str, Any]]) -> None:
         """Tell the other nodes."""
         self._store.set(f"shardyard/{kind}/{self._group_rank}", json.dumps(entries))
+
+    def ask(self, kind: str) -> int:
+        """Count one more question of a kind; returns its number, from 1 on."""
+        return int(self._store.add(f"shardyard/{kind}", 1))
+
+    def asked(self, kind: str) -> int:
+        """How many questions of a kind all nodes have asked."""
+        return int(self._store.add(f"shardyard/{kind}", 0))
+
+    def decide(self, kind: str, entries: list[dict[str, Any]]) -> None:
+        """Tell every node what holds for all."""
+        self._store.set(f"shardyard/{kind}", json.dumps(entries))
+
+    def decided(self, kind: str) -> list[dict[str, Any]]:
+        """What holds for all; empty as long as no node has said it."""
+        key = f"shardyard/{kind}"
+        found: list[dict[str, Any]] = (
+            json.loads(self._store.get(key)) if self._store.check([key]) else []
+        )
+        return found
 
     def any_from_others(self, kind: str) -> bool:
         """Whether another node has published this kind of notice."""

@@ -26,6 +26,7 @@ from shardyard.elastic.drain import signal_at_parent_death
 from shardyard.elastic.notes import own_notes
 from shardyard.elastic.rendezvous import worker_store
 from shardyard.elastic.shared_memory import semaphores_told
+from shardyard.elastic.stacks import dump_on_signal
 from shardyard.errors import LostRankError, ShardyardError
 from shardyard.files import make_folder
 from shardyard.parallel.device import process_group_backend, select_device
@@ -56,6 +57,7 @@ def work(run_dir: str, attempt: int, generation: int, *, body: Body) -> str:
     failure = _FailureFile(failure_path(run, attempt, rank), rank=rank, generation=generation)
     try:
         _redirect_output(run.log(attempt, rank))
+        dump_on_signal()  # before the first note: who notes is asked
         own_notes()
         drain_requested = _listen_for_drain()
         _join_process_group(run, attempt, generation)

@@ -29,6 +29,9 @@ def describe(event: Line) -> str:
     if kind == "worker_lost":
         rank, node = fields.get("rank", "?"), fields.get("node", "?")
         return f"rank {rank} on {node}: {fields.get('cause', 'cause not known')}"
+    if kind == "worker_hung":
+        who = "all ranks" if fields.get("rank") is None else f"rank {fields['rank']}"
+        return f"{who} on {fields.get('node', '?')}: {fields.get('reason', 'reason not known')}"
     if kind == "node_lost":
         return f"{fields.get('node', '?')}: {fields.get('cause', 'cause not known')}"
     if kind == "model_ready" and "seconds" in fields:

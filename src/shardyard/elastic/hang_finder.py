@@ -1,0 +1,128 @@
+"""Finds the rank that hangs, together with the agents of the other nodes.
+
+An agent whose ranks have not moved for too long asks the others how theirs are. Only when every
+agent has said that none of its ranks moves, is one blamed; an agent that does not answer is gone.
+No agent waits for another meanwhile: each goes on answering.
+
+    shardyard/looks             how many questions have been asked
+    shardyard/looks-<n>/<g>     what the node with group rank g sees of its ranks, for question n
+    shardyard/hung              which ranks hang, as the first agent that knew has found
+"""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from shardyard.elastic.hang import Doing, Hang, Look, culprits
+from shardyard.elastic.hang_watch import HangWatch
+from shardyard.elastic.notices import Notices
+from shardyard.elastic.stacks import Frame, dump_stacks
+
+_ASK_AGAIN_S = 1.0
+
+
+class HangFinder:
+    """One node's part in finding hung ranks of one generation."""
+
+    def __init__(
+        self,
+        watch: HangWatch,
+        notices: Notices,
+        *,
+        node: str,
+        ranks: Sequence[int],
+        logs: Mapping[int, Path],
+        answer_within_s: float,
+    ) -> None:
+        """Args:
+        ranks: Global numbers of this node's ranks, by local rank.
+        logs: Of its workers, by process.
+        answer_within_s: For the other agents.
+        """
+        self.watch = watch
+        self._notices = notices
+        self._node, self._ranks, self._logs = node, ranks, logs
+        self._answer_within_s = answer_within_s
+        self._mine: list[Look] = []
+        """This agent's newest answer."""
+        self._answered = 0
+        """Questions that it has answered."""
+        self._question: int | None = None
+        """Its own that is open."""
+        self._asked_s = -math.inf
+        self._dumped: Mapping[int, Sequence[Frame]] = {}
+        self._dumped_at_move = -1
+
+    def find(self) -> list[Hang] | None:
+        """Look for a hang; call it again and again.
+
+        Returns:
+            None: all is well, as far as is known. An empty list: an agent does not answer, while
+            the ranks of this node wait.
+        """
+        if decided := self.decided():
+            return decided
+        self._answer()
+        if not self.watch.is_suspicious():
+            self._question = None
+            return None
+        if self._question is None:
+            return self._ask()
+        return self._hear(self._question)
+
+    def decided(self) -> list[Hang]:
+        """What an agent has found, for all nodes."""
+        return [Hang(**each) for each in self._notices.decided("hung")]
+
+    def _ask(self) -> list[Hang] | None:
+        now_s = time.monotonic()
+        if now_s - self._asked_s < _ASK_AGAIN_S:
+            return None
+        self._asked_s = now_s
+        self._question = self._notices.ask("looks")
+        self._answer()
+        return self._hear(self._question)
+
+    def _hear(self, question: int) -> list[Hang] | None:
+        kind = f"looks-{question}"
+        if self._notices.silent(kind):
+            is_over = time.monotonic() - self._asked_s > self._answer_within_s
+            return [] if is_over else None
+        self._question = None
+        hangs = culprits(self._mine + [_look(each) for each in self._notices.from_others(kind)])
+        if not hangs:
+            return None
+        self._notices.decide("hung", [asdict(hang) for hang in hangs])
+        return hangs
+
+    def _answer(self) -> None:
+        """Tell the other agents what is seen here, once for each question."""
+        asked = self._notices.asked("looks")
+        if asked == self._answered:
+            return
+        self._mine = self.watch.looks(self._ranks, self._node, self._stacks())
+        for question in range(self._answered + 1, asked + 1):
+            self._notices.publish(f"looks-{question}", [asdict(look) for look in self._mine])
+        self._answered = asked
+
+    def _stacks(self) -> Mapping[int, Sequence[Frame]]:
+        """Of the main threads, by process; none while all may be well."""
+        if not self.watch.is_suspicious():
+            return {}
+        if self._dumped_at_move != self.watch.moves:
+            looks = self.watch.looks(self._ranks, self._node, {})
+            deaf = {look.pid for look in looks if look.doing in (Doing.STOPPED, Doing.STORAGE)}
+            self._dumped_at_move = self.watch.moves
+            self._dumped = dump_stacks(
+                {pid: log for pid, log in self._logs.items() if pid not in deaf},
+                why=f"shardyard: no rank of {self._node} has moved for "
+                f"{min(look.quiet_s for look in looks):.1f} s; where every thread is:",
+            )
+        return self._dumped
+
+
+def _look(told: dict[str, Any]) -> Look:
+    return Look(**{**told, "doing": Doing(told["doing"])})

@@ -1,0 +1,229 @@
+"""Looks at the notes of a node's ranks ten times a second: has none of them moved for too long?
+
+How long is too long depends on what a rank is at. A usual step is learned from those before it. A
+rank that is stopped is never all right; one that waits for storage may be, for a long time.
+"""
+
+import statistics
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from shardyard.config.schema import Elastic
+from shardyard.config.timeouts import hang_min_s, hang_slow_s
+from shardyard.elastic.hang import Doing, Look, waits_in
+from shardyard.elastic.notes import RankNotes
+from shardyard.elastic.process_state import (
+    RUNS,
+    STOPPED,
+    WAITS_FOR_STORAGE,
+    ProcessState,
+    process_state,
+)
+from shardyard.elastic.stacks import Frame
+from shardyard.train.hooks import Phase
+
+_LEARNED_STEPS = 32
+_LONGEST_FACTOR = 2.0
+"""A step that came once may come again, and a little longer."""
+_EVALUATION_FACTOR = 3.0
+_LONGEST_GAP_S = 0.5
+"""Between two looks: of a longer one this node itself was held up, and so perhaps its ranks."""
+_BUSY_SHARE = 0.2
+"""Of a processor: less than this is not computing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budgets:
+    """How long no rank may move."""
+
+    least_s: float
+    steps: float
+    """Usual steps."""
+    slow_s: float
+    """In what is no usual step, or in one that is held up by storage."""
+    compiles: bool
+    """Whether a step may be compiled again at any time: then a rank that computes may be right."""
+
+    @classmethod
+    def of(cls, elastic: Elastic, *, compiles: bool) -> "Budgets | None":
+        """Those of a recipe; None: hangs are not looked for."""
+        if elastic.hang_steps is None:
+            return None
+        return cls(
+            least_s=hang_min_s(elastic),
+            steps=elastic.hang_steps,
+            slow_s=hang_slow_s(elastic),
+            compiles=compiles,
+        )
+
+
+@dataclass
+class Watched:
+    """What has been seen of one rank; every rank of the node has one."""
+
+    notes: RankNotes | None = None
+    """None: it has not noted anything."""
+    quiet_s: float = 0.0
+    """Since it moved last; time in which this node itself stood still is not counted."""
+    cpu_s: float = 0.0
+    """Processor time since then."""
+    letters: set[str] = field(default_factory=set)
+    """States of the process since then."""
+    letter: str = ""
+    """That of the newest look."""
+    _cpu_before_s: float = 0.0
+
+    def look(self, notes: RankNotes | None, state: ProcessState | None, *, gap_s: float) -> bool:
+        """Take in what is seen now; returns whether it has moved."""
+        has_moved = notes is None or state is None or notes != self.notes
+        self.notes = notes
+        if has_moved or state is None:
+            self.quiet_s, self.cpu_s, self.letters = 0.0, 0.0, set()
+            self._cpu_before_s = 0.0 if state is None else state.cpu_s
+            self.letter = "" if state is None else state.letter
+            return True
+        self.quiet_s += gap_s
+        self.cpu_s = state.cpu_s - self._cpu_before_s
+        self.letter = state.letter
+        self.letters.add(state.letter)
+        return False
+
+    def doing(self, *, waits: bool = False) -> Doing:
+        """What it is at while it does not move.
+
+        Args:
+            waits: It is known to wait for other ranks, though it has not noted so.
+        """
+        if self.letter == STOPPED:
+            return Doing.STOPPED
+        if waits or (self.notes is not None and self.notes.is_in_collective):
+            return Doing.WAITING
+        if WAITS_FOR_STORAGE in self.letters:
+            return Doing.STORAGE
+        if self.quiet_s and self.cpu_s / self.quiet_s > _BUSY_SHARE:
+            return Doing.COMPUTING
+        return Doing.STARVED if self.letter == RUNS else Doing.SLEEPING
+
+
+class HangWatch:
+    """One generation's ranks of this node. The main thread looks, the agent's thread judges."""
+
+    def __init__(
+        self,
+        budgets: Budgets,
+        *,
+        read: Callable[[], Sequence[RankNotes]],
+        pids: Sequence[int],
+        state_of: Callable[[int], ProcessState | None] = process_state,
+    ) -> None:
+        """Args:
+        read: Notes by local rank; none as long as nobody has noted anything.
+        pids: Of the workers, by local rank.
+        """
+        self._budgets = budgets
+        self._read, self._state_of = read, state_of
+        self._pids = pids
+        self._steps_s: deque[float] = deque(maxlen=_LEARNED_STEPS)
+        self._newest_step_ns = 0
+        self._longest_evaluation_s = 0.0
+        self._evaluating_s = 0.0
+        self._last_look_s: float | None = None
+        self._lock = threading.Lock()
+        self._ranks = [Watched() for _ in pids]
+        self.moves = 0
+        """How often a rank was seen to have moved."""
+
+    def look(self, now_s: float) -> None:
+        """Look at every rank; ``now_s`` by the monotonic clock."""
+        before_s, self._last_look_s = self._last_look_s, now_s
+        gap_s = 0.0 if before_s is None else min(now_s - before_s, _LONGEST_GAP_S)
+        records: Sequence[RankNotes | None] = self._read() or [None] * len(self._pids)
+        with self._lock:
+            for watched, pid, notes in zip(self._ranks, self._pids, records, strict=True):
+                is_its_own = notes is not None and notes.pid == pid  # not of a process before it
+                state = self._state_of(pid)
+                self.moves += watched.look(notes if is_its_own else None, state, gap_s=gap_s)
+            self._learn(gap_s)
+
+    def is_suspicious(self) -> bool:
+        """Whether a rank is stopped, or none of this node has moved for too long."""
+        with self._lock:
+            overdue = [self._is_overdue(each, each.doing()) for each in self._ranks]
+            is_stopped = [each.doing() is Doing.STOPPED for each in self._ranks]
+        return all(overdue) or any(map(all, zip(overdue, is_stopped, strict=True)))
+
+    def looks(
+        self, ranks: Sequence[int], node: str, stacks: Mapping[int, Sequence[Frame]]
+    ) -> list[Look]:
+        """What is seen of each rank.
+
+        Args:
+            ranks: Their global numbers, by local rank.
+            stacks: Of those main threads, by process, that answered.
+        """
+        with self._lock:
+            return [
+                self._look_at(watched, pid, rank, node, stacks.get(pid, ()))
+                for watched, pid, rank in zip(self._ranks, self._pids, ranks, strict=True)
+            ]
+
+    def _look_at(
+        self, watched: Watched, pid: int, rank: int, node: str, stack: Sequence[Frame]
+    ) -> Look:
+        collective = waits_in(stack)
+        doing = watched.doing(waits=collective is not None)
+        notes = watched.notes
+        return Look(
+            rank=rank,
+            node=node,
+            pid=pid,
+            step=0 if notes is None else notes.step,
+            phase=Phase.SET_UP.words if notes is None else notes.phase.words,
+            quiet_s=watched.quiet_s,
+            is_overdue=self._is_overdue(watched, doing),
+            is_long_overdue=watched.quiet_s >= self._budgets.slow_s,
+            doing=doing,
+            where=str(stack[0]) if stack else None,
+            collective=collective,
+        )
+
+    def _is_overdue(self, watched: Watched, doing: Doing) -> bool:
+        return watched.notes is not None and watched.quiet_s >= self._budget_s(watched.notes, doing)
+
+    def _budget_s(self, notes: RankNotes, doing: Doing) -> float:
+        """How long a rank may be at what it is at."""
+        budgets = self._budgets
+        if doing is Doing.STOPPED:
+            return budgets.least_s
+        is_excused = doing in (Doing.STORAGE, Doing.STARVED) or (
+            budgets.compiles and doing is Doing.COMPUTING
+        )
+        if is_excused or not self._steps_s:
+            return budgets.slow_s
+        usual_s = max(
+            budgets.least_s,
+            budgets.steps * statistics.median(self._steps_s),
+            _LONGEST_FACTOR * max(self._steps_s),
+        )
+        if doing is Doing.WAITING or notes.phase is Phase.STEP:
+            return min(usual_s, budgets.slow_s)
+        if notes.phase is Phase.EVALUATE and self._longest_evaluation_s:
+            usual_s = max(usual_s, _EVALUATION_FACTOR * self._longest_evaluation_s)
+            return min(usual_s, budgets.slow_s)
+        return budgets.slow_s
+
+    def _learn(self, gap_s: float) -> None:
+        """From one rank: how long steps and evaluations are, they are for all."""
+        notes = self._ranks[0].notes
+        if notes is None:
+            return
+        if notes.step_ns != self._newest_step_ns:
+            self._newest_step_ns = notes.step_ns
+            self._steps_s.append(notes.step_ns / 1e9)
+        if notes.phase is Phase.EVALUATE:
+            self._evaluating_s += gap_s
+        elif self._evaluating_s:
+            self._longest_evaluation_s = max(self._longest_evaluation_s, self._evaluating_s)
+            self._evaluating_s = 0.0
