@@ -33,7 +33,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.kill_and_resume import kill_tree, start, write_corpus
+from benchmarks.real_run import kill_tree, start, write_corpus
 from benchmarks.record import write_result
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_lines

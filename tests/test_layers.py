@@ -30,6 +30,7 @@ CONTROL_ROWS = [
     {"launchers", "report", "bench"},
     {"transfer", "cluster"},
     {"control", "terminal", "local_path"},
+    {"drill"},
     {"cli", "node"},
 ]
 TRAINING_ROWS = [

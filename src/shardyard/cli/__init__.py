@@ -37,6 +37,7 @@ _VERBS = {
     "fetch": "brings what a run made elsewhere into its folder here",
     "export": "writes a checkpoint as a Hugging Face folder",
     "report": "writes a run's page and Markdown summary",
+    "drill": "breaks short runs of a recipe here, and tables what became of them",
     "image": "builds the container that runs it, and pushes it to a registry",
     "doctor": "looks at this machine or a cluster before it costs anything",
 }

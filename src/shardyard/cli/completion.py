@@ -110,6 +110,17 @@ def launchers(word: str, options: Mapping[str, Any]) -> Iterator[Item]:
     return _words(word, [*LAUNCHERS, *installed("launchers")])
 
 
+def faults(word: str, options: Mapping[str, Any]) -> Iterator[Item]:
+    """Names of faults of a drill, the last of a list that is joined by commas."""
+    from shardyard.drill.faults import FAULTS
+
+    before, comma, start = word.rpartition(",")
+    taken = before.split(",")
+    for name, fault in FAULTS.items():
+        if name.startswith(start) and name not in taken:
+            yield Item(f"{before}{comma}{name}", help=fault.what)
+
+
 def values_of(setting: str) -> Completer:
     """What a setting accepts, as a word of its own."""
     return lambda word, options: _values(setting, word)
@@ -130,7 +141,7 @@ def paths(word: str, *, is_wanted: Callable[[Path], bool]) -> Iterator[Item]:
 
 
 WORDS: dict[str, tuple[Completer, ...]] = {
-    **dict.fromkeys(("config", "plan", "prepare", "train", "launch", "doctor"), (recipe,)),
+    **dict.fromkeys(("config", "plan", "prepare", "train", "launch", "doctor", "drill"), (recipe,)),
     **dict.fromkeys(("status", "logs", "watch", "cancel", "scale", "teardown"), (runs,)),
     **dict.fromkeys(("fetch", "export", "report"), (runs,)),
     "resume": (runs, overrides),

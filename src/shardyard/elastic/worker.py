@@ -148,7 +148,7 @@ def _train(run: RunDir, attempt: int, generation: int, drain_requested: Callable
         events=EventWriter(run.events, attempt=attempt, generation=generation)
         if writes_events
         else None,
-        faults=read_faults(os.environ),
+        faults=read_faults(os.environ, rank=dist.get_rank(), generation=generation),
         notes=own_notes(),
     )
     return train(run, attempt, hooks)

@@ -52,14 +52,22 @@ class Notes:
 _NO_NOTES = Notes()
 
 
+def _nothing(_step: int) -> None:
+    """What is done to a process that no drill has chosen."""
+
+
 @dataclass(frozen=True)
 class Faults:
-    """Steps at which a drill breaks the training, on every rank."""
+    """How a drill breaks the training of this process."""
 
     gradient_steps: frozenset[int] = frozenset()
     """NaN in a gradient, before the step is judged."""
     weight_steps: frozenset[int] = frozenset()
     """NaN in a weight, after the step."""
+    bit_steps: frozenset[int] = frozenset()
+    """A bit of a weight turned over, after the step."""
+    before_step: Callable[[int], None] = _nothing
+    """Called with each step before it is done; it may raise, hang, or end the process."""
 
 
 @dataclass(frozen=True, kw_only=True)

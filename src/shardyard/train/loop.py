@@ -24,7 +24,7 @@ from shardyard.train.evaluate import evaluate, evaluation_due
 from shardyard.train.hooks import Phase
 from shardyard.train.loss_scaling import LEAST
 from shardyard.train.not_finite import not_saved, scale_too_small, too_many_skipped
-from shardyard.train.optim import lr_at, put_nan
+from shardyard.train.optim import lr_at, put_nan, turn_bit
 from shardyard.train.state import checkpoint_values
 from shardyard.train.step import PendingResult, StepResult
 from shardyard.train.training import Training
@@ -120,11 +120,14 @@ class Loop:
         )
         drain = self.training.hooks.drain_requested()
         faults = self.training.hooks.faults
+        faults.before_step(step)
         pending = self.training.stepper.run(
             batches, lr=lr, drain=drain, poisoned=step in faults.gradient_steps
         )
         if step in faults.weight_steps:
             put_nan(self.training.tensors.values())
+        if step in faults.bit_steps:
+            turn_bit(self.training.tensors.values())
         self.progress.step = step
         self.progress.position = position
         wait_s = self.training.loader.wait_s

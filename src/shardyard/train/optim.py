@@ -207,6 +207,16 @@ def put_nan(tensors: Iterable[Tensor]) -> None:
             return
 
 
+def turn_bit(tensors: Iterable[Tensor]) -> None:
+    """Turn over one bit of the first of these that this rank holds a part of, for a drill."""
+    for tensor in tensors:
+        shard = local_part(tensor.detach())
+        if shard.numel() and shard.is_floating_point():
+            bytes_ = shard[(0,) * shard.dim()].reshape(1).view(torch.uint8)
+            bytes_[-2] ^= 1 << 5  # of fp32 and bf16 the mantissa: finite before, finite after
+            return
+
+
 def lr_at(step: float, optim: Optim, *, epoch: float = 0.0) -> float:
     """Learning rate of a step (1 is the first): linear warm-up, then the schedule, then its end.
 

@@ -1,0 +1,233 @@
+"""One case: a run of the recipe is started, broken once, and followed until nothing is left of it.
+
+The commands are those that a user types, started as processes: `train` on one node, `launch --on
+local` on several, and `resume` where a person is asked to.
+"""
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shardyard.drill.facts import Ended, Facts, read_left_in
+from shardyard.drill.faults import Fault
+from shardyard.drill.left import Before
+from shardyard.drill.marked import Marked
+from shardyard.drill.recipe import Drilled
+from shardyard.drill.scene import Missed, Scene
+from shardyard.rundir.drilled import FAULTS_VARIABLE
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lines import read_lines
+from shardyard.waiting import wait_for
+
+_POLL_S = 0.01
+_START = 10
+"""A start, with imports and the preparation of data, may take so many times the patience."""
+_MOST_RESUMES = 2
+_LAST_WORDS = 600
+_FROM, _TO = 0.35, 0.6
+"""Share of the run's steps between which a fault strikes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where the runs of a drill are, and how long it waits for one."""
+
+    folder: Path
+    patience_s: float
+    """Without a step or an event for so long, a run is ended: it has not noticed."""
+
+    @property
+    def runs(self) -> Path:
+        return self.folder / "runs"
+
+
+@dataclass
+class _Case:
+    """A case under way."""
+
+    place: Place
+    drilled: Drilled
+    run: RunDir
+    scratch: Path
+    faults: str
+    """``SHARDYARD_FAULTS`` of the first command."""
+    marked: Marked = field(default_factory=Marked)
+    ends: list[Ended] = field(default_factory=list)
+    given_up: str = ""
+
+    @contextmanager
+    def started(self, words: Sequence[str], *, faults: str = "") -> Iterator[Callable[[], bool]]:
+        """Start a verb; yields whether it and all that it left running has ended.
+
+        Whatever happens, nothing of it runs behind the block.
+        """
+        log = self.place.folder / "talk" / f"{self.run.run_id}-{len(self.ends)}.txt"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        environment = {
+            **os.environ, **self.marked.environment, "TMPDIR": str(self.scratch),
+            FAULTS_VARIABLE: faults,
+        }  # fmt: skip
+        with log.open("wb") as talk:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "shardyard", *words],
+                stdin=subprocess.DEVNULL, stdout=talk, stderr=talk, env=environment,
+                start_new_session=True,  # Ctrl-C reaches the drill alone, which ends this
+            )  # fmt: skip
+        ended_t: list[float] = []
+
+        def is_over() -> bool:
+            if process.poll() is None:
+                return False
+            ended_t.append(time.time())
+            return not self.marked.pids()
+
+        try:
+            yield is_over
+        finally:
+            self.marked.kill_all()
+            code = process.wait()
+            text = log.read_text(errors="replace").strip()
+            self.ends.append(
+                Ended(
+                    command=" ".join(["shardyard", words[0]]),
+                    t=ended_t[0] if ended_t else time.time(),
+                    exit_code=code,
+                    last_words=text[-_LAST_WORDS:],
+                )
+            )
+
+    def wait_for_end(self, is_over: Callable[[], bool]) -> None:
+        """Until all has ended, or nothing has happened for the patience of the drill."""
+        self._wait(is_over)
+        if not is_over():
+            self.given_up = (
+                f"nothing happened for {self.place.patience_s:g} s: the drill ended the run"
+            )
+
+    def wait_for_step(self, step: int, is_over: Callable[[], bool], scene: Scene) -> bool:
+        """Until a step is done; False: the run is over, or stands still, before it."""
+        self._wait(lambda: scene.last_step() >= step or is_over())
+        return scene.last_step() >= step
+
+    def _wait(self, is_so: Callable[[], bool]) -> None:
+        """Until it is so, or nothing happens any more; before the first step that takes longer."""
+        seen, since_s = self._progress(), time.monotonic()
+
+        def look() -> bool:
+            nonlocal seen, since_s
+            if is_so():
+                return True
+            if (now := self._progress()) != seen:
+                seen, since_s = now, time.monotonic()
+            patience_s = self.place.patience_s * (1 if self.run.metrics.is_file() else _START)
+            return time.monotonic() - since_s > patience_s
+
+        wait_for(look, every_s=_POLL_S)
+
+    def _progress(self) -> list[int]:
+        files = (self.run.events, self.run.metrics)
+        return [path.stat().st_size if path.is_file() else -1 for path in files]
+
+
+def run_twin(drilled: Drilled, place: Place) -> Facts:
+    """The run that nothing disturbs, by which all others are judged."""
+    return run_case(drilled, place, fault=None, name="twin", number=0, seed=0)
+
+
+def run_case(
+    drilled: Drilled, place: Place, *, fault: Fault | None, name: str, number: int, seed: int
+) -> Facts:
+    """Run the recipe once, with one fault or none, and read what it left.
+
+    Args:
+        number: Of the repetitions of this fault.
+        seed: Of the moment and the target.
+    """
+    draw = random.Random(f"{seed} {name} {number}")
+    world = drilled.nodes * drilled.devices
+    rank = _target(fault, draw, world=world, devices=drilled.devices)
+    step = draw.randint(max(2, int(_FROM * drilled.steps)), max(3, int(_TO * drilled.steps)))
+    with tempfile.TemporaryDirectory(prefix="drill-") as scratch:  # short: sockets are made in it
+        case = _Case(
+            place=place, drilled=drilled, run=RunDir(place.runs / f"{name}-{number}"),
+            scratch=Path(scratch), faults=_inside(fault, step=step, rank=rank),
+        )  # fmt: skip
+        before = Before()
+        scene = Scene(
+            run=case.run, marked=case.marked, draw=draw, rank=rank,
+            is_launched=drilled.nodes > 1, within_s=place.patience_s,
+        )  # fmt: skip
+        struck = _break(case, scene, fault, step=step)
+        resumes = _resume(case, scene, fault)
+        left = before.left(case.run, case.marked, case.scratch)
+    facts = Facts(
+        fault=name, number=number, seed=seed, rank=rank, node=rank // drilled.devices,
+        asked_step=step, **struck, notes=scene.notes, ends=tuple(case.ends), resumes=resumes,
+        given_up=case.given_up, left=left, **read_left_in(case.run),
+    )  # fmt: skip
+    shutil.rmtree(case.run.checkpoints, ignore_errors=True)  # many, and judged by their digests
+    return facts
+
+
+def _target(fault: Fault | None, draw: random.Random, *, world: int, devices: int) -> int:
+    """Any rank; of faults of nodes, the first of the node that they mean."""
+    if fault is not None and fault.node is not None:
+        return (world // devices - 1 if fault.node == "last" else 0) * devices
+    return draw.randrange(world)
+
+
+def _inside(fault: Fault | None, *, step: int, rank: int) -> str:
+    if fault is None or not fault.inside:
+        return ""
+    return f"{fault.inside}@{step}" + ("" if fault.is_everywhere else f":{rank}")
+
+
+def _break(case: _Case, scene: Scene, fault: Fault | None, *, step: int) -> dict[str, Any]:
+    """Start the run, let the fault strike, wait for the end. Returns when it struck, or why not."""
+    words = ("launch", "--on", "local", "--yes", "--force") if scene.is_launched else ("train",)
+    struck_t, missed = None, ""
+    asked = (*words, *case.drilled.of(case.place.runs, case.run.run_id))
+    with case.started(asked, faults=case.faults) as is_over:
+        if fault is not None and fault.strike is not None:
+            try:
+                if not case.wait_for_step(step - 1, is_over, scene):
+                    raise Missed(f"the run did not reach step {step}")
+                struck_t = time.time()
+                fault.strike(scene)
+                struck_t = scene.struck_t or struck_t
+            except Missed as why:
+                struck_t, missed = None, str(why)
+        case.wait_for_end(is_over)
+    if fault is not None and fault.inside:
+        line = scene.struck()
+        struck_t, missed = (line["t"], "") if line else (None, "no rank said that it struck")
+    return {"struck_t": struck_t, "missed": missed}
+
+
+def _resume(case: _Case, scene: Scene, fault: Fault | None) -> int:
+    """Do what a person would: mend what is broken, and resume until the run has finished."""
+    if fault is not None and fault.mend is not None:
+        fault.mend(scene)
+    resumes = 0
+    while not case.given_up and not _has_finished(case.run) and resumes < _MOST_RESUMES:
+        if not case.run.recipe.is_file():
+            break  # it never began: the first command's words say why
+        resumes += 1
+        words = ["resume", str(case.run.path)]
+        words += ["--yes", "--force"] if scene.is_launched else []
+        with case.started(words) as is_over:
+            case.wait_for_end(is_over)
+    return resumes
+
+
+def _has_finished(run: RunDir) -> bool:
+    return any(event["kind"] == "run_finished" for event in read_lines(run.events))

@@ -1,0 +1,359 @@
+"""All that a drill breaks, one row each; how it is done is a small function above the table."""
+
+import shutil
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from shardyard.drill.apart import SHARED_MEMORY, is_apart
+from shardyard.drill.recipe import Drilled
+from shardyard.drill.scene import Scene
+
+BY_COMMAND = "answer"
+"""Stands among kinds of events for the last words of the command line, of a run that ended."""
+
+
+_LOAD_S = 0.6
+"""From the meeting of a restart until a small model has read its checkpoint, and some more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named:
+    """What a run must say of a fault, to have understood it."""
+
+    kinds: tuple[str, ...]
+    """Kinds of events, any of which may say it."""
+    words: str
+    """A regular expression that what it says must match."""
+    who: Literal["rank", "node", ""] = ""
+    """Whether the target must be named, and no other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One row of the table."""
+
+    what: str
+    """What happens, in a few words."""
+    how: str
+    """How it is made to happen."""
+    acts_on: Literal["rank", "node", "run", "machine"]
+    named: Named | None
+    """None: nothing has to be noticed; the run must go on as if nothing had happened."""
+    strike: Callable[[Scene], None] | None = None
+    """From outside, at the step of the fault. None: the worker does it by itself."""
+    inside: str = ""
+    """Of a fault that a worker makes: its kind in ``SHARDYARD_FAULTS``."""
+    is_everywhere: bool = False
+    """Of such a fault: whether on all ranks."""
+    mend: Callable[[Scene], None] | None = None
+    """What a person would do before the run is resumed."""
+    node: Literal["first", "last"] | None = None
+    """The node that is the target; None: any rank is."""
+    fewest_nodes: int = 1
+    most_nodes: int = 10**6
+    is_noticed_by_none: bool = False
+    """Whether nothing is left that could notice it."""
+
+    def why_not(self, drilled: Drilled) -> str:
+        """Why it is not possible with this recipe, on this machine; empty: it is."""
+        if drilled.nodes < self.fewest_nodes:
+            return f"the recipe has {drilled.nodes} node; cluster.nodes=2 launches two here"
+        if drilled.nodes > self.most_nodes:
+            return f"of a run on one node; this one has {drilled.nodes}"
+        return ""
+
+
+# --- from outside -------------------------------------------------------------------------------
+
+
+def _kill_rank(scene: Scene) -> None:
+    scene.kill(scene.worker)
+
+
+def _stop_rank(scene: Scene) -> None:
+    scene.kill(scene.worker, signal.SIGSTOP)
+
+
+def _end_rank(scene: Scene) -> None:
+    scene.kill(scene.worker, signal.SIGTERM)
+
+
+def _end_run(scene: Scene) -> None:
+    scene.kill(scene.top, signal.SIGTERM)
+
+
+def _kill_fork_server(scene: Scene) -> None:
+    scene.kill(scene.fork_server)
+
+
+def _kill_agent(scene: Scene) -> None:
+    scene.kill(scene.agent)
+
+
+def _kill_command_line(scene: Scene) -> None:
+    scene.kill(scene.top)
+
+
+def _kill_supervisor(scene: Scene) -> None:
+    scene.kill(scene.top)
+
+
+def _kill_node(scene: Scene) -> None:
+    """Its program, and with it by the kernel its agent, fork server and ranks."""
+    scene.kill(scene.above_agent)
+
+
+def _kill_everything(scene: Scene) -> None:
+    scene.marked.kill_all()
+
+
+def _lose_memory(_scene: Scene) -> None:
+    """Shared memory goes with the power; elsewhere than apart it is not the drill's to clear."""
+    if is_apart():
+        for name in SHARED_MEMORY.iterdir():
+            name.unlink()
+
+
+def _kill_in_save(scene: Scene) -> None:
+    scene.wait(lambda: next(scene.run.checkpoints.glob("*.tmp"), None), "a save")
+    scene.kill(scene.worker)
+
+
+def _kill_in_load(scene: Scene) -> None:
+    """Kill a rank, and once more at a random moment before the restart has read its checkpoint."""
+    scene.kill(scene.worker)
+    before = len(scene.events("rendezvous"))
+    scene.wait(lambda: len(scene.events("rendezvous")) > before, "the restart")
+    time.sleep(scene.draw.uniform(0.0, _LOAD_S))
+    generation = scene.events("rendezvous")[-1]["generation"]
+    loaded = [event["generation"] for event in scene.events("checkpoint_loaded")]
+    scene.notes["was_loading"] = generation not in loaded
+    scene.kill(scene.worker)
+
+
+def _damage_checkpoint(scene: Scene) -> None:
+    """Kill a rank, and turn over bytes of the newest checkpoint before the restart reads it."""
+    scene.wait(lambda: len(scene.run.checkpoint_steps()) > 1, "a second checkpoint")
+    before = len(scene.events("worker_lost"))
+    scene.kill(scene.worker)
+    scene.wait(lambda: len(scene.events("worker_lost")) > before, "the notice of the loss")
+    newest = scene.run.checkpoint(scene.run.checkpoint_steps()[-1])
+    turn_bytes(max(newest.glob("*.safetensors"), key=lambda file: file.stat().st_size))
+    scene.notes["damaged"] = newest.name
+
+
+def turn_bytes(file: Path) -> None:
+    """Turn over the last 64 bytes: its size stays, its content does not."""
+    with file.open("r+b") as content:
+        content.seek(-64, 2)
+        last = content.read()
+        content.seek(-64, 2)
+        content.write(bytes(byte ^ 0xFF for byte in last))
+
+
+def _take_folder_away(scene: Scene) -> None:
+    scene.run.path.rename(_aside(scene))
+
+
+def _bring_folder_back(scene: Scene) -> None:
+    if scene.run.path.exists():  # something was made anew in its place
+        scene.notes["made_anew"] = sorted(path.name for path in scene.run.path.iterdir())
+        shutil.rmtree(scene.run.path)
+    _aside(scene).rename(scene.run.path)
+
+
+def _aside(scene: Scene) -> Path:
+    return scene.run.path.with_name(f"{scene.run.run_id}-aside")
+
+
+# --- the table ----------------------------------------------------------------------------------
+
+
+def _lost(words: str) -> Named:
+    return Named(kinds=("worker_lost",), words=words, who="rank")
+
+
+def _hung(words: str) -> Named:
+    return Named(kinds=("worker_hung",), words=words, who="rank")
+
+
+FAULTS: Mapping[str, Fault] = {
+    "sigkill": Fault(
+        what="a rank is killed",
+        how="SIGKILL to its process",
+        acts_on="rank",
+        named=_lost("SIGKILL"),
+        strike=_kill_rank,
+    ),
+    "sigterm": Fault(
+        what="the run is asked to stop",
+        how="SIGTERM to the command line, or to the supervisor of several nodes",
+        acts_on="run",
+        named=Named(kinds=("draining",), words="SIGTERM"),
+        strike=_end_run,
+    ),
+    "sigstop": Fault(
+        what="a rank is stopped",
+        how="SIGSTOP to its process",
+        acts_on="rank",
+        named=_hung("stopped"),
+        strike=_stop_rank,
+    ),
+    "exception": Fault(
+        what="a rank raises an exception",
+        how="RuntimeError before a step",
+        acts_on="rank",
+        named=_lost("RuntimeError: a drill raised this"),
+        inside="exception",
+    ),
+    "memory-error": Fault(
+        what="a rank asks for more memory than there is",
+        how="an allocation of 4 EiB before a step",
+        acts_on="rank",
+        named=_lost("MemoryError|out of memory"),
+        inside="memory-error",
+    ),
+    "abort": Fault(
+        what="native code of a rank gives up",
+        how="abort() before a step",
+        acts_on="rank",
+        named=_lost("SIGABRT"),
+        inside="abort",
+    ),
+    "segfault": Fault(
+        what="native code of a rank crashes",
+        how="a read of address 0 before a step",
+        acts_on="rank",
+        named=_lost("SIGSEGV"),
+        inside="segfault",
+    ),
+    "gil": Fault(
+        what="native code of a rank never gives the interpreter back",
+        how="sleep() of the C library without releasing the GIL",
+        acts_on="rank",
+        named=_hung("sleep"),
+        inside="gil",
+    ),
+    "sleep": Fault(
+        what="a rank waits for something that never comes",
+        how="time.sleep of a day before a step",
+        acts_on="rank",
+        named=_hung("sleep"),
+        inside="sleep",
+    ),
+    "slow": Fault(
+        what="a rank becomes slow",
+        how="from a step on it sleeps three times what a step takes",
+        acts_on="rank",
+        named=Named(kinds=("straggler",), words="", who="rank"),
+        inside="slow",
+    ),
+    "nan": Fault(
+        what="a weight is not finite",
+        how="NaN into a weight of each rank after a step",
+        acts_on="run",
+        named=Named(kinds=("attempt_ended",), words="not finite|NaN"),
+        inside="weight",
+        is_everywhere=True,
+    ),
+    "bit": Fault(
+        what="memory of a rank loses a bit",
+        how="one bit of the mantissa of one weight turned over after a step",
+        acts_on="rank",
+        named=Named(kinds=("corruption",), words="", who="rank"),
+        inside="bit",
+    ),
+    "fork-server": Fault(
+        what="the fork server of a node is killed",
+        how="SIGKILL to the parent of its ranks",
+        acts_on="node",
+        named=Named(kinds=("worker_lost",), words="fork server .* SIGKILL"),
+        strike=_kill_fork_server,
+    ),
+    "agent": Fault(
+        what="the agent is killed",
+        how="SIGKILL to the parent of the fork server",
+        acts_on="node",
+        named=Named(kinds=(BY_COMMAND,), words="agent .* SIGKILL"),
+        strike=_kill_agent,
+        most_nodes=1,
+    ),
+    "command-line": Fault(
+        what="the command line is killed",
+        how="SIGKILL to `shardyard train`",
+        acts_on="run",
+        named=Named(kinds=("draining",), words="SIGHUP"),
+        strike=_kill_command_line,
+        most_nodes=1,
+    ),
+    "supervisor": Fault(
+        what="the supervisor of the nodes is killed",
+        how="SIGKILL to the process that `launch --on local` left",
+        acts_on="run",
+        named=Named(kinds=("draining",), words="SIGTERM"),
+        strike=_kill_supervisor,
+        fewest_nodes=2,
+    ),
+    "lost-node": Fault(
+        what="a node is lost",
+        how="SIGKILL to its program, and by the kernel to its agent and ranks",
+        acts_on="node",
+        named=Named(kinds=("node_lost",), words="", who="node"),
+        strike=_kill_node,
+        node="last",
+        fewest_nodes=2,
+    ),
+    "node-0": Fault(
+        what="the node that serves the meeting place is lost",
+        how="as lost-node, of node 0",
+        acts_on="node",
+        named=Named(kinds=("node_lost",), words="", who="node"),
+        strike=_kill_node,
+        node="first",
+        fewest_nodes=2,
+    ),
+    "kill-in-save": Fault(
+        what="a rank is killed while a checkpoint is written",
+        how="SIGKILL as soon as a half checkpoint is seen",
+        acts_on="rank",
+        named=_lost("SIGKILL"),
+        strike=_kill_in_save,
+    ),
+    "kill-in-load": Fault(
+        what="a rank is killed, and again while the restart loads",
+        how="SIGKILL, and another at a random moment after the ranks have met again",
+        acts_on="rank",
+        named=_lost("SIGKILL"),
+        strike=_kill_in_load,
+    ),
+    "damaged-checkpoint": Fault(
+        what="the newest checkpoint is damaged when a restart needs it",
+        how="SIGKILL to a rank, then the last 64 bytes of a tensor file turned over",
+        acts_on="run",
+        named=Named(kinds=("checkpoint_loaded",), words=r"damaged.*checksum|checksum.*damaged"),
+        strike=_damage_checkpoint,
+    ),
+    "vanished-folder": Fault(
+        what="the run folder vanishes, and comes back before the run is resumed",
+        how="the folder is renamed",
+        acts_on="run",
+        named=Named(kinds=(BY_COMMAND,), words="is not there any more"),
+        strike=_take_folder_away,
+        mend=_bring_folder_back,
+        most_nodes=1,
+    ),
+    "power": Fault(
+        what="the machine loses its power",
+        how="SIGKILL to every process of the run",
+        acts_on="machine",
+        named=None,
+        strike=_kill_everything,
+        mend=_lose_memory,
+        is_noticed_by_none=True,
+    ),
+}
+"""Name -> fault, in the order of the result."""

@@ -1,0 +1,158 @@
+"""The page of a drill: one HTML file that opens from disk, in the report's style.
+
+Pure: what a drill has found in, text out.
+"""
+
+from shardyard.drill.faults import FAULTS
+from shardyard.drill.judge import PHASES
+from shardyard.drill.run import Case, Drill, Row
+from shardyard.report.markup import esc, render_page, render_section, render_table
+from shardyard.units import format_seconds
+
+_COLOURS = {
+    "detect": "detect",
+    "restart": "restart",
+    "rendezvous": "rendezvous",
+    "init": "init",
+    "load": "load",
+    "first step": "productive",
+}
+"""Phase -> its class in the style sheet, the one that the report has for it."""
+
+
+def render_drill(drill: Drill) -> str:
+    """The whole page."""
+    parts = [_header(drill), _table(drill), _timeline(drill), _problems(drill), _left_out(drill)]
+    footer = (
+        f"Written from <code>{esc(drill.result_file)}</code> by <code>shardyard drill</code>. "
+        "Times are those of a machine that ran nothing else only if it did."
+    )
+    return render_page("Drill", "\n".join(filter(None, parts)), footer=footer)
+
+
+def _header(drill: Drill) -> str:
+    cases, good = len(drill.cases), sum(case.verdict.is_good for case in drill.cases)
+    due = [case for case in drill.cases if FAULTS[case.facts.fault].named is not None]
+    equal = sum(case.verdict.exact == "equal" for case in drill.cases)
+    tiles = [
+        ("faults tried", f"{cases}", f"{len(drill.rows)} kinds"),
+        ("noticed", f"{sum(c.verdict.is_noticed for c in due)} of {len(due)}", "by the run itself"),
+        ("cause right", f"{sum(c.verdict.is_cause_right for c in due)} of {len(due)}",
+         "the fault and its target named"),
+        ("bit-equal", f"{equal} of {cases}", "losses, samples, weights beside the twin"),
+        ("recovered", f"{sum(c.verdict.has_recovered for c in drill.cases)} of {cases}",
+         "came to the end of the run"),
+    ]  # fmt: skip
+    shown = "".join(
+        f'<div class="tile"><div class="label">{esc(label)}</div>'
+        f'<div class="value">{esc(value)}</div><div class="sub">{esc(below)}</div></div>'
+        for label, value, below in tiles
+    )
+    ranks = f"{drill.drilled.nodes} x {drill.drilled.devices}"
+    state, word = ("finished", "good") if drill.is_good else ("failed", f"{cases - good} not good")
+    return f"""<header>
+<p class="eyebrow">Drill</p>
+<h1>{esc(" ".join(drill.drilled.words[:1]))} <span class="badge {state}">{esc(word)}</span></h1>
+<p class="lead">{ranks} ranks (nodes x processes), {drill.drilled.steps} steps a run, seed
+{drill.seed}. Each
+fault breaks a run of its own, which is compared with one that was left alone.</p>
+<div class="tiles">{shown}</div>
+</header>"""
+
+
+def _table(drill: Drill) -> str:
+    heads = ["fault", "#cases", "#noticed", "#after", "#cause right", "#steps lost", "#next step",
+             "#equal", "left over", ""]  # fmt: skip
+    table = render_table(heads, [_row(row) for row in drill.rows])
+    note = (
+        "Times and steps are medians. After: from the fault to the first word about it. Next step: "
+        "from the fault to the next finished step; where the run had to be resumed by hand, the "
+        "resume was typed at once."
+    )
+    body = f'<div class="card">{table}<p class="note">{note}</p></div>'
+    return render_section("faults", "Faults", body)
+
+
+def _row(row: Row) -> tuple[str, ...]:
+    total, fault = len(row.cases), FAULTS[row.fault]
+    is_due = fault.named is not None
+    left = sorted({case.verdict.left for case in row.cases} - {""})
+    return (
+        f"<code>{esc(row.fault)}</code>",
+        f"{total}",
+        _share(row.count("is_noticed"), total) if is_due else "-",
+        esc(_seconds(row.median("noticed_s"))) if is_due else "-",
+        _share(row.count("is_cause_right"), total) if is_due else "-",
+        f"{row.median('steps_lost'):g}",
+        esc(_seconds(row.median("next_step_s"))),
+        _share(row.exact("equal"), total),
+        esc("; ".join(left) or "nothing"),
+        esc(f"{fault.what}: {fault.how}"),
+    )
+
+
+def _share(count: int, total: int) -> str:
+    kind = "good" if count == total else "bad"
+    return f'<span class="{kind}">{count} of {total}</span>'
+
+
+def _timeline(drill: Drill) -> str:
+    with_steps = [row for row in drill.rows if row.phases()]
+    if not with_steps:
+        return ""
+    longest_s = max(sum(row.phases().values()) for row in with_steps)
+    keys = "".join(
+        f'<span><span class="swatch {_COLOURS[name]}"></span>{esc(name)}</span>' for name in PHASES
+    )
+    cells = [
+        (f"<code>{esc(row.fault)}</code>", esc(_seconds(sum(row.phases().values()))),
+         _bar(row.phases(), longest_s))
+        for row in with_steps
+    ]  # fmt: skip
+    table = render_table(["fault", "#seconds", "from the fault to the next finished step"], cells)
+    body = f'<div class="card"><div class="keys">{keys}</div>{table}</div>'
+    return render_section("timeline", "Timeline", body)
+
+
+def _bar(phases: dict[str, float], longest_s: float) -> str:
+    spans = "".join(
+        f'<span class="{_COLOURS[name]}" style="width:{100 * seconds / longest_s:.3f}%" '
+        f'title="{esc(name)}: {esc(format_seconds(seconds))}"></span>'
+        for name, seconds in phases.items()
+        if seconds > 0
+    )
+    return f'<div class="bar" style="min-width:360px">{spans}</div>'
+
+
+def _problems(drill: Drill) -> str:
+    bad = [case for case in drill.cases if not case.verdict.is_good]
+    if not bad:
+        return ""
+    cells = [
+        (f"<code>{esc(_name(case))}</code>", esc(f"{case.facts.node}"), esc(f"{case.facts.rank}"),
+         esc("; ".join(case.verdict.problems)), esc(case.verdict.said or "nothing was said"))
+        for case in bad
+    ]  # fmt: skip
+    table = render_table(["case", "#node", "#rank", "what is wrong", ""], cells)
+    note = f"Output of each command: <code>{esc(drill.folder)}/talk</code>."
+    body = f'<div class="card">{table}<p class="note">{note}</p></div>'
+    return render_section("problems", "What was not good", body)
+
+
+def _left_out(drill: Drill) -> str:
+    if not drill.impossible:
+        return ""
+    cells = [
+        (f"<code>{esc(name)}</code>", esc(why), esc(FAULTS[name].what))
+        for name, why in drill.impossible.items()
+    ]
+    table = render_table(["fault", "why not", ""], cells)
+    return render_section("left-out", "Not possible here", f'<div class="card">{table}</div>')
+
+
+def _name(case: Case) -> str:
+    return f"{case.facts.fault} {case.facts.number}"
+
+
+def _seconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.2f} s"

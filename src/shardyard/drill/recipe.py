@@ -1,0 +1,79 @@
+"""The recipe as a drill runs it: short, on this machine, in a folder of the drill's own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardyard.config.machines import devices_of_node
+from shardyard.config.schema import Recipe
+from shardyard.control.request import Request
+from shardyard.errors import RequestError
+
+LEAST_STEPS = 10
+"""Fewer leave no room for a checkpoint, a fault and what comes after it."""
+_SAVES = 6
+"""Checkpoints of one run, so that a fault has one before it and one after it."""
+_ELSEWHERE = ("slurm", "kubernetes", "aws_batch", "image")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drilled:
+    """What every run of a drill has in common."""
+
+    words: tuple[str, ...]
+    """Recipe files and overrides, the drill's own at the end."""
+    steps: int
+    save_every: int
+    nodes: int
+    devices: int
+    """Ranks on each node; as the twin had them, once it has run."""
+    is_exact: bool
+    """Whether the recipe promises the same bits for any number of ranks."""
+
+    def of(self, runs_dir: Path, run_id: str) -> tuple[str, ...]:
+        """The words of one run."""
+        return (*self.words, f"run.dir={runs_dir}", f"run.id={run_id}")
+
+
+def read_drilled(words: Sequence[str], *, steps: int) -> Drilled:
+    """Check a recipe, and bound it.
+
+    Raises:
+        RequestError: It is wrong, or a drill cannot run it.
+    """
+    recipe = Request.read(words, runs_here=True).recipe
+    _refuse_elsewhere(recipe)
+    if recipe.phases:
+        raise RequestError(
+            "phases: a drill runs one short piece of training and compares it step by step; a run "
+            "of several phases is none. Drill a recipe of one of them."
+        )
+    save_every = max(1, steps // _SAVES)
+    lengths = [name for name in ("tokens", "samples", "epochs") if getattr(recipe.run, name)]
+    own = [
+        f"run.steps={steps}",
+        *(f"run.{name}=null" for name in lengths),
+        f"checkpoint.every={save_every}",
+        "observe.sample_ids=true",
+    ]
+    return Drilled(
+        words=(*words, *own),
+        steps=steps,
+        save_every=save_every,
+        nodes=recipe.cluster.nodes,
+        devices=devices_of_node(recipe.cluster) or 1,
+        is_exact=str(recipe.precision.reduce) == "exact",
+    )
+
+
+def _refuse_elsewhere(recipe: Recipe) -> None:
+    cluster, launch = recipe.cluster, recipe.launch.model_fields_set
+    found = [f"cluster.{name}" for name in ("instance", "file") if getattr(cluster, name)]
+    found += [f"launch.{name}" for name in _ELSEWHERE if name in launch]
+    if found:
+        raise RequestError(
+            f"{', '.join(found)}: the recipe is one for a cluster, and a drill kills and stops "
+            "processes, which it does on this machine alone. Take these settings out, and let "
+            "cluster.nodes and cluster.devices be what this machine can run (CPU processes with "
+            "cluster.device=cpu)."
+        )

@@ -1,0 +1,206 @@
+"""A whole drill: the twin, then every fault so many times, each judged as soon as it is over."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from shardyard.drill.case import Place, run_case, run_twin
+from shardyard.drill.facts import Facts
+from shardyard.drill.faults import FAULTS
+from shardyard.drill.judge import PHASES, Verdict, judge
+from shardyard.drill.recipe import Drilled
+from shardyard.errors import RequestError, ShardyardError
+from shardyard.files import make_folder, write_json
+from shardyard.talk import say
+from shardyard.units import format_seconds
+
+_MOST_CASES = 2_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One run that was broken, and its judgement."""
+
+    facts: Facts
+    verdict: Verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """All cases of one fault."""
+
+    fault: str
+    cases: tuple[Case, ...]
+
+    def count(self, name: str) -> int:
+        """Cases of which a field of the verdict is true."""
+        return sum(bool(getattr(case.verdict, name)) for case in self.cases)
+
+    def exact(self, outcome: str) -> int:
+        return sum(case.verdict.exact == outcome for case in self.cases)
+
+    def median(self, name: str) -> float | None:
+        """Of the cases that have a value."""
+        values = [getattr(case.verdict, name) for case in self.cases]
+        found = [value for value in values if value is not None]
+        return median(found) if found else None
+
+    def phases(self) -> dict[str, float]:
+        """Median seconds of each phase, over the cases that went on."""
+        found = [case.verdict.phases for case in self.cases if case.verdict.phases]
+        return {name: median(each[name] for each in found) for name in PHASES} if found else {}
+
+    @property
+    def problems(self) -> dict[str, int]:
+        """What was wrong -> in how many cases."""
+        all_ = [problem for case in self.cases for problem in case.verdict.problems]
+        return {problem: all_.count(problem) for problem in all_}
+
+
+@dataclass
+class Drill:
+    """What a drill has found so far."""
+
+    drilled: Drilled
+    folder: Path
+    seed: int
+    twin: Facts
+    impossible: dict[str, str] = field(default_factory=dict)
+    """Fault -> why it cannot be tried."""
+    cases: list[Case] = field(default_factory=list)
+
+    @property
+    def rows(self) -> list[Row]:
+        """By fault, in the order of the table."""
+        by_name = {name: [c for c in self.cases if c.facts.fault == name] for name in FAULTS}
+        return [Row(fault=name, cases=tuple(found)) for name, found in by_name.items() if found]
+
+    @property
+    def is_good(self) -> bool:
+        return bool(self.cases) and all(case.verdict.is_good for case in self.cases)
+
+    @property
+    def result_file(self) -> Path:
+        return self.folder / "drill.json"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "recipe": list(self.drilled.words),
+            "nodes": self.drilled.nodes,
+            "ranks_per_node": self.drilled.devices,
+            "steps": self.drilled.steps,
+            "seed": self.seed,
+            "is_good": self.is_good,
+            "impossible": self.impossible,
+            "rows": [_row_json(row) for row in self.rows],
+            "twin": self.twin.to_json(),
+            "cases": [
+                {"verdict": case.verdict.to_json(), **case.facts.to_json()} for case in self.cases
+            ],
+        }
+
+    def write(self) -> None:
+        """Write all that is known; a drill that is interrupted leaves what it has found."""
+        write_json(self.result_file, self.to_json())
+
+
+def _row_json(row: Row) -> dict[str, Any]:
+    return {
+        "fault": row.fault,
+        "cases": len(row.cases),
+        "noticed": row.count("is_noticed"),
+        "noticed_s": row.median("noticed_s"),
+        "cause_right": row.count("is_cause_right"),
+        "steps_lost": row.median("steps_lost"),
+        "next_step_s": row.median("next_step_s"),
+        "phases": row.phases(),
+        **{outcome.replace(" ", "_"): row.exact(outcome)
+           for outcome in ("equal", "different", "not proven")},
+        "recovered": row.count("has_recovered"),
+        "good": row.count("is_good"),
+        "problems": row.problems,
+    }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """What is tried."""
+
+    names: tuple[str, ...]
+    impossible: dict[str, str]
+    """Fault that was asked for -> why it is not possible."""
+    repeat: int
+
+
+def chosen(asked: str | None, drilled: Drilled, *, repeat: int) -> Chosen:
+    """The faults to try, so many times each.
+
+    Args:
+        asked: Names, joined by commas; None: all that are possible.
+
+    Raises:
+        RequestError: There is no such fault, none is possible, or they are too many.
+    """
+    names = list(FAULTS) if asked is None else list(filter(None, asked.split(",")))
+    if wrong := [name for name in names if name not in FAULTS]:
+        raise RequestError(
+            f"--faults: there is no fault {wrong[0]!r}. There are {', '.join(FAULTS)}."
+        )
+    impossible = {name: why for name in names if (why := FAULTS[name].why_not(drilled))}
+    names = [name for name in dict.fromkeys(names) if name not in impossible]
+    if len(names) * repeat > _MOST_CASES:
+        raise RequestError(
+            f"{len(names)} faults {repeat} times each are more runs than the {_MOST_CASES:,} that "
+            "one drill makes. Ask for fewer faults with --faults, or a smaller --repeat."
+        )
+    if not names:
+        why = "; ".join(f"{name}: {reason}" for name, reason in impossible.items())
+        raise RequestError(f"--faults: none of these can be tried ({why}). Change the recipe.")
+    return Chosen(names=tuple(names), impossible=impossible, repeat=repeat)
+
+
+def run_drill(drilled: Drilled, place: Place, asked: Chosen, *, seed: int) -> Drill:
+    """Run the twin and all cases; writes ``drill.json`` after each.
+
+    Raises:
+        ShardyardError: The undisturbed run did not finish, so that nothing can be compared.
+    """
+    make_folder(place.runs)
+    say("twin: the run that nothing disturbs")
+    twin = run_twin(drilled, place)
+    if not twin.has_finished:
+        words = twin.ends[-1].last_words if twin.ends else twin.given_up
+        raise ShardyardError(
+            "the undisturbed run did not finish, so there is nothing to compare others with. Make "
+            f"`shardyard train` of this recipe work first. Its last words: {words}"
+        )
+    world = next(iter(twin.worlds.values()))
+    drilled = replace(drilled, devices=world // drilled.nodes)
+    drill = Drill(
+        drilled=drilled, folder=place.folder, seed=seed, twin=twin, impossible=asked.impossible
+    )
+    for number in range(asked.repeat):
+        for name in asked.names:
+            drill.cases.append(_try(drill, place, name, number))
+            drill.write()
+    return drill
+
+
+def _try(drill: Drill, place: Place, name: str, number: int) -> Case:
+    began_s = time.monotonic()
+    fault = FAULTS[name]
+    facts = run_case(drill.drilled, place, fault=fault, name=name, number=number, seed=drill.seed)
+    verdict = judge(fault, facts, drill.twin, is_exact_asked=drill.drilled.is_exact)
+    seconds = format_seconds(time.monotonic() - began_s)
+    say(f"{name} {number}: {'; '.join(verdict.problems) or 'good'} ({seconds})")
+    return Case(facts=facts, verdict=verdict)
+
+
+def default_folder(words: Sequence[str]) -> Path:
+    """``drills/<name>-<date>-<time>``, named after the recipe."""
+    files = [Path(word).stem for word in words if "=" not in word]
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    return Path("drills") / f"{'-'.join(files) or 'drill'}-{stamp}"

@@ -1,0 +1,136 @@
+"""The verb: what is refused before anything starts, the table of faults, and the page."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shardyard.cli import main
+from shardyard.cli.completion import faults
+from shardyard.drill.faults import FAULTS, turn_bytes
+from shardyard.drill.judge import judge
+from shardyard.drill.page import render_drill
+from shardyard.drill.recipe import Drilled
+from shardyard.drill.run import Case, Drill, chosen
+from shardyard.elastic.faults import ONCE, read_faults
+from shardyard.rundir.drilled import FAULTS_VARIABLE
+from tests.drill.test_judge import KILLED, TWIN
+
+RECIPE = ("model.preset=llama-tiny", "cluster.device=cpu", "cluster.devices=2")
+ONE_NODE = Drilled(words=("a.yaml",), steps=200, save_every=33, nodes=1, devices=2, is_exact=False)
+PAGE = Path(__file__).parents[2] / "docs" / "verbs" / "drill.md"
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        ("cluster.instance=p5.48xlarge", r"cluster\.instance: the recipe is one for a cluster"),
+        ("launch.slurm.partition=gpu", r"launch\.slurm: .*on this machine alone"),
+        ("launch.image=a/b:c", r"launch\.image: .*Take these settings out"),
+        ("--faults sigkil", r"there is no fault 'sigkil'\. There are sigkill, "),
+        ("--faults node-0", r"none of these can be tried \(node-0: the recipe has 1 node"),
+        ("--repeat 1000", r"more runs than the 2,000 .*smaller --repeat"),
+        ("--steps 3", "--steps"),
+    ],
+)
+def test_a_wrong_request_is_refused_before_anything_starts(
+    words: str, wrong: str, capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    given = [
+        word for word in RECIPE if not words.startswith("cluster.instance") or "=cpu" not in word
+    ]
+    assert main(["drill", *given, *words.split()]) == 2
+    assert re.search(wrong, capsys.readouterr().err)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_recipe_of_phases_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    recipe = tmp_path / "phased.yaml"
+    recipe.write_text(
+        "model: {preset: llama-tiny}\nphases: [{run: {steps: 2}}, {run: {steps: 2}}]\n"
+    )
+    assert main(["drill", str(recipe)]) == 2
+    assert "phases: a drill runs one short piece" in capsys.readouterr().err
+
+
+def test_the_dry_run_lists_what_is_possible_and_why_the_rest_is_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["drill", *RECIPE, "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"sigkill +rank +a rank is killed: SIGKILL to its process", out)
+    assert re.search(r"lost-node +- +not possible here: the recipe has 1 node", out)
+
+
+def test_faults_are_tried_once_each_in_the_order_asked() -> None:
+    assert chosen("abort,sigkill,abort", ONE_NODE, repeat=1).names == ("abort", "sigkill")
+    asked = chosen(None, replace(ONE_NODE, nodes=2), repeat=1)
+    assert "node-0" in asked.names
+    assert asked.impossible["agent"] == "of a run on one node; this one has 2"
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_row_of_the_table_is_whole(name: str) -> None:
+    fault = FAULTS[name]
+    assert bool(fault.strike) != bool(fault.inside), "either from outside, or by the worker"
+    assert f"`{name}`" in PAGE.read_text()
+    if fault.named is None:
+        return
+    re.compile(fault.named.words)
+    assert fault.named.who in ("", fault.acts_on)
+
+
+@pytest.mark.parametrize("name", [name for name in FAULTS if FAULTS[name].inside])
+def test_a_worker_understands_every_fault_that_it_is_to_make(name: str) -> None:
+    fault = FAULTS[name]
+    text = f"{fault.inside}@3" + ("" if fault.is_everywhere else ":1")
+    struck = read_faults({FAULTS_VARIABLE: text}, rank=1)
+    assert struck != read_faults({})
+    assert (read_faults({FAULTS_VARIABLE: text}, rank=0) == read_faults({})) != fault.is_everywhere
+    again = read_faults({FAULTS_VARIABLE: text}, rank=1, generation=1)
+    assert (again == read_faults({})) != fault.is_everywhere, "a restart is not hit again"
+
+
+def test_exceptions_are_raised_at_their_step_and_told(capsys: pytest.CaptureFixture[str]) -> None:
+    before_step = read_faults({FAULTS_VARIABLE: "exception@3:0"}).before_step
+    before_step(2)
+    with pytest.raises(RuntimeError, match="a drill raised this"):
+        before_step(3)
+    assert '@shardyard-fault {"kind": "exception", "step": 3' in capsys.readouterr().out
+    with pytest.raises(MemoryError):
+        ONCE["memory-error"]()
+
+
+def test_damage_keeps_the_size_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "a"
+    file.write_bytes(bytes(range(256)))
+    turn_bytes(file)
+    assert len(file.read_bytes()) == 256 and file.read_bytes()[:192] == bytes(range(192))
+    assert file.read_bytes()[-1] == 0
+
+
+def test_the_page_has_a_row_a_bar_and_what_was_wrong(tmp_path: Path) -> None:
+    drill = Drill(
+        drilled=ONE_NODE, folder=tmp_path, seed=0, twin=TWIN,
+        impossible={"node-0": "the recipe has <1> node"},
+    )  # fmt: skip
+    bad = replace(KILLED, number=1, events=KILLED.events[1:])
+    for facts in (KILLED, bad):
+        verdict = judge(FAULTS["sigkill"], facts, TWIN, is_exact_asked=False)
+        drill.cases.append(Case(facts=facts, verdict=verdict))
+    page = render_drill(drill)
+    assert "1 of 2" in page and "the recipe has &lt;1&gt; node" in page
+    assert 'class="detect"' in page and "not noticed" in page
+    assert not drill.is_good
+    (row,) = drill.to_json()["rows"]
+    assert (row["cases"], row["noticed"], row["equal"], row["good"]) == (2, 1, 2, 1)
+    assert row["problems"] == {"not noticed": 1}
+
+
+def test_faults_are_completed_behind_a_comma() -> None:
+    assert [item.value for item in faults("seg", {})] == ["segfault"]
+    assert "sigkill,sigstop" in [item.value for item in faults("sigkill,sig", {})]
+    assert "sigkill,sigkill" not in [item.value for item in faults("sigkill,sig", {})]
