@@ -5,6 +5,7 @@ Each scene plays several tests' worth, and the tests look at what it leaves behi
 
 import json
 import os
+import random
 import signal
 import time
 import warnings
@@ -22,10 +23,15 @@ from transformers import LlamaForCausalLM
 
 from shardyard.checkpoint.load import choose, load_tensors, read_shapes
 from shardyard.checkpoint.save import Saver
+from shardyard.checkpoint.snapshot import Snapshots
+from shardyard.checkpoint.snapshot_load import newest_snapshot
+from shardyard.checkpoint.snapshot_slot import read_slot
+from shardyard.config.snapshots import slot_labels
 from shardyard.errors import LostRankError, StorageError
 from shardyard.families.presets import PRESETS
 from shardyard.families.shape import ModelShape
 from shardyard.models.build import hf_config
+from tests.checkpoint.kept_memory import FolderMemory
 
 VOCABULARY = 96
 
@@ -222,6 +228,95 @@ def save_until_killed(rank: int, world_size: int, folder: Path) -> None:
         with (folder / "kills.jsonl").open("a") as file:
             file.write(json.dumps({"names": names, "latest": latest}) + "\n")
         (folder / "checkpoints").rename(folder / f"checkpoints-{number}")
+
+
+def take_snapshots(rank: int, world_size: int, folder: Path) -> None:
+    """Two ranks of one node; the second has not finished the newest snapshot when it is lost."""
+    start(rank, world_size, folder)
+    group, memory = own_group(), FolderMemory(folder / "memory")
+    whole_w = torch.arange(35.0).reshape(7, 5)
+    mesh = init_device_mesh("cpu", (world_size,))
+
+    def state(step: int) -> dict[str, Tensor]:
+        split: Tensor = distribute_tensor(whole_w + step, mesh, [Shard(0)])
+        return {"model.w": split, "buffer.n": torch.tensor(step)}
+
+    snapshots = Snapshots(
+        state(0), memory, local_rank=rank, rank=rank, world_size=world_size, generation=0, names=2,
+        restored=None,
+    )  # fmt: skip
+    for step in (2, 4, 6):
+        tensors = state(step)
+        if step < 6 or rank == 0:
+            snapshots.take(step, tensors, {"step": step})
+    snapshots.close()
+    dist.barrier()
+    found, _ = newest_snapshot(
+        memory, local_ranks=2, group=group, rank=rank, world_size=world_size, timeout_s=60.0
+    )
+    assert found is not None and found.values == {"step": found.moment.step}
+    # as a rank of another layout sees it: with both slots of the node, and with its own alone
+    single = dist.new_group([rank], backend="gloo", use_local_synchronization=True)
+    apart, _ = newest_snapshot(
+        memory, local_ranks=2, group=single, rank=0, world_size=1, timeout_s=60.0
+    )
+    lacking, _ = newest_snapshot(
+        memory, local_ranks=1, group=single, rank=0, world_size=1, timeout_s=60.0
+    )
+    assert apart is not None
+    filled = {"model.w": torch.full((7, 5), torch.nan), "buffer.n": torch.tensor(0)}
+    apart.fill(filled, of_others=(), allow_extra=False)
+    told = {
+        "newest": found.moment.step,
+        "of_one": torch.equal(filled["model.w"], whole_w + 4) and filled["buffer.n"].item() == 4,
+        "alone": lacking,
+    }
+    (folder / f"told-{rank}.json").write_text(json.dumps(told))
+
+
+def snapshot_until_killed(rank: int, world_size: int, folder: Path, kills: str) -> None:
+    """Kill a process that takes snapshots at random moments; note what each kill left behind."""
+    memory, restored = FolderMemory(folder / "memory"), None
+    moments = random.Random(0)
+    for number in range(int(kills)):
+        told, tell = os.pipe()
+        child = os.fork()
+        if child == 0:
+            snapshots = Snapshots(
+                {"model.w": torch.zeros(2**21)}, memory, local_rank=0, rank=0, world_size=1,
+                generation=number, names=1, restored=restored,
+            )  # fmt: skip
+            for step in range(restored.step + 1 if restored else 1, 10**6):
+                snapshots.take(step, {"model.w": torch.full((2**21,), float(step))}, {})
+                os.write(tell, step.to_bytes(8))
+            os._exit(1)
+        os.close(tell)
+        os.read(told, 8)
+        time.sleep(moments.uniform(0.0, 0.1))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        begun = int.from_bytes(os.read(told, 2**16)[-8:])
+        os.close(told)
+        if number == 0:
+            start(rank, world_size, folder)  # a group does not survive a fork
+            group = own_group()
+        slots = [read_slot(piece) for label in slot_labels(0) if (piece := memory(label))]
+        found, refused = newest_snapshot(
+            memory, local_ranks=1, group=group, rank=0, world_size=1, timeout_s=60.0
+        )
+        assert found is not None
+        filled = {"model.w": torch.zeros(2**21)}
+        found.fill(filled, of_others=(), allow_extra=False)
+        is_of_one_step = torch.equal(filled["model.w"], torch.full((2**21,), found.moment.step))
+        line = {
+            "is_of_one_step": is_of_one_step,
+            "refused": len(refused),
+            "lost": begun - found.moment.step,
+            "cut_off": None in slots,
+        }
+        with (folder / "kills.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        restored = found.moment
 
 
 def play_scene(rank: int, world_size: int, scene: str, folder: Path, *more: str) -> None:

@@ -200,6 +200,15 @@ def test_other_attempts_are_left_out() -> None:
             "and lacks: buffer.norm.running_mean",
         ),
         (
+            {
+                "kind": "snapshot_restored",
+                "step": 5,
+                "snapshots_refused": [{"step": 6, "reason": "what rank 1 held differs"}],
+            },
+            "continuing from step 5, whose state was in memory; the snapshot of step 6 is damaged "
+            "and was passed over (what rank 1 held differs)",
+        ),
+        (
             {"kind": "checkpoint_abandoned", "step": 5, "reason": "rank 0: model.x holds NaN"},
             "step 5 was not saved: it is not finite (rank 0: model.x holds NaN)",
         ),

@@ -68,6 +68,23 @@ def test_a_killed_rank_costs_a_restart_and_nothing_else(place: Place, base: Answ
     assert_time_is_accounted(run_dir)
 
 
+def test_a_killed_rank_goes_on_from_memory_without_a_checkpoint(place: Place, base: Answer) -> None:
+    assert base.code == 0
+    run_dir = place.run_dir("kept")
+    words = "run.id=kept", "checkpoint.every=1000", "elastic.snapshot_every=3"
+    with place.start("train", "tiny.yaml", *words) as running:
+        wait_for_step(run_dir, 8)
+        os.kill(events(run_dir, "attempt_started")[0]["workers"][1]["pid"], signal.SIGKILL)
+        finished = running.wait()
+    assert finished.code == 0, finished.err
+    (restored,) = events(run_dir, "snapshot_restored")
+    assert restored["source"] == "agent" and not events(run_dir, "checkpoint_loaded")
+    begun = max(line["step"] for line in read_steps(run_dir.metrics) if not line["generation"])
+    assert begun - restored["step"] <= 3 + 1
+    assert f"continuing from step {restored['step']}, whose state was in memory" in finished.err
+    assert losses(place, "kept") == losses(place, "base")
+
+
 def test_a_run_that_trains_is_looked_at_but_not_touched(place: Place, prepared: Answer) -> None:
     assert prepared.code == 0
     run_dir = place.run_dir("long")

@@ -61,6 +61,18 @@ def test_the_host_holds_the_activations_that_the_device_is_spared() -> None:
     assert host_bytes(kept) == 0
 
 
+def test_snapshots_are_copies_of_what_a_checkpoint_holds() -> None:
+    kept = workload(dp_shard=8, techniques=Techniques(kernels="eager", snapshots=3))
+    assert host_bytes(kept) == pytest.approx(3 * 12 * LLAMA2_7B / 8, rel=1e-4)
+    small = replace(p5(1), host_memory_bytes=2**36)
+    short = host_short(kept, small)
+    assert short is not None and short.verdict == "does not fit"
+    assert short.reason == (
+        "3 copies of the state (elastic.snapshot_every) need 225.9 GiB of host memory a node, "
+        "which has 64.0 GiB"
+    )
+
+
 def test_a_host_that_is_too_small_is_said() -> None:
     offloads = Techniques(kernels="eager", offload="activations")
     w = workload(dp_shard=8, micro_batch=64, techniques=offloads)

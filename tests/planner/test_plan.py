@@ -185,6 +185,18 @@ def test_a_cpu_process_also_holds_python_and_the_copy_that_a_checkpoint_is_writt
     assert planned(two_p5()).memory_term("process") == 0
 
 
+def test_on_a_cpu_snapshots_are_in_the_memory_of_a_rank() -> None:
+    def plan_of(**sections: Any) -> Plan:
+        return planned(
+            on_cpu(model={"preset": "llama-1b"}, **sections), world_size=2, machine=LAPTOP
+        )
+
+    usual, kept = plan_of(), plan_of(elastic={"snapshot_every": 10})
+    copy = usual.memory_term("checkpoint copy")
+    assert (kept.memory_term("snapshots"), kept.memory_term("checkpoint copy")) == (3 * copy, 0)
+    assert kept.memory_bytes == usual.memory_bytes + 2 * copy
+
+
 def test_how_full_a_cpu_may_be_is_said() -> None:
     def words(gib: int) -> tuple[str, str]:
         host = machine("Some CPU", device="cpu", gib=gib)

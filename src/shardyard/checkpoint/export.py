@@ -343,7 +343,7 @@ def _transposed(read: Rows, pieces: Sequence[Piece]) -> Tensor:
 
 
 def _parameters(plan: ExportPlan, resolved: Resolved) -> Rows:
-    saved = SavedTensors(plan.checkpoint)
+    saved = SavedTensors.in_folder(plan.checkpoint)
     names = saved.shapes().keys()
 
     def read(name: str, start: int, rows: int) -> Tensor:

@@ -48,7 +48,7 @@ def refuse_without_effect(checkpoint: Path, shapes: Mapping[str, Size]) -> None:
     Raises:
         CheckpointError: B of all of them is zero.
     """
-    saved, number = SavedTensors(checkpoint), 0
+    saved, number = SavedTensors.in_folder(checkpoint), 0
     for name, shape in shapes.items():
         if name.endswith(f".{B}.weight"):
             up = torch.empty(shape)

@@ -6,12 +6,13 @@ reader opens only ``*.safetensors`` and the planner here refuses every item that
 
 import io
 import json
+import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -25,9 +26,10 @@ from torch.distributed.checkpoint.metadata import (
     MetadataIndex,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.tensor import DTensor
+from torch.futures import Future
 
 from shardyard.checkpoint.buffers import is_buffer
 from shardyard.checkpoint.retention import (
@@ -104,17 +106,23 @@ def choose(
     Raises:
         CheckpointError: A rank did not arrive, or there are checkpoints but none is sound.
     """
-    _meet(group, timeout_s)
+    meet(group, timeout_s)
 
     def verify_together(folder: Path) -> list[Damage]:
         return _verify_share(folder, group, rank=rank, world_size=world_size)
 
-    steps = [complete_steps(checkpoints_dir)]
-    dist.broadcast_object_list(steps, group=group, group_src=0)
-    chosen = find_sound(checkpoints_dir, steps[0], verify=verify_together)
+    steps = agreed_steps(checkpoints_dir, group)
+    chosen = find_sound(checkpoints_dir, steps, verify=verify_together)
     if chosen is not None:
         _settle_together(checkpoints_dir, chosen, group)
     return chosen
+
+
+def agreed_steps(checkpoints_dir: Path, group: dist.ProcessGroup) -> list[int]:
+    """Steps of which there are checkpoints, rising, as rank 0 sees them. All ranks call it."""
+    steps = [complete_steps(checkpoints_dir)]
+    dist.broadcast_object_list(steps, group=group, group_src=0)
+    return steps[0]
 
 
 def find_sound(
@@ -169,21 +177,45 @@ def load_tensors(
     Raises:
         CheckpointError: A name is missing or extra, a shape differs, or a file is unreadable.
     """
-    return SavedTensors(path).fill(tensors, of_others=of_others, allow_extra=allow_extra)
+    return SavedTensors.in_folder(path).fill(tensors, of_others=of_others, allow_extra=allow_extra)
+
+
+class Reader(Protocol):
+    """Reads shards from where they are kept."""
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Give the planner what the plan asks for."""
 
 
 class SavedTensors:
-    """The tensors of a checkpoint, whose headers were read once.
+    """The tensors of a saved state, whose headers were read once.
 
-    Raises:
-        CheckpointError: A file is unreadable, or shards are missing.
+    Args:
+        where: It is kept, for messages: a folder, or words.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._version = _check_format(path)
-        self._reader = HuggingFaceStorageReader(str(path))
-        self._saved = _read_metadata(path, self._reader)
+    def __init__(
+        self,
+        where: Path | str,
+        version: int,
+        reader: Reader,
+        saved: Mapping[str, TensorStorageMetadata],
+    ) -> None:
+        self._where = where
+        self._version = version
+        self._reader = reader
+        self._saved = saved
+
+    @classmethod
+    def in_folder(cls, path: Path) -> "SavedTensors":
+        """Those of a checkpoint.
+
+        Raises:
+            CheckpointError: A file is unreadable, or shards are missing.
+        """
+        version = _check_format(path)
+        reader = HuggingFaceStorageReader(str(path))
+        return cls(path, version, reader, _read_metadata(path, reader))
 
     def shapes(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
         """As ``read_shapes``."""
@@ -198,7 +230,7 @@ class SavedTensors:
             lacked = [name for name in tensors if is_buffer(name) and name not in saved]
             tensors = {name: each for name, each in tensors.items() if not is_buffer(name)}
             of_others = [name for name in of_others if not is_buffer(name)]
-        _compare(self._path, saved, tensors, of_others=of_others, allow_extra=allow_extra)
+        _compare(self._where, saved, tensors, of_others=of_others, allow_extra=allow_extra)
         self._read(TensorsOnlyPlanner(), tensors)
         return lacked
 
@@ -216,7 +248,7 @@ class SavedTensors:
             with torch.no_grad():
                 self._reader.read_data(planner.finish_plan(plan), planner).wait()
         except (SafetensorError, OSError) as error:
-            raise _unreadable(self._path, error) from error
+            raise _unreadable(self._where, error) from error
 
 
 def read_shapes(path: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
@@ -276,7 +308,9 @@ class TensorsOnlyPlanner(DefaultLoadPlanner):
             saved = self.metadata.state_dict_metadata[name]
             assert isinstance(saved, TensorStorageMetadata), name
             chunk = ChunkStorageMetadata(offsets, sizes)
-            items += create_read_items_for_chunk_list(name, saved, [chunk])
+            found = create_read_items_for_chunk_list(name, saved, [chunk])
+            assert sum(math.prod(item.lengths) for item in found) == math.prod(sizes), name
+            items += found
         return LoadPlan(items)
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:  # noqa: ARG002
@@ -311,7 +345,7 @@ class _RowsPlanner(TensorsOnlyPlanner):
         return found
 
 
-def _meet(group: dist.ProcessGroup, timeout_s: float) -> None:
+def meet(group: dist.ProcessGroup, timeout_s: float) -> None:
     """Wait for all ranks; name those that stay away."""
     try:
         dist.monitored_barrier(group, timedelta(seconds=timeout_s), wait_all_ranks=True)
@@ -417,7 +451,7 @@ def _read_metadata(
 
 
 def _compare(
-    path: Path,
+    where: Path | str,
     saved: Mapping[str, TensorStorageMetadata],
     tensors: Mapping[str, Tensor],
     *,
@@ -440,7 +474,7 @@ def _compare(
     ]
     if problems:
         raise CheckpointError(
-            f"{path} is of another model or optimizer: {'; '.join(problems)}. Nothing was loaded. "
+            f"{where} is of another model or optimizer: {'; '.join(problems)}. Nothing was loaded. "
             "Resume with the model and optimizer of the run, or start a new run."
         )
 
@@ -451,7 +485,7 @@ def _some(names: Sequence[str]) -> str:
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
-def _unreadable(path: Path, error: Exception) -> CheckpointError:
+def _unreadable(path: Path | str, error: Exception) -> CheckpointError:
     return CheckpointError(
         f"{path} cannot be read: {error}. `python -m shardyard.checkpoint.verify` says which file "
         "is damaged; use another checkpoint."

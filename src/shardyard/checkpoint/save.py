@@ -7,9 +7,7 @@ the call by one small all-reduce, so that either all ranks go on or all of them 
 """
 
 import json
-import os
 import shutil
-import sys
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,14 +22,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from shardyard.checkpoint.retention import step_name
-from shardyard.checkpoint.staging import HostCopy
+from shardyard.checkpoint.staging import HostCopy, Staging, yield_to_training
 from shardyard.checkpoint.tensor_file import DTYPES
 from shardyard.checkpoint.writer import CheckpointWriter, Order, ShardPlanner
 from shardyard.errors import CheckpointError, LostRankError, NotFiniteError, StorageError
 from shardyard.parallel.device import synchronize_stream
-
-_NICE = 10
-"""Priority of the writing thread, on the scale of nice(1): 0 is that of the training, 19 least."""
 
 _TOLD_RANKS = 4
 """Ranks whose tensors are named when a state is not finite."""
@@ -64,6 +59,7 @@ class Saver:
         checkpoints_dir: Seen by all ranks; made if missing.
         group: A gloo group of all ranks that nothing else uses: ``new_group(backend="gloo")``.
         keep_last: Newest checkpoints kept; the one that ``best`` names stays too.
+        staging: Where the state is copied to; None: to memory of the saver's own.
     """
 
     def __init__(
@@ -74,16 +70,17 @@ class Saver:
         rank: int,
         world_size: int,
         keep_last: int,
+        staging: Staging | None = None,
     ) -> None:
         self._dir = checkpoints_dir
         self._group = group
         self._rank = rank
         self._world_size = world_size
         self._keep_last = keep_last
-        self._host = HostCopy()
+        self._staging = staging or HostCopy()
         self._planner = ShardPlanner()
         self._thread = ThreadPoolExecutor(
-            max_workers=1, thread_name_prefix="checkpoint", initializer=_yield_to_training
+            max_workers=1, thread_name_prefix="checkpoint", initializer=yield_to_training
         )
         self._running: Future[Durable | Abandoned] | None = None
         self._unreported: list[Durable | Abandoned] = []
@@ -123,7 +120,7 @@ class Saver:
             synchronize_stream(device)
         started = time.monotonic()
         self.wait()
-        self._planner.describe(tensors, self._host.take(tensors))
+        self._planner.describe(tensors, self._staging.take_for_save(step, tensors, values_json))
         order = Order(
             checkpoints_dir=self._dir,
             step=step,
@@ -216,12 +213,6 @@ class Saver:
             self._report_at = Future()
         dist.all_reduce(polls, dist.ReduceOp.MAX, group=self._group)
         self._report_at.set_result(int(polls) + 1)
-
-
-def _yield_to_training() -> None:
-    """Where cores are scarce, training goes first and the save takes longer."""
-    if sys.platform == "linux":  # elsewhere the call would slow down the whole process
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
 def _not_finite(error: CheckpointException) -> str:

@@ -3,11 +3,51 @@
 Allocating pinned memory costs more than the copy itself, so it happens at the first save only.
 """
 
+import mmap
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any, Protocol
+
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from shardyard.parallel.device import synchronize_stream
+
+_NICE = 10
+"""Priority of threads that write, on the scale of nice(1): 0 is that of the training, 19 least."""
+
+
+class Staging(Protocol):
+    """Where a save copies the state to, before it writes."""
+
+    def take_for_save(
+        self, step: int, tensors: dict[str, Tensor], values_json: str
+    ) -> dict[str, Tensor]:
+        """Copy this rank's shards; on return the originals may change.
+
+        Returns:
+            Contiguous CPU tensors, valid until the next call.
+        """
+
+
+class Keeping(Staging, Protocol):
+    """A place for the state that outlives this process."""
+
+    def take(self, step: int, tensors: dict[str, Tensor], values: dict[str, Any]) -> float:
+        """Copy the state there; returns the seconds that training stood still."""
+
+    def close(self) -> None:
+        """End what goes on in the background."""
+
+
+class Memory(Protocol):
+    """Gives memory that outlives this process."""
+
+    def __call__(self, label: str, size_bytes: int | None = None, /) -> mmap.mmap | None:
+        """The piece of this label, grown to a size; None: nobody owns one, or it is empty."""
 
 
 class HostCopy:
@@ -16,7 +56,12 @@ class HostCopy:
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
 
-    def take(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def take_for_save(
+        self,
+        step: int,  # noqa: ARG002
+        tensors: dict[str, Tensor],
+        values_json: str,  # noqa: ARG002
+    ) -> dict[str, Tensor]:
         """Copy this rank's shards; on return the originals may change.
 
         Returns:
@@ -24,10 +69,7 @@ class HostCopy:
         """
         shards = {name: local_shard(tensor) for name, tensor in tensors.items()}
         self._buffers = {name: self._buffer(name, shard) for name, shard in shards.items()}
-        for name, shard in shards.items():
-            self._buffers[name].copy_(shard, non_blocking=True)
-        for device in {shard.device for shard in shards.values()}:
-            synchronize_stream(device)
+        copy_shards(tensors, self._buffers)
         return self._buffers
 
     def _buffer(self, name: str, shard: Tensor) -> Tensor:
@@ -39,8 +81,23 @@ class HostCopy:
         return torch.empty(shard.shape, dtype=shard.dtype, pin_memory=pin)
 
 
+def copy_shards(tensors: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
+    """Copy this rank's shards into host memory; on return the originals may change."""
+    shards = {name: local_shard(tensor) for name, tensor in tensors.items()}
+    for name, shard in shards.items():
+        buffers[name].copy_(shard, non_blocking=True)
+    for device in {shard.device for shard in shards.values()}:
+        synchronize_stream(device)
+
+
 def local_shard(tensor: Tensor) -> Tensor:
     """This rank's part of a tensor, without its history."""
     with torch.no_grad():
         part: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         return part.detach()
+
+
+def yield_to_training() -> None:
+    """In a thread that writes: where cores are scarce training goes first."""
+    if sys.platform == "linux":  # elsewhere the call would slow down the whole process
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

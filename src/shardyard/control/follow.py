@@ -31,6 +31,7 @@ _PHASES = {
     "data_ready": "building the model",
     "model_ready": "first step",
     "checkpoint_loaded": "first step",
+    "snapshot_restored": "first step",
     "first_step": "training",
     "worker_lost": "restarting",
     "worker_hung": "restarting",
@@ -243,7 +244,11 @@ def describe_event(event: dict[str, Any]) -> str | None:
                 if event.get(key)
             )
             note = f"; {event['note']}" if event.get("note") else ""
-            return f"continuing from step {event['step']}{note}{passed_over}{gaps}"
+            told = f"{note}{passed_over}{gaps}{_snapshots_refused(event)}"
+            return f"continuing from step {event['step']}{told}"
+        case "snapshot_restored":
+            where = f"step {event['step']}, whose state was in memory"
+            return f"continuing from {where}{_snapshots_refused(event)}"
         case "phase_started":
             length = f", samples of {event['seq_len']} tokens" if event.get("seq_len") else ""
             return f"phase {event['phase']} of {event['phases']}{length}"
@@ -252,6 +257,14 @@ def describe_event(event: dict[str, Any]) -> str | None:
         case "checkpoint_abandoned":
             return f"step {event['step']} was not saved: it is not finite ({event['reason']})"
     return None
+
+
+def _snapshots_refused(event: dict[str, Any]) -> str:
+    return "".join(
+        f"; the snapshot of step {refused['step']} is damaged and was passed over "
+        f"({refused['reason']})"
+        for refused in event.get("snapshots_refused") or ()
+    )
 
 
 def describe_stall(seconds: float, usual_s: float | None) -> str:

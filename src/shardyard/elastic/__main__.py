@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from shardyard.config.snapshots import slot_labels
 from shardyard.elastic import forkserver
 from shardyard.elastic.agent_memory import NOTES, AgentMemory
 from shardyard.elastic.drain import DrainRequest, end_with
@@ -79,6 +80,9 @@ def _conduct(
         end_with(args.part_of)
     if args.with_parent is not None:
         drain.listen_for_end_of(args.with_parent)
+    if resolved.recipe.elastic.snapshot_every is not None:
+        assert isinstance(resolved.recipe.cluster.devices, int)
+        _own_snapshots(resolved.recipe.cluster.devices)
     notes = AgentMemory.create(NOTES)  # before the fork server, which inherits where it is
     forkserver.start(forkserver.preload_of(resolved.recipe) if preload is None else preload)
     try:
@@ -103,6 +107,12 @@ def _conduct(
         drain.stop_listening()
         if lease:
             lease.close()
+
+
+def _own_snapshots(local_ranks: int) -> None:
+    """Own the memory of this node's snapshots: before the fork server, which passes on where."""
+    for label in (label for local in range(local_ranks) for label in slot_labels(local)):
+        AgentMemory.create(label)
 
 
 def _parse(argv: Sequence[str] | None) -> Any:

@@ -42,11 +42,12 @@ class AgentMemory:
         return mmap.mmap(self.descriptor, size_bytes) if size_bytes else None
 
 
-def attach(label: str, size_bytes: int) -> mmap.mmap | None:
+def attach(label: str, size_bytes: int | None = None) -> mmap.mmap | None:
     """The agent's memory of this label, in a worker; None: no agent owns one.
 
     Args:
-        size_bytes: Of the whole piece; it grows to this if it is smaller, and never shrinks.
+        size_bytes: Of the whole piece; it grows to this if it is smaller, and never shrinks. None:
+            all that there is, and nothing where it has no size yet.
 
     Raises:
         OSError: There is not as much memory.
@@ -58,8 +59,10 @@ def attach(label: str, size_bytes: int) -> mmap.mmap | None:
     try:
         # Ranks attach at the same time: this call never shrinks what another has made larger. It
         # takes the pages too, so that a lack of memory is an error here and no SIGBUS later.
-        os.posix_fallocate(descriptor, 0, size_bytes)
-        return mmap.mmap(descriptor, size_bytes)
+        if size_bytes is not None:
+            os.posix_fallocate(descriptor, 0, size_bytes)
+        mapped_bytes = os.fstat(descriptor).st_size if size_bytes is None else size_bytes
+        return mmap.mmap(descriptor, mapped_bytes) if mapped_bytes else None
     finally:
         os.close(descriptor)
 

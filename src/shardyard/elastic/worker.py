@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from shardyard.elastic.agent_memory import attach
 from shardyard.elastic.drain import signal_at_parent_death
 from shardyard.elastic.notes import own_notes
 from shardyard.elastic.rendezvous import worker_store
@@ -148,6 +149,7 @@ def _train(run: RunDir, attempt: int, generation: int, drain_requested: Callable
         events=EventWriter(run.events, attempt=attempt, generation=generation)
         if writes_events
         else None,
+        memory=attach,
         faults=read_faults(os.environ, rank=dist.get_rank(), generation=generation),
         notes=own_notes(),
     )

@@ -12,6 +12,7 @@ import os
 import platform
 import resource
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,26 @@ def synchronize_stream(device: torch.device) -> None:
     """Wait until the device has done what was queued on this thread's stream."""
     if device.type != "cpu":
         _call(device, "current_stream").synchronize()
+
+
+def pin(content: Tensor, devices: Iterable[torch.device]) -> None:
+    """Let a device copy into host memory of our own without waiting for each tensor.
+
+    For any thread; does nothing where the kind of device has no way to.
+    """
+    for device in devices:
+        if device.type == "cuda" and content.numel():
+            torch.accelerator.set_device_index(device)  # a thread begins at the first one
+            torch.cuda.check_error(
+                torch.cuda.cudart().cudaHostRegister(content.data_ptr(), content.numel(), 0)
+            )
+
+
+def unpin(content: Tensor, devices: Iterable[torch.device]) -> None:
+    """Take back what ``pin`` did, before the memory is unmapped."""
+    for device in devices:
+        if device.type == "cuda" and content.numel():
+            torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(content.data_ptr()))
 
 
 def peak_memory_bytes(device: torch.device) -> int:

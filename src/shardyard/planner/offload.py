@@ -1,4 +1,4 @@
-"""What offload keeps in the memory of the host, and what it moves there and back in a step."""
+"""What offload and snapshots keep in host memory, and what a step moves there and back."""
 
 from typing import assert_never
 
@@ -10,7 +10,20 @@ from shardyard.units import format_bytes
 
 
 def host_bytes(w: Workload) -> float:
-    """Host memory that the first stage's rank needs: what its device is spared."""
+    """Host memory that the first stage's rank needs."""
+    return offloaded_bytes(w) + snapshot_bytes(w)
+
+
+def snapshot_bytes(w: Workload) -> float:
+    """Copies of what a checkpoint holds, of this rank's part."""
+    formats = w.formats
+    frozen = 0.0 if _has_adapters(w) else _frozen(w) * formats.compute_bytes
+    state = _trained(w) * (formats.weight_bytes + formats.optimizer_bytes) + frozen
+    return w.techniques.snapshots * state
+
+
+def offloaded_bytes(w: Workload) -> float:
+    """What the rank's device is spared."""
     offload, formats = w.techniques.offload, w.formats
     match offload:
         case "none":
@@ -96,8 +109,14 @@ def host_short(w: Workload, cluster: Cluster) -> Fit | None:
     needed, there = host_bytes(w) * cluster.devices_per_node, cluster.host_memory_bytes
     if there is None or needed <= there:
         return None
+    why = {
+        f"memory.offload={w.techniques.offload}": offloaded_bytes(w),
+        f"{w.techniques.snapshots} copies of the state (elastic.snapshot_every)": snapshot_bytes(w),
+    }
+    causes = [what for what, size in why.items() if size]
+    verb = "needs" if causes == [next(iter(why))] else "need"
     return Fit(
         verdict="does not fit",
-        reason=f"memory.offload={w.techniques.offload} needs {format_bytes(needed)} of host memory "
+        reason=f"{' and '.join(causes)} {verb} {format_bytes(needed)} of host memory "
         f"a node, which has {format_bytes(there)}",
     )

@@ -14,16 +14,20 @@ CPU_SAFE_SHARE = 0.8
 modelled."""
 
 
-def on_cpu(needed: Memory) -> Memory:
-    """Where ranks compute in host memory, a rank's memory is its process's."""
+def on_cpu(needed: Memory, *, snapshots: int) -> Memory:
+    """Where ranks compute in host memory, a rank's memory is its process's.
+
+    Args:
+        snapshots: Copies that elastic.snapshot_every keeps; a save writes from one of them.
+    """
     states = needed.term("parameters") + needed.term("optimizer")
-    copy = "a checkpoint is written from a copy of parameters and optimizer in host memory"
+    copies = states * max(1, snapshots)
     process = "Python, torch and transformers themselves, measured 2026-11-21"
     more = (
-        Term(name="checkpoint copy", bytes=states, reason=copy),
+        _copies(copies, snapshots),
         Term(name="process", bytes=CPU_PROCESS_BYTES, reason=process),
     )
-    total = needed.allocated_bytes + states + CPU_PROCESS_BYTES
+    total = needed.allocated_bytes + copies + CPU_PROCESS_BYTES
     return replace(
         needed,
         terms=(*needed.terms, *more),
@@ -31,6 +35,14 @@ def on_cpu(needed: Memory) -> Memory:
         reserved_bytes=total,
         device_bytes=total,
     )
+
+
+def _copies(size: int, snapshots: int) -> Term:
+    if snapshots:
+        several = f"elastic.snapshot_every: {snapshots} copies of parameters and optimizer"
+        return Term(name="snapshots", bytes=size, reason=several)
+    one = "a checkpoint is written from a copy of parameters and optimizer in host memory"
+    return Term(name="checkpoint copy", bytes=size, reason=one)
 
 
 def fit_on_cpu(needed: Memory, limit: int | None) -> Fit:

@@ -335,7 +335,9 @@ def plan_recipe(
     workload = work_of(recipe, shape, layout, named)
     if steps is not None:
         steps = steps_on(recipe.optim, steps, devices=world_size)
-    needed = on_cpu(memory_of(workload)) if is_cpu else memory_of(workload)
+    needed = memory_of(workload)
+    if is_cpu:
+        needed = on_cpu(needed, snapshots=workload.techniques.snapshots)
     limit = _memory_limit(named, machine, is_cpu=is_cpu, devices_per_node=devices_per_node)
     verdict = _verdict(workload, needed, limit, named, is_cpu=is_cpu)
     timed, why_not = _timed(

@@ -12,6 +12,7 @@ from shardyard.config.layout import Layout
 from shardyard.config.loss_chunk import logits_of, waits_for_logits
 from shardyard.config.optimizers import averages_of, moved_bytes
 from shardyard.config.schema import Recipe
+from shardyard.config.snapshots import SLOTS
 from shardyard.families.shape import ModelShape
 from shardyard.planner.trained import Trained, trained_of
 
@@ -94,6 +95,8 @@ class Techniques:
     ZeRO-Offload); ours moves the state up for an update on the device, and down again."""
     offload_depth: int = 1
     """Blocks whose offloaded activations come back ahead of the one that needs them."""
+    snapshots: int = 0
+    """Copies of a rank's state that stay in host memory."""
     dropout: bool = False
     prefetch: int = 1
     """Blocks gathered ahead, zero 3."""
@@ -212,6 +215,7 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
             prefetch=recipe.parallel.prefetch,
             offload=recipe.memory.offload,
             updates_on_host=False,
+            snapshots=0 if recipe.elastic.snapshot_every is None else SLOTS,
             fp8_rows=recipe.precision.fp8_scaling == "rowwise",
             offload_depth=recipe.memory.offload_depth,
         ),

@@ -36,7 +36,7 @@ def describe(event: Line) -> str:
         return f"{fields.get('node', '?')}: {fields.get('cause', 'cause not known')}"
     if kind == "model_ready" and "seconds" in fields:
         return f"{fields.get('parameters', 0):,} parameters, {format_seconds(fields['seconds'])}"
-    if kind == "checkpoint_loaded":
+    if kind in ("checkpoint_loaded", "snapshot_restored"):
         return f"step {fields.get('step', '?')}, {format_seconds(fields.get('seconds', 0.0))}"
     if kind == "checkpoint_started":
         return (

@@ -141,7 +141,9 @@ def _add_start(phases: _Sum, attempt: AttemptRecord, generation: int, clock_t: f
     ready = attempt.first("model_ready", generation)
     if ready is None:
         return clock_t
-    loaded = attempt.first("checkpoint_loaded", generation)
+    loaded = attempt.first("checkpoint_loaded", generation) or attempt.first(
+        "snapshot_restored", generation
+    )
     load_s = min(loaded.get("seconds", 0.0) if loaded else 0.0, max(0.0, ready["t"] - clock_t))
     phases.add("load", load_s)
     phases.add("init", max(0.0, ready["t"] - clock_t - load_s))

@@ -25,6 +25,7 @@ EVENT_KINDS = (
     "data_ready",
     "model_ready",
     "checkpoint_loaded",
+    "snapshot_restored",
     "first_step",
     "checkpoint_started",
     "checkpoint_durable",

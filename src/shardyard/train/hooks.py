@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 
+from shardyard.checkpoint.staging import Memory
 from shardyard.rundir.lines import EventWriter
 
 
@@ -70,6 +71,10 @@ class Faults:
     """Called with each step before it is done; it may raise, hang, or end the process."""
 
 
+def no_memory(_label: str, _size_bytes: int | None = None, /) -> None:
+    """Where no agent owns memory that outlives this process."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Hooks:
     """How the loop learns of a drain, and where it reports."""
@@ -80,6 +85,8 @@ class Hooks:
     """Whether this process was asked to finish its step, save and leave."""
     events: EventWriter | None
     """Writes events.jsonl; rank 0 has it, the others do not."""
+    memory: Memory = no_memory
+    """The node's memory that outlives this process, by label."""
     faults: Faults = Faults()
     """What a drill asks for; nothing in a real run."""
     notes: Notes = _NO_NOTES

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from shardyard.checkpoint.save import Abandoned, Durable
 from shardyard.config.batch import Batch
@@ -53,9 +54,10 @@ class Loop:
         self.recipe = training.resolved.recipe
         self.progress = training.progress
         self.notes = training.hooks.notes
-        self.saved_step = self.durable_step = training.progress.step
+        self.saved_step = self.durable_step = training.durable_step
+        self.snapshot_step = training.progress.step
         self.skipped_in_row = round(training.stepper.skipped_in_row.item())
-        self.save_put_off = False
+        self.save_put_off = self._lost_a_save()
         self.abandoned: Abandoned | None = None
         self.step_ended_at = time.monotonic()
         self.first_step = training.progress.step + 1
@@ -67,6 +69,8 @@ class Loop:
 
     def run(self) -> str:
         """Step until the run's length or target is reached, or until a rank is to drain."""
+        if self.save_put_off:
+            self._save()
         while not self._may_end():
             self.step()
         return self._end()
@@ -85,13 +89,16 @@ class Loop:
         step = self.progress.step
         evaluation_due = self._evaluation_due(step)
         save_due = self.save_put_off or step % self.recipe.checkpoint.every == 0
-        if launched.pending.is_ready or evaluation_due or save_due:
+        snapshot_due = self._snapshot_due(step)
+        if launched.pending.is_ready or evaluation_due or save_due or snapshot_due:
             self._read_result()
         self.notes.end_step()
         if evaluation_due:
             self._evaluate()
         if save_due:
             self._save()
+        if snapshot_due:
+            self._take_snapshot()
         self._report_saves()
         if self.abandoned is not None and not self.drain:
             raise not_saved(self.abandoned, newest=self.durable_step)
@@ -260,29 +267,54 @@ class Loop:
         if self.saved_step == step or self.save_put_off:
             return
         with self.notes.during(Phase.SAVE):
-            blocked_s = self._start_save(step, is_best=is_best)
+            training.stepper.settle()
+            blocked_s = training.saver.save(
+                step,
+                training.tensors,
+                self._values(),
+                is_best=is_best,
+                keep_older=self.skipped_in_row > 0,
+            )
         training.report("checkpoint_started", step=step, blocked_s=blocked_s)
-        self.saved_step = step
-        self.blocked_s += blocked_s
-        self.step_ended_at += blocked_s
+        self.saved_step = self.snapshot_step = step
+        self._count_blocked(blocked_s)
 
-    def _start_save(self, step: int, *, is_best: bool) -> float:
-        """Seconds that training stood still for it."""
+    def _lost_a_save(self) -> bool:
+        """Whether a save was due at or before the snapshot that the run went on from."""
+        step = self.progress.step
+        return self.durable_step < step - step % self.recipe.checkpoint.every
+
+    def _snapshot_due(self, step: int) -> bool:
+        every = self.recipe.elastic.snapshot_every
+        return every is not None and step % every == 0
+
+    def _take_snapshot(self) -> None:
+        """Copy the state into the agent's memory, unless a save has just done so."""
+        training, step = self.training, self.progress.step
+        if self.snapshot_step == step or self.skipped_in_row:
+            return
+        assert training.snapshots is not None
+        with self.notes.during(Phase.SAVE):
+            training.stepper.settle()
+            blocked_s = training.snapshots.take(step, training.tensors, self._values())
+        self._count_blocked(blocked_s)
+        self.snapshot_step = step
+
+    def _values(self) -> dict[str, Any]:
+        """What is saved beside the tensors."""
         training, scaling = self.training, self.training.stepper.scaling
-        training.stepper.settle()
-        return training.saver.save(
-            step,
-            training.tensors,
-            checkpoint_values(
-                self.progress,
-                seed=self.recipe.run.seed,
-                skipped_in_row=round(training.stepper.skipped_in_row.item()),
-                loss_scale=None if scaling is None else scaling.values(),
-                fingerprint=fingerprint(training.resolved, training.task.computation.held),
-            ),
-            is_best=is_best,
-            keep_older=self.skipped_in_row > 0,
+        return checkpoint_values(
+            self.progress,
+            seed=self.recipe.run.seed,
+            skipped_in_row=round(training.stepper.skipped_in_row.item()),
+            loss_scale=None if scaling is None else scaling.values(),
+            fingerprint=fingerprint(training.resolved, training.task.computation.held),
         )
+
+    def _count_blocked(self, seconds: float) -> None:
+        """Count a copy apart from the steps."""
+        self.blocked_s += seconds
+        self.step_ended_at += seconds
 
     def _report_saves(self) -> None:
         """Report what the background writer has finished; raises what went wrong there."""

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from shardyard.checkpoint.averages import is_average
 from shardyard.checkpoint.buffers import buffers_of
-from shardyard.checkpoint.load import Chosen, choose, load_tensors, read_values
 from shardyard.checkpoint.save import Saver
+from shardyard.checkpoint.snapshot import Snapshots
 from shardyard.config.batch import step_samples
 from shardyard.config.fingerprint import compare
 from shardyard.config.generic_model import is_generic
@@ -63,6 +63,7 @@ from shardyard.train.own_module import build_own
 from shardyard.train.state import Progress, memory_by_kind
 from shardyard.train.states_on_host import StatesOnHost
 from shardyard.train.step import Stepper
+from shardyard.train.taken_up import Saved, find_saved
 from shardyard.train.training import Training
 
 
@@ -74,6 +75,8 @@ class Place:
     """Of the whole run."""
     device: torch.device
     mesh: Mesh
+    local_rank: int
+    """Among the workers of this node."""
     control: dist.ProcessGroup
     saving: dist.ProcessGroup
     """For writing checkpoints, while training goes on."""
@@ -92,7 +95,10 @@ def take_place(run_dir: RunDir, attempt: int, *, local_rank: int) -> Place:
     device = select_device(recipe.cluster.device, local_rank)
     control, saving = (_gloo_group(recipe.elastic.collective_timeout_s) for _ in range(2))
     mesh = build_mesh(layout, device.type)
-    return Place(resolved=resolved, device=device, mesh=mesh, control=control, saving=saving)
+    return Place(
+        resolved=resolved, device=device, mesh=mesh, local_rank=local_rank, control=control,
+        saving=saving,
+    )  # fmt: skip
 
 
 def set_up(run_dir: RunDir, attempt: int, hooks: Hooks, *, local_rank: int) -> Training:
@@ -105,9 +111,9 @@ def set_up(run_dir: RunDir, attempt: int, hooks: Hooks, *, local_rank: int) -> T
 def set_up_phase(
     run_dir: RunDir, attempt: int, hooks: Hooks, place: Place, *, since_t: float | None = None
 ) -> Training:
-    """Build everything, and load the newest sound checkpoint if there is one.
+    """Build everything, and load the newest step that is saved, in memory or in a checkpoint.
 
-    It says which phase is to be trained: its own or, where that is complete, the one after it.
+    That says which phase is to be trained: its own or, where that is complete, the one after it.
     So a run that is killed between two phases goes the way of one that is not.
 
     Args:
@@ -117,8 +123,9 @@ def set_up_phase(
     rank, world_size = dist.get_rank(), dist.get_world_size()
     device, mesh, control = place.device, place.mesh, place.control
     started = time.monotonic()
-    chosen = _choose(run_dir, place)
-    saved = None if chosen is None else _read_saved(chosen)
+    saved = find_saved(
+        run_dir.checkpoints, hooks.memory, place.resolved.recipe, group=place.control
+    )
     phase = 0 if saved is None else _phase_after(place.resolved, saved.progress)
     resolved = place.resolved.of_phases[phase]
     recipe = resolved.recipe
@@ -144,6 +151,7 @@ def set_up_phase(
         begin = _begin(place, saved, task, tensors, stepper, phase=phase)
     if averages is not None and (saved is None or phase > saved.progress.phase):
         averages.begin()
+    snapshots = _open_snapshots(place, hooks, tensors, saved)
     training = Training(
         run_dir=run_dir,
         resolved=resolved,
@@ -167,10 +175,13 @@ def set_up_phase(
             rank=rank,
             world_size=world_size,
             keep_last=recipe.checkpoint.keep_last,
+            staging=snapshots,
         ),
+        snapshots=snapshots,
         tensors=tensors,
         control=control,
         progress=begin.progress,
+        durable_step=0 if saved is None else saved.durable_step,
         metric_lines=_metric_lines(run_dir, attempt, hooks, place.resolved, phase),
         sinks=open_sinks(run_dir, tensorboard=recipe.observe.tensorboard) if rank == 0 else [],
     )
@@ -181,9 +192,27 @@ def set_up_phase(
     _report_model(
         training, mesh.layout, held, last_step=last_step, seconds=time.monotonic() - started
     )
-    if begin.loaded is not None:
-        training.report("checkpoint_loaded", **begin.loaded)
+    if saved is not None:
+        training.report(saved.event, **saved.told, **begin.loaded)
     return training
+
+
+def _open_snapshots(
+    place: Place, hooks: Hooks, tensors: dict[str, Tensor], saved: Saved | None
+) -> Snapshots | None:
+    """What takes snapshots, if the recipe asks for them. All ranks call it."""
+    if place.resolved.recipe.elastic.snapshot_every is None:
+        return None
+    return Snapshots(
+        tensors,
+        hooks.memory,
+        local_rank=place.local_rank,
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        generation=hooks.generation,
+        names=len(names_on_all_stages(tensors, place.mesh)),
+        restored=None if saved is None else saved.snapshot,
+    )
 
 
 def _metric_lines(
@@ -345,41 +374,8 @@ class _Begin:
     """Where this process takes the run up."""
 
     progress: Progress
-    loaded: dict[str, Any] | None
-    """Of the event that tells of the checkpoint; None: there was none."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Saved:
-    """A checkpoint that a run has written, its tensors unread."""
-
-    chosen: Chosen
-    values: dict[str, Any]
-
-    @property
-    def progress(self) -> Progress:
-        return Progress.of_checkpoint(self.values["progress"])
-
-
-def _choose(run_dir: RunDir, place: Place) -> Chosen | None:
-    """The newest sound checkpoint. All ranks call it."""
-    return choose(
-        run_dir.checkpoints,
-        group=place.control,
-        rank=dist.get_rank(),
-        world_size=dist.get_world_size(),
-        timeout_s=place.resolved.recipe.elastic.collective_timeout_s,
-    )
-
-
-def _read_saved(chosen: Chosen) -> _Saved:
-    values = read_values(chosen.path)
-    if "fingerprint" not in values:
-        raise CheckpointError(
-            f"{chosen.path} was written by save_checkpoint() and not by a run: it does not say "
-            "what was trained, nor how far. Move the folder away; load_checkpoint() opens it."
-        )
-    return _Saved(chosen=chosen, values=values)
+    loaded: dict[str, Any]
+    """Of the event that tells of it."""
 
 
 def _phase_after(whole: Resolved, progress: Progress) -> int:
@@ -390,7 +386,7 @@ def _phase_after(whole: Resolved, progress: Progress) -> int:
 
 
 def _begin(
-    place: Place, saved: _Saved | None, task: Task, tensors: dict[str, Tensor], stepper: Stepper,
+    place: Place, saved: Saved | None, task: Task, tensors: dict[str, Tensor], stepper: Stepper,
     *, phase: int,
 ) -> _Begin:  # fmt: skip
     """Fill the weights, from a checkpoint if there is one. All ranks call it.
@@ -404,7 +400,7 @@ def _begin(
         folder = None if resolved.model_dir is None else Path(resolved.model_dir)
         fill_weights(task.model, folder=folder, seed=resolved.recipe.run.seed)
     if saved is None:
-        return _Begin(progress=Progress(), loaded=None)
+        return _Begin(progress=Progress(), loaded={})
     is_next = phase > saved.progress.phase
     if is_next:  # the optimizer keeps the state that it begins with, and averages begin anew
         tensors = {
@@ -418,14 +414,8 @@ def _begin(
         stepper.skipped_in_row.fill_(saved.values["skipped_in_row"])
     if stepper.scaling is not None and saved.values.get("loss_scale") is not None:
         stepper.scaling.load(saved.values["loss_scale"])
-    progress, chosen = saved.progress, saved.chosen
-    told = {
-        "step": chosen.step,
-        "seconds": time.monotonic() - started,
-        "damaged": [passed_over._asdict() for passed_over in chosen.damaged],
-        "note": chosen.note,
-        **gaps,
-    }
+    progress = saved.progress
+    told = {"seconds": time.monotonic() - started, **gaps}
     return _Begin(progress=progress.next_phase() if is_next else progress, loaded=told)
 
 
@@ -433,7 +423,7 @@ def _fill(
     whole: Resolved,
     task: Task,
     tensors: dict[str, Tensor],
-    saved: _Saved,
+    saved: Saved,
     *,
     of_others: set[str],
     weights_alone: bool,
@@ -443,17 +433,17 @@ def _fill(
     Returns:
         What the checkpoint could not say, for the event that tells of it.
     """
-    held, path = task.computation.held, saved.chosen.path
+    held = task.computation.held
     its_phase = whole.of_phases[saved.progress.phase]
     compared = compare(saved.values["fingerprint"], fingerprint(its_phase, held))
     if compared.changed:
         told = [f"{each}{_why(each, held)}" for each in compared.changed]
         raise CheckpointError(
-            f"{path} was written by a run with another model, data, order or optimisation "
+            f"{saved.where} was written by a run with another model, data, order or optimisation "
             f"({'; '.join(told)}). Resuming from it would be neither run. Give these the values "
             "that they had, move the folder away, or start a new run."
         )
-    lacked = load_tensors(path, tensors, of_others=of_others, allow_extra=weights_alone)
+    lacked = saved.fill(tensors, of_others=of_others, allow_extra=weights_alone)
     gaps = {"not_compared": list(compared.not_compared), "lacked_buffers": lacked}
     return {name: found for name, found in gaps.items() if found}
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardyard.checkpoint.save import Saver
+from shardyard.checkpoint.staging import Keeping
 from shardyard.config.resolved import Resolved
 from shardyard.config.tasks import TaskRow
 from shardyard.data.loader import Loader, Samples
@@ -48,11 +49,15 @@ class Training:
     eval_parts: Mapping[str, Samples]
     loader: Loader
     saver: Saver
+    snapshots: Keeping | None
+    """None: the recipe asks for none."""
     tensors: dict[str, Tensor]
     """What a checkpoint holds. Named once: FSDP shows other parameters while they are gathered."""
     control: dist.ProcessGroup
     """A gloo group for what is not training: meeting before a load, gathering facts."""
     progress: Progress
+    durable_step: int
+    """Of the newest checkpoint when this process began; 0: there was none."""
     metric_lines: MetricLines
     sinks: list[Sink]
     """Empty except on rank 0."""
@@ -76,5 +81,7 @@ class Training:
         """Let go of files and threads, so that the process group can end."""
         self.loader.close()
         self.saver.close()
+        if self.snapshots is not None:
+            self.snapshots.close()
         for sink in self.sinks:
             sink.close()

@@ -6,6 +6,7 @@ from dataclasses import replace
 from shardyard.config.batch import step_samples
 from shardyard.config.layout import Layout
 from shardyard.config.schema import Recipe
+from shardyard.config.snapshots import SLOTS
 from shardyard.errors import Problem
 from shardyard.families.images.network import ImageNetwork
 from shardyard.families.images.tables import operators_of
@@ -45,6 +46,7 @@ def image_step_of(
             prefetch=recipe.parallel.prefetch,
             offload=offload,
             updates_on_host=False,
+            snapshots=0 if recipe.elastic.snapshot_every is None else SLOTS,
         ),
         threads=threads,
         decoded_per_s=None if cluster is None else decoded_per_s(cluster, threads),
