@@ -78,16 +78,16 @@ def pin(content: Tensor, devices: Iterable[torch.device]) -> None:
     for device in devices:
         if device.type == "cuda" and content.numel():
             torch.accelerator.set_device_index(device)  # a thread begins at the first one
-            torch.cuda.check_error(
-                torch.cuda.cudart().cudaHostRegister(content.data_ptr(), content.numel(), 0)
-            )
+            runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            torch.cuda.check_error(runtime.cudaHostRegister(content.data_ptr(), content.numel(), 0))
 
 
 def unpin(content: Tensor, devices: Iterable[torch.device]) -> None:
     """Take back what ``pin`` did, before the memory is unmapped."""
     for device in devices:
         if device.type == "cuda" and content.numel():
-            torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(content.data_ptr()))
+            runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            torch.cuda.check_error(runtime.cudaHostUnregister(content.data_ptr()))
 
 
 def peak_memory_bytes(device: torch.device) -> int:
