@@ -32,6 +32,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "verbs" / "drill.md"
         ("--faults node-0", r"none of these can be tried \(node-0: the recipe has 1 node"),
         ("--repeat 1000", r"more runs than the 2,000 .*smaller --repeat"),
         ("--steps 3", "--steps"),
+        ("--mtbf 20", "--mtbf S and --for T belong together"),
+        ("--mtbf 20 --for 60 --faults sigkill", "exclude --faults"),
     ],
 )
 def test_a_wrong_request_is_refused_before_anything_starts(
@@ -134,3 +136,11 @@ def test_faults_are_completed_behind_a_comma() -> None:
     assert [item.value for item in faults("seg", {})] == ["segfault"]
     assert "sigkill,sigstop" in [item.value for item in faults("sigkill,sig", {})]
     assert "sigkill,sigkill" not in [item.value for item in faults("sigkill,sig", {})]
+
+
+def test_a_folder_of_another_drill_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "runs").mkdir()
+    assert main(["drill", *RECIPE, "--dir", str(tmp_path)]) == 2
+    assert "a drill has been there" in capsys.readouterr().err

@@ -13,12 +13,14 @@ from shardyard.cli.tables import print_table
 from shardyard.drill.apart import enter
 from shardyard.drill.case import Place
 from shardyard.drill.faults import FAULTS
+from shardyard.drill.loop import KillLoop, run_loop
 from shardyard.drill.page import render_drill
 from shardyard.drill.recipe import LEAST_STEPS, read_drilled
 from shardyard.drill.run import Chosen, Drill, Row, chosen, default_folder, run_drill
 from shardyard.files import write_text
 from shardyard.local_path import LocalPath
 from shardyard.terminal import say, tell
+from shardyard.units import format_seconds
 
 
 @click.command()
@@ -39,6 +41,10 @@ from shardyard.terminal import say, tell
 @click.option("--patience", "patience_s", type=click.FloatRange(1, 3600), default=60.0,
               show_default=True, help="Seconds without a step or an event after which a run "
               "is ended.")  # fmt: skip
+@click.option("--mtbf", "mtbf_s", type=click.FloatRange(0.5, 86_400), metavar="S",
+              help="Instead: kill ranks of one run, S seconds apart on average.")  # fmt: skip
+@click.option("--for", "for_s", type=click.FloatRange(1, 86_400), metavar="T",
+              help="Seconds that --mtbf goes on for.")  # fmt: skip
 @click.option("--dir", "folder", type=LocalPath(path_type=Path, file_okay=False),
               help="Folder of the drill; default: drills/<recipe>-<date>.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="List the faults that would be tried; start nothing.")
@@ -51,6 +57,8 @@ def command(
     seed: int,
     steps: int,
     patience_s: float,
+    mtbf_s: float | None,
+    for_s: float | None,
     folder: Path | None,
     dry_run: bool,
     as_json: bool,
@@ -59,15 +67,24 @@ def command(
 
     Runs on this machine alone, in a folder of its own, and ends only what it has started.
     """
+    if (mtbf_s is None) != (for_s is None) or (mtbf_s and (names or repeat > 1 or dry_run)):
+        raise click.UsageError(
+            "--mtbf S and --for T belong together, and exclude --faults, --repeat and --dry-run."
+        )
     drilled = read_drilled(recipe, steps=steps)
     asked = chosen(names, drilled, repeat=repeat)
     if dry_run:
         _list(asked, as_json=as_json)
         return 0
+    place = Place(folder=(folder or default_folder(recipe)).resolve(), patience_s=patience_s)
+    place.refuse_used()
     if why := enter():
         say(f"not in namespaces of its own, so /dev/shm is not looked at: {why}")
     signal.signal(signal.SIGTERM, _as_ctrl_c)
-    place = Place(folder=(folder or default_folder(recipe)).resolve(), patience_s=patience_s)
+    if mtbf_s is not None and for_s is not None:
+        found = run_loop(drilled, place, mtbf_s=mtbf_s, for_s=for_s, seed=seed)
+        tell(json.dumps(found.to_json(), indent=1)) if as_json else _show_loop(found, place)
+        return 0
     drill = run_drill(drilled, place, asked, seed=seed)
     page = place.folder / "drill.html"
     write_text(page, render_drill(drill))
@@ -108,6 +125,20 @@ def _show(drill: Drill, page: Path) -> None:
     tell(f"raw result: {drill.result_file}")
 
 
+def _show_loop(found: KillLoop, place: Place) -> None:
+    rows = [
+        ("kills", f"{len(found.kills)}", f"in {format_seconds(found.wall_s)}, the first to last"),
+        ("trained, measured", f"{found.measured:.1%}", "steps whose result stands"),
+        ("trained, simulated", f"{found.simulated:.1%}", "the same lives played by the planner"),
+        ("restart", _seconds(found.restart_s), "median, from a kill to the next step's beginning"),
+        ("step", _seconds(found.step_s), f"median; saved every {found.steps_between_saves}"),
+        ("save", _seconds(found.blocking_s), f"and {_seconds(found.lag_s)} until it is durable"),
+    ]
+    print_table(("kill loop", "", ""), rows)
+    tell()
+    tell(f"raw result: {place.folder / 'drill.json'}")
+
+
 def _row(row: Row) -> tuple[str, ...]:
     total, is_due = len(row.cases), FAULTS[row.fault].named is not None
     left = sorted({case.verdict.left for case in row.cases} - {""})
@@ -124,4 +155,4 @@ def _row(row: Row) -> tuple[str, ...]:
 
 
 def _seconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds:.2f} s"
+    return "-" if seconds is None else f"{seconds:.3g} s"

@@ -23,6 +23,7 @@ from shardyard.drill.left import Before
 from shardyard.drill.marked import Marked
 from shardyard.drill.recipe import Drilled
 from shardyard.drill.scene import Missed, Scene
+from shardyard.errors import RequestError
 from shardyard.rundir.drilled import FAULTS_VARIABLE
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_lines
@@ -49,10 +50,22 @@ class Place:
     def runs(self) -> Path:
         return self.folder / "runs"
 
+    def refuse_used(self) -> None:
+        """Raise where another drill has been.
+
+        Raises:
+            RequestError: It has.
+        """
+        if self.runs.exists():
+            raise RequestError(
+                f"--dir {self.folder}: a drill has been there, and its runs would be taken for "
+                "this one's. Give another folder, or remove that one."
+            )
+
 
 @dataclass
-class _Case:
-    """A case under way."""
+class Commands:
+    """The commands of one run of a drill, and all that they leave running."""
 
     place: Place
     drilled: Drilled
@@ -157,7 +170,7 @@ def run_case(
     rank = _target(fault, draw, world=world, devices=drilled.devices)
     step = draw.randint(max(2, int(_FROM * drilled.steps)), max(3, int(_TO * drilled.steps)))
     with tempfile.TemporaryDirectory(prefix="drill-") as scratch:  # short: sockets are made in it
-        case = _Case(
+        case = Commands(
             place=place, drilled=drilled, run=RunDir(place.runs / f"{name}-{number}"),
             scratch=Path(scratch), faults=_inside(fault, step=step, rank=rank),
         )  # fmt: skip
@@ -191,7 +204,7 @@ def _inside(fault: Fault | None, *, step: int, rank: int) -> str:
     return f"{fault.inside}@{step}" + ("" if fault.is_everywhere else f":{rank}")
 
 
-def _break(case: _Case, scene: Scene, fault: Fault | None, *, step: int) -> dict[str, Any]:
+def _break(case: Commands, scene: Scene, fault: Fault | None, *, step: int) -> dict[str, Any]:
     """Start the run, let the fault strike, wait for the end. Returns when it struck, or why not."""
     words = ("launch", "--on", "local", "--yes", "--force") if scene.is_launched else ("train",)
     struck_t, missed = None, ""
@@ -213,7 +226,7 @@ def _break(case: _Case, scene: Scene, fault: Fault | None, *, step: int) -> dict
     return {"struck_t": struck_t, "missed": missed}
 
 
-def _resume(case: _Case, scene: Scene, fault: Fault | None) -> int:
+def _resume(case: Commands, scene: Scene, fault: Fault | None) -> int:
     """Do what a person would: mend what is broken, and resume until the run has finished."""
     if fault is not None and fault.mend is not None:
         fault.mend(scene)

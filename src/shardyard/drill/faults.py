@@ -334,7 +334,7 @@ FAULTS: Mapping[str, Fault] = {
         what="the newest checkpoint is damaged when a restart needs it",
         how="SIGKILL to a rank, then the last 64 bytes of a tensor file turned over",
         acts_on="run",
-        named=Named(kinds=("checkpoint_loaded",), words=r"damaged.*checksum|checksum.*damaged"),
+        named=Named(kinds=("checkpoint_loaded",), words="damaged.*SHA-256"),
         strike=_damage_checkpoint,
     ),
     "vanished-folder": Fault(

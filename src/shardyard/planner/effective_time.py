@@ -7,6 +7,7 @@ is durable: a failure before that goes back to the save before.
 
 import math
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -105,12 +106,51 @@ def simulated_shares(
         NoProgressError: The run would not advance.
     """
     draw = random.Random(seed)
+    # one draw from each of so many equal slices of [0, 1): the same mean, far less noise
+    slices = ((life + draw.random()) / SIMULATED_FAILURES for life in range(SIMULATED_FAILURES))
+    lived = live(
+        (-mtbf_s * math.log1p(-slice_) for slice_ in slices),
+        restart_s=restart_s, interval_s=interval_s, blocking_s=blocking_s, lag_s=lag_s,
+    )  # fmt: skip
+    if lived.productive_s == 0:
+        raise NoProgressError(_no_progress(mtbf_s, restart_s=restart_s, interval_s=interval_s))
+    lost = lost_share(mtbf_s=mtbf_s, restart_s=restart_s, interval_s=interval_s, lag_s=lag_s)
+    return TimeShares(
+        productive=lived.productive_s / lived.wall_s,
+        checkpoint_blocked=lived.blocked_s / lived.wall_s,
+        lost_work=(lived.worked_s - lived.productive_s) / lived.wall_s,
+        restart=lived.restarting_s / lived.wall_s,
+        failures_per_s=SIMULATED_FAILURES / lived.wall_s,
+        method="simulation",
+        reason=f"to first order failures would cost {lost:.1%} of the time, more than "
+        f"{FORMULA_LIMIT:.0%}; {SIMULATED_FAILURES:,} failures, seed {seed}",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lived:
+    """Seconds of many lives, each from one failure to the next."""
+
+    wall_s: float
+    restarting_s: float
+    blocked_s: float
+    worked_s: float
+    """Trained, whether it was lost again or not."""
+    productive_s: float
+
+
+def live(
+    lives_s: Iterable[float],
+    *,
+    restart_s: float,
+    interval_s: float,
+    blocking_s: float,
+    lag_s: float,
+) -> Lived:
+    """Play lives of given lengths, one after another: restart, train, save, fail."""
     cycle_s = interval_s + blocking_s
     wall_s = restarting_s = blocked_s = productive_s = worked_s = 0.0
-    for life in range(SIMULATED_FAILURES):
-        # one draw from each of so many equal slices of [0, 1): the same mean, far less noise
-        slice_ = (life + draw.random()) / SIMULATED_FAILURES
-        life_s = -mtbf_s * math.log1p(-slice_)
+    for life_s in lives_s:
         running_s = max(0.0, life_s - restart_s)
         cycles = running_s // cycle_s
         trained_s = cycles * interval_s + min(running_s - cycles * cycle_s, interval_s)
@@ -119,19 +159,10 @@ def simulated_shares(
         blocked_s += running_s - trained_s
         worked_s += trained_s
         productive_s += max(0.0, (running_s - lag_s) // cycle_s) * interval_s
-    if productive_s == 0:
-        raise NoProgressError(_no_progress(mtbf_s, restart_s=restart_s, interval_s=interval_s))
-    lost = lost_share(mtbf_s=mtbf_s, restart_s=restart_s, interval_s=interval_s, lag_s=lag_s)
-    return TimeShares(
-        productive=productive_s / wall_s,
-        checkpoint_blocked=blocked_s / wall_s,
-        lost_work=(worked_s - productive_s) / wall_s,
-        restart=restarting_s / wall_s,
-        failures_per_s=SIMULATED_FAILURES / wall_s,
-        method="simulation",
-        reason=f"to first order failures would cost {lost:.1%} of the time, more than "
-        f"{FORMULA_LIMIT:.0%}; {SIMULATED_FAILURES:,} failures, seed {seed}",
-    )
+    return Lived(
+        wall_s=wall_s, restarting_s=restarting_s, blocked_s=blocked_s, worked_s=worked_s,
+        productive_s=productive_s,
+    )  # fmt: skip
 
 
 def _no_progress(mtbf_s: float, *, restart_s: float, interval_s: float) -> str:
