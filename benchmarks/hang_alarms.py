@@ -1,0 +1,162 @@
+"""Is a hang told where there is none, and how soon is a rank that is stopped?
+
+    python -m benchmarks.hang_alarms --steps 10000 --load 2 --stops 20
+
+One run at defaults with evaluations and saves, while so many processes a core compute beside it;
+no event may say that a rank hangs. Then another, in which ranks chosen at random are stopped
+(SIGSTOP) one after the other: each must be blamed. Writes one JSON file.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.real_run import kill_tree, start, write_corpus
+from benchmarks.record import write_result
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lines import LOSSES, read_lines, read_steps
+
+RECIPE = [
+    "model.preset=llama-tiny",
+    "data.source=text",
+    "data.vocab_size=512",
+    "data.eval_fraction=0.1",
+    "optim.global_batch=8",
+    "optim.micro_batch=4",
+    "cluster.device=cpu",
+    "cluster.devices=2",
+    "parallel.strategy=FULL_SHARD",
+]
+_POLL_S = 0.01
+_PATIENCE_S = 600.0
+LONGEST_PAUSE_S = 3.0
+"""Between a restart and the next stop; at least a step is finished before."""
+
+
+def main() -> int:
+    """Run both parts in a folder of its own; exit 1 if a bar is missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--load", type=float, default=2.0, help="busy processes a core beside it")
+    parser.add_argument("--stops", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--set", nargs="*", default=[], help="settings of both runs")
+    parser.add_argument("--out", type=Path, help="file of the result")
+    args = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="hang-alarms-"))
+    try:
+        write_corpus(folder / "text")
+        calm = false_alarms(folder, steps=args.steps, load=args.load, settings=args.set)
+        stops = stopped_ranks(folder, stops=args.stops, seed=args.seed, settings=args.set)
+    finally:
+        shutil.rmtree(folder)
+    passed = not calm["losses"] and calm["steps"] == args.steps
+    passed = passed and all(stop["is_right"] for stop in stops)
+    noticed_s = [stop["noticed_s"] for stop in stops]
+    result = {
+        "passed": passed,
+        "calm": calm,
+        "stops": stops,
+        "noticed_s": {"median": statistics.median(noticed_s), "max": max(noticed_s)},
+    }
+    print(json.dumps(result, indent=1))
+    write_result("hang-alarms", result, args.out)
+    return 0 if passed else 1
+
+
+def false_alarms(
+    folder: Path, *, steps: int, load: float, settings: Sequence[str]
+) -> dict[str, Any]:
+    """Train while the machine is busy with other things; what was told to be lost or to hang."""
+    run = RunDir(folder / "runs" / "calm")
+    asked = [f"run.steps={steps}", "checkpoint.every=100", "task.eval_every_steps=50"]
+    with _busy(round(load * (os.cpu_count() or 1))) as others:
+        began_s = time.monotonic()
+        code = start(folder, ["train", *RECIPE, *asked, *settings, "run.id=calm"]).wait()
+    events = list(read_lines(run.events))
+    return {
+        "exit_code": code,
+        "steps": max((line["step"] for line in read_steps(run.metrics)), default=0),
+        "evaluations": sum(event["kind"] == "evaluated" for event in events),
+        "saves": sum(event["kind"] == "checkpoint_durable" for event in events),
+        "losses": [event for event in events if event["kind"] in LOSSES],
+        "busy_processes": others,
+        "seconds": round(time.monotonic() - began_s, 1),
+    }
+
+
+def stopped_ranks(
+    folder: Path, *, stops: int, seed: int, settings: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Stop a rank, again and again; for each how soon it was noticed and who was blamed."""
+    run, chance = RunDir(folder / "runs" / "stopped"), random.Random(seed)
+    asked = ["run.steps=1000000", "checkpoint.every=5", f"elastic.max_restarts={stops}"]
+    process = start(folder, ["train", *RECIPE, *asked, *settings, "run.id=stopped"])
+    try:
+        return [_stop_one(run, generation, chance) for generation in range(stops)]
+    finally:
+        kill_tree(process)
+
+
+def _stop_one(run: RunDir, generation: int, chance: random.Random) -> dict[str, Any]:
+    _wait_for_step(run, generation)
+    time.sleep(chance.uniform(0.0, LONGEST_PAUSE_S))
+    (met,) = (e for e in _events(run, "rendezvous") if e["generation"] == generation)
+    victim = chance.choice(met["workers"])
+    os.kill(victim["pid"], signal.SIGSTOP)
+    stopped_s, stopped_t = time.monotonic(), time.time()
+    hung = _wait_for(lambda: [e for e in _events(run, *LOSSES) if e["generation"] == generation])
+    _wait_for_step(run, generation + 1)
+    return {
+        "rank": victim["rank"],
+        "noticed_s": round(hung[0]["t"] - stopped_t, 3),
+        "next_step_s": round(time.monotonic() - stopped_s, 3),
+        "told": hung,
+        "is_right": [(e["kind"], e.get("rank")) for e in hung] == [("worker_hung", victim["rank"])],
+    }
+
+
+def _wait_for_step(run: RunDir, generation: int) -> None:
+    _wait_for(lambda: any(line["generation"] == generation for line in read_steps(run.metrics)))
+
+
+def _wait_for(look: Any) -> Any:
+    until_s = time.monotonic() + _PATIENCE_S
+    while not (found := look()):
+        if time.monotonic() > until_s:
+            raise SystemExit("waited in vain")
+        time.sleep(_POLL_S)
+    return found
+
+
+def _events(run: RunDir, *kinds: str) -> list[dict[str, Any]]:
+    return [event for event in read_lines(run.events) if event["kind"] in kinds]
+
+
+@contextmanager
+def _busy(number: int) -> Iterator[int]:
+    """So many processes that compute for nothing."""
+    command = [sys.executable, "-c", "while True: pass"]
+    others = [subprocess.Popen(command) for _ in range(number)]
+    try:
+        yield number
+    finally:
+        for each in others:
+            each.kill()
+            each.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
