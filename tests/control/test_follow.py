@@ -209,6 +209,33 @@ def test_other_attempts_are_left_out() -> None:
             "and was passed over (what rank 1 held differs)",
         ),
         (
+            {
+                "kind": "straggler",
+                "rank": 3,
+                "node": "n1",
+                "step": 70,
+                "factor": 2.05,
+                "compute_s": 0.41,
+                "peers_s": 0.2,
+                "is_over": False,
+            },
+            "rank 3 on n1 is a straggler, 2.0 times as slow: it computes 410 ms a step, its peers "
+            "200 ms",
+        ),
+        (
+            {
+                "kind": "straggler",
+                "rank": 3,
+                "node": "n1",
+                "step": 140,
+                "factor": 1.0,
+                "compute_s": 0.2,
+                "peers_s": 0.2,
+                "is_over": True,
+            },
+            "rank 3 on n1 is no straggler any more: it computes 200 ms a step, its peers 200 ms",
+        ),
+        (
             {"kind": "checkpoint_abandoned", "step": 5, "reason": "rank 0: model.x holds NaN"},
             "step 5 was not saved: it is not finite (rank 0: model.x holds NaN)",
         ),

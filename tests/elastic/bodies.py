@@ -47,6 +47,20 @@ def train_until_drained(run: RunDir, _attempt: int, _generation: int, drained: D
     return "drained"
 
 
+def straggle(run: RunDir, _attempt: int, _generation: int, drained: Drained) -> str:
+    """Rank 1 sleeps in its compute until it is well."""
+    (run.path / f"started-{dist.get_rank()}").touch()
+    notes, step, is_over = own_notes(), 0, False
+    while not is_over:
+        step += 1
+        notes.begin_step(step, is_first=step == 1)
+        is_slow = dist.get_rank() == 1 and not (run.path / "well").exists()
+        time.sleep(0.2 if is_slow else 0.05)
+        is_over = _step(drained)
+        notes.end_step()
+    return "drained"
+
+
 def never_drain(run: RunDir, _attempt: int, _generation: int, _drained: Drained) -> str:
     (run.path / f"started-{dist.get_rank()}").touch()
     while True:

@@ -152,6 +152,26 @@ def test_a_spent_restart_budget_says_so(agents: Agents) -> None:
     assert len(agents.events("worker_lost")) == 2
 
 
+@pytest.mark.system
+def test_a_rank_that_sleeps_in_its_compute_is_named_until_it_is_well(agents: Agents) -> None:
+    agents.prepare(devices=1, nodes=2)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    nodes = [
+        agents.start("straggle", "--rendezvous", endpoint, "--node-rank", str(rank))
+        for rank in range(2)
+    ]
+    wait_until(lambda: bool(agents.events("straggler")), timeout_s=120.0)
+    (agents.run.path / "well").touch()
+    wait_until(lambda: len(agents.events("straggler")) > 1, timeout_s=120.0)
+    nodes[0].terminate()
+    assert [answer(node)["outcome"] for node in nodes] == ["drained", "drained"]
+    named, well = agents.events("straggler")
+    assert (named["rank"], named["node"], named["is_over"]) == (1, socket.gethostname(), False)
+    assert named["factor"] > 1.5 and named["compute_s"] > 0.15 and named["step"] > 20
+    assert (well["rank"], well["is_over"]) == (1, True) and well["factor"] < 1.25
+
+
 @pytest.mark.heavy
 def test_an_error_that_no_restart_cures_ends_the_attempt_at_once(agents: Agents) -> None:
     agents.prepare(max_restarts=3)

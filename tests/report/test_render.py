@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.files import write_json
+from shardyard.report.timeline import describe
 from shardyard.report.write import write_report
 from shardyard.rundir.layout import RunDir
 from tests.report.synthetic import SAMPLE, RunWriter, resolved_run, write_whole_run
@@ -136,6 +137,12 @@ def test_every_attempt_and_loss_is_in_the_timeline(page: Page) -> None:
     lost = next(row for row in page.rows if "worker_lost" in row)
     assert "rank 1 on laptop: killed by SIGKILL" in lost[-1]
     assert [row[2] for row in page.rows if row[3:4] == ["rendezvous"]] == ["0.0", "0.1", "1.0"]
+
+
+def test_a_straggler_is_told_with_both_times() -> None:
+    event = {"kind": "straggler", "rank": 3, "node": "n1", "compute_s": 0.41, "peers_s": 0.2}
+    assert describe(event) == "rank 3 on n1: computes 410 ms a step, its peers 200 ms"
+    assert describe({**event, "is_over": True}).endswith("200 ms, no longer a straggler")
 
 
 def test_colours_follow_the_page(run: RunDir) -> None:

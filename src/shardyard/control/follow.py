@@ -220,13 +220,13 @@ def describe_event(event: dict[str, Any]) -> str | None:
             who = "all ranks" if event["rank"] is None else f"rank {event['rank']}"
             where = f" on {event['node']}" if event["rank"] is not None else ""
             return f"{who}{where} hung in step {event['step']}: {event['reason']}"
+        case "straggler":
+            return describe_straggler(event)
         case "rendezvous" if event["generation"] > 0:
             return f"restarted with {event['world_size']} processes"
         case "resized":
             return f"resized from {event['world_size_before']} to {event['world_size']} processes"
         case "stalled":
-            if not event["seconds"]:
-                return "steps come again"
             return describe_stall(event["seconds"], event["usual_s"])
         case "stopping":
             return f"stopping: {event['reason']}"
@@ -267,8 +267,20 @@ def _snapshots_refused(event: dict[str, Any]) -> str:
     )
 
 
+def describe_straggler(event: dict[str, Any]) -> str:
+    """How long a rank computes beside its peers."""
+    who = f"rank {event['rank']} on {event['node']}"
+    compute, peers = (format_seconds(event[key]) for key in ("compute_s", "peers_s"))
+    times = f"it computes {compute} a step, its peers {peers}"
+    if event["is_over"]:
+        return f"{who} is no straggler any more: {times}"
+    return f"{who} is a straggler, {event['factor']:.1f} times as slow: {times}"
+
+
 def describe_stall(seconds: float, usual_s: float | None) -> str:
     """How long no step has come, and what one takes else."""
+    if not seconds:
+        return "steps come again"
     usual = "" if usual_s is None else f" (usual {format_seconds(usual_s)})"
     return f"no step for {format_seconds(seconds)}{usual}"
 

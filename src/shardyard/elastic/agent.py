@@ -20,6 +20,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
 from torch.distributed.elastic.rendezvous.api import RendezvousError, RendezvousTimeoutError
 
 from shardyard.config.resolved import Resolved
+from shardyard.config.schema import Recipe
 from shardyard.config.timeouts import restart_timeout_s
 from shardyard.elastic.agent_memory import AgentMemory
 from shardyard.elastic.drain import DrainRequest
@@ -146,6 +147,7 @@ class Attempt:
             node_rank=self.node_rank,
             notes=self.notes,
             budgets=Budgets.of(recipe.elastic, compiles=recipe.model.compile),
+            stages=_stages(recipe),
         )
         try:
             return self._judge(self._agent, self._agent.run())
@@ -265,6 +267,13 @@ class Attempt:
             with suppress(ProcessLookupError):
                 os.kill(pid, 9)
         _remove_blank_failures(self.run, self.number)
+
+
+def _stages(recipe: Recipe) -> int | None:
+    """Of the pipeline; None on an accelerator, where compute holds the waits for other ranks."""
+    if recipe.cluster.device != "cpu":
+        return None
+    return recipe.parallel.pp if isinstance(recipe.parallel.pp, int) else 1
 
 
 def newest_checkpoint(run: RunDir) -> str | None:

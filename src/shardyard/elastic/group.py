@@ -48,6 +48,7 @@ from shardyard.elastic.notes import forget_notes, read_notes
 from shardyard.elastic.notices import Node, Notices
 from shardyard.elastic.rendezvous import Rendezvous
 from shardyard.elastic.shared_memory import semaphores_told
+from shardyard.elastic.straggler import StragglerWatch
 from shardyard.elastic.worker import failure_path, read_failure
 from shardyard.errors import StorageError
 from shardyard.rundir.layout import RunDir
@@ -101,7 +102,11 @@ class GroupAgent(LocalElasticAgent):
         node_rank: int = 0,
         notes: AgentMemory | None = None,
         budgets: Budgets | None = None,
+        stages: int | None = None,
     ) -> None:
+        """Args:
+        stages: Of a pipeline, or 1; None: on these devices notes do not tell ranks apart.
+        """
         super().__init__(
             spec,
             logs_specs=OwnLogs(),
@@ -118,6 +123,8 @@ class GroupAgent(LocalElasticAgent):
         self._hang_finder: HangFinder | None = None  # of this generation
         self._hangs: list[Hang] = []
         self._monitored_s = math.inf
+        self._stages = stages
+        self._stragglers: StragglerWatch | None = None
         self._node = Node(socket.gethostname(), node_rank)
         self._events: EventWriter | None = None
         self._world_size = 0
@@ -193,6 +200,7 @@ class GroupAgent(LocalElasticAgent):
         self._announce(worker_group, pids)
         self._hangs = []
         self._hang_finder = self._find_hangs_of(worker_group, pids)
+        self._stragglers = self._watch_for_stragglers(worker_group)
         return pids
 
     def _pause(self, seconds: float) -> None:
@@ -241,6 +249,16 @@ class GroupAgent(LocalElasticAgent):
             self.write_event("resized", world_size_before=self._world_size, world_size=world_size)
         self._world_size = world_size
 
+    def _watch_for_stragglers(self, group: WorkerGroup) -> StragglerWatch | None:
+        if self._stages is None:
+            return None
+        return StragglerWatch(
+            self._notices,
+            node=self._node.name,
+            ranks=[worker.global_rank for worker in group.workers],
+            ranks_of_stage=max(1, group.workers[0].world_size // self._stages),
+        )
+
     # -- watch ------------------------------------------------------------------------------
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -252,6 +270,7 @@ class GroupAgent(LocalElasticAgent):
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state is WorkerState.FAILED:  # died between the look above and torch's own
             return self._lose()
+        self._look_for_stragglers()
         if self._is_resize(result):
             return RunResult(state=WorkerState.HEALTHY)  # now torch looks for waiting nodes
         return result
@@ -294,6 +313,13 @@ class GroupAgent(LocalElasticAgent):
                 with suppress(ProcessLookupError):
                     os.kill(loss.pid, signal.SIGKILL)  # also ends a process that is stopped
         return hung
+
+    def _look_for_stragglers(self) -> None:
+        if self._stragglers is None or self._drain.is_requested:
+            return
+        notes = read_notes(self._notes, len(self._processes()))
+        for straggler in self._stragglers.look(notes, judges=self.writes_events):
+            self.write_event("straggler", **straggler.event())
 
     def _pass_drain_on(self) -> None:
         if self._drain.is_overdue:

@@ -34,6 +34,12 @@ def describe(event: Line) -> str:
         return f"{who} on {fields.get('node', '?')}: {fields.get('reason', 'reason not known')}"
     if kind == "node_lost":
         return f"{fields.get('node', '?')}: {fields.get('cause', 'cause not known')}"
+    if kind == "straggler":
+        rank, node = fields.get("rank", "?"), fields.get("node", "?")
+        compute_s, peers_s = fields.get("compute_s", 0.0), fields.get("peers_s", 0.0)
+        over = ", no longer a straggler" if fields.get("is_over") else ""
+        times = f"{format_seconds(compute_s)} a step, its peers {format_seconds(peers_s)}"
+        return f"rank {rank} on {node}: computes {times}{over}"
     if kind == "model_ready" and "seconds" in fields:
         return f"{fields.get('parameters', 0):,} parameters, {format_seconds(fields['seconds'])}"
     if kind in ("checkpoint_loaded", "snapshot_restored"):

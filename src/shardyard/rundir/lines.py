@@ -34,6 +34,7 @@ EVENT_KINDS = (
     "worker_lost",
     "worker_hung",
     "node_lost",
+    "straggler",
     "resized",
     "draining",
     "spent",
