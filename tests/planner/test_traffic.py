@@ -5,8 +5,12 @@ from typing import Any
 
 import pytest
 
+from shardyard.config.layout import Layout
 from shardyard.families.presets import PRESETS
+from shardyard.planner.memory import memory
 from shardyard.planner.traffic import traffic_terms
+from shardyard.planner.workload import workload_of
+from tests.planner.recipes import resolved_recipe, shape_of
 from tests.planner.workloads import EAGER, workload
 
 PARAMETERS = 6_738_415_616
@@ -109,3 +113,17 @@ def test_visits_go_to_experts_and_back_in_both_passes() -> None:
     shape = PRESETS["mixtral-8x7b"].shape
     dense = shape.parameters - 32 * 8 * shape.expert_parameters
     assert found["reduce-scatter"] == round(7 / 8 * 2 * dense * 4)
+
+
+def test_sums_as_integers_send_and_hold_twice_the_bytes() -> None:
+    layout, shape = Layout(dp_replicate=2, dp_shard=4, zero=3), shape_of("llama2-7b")
+    rounded, exact = (
+        workload_of(resolved_recipe(precision={"reduce": reduce}), shape, layout)
+        for reduce in ("fp32", "exact")
+    )
+    sent = [{term.name: term.bytes for term in traffic_terms(each)} for each in (rounded, exact)]
+    assert sent[1]["reduce-scatter"] == 2 * sent[0]["reduce-scatter"] > 0
+    assert sent[1]["all-reduce"] == 2 * sent[0]["all-reduce"] > 0
+    assert sent[1]["all-gather"] == sent[0]["all-gather"]
+    assert exact.formats.gradient_bytes == 2 * rounded.formats.gradient_bytes
+    assert memory(exact).allocated_bytes > memory(rounded).allocated_bytes

@@ -13,6 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from shardyard.config.layout import Layout
 from shardyard.config.schema import Recipe
 from shardyard.data.micro_batch import MicroBatch
+from shardyard.errors import RequestError
 from shardyard.families.presets import PRESETS
 from shardyard.families.shape import ModelShape
 from shardyard.parallel.mesh import build_mesh
@@ -197,3 +198,9 @@ def test_what_a_rank_keeps_falls_with_cp() -> None:
     kept, kept_of_part = (terms_of(found, "loss")["activations"] for found in (whole, part))
     # 0.37 if blocks kept the keys and values of all tokens
     assert kept_of_part < 0.27 * kept
+
+
+def test_sums_as_integers_are_refused_as_they_look_at_numbers() -> None:
+    recipe = tiny(precision={"reduce": "exact"})
+    with pytest.raises(RequestError, match=r"reduce=exact: a dry run .* Use precision.reduce=fp32"):
+        dry_run(recipe, SHAPE, ONE_RANK)

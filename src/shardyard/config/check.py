@@ -11,6 +11,7 @@ from shardyard.config.data_formats import DATA_FORMATS
 from shardyard.config.data_problems import data_problems, formats_of
 from shardyard.config.dialogue_problems import dialogue_problems
 from shardyard.config.environment import environment_problems
+from shardyard.config.exact_problems import exact_problems
 from shardyard.config.format_problems import format_problems
 from shardyard.config.image_problems import image_problems
 from shardyard.config.launch_problems import launch_problems
@@ -409,6 +410,7 @@ _CHECKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
     _fit,
     _generation,
     format_problems,
+    exact_problems,
     _optim,
     _batch,
     _optimizer_states,

@@ -247,8 +247,9 @@ class Precision(Section):
     """With compute=fp16: a fixed factor of gradients, or as torch's GradScaler moves one."""
     fp8_scaling: Literal["tensorwise", "rowwise"] = "tensorwise"
     """With compute=fp8: one scale for a whole tensor (fastest), or one for each row (closer)."""
-    reduce: Literal["fp32", "bf16"] = "fp32"
-    """Format in which gradients are summed over ranks."""
+    reduce: Literal["fp32", "bf16", "exact"] = "fp32"
+    """Format in which gradients are summed over ranks; exact: 64-bit integers, so that any number
+    of ranks makes the same weights, bit for bit."""
     output: Literal["fp32", "bf16"] | Auto = "auto"
     """Format of what the model returns; auto: the compute format."""
     optimizer_states: Literal["fp32", "bf16"] = "fp32"

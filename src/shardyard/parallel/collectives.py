@@ -151,8 +151,13 @@ def reduce_scatter(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     """Sum over ranks, of which each keeps its piece along ``dim``; no gradient passes."""
     pieces = _split(x, dim, dist.get_world_size(group))
     mine = torch.empty_like(pieces[0])
-    getattr(dist, _REDUCE_SCATTER_INTO)(mine.view(-1), pieces.view(-1), group=group)
+    reduce_scatter_into(mine.view(-1), pieces.view(-1), group)
     return mine
+
+
+def reduce_scatter_into(output: Tensor, pieces: Tensor, group: dist.ProcessGroup) -> None:
+    """Sum flat tensors over ranks, of which each keeps its piece."""
+    getattr(dist, _REDUCE_SCATTER_INTO)(output, pieces, group=group)
 
 
 def _all_to_all(x: Tensor, split_dim: int, join_dim: int, group: dist.ProcessGroup) -> Tensor:

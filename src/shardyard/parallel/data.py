@@ -31,6 +31,7 @@ from torch.distributed.fsdp import (
 from shardyard import torch_private
 from shardyard.config.layout import Layout
 from shardyard.parallel.mesh import Mesh
+from shardyard.parallel.statistics import Watcher
 
 Placement = Callable[[nn.Parameter], Any]
 """How a parameter is split; None: along its first dimension over all shards."""
@@ -96,6 +97,9 @@ def shard_groups(
 class GradientSync:
     """Tells FSDP, micro-batch by micro-batch, when to communicate (table above)."""
 
+    watcher: Watcher | None = None
+    """Sums gradients in place of FSDP; None: FSDP does."""
+
     def __init__(self, model: nn.Module, layout: Layout) -> None:
         assert isinstance(model, FSDPModule)
         self._model = model
@@ -111,6 +115,13 @@ class GradientSync:
         if self._zero < 3:
             self._model.set_reshard_after_backward(is_last)
         self._model.set_is_last_backward(is_last)
+        if self.watcher is not None:
+            self.watcher.before_backward(is_last=is_last)
+
+    def after_backward(self, loss: Tensor) -> None:
+        """Call after the backward pass of each micro-batch."""
+        if self.watcher is not None:
+            self.watcher.after_backward(loss)
 
     def sum_gradients(self) -> None:
         """Do what FSDP does after a backward pass; for one in which its hooks are not called."""
@@ -128,9 +139,18 @@ def backward_all(losses: Iterable[Tensor], sync: GradientSync, *, number: int) -
     for index, loss in enumerate(losses):
         sync.before_backward(is_last=index == number - 1)
         loss.backward()  # type: ignore[no-untyped-call]
+        sync.after_backward(loss)
         total += loss.detach().double()  # in place from the second on
     assert isinstance(total, Tensor), "a step has a micro-batch"
     return total
+
+
+def summable(loss: Tensor) -> Tensor:
+    """A loss of a micro-batch in fp64, of which sums up to 2^33 come out the same in any order.
+
+    It is a multiple of 2^-20: that changes an fp32 number below 16 alone, by at most 5e-7.
+    """
+    return (loss.double() * 2.0**20).round() / 2.0**20
 
 
 def reshard(roots: Iterable[nn.Module]) -> None:

@@ -58,6 +58,25 @@ def select_device(device: str, local_rank: int) -> torch.device:
     return torch.device(device, local_rank)
 
 
+def compute_the_same_always(device: torch.device, *, on: bool) -> None:
+    """Let equal inputs give equal bits, in whatever process; or no longer.
+
+    On a CPU with one thread: kernels cut their work, and so their sums, by the number of threads.
+    On an accelerator by torch's deterministic kernels; an operator that has none raises.
+    """
+    torch.use_deterministic_algorithms(on)
+    # memory that nobody has written need not be filled: nothing reads it
+    deterministic: Any = torch.utils.deterministic
+    deterministic.fill_uninitialized_memory = False
+    if not on:
+        return
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    elif device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first product
+        torch.backends.cudnn.benchmark = False
+
+
 def synchronize(device: torch.device) -> None:
     """Wait until the device has done all work given so far."""
     if device.type != "cpu":

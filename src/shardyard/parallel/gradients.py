@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from shardyard.torch_private import foreach_norm
+from shardyard.torch_private import foreach_norm, placed_as
 
 _ROW = 1024
 """Elements added up in fp32: within 5e-8 of exact."""
@@ -80,3 +80,19 @@ def holders(param: Tensor) -> int:
         return 1
     sizes = zip(param.placements, param.device_mesh.shape, strict=True)
     return math.prod(size for placement, size in sizes if placement.is_replicate())
+
+
+def placed_like(param: Tensor, value: Tensor) -> Tensor:
+    """State of a parameter, with its place in the whole; a scalar has none."""
+    if not isinstance(param, DTensor) or value.dim() == 0:
+        return value
+    if value.device.type != param.device_mesh.device_type:
+        return placed_as(param, value)
+    return DTensor.from_local(
+        value,
+        param.device_mesh,
+        param.placements,
+        run_check=False,
+        shape=param.shape,
+        stride=param.stride(),
+    )

@@ -18,6 +18,7 @@ def mixed_precision(precision: Precision) -> MixedPrecisionPolicy:
     """FSDP's policy for resolved settings (no ``auto`` left)."""
     return MixedPrecisionPolicy(
         param_dtype=DTYPES[precision.compute],
-        reduce_dtype=DTYPES[precision.reduce],
+        # exact: FSDP sums nothing (parallel/exact_gradients.py)
+        reduce_dtype=torch.float32 if precision.reduce == "exact" else DTYPES[precision.reduce],
         output_dtype=DTYPES[precision.output],
     )

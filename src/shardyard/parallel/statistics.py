@@ -1,4 +1,4 @@
-"""What modules count during a step beside the loss, summed over ranks with everything else."""
+"""What modules count during a step beside the loss, and who looks on."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -31,3 +31,13 @@ class Statistics(Protocol):
         Returns:
             The numbers for the step's line in metrics.jsonl, by the names in ``metrics``.
         """
+
+
+class Watcher(Protocol):
+    """Whoever follows the backward passes of a step, micro-batch by micro-batch."""
+
+    def before_backward(self, *, is_last: bool) -> None:
+        """One comes."""
+
+    def after_backward(self, loss: Tensor) -> None:
+        """It is over; of this loss."""

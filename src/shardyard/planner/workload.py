@@ -17,6 +17,8 @@ from shardyard.families.shape import ModelShape
 from shardyard.planner.trained import Trained, trained_of
 
 FORMAT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 2}
+REDUCE_BYTES = {"fp32": 4, "bf16": 2, "exact": 8}
+"""Of a gradient on the wire, by ``precision.reduce``."""
 """Bytes of an activation and of a gathered parameter; fp8 is the products' format alone."""
 
 Recompute = Literal["none", "attention", "selective", "full"] | int
@@ -230,11 +232,13 @@ def formats_of(recipe: Recipe) -> Formats:
     return Formats(
         compute=compute,
         weight_bytes=4,
-        gradient_bytes=4,
+        gradient_bytes=8
+        if recipe.precision.reduce == "exact"
+        else 4,  # integers until they are summed
         optimizer_bytes=optimizer_bytes(recipe),
         # an average is read and written, and the weight is read once more
         update_bytes=moved_bytes(recipe.optim) + 3 * _average_bytes(recipe),
-        reduce_bytes=FORMAT_BYTES[recipe.precision.reduce],
+        reduce_bytes=REDUCE_BYTES[recipe.precision.reduce],
         compute_bytes=FORMAT_BYTES[compute],
     )
 

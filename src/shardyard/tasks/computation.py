@@ -7,7 +7,7 @@ from typing import Generic, NamedTuple, TypeVar
 from torch import Tensor, nn
 
 from shardyard.models.loss_scale import LossScale
-from shardyard.parallel.statistics import Statistics
+from shardyard.parallel.statistics import Statistics, Watcher
 
 Batch = TypeVar("Batch")
 
@@ -39,6 +39,10 @@ class Computation(ABC, Generic[Batch]):
     """What modules count beside the loss."""
     held: Mapping[str, str] = {}
     """Settings that this model learns by, and others do not -> why: a resume keeps them."""
+
+    def watch(self, watcher: Watcher) -> None:
+        """Let somebody follow all backward passes from now on."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be watched: {watcher}")
 
     def means(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:  # noqa: ARG002
         """What is told beside the loss, each a number, of ``Part.sums`` added up over all ranks."""

@@ -27,9 +27,10 @@ from shardyard.data.micro_batch import MicroBatch
 from shardyard.models.batch_norm import BY_MICRO_BATCH, BatchNorms
 from shardyard.models.dropout import SampleKeys
 from shardyard.models.loss_scale import LossScale
-from shardyard.parallel.data import GradientSync, backward_all, reshard
+from shardyard.parallel.data import GradientSync, backward_all, reshard, summable
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.model import ParallelModel
+from shardyard.parallel.statistics import Watcher
 from shardyard.tasks.base import Data, Task
 from shardyard.tasks.computation import Computation, Part
 
@@ -146,7 +147,7 @@ class ImageComputation(Computation[MicroBatch]):
         total, sums = zero, dict.fromkeys((*_names(), "images"), zero)
         for batch in batches:
             loss, logits_BC, labels_B = self._loss(batch)
-            total = total + loss.double()
+            total = total + summable(loss)
             if batch.is_padding:
                 continue
             for name, right in _right(logits_BC, labels_B).items():
@@ -154,6 +155,10 @@ class ImageComputation(Computation[MicroBatch]):
             sums["images"] = sums["images"] + len(labels_B)
         reshard(self.roots)
         return Part(total, sums["images"], sums)
+
+    def watch(self, watcher: Watcher) -> None:
+        """Follow its backward passes."""
+        self._sync.watcher = watcher
 
     def _loss(self, batch: MicroBatch, *, smoothing: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
         """Sum of the losses of a micro-batch, 0 of what is padding alone; its logits, labels."""

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from shardyard.data.micro_batch import IGNORED, MicroBatch
 from shardyard.models.inputs import Inputs
-from shardyard.parallel.data import GradientSync, backward_all, reshard
+from shardyard.parallel.data import GradientSync, backward_all, reshard, summable
 from shardyard.parallel.mesh import Mesh
 from shardyard.parallel.model import ParallelModel
+from shardyard.parallel.statistics import Watcher
 from shardyard.tasks.computation import Computation, Part
 
 
@@ -57,9 +58,14 @@ class LanguageModel(Computation[MicroBatch]):
         total, divisor = torch.zeros((), dtype=torch.float64, device=self._device), 0
         for batch in batches:
             divisor += self._divisor([batch])
-            total += self.loss_sum(batch.to(self._device))
+            total += summable(self.loss_sum(batch.to(self._device)))
         reshard(self.roots)
         return Part(self._counted(total), divisor)
+
+    def watch(self, watcher: Watcher) -> None:
+        """Follow its backward passes; those of a pipeline nobody can."""
+        assert self._sync is not None
+        self._sync.watcher = watcher
 
     def inputs(self, batch: MicroBatch) -> Inputs:
         """Arguments of the model; token ids are those of this rank."""

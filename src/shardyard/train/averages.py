@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from shardyard.checkpoint.averages import average_name
 from shardyard.models.batch_norm import batch_norms_in
-from shardyard.parallel.gradients import local_part
-from shardyard.train.optim import placed_like
+from shardyard.parallel.gradients import local_part, placed_like
 
 _STEPS = average_name("steps")
 

@@ -25,7 +25,7 @@ from shardyard.config.layout import Layout
 from shardyard.config.masking import predicted_rows
 from shardyard.config.schema import Recipe
 from shardyard.data.micro_batch import MicroBatch
-from shardyard.errors import ShardyardError
+from shardyard.errors import RequestError, ShardyardError
 from shardyard.families.shape import ModelShape
 from shardyard.parallel.mesh import build_mesh
 from shardyard.tasks.computation import Part
@@ -57,6 +57,12 @@ def dry_run(
         ``moments``: the peak of each phase of the step, ``allocations.Peak``; ``attention``;
         ``micro_batches``: how many were run; ``seconds``; ``torch``: its version.
     """
+    if recipe.precision.reduce == "exact":
+        raise RequestError(
+            "precision.reduce=exact: a dry run has sizes and no numbers, and such a step looks at "
+            "its largest gradients. Use precision.reduce=fp32: gradients then take 4 bytes of a "
+            "parameter where exact takes 8; all else is the same."
+        )
     started = time.monotonic()
     passes = min(most_passes, _passes(recipe, layout))
     chunk = recipe.memory.loss_chunk

@@ -303,11 +303,13 @@ class Loop:
     def _values(self) -> dict[str, Any]:
         """What is saved beside the tensors."""
         training, scaling = self.training, self.training.stepper.scaling
+        exact = training.stepper.exact
         return checkpoint_values(
             self.progress,
             seed=self.recipe.run.seed,
             skipped_in_row=round(training.stepper.skipped_in_row.item()),
             loss_scale=None if scaling is None else scaling.values(),
+            exponents=None if exact is None else exact.values(),
             fingerprint=fingerprint(training.resolved, training.task.computation.held),
         )
 

@@ -6,21 +6,21 @@ rounded to the nearest again after it.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import assert_never
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from shardyard.config.optimizers import averages_of, optimizer_of
 from shardyard.config.schema import Optim
 from shardyard.models.local_shard import parameter_of
-from shardyard.parallel.gradients import local_part, square_sum
+from shardyard.parallel.gradients import local_part, placed_like, square_sum
 from shardyard.parallel.precision import DTYPES
 from shardyard.parallel.whole_norms import WholeNorms
-from shardyard.torch_private import foreach_copy_, placed_as
-from shardyard.train.optimizers import State, make_update
+from shardyard.torch_private import foreach_copy_
+from shardyard.train.optimizers import MakeUpdate, State, Update, make_update
 from shardyard.train.states_on_host import GRADIENT, MOVED_ELEMENTS, WEIGHT, StatesOnHost
 
 _WIDENED_ELEMENTS = 2**26
@@ -41,6 +41,7 @@ class ShardOptimizer:
         widened_elements: int = _WIDENED_ELEMENTS,
         on_host: StatesOnHost | None = None,
         moved_elements: int = MOVED_ELEMENTS,
+        given_as: Callable[[Mapping[str, nn.Parameter], MakeUpdate], Update] | None = None,
     ) -> None:
         """Take a model that has its storage. Matrices decay, norms and biases do not; what is
         frozen has no state.
@@ -53,6 +54,8 @@ class ShardOptimizer:
             on_host: What moves the state, or also the weights, to the device and back; None: all
                 is there.
             moved_elements: Most parameters whose state moves together.
+            given_as: From shards, and what makes an update of such, to an update of the shards: in
+                what pieces the optimizer gets them; None: as they are.
         """
         self._held_twice = frozenset(held_twice)
         self._params = dict(model.named_parameters())
@@ -62,7 +65,8 @@ class ShardOptimizer:
             if param.requires_grad
         }
         norms = WholeNorms(self._params, names=names, held_twice=self._held_twice)
-        self._update = make_update(self._shards, optim, norms)
+        make = partial(make_update, optim=optim, norms=norms)
+        self._update = make(self._shards) if given_as is None else given_as(self._shards, make)
         dtype = DTYPES[states]
         self._on_host = on_host
         self._states = {
@@ -180,22 +184,6 @@ def _zero_state(
         device = shard.device if on_host is None else on_host.device
         state["step"] = torch.zeros((), dtype=torch.float32, device=device)
     return state
-
-
-def placed_like(param: Tensor, value: Tensor) -> Tensor:
-    """State of a parameter, with its place in the whole; a scalar has none."""
-    if not isinstance(param, DTensor) or value.dim() == 0:
-        return value
-    if value.device.type != param.device_mesh.device_type:
-        return placed_as(param, value)
-    return DTensor.from_local(
-        value,
-        param.device_mesh,
-        param.placements,
-        run_check=False,
-        shape=param.shape,
-        stride=param.stride(),
-    )
 
 
 def put_nan(tensors: Iterable[Tensor]) -> None:

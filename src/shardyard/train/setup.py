@@ -21,6 +21,7 @@ from shardyard.checkpoint.buffers import buffers_of
 from shardyard.checkpoint.save import Saver
 from shardyard.checkpoint.snapshot import Snapshots
 from shardyard.config.batch import step_samples
+from shardyard.config.exact_problems import BY_EXACT, micro_batches, refuse_inexact
 from shardyard.config.fingerprint import compare
 from shardyard.config.generic_model import is_generic
 from shardyard.config.layout import Layout
@@ -45,7 +46,8 @@ from shardyard.models.lora import adapter_parameters, add_adapters
 from shardyard.observe.metrics import MetricLines, read_flop_budget
 from shardyard.observe.sinks import open_sinks
 from shardyard.parallel.apply import parallelize
-from shardyard.parallel.device import peak_memory_bytes, select_device
+from shardyard.parallel.device import compute_the_same_always, peak_memory_bytes, select_device
+from shardyard.parallel.exact_gradients import ExactGradients
 from shardyard.parallel.mesh import Mesh, build_mesh, names_on_all_stages
 from shardyard.parallel.precision import DTYPES
 from shardyard.rundir.layout import RunDir
@@ -55,10 +57,12 @@ from shardyard.tasks.computation import Computation
 from shardyard.tasks.language import vocabulary
 from shardyard.tasks.named import task_class
 from shardyard.train.averages import Averages
+from shardyard.train.exact_step import ExactStep
 from shardyard.train.hooks import Hooks, Phase
 from shardyard.train.images import build_image_network
 from shardyard.train.loss_scaling import LossScaling
 from shardyard.train.optim import ShardOptimizer
+from shardyard.train.optimizers.whole_vectors import WholeVectors
 from shardyard.train.own_module import build_own
 from shardyard.train.state import Progress, memory_by_kind
 from shardyard.train.states_on_host import StatesOnHost
@@ -133,9 +137,12 @@ def set_up_phase(
     kind = task_class(recipe.task.name)
     train_source, eval_source, eval_parts = kind.open_data(resolved)
     data_s = time.monotonic() - opening
+    refuse_inexact(resolved)
+    compute_the_same_always(device, on=recipe.precision.reduce == "exact")
     task = kind(_build(resolved, mesh, device=device, control=control))
     optimizer = build_optimizer(recipe, task.computation, mesh, device=device)
     averages = averages_of(recipe, task.computation)
+    exact = exact_step_of(recipe, task.computation, mesh, device=device)
     stepper = Stepper(
         task,
         optimizer,
@@ -144,6 +151,7 @@ def set_up_phase(
         grad_clip=recipe.optim.grad_clip,
         averages=averages,
         scaling=LossScaling.of(recipe, device=device),
+        exact=exact,
     )
     held = {**stepper.held(), **buffers_of(task.model)}
     tensors = _saved_of(held, recipe)
@@ -347,6 +355,7 @@ def build_optimizer(
         held_twice=computation.held_twice,
         names=names_on_all_stages((name for name, _ in model.named_parameters()), mesh),
         on_host=_on_host(recipe, device),
+        given_as=WholeVectors if recipe.precision.reduce == "exact" else None,
     )
 
 
@@ -361,6 +370,19 @@ def _on_host(recipe: Recipe, device: torch.device) -> StatesOnHost | None:
             return StatesOnHost(device, with_weights=True)
         case _:
             assert_never(offload)
+
+
+def exact_step_of(
+    recipe: Recipe, computation: Computation[MicroBatch], mesh: Mesh, *, device: torch.device
+) -> ExactStep | None:
+    """What sums so that no bit depends on the ranks, if the recipe asks for it."""
+    if recipe.precision.reduce != "exact":
+        return None
+    # another micro-batch rounds otherwise, so a resume keeps it
+    computation.held = {"optim.micro_batch": BY_EXACT, **computation.held}
+    summands = micro_batches(recipe.optim)
+    gradients = ExactGradients(computation.model, mesh, summands=summands)
+    return ExactStep(computation, gradients, device=device)
 
 
 def averages_of(recipe: Recipe, computation: Computation[MicroBatch]) -> Averages | None:
@@ -414,6 +436,8 @@ def _begin(
         stepper.skipped_in_row.fill_(saved.values["skipped_in_row"])
     if stepper.scaling is not None and saved.values.get("loss_scale") is not None:
         stepper.scaling.load(saved.values["loss_scale"])
+    if stepper.exact is not None:
+        stepper.exact.load(saved.values.get("exponents") or {})
     progress = saved.progress
     told = {"seconds": time.monotonic() - started, **gaps}
     return _Begin(progress=progress.next_phase() if is_next else progress, loaded=told)

@@ -63,18 +63,21 @@ def checkpoint_values(
     seed: int,
     skipped_in_row: int,
     loss_scale: dict[str, float] | None,
+    exponents: dict[str, int] | None,
     fingerprint: dict[str, Any],
 ) -> dict[str, Any]:
     """Everything of a checkpoint that is no tensor.
 
     Args:
         loss_scale: Of a run in fp16, with the steps that count towards its growth.
+        exponents: Of gradients' scales by name, where they are summed as integers.
     """
     return {
         "progress": asdict(progress),
         "seed": seed,
         "skipped_in_row": skipped_in_row,
         "loss_scale": loss_scale,
+        "exponents": exponents,
         "fingerprint": fingerprint,
     }
 

@@ -8,8 +8,9 @@ that ranks must agree on. A script of one's own takes the same step as far as it
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from shardyard.tasks.computation import Computation, Part
 from shardyard.train.averages import Averages
 from shardyard.train.loss_scaling import LossScaling
 from shardyard.train.optim import ShardOptimizer, put_nan
-from shardyard.train.totals import sum_over_ranks
+from shardyard.train.totals import Totals, sum_over_ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +85,22 @@ class PendingResult:
         )
 
 
+class ExactSums(Protocol):
+    """What adds up a step so that no bit of it depends on the ranks (``train/exact_step.py``)."""
+
+    def backward(self, batches: Sequence[MicroBatch]) -> Part:
+        """Forward and backward passes; afterwards parameters have their gradients."""
+
+    def sum_over_ranks(self, part: Part, *, others: Sequence[float], poisoned: bool) -> Totals:
+        """The totals; the square of the gradients' norm is the first of the others."""
+
+    def values(self) -> dict[str, int]:
+        """What a checkpoint holds."""
+
+    def load(self, values: Mapping[str, int]) -> None:
+        """Go on from what a checkpoint holds."""
+
+
 class Stepper:
     """Runs optimizer steps of one model on this rank."""
 
@@ -97,9 +114,11 @@ class Stepper:
         grad_clip: float | None,
         averages: Averages | None = None,
         scaling: LossScaling | None = None,
+        exact: ExactSums | None = None,
     ) -> None:
         """Args:
         scaling: What moves the loss scale; None: the format of the gradients needs none.
+        exact: What adds up so that no bit depends on the ranks; None: sums are rounded.
         """
         self._computation = task.computation if isinstance(task, Task) else task
         self._optimizer = optimizer
@@ -109,6 +128,7 @@ class Stepper:
         self._averages = averages
         self.skipped_in_row = torch.zeros((), dtype=torch.float64, device=device)
         self.scaling = scaling
+        self.exact = exact
         if scaling is not None:
             scaling.hand_to(self._computation.loss_scale)
 
@@ -125,12 +145,7 @@ class Stepper:
         if poisoned:
             put_nan(self._optimizer.gradients())
         work = sum(batch.work for batch in batches) if self._mesh.speaks_for_samples else 0
-        totals = sum_over_ranks(
-            part,
-            device=self._device,
-            others=(self._optimizer.square_sum(), work, float(drain)),
-            statistics=self._computation.statistics,
-        )
+        totals = self._totals(part, (work, float(drain)), poisoned=poisoned)
         square_sum, tokens, drains = totals.others
         is_empty, divisor = totals.divisor == 0, totals.divisor.clamp(min=1.0)
         loss = totals.loss_sum / divisor
@@ -150,7 +165,19 @@ class Stepper:
 
     def accumulate(self, batches: Sequence[MicroBatch]) -> Part:
         """Add up undivided gradients; returns what this rank adds to loss sum and divisor."""
+        if self.exact is not None:
+            return self.exact.backward(batches)
         return self._computation.backward(batches)
+
+    def _totals(self, part: Part, others: Sequence[float], *, poisoned: bool) -> Totals:
+        if self.exact is not None:
+            return self.exact.sum_over_ranks(part, others=others, poisoned=poisoned)
+        return sum_over_ranks(
+            part,
+            device=self._device,
+            others=(self._optimizer.square_sum(), *others),
+            statistics=self._computation.statistics,
+        )
 
     def gradients(self) -> list[Tensor]:
         """Those that there are now, undivided."""

@@ -4,7 +4,7 @@ An update works on this rank's shards, as plain tensors. Where it needs the norm
 parameter it asks for it once a step (``parallel/whole_norms.py``).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Protocol
 
@@ -50,6 +50,10 @@ class Update(Protocol):
 
     def finish(self) -> None:
         """All shards have been given. Afterwards none has a gradient."""
+
+
+MakeUpdate = Callable[[Mapping[str, nn.Parameter]], Update]
+"""From shards to the update of them."""
 
 
 def make_update(shards: Mapping[str, nn.Parameter], optim: Optim, norms: WholeNorms) -> Update:
