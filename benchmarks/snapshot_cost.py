@@ -18,6 +18,7 @@ from torch import Tensor
 
 from benchmarks.record import write_result
 from shardyard.checkpoint.snapshot import Snapshots
+from shardyard.checkpoint.snapshot_interval import Interval
 from shardyard.checkpoint.staging import HostCopy
 from shardyard.config.snapshots import slot_labels
 from shardyard.elastic.agent_memory import AgentMemory, attach
@@ -60,7 +61,7 @@ def measure(mib: float, *, pairs: int, step_s: float) -> Cost:
     assert all(memory), "snapshots need Linux"
     snapshots = Snapshots(
         tensors, attach, local_rank=0, rank=0, world_size=1, generation=0, names=len(tensors),
-        restored=None,
+        restored=None, interval=Interval(1),
     )  # fmt: skip
     plain, passes = HostCopy(), _passes(step_s)
     found: list[tuple[float, float, float, float]] = []

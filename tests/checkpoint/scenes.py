@@ -24,6 +24,7 @@ from transformers import LlamaForCausalLM
 from shardyard.checkpoint.load import choose, load_tensors, read_shapes
 from shardyard.checkpoint.save import Saver
 from shardyard.checkpoint.snapshot import Snapshots
+from shardyard.checkpoint.snapshot_interval import Interval
 from shardyard.checkpoint.snapshot_load import newest_snapshot
 from shardyard.checkpoint.snapshot_slot import read_slot
 from shardyard.config.snapshots import slot_labels
@@ -243,7 +244,7 @@ def take_snapshots(rank: int, world_size: int, folder: Path) -> None:
 
     snapshots = Snapshots(
         state(0), memory, local_rank=rank, rank=rank, world_size=world_size, generation=0, names=2,
-        restored=None,
+        restored=None, interval=Interval(2),
     )  # fmt: skip
     for step in (2, 4, 6):
         tensors = state(step)
@@ -284,7 +285,7 @@ def snapshot_until_killed(rank: int, world_size: int, folder: Path, kills: str) 
         if child == 0:
             snapshots = Snapshots(
                 {"model.w": torch.zeros(2**21)}, memory, local_rank=0, rank=0, world_size=1,
-                generation=number, names=1, restored=restored,
+                generation=number, names=1, restored=restored, interval=Interval(1),
             )  # fmt: skip
             for step in range(restored.step + 1 if restored else 1, 10**6):
                 snapshots.take(step, {"model.w": torch.full((2**21,), float(step))}, {})

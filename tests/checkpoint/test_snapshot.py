@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardyard.checkpoint.snapshot import Snapshots
+from shardyard.checkpoint.snapshot_interval import Interval
 from shardyard.checkpoint.snapshot_load import FoundSnapshot, Refused, newest_snapshot
 from shardyard.checkpoint.snapshot_slot import Moment, Room, Slot, checksum, read_slot
 from shardyard.config.snapshots import slot_labels
@@ -47,7 +48,7 @@ def open_snapshots(
 ) -> Snapshots:
     return Snapshots(
         state(0), memory, local_rank=0, rank=0, world_size=1, generation=generation, names=4,
-        restored=restored,
+        restored=restored, interval=Interval(1),
     )  # fmt: skip
 
 
@@ -173,7 +174,7 @@ def test_without_an_agent_snapshots_are_refused() -> None:
     with pytest.raises(RequestError, match=r"that needs Linux, .* Set elastic.snapshot_every=null"):
         Snapshots(
             state(0), no_memory, local_rank=0, rank=0, world_size=1, generation=0, names=4,
-            restored=None,
+            restored=None, interval=Interval(1),
         )  # fmt: skip
 
 
@@ -185,7 +186,7 @@ def test_too_little_memory_says_how_much_is_needed(memory: FolderMemory) -> None
 
     snapshots = Snapshots(
         state(0), refuse, local_rank=0, rank=0, world_size=1, generation=0, names=4,  # type: ignore[arg-type]
-        restored=None,
+        restored=None, interval=Interval(1),
     )  # fmt: skip
     with pytest.raises(
         StorageError, match=r"needs 3 x 1.0 MiB of host memory for each rank, .*null"

@@ -81,15 +81,18 @@ class Run:
         return [each for each in read_lines(self.run_dir.events) if each["kind"] == kind]
 
 
-def _begin(corpus: Corpus, folder: Path, *, save_every: int = 1000) -> Run:
+def _begin(
+    corpus: Corpus, folder: Path, *, save_every: int = 1000, every: int | str = EVERY,
+    steps: int = STEPS,
+) -> Run:  # fmt: skip
     sections: dict[str, dict[str, Any]] = {
-        "run": {"steps": STEPS},
+        "run": {"steps": steps},
         "model": {"preset": "llama-tiny", "dropout": 0.1},
         "task": {"eval_every_steps": None},
         "parallel": {"strategy": "FULL_SHARD"},
         "cluster": {"devices": 2},
         "checkpoint": {"every": save_every},
-        "elastic": {"snapshot_every": EVERY},
+        "elastic": {"snapshot_every": every},
     }
     memory = folder / "memory"
     memory.mkdir()
@@ -155,3 +158,15 @@ def test_a_save_that_a_loss_cut_off_is_made_up_from_the_snapshot(
     assert run.train(generation=1, lost_after=1) == "lost"
     assert [event["step"] for event in run.events("snapshot_restored")] == [6]
     assert [event["step"] for event in run.events("checkpoint_started")] == [4, 6]
+
+
+@pytest.mark.system
+def test_auto_begins_ten_steps_apart_and_then_follows_what_a_copy_costs(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    run = _begin(corpus, tmp_path, every="auto", steps=60)
+    assert run.train(lost_after=25) == "lost"
+    (moved,) = run.events("snapshot_interval")
+    assert moved["step"] == 20 and moved["every"] > 15 and moved["mtbf_s"] == 86_400
+    assert run.train(generation=1, lost_after=1) == "lost"
+    assert [event["step"] for event in run.events("snapshot_restored")] == [20]

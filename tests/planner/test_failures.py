@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
+from shardyard.config.daly import daly_interval_s, young_interval_s
 from shardyard.errors import RequestError
 from shardyard.planner.failures import (
     FailureOutlook,
     _spares,
-    daly_interval_s,
     failure_plan,
-    young_interval_s,
 )
 
 LLAMA_3_MTBF_S = 54 * 86_400 / 419

@@ -9,18 +9,23 @@ import json
 import mmap
 import sys
 import time
+from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from torch import Tensor
 
 from shardyard.checkpoint.finite import not_finite
+from shardyard.checkpoint.snapshot_interval import Interval
 from shardyard.checkpoint.snapshot_slot import Moment, Room, Slot
 from shardyard.checkpoint.staging import Keeping, Memory, copy_shards, yield_to_training
 from shardyard.config.snapshots import SLOTS, slot_labels
 from shardyard.errors import RequestError, StorageError
 from shardyard.parallel.device import pin, synchronize_stream, unpin
 from shardyard.units import format_bytes
+
+_COSTS_KEPT = 20
+"""Snapshots whose cost counts."""
 
 
 class Snapshots(Keeping):
@@ -30,6 +35,7 @@ class Snapshots(Keeping):
         memory: Of the node's agent.
         names: Tensors of the whole state, those of other pipeline stages included.
         restored: The snapshot that this process goes on from; None: of none.
+        interval: Says when one is due.
 
     Raises:
         RequestError: No agent owns memory for it.
@@ -46,7 +52,11 @@ class Snapshots(Keeping):
         generation: int,
         names: int,
         restored: Moment | None,
+        interval: Interval,
     ) -> None:
+        self._interval = interval
+        self._blocked_s: deque[float] = deque(maxlen=_COSTS_KEPT)
+        self._sealed_s: deque[float] = deque(maxlen=_COSTS_KEPT)
         self._generation = generation
         self._facts = {"rank": rank, "world_size": world_size, "names": names}
         self._devices = {tensor.device for tensor in tensors.values()}
@@ -68,6 +78,10 @@ class Snapshots(Keeping):
             self._open, memory, Room(tensors), labels, restored
         )
 
+    def is_due(self, step: int) -> bool:
+        """Whether to take one after this step; call it once a step."""
+        return self._interval.is_due(step)
+
     def take(self, step: int, tensors: dict[str, Tensor], values: dict[str, Any]) -> float:
         """Copy this rank's shards; on return the tensors may change.
 
@@ -87,7 +101,10 @@ class Snapshots(Keeping):
             synchronize_stream(device)
         started = time.monotonic()
         self._busy.result()
+        waited_s = time.monotonic() - started
         self._fill(self._next_slot(), step, tensors, values_json)
+        self._blocked_s.append(time.monotonic() - started - waited_s)
+        self._interval.taken(step, blocked_s=self._blocked_s, sealed_s=self._sealed_s)
         return time.monotonic() - started
 
     def take_for_save(
@@ -102,6 +119,7 @@ class Snapshots(Keeping):
         self._of_save = None  # that save is over
         self._of_save = self._next_slot()
         self._fill(self._of_save, step, tensors, values_json)
+        self._interval.saved(step)
         return self._of_save.shards
 
     def _next_slot(self) -> Slot:
@@ -112,7 +130,8 @@ class Snapshots(Keeping):
     def _fill(self, slot: Slot, step: int, tensors: dict[str, Tensor], values_json: str) -> None:
         slot.clear()
         copy_shards(tensors, slot.shards)
-        self._busy = self._thread.submit(self._seal, slot, step, values_json)
+        begun_s = time.monotonic()
+        self._busy = self._thread.submit(self._seal, slot, step, values_json, begun_s)
 
     def close(self) -> None:
         """End the thread, after what it does."""
@@ -141,10 +160,11 @@ class Snapshots(Keeping):
                 self._newest = slot
             self._slots.append(slot)
 
-    def _seal(self, slot: Slot, step: int, values_json: str) -> None:
+    def _seal(self, slot: Slot, step: int, values_json: str, begun_s: float) -> None:
         found = not_finite(slot.shards)
         if found:  # the next save says so to everybody, and ends the run
             print(f"no snapshot of step {step}: {'; '.join(found[:3])}", file=sys.stderr)
-            return
-        slot.seal(Moment(step, self._generation), values_json, **self._facts)
-        self._newest = slot
+        else:
+            slot.seal(Moment(step, self._generation), values_json, **self._facts)
+            self._newest = slot
+        self._sealed_s.append(time.monotonic() - begun_s)

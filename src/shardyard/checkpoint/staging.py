@@ -36,6 +36,9 @@ class Staging(Protocol):
 class Keeping(Staging, Protocol):
     """A place for the state that outlives this process."""
 
+    def is_due(self, step: int) -> bool:
+        """Whether to copy the state after this step; call it once a step."""
+
     def take(self, step: int, tensors: dict[str, Tensor], values: dict[str, Any]) -> float:
         """Copy the state there; returns the seconds that training stood still."""
 

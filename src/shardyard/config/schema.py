@@ -296,9 +296,10 @@ class Elastic(Section):
     """Most nodes the run uses; auto: cluster.nodes."""
     max_restarts: Annotated[int, Field(ge=0)] = 3
     """Restarts after a lost process within an hour; the same failure twice ends a run before."""
-    snapshot_every: Annotated[int, Field(ge=1)] | None = None
+    snapshot_every: Annotated[int, Field(ge=1)] | Auto | None = None
     """Steps between copies of the state in host memory, from which a run goes on when a process
-    dies; they need room for three. null: none, it goes on from the newest checkpoint."""
+    dies; they need room for three. auto: as far apart as loses the least time, by what a copy takes
+    and by the failures so far. null: none, it goes on from the newest checkpoint."""
     drain_timeout_s: Annotated[float, Field(gt=0)] = 120.0
     """Seconds that a drain (SIGTERM, Ctrl-C) may take before the processes are killed."""
     collective_timeout_s: Annotated[float, Field(gt=0)] = 600.0

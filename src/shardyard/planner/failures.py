@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from shardyard.config.daly import daly_interval_s
 from shardyard.planner.effective_time import TimeShares, time_shares
 from shardyard.planner.failure_rates import (
     HARDWARE_SHARE,
@@ -71,29 +72,6 @@ class FailureOutlook:
         fields["restart"] = tuple(Phase(**phase) for phase in content["restart"])
         fields["replay"] = Phase(**content["replay"])
         return FailureOutlook(**fields)
-
-
-def young_interval_s(*, blocking_s: float, mtbf_s: float) -> float:
-    """Interval between checkpoints that loses the least time, to first order.
-
-    Source: Young 1974, doi:10.1145/361147.361115.
-    """
-    return math.sqrt(2 * blocking_s * mtbf_s)
-
-
-def daly_interval_s(*, blocking_s: float, mtbf_s: float) -> float:
-    """As ``young_interval_s``, of a higher order; training time, without the save itself.
-
-    Args:
-        blocking_s: For which training waits: of an asynchronous save, not the write behind it.
-
-    Source: Daly 2006, doi:10.1016/j.future.2004.11.016.
-    """
-    if blocking_s >= 2 * mtbf_s:
-        return mtbf_s
-    ratio = blocking_s / (2 * mtbf_s)
-    young_s = young_interval_s(blocking_s=blocking_s, mtbf_s=mtbf_s)
-    return young_s * (1 + math.sqrt(ratio) / 3 + ratio / 9) - blocking_s
 
 
 def failure_plan(

@@ -26,6 +26,7 @@ EVENT_KINDS = (
     "model_ready",
     "checkpoint_loaded",
     "snapshot_restored",
+    "snapshot_interval",
     "first_step",
     "checkpoint_started",
     "checkpoint_durable",

@@ -89,7 +89,8 @@ class Loop:
         step = self.progress.step
         evaluation_due = self._evaluation_due(step)
         save_due = self.save_put_off or step % self.recipe.checkpoint.every == 0
-        snapshot_due = self._snapshot_due(step)
+        kept = self.training.snapshots
+        snapshot_due = kept is not None and kept.is_due(step)
         if launched.pending.is_ready or evaluation_due or save_due or snapshot_due:
             self._read_result()
         self.notes.end_step()
@@ -283,10 +284,6 @@ class Loop:
         """Whether a save was due at or before the snapshot that the run went on from."""
         step = self.progress.step
         return self.durable_step < step - step % self.recipe.checkpoint.every
-
-    def _snapshot_due(self, step: int) -> bool:
-        every = self.recipe.elastic.snapshot_every
-        return every is not None and step % every == 0
 
     def _take_snapshot(self) -> None:
         """Copy the state into the agent's memory, unless a save has just done so."""

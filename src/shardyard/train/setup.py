@@ -20,6 +20,7 @@ from shardyard.checkpoint.averages import is_average
 from shardyard.checkpoint.buffers import buffers_of
 from shardyard.checkpoint.save import Saver
 from shardyard.checkpoint.snapshot import Snapshots
+from shardyard.checkpoint.snapshot_interval import Interval
 from shardyard.config.batch import step_samples
 from shardyard.config.exact_problems import BY_EXACT, micro_batches, refuse_inexact
 from shardyard.config.fingerprint import compare
@@ -61,6 +62,7 @@ from shardyard.train.exact_step import ExactStep
 from shardyard.train.hooks import Hooks, Phase
 from shardyard.train.images import build_image_network
 from shardyard.train.loss_scaling import LossScaling
+from shardyard.train.mtbf import mtbf_so_far
 from shardyard.train.optim import ShardOptimizer
 from shardyard.train.optimizers.whole_vectors import WholeVectors
 from shardyard.train.own_module import build_own
@@ -159,7 +161,7 @@ def set_up_phase(
         begin = _begin(place, saved, task, tensors, stepper, phase=phase)
     if averages is not None and (saved is None or phase > saved.progress.phase):
         averages.begin()
-    snapshots = _open_snapshots(place, hooks, tensors, saved)
+    snapshots = _open_snapshots(run_dir, attempt, hooks, place, tensors, saved)
     training = Training(
         run_dir=run_dir,
         resolved=resolved,
@@ -206,11 +208,20 @@ def set_up_phase(
 
 
 def _open_snapshots(
-    place: Place, hooks: Hooks, tensors: dict[str, Tensor], saved: Saved | None
-) -> Snapshots | None:
+    run_dir: RunDir, attempt: int, hooks: Hooks, place: Place, tensors: dict[str, Tensor],
+    saved: Saved | None,
+) -> Snapshots | None:  # fmt: skip
     """What takes snapshots, if the recipe asks for them. All ranks call it."""
-    if place.resolved.recipe.elastic.snapshot_every is None:
+    every = place.resolved.recipe.elastic.snapshot_every
+    if every is None:
         return None
+    interval = Interval(
+        every,
+        first_step=0 if saved is None else saved.progress.step,
+        mtbf_s=mtbf_so_far(run_dir, attempt, group=place.control) if every == "auto" else 0.0,
+        group=place.control,
+        report=None if hooks.events is None else hooks.events.write,
+    )
     return Snapshots(
         tensors,
         hooks.memory,
@@ -220,6 +231,7 @@ def _open_snapshots(
         generation=hooks.generation,
         names=len(names_on_all_stages(tensors, place.mesh)),
         restored=None if saved is None else saved.snapshot,
+        interval=interval,
     )
 
 
