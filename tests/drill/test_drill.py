@@ -144,3 +144,9 @@ def test_a_folder_of_another_drill_is_refused(
     (tmp_path / "runs").mkdir()
     assert main(["drill", *RECIPE, "--dir", str(tmp_path)]) == 2
     assert "a drill has been there" in capsys.readouterr().err
+
+
+def test_without_namespaces_no_disk_is_filled() -> None:
+    asked = chosen("sigkill,full-shm", ONE_NODE, repeat=1).outside("refused")
+    assert asked.names == ("sigkill",)
+    assert asked.impossible == {"full-shm": "it needs file systems of its own: refused"}

@@ -85,11 +85,12 @@ def test_a_run_that_the_drill_had_to_end_has_noticed_nothing() -> None:
         exit_code=1,
         last_words="the agent of r ended with SIGKILL",
     )
-    facts = replace(KILLED, fault="agent", events=(), given_up=given_up, ends=(ended,))
+    killed = replace(ended, exit_code=-9)
+    facts = replace(KILLED, fault="agent", events=(), given_up=given_up, ends=(killed,))
     verdict = judged(facts, "agent")
     assert verdict.problems == ("not noticed", given_up)
     assert verdict.exact == "not proven" and "ended at step 3 of 3" in verdict.why
-    noticed = judged(replace(facts, given_up="", events=(FINISHED,)), "agent")
+    noticed = judged(replace(facts, ends=(ended,), events=(FINISHED,)), "agent")
     assert (noticed.noticed_s, noticed.is_cause_right) == (70.0, True)
 
 

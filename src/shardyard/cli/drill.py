@@ -17,7 +17,7 @@ from shardyard.drill.loop import KillLoop, run_loop
 from shardyard.drill.page import render_drill
 from shardyard.drill.recipe import LEAST_STEPS, read_drilled
 from shardyard.drill.run import Chosen, Drill, Row, chosen, default_folder, run_drill
-from shardyard.files import write_text
+from shardyard.files import write_json, write_text
 from shardyard.local_path import LocalPath
 from shardyard.terminal import say, tell
 from shardyard.units import format_seconds
@@ -80,19 +80,23 @@ def command(
     place.refuse_used()
     if why := enter():
         say(f"not in namespaces of its own, so /dev/shm is not looked at: {why}")
+        asked = asked.outside(why)
     signal.signal(signal.SIGTERM, _as_ctrl_c)
     if mtbf_s is not None and for_s is not None:
         found = run_loop(drilled, place, mtbf_s=mtbf_s, for_s=for_s, seed=seed)
         tell(json.dumps(found.to_json(), indent=1)) if as_json else _show_loop(found, place)
         return 0
-    drill = run_drill(drilled, place, asked, seed=seed)
-    page = place.folder / "drill.html"
-    write_text(page, render_drill(drill))
+    drill = run_drill(drilled, place, asked, seed=seed, tell=_write)
     if as_json:
-        tell(json.dumps({**drill.to_json(), "page": str(page)}, indent=1))
+        tell(json.dumps({**drill.to_json(), "page": str(drill.page_file)}, indent=1))
     else:
-        _show(drill, page)
+        _show(drill)
     return 0 if drill.is_good else 1
+
+
+def _write(drill: Drill) -> None:
+    write_json(drill.result_file, drill.to_json())
+    write_text(drill.page_file, render_drill(drill))
 
 
 def _as_ctrl_c(_number: int, _frame: FrameType | None) -> None:
@@ -111,7 +115,7 @@ def _list(asked: Chosen, *, as_json: bool) -> None:
     print_table(("fault", "acts on", "what"), rows)
 
 
-def _show(drill: Drill, page: Path) -> None:
+def _show(drill: Drill) -> None:
     columns = ("fault", "noticed", "after", "cause right", "steps lost", "next step", "equal",
                "left over")  # fmt: skip
     print_table(columns, [_row(row) for row in drill.rows])
@@ -121,7 +125,7 @@ def _show(drill: Drill, page: Path) -> None:
     for name, why in drill.impossible.items():
         say(f"{name}: not possible here: {why}")
     tell()
-    tell(f"page: {page}")
+    tell(f"page: {drill.page_file}")
     tell(f"raw result: {drill.result_file}")
 
 

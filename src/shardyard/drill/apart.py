@@ -19,9 +19,35 @@ SHARED_MEMORY = Path("/dev/shm")
 _INSIDE = "SHARDYARD_DRILL_APART"
 
 
+_REFUSALS = (
+    ("/proc/sys/user/max_user_namespaces", "0", "user.max_user_namespaces is 0"),
+    ("/proc/sys/kernel/unprivileged_userns_clone", "0",
+     "kernel.unprivileged_userns_clone is 0"),
+    ("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1",
+     "kernel.apparmor_restrict_unprivileged_userns is 1"),
+)  # fmt: skip
+"""Files of the kernel, what stands in them where a user may make no namespace, and the words."""
+
+
 def is_apart() -> bool:
     """Whether this process is in such namespaces."""
     return os.environ.get(_INSIDE) == "1"
+
+
+def why_not_apart() -> str:
+    """Why this machine allows no such namespaces to this user, as far as it says; or nothing."""
+    if sys.platform != "linux":
+        return "there are namespaces on Linux alone"
+    if os.geteuid() == 0 or is_apart():
+        return ""
+    return next((why for file, refusal, why in _REFUSALS if _holds(Path(file), refusal)), "")
+
+
+def _holds(file: Path, text: str) -> bool:
+    try:
+        return file.read_text().strip() == text
+    except OSError:
+        return False
 
 
 def enter() -> str:
@@ -32,8 +58,8 @@ def enter() -> str:
     Returns:
         Why it goes on outside; empty: it is inside.
     """
-    if sys.platform != "linux":
-        return "there are namespaces on Linux alone"
+    if why := why_not_apart():
+        return why
     try:
         _leave_mounts_and_memory()
         _call("unshare", _NEWPID)  # of the next child

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shardyard.drill.disks import mount_own, unmount
 from shardyard.drill.facts import Ended, Facts, read_left_in
 from shardyard.drill.faults import Fault
 from shardyard.drill.left import Before
@@ -34,7 +35,7 @@ _START = 10
 """A start, with imports and the preparation of data, may take so many times the patience."""
 _MOST_RESUMES = 2
 _LAST_WORDS = 600
-_FROM, _TO = 0.35, 0.6
+_EARLY, _MIDDLE = (0.1, 0.2), (0.35, 0.6)
 """Share of the run's steps between which a fault strikes."""
 
 
@@ -76,6 +77,7 @@ class Commands:
     marked: Marked = field(default_factory=Marked)
     ends: list[Ended] = field(default_factory=list)
     given_up: str = ""
+    _at_start: list[int] = field(default_factory=list)
 
     @contextmanager
     def started(self, words: Sequence[str], *, faults: str = "") -> Iterator[Callable[[], bool]]:
@@ -89,6 +91,7 @@ class Commands:
             **os.environ, **self.marked.environment, "TMPDIR": str(self.scratch),
             FAULTS_VARIABLE: faults,
         }  # fmt: skip
+        self._at_start = self._progress()
         with log.open("wb") as talk:
             process = subprocess.Popen(
                 [sys.executable, "-m", "shardyard", *words],
@@ -132,7 +135,7 @@ class Commands:
         return scene.last_step() >= step
 
     def _wait(self, is_so: Callable[[], bool]) -> None:
-        """Until it is so, or nothing happens any more; before the first step that takes longer."""
+        """Until it is so, or nothing happens any more; a start may take longer."""
         seen, since_s = self._progress(), time.monotonic()
 
         def look() -> bool:
@@ -141,7 +144,7 @@ class Commands:
                 return True
             if (now := self._progress()) != seen:
                 seen, since_s = now, time.monotonic()
-            patience_s = self.place.patience_s * (1 if self.run.metrics.is_file() else _START)
+            patience_s = self.place.patience_s * (_START if now == self._at_start else 1)
             return time.monotonic() - since_s > patience_s
 
         wait_for(look, every_s=_POLL_S)
@@ -168,7 +171,8 @@ def run_case(
     draw = random.Random(f"{seed} {name} {number}")
     world = drilled.nodes * drilled.devices
     rank = _target(fault, draw, world=world, devices=drilled.devices)
-    step = draw.randint(max(2, int(_FROM * drilled.steps)), max(3, int(_TO * drilled.steps)))
+    share = draw.uniform(*(_EARLY if fault is not None and fault.is_early else _MIDDLE))
+    step = max(3, round(share * drilled.steps))
     with tempfile.TemporaryDirectory(prefix="drill-") as scratch:  # short: sockets are made in it
         case = Commands(
             place=place, drilled=drilled, run=RunDir(place.runs / f"{name}-{number}"),
@@ -176,19 +180,35 @@ def run_case(
         )  # fmt: skip
         before = Before()
         scene = Scene(
-            run=case.run, marked=case.marked, draw=draw, rank=rank,
+            run=case.run, marked=case.marked, scratch=case.scratch, draw=draw, rank=rank,
             is_launched=drilled.nodes > 1, within_s=place.patience_s,
         )  # fmt: skip
-        struck = _break(case, scene, fault, step=step)
-        resumes = _resume(case, scene, fault)
-        left = before.left(case.run, case.marked, case.scratch)
-    facts = Facts(
-        fault=name, number=number, seed=seed, rank=rank, node=rank // drilled.devices,
-        asked_step=step, **struck, notes=scene.notes, ends=tuple(case.ends), resumes=resumes,
-        given_up=case.given_up, left=left, **read_left_in(case.run),
-    )  # fmt: skip
+        with _own_disk(fault, scene):
+            struck = _break(case, scene, fault, step=step)
+            resumes = _resume(case, scene, fault)
+            facts = Facts(
+                fault=name, number=number, seed=seed, rank=rank, node=rank // drilled.devices,
+                asked_step=step, **struck, notes=scene.notes, ends=tuple(case.ends),
+                resumes=resumes, given_up=case.given_up,
+                left=before.left(case.run, case.marked, case.scratch), **read_left_in(case.run),
+            )  # fmt: skip
     shutil.rmtree(case.run.checkpoints, ignore_errors=True)  # many, and judged by their digests
     return facts
+
+
+@contextmanager
+def _own_disk(fault: Fault | None, scene: Scene) -> Iterator[None]:
+    """A file system for what the fault fills; what was on it goes with it."""
+    places = {"run": scene.run.path, "scratch": scene.scratch}
+    folder = None if fault is None or fault.own_disk is None else places.get(fault.own_disk)
+    if folder is None:  # /dev/shm is one already
+        yield
+        return
+    mount_own(folder)
+    try:
+        yield
+    finally:
+        unmount(folder)
 
 
 def _target(fault: Fault | None, draw: random.Random, *, world: int, devices: int) -> int:

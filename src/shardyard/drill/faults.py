@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from shardyard.drill.apart import SHARED_MEMORY, is_apart
+from shardyard.drill.apart import SHARED_MEMORY, is_apart, why_not_apart
+from shardyard.drill.disks import fill, make_room
 from shardyard.drill.recipe import Drilled
 from shardyard.drill.scene import Scene
 
@@ -51,12 +52,14 @@ class Fault:
     """Of such a fault: whether on all ranks."""
     mend: Callable[[Scene], None] | None = None
     """What a person would do before the run is resumed."""
+    own_disk: Literal["run", "scratch", "shared memory"] | None = None
+    """What has to be a file system of the case's own."""
     node: Literal["first", "last"] | None = None
     """The node that is the target; None: any rank is."""
     fewest_nodes: int = 1
     most_nodes: int = 10**6
-    is_noticed_by_none: bool = False
-    """Whether nothing is left that could notice it."""
+    is_early: bool = False
+    """Whether it takes many steps to be noticed, and strikes near the beginning."""
 
     def why_not(self, drilled: Drilled) -> str:
         """Why it is not possible with this recipe, on this machine; empty: it is."""
@@ -64,6 +67,8 @@ class Fault:
             return f"the recipe has {drilled.nodes} node; cluster.nodes=2 launches two here"
         if drilled.nodes > self.most_nodes:
             return f"of a run on one node; this one has {drilled.nodes}"
+        if self.own_disk and (why := why_not_apart()):
+            return f"it needs file systems of its own: {why}"
         return ""
 
 
@@ -170,6 +175,28 @@ def _aside(scene: Scene) -> Path:
     return scene.run.path.with_name(f"{scene.run.run_id}-aside")
 
 
+def _fill_run_folder(scene: Scene) -> None:
+    fill(scene.run.path)
+
+
+def _empty_run_folder(scene: Scene) -> None:
+    make_room(scene.run.path)
+
+
+def _fill_scratch(scene: Scene) -> None:
+    fill(scene.scratch)
+
+
+def _fill_shared_memory(scene: Scene) -> None:
+    """Full, and a rank killed: a restart makes semaphores there, a step does not."""
+    fill(SHARED_MEMORY)
+    scene.kill(scene.worker)
+
+
+def _empty_shared_memory(_scene: Scene) -> None:
+    make_room(SHARED_MEMORY)
+
+
 # --- the table ----------------------------------------------------------------------------------
 
 
@@ -233,7 +260,7 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "gil": Fault(
         what="native code of a rank never gives the interpreter back",
-        how="sleep() of the C library without releasing the GIL",
+        how="a wait for a mutex of the C library that never ends, with the GIL held",
         acts_on="rank",
         named=_hung("sleep"),
         inside="gil",
@@ -247,7 +274,8 @@ FAULTS: Mapping[str, Fault] = {
     ),
     "slow": Fault(
         what="a rank becomes slow",
-        how="from a step on it sleeps three times what a step takes",
+        how="from an early step on it sleeps three times what a step takes, at least 0.25 s",
+        is_early=True,
         acts_on="rank",
         named=Named(kinds=("straggler",), words="", who="rank"),
         inside="slow",
@@ -346,6 +374,32 @@ FAULTS: Mapping[str, Fault] = {
         mend=_bring_folder_back,
         most_nodes=1,
     ),
+    "full-run-folder": Fault(
+        what="the disk of the run folder is full, and has room before the run is resumed",
+        how="its file system, of the case's own, is made as small as what it holds",
+        acts_on="run",
+        named=Named(kinds=("attempt_ended", BY_COMMAND), words="[Nn]o space left"),
+        strike=_fill_run_folder,
+        mend=_empty_run_folder,
+        own_disk="run",
+    ),
+    "full-scratch": Fault(
+        what="the disk of the scratch folder (TMPDIR) is full",
+        how="as full-run-folder; a run that trains needs no more of it",
+        acts_on="run",
+        named=None,
+        strike=_fill_scratch,
+        own_disk="scratch",
+    ),
+    "full-shm": Fault(
+        what="/dev/shm is full when a restart needs it, and has room before the run is resumed",
+        how="as full-run-folder, and SIGKILL to a rank",
+        acts_on="node",
+        named=Named(kinds=("attempt_ended", BY_COMMAND), words="/dev/shm is full"),
+        strike=_fill_shared_memory,
+        mend=_empty_shared_memory,
+        own_disk="shared memory",
+    ),
     "power": Fault(
         what="the machine loses its power",
         how="SIGKILL to every process of the run",
@@ -353,7 +407,6 @@ FAULTS: Mapping[str, Fault] = {
         named=None,
         strike=_kill_everything,
         mend=_lose_memory,
-        is_noticed_by_none=True,
     ),
 }
 """Name -> fault, in the order of the result."""

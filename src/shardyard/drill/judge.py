@@ -78,7 +78,8 @@ def judge(fault: Fault, facts: Facts, twin: Facts, *, is_exact_asked: bool) -> V
         problems.append(facts.given_up or "the run did not come to its end")
     if exact == "different" or (exact == "not proven" and facts.has_finished and is_exact_asked):
         problems.append(f"{exact}: {why}")
-    if left := facts.left.words():
+    left = "" if facts.given_up else facts.left.words()  # what the drill killed could not tidy up
+    if left:
         problems.append(f"left over: {left}")
     first = notices[0] if notices else None
     return Verdict(
@@ -166,9 +167,9 @@ def _notices(facts: Facts) -> Iterable[dict[str, Any]]:
         if event["t"] >= facts.struck_t and (event["kind"] in NOTICES or event.get("damaged"))
         if not (event["kind"] == "attempt_ended" and event.get("exit_code") == 0)
     ]
-    if facts.ends and not facts.given_up:
+    if facts.ends:
         end = facts.ends[0]
-        if end.exit_code > 0 and end.t >= facts.struck_t:
+        if end.exit_code > 0 and end.t >= facts.struck_t:  # negative: killed, by the drill too
             found.append({"kind": BY_COMMAND, "t": end.t, "said": end.last_words})
     return sorted(found, key=lambda event: float(event["t"]))
 

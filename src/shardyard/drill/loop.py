@@ -119,8 +119,9 @@ def run_loop(drilled: Drilled, place: Place, *, mtbf_s: float, for_s: float, see
     with tempfile.TemporaryDirectory(prefix="drill-") as scratch:
         commands = Commands(place=place, drilled=endless, run=run, scratch=Path(scratch), faults="")
         scene = Scene(
-            run=run, marked=commands.marked, draw=random.Random(f"{seed} loop"), rank=0,
-            is_launched=drilled.nodes > 1, within_s=place.patience_s * 10,
+            run=run, marked=commands.marked, scratch=commands.scratch, rank=0,
+            draw=random.Random(f"{seed} loop"), is_launched=drilled.nodes > 1,
+            within_s=place.patience_s * 10,
         )  # fmt: skip
         verb = ("launch", "--on", "local", "--yes", "--force") if scene.is_launched else ("train",)
         try:

@@ -98,20 +98,32 @@ def _share(count: int, total: int) -> str:
 
 def _timeline(drill: Drill) -> str:
     with_steps = [row for row in drill.rows if row.phases()]
-    if not with_steps:
+    by_itself = [row for row in with_steps if not row.needs_resume]
+    by_hand = [row for row in with_steps if row.needs_resume]
+    bars = _bars("by itself", by_itself) + _bars("after `shardyard resume`", by_hand)
+    if not bars:
         return ""
-    longest_s = max(sum(row.phases().values()) for row in with_steps)
     keys = "".join(
         f'<span><span class="swatch {_COLOURS[name]}"></span>{esc(name)}</span>' for name in PHASES
     )
+    body = f'<div class="card"><div class="keys">{keys}</div>{bars}</div>'
+    return render_section("timeline", "From the fault to the next finished step", body)
+
+
+def _bars(how: str, rows: list[Row]) -> str:
+    """A bar a row, all on one scale."""
+    if not rows:
+        return ""
+    longest_s = max(sum(row.phases().values()) for row in rows)
     cells = [
-        (f"<code>{esc(row.fault)}</code>", esc(_seconds(sum(row.phases().values()))),
-         _bar(row.phases(), longest_s))
-        for row in with_steps
-    ]  # fmt: skip
-    table = render_table(["fault", "#seconds", "from the fault to the next finished step"], cells)
-    body = f'<div class="card"><div class="keys">{keys}</div>{table}</div>'
-    return render_section("timeline", "Timeline", body)
+        (
+            f"<code>{esc(row.fault)}</code>",
+            esc(_seconds(sum(row.phases().values()))),
+            _bar(row.phases(), longest_s),
+        )
+        for row in rows
+    ]
+    return render_table(["fault", "#seconds", f"the run went on {how}"], cells)
 
 
 def _bar(phases: dict[str, float], longest_s: float) -> str:

@@ -1,7 +1,7 @@
 """A whole drill: the twin, then every fault so many times, each judged as soon as it is over."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -13,7 +13,7 @@ from shardyard.drill.faults import FAULTS
 from shardyard.drill.judge import PHASES, Verdict, judge
 from shardyard.drill.recipe import Drilled
 from shardyard.errors import RequestError, ShardyardError
-from shardyard.files import make_folder, write_json
+from shardyard.files import make_folder
 from shardyard.talk import say
 from shardyard.units import format_seconds
 
@@ -54,6 +54,11 @@ class Row:
         return {name: median(each[name] for each in found) for name in PHASES} if found else {}
 
     @property
+    def needs_resume(self) -> bool:
+        """Whether a person had to resume any of them."""
+        return any(case.facts.resumes for case in self.cases)
+
+    @property
     def problems(self) -> dict[str, int]:
         """What was wrong -> in how many cases."""
         all_ = [problem for case in self.cases for problem in case.verdict.problems]
@@ -86,6 +91,10 @@ class Drill:
     def result_file(self) -> Path:
         return self.folder / "drill.json"
 
+    @property
+    def page_file(self) -> Path:
+        return self.folder / "drill.html"
+
     def to_json(self) -> dict[str, Any]:
         return {
             "recipe": list(self.drilled.words),
@@ -101,10 +110,6 @@ class Drill:
                 {"verdict": case.verdict.to_json(), **case.facts.to_json()} for case in self.cases
             ],
         }
-
-    def write(self) -> None:
-        """Write all that is known; a drill that is interrupted leaves what it has found."""
-        write_json(self.result_file, self.to_json())
 
 
 def _row_json(row: Row) -> dict[str, Any]:
@@ -134,6 +139,16 @@ class Chosen:
     """Fault that was asked for -> why it is not possible."""
     repeat: int
 
+    def outside(self, why: str) -> "Chosen":
+        """Of these, what is possible outside of namespaces."""
+        names = {name for name in self.names if FAULTS[name].own_disk}
+        refused = dict.fromkeys(names, f"it needs file systems of its own: {why}")
+        return replace(
+            self,
+            names=tuple(name for name in self.names if name not in names),
+            impossible={**self.impossible, **refused},
+        )
+
 
 def chosen(asked: str | None, drilled: Drilled, *, repeat: int) -> Chosen:
     """The faults to try, so many times each.
@@ -162,8 +177,13 @@ def chosen(asked: str | None, drilled: Drilled, *, repeat: int) -> Chosen:
     return Chosen(names=tuple(names), impossible=impossible, repeat=repeat)
 
 
-def run_drill(drilled: Drilled, place: Place, asked: Chosen, *, seed: int) -> Drill:
-    """Run the twin and all cases; writes ``drill.json`` after each.
+def run_drill(
+    drilled: Drilled, place: Place, asked: Chosen, *, seed: int, tell: Callable[[Drill], None]
+) -> Drill:
+    """Run the twin and all cases.
+
+    Args:
+        tell: Called after each case, so that a drill that is interrupted leaves what it has found.
 
     Raises:
         ShardyardError: The undisturbed run did not finish, so that nothing can be compared.
@@ -185,7 +205,7 @@ def run_drill(drilled: Drilled, place: Place, asked: Chosen, *, seed: int) -> Dr
     for number in range(asked.repeat):
         for name in asked.names:
             drill.cases.append(_try(drill, place, name, number))
-            drill.write()
+            tell(drill)
     return drill
 
 

@@ -28,6 +28,8 @@ class Scene:
 
     run: RunDir
     marked: Marked
+    scratch: Path
+    """TMPDIR of all its processes."""
     draw: random.Random
     rank: int
     """The target: a rank, or one on the node that is the target."""

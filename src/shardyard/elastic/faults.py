@@ -24,7 +24,8 @@ from shardyard.train.hooks import Faults
 
 _FOREVER_S = 86_400
 _SLOWNESS = 3.0
-"""A slow rank sleeps so many times what its step takes."""
+"""A slow rank sleeps so many times what its step takes, and at least the following."""
+_SLOWNESS_S = 0.25
 
 
 def _raise() -> None:
@@ -46,7 +47,11 @@ def _read_address_zero() -> None:
 
 
 def _hold_the_gil() -> None:
-    ctypes.PyDLL(None).sleep(_FOREVER_S)  # PyDLL, unlike CDLL, keeps the lock in the call
+    library = ctypes.PyDLL(None)  # which, unlike CDLL, keeps the lock in a call
+    mutex = ctypes.create_string_buffer(64)
+    library.pthread_mutex_init(mutex, None)
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_lock(mutex)  # for ever: a signal ends a sleep(), and no wait for a mutex
 
 
 def _sleep() -> None:
@@ -141,7 +146,7 @@ class _Slow:
             return
         if step == self._first_step:
             tell("slow", step)
-        time.sleep(_SLOWNESS * self._usual_s)
+        time.sleep(max(_SLOWNESS_S, _SLOWNESS * self._usual_s))
 
 
 def _act(kind: str, step: int) -> None:

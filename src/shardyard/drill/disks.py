@@ -1,0 +1,38 @@
+"""File systems of a case's own, in memory, that can be full at a moment: in namespaces alone.
+
+A file system in memory is full once its size is what is used of it, so nothing has to be written.
+"""
+
+import os
+import subprocess
+from pathlib import Path
+
+_ROOM = "50%"
+"""Of the machine's memory: the usual size; nothing is taken before it is used."""
+
+
+def mount_own(folder: Path) -> None:
+    """Put an empty file system over a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _mount("-t", "tmpfs", "-o", f"size={_ROOM}", "tmpfs", str(folder))
+
+
+def fill(folder: Path) -> None:
+    """Leave no room there, and what is there as it is."""
+    found = os.statvfs(folder)
+    used_bytes = max(1, found.f_blocks - found.f_bfree) * found.f_frsize
+    _mount("-o", f"remount,size={used_bytes}", str(folder))
+
+
+def make_room(folder: Path) -> None:
+    """As much as there was."""
+    _mount("-o", f"remount,size={_ROOM}", str(folder))
+
+
+def unmount(folder: Path) -> None:
+    """Take it away, with all that is in it."""
+    subprocess.run(["umount", "--lazy", str(folder)], check=True, capture_output=True)
+
+
+def _mount(*words: str) -> None:
+    subprocess.run(["mount", *words], check=True, capture_output=True)
