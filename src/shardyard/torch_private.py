@@ -176,10 +176,13 @@ def meeting_number(handler: Any) -> int:
     return int(handler._state_holder.state.round)
 
 
+LONG_AGO = datetime.min.replace(tzinfo=UTC)
+"""The last sign of life of a node that all are to forget; every clock reads it alike."""
+
+
 def forget_nodes(handler: Any, ranks: Collection[int], *, meeting: int, tries: int) -> None:
     """Have nodes of a meeting that is over count as gone at once, in the state that all share;
     safe to repeat, by any node. In all versions."""
-    long_ago = datetime.min.replace(tzinfo=UTC)
     with handler._heartbeat_lock:
         for _ in range(tries):
             handler._state_holder.sync()
@@ -188,7 +191,7 @@ def forget_nodes(handler: Any, ranks: Collection[int], *, meeting: int, tries: i
             if not (state.complete and state.round == meeting and gone):
                 return  # another node has said so, or the next round has begun
             for node in gone:
-                state.last_heartbeats[node] = long_ago
+                state.last_heartbeats[node] = LONG_AGO
             handler._state_holder.mark_dirty()
             if handler._state_holder.sync():
                 return
@@ -202,6 +205,36 @@ def import_compiler() -> None:
     process. In all versions."""
     import_module("torch._dynamo")
     import_module("torch._inductor.compile_fx")
+
+
+def name_of_node(handler: Any) -> str:
+    """How the shared state calls the node of a DynamicRendezvousHandler. In all versions."""
+    return repr(handler._this_node)
+
+
+def ranks_by_name(handler: Any) -> dict[str, int]:
+    """Of the nodes in the newest meeting of a DynamicRendezvousHandler. In all versions."""
+    return {repr(node): rank for node, rank in handler._state_holder.state.participants.items()}
+
+
+def give_each_meeting(handler: Any, make_store: Callable[[], Any]) -> None:
+    """Have a DynamicRendezvousHandler ask for the store of each meeting once that is complete; of
+    itself it has one for all of them. In all versions."""
+    handler._get_store = make_store
+
+
+def empty_meeting() -> Any:
+    """What the nodes of a DynamicRendezvousHandler share before any has come. In all versions."""
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _RendezvousState
+
+    return _RendezvousState()
+
+
+def node_of_meeting(address: str, pid: int, number: int) -> Any:
+    """A node in what they share. In all versions."""
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc
+
+    return _NodeDesc(address, pid, number)
 
 
 # -- fully_shard --------------------------------------------------------------------------------

@@ -61,12 +61,11 @@ CASES = [
     ("trainjob", TRAINJOB, (1, 2, "run-node-0-0.run", 29500, "uid-0")),
     ("pytorchjob", PYTORCHJOB, (3, 4, "run-worker-0", 23456, "uid")),
     ("pytorchjob", {**PYTORCHJOB, "PET_NNODES": "3"}, (3, 3, "run-worker-0", 23456, "uid")),
-    # where the endpoint is an etcd, our manifest says where node 0 is
+    # our manifest says where node 0 is, whatever the operator's endpoint
     (
         "pytorchjob",
         {
             **PYTORCHJOB,
-            "PET_RDZV_ENDPOINT": "etcd:2379",
             "SHARDYARD_HOST": "run-worker-0",
             "SHARDYARD_PORT": "29401",
         },
@@ -91,6 +90,11 @@ def test_each_scheduler_says_where_a_node_stands(
         node_rank=node_rank, nodes=nodes, host=host, port=port, session=session,
         is_container=kind != "slurm",
     )  # fmt: skip
+
+
+def test_a_pytorchjob_says_which_etcd_its_nodes_meet_in() -> None:
+    environ = {**PYTORCHJOB, "SHARDYARD_RENDEZVOUS": "etcd://etcd:2379"}
+    assert place_in("pytorchjob", environ).rendezvous == "etcd://etcd:2379"
 
 
 def test_the_main_node_of_aws_batch_finds_its_own_address() -> None:

@@ -18,6 +18,7 @@ from shardyard.config.launch_problems import launch_problems
 from shardyard.config.load import Sources, name_of, read_settings
 from shardyard.config.lora_problems import lora_problems
 from shardyard.config.machines import chosen_cluster, devices_of_node
+from shardyard.config.meeting_place import parse_meeting_place
 from shardyard.config.model_problems import misfits
 from shardyard.config.optimizers import OPTIMIZERS, factors_of, optimizer_of, readers_of
 from shardyard.config.own_module import own_module_problems
@@ -362,6 +363,10 @@ def _cluster(recipe: Recipe) -> Iterable[Problem]:
     if elastic.max_nodes != "auto" and elastic.max_nodes < nodes:
         text = f"={elastic.max_nodes} is less than cluster.nodes={nodes}. Use at least {nodes}."
         yield Problem("elastic.max_nodes", text)
+    try:
+        parse_meeting_place(elastic.rendezvous)
+    except RequestError as error:
+        yield Problem("elastic.rendezvous", str(error))
 
 
 def _device(recipe: Recipe) -> Iterable[Problem]:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from shardyard.config.launch_section import Kubernetes, Launch, Slurm
+from shardyard.config.meeting_place import TCP
 from shardyard.config.schema import Recipe
 from shardyard.errors import Problem, RequestError
 from shardyard.hardware.catalogue import instance
@@ -18,6 +19,7 @@ def launch_problems(recipe: Recipe) -> Iterable[Problem]:
     yield from _efa(recipe)
     yield from _slurm(launch.slurm)
     yield from _kubernetes(launch.kubernetes)
+    yield from _etcd(recipe)
 
 
 def _run_dir(launch: Launch) -> Iterable[Problem]:
@@ -98,6 +100,22 @@ def _slurm(slurm: Slurm) -> Iterable[Problem]:
             "is mounted without a container. Set it, or leave the mounts out."
         )
         yield Problem("launch.slurm.container_mounts", text)
+
+
+def _etcd(recipe: Recipe) -> Iterable[Problem]:
+    etcd, rendezvous = recipe.launch.kubernetes.etcd, recipe.elastic.rendezvous
+    if etcd is None:
+        return
+    host, _, port = etcd.rpartition(":")
+    if not host or not port.isdecimal():
+        text = (
+            f"={etcd} is not host:port. Pods meet there. Give the service's name and port, such "
+            "as etcd:2379; with TLS write elastic.rendezvous=etcds://etcd:2379 instead."
+        )
+        yield Problem("launch.kubernetes.etcd", text)
+    if rendezvous not in (TCP, f"etcd://{etcd}"):
+        text = f"={etcd} and elastic.rendezvous={rendezvous} name two places to meet. Keep one."
+        yield Problem("launch.kubernetes.etcd", text)
 
 
 def _kubernetes(kubernetes: Kubernetes) -> Iterable[Problem]:

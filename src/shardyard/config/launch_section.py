@@ -79,7 +79,7 @@ class Kubernetes(Section):
     runtime: str = "shardyard"
     """TrainJob: the ClusterTrainingRuntime, rendered too."""
     etcd: str | None = None
-    """PyTorchJob: host:port of an etcd for its rendezvous; null: c10d, which needs none."""
+    """PyTorchJob: host:port of the etcd in which its nodes meet; null: elastic.rendezvous."""
     allow_host_paths: bool = False
     """Whether volumes may be folders of the node."""
 

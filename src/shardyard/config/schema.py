@@ -317,6 +317,8 @@ class Elastic(Section):
     """Seconds the first node waits for all of cluster.nodes; then min_nodes of them are enough."""
     keep_alive_s: Annotated[int, Field(ge=3)] = 15
     """Age of a node's last sign of life at which it is gone; nodes' clocks must differ by less."""
+    rendezvous: str = "tcp"
+    """Where agents meet: tcp (a port of node 0), or etcd://HOST:2379[,...]; with TLS etcds://..."""
 
 
 class Cluster(Section):

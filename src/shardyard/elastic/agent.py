@@ -11,24 +11,28 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import DistError
+from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]  # built in C++
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
 from torch.distributed.elastic.rendezvous.api import RendezvousError, RendezvousTimeoutError
 
+from shardyard.config.meeting_place import parse_meeting_place
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Recipe
 from shardyard.config.timeouts import restart_timeout_s
 from shardyard.elastic.agent_memory import AgentMemory
 from shardyard.elastic.drain import DrainRequest
+from shardyard.elastic.etcd import etcd_rendezvous
 from shardyard.elastic.folder_watch import FolderWatch
 from shardyard.elastic.group import DRAINED, GroupAgent, StoppedBeforeStart
 from shardyard.elastic.hang_watch import Budgets
 from shardyard.elastic.losses import Loss, first_cause
-from shardyard.elastic.rendezvous import Meeting, build_rendezvous, wait_for_all
+from shardyard.elastic.rendezvous import Meeting, Rendezvous, build_rendezvous, wait_for_all
 from shardyard.elastic.worker import failure_path
 from shardyard.errors import LostNodeError, ShardyardError, StorageError
 from shardyard.rundir.layout import RunDir
@@ -119,10 +123,9 @@ class Attempt:
         recipe = self.resolved.recipe
         assert recipe.cluster.devices != "auto"
         meeting = self._meeting()
-        handler, store = build_rendezvous(meeting)
+        handler, store, wait = self._enter(meeting)
         if meeting.min_nodes < recipe.cluster.nodes:
-            wait_for_all(
-                store,
+            wait(
                 nodes=recipe.cluster.nodes,
                 wait_s=recipe.elastic.start_wait_s,
                 is_over=lambda: self.drain.is_requested,
@@ -134,8 +137,8 @@ class Attempt:
             entrypoint=self.worker,
             max_restarts=sys.maxsize,  # this project's own agent says when to stop
             monitor_interval=_POLL_S,
-            master_addr=store.host,
-            master_port=store.port,
+            master_addr=None if store is None else store.host,
+            master_port=None if store is None else store.port,
         )
         self._agent = GroupAgent(
             spec,
@@ -153,6 +156,21 @@ class Attempt:
             return self._judge(self._agent, self._agent.run())
         finally:
             handler.shutdown()
+
+    def _enter(self, meeting: Meeting) -> tuple[Rendezvous, TCPStore | None, Callable[..., None]]:
+        """Come to where the agents meet.
+
+        Returns:
+            The rendezvous, the store if all meetings have the same, and what waits for all nodes.
+        """
+        place = parse_meeting_place(self.resolved.recipe.elastic.rendezvous)
+        if place is None:
+            handler, store = build_rendezvous(meeting)
+            return handler, store, partial(wait_for_all, store)
+        # Another run may have been given the same id, and meet in the same etcd.
+        digest = sha256(self.run.resolved(self.number).read_bytes()).hexdigest()[:8]
+        in_etcd = etcd_rendezvous(replace(meeting, id=f"{meeting.id}-{digest}"), place)
+        return in_etcd, None, in_etcd.wait_for_all
 
     def _meeting(self) -> Meeting:
         elastic, nodes = self.resolved.recipe.elastic, self.resolved.recipe.cluster.nodes

@@ -387,7 +387,9 @@ class GroupAgent(LocalElasticAgent):
         """Node 0 is gone: nobody can be asked how it is, or meet again."""
         if self.generation < 0:
             return  # it never answered: there was no generation to lose
-        serving = [rank for rank, node in enumerate(self._notices.nodes) if node.rank == 0]
+        nodes = enumerate(self._notices.nodes)
+        first_serves = self._rendezvous_handler.first_serves
+        serving = [0] if first_serves else [rank for rank, node in nodes if node.rank == 0]
         self.lost_nodes = [self._lost_node(group_rank, cause) for group_rank in serving]
         self._report_losses()
 

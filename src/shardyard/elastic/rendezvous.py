@@ -28,7 +28,9 @@ from shardyard.errors import LostNodeError, RequestError
 from shardyard.waiting import wait_for
 
 _LOOPBACK = "127.0.0.1"
-_LAST_CALL_TIMEOUT = timedelta(seconds=3)
+_OPERATION = timedelta(seconds=300)
+"""For one question to the store, as torch has it."""
+LAST_CALL_TIMEOUT = timedelta(seconds=3)
 """Wait for further nodes once the fewest are there; torch's 30 s would be paid at every resize."""
 
 
@@ -63,6 +65,9 @@ class Rendezvous(DynamicRendezvousHandler):
     of different machines to see it; until then those that are left may not begin without them.
     """
 
+    first_serves = False
+    """Whether the agent of rank 0 serves the store of a meeting; else that of node 0 has it."""
+
     @property
     def round(self) -> int:
         """The number of the newest meeting that this node knows of."""
@@ -86,10 +91,8 @@ def build_rendezvous(meeting: Meeting) -> tuple[Rendezvous, TCPStore]:
         RequestError: The endpoint is no HOST:PORT, is missing, or its port is in use.
         LostNodeError: Node 0 does not answer.
     """
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     host, port = _endpoint(meeting)
-    if meeting.max_nodes == 1 or _is_loopback(host):  # all nodes are this machine
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
+    share_no_store(is_one_machine=meeting.max_nodes == 1 or is_loopback(host))
     store = serve_store(host, port) if meeting.node_rank == 0 else connect_store(host, port)
     handler = Rendezvous.from_backend(
         meeting.id,
@@ -99,12 +102,19 @@ def build_rendezvous(meeting: Meeting) -> tuple[Rendezvous, TCPStore]:
         meeting.max_nodes,
         local_addr=_local_address(meeting, host, port),
         timeout=RendezvousTimeout(
-            join=timedelta(seconds=meeting.restart_timeout_s), last_call=_LAST_CALL_TIMEOUT
+            join=timedelta(seconds=meeting.restart_timeout_s), last_call=LAST_CALL_TIMEOUT
         ),
         keep_alive_interval=max(1, meeting.keep_alive_s // _BEATS),
         keep_alive_max_attempt=_BEATS,
     )
     return handler, store
+
+
+def share_no_store(*, is_one_machine: bool) -> None:
+    """Set what torch and gloo read, in this process and in its workers."""
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    if is_one_machine:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback_interface())
 
 
 def wait_for_all(
@@ -150,10 +160,12 @@ def serve_store(host: str, port: int) -> TCPStore:
     )
 
 
-def connect_store(host: str, port: int) -> TCPStore:
-    """A connection to the store of node 0."""
+def connect_store(host: str, port: int, *, within: timedelta = _OPERATION) -> TCPStore:
+    """A connection to the store that another agent serves."""
     try:
-        return TCPStore(host, port, is_master=False, wait_for_workers=False)
+        store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=within)
+        store.set_timeout(_OPERATION)
+        return store
     except DistError as error:
         raise LostNodeError(
             f"node 0 does not answer at {host}:{port} ({str(error).splitlines()[0]}). All agents "
@@ -172,7 +184,7 @@ def loopback_interface() -> str:
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    if _is_loopback(host):  # 127.0.0.2 is another place than 127.0.0.1
+    if is_loopback(host):  # 127.0.0.2 is another place than 127.0.0.1
         address = _LOOPBACK if host == "localhost" else host
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         return socket.create_server((address, port), family=family)
@@ -181,7 +193,7 @@ def _listener(host: str, port: int) -> socket.socket:
     return socket.create_server(("", port))
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -196,10 +208,19 @@ def _endpoint(meeting: Meeting) -> tuple[str, int]:
             f"{meeting.max_nodes} nodes need a place to meet. Start the agent of each node with "
             "--rendezvous HOST:PORT (an address of node 0) and --node-rank K."
         )
-    host, _, port = meeting.endpoint.rpartition(":")
+    return parse_endpoint(meeting.endpoint)
+
+
+def parse_endpoint(endpoint: str) -> tuple[str, int]:
+    """Host and port of HOST:PORT.
+
+    Raises:
+        RequestError: It is none.
+    """
+    host, _, port = endpoint.rpartition(":")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise RequestError(
-            f"--rendezvous {meeting.endpoint} is not HOST:PORT. Agents meet at a port of node 0. "
+            f"--rendezvous {endpoint} is not HOST:PORT. Agents meet at a port of node 0. "
             "Give for example node0.cluster:29400."
         )
     return host.strip("[]"), int(port)
@@ -207,8 +228,12 @@ def _endpoint(meeting: Meeting) -> tuple[str, int]:
 
 def _local_address(meeting: Meeting, host: str, port: int) -> str:
     """An address of this node that the other nodes reach."""
-    if meeting.node_rank == 0:
-        return host  # they use it already
+    # They use that of node 0 already.
+    return host if meeting.node_rank == 0 else address_towards(host, port)
+
+
+def address_towards(host: str, port: int) -> str:
+    """The address of this machine from which another is reached."""
     family = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((host, port))  # sends nothing; the kernel picks the interface

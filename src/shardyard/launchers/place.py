@@ -20,6 +20,8 @@ class Place:
     port: int
     session: str
     """The same on all nodes of one start of the job, and new at each (requeue, retry, restart)."""
+    rendezvous: str | None = None
+    """Where they meet instead, as elastic.rendezvous says it; None: as the recipe says."""
     is_container: bool = False
     """Its own folders are no other node's, and exit code 143 has the job started again."""
 

@@ -211,7 +211,7 @@ class _Lead:
     def _recipe(self) -> Recipe:
         recipe = anchor_paths(load_checked_recipe([self._file], [], of_run=True))
         recipe = with_homes(recipe, self.run, shares_folder=not self.place.is_container)
-        return with_nodes(recipe, self.place.nodes)
+        return with_nodes(with_rendezvous(recipe, self.place), self.place.nodes)
 
 
 def _lead(lead: _Lead, talk: Session, *, began_s: float) -> int:
@@ -299,6 +299,14 @@ def _begin(run: RunDir, recipe: Recipe) -> None:
         events = EventWriter(run.events, attempt=0, generation=0)
         events.write("run_started", run=run.run_id)
         events.close()
+
+
+def with_rendezvous(recipe: Recipe, place: Place) -> Recipe:
+    """The recipe with what its launcher says of where the nodes meet."""
+    if place.rendezvous is None:
+        return recipe
+    elastic = recipe.elastic.model_copy(update={"rendezvous": place.rendezvous})
+    return recipe.model_copy(update={"elastic": elastic})
 
 
 def with_nodes(recipe: Recipe, nodes: int) -> Recipe:

@@ -205,11 +205,6 @@ def test_nodes_outside_of_the_elastic_range_are_refused() -> None:
         pod_for("launch.kubernetes.target=pytorchjob", "elastic.min_nodes=3", "elastic.max_nodes=4")
 
 
-def test_an_etcd_without_port_is_refused() -> None:
-    with pytest.raises(RequestError, match=r"etcd='etcd' is not host:port"):
-        pod_for("launch.kubernetes.target=pytorchjob", "launch.kubernetes.etcd=etcd")
-
-
 # What the controllers add to a pod's environment, from their documentation.
 ADDED = {
     "jobset": {"JOB_COMPLETION_INDEX": "1"},

@@ -55,9 +55,9 @@ def render_etcd(settings: Kubernetes) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def command(name: str, port: int, *, data: str = _DATA) -> list[str]:
-    """What the container runs; torch speaks etcd's API of version 2."""
+    """What the container runs."""
     return [
-        "etcd", "--enable-v2=true", "--data-dir", data,
+        "etcd", "--data-dir", data,
         "--listen-client-urls", f"http://0.0.0.0:{port}",
         "--advertise-client-urls", f"http://{name}:{port}",
     ]  # fmt: skip

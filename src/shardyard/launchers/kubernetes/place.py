@@ -34,8 +34,7 @@ def in_trainjob(variables: Variables) -> Place:
 def in_pytorchjob(variables: Variables) -> Place:
     """An elastic PyTorchJob. Its PET_NNODES is min:max; the most that may come is what counts.
 
-    Where its policy names an etcd, the operator's endpoint is that; our manifest says where node 0
-    is in any case.
+    Our manifest says where node 0 is, and which etcd its nodes meet in, if any.
     """
     endpoint = variables.optional("SHARDYARD_HOST")
     if endpoint is None:
@@ -58,4 +57,5 @@ def in_pytorchjob(variables: Variables) -> Place:
         host=host.strip("[]"),
         port=int(port),
         session=variables.text("SHARDYARD_SESSION"),
+        rendezvous=variables.optional("SHARDYARD_RENDEZVOUS"),
     )

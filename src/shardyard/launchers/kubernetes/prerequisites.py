@@ -141,7 +141,7 @@ ETCD = Prerequisite(
     name="etcd",
     version="3.5.21",
     provides="",
-    why="rendezvous of launch.kubernetes.etcd; 3.6 dropped the API that torch speaks",
+    why="where the nodes of launch.kubernetes.etcd meet",
 )
 DEVICE_PLUGINS = {
     "nvidia.com/gpu": Prerequisite(

@@ -44,7 +44,9 @@ def pytorchjob(request: LaunchRequest, name: str, *, config: str) -> dict[str, A
     meta = pod.metadata(request, name, job=name)
     if settings.queue is not None:
         meta["labels"]["kueue.x-k8s.io/queue-name"] = settings.queue
-    template = pod.pod_template(request, name, config=config, env=_place(name), restarts=True)
+    template = pod.pod_template(
+        request, name, config=config, env=_place(request, name), restarts=True
+    )
     del template["spec"]["restartPolicy"]  # the replica's own overrides it
     return {
         "apiVersion": API_VERSION,
@@ -89,29 +91,24 @@ def _elastic_policy(request: LaunchRequest, name: str) -> dict[str, Any]:
         "maxReplicas": most,
         "maxRestarts": request.recipe.elastic.max_restarts,
         "rdzvBackend": "c10d",
-        # Without one, all jobs of an etcd would meet under the same id, "none".
+        # For what else reads the policy; our nodes meet where _place says.
         "rdzvId": name,
         "rdzvHost": f"{name}-worker-0",
         "rdzvPort": PORT,
     }
-    etcd = request.recipe.launch.kubernetes.etcd
-    if etcd is not None:
-        host, _, port = etcd.rpartition(":")
-        if not host or not port.isdecimal():
-            raise RequestError(
-                f"launch.kubernetes.etcd={etcd!r} is not host:port. Pods meet there. Give the "
-                "service's name and port, such as etcd:2379."
-            )
-        policy |= {"rdzvBackend": "etcd-v2", "rdzvHost": host, "rdzvPort": int(port)}
     return policy
 
 
-def _place(name: str) -> list[pod.EnvVar]:
+def _place(request: LaunchRequest, name: str) -> list[pod.EnvVar]:
     """What `--place pytorchjob` reads beside PET_*, which the operator sets.
 
-    The session stays the same while single pods restart: they join the others again.
+    The session stays the same while single pods restart: they join the others again. The policy
+    has no word for version 3 of etcd's API, so its nodes read where they meet here.
     """
+    etcd = request.recipe.launch.kubernetes.etcd
+    meet = [] if etcd is None else [{"name": "SHARDYARD_RENDEZVOUS", "value": f"etcd://{etcd}"}]
     return [
+        *meet,
         {"name": "SHARDYARD_HOST", "value": f"{name}-worker-0"},
         {"name": "SHARDYARD_PORT", "value": str(PORT)},
         {"name": "RANK", "valueFrom": pod.field(REPLICA_INDEX)},
