@@ -35,6 +35,7 @@ from typing import Any
 
 from benchmarks.real_run import kill_tree, start, write_corpus
 from benchmarks.record import write_result
+from shardyard.elastic.parked import READY_NAME
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_lines
 
@@ -53,7 +54,12 @@ RECIPE = (
     "cluster.devices=2",
     "elastic.max_restarts=1000",
 )
-VARIANTS = ("model.compile=false", "model.compile=true")
+VARIANTS = (
+    "elastic.parked=false",
+    "elastic.parked=true",
+    "model.compile=true,elastic.parked=false",
+    "model.compile=true,elastic.parked=true",
+)
 _STEPS_BETWEEN = 12
 """Steps from a restart to the next kill, at the least."""
 _PATIENCE_S = 300.0
@@ -105,7 +111,8 @@ def _one_run(
 ) -> list[dict[str, Any]]:
     process = start(folder, ["train", *settings, f"run.id={run.run_id}"])
     try:
-        return [_kill(process, run, generation) for generation in range(kills)]
+        parks = "elastic.parked=true" in settings
+        return [_kill(process, run, generation, parks=parks) for generation in range(kills)]
     finally:
         process.send_signal(signal.SIGINT)
         try:
@@ -114,8 +121,14 @@ def _one_run(
             kill_tree(process)
 
 
-def _kill(process: subprocess.Popen[bytes], run: RunDir, generation: int) -> dict[str, Any]:
-    """Kill a worker of a generation that steps; where the time to the next one's step went."""
+def _kill(
+    process: subprocess.Popen[bytes], run: RunDir, generation: int, *, parks: bool
+) -> dict[str, Any]:
+    """Kill a worker of a generation that steps; where the time to the next one's step went.
+
+    Args:
+        parks: Others wait to take over: not before they are ready.
+    """
     for _ in _looks(process):
         steps = [line for line in read_lines(run.metrics) if line.get("generation") == generation]
         if len(steps) >= _STEPS_BETWEEN and _of(run, generation, "checkpoint_durable"):
@@ -123,11 +136,16 @@ def _kill(process: subprocess.Popen[bytes], run: RunDir, generation: int) -> dic
     rank = (generation + 1) % 2  # 1, 0, 1: who writes the run's events, and who does not
     (met,) = _of(run, generation, "rendezvous")
     pids = {worker["rank"]: worker["pid"] for worker in met["workers"]}
+    for _ in _looks(process):
+        if not parks or len(_parked(pids[rank])) == len(pids):
+            break
+    parked_bytes = [_own_bytes(pid) for pid in _parked(pids[rank])]
     killed_t = time.time()
     os.kill(pids[rank], signal.SIGKILL)
     for _ in _looks(process):
         if first := _of(run, generation + 1, "first_step"):
-            return {"rank": rank, **_phases(run, generation, killed_t, first[0]["t"])}
+            phases = _phases(run, generation, killed_t, first[0]["t"])
+            return {"rank": rank, **phases, "parked_bytes": max(parked_bytes, default=0)}
     raise AssertionError
 
 
@@ -165,10 +183,28 @@ def _phases(run: RunDir, generation: int, killed_t: float, stepped_t: float) -> 
     return {name: round(value, 4) for name, value in seconds.items()}
 
 
+def _parked(worker: int) -> list[int]:
+    """Processes that are ready to take over, beside a worker."""
+    parent = Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1]
+    siblings = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [int(pid) for pid in siblings if _name(pid) == READY_NAME]
+
+
+def _name(pid: str) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
+def _own_bytes(pid: int) -> int:
+    """Resident memory that a process shares with no other."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+
+
 def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     phases = {name: round(median(row[name] for row in rows), 4) for name in PHASES}
     total = median(sum(row[name] for name in PHASES) for row in rows)
-    return {**phases, "total": round(total, 4)}
+    most_bytes = max(row["parked_bytes"] for row in rows)
+    return {**phases, "total": round(total, 4), "parked_mib": round(most_bytes / 2**20)}
 
 
 if __name__ == "__main__":

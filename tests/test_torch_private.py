@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.elastic.agent.server import local_elastic_agent
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.fsdp._fully_shard import _fsdp_common
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
@@ -26,7 +27,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from shardyard.errors import RequestError
-from shardyard.torch_private import placed_over
+from shardyard.torch_private import placed_over, starting_by
 
 ROOT = Path(__file__).parents[1]
 SEAM = ROOT / "src/shardyard/torch_private.py"
@@ -37,7 +38,7 @@ SOURCES = [
     if path != SEAM
 ]
 ENGINES = {"torch", "torchao", "transformers", "safetensors"}
-PROMISED = {"_asdict", "_exit", "_fields", "_replace"}
+PROMISED = {"_asdict", "_exit", "_fields", "_make", "_replace"}
 """Underscores of Python's own library."""
 EXCEPTIONS = {
     # transformers documents it: what every model writes to say how a module begins
@@ -274,3 +275,17 @@ def test_the_compiler_is_imported_without_a_thread_or_a_process() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
     )
     assert done.stdout.split() == ["True", "1", "''"]
+
+
+def test_an_agent_has_its_processes_started_by_the_function_that_it_is_given() -> None:
+    names = vars(local_elastic_agent)
+    usual = names["start_processes"]
+    assert usual is torch.distributed.elastic.multiprocessing.start_processes
+    starts: Any = inspect.unwrap(LocalElasticAgent._start_workers)
+    assert "start_processes" in starts.__code__.co_names  # looked up in its module, each time
+
+    def ours(**_asked: Any) -> None: ...
+
+    with starting_by(ours):
+        meanwhile = names["start_processes"]
+    assert (meanwhile, names["start_processes"]) == (ours, usual)

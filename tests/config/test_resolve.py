@@ -44,6 +44,15 @@ def preview(preset: str, *overrides: str) -> Preview:
     return resolve_known(recipe, Facts(shape=PRESETS[preset].shape))
 
 
+def test_processes_are_parked_where_a_compiler_has_to_get_ready() -> None:
+    assert resolved("model.compile=true").recipe.elastic.parked is True
+    assert resolved().recipe.elastic.parked is False
+    assert resolved("elastic.parked=true").recipe.elastic.parked is True
+    unrepeated = resolved("model.compile=true", "elastic.max_restarts=0")
+    assert unrepeated.recipe.elastic.parked is False
+    assert "nothing is restarted" in unrepeated.reasons["elastic.parked"]
+
+
 def test_nothing_stays_auto_and_everything_has_a_reason() -> None:
     result = resolved()
     settings = result.to_json()["settings"]

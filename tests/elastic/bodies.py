@@ -119,6 +119,17 @@ def hold_the_gil_on_rank_1(run: RunDir, _attempt: int, generation: int, drained:
     return _hang_on_rank_1(run, drained, generation, lambda: sum(range(10**15)))
 
 
+def step_until_drained(_run: RunDir, _attempt: int, _generation: int, drained: Drained) -> str:
+    notes = own_notes()
+    for step in count(1):
+        notes.begin_step(step, is_first=step == 1)
+        is_over = _step(drained)
+        notes.end_step()
+        if is_over:
+            break
+    return "drained"
+
+
 def bad_data_on_rank_1(_run: RunDir, _attempt: int, _generation: int, _drained: Drained) -> str:
     _sum_ranks()
     if dist.get_rank() == 1:
@@ -178,4 +189,5 @@ def run_body(run_dir: str, attempt: int, generation: int) -> str:
 if __name__ == "__main__":
     from bodies import run_body as importable_run_body  # type: ignore[import-not-found]
 
-    leave(main(worker=importable_run_body, preload=("torch", "torch.distributed")))
+    preload = os.environ.get("TEST_PRELOAD", "torch,torch.distributed").split(",")
+    leave(main(worker=importable_run_body, preload=preload))

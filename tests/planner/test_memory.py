@@ -11,6 +11,7 @@ from shardyard.families.presets import PRESETS
 from shardyard.families.shape import ModelShape
 from shardyard.models.build import hf_config
 from shardyard.planner.memory import (
+    CONTEXT_BYTES,
     Fit,
     block_bytes,
     device_of,
@@ -420,9 +421,17 @@ def test_the_allocator_and_the_driver_take_more_than_tensors() -> None:
     found = memory(w)
     assert found.allocated_bytes < found.reserved_bytes < found.device_bytes
     assert found.reserved_bytes == round(reserved_of(found.allocated_bytes))
-    assert found.device_bytes == round(device_of(peak(w)[0], w.layout))
+    assert found.device_bytes == round(device_of(peak(w)[0], w.layout, parks=False))
     # a context, and the buffers of a communicator for each of two axes
     assert GIB < found.device_bytes - found.reserved_bytes < 3 * GIB
+
+
+def test_a_parked_process_has_a_context_of_its_own_on_the_device() -> None:
+    plain = workload(dp_shard=8)
+    parks = replace(plain, techniques=replace(plain.techniques, parks=True))
+    assert memory(parks).terms == memory(plain).terms
+    more_bytes = memory(parks).device_bytes - memory(plain).device_bytes
+    assert more_bytes == pytest.approx(CONTEXT_BYTES, abs=1)
 
 
 def test_how_near_a_use_comes_to_the_memory_has_a_word_and_a_reason() -> None:

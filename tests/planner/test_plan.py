@@ -227,6 +227,14 @@ def test_a_cpu_has_no_peak_and_no_speed_and_says_why() -> None:
     assert plan.memory_limit_bytes == 8 * 2**30, "two processes share the machine"
 
 
+def test_a_parked_process_is_a_term_of_a_cpu() -> None:
+    plain = planned(on_cpu(), world_size=2, machine=LAPTOP)
+    parks = planned(on_cpu(elastic={"parked": True}), world_size=2, machine=LAPTOP)
+    (term,) = [term for term in parks.memory if term.name == "parked process"]
+    assert parks.device_bytes == plain.device_bytes + term.bytes
+    assert term.name not in {term.name for term in plain.memory}
+
+
 def test_a_given_peak_is_used_for_a_device_nobody_knows() -> None:
     plan = planned(resolved_recipe(observe={"peak_tflops": 100.0}), world_size=1, machine=UNKNOWN)
     assert plan.peak.flops_per_s == 100e12

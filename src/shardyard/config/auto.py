@@ -217,6 +217,14 @@ def _hang_slow_s(draft: Draft) -> tuple[float, str]:
     return hang_slow_s(draft.recipe.elastic), reason
 
 
+def _parked(draft: Draft) -> tuple[bool, str]:
+    if not draft.recipe.model.compile:
+        return False, "a fork of the node's server is nearly as quick"
+    if draft.recipe.elastic.max_restarts == 0:
+        return False, "elastic.max_restarts=0: nothing is restarted"
+    return True, "model.compile: a new process takes seconds to get its compiler ready"
+
+
 def _compute(draft: Draft) -> tuple[str, str]:
     if draft.recipe.cluster.device == "auto":
         raise NotYetKnown("known once cluster.device is")
@@ -451,6 +459,7 @@ BEFORE_LAYOUT: dict[str, Rule] = {
     "elastic.max_nodes": _nodes,
     "elastic.hang_min_s": _hang_min_s,
     "elastic.hang_slow_s": _hang_slow_s,
+    "elastic.parked": _parked,
     "precision.compute": _compute,
     "precision.output": _output,
 }

@@ -300,6 +300,9 @@ class Elastic(Section):
     """Steps between copies of the state in host memory, from which a run goes on when a process
     dies; they need room for three. auto: as far apart as loses the least time, by what a copy takes
     and by the failures so far. null: none, it goes on from the newest checkpoint."""
+    parked: bool | Auto = "auto"
+    """Keep a ready process for each device of a node, which takes over at a loss; costs memory.
+    auto: with model.compile."""
     drain_timeout_s: Annotated[float, Field(gt=0)] = 120.0
     """Seconds that a drain (SIGTERM, Ctrl-C) may take before the processes are killed."""
     collective_timeout_s: Annotated[float, Field(gt=0)] = 600.0

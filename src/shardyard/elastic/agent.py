@@ -151,6 +151,7 @@ class Attempt:
             notes=self.notes,
             budgets=Budgets.of(recipe.elastic, compiles=recipe.model.compile),
             stages=_stages(recipe),
+            parks=recipe.elastic.parked is True,
         )
         try:
             return self._judge(self._agent, self._agent.run())

@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from types import FrameType
+from typing import Any
 
 from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED
 
@@ -85,6 +86,16 @@ def end_with(parent_pid: int) -> None:
 
 def signal_at_parent_death(number: int) -> None:
     """Have the kernel send this process a signal when the thread that started it ends (Linux)."""
+    pr_set_pdeathsig = 1  # linux/prctl.h
+    _prctl(pr_set_pdeathsig, number)
+
+
+def name_process(name: str) -> None:
+    """What `ps` and `top` call this process, at most 15 letters (Linux)."""
+    pr_set_name = 15  # linux/prctl.h
+    _prctl(pr_set_name, ctypes.c_char_p(name.encode()))
+
+
+def _prctl(option: int, argument: Any) -> None:
     if sys.platform == "linux":
-        pr_set_pdeathsig = 1  # linux/prctl.h
-        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, number, 0, 0, 0)
+        ctypes.CDLL(None, use_errno=True).prctl(option, argument, 0, 0, 0)

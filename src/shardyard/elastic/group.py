@@ -10,7 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -46,6 +46,7 @@ from shardyard.elastic.losses import (
 )
 from shardyard.elastic.notes import forget_notes, read_notes
 from shardyard.elastic.notices import Node, Notices
+from shardyard.elastic.parked import Parking
 from shardyard.elastic.rendezvous import Rendezvous
 from shardyard.elastic.shared_memory import semaphores_told
 from shardyard.elastic.straggler import StragglerWatch
@@ -103,13 +104,16 @@ class GroupAgent(LocalElasticAgent):
         notes: AgentMemory | None = None,
         budgets: Budgets | None = None,
         stages: int | None = None,
+        parks: bool = False,
     ) -> None:
         """Args:
         stages: Of a pipeline, or 1; None: on these devices notes do not tell ranks apart.
+        parks: Processes wait to take over after a loss.
         """
+        logs = OwnLogs()
         super().__init__(
             spec,
-            logs_specs=OwnLogs(),
+            logs_specs=logs,
             start_method="forkserver",
             exit_barrier_timeout=60,
         )
@@ -129,6 +133,11 @@ class GroupAgent(LocalElasticAgent):
         self._events: EventWriter | None = None
         self._world_size = 0
         self._drain_sent = False
+        self._parking = (
+            Parking(run.resolved(attempt), processes=spec.local_world_size, logs=logs)
+            if parks
+            else None
+        )
         self._notices: Notices  # of this generation; set by each rendezvous
         self._rendezvous_s = 0.0
         self._round = 0
@@ -195,7 +204,8 @@ class GroupAgent(LocalElasticAgent):
         forget_notes(self._notes)
         run_dir = str(self._run.path).replace("$", "$$")  # torch treats arguments as templates
         worker_group.spec.args = (run_dir, self._attempt, self.generation)
-        with semaphores_told():
+        parked = nullcontext() if self._parking is None else self._parking.employed()
+        with semaphores_told(), parked:
             pids: dict[int, Any] = super()._start_workers(worker_group)
         self._announce(worker_group, pids)
         self._hangs = []
@@ -263,6 +273,7 @@ class GroupAgent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._pass_drain_on()
+        self._park_behind()
         if self._dead() or self._notices.any_from_others("losses"):
             return self._lose()
         if (found := self._find_hung()) is not None:
@@ -274,6 +285,15 @@ class GroupAgent(LocalElasticAgent):
         if self._is_resize(result):
             return RunResult(state=WorkerState.HEALTHY)  # now torch looks for waiting nodes
         return result
+
+    def _park_behind(self) -> None:
+        """Once all workers step: before, they would share the cores with what gets ready."""
+        if self._parking is None or not self._parking.is_empty or self._drain.is_requested:
+            return
+        notes = read_notes(self._notes, self.get_worker_group().spec.local_world_size)
+        if notes and all(note.step_ns for note in notes):
+            with semaphores_told():
+                self._parking.park()
 
     def look_at_ranks(self) -> None:
         """See which ranks move; call it often, from a thread that waits for no other node."""

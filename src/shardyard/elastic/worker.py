@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from shardyard.config.schema import Recipe
 from shardyard.elastic.agent_memory import attach
 from shardyard.elastic.drain import signal_at_parent_death
 from shardyard.elastic.notes import own_notes
@@ -52,7 +53,7 @@ def run_worker(run_dir: str, attempt: int, generation: int) -> str:
 
 def work(run_dir: str, attempt: int, generation: int, *, body: Body) -> str:
     """Set this process up as one rank and run ``body``; never returns after an error."""
-    _die_with_agent()
+    die_with_agent()
     run = RunDir(Path(run_dir))
     rank = int(os.environ["RANK"])
     failure = _FailureFile(failure_path(run, attempt, rank), rank=rank, generation=generation)
@@ -156,7 +157,7 @@ def _train(run: RunDir, attempt: int, generation: int, drain_requested: Callable
     return train(run, attempt, hooks)
 
 
-def _die_with_agent() -> None:
+def die_with_agent() -> None:
     """Leave no orphan: the fork server dies with the agent, and this process with the server."""
     signal_at_parent_death(signal.SIGKILL)
     agent = parent_process()
@@ -189,18 +190,23 @@ def _listen_for_drain() -> Callable[[], bool]:
     return lambda: requested
 
 
-def _join_process_group(run: RunDir, attempt: int, generation: int) -> None:
-    recipe = read_resolved(run.resolved(attempt)).recipe
+def take_device(recipe: Recipe) -> torch.device:
+    """Make the device of this process's local rank its own, or its share of the cores."""
     kind = recipe.cluster.device
-    device = select_device(kind, int(os.environ["LOCAL_RANK"]))
     if kind == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         processes = int(os.environ["LOCAL_WORLD_SIZE"])
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // processes))
+    return select_device(kind, int(os.environ["LOCAL_RANK"]))
+
+
+def _join_process_group(run: RunDir, attempt: int, generation: int) -> None:
+    recipe = read_resolved(run.resolved(attempt)).recipe
+    device = take_device(recipe)
     dist.init_process_group(
-        process_group_backend(kind),
+        process_group_backend(recipe.cluster.device),
         store=worker_store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), generation),
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),
         timeout=timedelta(seconds=recipe.elastic.collective_timeout_s),
-        device_id=None if kind == "cpu" else device,
+        device_id=None if device.type == "cpu" else device,
     )

@@ -280,7 +280,7 @@ class _TextSpace:
 
     def device_bytes(self, asked: Workload) -> float:
         """What the driver shows at the peak."""
-        return device_of(peak(asked)[0], asked.layout)
+        return device_of(peak(asked)[0], asked.layout, parks=asked.techniques.parks)
 
     def parts(self, asked: Workload) -> Parts:
         """Seconds of a step."""

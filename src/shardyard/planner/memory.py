@@ -136,11 +136,16 @@ def reserved_of(allocated: float) -> float:
     return RESERVED_SHARE * allocated
 
 
-def device_of(allocated: float, layout: Layout) -> float:
-    """What the driver shows for so many bytes of tensors."""
+def device_of(allocated: float, layout: Layout, *, parks: bool) -> float:
+    """What the driver shows for so many bytes of tensors.
+
+    Args:
+        parks: A second process waits on the device, with a context and no tensor.
+    """
     axes = (layout.data_ranks, layout.cp, layout.tp, layout.ep)
     groups = sum(degree > 1 for degree in axes) + (2 if layout.pp > 1 else 0)
-    return reserved_of(allocated) + CONTEXT_BYTES + groups * GROUP_BYTES
+    contexts = (2 if parks else 1) * CONTEXT_BYTES
+    return reserved_of(allocated) + contexts + groups * GROUP_BYTES
 
 
 def memory(workload: Workload) -> Memory:
@@ -152,7 +157,7 @@ def memory(workload: Workload) -> Memory:
         stage=stage,
         allocated_bytes=round(allocated),
         reserved_bytes=round(reserved_of(allocated)),
-        device_bytes=round(device_of(allocated, workload.layout)),
+        device_bytes=round(device_of(allocated, workload.layout, parks=workload.techniques.parks)),
     )
 
 

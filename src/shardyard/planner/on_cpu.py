@@ -9,16 +9,27 @@ CPU_PROCESS_BYTES = 340 * 2**20
 """Resident memory of one process that has imported torch and transformers and computed nothing:
 330 MiB with torch 2.13.0 (CPU) and transformers 5.23.0, measured 2026-11-21, and some for gloo."""
 
+PARKED_BYTES = 90 * 2**20
+"""Resident memory that a parked process shares with no other: 34 MiB, with model.compile 86, with
+torch 2.13.0 (CPU), measured 2026-11-23."""
+
+_PARKED = Term(
+    name="parked process",
+    bytes=PARKED_BYTES,
+    reason="elastic.parked: what is its own; the rest it shares with the fork server",
+)
+
 CPU_SAFE_SHARE = 0.8
 """Share of a machine's memory that processes may fill: what the allocator of a CPU wastes is not
 modelled."""
 
 
-def on_cpu(needed: Memory, *, snapshots: int) -> Memory:
+def on_cpu(needed: Memory, *, snapshots: int, parks: bool) -> Memory:
     """Where ranks compute in host memory, a rank's memory is its process's.
 
     Args:
         snapshots: Copies that elastic.snapshot_every keeps; a save writes from one of them.
+        parks: A second process of the rank waits to take over.
     """
     states = needed.term("parameters") + needed.term("optimizer")
     copies = states * max(1, snapshots)
@@ -26,8 +37,9 @@ def on_cpu(needed: Memory, *, snapshots: int) -> Memory:
     more = (
         _copies(copies, snapshots),
         Term(name="process", bytes=CPU_PROCESS_BYTES, reason=process),
+        *((_PARKED,) if parks else ()),
     )
-    total = needed.allocated_bytes + copies + CPU_PROCESS_BYTES
+    total = needed.allocated_bytes + sum(term.bytes for term in more)
     return replace(
         needed,
         terms=(*needed.terms, *more),

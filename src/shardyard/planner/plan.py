@@ -337,7 +337,8 @@ def plan_recipe(
         steps = steps_on(recipe.optim, steps, devices=world_size)
     needed = memory_of(workload)
     if is_cpu:
-        needed = on_cpu(needed, snapshots=workload.techniques.snapshots)
+        techniques = workload.techniques
+        needed = on_cpu(needed, snapshots=techniques.snapshots, parks=techniques.parks)
     limit = _memory_limit(named, machine, is_cpu=is_cpu, devices_per_node=devices_per_node)
     verdict = _verdict(workload, needed, limit, named, is_cpu=is_cpu)
     timed, why_not = _timed(

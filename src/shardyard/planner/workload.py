@@ -99,6 +99,8 @@ class Techniques:
     """Blocks whose offloaded activations come back ahead of the one that needs them."""
     snapshots: int = 0
     """Copies of a rank's state that stay in host memory."""
+    parks: bool = False
+    """A second process of each device waits to take over."""
     dropout: bool = False
     prefetch: int = 1
     """Blocks gathered ahead, zero 3."""
@@ -218,6 +220,7 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
             offload=recipe.memory.offload,
             updates_on_host=False,
             snapshots=0 if recipe.elastic.snapshot_every is None else SLOTS,
+            parks=recipe.elastic.parked is True,
             fp8_rows=recipe.precision.fp8_scaling == "rowwise",
             offload_depth=recipe.memory.offload_depth,
         ),

@@ -24,6 +24,7 @@ MEMORY_COLOURS = {
     "running statistics": "red",
     "checkpoint copy": "brown",
     "process": "grey",
+    "parked process": "grey",
 }
 """Term -> variable of the style sheet."""
 

@@ -49,7 +49,7 @@ def image_memory(step: ImageStep) -> Memory:
         stage=0,
         allocated_bytes=allocated,
         reserved_bytes=round(reserved_of(allocated)),
-        device_bytes=round(device_of(allocated, step.layout)),
+        device_bytes=round(device_of(allocated, step.layout, parks=step.techniques.parks)),
     )
 
 

@@ -47,6 +47,7 @@ def image_step_of(
             offload=offload,
             updates_on_host=False,
             snapshots=0 if recipe.elastic.snapshot_every is None else SLOTS,
+            parks=recipe.elastic.parked is True,
         ),
         threads=threads,
         decoded_per_s=None if cluster is None else decoded_per_s(cluster, threads),

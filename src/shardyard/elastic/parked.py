@@ -1,0 +1,130 @@
+"""Parked processes: a node's next workers, ready before those that run are lost.
+
+Each has imported what a worker needs, has made its device's context and taken a tiny step; then it
+waits. As a loss ends all workers of a node, there are as many as the node has workers. They take
+ranks and generation from the agent, and others are parked behind them.
+"""
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext, start_processes
+
+from shardyard import torch_private
+from shardyard.config.schema import Recipe
+from shardyard.elastic.drain import name_process
+from shardyard.elastic.worker import die_with_agent, take_device
+from shardyard.rundir.resolved import read_resolved
+
+_METHOD = "forkserver"
+READY_NAME = "parked"
+"""What `ps` and `top` call one that is ready, until it is a worker."""
+_WORKER_NAME = "python"
+_GONE_S = 10
+"""For killed processes to be gone."""
+
+
+class Parking:
+    """The parked processes of one node, seen by its agent."""
+
+    def __init__(self, resolved: Path, *, processes: int, logs: LogsSpecs) -> None:
+        """Args:
+        resolved: File of the settings that they get ready for.
+        processes: Workers of the node.
+        """
+        self._resolved = resolved
+        self._processes = processes
+        self._logs = logs
+        self._parked: PContext | None = None
+        self._orders: list[Connection] = []
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether none were started since the last were employed."""
+        return self._parked is None
+
+    def park(self) -> None:
+        """Start as many processes as the node has workers; returns before they are ready."""
+        pipe = multiprocessing.get_context(_METHOD).Pipe
+        pipes = dict(enumerate(pipe() for _ in range(self._processes)))
+        size = {"LOCAL_WORLD_SIZE": str(self._processes)}
+        self._parked = start_processes(
+            "parked",
+            wait_for_orders,
+            args={rank: (str(self._resolved), theirs) for rank, (_, theirs) in pipes.items()},
+            envs={rank: {**size, "LOCAL_RANK": str(rank)} for rank in pipes},
+            logs_specs=self._logs,
+            start_method=_METHOD,
+        )
+        self._orders = [ours for ours, _ in pipes.values()]
+        for _, theirs in pipes.values():
+            theirs.close()
+
+    @contextmanager
+    def employed(self) -> Iterator[None]:
+        """While it is open, an agent that starts workers is given those that are parked."""
+        with torch_private.starting_by(self._start):
+            yield
+
+    def _start(self, **asked: Any) -> PContext:
+        """Give the parked processes their orders, if all are ready; else start others as usual."""
+        parked, self._parked = self._parked, None
+        if parked is None:
+            return start_processes(**asked)
+        if parked.wait(0) is not None or not all(order.poll() for order in self._orders):
+            # one has ended, or with it the fork server; or one still compiles, for who knows how
+            # long, and would take the time of the cores from those that are needed now
+            parked.close(signal.SIGKILL, _GONE_S)
+            return start_processes(**asked)
+        for rank, order in enumerate(self._orders):
+            order.send((asked["envs"][rank], asked["entrypoint"], asked["args"][rank]))
+            order.close()
+        return parked
+
+
+def wait_for_orders(resolved: str, orders: Connection) -> str:
+    """Entry point of a parked process: get ready, and become the worker that the agent names."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a worker; SIGTERM is held back until it is
+    die_with_agent()
+    recipe = read_resolved(Path(resolved)).recipe
+    try:
+        with _silence():
+            _get_ready(recipe)
+    except Exception as error:  # noqa: BLE001  a worker that is not warm is slow, and no more
+        print(f"a parked process could not warm up: {error!r}", file=sys.stderr)
+    name_process(READY_NAME)
+    orders.send(READY_NAME)
+    environment, entrypoint, arguments = orders.recv()
+    name_process(_WORKER_NAME)
+    os.environ.update(environment)
+    outcome: str = entrypoint(*arguments)
+    return outcome
+
+
+def _get_ready(recipe: Recipe) -> None:
+    from shardyard.elastic.warm_up import warm_up  # what it imports, the agent has no use for
+
+    warm_up(recipe, take_device(recipe))
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """What libraries say of a tiny model is of no use to anybody."""
+    kept = [os.dup(stream) for stream in (1, 2)]
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        for stream in (1, 2):
+            os.dup2(nowhere, stream)
+        yield
+    finally:
+        for stream, copy in zip((1, 2), kept, strict=True):
+            os.dup2(copy, stream)
+            os.close(copy)
+        os.close(nowhere)
