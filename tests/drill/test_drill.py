@@ -30,6 +30,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "verbs" / "drill.md"
         ("launch.image=a/b:c", r"launch\.image: .*Take these settings out"),
         ("--faults sigkil", r"there is no fault 'sigkil'\. There are sigkill, "),
         ("--faults node-0", r"none of these can be tried \(node-0: the recipe has 1 node"),
+        (
+            "--faults clock-step",
+            r"can be tried \(clock-step: not built: no namespace",
+        ),
         ("--repeat 1000", r"more runs than the 2,000 .*smaller --repeat"),
         ("--steps 3", "--steps"),
         ("--mtbf 20", "--mtbf S and --for T belong together"),

@@ -410,3 +410,12 @@ FAULTS: Mapping[str, Fault] = {
     ),
 }
 """Name -> fault, in the order of the result."""
+
+_NETWORK = "not built: it needs a network of its own for each node"
+NOT_BUILT: Mapping[str, str] = {
+    "joining-node": "not built: a local job starts all of its nodes at once",
+    "network-cut": _NETWORK,
+    "delay-and-loss": _NETWORK,
+    "clock-step": "not built: no namespace of Linux moves the wall clock of a few processes",
+}
+"""Fault -> why no row of the table makes it."""

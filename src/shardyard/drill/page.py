@@ -155,7 +155,7 @@ def _left_out(drill: Drill) -> str:
     if not drill.impossible:
         return ""
     cells = [
-        (f"<code>{esc(name)}</code>", esc(why), esc(FAULTS[name].what))
+        (f"<code>{esc(name)}</code>", esc(why), esc(FAULTS[name].what if name in FAULTS else ""))
         for name, why in drill.impossible.items()
     ]
     table = render_table(["fault", "why not", ""], cells)

@@ -9,7 +9,7 @@ from typing import Any
 
 from shardyard.drill.case import Place, run_case, run_twin
 from shardyard.drill.facts import Facts
-from shardyard.drill.faults import FAULTS
+from shardyard.drill.faults import FAULTS, NOT_BUILT
 from shardyard.drill.judge import PHASES, Verdict, judge
 from shardyard.drill.recipe import Drilled
 from shardyard.errors import RequestError, ShardyardError
@@ -159,12 +159,16 @@ def chosen(asked: str | None, drilled: Drilled, *, repeat: int) -> Chosen:
     Raises:
         RequestError: There is no such fault, none is possible, or they are too many.
     """
-    names = list(FAULTS) if asked is None else list(filter(None, asked.split(",")))
-    if wrong := [name for name in names if name not in FAULTS]:
+    names = [*FAULTS, *NOT_BUILT] if asked is None else list(filter(None, asked.split(",")))
+    if wrong := [name for name in names if name not in FAULTS and name not in NOT_BUILT]:
         raise RequestError(
             f"--faults: there is no fault {wrong[0]!r}. There are {', '.join(FAULTS)}."
         )
-    impossible = {name: why for name in names if (why := FAULTS[name].why_not(drilled))}
+    impossible = {
+        name: why
+        for name in names
+        if (why := NOT_BUILT[name] if name in NOT_BUILT else FAULTS[name].why_not(drilled))
+    }
     names = [name for name in dict.fromkeys(names) if name not in impossible]
     if len(names) * repeat > _MOST_CASES:
         raise RequestError(
