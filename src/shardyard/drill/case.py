@@ -27,7 +27,7 @@ from shardyard.drill.scene import Missed, Scene
 from shardyard.errors import RequestError
 from shardyard.rundir.drilled import FAULTS_VARIABLE
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_lines
+from shardyard.rundir.lines import read_lines, read_lines_backwards
 from shardyard.waiting import wait_for
 
 _POLL_S = 0.01
@@ -144,10 +144,17 @@ class Commands:
                 return True
             if (now := self._progress()) != seen:
                 seen, since_s = now, time.monotonic()
-            patience_s = self.place.patience_s * (_START if now == self._at_start else 1)
-            return time.monotonic() - since_s > patience_s
+            quiet_s = time.monotonic() - since_s
+            if quiet_s <= self.place.patience_s:
+                return False
+            return quiet_s > _START * self.place.patience_s or not self._is_starting()
 
         wait_for(look, every_s=_POLL_S)
+
+    def _is_starting(self) -> bool:
+        """Whether processes are being started: by the command, or by a supervisor once more."""
+        last = next(read_lines_backwards(self.run.events), {})
+        return self._progress() == self._at_start or last.get("kind") == "attempt_ended"
 
     def _progress(self) -> list[int]:
         files = (self.run.events, self.run.metrics)
