@@ -1,5 +1,6 @@
 """What workers of the tests do instead of training; named on the agent's command line."""
 
+import ctypes
 import gc
 import os
 import signal
@@ -116,7 +117,13 @@ def sleep_on_rank_1(run: RunDir, _attempt: int, generation: int, drained: Draine
 
 
 def hold_the_gil_on_rank_1(run: RunDir, _attempt: int, generation: int, drained: Drained) -> str:
-    return _hang_on_rank_1(run, drained, generation, lambda: sum(range(10**15)))
+    return _hang_on_rank_1(run, drained, generation, _wait_with_the_gil)
+
+
+def _wait_with_the_gil() -> None:
+    library, lock = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+    library.pthread_mutex_lock(lock)
+    library.pthread_mutex_lock(lock)  # for ever; a loop would need a processor to itself
 
 
 def step_until_drained(_run: RunDir, _attempt: int, _generation: int, drained: Drained) -> str:

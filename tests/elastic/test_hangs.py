@@ -27,7 +27,7 @@ def agents(tmp_path: Path) -> Iterator[Agents]:
 REASONS = {
     "stop_on_rank_1": r"its process is stopped, as by SIGSTOP; ",
     "sleep_on_rank_1": r"it sleeps or waits in <lambda> \(.*bodies.py:\d+\), in no collective; ",
-    "hold_the_gil_on_rank_1": r"it computes in <lambda> \(.*bodies.py:\d+\), in no collective; ",
+    "hold_the_gil_on_rank_1": r"it sleeps or waits in _wait_with_the_gil .*, in no collective; ",
 }
 WAITS = "1 other rank waits for it in all_reduce"
 
