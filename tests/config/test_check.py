@@ -363,3 +363,10 @@ def test_a_section_whose_setting_is_misspelt_is_not_said_to_lack_it() -> None:
     with pytest.raises(RecipeError) as refused:
         load_checked_recipe([], ["model.preset=7", "run.steps=5"])
     assert [problem.path for problem in refused.value.problems] == ["model.preset"]
+
+
+@pytest.mark.parametrize("axis", ["tp", "pp", "cp", "ep"])
+def test_bits_are_compared_between_ranks_of_data_axes_alone(axis: str) -> None:
+    overrides = ["elastic.check_bits_every=9", f"parallel.{axis}=2", "cluster.devices=4"]
+    with pytest.raises(RecipeError, match=rf"check_bits_every=9 compares .*parallel.{axis}=2 each"):
+        load_checked_recipe({"model": {"preset": "llama-tiny"}}, overrides, to_train=False)

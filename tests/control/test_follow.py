@@ -236,6 +236,10 @@ def test_other_attempts_are_left_out() -> None:
             "rank 3 on n1 is no straggler any more: it computes 200 ms a step, its peers 200 ms",
         ),
         (
+            {"kind": "device_problem", "rank": 1, "node": "n0", "cause": "it computed other bits"},
+            "rank 1 on n0 is odd: it computed other bits",
+        ),
+        (
             {"kind": "checkpoint_abandoned", "step": 5, "reason": "rank 0: model.x holds NaN"},
             "step 5 was not saved: it is not finite (rank 0: model.x holds NaN)",
         ),

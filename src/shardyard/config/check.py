@@ -400,6 +400,19 @@ def _machines(recipe: Recipe) -> Iterable[Problem]:
         yield Problem(setting, text.removeprefix(setting))
 
 
+def _bits(recipe: Recipe) -> Iterable[Problem]:
+    every, parallel = recipe.elastic.check_bits_every, recipe.parallel
+    if every is None:
+        return
+    for axis in ("tp", "pp", "cp", "ep"):
+        if (degree := getattr(parallel, axis)) > 1:
+            text = (
+                f"={every} compares ranks that compute the same, and with parallel.{axis}={degree} "
+                "each computes a part of its own. Data axes alone can be checked: leave one out."
+            )
+            yield Problem("elastic.check_bits_every", text)
+
+
 _CHECKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
     _credentials,
     _data_format,
@@ -426,6 +439,7 @@ _CHECKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
     _machines,
     launch_problems,
     timeout_problems,
+    _bits,
 )
 
 

@@ -303,6 +303,8 @@ class Elastic(Section):
     parked: bool | Auto = "auto"
     """Keep a ready process for each device of a node, which takes over at a loss; costs memory.
     auto: with model.compile."""
+    check_bits_every: Annotated[int, Field(ge=1)] | None = None
+    """Steps between checks that all ranks compute the same bits of one micro-batch; null: never."""
     drain_timeout_s: Annotated[float, Field(gt=0)] = 120.0
     """Seconds that a drain (SIGTERM, Ctrl-C) may take before the processes are killed."""
     collective_timeout_s: Annotated[float, Field(gt=0)] = 600.0

@@ -222,6 +222,8 @@ def describe_event(event: dict[str, Any]) -> str | None:
             return f"{who}{where} hung in step {event['step']}: {event['reason']}"
         case "straggler":
             return describe_straggler(event)
+        case "device_problem":
+            return f"rank {event['rank']} on {event['node']} is odd: {event['cause']}"
         case "rendezvous" if event["generation"] > 0:
             return f"restarted with {event['world_size']} processes"
         case "resized":
@@ -232,23 +234,8 @@ def describe_event(event: dict[str, Any]) -> str | None:
             return f"stopping: {event['reason']}"
         case "draining":
             return f"draining after {event['signal']}"
-        case "checkpoint_loaded":
-            passed_over = "".join(
-                f"; the checkpoint of step {damaged['step']} is damaged and was passed over "
-                f"({'; '.join(damaged['reasons'])})"
-                for damaged in event.get("damaged") or ()
-            )
-            gaps = "".join(
-                f"; {words}: {', '.join(event[key])}"
-                for key, words in _GAPS.items()
-                if event.get(key)
-            )
-            note = f"; {event['note']}" if event.get("note") else ""
-            told = f"{note}{passed_over}{gaps}{_snapshots_refused(event)}"
-            return f"continuing from step {event['step']}{told}"
-        case "snapshot_restored":
-            where = f"step {event['step']}, whose state was in memory"
-            return f"continuing from {where}{_snapshots_refused(event)}"
+        case "checkpoint_loaded" | "snapshot_restored":
+            return _describe_begin(event)
         case "phase_started":
             length = f", samples of {event['seq_len']} tokens" if event.get("seq_len") else ""
             return f"phase {event['phase']} of {event['phases']}{length}"
@@ -257,6 +244,22 @@ def describe_event(event: dict[str, Any]) -> str | None:
         case "checkpoint_abandoned":
             return f"step {event['step']} was not saved: it is not finite ({event['reason']})"
     return None
+
+
+def _describe_begin(event: dict[str, Any]) -> str:
+    """From which step training goes on, and what was passed over for it."""
+    where = ", whose state was in memory" if event["kind"] == "snapshot_restored" else ""
+    note = f"; {event['note']}" if event.get("note") else ""
+    damaged = "".join(
+        f"; the checkpoint of step {each['step']} is damaged and was passed over "
+        f"({'; '.join(each['reasons'])})"
+        for each in event.get("damaged") or ()
+    )
+    gaps = "".join(
+        f"; {words}: {', '.join(event[key])}" for key, words in _GAPS.items() if event.get(key)
+    )
+    begun = f"continuing from step {event['step']}{where}"
+    return f"{begun}{note}{damaged}{gaps}{_snapshots_refused(event)}"
 
 
 def _snapshots_refused(event: dict[str, Any]) -> str:

@@ -26,7 +26,7 @@ def describe(event: Line) -> str:
     kind = fields["kind"]
     if kind in ("attempt_started", "rendezvous"):
         return _describe_workers(fields)
-    if kind == "worker_lost":
+    if kind in ("worker_lost", "device_problem"):
         rank, node = fields.get("rank", "?"), fields.get("node", "?")
         return f"rank {rank} on {node}: {fields.get('cause', 'cause not known')}"
     if kind == "worker_hung":

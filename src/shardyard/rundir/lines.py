@@ -36,6 +36,7 @@ EVENT_KINDS = (
     "worker_hung",
     "node_lost",
     "straggler",
+    "device_problem",
     "resized",
     "draining",
     "spent",

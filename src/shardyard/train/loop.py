@@ -100,6 +100,7 @@ class Loop:
             self._save()
         if snapshot_due:
             self._take_snapshot()
+        self._check_bits(step)
         self._report_saves()
         if self.abandoned is not None and not self.drain:
             raise not_saved(self.abandoned, newest=self.durable_step)
@@ -284,6 +285,16 @@ class Loop:
         """Whether a save was due at or before the snapshot that the run went on from."""
         step = self.progress.step
         return self.durable_step < step - step % self.recipe.checkpoint.every
+
+    def _check_bits(self, step: int) -> None:
+        """Compare what all ranks compute of one micro-batch, where that is due."""
+        every = self.recipe.elastic.check_bits_every
+        if every is None or step % every:
+            return
+        started = time.monotonic()
+        with self.notes.during(Phase.EVALUATE):
+            self.training.check_bits(self.training, step)
+        self.step_ended_at += time.monotonic() - started
 
     def _take_snapshot(self) -> None:
         """Copy the state into the agent's memory, unless a save has just done so."""

@@ -58,6 +58,7 @@ from shardyard.tasks.computation import Computation
 from shardyard.tasks.language import vocabulary
 from shardyard.tasks.named import task_class
 from shardyard.train.averages import Averages
+from shardyard.train.bits import check_bits
 from shardyard.train.exact_step import ExactStep
 from shardyard.train.hooks import Hooks, Phase
 from shardyard.train.images import build_image_network
@@ -188,6 +189,7 @@ def set_up_phase(
             staging=snapshots,
         ),
         snapshots=snapshots,
+        check_bits=check_bits,
         tensors=tensors,
         control=control,
         progress=begin.progress,

@@ -1,6 +1,6 @@
 """One process's part of a run, as the loop is handed it: built by ``train/setup.py``."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -61,6 +61,8 @@ class Training:
     metric_lines: MetricLines
     sinks: list[Sink]
     """Empty except on rank 0."""
+    check_bits: "Callable[[Training, int], None]"
+    """Asks, after a step, whether all ranks compute the same bits."""
 
     def report(self, kind: str, **fields: Any) -> None:
         """Write an event, on the one rank that does."""
