@@ -14,7 +14,8 @@ def test_without_the_variable_nothing_is_broken() -> None:
 
 def test_steps_are_read_and_told(capsys: pytest.CaptureFixture[str]) -> None:
     faults = read_faults({VARIABLE: "gradient@7,weight@12,gradient@30"})
-    assert faults == Faults(frozenset({7, 30}), frozenset({12}))
+    assert faults.gradient_steps == frozenset({7, 30})
+    assert faults.weight_steps == frozenset({12})
     assert "a drill; NaN is put in" in capsys.readouterr().err
 
 

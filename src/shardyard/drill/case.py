@@ -33,6 +33,8 @@ from shardyard.waiting import wait_for
 _POLL_S = 0.01
 _START = 10
 """A start, with imports and the preparation of data, may take so many times the patience."""
+_BEFORE_A_START = ("run_started", "attempt_ended")
+"""Kinds of events after which the next processes are started."""
 _MOST_RESUMES = 2
 _LAST_WORDS = 600
 _EARLY, _MIDDLE = (0.1, 0.2), (0.35, 0.6)
@@ -154,7 +156,7 @@ class Commands:
     def _is_starting(self) -> bool:
         """Whether processes are being started: by the command, or by a supervisor once more."""
         last = next(read_lines_backwards(self.run.events), {})
-        return self._progress() == self._at_start or last.get("kind") == "attempt_ended"
+        return self._progress() == self._at_start or last.get("kind") in _BEFORE_A_START
 
     def _progress(self) -> list[int]:
         files = (self.run.events, self.run.metrics)

@@ -107,7 +107,7 @@ def read_faults(environment: Mapping[str, str], *, rank: int = 0, generation: in
             steps[on_rank].add(int(its_step))
     print(f"{VARIABLE}={text}: a drill; NaN is put in at these steps", file=sys.stderr)
     acts = {step: partial(_act, kind, step) for kind in ONCE for step in steps[kind]}
-    acts |= {step: partial(tell, "bit", step) for step in steps["bit"]}
+    acts |= {step: partial(tell, kind, step) for kind in ("bit", "weight") for step in steps[kind]}
     slow = _Slow(min(steps["slow"])) if steps["slow"] else None
     return Faults(
         gradient_steps=frozenset(steps["gradient"]),
