@@ -292,7 +292,7 @@ FAULTS: Mapping[str, Fault] = {
         what="memory of a rank loses a bit",
         how="one bit of the mantissa of one weight turned over after a step",
         acts_on="rank",
-        named=Named(kinds=("corruption",), words="", who="rank"),
+        named=Named(kinds=("device_problem",), words="", who="rank"),
         inside="bit",
     ),
     "fork-server": Fault(

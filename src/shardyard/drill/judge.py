@@ -14,7 +14,14 @@ from shardyard.rundir.lines import LOSSES
 
 Exact = Literal["equal", "different", "not proven"]
 
-NOTICES = (*LOSSES, "straggler", "corruption", "draining", "checkpoint_abandoned", "attempt_ended")
+NOTICES = (
+    *LOSSES,
+    "straggler",
+    "device_problem",
+    "draining",
+    "checkpoint_abandoned",
+    "attempt_ended",
+)
 """Kinds of events by which a run says that something is wrong."""
 
 PHASES = ("detect", "restart", "rendezvous", "init", "load", "first step")
