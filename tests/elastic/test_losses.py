@@ -7,7 +7,7 @@ import pytest
 from shardyard.elastic.losses import Loss, describe_loss, first_cause
 
 PEER = {
-    "t": 1.0,
+    "noted_s": 11.0,
     "error": "RuntimeError",
     "message": "Connection closed by peer",
     "exit_code": 1,
@@ -15,7 +15,7 @@ PEER = {
     "is_final": False,
 }
 OWN = {
-    "t": 2.0,
+    "noted_s": 12.0,
     "error": "DataError",
     "message": "a\nb",
     "exit_code": 1,
@@ -25,7 +25,9 @@ OWN = {
 
 
 def loss(rank: int, exit_status: int, failure: dict[str, Any] | None = None) -> Loss:
-    return describe_loss(rank=rank, node="n0", pid=7, exit_status=exit_status, failure=failure)
+    return describe_loss(
+        rank=rank, node="n0", pid=7, exit_status=exit_status, failure=failure, agreed_s=10.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -54,5 +56,5 @@ def test_the_first_cause_is_a_signal_then_a_purpose_then_the_earliest() -> None:
     killed, meant, peer = loss(2, -9), loss(1, 1, OWN), loss(0, 1, PEER)
     assert first_cause([peer, meant, killed]) is killed
     assert first_cause([peer, meant]) is meant
-    later = loss(3, 1, {**PEER, "t": 1.5})
+    later = loss(3, 1, {**PEER, "noted_s": 11.5})
     assert first_cause([later, peer]) is peer

@@ -321,7 +321,7 @@ class Elastic(Section):
     start_wait_s: Annotated[float, Field(ge=0)] = 60.0
     """Seconds the first node waits for all of cluster.nodes; then min_nodes of them are enough."""
     keep_alive_s: Annotated[int, Field(ge=3)] = 15
-    """Age of a node's last sign of life at which it is gone; nodes' clocks must differ by less."""
+    """Seconds without a sign of life of a node after which it is gone, by each node's own clock."""
     rendezvous: str = "tcp"
     """Where agents meet: tcp (a port of node 0), or etcd://HOST:2379[,...]; with TLS etcds://..."""
 

@@ -139,7 +139,7 @@ class GroupAgent(LocalElasticAgent):
             else None
         )
         self._notices: Notices  # of this generation; set by each rendezvous
-        self._rendezvous_s = 0.0
+        self._rendezvous_s = self._agreed_s = 0.0
         self._round = 0
         self.is_meeting = True
         """Whether it waits for other nodes and has no workers."""
@@ -192,6 +192,7 @@ class GroupAgent(LocalElasticAgent):
         assert group_rank is not None and num_nodes is not None  # set by the rendezvous
         self._notices = Notices(worker_group.store, group_rank=group_rank, num_nodes=num_nodes)
         self.generation = self._notices.agree_on_generation(self.generation + 1, self._node)
+        self._agreed_s = time.monotonic()  # the same moment on all nodes
         self._round = self._rendezvous_handler.round
         self.lost_nodes = []
         self._rendezvous_s = time.monotonic() - started_s
@@ -487,6 +488,7 @@ class GroupAgent(LocalElasticAgent):
                     pid=process.pid,
                     exit_status=process.exitcode,
                     failure=failure,
+                    agreed_s=self._agreed_s,
                 )
             )
         return [replace(loss, **steps) for loss in losses]

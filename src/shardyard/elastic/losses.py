@@ -30,7 +30,8 @@ class Loss:
     is_final: bool = False
     """An error that a restart cannot cure; ``cause`` is its whole message."""
     t: float = 0.0
-    """Unix seconds at which the worker itself noted its end; 0: it could not."""
+    """Seconds after all nodes agreed on the generation at which the worker itself noted its end, by
+    a clock of its own node that nobody sets; 0: it could not."""
     step: int = 0
     """The last that its generation finished."""
     durable_step: int | None = None
@@ -72,11 +73,18 @@ class LostNode:
 
 
 def describe_loss(
-    *, rank: int, node: str, pid: int, exit_status: int, failure: dict[str, Any] | None
+    *,
+    rank: int,
+    node: str,
+    pid: int,
+    exit_status: int,
+    failure: dict[str, Any] | None,
+    agreed_s: float,
 ) -> Loss:
     """Put a worker's exit status and its own last words together.
 
     Args:
+        agreed_s: When all nodes agreed on the generation, by this node's monotonic clock.
         exit_status: As in ``Process.exitcode``: negative for a signal.
         failure: Content of its failure file.
     """
@@ -97,7 +105,7 @@ def describe_loss(
         signal=None,
         cause=failure["message"] if failure["is_own"] else f"{failure['error']}: {lines[-1]}",
         is_final=failure["is_final"],
-        t=failure["t"],
+        t=failure["noted_s"] - agreed_s,
     )
 
 

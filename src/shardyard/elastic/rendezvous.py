@@ -24,6 +24,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from shardyard import torch_private
+from shardyard.elastic.signs_of_life import OwnClock
 from shardyard.errors import LostNodeError, RequestError
 from shardyard.waiting import wait_for
 
@@ -53,7 +54,7 @@ class Meeting:
     """HOST:PORT of node 0; None: one node, any free port of the loopback interface."""
     node_rank: int
     keep_alive_s: int
-    """How old a node's last sign of life may be, by the clocks of the others."""
+    """How long the others wait for a node's next sign of life, each by its own clock."""
     restart_timeout_s: float
     """Longest wait for the others."""
 
@@ -61,8 +62,8 @@ class Meeting:
 class Rendezvous(DynamicRendezvousHandler):
     """Torch's rendezvous, which can be told that nodes are gone.
 
-    Torch itself notices by a clock that stands still in the shared state, and compares the clocks
-    of different machines to see it; until then those that are left may not begin without them.
+    Torch itself notices by a sign of life that does not change any more; until then those that are
+    left may not begin without them.
     """
 
     first_serves = False
@@ -97,7 +98,7 @@ def build_rendezvous(meeting: Meeting) -> tuple[Rendezvous, TCPStore]:
     handler = Rendezvous.from_backend(
         meeting.id,
         store,
-        C10dRendezvousBackend(store, meeting.id),
+        OwnClock(C10dRendezvousBackend(store, meeting.id), last_call=_LAST_CALL_TIMEOUT),
         meeting.min_nodes,
         meeting.max_nodes,
         local_addr=_local_address(meeting, host, port),

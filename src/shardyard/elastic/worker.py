@@ -113,7 +113,7 @@ class _FailureFile:
         exit_code = error.exit_code if isinstance(error, ShardyardError) else 1
         content = {
             **self._head,
-            "t": time.time(),
+            "noted_s": time.monotonic(),  # a clock that all processes of a node share
             "error": type(error).__name__,
             "message": str(error),
             "exit_code": exit_code,
