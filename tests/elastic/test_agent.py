@@ -423,6 +423,30 @@ def test_a_node_that_joins_resizes_the_group_and_a_drain_of_one_drains_both(
     assert not agents.events("worker_lost")
 
 
+@pytest.mark.system
+def test_nodes_that_come_within_the_interval_are_taken_in_together(agents: Agents) -> None:
+    interval_s = 12.0  # in which two agents start, also on a busy machine
+    agents.prepare(devices=1, min_nodes=1, max_nodes=4, join_interval_s=interval_s)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+
+    def come(rank: int) -> subprocess.Popen[str]:
+        words = ["--rendezvous", endpoint, "--node-rank", str(rank)]
+        return agents.start("train_until_drained", *words)
+
+    nodes = [come(0)]
+    agents.wait_for_training(ranks=1)
+    nodes.append(come(1))  # none has come before: it does not wait
+    wait_until(lambda: bool(agents.events("resized")))
+    nodes += [come(2), come(3)]
+    wait_until(lambda: len(agents.events("resized")) == 2)
+    first, second = agents.events("resized")
+    assert second["t"] - first["t"] >= interval_s
+    assert [each["world_size"] for each in (first, second)] == [2, 4]
+    nodes[0].terminate()
+    assert [answer(node)["exit_code"] for node in nodes] == [143] * 4
+
+
 @pytest.mark.slow
 def test_a_run_that_could_begin_with_one_node_waits_for_its_second(agents: Agents) -> None:
     agents.prepare(devices=1, nodes=2, min_nodes=1, start_wait_s=120.0)

@@ -14,6 +14,7 @@ from shardyard.elastic.rendezvous import (
     serve_store,
     wait_for_all,
 )
+from shardyard.waiting import wait_for
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.3", "localhost"])
@@ -57,8 +58,7 @@ def pair() -> Iterator[list[Rendezvous]]:
     def meeting(node_rank: int, endpoint: str | None) -> Meeting:
         return Meeting(
             id="m", min_nodes=1, max_nodes=2, endpoint=endpoint, node_rank=node_rank,
-            keep_alive_s=3600,
-            restart_timeout_s=600.0,
+            join_interval_s=0.0, keep_alive_s=3600, restart_timeout_s=600.0,
         )  # fmt: skip
 
     port = serve_store("127.0.0.1", 0).port  # free again at once
@@ -79,6 +79,21 @@ def test_a_node_that_is_forgotten_is_not_waited_for(pair: list[Rendezvous]) -> N
     began_s = time.monotonic()
     assert left.next_rendezvous().world_size == 1
     assert time.monotonic() - began_s < 15.0  # not 3600
+
+
+@pytest.mark.heavy
+def test_a_node_that_comes_is_told_of_once_it_is_to_be_taken_in(pair: list[Rendezvous]) -> None:
+    first, second = pair
+    assert first.next_rendezvous().world_size == 1
+    with ThreadPoolExecutor() as pool:
+        coming = pool.submit(second.next_rendezvous)
+        first.takes_in = False
+        assert wait_for(first.nodes_waiting, within_s=60.0, every_s=0.2) == 1
+        assert first.num_nodes_waiting() == 0
+        first.takes_in = True
+        assert first.num_nodes_waiting() == 1
+        assert first.next_rendezvous().world_size == 2
+        coming.result()
 
 
 def test_a_node_that_was_forgotten_too_early_comes_back(pair: list[Rendezvous]) -> None:

@@ -320,6 +320,8 @@ class Elastic(Section):
     """Seconds where no step is usual (start, save, storage); auto: 0.8 of collective_timeout_s."""
     start_wait_s: Annotated[float, Field(ge=0)] = 60.0
     """Seconds the first node waits for all of cluster.nodes; then min_nodes of them are enough."""
+    join_interval_s: Annotated[float, Field(ge=0)] = 60.0
+    """Least seconds between two resizes for nodes that come while a run trains; all are taken in."""
     keep_alive_s: Annotated[int, Field(ge=3)] = 15
     """Seconds without a sign of life of a node after which it is gone, by each node's own clock."""
     rendezvous: str = "tcp"

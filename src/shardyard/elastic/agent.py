@@ -152,6 +152,7 @@ class Attempt:
             budgets=Budgets.of(recipe.elastic, compiles=recipe.model.compile),
             stages=_stages(recipe),
             parks=recipe.elastic.parked is True,
+            join_interval_s=recipe.elastic.join_interval_s,
         )
         try:
             return self._judge(self._agent, self._agent.run())
@@ -181,6 +182,7 @@ class Attempt:
             max_nodes=nodes if elastic.max_nodes == "auto" else elastic.max_nodes,
             endpoint=self.endpoint,
             node_rank=self.node_rank,
+            join_interval_s=elastic.join_interval_s,
             keep_alive_s=elastic.keep_alive_s,
             restart_timeout_s=restart_timeout_s(elastic),
         )

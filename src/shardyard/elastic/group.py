@@ -105,6 +105,7 @@ class GroupAgent(LocalElasticAgent):
         budgets: Budgets | None = None,
         stages: int | None = None,
         parks: bool = False,
+        join_interval_s: float = 0.0,
     ) -> None:
         """Args:
         stages: Of a pipeline, or 1; None: on these devices notes do not tell ranks apart.
@@ -141,6 +142,9 @@ class GroupAgent(LocalElasticAgent):
         self._notices: Notices  # of this generation; set by each rendezvous
         self._rendezvous_s = self._agreed_s = 0.0
         self._round = 0
+        self._join_interval_s = join_interval_s
+        self._joined_s = -math.inf
+        """When nodes that had come while the others trained were taken in last."""
         self.is_meeting = True
         """Whether it waits for other nodes and has no workers."""
         self.generation = -1
@@ -193,6 +197,8 @@ class GroupAgent(LocalElasticAgent):
         self._notices = Notices(worker_group.store, group_rank=group_rank, num_nodes=num_nodes)
         self.generation = self._notices.agree_on_generation(self.generation + 1, self._node)
         self._agreed_s = time.monotonic()  # the same moment on all nodes
+        if self.generation > 0 and not self.losses:  # a resize; also for the node that came
+            self._joined_s = self._agreed_s
         self._round = self._rendezvous_handler.round
         self.lost_nodes = []
         self._rendezvous_s = time.monotonic() - started_s
@@ -283,7 +289,9 @@ class GroupAgent(LocalElasticAgent):
         if result.state is WorkerState.FAILED:  # died between the look above and torch's own
             return self._lose()
         self._look_for_stragglers()
-        if self._is_resize(result):
+        is_resize = self._is_resize(result)
+        self._rendezvous_handler.takes_in = is_resize or self._is_time_to_join()
+        if is_resize:
             return RunResult(state=WorkerState.HEALTHY)  # now torch looks for waiting nodes
         return result
 
@@ -334,6 +342,13 @@ class GroupAgent(LocalElasticAgent):
                 with suppress(ProcessLookupError):
                     os.kill(loss.pid, signal.SIGKILL)  # also ends a process that is stopped
         return hung
+    def _is_time_to_join(self) -> bool:
+        """Whether nodes that have come may cost the others a restart now.
+
+        One node says so, and its workers tell all others by agreeing on a last step.
+        """
+        is_over = time.monotonic() - self._joined_s >= self._join_interval_s
+        return is_over and self.get_worker_group().group_rank == 0
 
     def _look_for_stragglers(self) -> None:
         if self._stragglers is None or self._drain.is_requested:
@@ -357,7 +372,7 @@ class GroupAgent(LocalElasticAgent):
             return False
         if DRAINED not in result.return_values.values():
             return False
-        return bool(self.get_worker_group().spec.rdzv_handler.num_nodes_waiting() > 0)
+        return self._rendezvous_handler.nodes_waiting() > 0
 
     def _lose(self, found: list[Hang] | None = None) -> RunResult:
         """Find out what was lost and why, on all nodes, and end the rest of this node's workers.

@@ -53,6 +53,8 @@ class Meeting:
     endpoint: str | None
     """HOST:PORT of node 0; None: one node, any free port of the loopback interface."""
     node_rank: int
+    join_interval_s: float
+    """Between two resizes for nodes that came meanwhile."""
     keep_alive_s: int
     """How long the others wait for a node's next sign of life, each by its own clock."""
     restart_timeout_s: float
@@ -68,6 +70,16 @@ class Rendezvous(DynamicRendezvousHandler):
 
     first_serves = False
     """Whether the agent of rank 0 serves the store of a meeting; else that of node 0 has it."""
+    takes_in = True
+    """Whether nodes that wait are told of; until then this node's workers go on."""
+
+    def num_nodes_waiting(self) -> int:
+        """Nodes that came since the last meeting, as torch asks for them."""
+        return self.nodes_waiting() if self.takes_in else 0
+
+    def nodes_waiting(self) -> int:
+        """The same, whether or not they are taken in yet."""
+        return int(super().num_nodes_waiting())
 
     @property
     def round(self) -> int:
@@ -98,12 +110,13 @@ def build_rendezvous(meeting: Meeting) -> tuple[Rendezvous, TCPStore]:
     handler = Rendezvous.from_backend(
         meeting.id,
         store,
-        OwnClock(C10dRendezvousBackend(store, meeting.id), last_call=_LAST_CALL_TIMEOUT),
+        OwnClock(C10dRendezvousBackend(store, meeting.id), last_call=LAST_CALL_TIMEOUT),
         meeting.min_nodes,
         meeting.max_nodes,
         local_addr=_local_address(meeting, host, port),
         timeout=RendezvousTimeout(
-            join=timedelta(seconds=meeting.restart_timeout_s), last_call=LAST_CALL_TIMEOUT
+            join=timedelta(seconds=meeting.restart_timeout_s + meeting.join_interval_s),
+            last_call=LAST_CALL_TIMEOUT,
         ),
         keep_alive_interval=max(1, meeting.keep_alive_s // _BEATS),
         keep_alive_max_attempt=_BEATS,
