@@ -100,6 +100,29 @@ def test_a_node_whose_program_alone_is_killed_is_lost_and_an_elastic_run_goes_on
     assert lost["ranks"] in ([0], [1]) and lost["cause"]
 
 
+def test_the_node_that_serves_the_others_is_lost_and_the_same_attempt_goes_on(
+    place: Place, runs: LocalRuns
+) -> None:
+    run_dir = place.run_dir("beheaded")
+    job = runs.launch("beheaded", *TWO_NODES, "elastic.min_nodes=1", *ENDLESS, "checkpoint.every=2")
+    wait_for(lambda: bool(events(run_dir, "checkpoint_durable")))
+    runs.kill_node(job, 0)
+    wait_for(lambda: bool(events(run_dir, "resized")))
+    wait_for_step(run_dir, len(losses(place, "beheaded")) + 1)
+    runs.launcher.cancel(job)
+    end = runs.wait(job)
+    assert (end.state, end.exit_code) == (JobState.DRAINED, 143), runs.said(job)
+    assert end.nodes == (("node 0", "killed by SIGKILL"), ("node 1", "exit code 143"))
+    assert run_dir.attempts() == [0]
+    assert [event["world_size"] for event in events(run_dir, "rendezvous")] == [2, 1]
+    (lost,), (moved,) = events(run_dir, "node_lost"), events(run_dir, "store_moved")
+    assert (lost["node_rank"], moved["node_rank"]) == (0, 1)
+    steps = list(read_steps(run_dir.metrics))
+    assert [line["step"] for line in steps] == list(range(1, len(steps) + 1))
+    assert len({line["samples"] / line["step"] for line in steps}) == 1
+    assert run_dir.report_html.is_file()  # node 1 wrote it in node 0's place
+
+
 @pytest.mark.slow
 def test_a_run_of_one_node_whose_program_is_killed_begins_a_new_session(
     place: Place, runs: LocalRuns

@@ -14,7 +14,7 @@ import pytest
 
 from shardyard.errors import LostNodeError
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lease import Lease
+from shardyard.rundir.lease import Lease, is_held
 from tests.elastic.agents import Agents, answer, parent_of, session_pids, wait_until
 from tests.mounts import mounted, needs_root
 
@@ -396,6 +396,59 @@ def test_a_node_that_is_gone_is_named_by_who_is_left_and_has_an_exit_code_of_its
     assert (event["node"], event["node_rank"]) == (socket.gethostname(), lost)
     assert event["cause"] and len(event["ranks"]) == 1
     assert not agents.events("worker_lost")  # its peers' broken connections are no news
+
+
+@pytest.mark.system
+def test_where_the_first_node_is_lost_another_serves_the_store_and_the_attempt_goes_on(
+    agents: Agents,
+) -> None:
+    agents.prepare(devices=1, nodes=2, min_nodes=1, max_nodes=2)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+
+    def come(rank: int) -> subprocess.Popen[str]:
+        words = ["--store-moves", "--rendezvous", endpoint, "--node-rank", str(rank)]
+        return agents.start("train_until_drained", *words)
+
+    lost, left = come(0), come(1)
+    agents.wait_for_training()
+    for pid in session_pids(lost.pid):
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: bool(agents.events("resized")))
+    (moved,) = agents.events("store_moved")
+    assert (moved["node_rank"], moved["node"]) == (1, socket.gethostname())
+    assert [event["node_rank"] for event in agents.events("node_lost")] == [0]
+    assert is_held(agents.run.lease)
+
+    late = come(2)  # finds the store where it is now
+    wait_until(lambda: len(agents.events("resized")) == 2)
+    late.terminate()
+    assert [answer(node)["exit_code"] for node in (left, late)] == [143, 143]
+    sizes = [(each["generation"], each["world_size"]) for each in agents.events("rendezvous")]
+    assert sizes == [(0, 2), (1, 1), (2, 2)]
+    assert len(agents.events("attempt_ended")) == 1
+
+
+@pytest.mark.system
+def test_a_node_that_is_only_cut_off_from_the_first_does_not_go_on_beside_it(
+    agents: Agents,
+) -> None:
+    agents.prepare(devices=1, nodes=2, min_nodes=1, max_nodes=2)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    words = ["--store-moves", "--rendezvous", endpoint, "--node-rank"]
+    lost, left = (agents.start("train_until_drained", *words, str(rank)) for rank in range(2))
+    agents.wait_for_training()
+    # the lease of a first node that lives on is held, here by another process
+    agents.run.lease.rename(agents.run.lease.with_name("old"))
+    holder = Lease(agents.run.lease)
+    for pid in session_pids(lost.pid):
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: bool(agents.events("node_lost")))
+    left.terminate()  # it would look for a store for a minute
+    assert answer(left)["exit_code"] == LostNodeError.exit_code
+    holder.close()
+    assert not agents.events("store_moved")
 
 
 @pytest.mark.system

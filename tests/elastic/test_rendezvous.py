@@ -88,7 +88,7 @@ def test_a_node_that_comes_is_told_of_once_it_is_to_be_taken_in(pair: list[Rende
     with ThreadPoolExecutor() as pool:
         coming = pool.submit(second.next_rendezvous)
         first.takes_in = False
-        assert wait_for(first.nodes_waiting, within_s=60.0, every_s=0.2) == 1
+        assert wait_for(lambda: first.nodes_waiting() == 1, within_s=60.0, every_s=0.2)
         assert first.num_nodes_waiting() == 0
         first.takes_in = True
         assert first.num_nodes_waiting() == 1

@@ -54,15 +54,17 @@ def _moved(data: bytes, by: timedelta) -> bytes:
 
 
 @pytest.fixture
-def skewed() -> Iterator[list[tuple[Rendezvous, Skewed]]]:
-    """Three nodes of which two are enough; the clock of the second is an hour ahead."""
+def skewed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Rendezvous, Skewed]]]:
+    """Three nodes of which two are enough; clocks of two are an hour ahead and behind."""
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # as build_rendezvous does
     store = HashStore()
     nodes = []
     for ahead in (0 * HOUR, HOUR, -HOUR):
         clock = Skewed(C10dRendezvousBackend(store, "m"), ahead)
         handler = Rendezvous.from_backend(
-            "m", store, OwnClock(clock, last_call=LAST_CALL), 2, 3, local_addr="here",
-            timeout=RendezvousTimeout(last_call=LAST_CALL), keep_alive_interval=1,
+            "m", store, OwnClock(clock, last_call=LAST_CALL), 2, 3, local_addr="127.0.0.1",
+            timeout=RendezvousTimeout(join=timedelta(seconds=60), last_call=LAST_CALL),
+            keep_alive_interval=1, keep_alive_max_attempt=6,
         )  # fmt: skip
         nodes.append((handler, clock))
     yield nodes

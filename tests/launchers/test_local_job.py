@@ -41,6 +41,7 @@ def supervise(folder: Path, script: str, **options: Any) -> tuple[int, dict[str,
         "import sys, os, time, signal\n"
         "rank = int(sys.argv[sys.argv.index('--node-rank') + 1])\n"
         "session = int(sys.argv[sys.argv.index('--session') + 1].rpartition('.')[2])\n"
+        f"folder = {str(folder)!r}\n"
     )
     settings: dict[str, Any] = {
         "program": [sys.executable, "-c", head + script], "run_dir": str(folder), "nodes": 2,
@@ -113,8 +114,34 @@ def test_an_elastic_run_goes_on_without_a_lost_node(tmp_path: Path) -> None:
 
 
 @pytest.mark.heavy
-def test_without_node_0_no_run_goes_on(tmp_path: Path) -> None:
+def test_without_node_0_no_run_begins(tmp_path: Path) -> None:
     script = "rank or session or os.kill(os.getpid(), 9)\nsession or time.sleep(60)"
+    code, status = supervise(tmp_path, script, fewest_nodes=1)
+    assert (code, status["restarts"]) == (0, 1)
+
+
+BEGIN = (
+    "import json, pathlib\n"
+    "name = sys.argv[sys.argv.index('--session') + 1]\n"
+    "word = pathlib.Path(folder, 'sessions', name + '.json')\n"
+    "word.parent.mkdir(exist_ok=True); word.write_text(json.dumps({'begins': True}))\n"
+)
+"""What node 0 does before it is lost."""
+
+
+@pytest.mark.heavy
+def test_a_run_that_has_begun_goes_on_without_node_0(tmp_path: Path) -> None:
+    script = f"{BEGIN}rank or os.kill(os.getpid(), 9)\ntime.sleep(2)"
+    code, status = supervise(tmp_path, script, fewest_nodes=1)
+    assert (code, status["restarts"]) == (0, 0)
+    assert [node["exit_code"] for node in status["nodes"]] == [-9, 0]
+
+
+@pytest.mark.heavy
+def test_nodes_that_could_not_go_on_without_the_lost_one_begin_a_new_session(
+    tmp_path: Path,
+) -> None:
+    script = f"{BEGIN}session or rank or os.kill(os.getpid(), 9)\nsys.exit(0 if session else 75)"
     code, status = supervise(tmp_path, script, fewest_nodes=1)
     assert (code, status["restarts"]) == (0, 1)
 

@@ -321,7 +321,7 @@ class Elastic(Section):
     start_wait_s: Annotated[float, Field(ge=0)] = 60.0
     """Seconds the first node waits for all of cluster.nodes; then min_nodes of them are enough."""
     join_interval_s: Annotated[float, Field(ge=0)] = 60.0
-    """Least seconds between two resizes for nodes that come while a run trains; all are taken in."""
+    """Seconds between two restarts at least that take in nodes which came while a run trained."""
     keep_alive_s: Annotated[int, Field(ge=3)] = 15
     """Seconds without a sign of life of a node after which it is gone, by each node's own clock."""
     rendezvous: str = "tcp"

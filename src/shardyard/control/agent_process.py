@@ -51,7 +51,7 @@ def run_agent_process(run_dir: RunDir, attempt: int, *, shown: Shown = said) -> 
 
 
 def run_node_process(
-    run_dir: RunDir, attempt: int, *, node_rank: int, endpoint: str
+    run_dir: RunDir, attempt: int, *, node_rank: int, endpoint: str, store_moves: bool
 ) -> dict[str, Any]:
     """Train one node's share of an attempt; node 0 says its progress.
 
@@ -66,6 +66,7 @@ def run_node_process(
         node_rank=node_rank,
         endpoint=endpoint,
         is_node=True,
+        store_moves=store_moves,
     )
 
 
@@ -78,6 +79,7 @@ def run_agent_command(
     node_rank: int = 0,
     endpoint: str | None = None,
     is_node: bool = False,
+    store_moves: bool = False,
 ) -> dict[str, Any]:
     """`run_agent_process` for an agent that is started as ``program``.
 
@@ -86,12 +88,14 @@ def run_agent_command(
         endpoint: HOST:PORT where the agents of several nodes meet.
         is_node: Whether this process is a node's program, not a command line: of several signals
             only the first counts, and the agent is lost with this process.
+        store_moves: Whether the others go on where the node that serves their store is lost.
     """
     command = [*program, str(run_dir.path), "--attempt", str(attempt)]
     command += ["--part-of" if is_node else "--with-parent", str(os.getpid())]
     command += ["--node-rank", str(node_rank)]
     command += [] if endpoint is None else ["--rendezvous", endpoint]
     command += ["--asked-once"] if is_node else []
+    command += ["--store-moves"] if store_moves else []
     # A file and not a pipe: whatever still holds the other end of a pipe would keep us waiting.
     with tempfile.TemporaryFile("w+", encoding="utf-8") as stdout:
         notes: deque[str] = deque()

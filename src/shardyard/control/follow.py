@@ -214,8 +214,8 @@ def describe_event(event: dict[str, Any]) -> str | None:
         case "worker_lost":
             cause = _first_sentence(event["cause"])  # all of it comes with the end, or the log
             return f"lost rank {event['rank']} on {event['node']}: {cause}"
-        case "node_lost":
-            return f"lost node {event['node_rank']} ({event['node']}): {event['cause']}"
+        case "node_lost" | "store_moved":
+            return _describe_node(event)
         case "worker_hung":
             who = "all ranks" if event["rank"] is None else f"rank {event['rank']}"
             where = f" on {event['node']}" if event["rank"] is not None else ""
@@ -278,6 +278,13 @@ def describe_straggler(event: dict[str, Any]) -> str:
     if event["is_over"]:
         return f"{who} is no straggler any more: {times}"
     return f"{who} is a straggler, {event['factor']:.1f} times as slow: {times}"
+
+
+def _describe_node(event: dict[str, Any]) -> str:
+    who = f"node {event['node_rank']} ({event['node']})"
+    if event["kind"] == "node_lost":
+        return f"lost {who}: {event['cause']}"
+    return f"{who} takes the place of the lost one"
 
 
 def describe_stall(seconds: float, usual_s: float | None) -> str:

@@ -100,6 +100,7 @@ def _conduct(
             endpoint=args.rendezvous,
             node_rank=args.node_rank,
             notes=notes,
+            store_moves=args.store_moves,
         )
         return attempt.conduct()
     finally:
@@ -121,6 +122,9 @@ def _parse(argv: Sequence[str] | None) -> Any:
     parser.add_argument("--attempt", type=int, required=True, help="number of the attempt")
     parser.add_argument("--rendezvous", metavar="HOST:PORT", help="where the agents meet: node 0")
     parser.add_argument("--node-rank", type=int, default=0, help="0 serves the meeting place")
+    parser.add_argument(
+        "--store-moves", action="store_true", help="go on where the node that serves it is lost"
+    )
     parent = parser.add_mutually_exclusive_group()
     parent.add_argument(
         "--part-of", type=int, metavar="PID", help="end when this process, the node's own, is lost"

@@ -19,7 +19,11 @@ from typing import Any
 
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]  # built in C++
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
-from torch.distributed.elastic.rendezvous.api import RendezvousError, RendezvousTimeoutError
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousTimeoutError,
+)
 
 from shardyard.config.meeting_place import parse_meeting_place
 from shardyard.config.resolved import Resolved
@@ -33,9 +37,11 @@ from shardyard.elastic.group import DRAINED, GroupAgent, StoppedBeforeStart
 from shardyard.elastic.hang_watch import Budgets
 from shardyard.elastic.losses import Loss, first_cause
 from shardyard.elastic.rendezvous import Meeting, Rendezvous, build_rendezvous, wait_for_all
+from shardyard.elastic.succession import Succession
 from shardyard.elastic.worker import failure_path
 from shardyard.errors import LostNodeError, ShardyardError, StorageError
 from shardyard.rundir.layout import RunDir
+from shardyard.rundir.store_place import StorePlace, read_store_place
 
 Worker = Callable[[str, int, int], str]
 """Entry point of a worker: (run_dir, attempt, generation) -> outcome."""
@@ -70,6 +76,9 @@ class Attempt:
     node_rank: int = 0
     notes: AgentMemory | None = None
     """Where the workers note what they do; None: the system has no such memory."""
+    store_moves: bool = False
+    """Whether the others go on where the node that serves the store is lost."""
+    _succession: Succession = field(init=False)
     _agent: GroupAgent | None = field(default=None, init=False)
     _answer: Answer | None = field(default=None, init=False)
     _checkpoint_before: str | None = field(default=None, init=False)
@@ -107,12 +116,13 @@ class Attempt:
         except (RendezvousError, DistError) as error:
             text = (
                 f"node {self.node_rank} lost the others, or fewer than elastic.min_nodes came "
-                f"({str(error).splitlines()[0]}). Without the store of node 0 no node can go on. "
+                f"({str(error).splitlines()[0]}). Without the store of node "
+                f"{self._succession.place.node_rank} no node can go on. "
                 "Look at the agents' logs of the other nodes."
             )
             self._answer = Answer("failed", LostNodeError.exit_code, self._resume_hint(text))
             if self._agent is not None and not isinstance(error, RendezvousTimeoutError):
-                self._agent.lose_store(f"its store does not answer ({str(error).splitlines()[0]})")
+                self._lose_store(self._agent, error)
         except BaseException as error:  # noqa: BLE001  the outermost line of a thread
             traceback.print_exc()
             kind = type(error).__name__
@@ -122,6 +132,9 @@ class Attempt:
     def _run_group(self) -> Answer:
         recipe = self.resolved.recipe
         assert recipe.cluster.devices != "auto"
+        first = StorePlace(moves=0, node_rank=0, endpoint=self.endpoint or "")
+        place = read_store_place(self.run, self.number) or first
+        self._succession = Succession(self.run, self.number, self.node_rank, place)
         meeting = self._meeting()
         handler, store, wait = self._enter(meeting)
         if meeting.min_nodes < recipe.cluster.nodes:
@@ -154,8 +167,16 @@ class Attempt:
             parks=recipe.elastic.parked is True,
             join_interval_s=recipe.elastic.join_interval_s,
         )
+        while isinstance(end := self._run_until_lost(self._agent, handler), Exception):
+            handler = self._move(self._agent, end)
+        return end
+
+    def _run_until_lost(self, agent: GroupAgent, handler: Rendezvous) -> Answer | Exception:
+        """How the attempt ended, or why the store does not answer any more."""
         try:
-            return self._judge(self._agent, self._agent.run())
+            return self._judge(agent, agent.run())
+        except (RendezvousConnectionError, DistError) as error:
+            return error
         finally:
             handler.shutdown()
 
@@ -174,14 +195,44 @@ class Attempt:
         in_etcd = etcd_rendezvous(replace(meeting, id=f"{meeting.id}-{digest}"), place)
         return in_etcd, None, in_etcd.wait_for_all
 
+    def _move(self, agent: GroupAgent, error: Exception) -> Rendezvous:
+        """Meet at another node's store.
+
+        Raises:
+            Exception: The given one, as there is none to meet at.
+        """
+        is_elsewhere = parse_meeting_place(self.resolved.recipe.elastic.rendezvous) is not None
+        if not self.store_moves or is_elsewhere or self._succession.serves:
+            raise error
+        if self.drain.is_requested:
+            raise error
+        self._lose_store(agent, error)
+        left = agent.nodes_left()
+        is_enough = self.node_rank in left and len(left) >= self._meeting().min_nodes
+        if not (is_enough and agent.is_restart_worth()):
+            raise error
+        turn = left.index(self.node_rank)
+        store = self._succession.find(turn=turn, is_over=lambda: self.drain.is_requested)
+        if store is None:
+            raise error
+        store.set("shardyard/begun", "")  # who comes now need not wait for all
+        handler, store = build_rendezvous(self._meeting(), store)
+        agent.meet_at(handler, store, self._succession.place)
+        return handler
+
+    def _lose_store(self, agent: GroupAgent, error: Exception) -> None:
+        cause = f"its store does not answer ({str(error).splitlines()[0]})"
+        agent.lose_store(cause, node_rank=self._succession.place.node_rank)
+
     def _meeting(self) -> Meeting:
         elastic, nodes = self.resolved.recipe.elastic, self.resolved.recipe.cluster.nodes
         return Meeting(
             id=f"{self.run.run_id}-{self.number}",
             min_nodes=nodes if elastic.min_nodes == "auto" else elastic.min_nodes,
             max_nodes=nodes if elastic.max_nodes == "auto" else elastic.max_nodes,
-            endpoint=self.endpoint,
+            endpoint=self._succession.place.endpoint or None,
             node_rank=self.node_rank,
+            serving_rank=self._succession.place.node_rank,
             join_interval_s=elastic.join_interval_s,
             keep_alive_s=elastic.keep_alive_s,
             restart_timeout_s=restart_timeout_s(elastic),
@@ -246,10 +297,12 @@ class Attempt:
 
     def _cut_off(self, agent: GroupAgent) -> Answer:
         cause = "its store does not answer, while the ranks here wait for others"
-        agent.lose_store(cause)
+        serving = self._succession.place.node_rank
+        agent.lose_store(cause, node_rank=serving)
         text = (
-            f"node {self.node_rank} lost the others: node 0 does not answer, and no rank here has "
-            "moved since. Look at the network between them, and at the agent's log of node 0."
+            f"node {self.node_rank} lost the others: node {serving} does not answer, and no rank "
+            "here has moved since. Look at the network between them, and at the agent's log of "
+            f"node {serving}."
         )
         return Answer("failed", LostNodeError.exit_code, self._resume_hint(text))
 

@@ -15,6 +15,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # built in C++
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
     WorkerGroup,
@@ -54,6 +55,7 @@ from shardyard.elastic.worker import failure_path, read_failure
 from shardyard.errors import StorageError
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import EventWriter
+from shardyard.rundir.store_place import StorePlace
 from shardyard.waiting import wait_for
 
 DRAINED = "drained"
@@ -173,8 +175,10 @@ class GroupAgent(LocalElasticAgent):
 
     def write_event(self, kind: str, **fields: Any) -> None:
         """Append to events.jsonl if this is the node of rank 0, or the first of those left."""
-        if not self.writes_events:
-            return
+        if self.writes_events:
+            self._write_event(kind, **fields)
+
+    def _write_event(self, kind: str, **fields: Any) -> None:
         with suppress(StorageError):  # a full disk must not hide why the attempt ends
             if self._events is None:
                 self._events = EventWriter(
@@ -187,8 +191,9 @@ class GroupAgent(LocalElasticAgent):
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         self._stop_if_draining()
+        is_resize = not (self.losses or self.lost_nodes)
         self.is_meeting = True
-        if self.losses:  # a resize costs nothing of the budget
+        if not is_resize:  # which costs nothing of the budget
             self._pause(self.restarts.take(durable_step(self._run)))
         started_s = time.monotonic()
         super()._rendezvous(worker_group)
@@ -197,7 +202,7 @@ class GroupAgent(LocalElasticAgent):
         self._notices = Notices(worker_group.store, group_rank=group_rank, num_nodes=num_nodes)
         self.generation = self._notices.agree_on_generation(self.generation + 1, self._node)
         self._agreed_s = time.monotonic()  # the same moment on all nodes
-        if self.generation > 0 and not self.losses:  # a resize; also for the node that came
+        if self.generation > 0 and is_resize:  # so it is for the node that came
             self._joined_s = self._agreed_s
         self._round = self._rendezvous_handler.round
         self.lost_nodes = []
@@ -254,17 +259,17 @@ class GroupAgent(LocalElasticAgent):
             for worker in group.workers
         ]
         self._notices.publish("workers", mine)
+        before, world_size = self._world_size, group.workers[0].world_size
+        self._world_size = world_size  # also where another node writes: it may be lost
         if not self.writes_events:
             return
         workers = mine + self._notices.from_others("workers", wait_s=_PEER_START_S)
-        world_size = group.workers[0].world_size
         facts = {"workers": workers, "world_size": world_size}
         if self.generation == 0:
             self.write_event("attempt_started", **facts, **self._describe_attempt())
         self.write_event("rendezvous", seconds=round(self._rendezvous_s, 3), **facts)
-        if self._world_size not in (0, world_size):
-            self.write_event("resized", world_size_before=self._world_size, world_size=world_size)
-        self._world_size = world_size
+        if before not in (0, world_size):
+            self.write_event("resized", world_size_before=before, world_size=world_size)
 
     def _watch_for_stragglers(self, group: WorkerGroup) -> StragglerWatch | None:
         if self._stages is None:
@@ -315,6 +320,7 @@ class GroupAgent(LocalElasticAgent):
         finder = self._hang_finder
         return (
             finder is not None
+            and not self.is_meeting
             and finder.watch.is_suspicious()
             and time.monotonic() - self._monitored_s > _CUT_OFF_S
         )
@@ -342,6 +348,7 @@ class GroupAgent(LocalElasticAgent):
                 with suppress(ProcessLookupError):
                     os.kill(loss.pid, signal.SIGKILL)  # also ends a process that is stopped
         return hung
+
     def _is_time_to_join(self) -> bool:
         """Whether nodes that have come may cost the others a restart now.
 
@@ -391,11 +398,11 @@ class GroupAgent(LocalElasticAgent):
             process.join(timeout=10)
         self._hear_others(mine)
         self._report_losses()
-        if self._drain.is_requested or not self._is_restart_worth():
+        if self._drain.is_requested or not self.is_restart_worth():
             torch_private.refuse_restarts(self)  # not wanted, or it would end the same way
         return RunResult(state=WorkerState.FAILED)
 
-    def _is_restart_worth(self) -> bool:
+    def is_restart_worth(self) -> bool:
         if self.lost_nodes:  # its peers' broken connections are no cause
             return self.restarts.is_worth(self.lost_nodes[0])
         first = first_cause(self.losses)
@@ -419,15 +426,35 @@ class GroupAgent(LocalElasticAgent):
         blamed, here = set(self.restarts.nodes), {node.name for node in self._notices.nodes}
         return blamed.pop() if len(blamed) == 1 < len(here) else None
 
-    def lose_store(self, cause: str) -> None:
-        """Node 0 is gone: nobody can be asked how it is, or meet again."""
+    def lose_store(self, cause: str, *, node_rank: int) -> None:
+        """The node that served the store is gone; nobody can be asked how it is. Safe to repeat."""
         if self.generation < 0:
             return  # it never answered: there was no generation to lose
-        nodes = enumerate(self._notices.nodes)
-        first_serves = self._rendezvous_handler.first_serves
-        serving = [0] if first_serves else [rank for rank, node in nodes if node.rank == 0]
-        self.lost_nodes = [self._lost_node(group_rank, cause) for group_rank in serving]
-        self._report_losses()
+        self.is_meeting = True  # or looks for where to meet
+        if self._rendezvous_handler.first_serves:
+            node_rank = self._notices.nodes[0].rank
+        known = {lost.node_rank for lost in self.lost_nodes}
+        self.lost_nodes += [
+            self._lost_node(group_rank, cause)
+            for group_rank, node in enumerate(self._notices.nodes)
+            if node.rank == node_rank and node_rank not in known
+        ]
+        if node_rank not in known:
+            self._report_losses()
+
+    def nodes_left(self) -> list[int]:
+        """Ranks of the nodes of this generation that are not known to be gone, in order."""
+        if self.generation < 0:
+            return []
+        known = {lost.node_rank for lost in self.lost_nodes}
+        return sorted({node.rank for node in self._notices.nodes} - known)
+
+    def meet_at(self, handler: Rendezvous, store: TCPStore, place: StorePlace) -> None:
+        """Meet there from now on; told by the node that serves the store."""
+        spec = self.get_worker_group().spec
+        spec.rdzv_handler, spec.master_addr, spec.master_port = handler, store.host, store.port
+        if place.node_rank == self._node.rank:
+            self._write_event("store_moved", **_named(self._node), endpoint=place.endpoint)
 
     def _lost_node(self, group_rank: int, cause: str) -> LostNode:
         node, size = self._notices.nodes[group_rank], self.get_worker_group().spec.local_world_size
@@ -548,6 +575,10 @@ class GroupAgent(LocalElasticAgent):
         for pid in self.worker_pids():
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
+
+
+def _named(node: Node) -> dict[str, Any]:
+    return {"node": node.name, "node_rank": node.rank}
 
 
 def _is_clear(losses: Iterable[Loss]) -> bool:

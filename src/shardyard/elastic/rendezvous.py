@@ -53,12 +53,19 @@ class Meeting:
     endpoint: str | None
     """HOST:PORT of node 0; None: one node, any free port of the loopback interface."""
     node_rank: int
-    join_interval_s: float
-    """Between two resizes for nodes that came meanwhile."""
     keep_alive_s: int
     """How long the others wait for a node's next sign of life, each by its own clock."""
     restart_timeout_s: float
     """Longest wait for the others."""
+    join_interval_s: float = 0.0
+    """Between two resizes for nodes that came meanwhile."""
+    serving_rank: int = 0
+    """The node whose agent serves the store."""
+
+    @property
+    def serves(self) -> bool:
+        """Whether this agent does."""
+        return self.node_rank == self.serving_rank
 
 
 class Rendezvous(DynamicRendezvousHandler):
@@ -91,8 +98,13 @@ class Rendezvous(DynamicRendezvousHandler):
         torch_private.forget_nodes(self, group_ranks, meeting=round, tries=_FORGET_TRIES)
 
 
-def build_rendezvous(meeting: Meeting) -> tuple[Rendezvous, TCPStore]:
-    """Serve the store (node 0) or connect to it, and set what torch and gloo read of it.
+def build_rendezvous(
+    meeting: Meeting, store: TCPStore | None = None
+) -> tuple[Rendezvous, TCPStore]:
+    """Serve the store or connect to it, and set what torch and gloo read of it.
+
+    Args:
+        store: One that is open already.
 
     Returns:
         The handler and the store. Workers use that store too (`worker_store`): the one that torch
@@ -106,14 +118,15 @@ def build_rendezvous(meeting: Meeting) -> tuple[Rendezvous, TCPStore]:
     """
     host, port = _endpoint(meeting)
     share_no_store(is_one_machine=meeting.max_nodes == 1 or is_loopback(host))
-    store = serve_store(host, port) if meeting.node_rank == 0 else connect_store(host, port)
+    if store is None:
+        store = serve_store(host, port) if meeting.serves else connect_store(host, port)
     handler = Rendezvous.from_backend(
         meeting.id,
         store,
         OwnClock(C10dRendezvousBackend(store, meeting.id), last_call=LAST_CALL_TIMEOUT),
         meeting.min_nodes,
         meeting.max_nodes,
-        local_addr=_local_address(meeting, host, port),
+        local_addr=host if meeting.serves else address_towards(host, port),
         timeout=RendezvousTimeout(
             join=timedelta(seconds=meeting.restart_timeout_s + meeting.join_interval_s),
             last_call=LAST_CALL_TIMEOUT,
@@ -182,8 +195,8 @@ def connect_store(host: str, port: int, *, within: timedelta = _OPERATION) -> TC
         return store
     except DistError as error:
         raise LostNodeError(
-            f"node 0 does not answer at {host}:{port} ({str(error).splitlines()[0]}). All agents "
-            "meet there. Check that node 0's agent runs and that the port is open to this node."
+            f"no agent answers at {host}:{port} ({str(error).splitlines()[0]}). All agents meet "
+            "there. Check that the agent of node 0 runs and that the port is open to this node."
         ) from error
 
 
@@ -240,14 +253,13 @@ def parse_endpoint(endpoint: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _local_address(meeting: Meeting, host: str, port: int) -> str:
-    """An address of this node that the other nodes reach."""
-    # They use that of node 0 already.
-    return host if meeting.node_rank == 0 else address_towards(host, port)
+def endpoint_of(host: str, port: int) -> str:
+    """HOST:PORT."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def address_towards(host: str, port: int) -> str:
-    """The address of this machine from which another is reached."""
+    """An address of this node that the other nodes reach, as it reaches one of them."""
     family = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((host, port))  # sends nothing; the kernel picks the interface

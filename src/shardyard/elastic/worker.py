@@ -29,7 +29,7 @@ from shardyard.elastic.notes import own_notes
 from shardyard.elastic.rendezvous import worker_store
 from shardyard.elastic.shared_memory import semaphores_told
 from shardyard.elastic.stacks import dump_on_signal
-from shardyard.errors import LostRankError, ShardyardError
+from shardyard.errors import LostNodeError, LostRankError, ShardyardError
 from shardyard.files import make_folder
 from shardyard.parallel.device import process_group_backend, select_device
 from shardyard.rundir.layout import RunDir
@@ -118,7 +118,7 @@ class _FailureFile:
             "message": str(error),
             "exit_code": exit_code,
             "is_own": is_own,
-            "is_final": is_own and not isinstance(error, LostRankError),
+            "is_final": is_own and not isinstance(error, LostRankError | LostNodeError),
         }
         with suppress(OSError):
             data = last_words(content).ljust(_FAILURE_FILE_BYTES)

@@ -242,7 +242,8 @@ def _script(job: JobFile, recipe_text: str) -> str:
     for rank in range(job.nodes):
         fixed = " ".join(word(part.replace(_FOLDER, "JOB")) for part in job.program)
         place = (
-            f" --node-rank {rank} --nodes {job.nodes} --rendezvous 127.0.0.1:PORT --session SESSION"
+            f" --node-rank {rank} --nodes {job.nodes} --rendezvous 127.0.0.1:PORT"
+            " --session SESSION --store-moves"
         )
         lines.append(f"{fixed}{'' if job.is_side else place} >> JOB/node-{rank}.log 2>&1 &")
     return "\n".join([*lines, "", "# JOB/recipe.yaml", recipe_text])

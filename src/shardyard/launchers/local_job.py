@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED, StorageError
+from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED, LostNodeError, StorageError
 from shardyard.files import write_json
+from shardyard.rundir.layout import RunDir
 
 MODULE = "shardyard.launchers.local_job"
 _POLL_S = 0.2
@@ -41,7 +42,7 @@ class JobFile:
     run_dir: str
     nodes: int
     fewest_nodes: int
-    """The run goes on with as many, node 0 among them."""
+    """The run goes on with as many, once node 0 has let them begin."""
     devices_per_node: int
     env: dict[str, str]
     max_restarts: int
@@ -188,10 +189,29 @@ class Supervisor:
         codes = [node.poll() for node in self._nodes]
         if self._asked_s is None:
             lost = [rank for rank, code in enumerate(codes) if _is_lost(code)]
-            can_go_on = 0 not in lost and self._job.nodes - len(lost) >= self._job.fewest_nodes
+            can_go_on = self._can_do_without(lost) and LostNodeError.exit_code not in codes
             self._spared = set(lost) if can_go_on else set()
             self._lost = [] if can_go_on else lost
         return codes
+
+    def _can_do_without(self, lost: Sequence[int]) -> bool:
+        """Whether the other nodes go on; before they train, only node 0 knows what they are to do.
+
+        From then on another node serves the store in its place.
+        """
+        is_enough = self._job.nodes - len(lost) >= self._job.fewest_nodes
+        return is_enough and (0 not in lost or self._has_begun())
+
+    def _has_begun(self) -> bool:
+        try:
+            word = json.loads(RunDir(Path(self._job.run_dir)).session(self._session).read_bytes())
+        except (OSError, ValueError):
+            return False
+        return word.get("begins") is True
+
+    @property
+    def _session(self) -> str:
+        return f"{self._folder.name}-{os.getpid()}.{self.restarts}"
 
     def _start(self) -> Iterator[subprocess.Popen[bytes]]:
         job = self._job
@@ -201,10 +221,10 @@ class Supervisor:
         env = {**(threads if job.nodes > 1 else {}), **os.environ, **job.env}
         with socket.create_server(("127.0.0.1", 0)) as free:
             endpoint = f"127.0.0.1:{free.getsockname()[1]}"
-        session = f"{self._folder.name}-{os.getpid()}.{self.restarts}"
         for rank in range(job.nodes):
             words = ["--node-rank", rank, "--nodes", job.nodes, "--rendezvous", endpoint]
-            place = [] if job.is_side else [*map(str, words), "--session", session]
+            words += ["--session", self._session, "--store-moves"]
+            place = [] if job.is_side else map(str, words)
             with (self._folder / f"node-{rank}.log").open("ab") as log:
                 yield subprocess.Popen(
                     [*job.program, *place],

@@ -24,6 +24,9 @@ class Place:
     """Where they meet instead, as elastic.rendezvous says it; None: as the recipe says."""
     is_container: bool = False
     """Its own folders are no other node's, and exit code 143 has the job started again."""
+    store_moves: bool = False
+    """Whether the nodes that are left may go on without node 0; else whoever started them starts
+    all again."""
 
     @property
     def endpoint(self) -> str:

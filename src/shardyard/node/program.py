@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -41,10 +42,12 @@ from shardyard.node.mark_lines import marked_on_stdout, take_nonce
 from shardyard.node.network_check import network_checked
 from shardyard.node.readiness import Readiness, answering, made_ready, wait_for_nodes
 from shardyard.node.session import Ended, Session
+from shardyard.node.stand_in import StandIn
 from shardyard.plug_ins import PlugIn
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
 from shardyard.rundir.lines import EventWriter, read_lines
+from shardyard.rundir.resolved import read_resolved
 from shardyard.talk import say, warn
 
 
@@ -60,6 +63,9 @@ from shardyard.talk import say, warn
 @click.option(
     "--code", type=LocalPath(path_type=Path), help="launch.code, where not in the run's folder."
 )
+@click.option(
+    "--store-moves", is_flag=True, help="Go on where node 0 is lost; its launcher lets others live."
+)
 @click.option("--session", help="With --place given: new at each start, the same on all nodes.")
 def command(
     recipe: Path,
@@ -70,6 +76,7 @@ def command(
     nodes: int | None,
     rendezvous: str | None,
     session: str | None,
+    store_moves: bool,
     code: Path | None,
 ) -> int:
     """Train this node's share of RECIPE."""
@@ -80,6 +87,7 @@ def command(
         place = _given(node_rank, nodes, rendezvous, session)
     else:
         place = place_in(word, os.environ)
+    place = replace(place, store_moves=store_moves)
     run = RunDir(run_dir.expanduser().resolve())
     talk = Session(run, place.session)
     try:
@@ -142,8 +150,14 @@ def _join(run: RunDir, place: Place, talk: Session) -> int:
     if end is not None:
         say(f"node 0: {end.words}")
         return end.exit_code
-    exit_code, _ = _train(run, word, place)
-    return told_exit_code(exit_code, run, word, place)
+    stand_in = StandIn(run, word, place, talk)
+    with stand_in.ready():
+        exit_code, words = _train(run, word, place)
+    exit_code = told_exit_code(exit_code, run, word, place)
+    if stand_in.is_called:
+        talk.end(words, exit_code)
+        write_last_report(run, word, read_resolved(run.resolved(word)).recipe)
+    return exit_code
 
 
 def _tell_refusal(error: ShardyardError, run: RunDir, place: Place, talk: Session) -> NoReturn:
@@ -279,6 +293,7 @@ def _train(run: RunDir, attempt: int, place: Place) -> tuple[int, str]:
             attempt,
             node_rank=place.node_rank,
             endpoint=place.endpoint,
+            store_moves=place.store_moves,
         )
     exit_code, words = int(answer["exit_code"]), str(answer["message"])
     if "killed_by" in answer:  # as a shell says it: the node was lost, the run did not fail

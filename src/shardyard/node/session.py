@@ -49,7 +49,7 @@ class Session:
             )
         self._run_dir = run_dir.path
         self._was_there = self._run_dir.is_dir()
-        self._path = run_dir.path / "sessions" / f"{name}.json"
+        self._path = run_dir.session(name)
 
     # -- node 0 -----------------------------------------------------------------------------
 
@@ -59,14 +59,19 @@ class Session:
             self._path.unlink()
 
     @contextmanager
-    def announced(self, attempt: int) -> Iterator[Callable[[], None]]:
+    def announced(self, attempt: int, *, has_begun: bool = False) -> Iterator[Callable[[], None]]:
         """Tell the others to join an attempt, again and again until it is over.
+
+        Args:
+            has_begun: Whether the others train already.
 
         Yields:
             To be called once all are ready: the others then begin to train.
         """
         is_over, begins = threading.Event(), threading.Event()
-        write_json(self._path, {"attempt": attempt, "beat": 0, "begins": False})
+        if has_begun:
+            begins.set()
+        write_json(self._path, {"attempt": attempt, "beat": 0, "begins": has_begun})
         self._was_there = True
 
         def keep_beating() -> None:

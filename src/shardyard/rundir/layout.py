@@ -116,6 +116,10 @@ class RunDir:
     def manifest(self, attempt: int) -> Path:
         return self.attempt(attempt) / "manifest.json"
 
+    def session(self, name: str) -> Path:
+        """What node 0, or who stands in for it, tells the other nodes of one start of a job."""
+        return self.path / "sessions" / f"{name}.json"
+
     def log(self, attempt: int, rank: int) -> Path:
         """Output of one process."""
         return self.path / "logs" / f"attempt-{attempt}" / f"rank-{rank}.log"

@@ -37,6 +37,7 @@ EVENT_KINDS = (
     "node_lost",
     "straggler",
     "device_problem",
+    "store_moved",
     "resized",
     "draining",
     "spent",

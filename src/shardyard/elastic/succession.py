@@ -1,0 +1,102 @@
+"""Who serves the store at which the agents meet, once the node that did is lost.
+
+The run's lease says who: an agent takes it before it serves. A node that is only cut off from the
+others holds it still, so that two halves of a run never train at once. ``attempts/<n>/store.json``
+says where. Nothing else is needed than what all nodes see already: the run's folder.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # built in C++
+
+from shardyard.elastic.rendezvous import (
+    address_towards,
+    connect_store,
+    endpoint_of,
+    parse_endpoint,
+    serve_store,
+)
+from shardyard.errors import LostNodeError, RequestError
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lease import Lease
+from shardyard.rundir.lines import read_lines_backwards
+from shardyard.rundir.store_place import StorePlace, read_store_place, write_store_place
+
+_WITHIN_S = 60.0
+"""For a store to be found; network file systems show a new file as late as this."""
+_TURN_S = 2.0
+"""Head start of each node before the next higher one; the lease decides, whoever is first."""
+_CONNECT = timedelta(seconds=10)
+_POLL_S = 0.1
+
+
+@dataclass
+class Succession:
+    """One agent's view of where the store is."""
+
+    run: RunDir
+    attempt: int
+    node_rank: int
+    place: StorePlace
+    """Where it is, or was when it was lost."""
+    _lease: Lease | None = None
+
+    @property
+    def serves(self) -> bool:
+        """Whether this agent does."""
+        return self.place.node_rank == self.node_rank
+
+    def find(self, *, turn: int, is_over: Callable[[], bool]) -> TCPStore | None:
+        """Serve the store, or find who does.
+
+        Args:
+            turn: How many of the nodes that are left have a lower rank.
+
+        Returns:
+            The store; None: there is none, or the attempt is over.
+        """
+        began_s = time.monotonic()
+        while time.monotonic() - began_s < _WITHIN_S and not (is_over() or self._has_ended()):
+            is_my_turn = time.monotonic() - began_s >= turn * _TURN_S
+            if store := self._follow() or (self._serve() if is_my_turn else None):
+                return store
+            time.sleep(_POLL_S)
+        return None
+
+    def _follow(self) -> TCPStore | None:
+        place = read_store_place(self.run, self.attempt)
+        if place is None or place.moves <= self.place.moves:
+            return None
+        self.place = place
+        try:
+            return connect_store(*parse_endpoint(place.endpoint), within=_CONNECT)
+        except LostNodeError:
+            return None  # that node was lost too; another will follow it
+
+    def _serve(self) -> TCPStore | None:
+        try:
+            self._lease = self._lease or Lease(self.run.lease)
+        except RequestError:
+            return None  # its holder serves, or is about to leave it
+        if self._has_ended():  # its holder wrote so before it left it
+            return None
+        address = address_towards(*parse_endpoint(self.place.endpoint))
+        store = serve_store(address, 0)
+        self.place = StorePlace(
+            moves=self.place.moves + 1,
+            node_rank=self.node_rank,
+            endpoint=endpoint_of(address, store.port),
+        )
+        write_store_place(self.run, self.attempt, self.place)
+        return store
+
+    def _has_ended(self) -> bool:
+        """Whether a node ended the attempt for all: it was not lost."""
+        ends = read_lines_backwards(self.run.events, with_any=('"attempt_ended"',))
+        return any(
+            event["kind"] == "attempt_ended" and event.get("attempt") == self.attempt
+            for event in ends
+        )

@@ -1,0 +1,69 @@
+"""What node 0 does beside training, done by another node once node 0 is lost.
+
+The node whose agent serves the store in its place (``attempts/<n>/store.json``) tells those who
+come late what to join, answers what they ask, holds the run to its limits and writes its report.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from shardyard.config.resolved import Resolved
+from shardyard.launchers.place import Place
+from shardyard.node.limits import Terms, held_to_limits
+from shardyard.node.readiness import Readiness, answering
+from shardyard.node.session import Session
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.resolved import read_resolved
+from shardyard.rundir.spending import read_spending
+from shardyard.rundir.store_place import read_store_place
+from shardyard.talk import say
+from shardyard.waiting import meanwhile
+
+_POLL_S = 0.5
+
+
+class StandIn:
+    """A node that may have to."""
+
+    def __init__(self, run: RunDir, attempt: int, place: Place, talk: Session) -> None:
+        self._run = run
+        self._attempt = attempt
+        self._place = place
+        self._talk = talk
+        self.is_called = False
+        """Whether it does what node 0 did."""
+
+    @contextmanager
+    def ready(self) -> Iterator[None]:
+        """Do it while the block runs, from the moment at which it is called."""
+        with ExitStack() as duties:
+
+            def look() -> bool:
+                where = read_store_place(self._run, self._attempt)
+                if where is not None and where.node_rank == self._place.node_rank:
+                    self.is_called = True
+                    self._take_up(duties, read_resolved(self._run.resolved(self._attempt)))
+                return self.is_called
+
+            with meanwhile(look, every_s=_POLL_S, name="stand-in"):
+                yield
+
+    def _take_up(self, duties: ExitStack, resolved: Resolved) -> None:
+        say(f"node {self._place.node_rank} takes the place of the lost one")
+        files = Readiness(self._run, self._place.session)
+        duties.enter_context(answering(files, self._attempt, resolved))
+        duties.enter_context(self._talk.announced(self._attempt, has_begun=True))
+        terms = terms_from_now(self._run, resolved, self._place.session)
+        duties.enter_context(held_to_limits(self._run, self._attempt, terms))
+
+
+def terms_from_now(run: RunDir, resolved: Resolved, session: str) -> Terms:
+    """What is left of the attempt is held to; its price is what node 0 wrote down."""
+    spent = read_spending(run)
+    return Terms.of(
+        resolved.recipe.launch,
+        began_s=time.monotonic(),
+        session=session,
+        usd_per_hour=None if spent is None else spent.usd_per_hour,
+    )
