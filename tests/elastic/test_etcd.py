@@ -136,7 +136,7 @@ def test_a_node_that_comes_later_is_seen(shared: EtcdServer) -> None:
     late = enter(shared, "later")
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(late.next_rendezvous)
-        assert wait_for(lambda: first.num_nodes_waiting() == 1, within_s=60, every_s=0.1)
+        assert wait_for(lambda: first.nodes_waiting() == 1, within_s=60, every_s=0.1)
         assert first.next_rendezvous().world_size == 2
         assert waiting.result().world_size == 2
     for node in (first, late):
@@ -182,7 +182,7 @@ def test_an_etcd_that_is_killed_and_comes_back_loses_nobody(own: EtcdServer) -> 
     own.kill()
     presences = [node._shared.presence for node in nodes]
     assert wait_for(lambda: not any(p.is_heard for p in presences), within_s=60, every_s=0.1)
-    assert [node.num_nodes_waiting() for node in nodes] == [0, 0]
+    assert [node.nodes_waiting() for node in nodes] == [0, 0]
     with ThreadPoolExecutor() as pool:
         meets = [pool.submit(node.next_rendezvous) for node in nodes]
         assert not wait_for(lambda: any(m.done() for m in meets), within_s=0.5, every_s=0.1)

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lease import is_held
+from shardyard.rundir.store_place import read_store_place
 from tests.debian_packages import need
-from tests.elastic.agents import Agents, answer, wait_until
+from tests.elastic.agents import Agents, answer, session_pids, wait_until
 from tests.elastic.etcd_server import EtcdServer, running
 
 
@@ -33,9 +35,28 @@ def agents(tmp_path: Path) -> Iterator[Agents]:
 def two_nodes(agents: Agents, etcd: EtcdServer, body: str) -> list[subprocess.Popen[str]]:
     """Of one process each; the run goes on with one."""
     agents.prepare(devices=1, nodes=2, min_nodes=1, rendezvous=etcd.setting, keep_alive_s=3)
-    nodes = [agents.start(body, "--node-rank", str(rank)) for rank in range(2)]
+    nodes = [agents.start(body, "--node-rank", str(rank), "--store-moves") for rank in range(2)]
     agents.wait_for_training()
     return nodes
+
+
+@pytest.mark.system
+def test_node_0_is_lost_and_nobody_watches_over_the_others(
+    agents: Agents, etcd: EtcdServer
+) -> None:
+    node_0, node_1 = two_nodes(agents, etcd, "train_two_generations")
+    for pid in session_pids(node_0.pid):
+        os.kill(pid, signal.SIGKILL)
+    assert answer(node_1)["outcome"] == "finished"
+    (lost,) = agents.events("node_lost")
+    assert lost["node_rank"] == 0
+    assert [event["world_size"] for event in agents.events("rendezvous")] == [2, 1]
+    assert [event["node_rank"] for event in agents.events("store_moved")] == [1]
+    place = read_store_place(agents.run, 1)
+    assert place is not None and place.node_rank == 1
+    assert not is_held(agents.run.lease)
+    # what node 0 left goes with its lease, and what both wrote when the last one ended
+    wait_until(lambda: etcd.left() == [])
 
 
 @pytest.mark.system

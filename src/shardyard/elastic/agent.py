@@ -166,19 +166,24 @@ class Attempt:
             stages=_stages(recipe),
             parks=recipe.elastic.parked is True,
             join_interval_s=recipe.elastic.join_interval_s,
+            has_met=self._succession.take_over if handler.first_serves else None,
         )
-        while isinstance(end := self._run_until_lost(self._agent, handler), Exception):
-            handler = self._move(self._agent, end)
-        return end
+        try:
+            while isinstance(end := self._run_until_lost(self._agent), Exception):
+                if handler.first_serves:
+                    self._meet_again(self._agent, handler, end)
+                else:
+                    handler = self._move(self._agent, handler, end)
+            return end
+        finally:
+            handler.shutdown()
 
-    def _run_until_lost(self, agent: GroupAgent, handler: Rendezvous) -> Answer | Exception:
+    def _run_until_lost(self, agent: GroupAgent) -> Answer | Exception:
         """How the attempt ended, or why the store does not answer any more."""
         try:
             return self._judge(agent, agent.run())
         except (RendezvousConnectionError, DistError) as error:
             return error
-        finally:
-            handler.shutdown()
 
     def _enter(self, meeting: Meeting) -> tuple[Rendezvous, TCPStore | None, Callable[..., None]]:
         """Come to where the agents meet.
@@ -195,7 +200,22 @@ class Attempt:
         in_etcd = etcd_rendezvous(replace(meeting, id=f"{meeting.id}-{digest}"), place)
         return in_etcd, None, in_etcd.wait_for_all
 
-    def _move(self, agent: GroupAgent, error: Exception) -> Rendezvous:
+    def _meet_again(self, agent: GroupAgent, handler: Rendezvous, error: Exception) -> None:
+        """Have the next meeting do without the node that served the store of the last one.
+
+        Raises:
+            Exception: The given one, as there is to be no other meeting.
+        """
+        is_wanted = self.store_moves and not self.drain.is_requested
+        is_server = agent.get_worker_group().group_rank == 0
+        if not is_wanted or is_server or self._succession.has_ended():
+            raise error
+        self._lose_store(agent, error)
+        if not agent.is_restart_worth():
+            raise error
+        handler.forget([0], round=handler.round)
+
+    def _move(self, agent: GroupAgent, handler: Rendezvous, error: Exception) -> Rendezvous:
         """Meet at another node's store.
 
         Raises:
@@ -206,6 +226,7 @@ class Attempt:
             raise error
         if self.drain.is_requested:
             raise error
+        handler.shutdown()
         self._lose_store(agent, error)
         left = agent.nodes_left()
         is_enough = self.node_rank in left and len(left) >= self._meeting().min_nodes
@@ -222,7 +243,8 @@ class Attempt:
 
     def _lose_store(self, agent: GroupAgent, error: Exception) -> None:
         cause = f"its store does not answer ({str(error).splitlines()[0]})"
-        agent.lose_store(cause, node_rank=self._succession.place.node_rank)
+        node_rank = agent.serving_node(otherwise=self._succession.place.node_rank)
+        agent.lose_store(cause, node_rank=node_rank)
 
     def _meeting(self) -> Meeting:
         elastic, nodes = self.resolved.recipe.elastic, self.resolved.recipe.cluster.nodes

@@ -262,12 +262,12 @@ class EtcdRendezvous(Rendezvous):
             info.store, info.rank, info.world_size, RendezvousStoreInfo(*self._place)
         )
 
-    def num_nodes_waiting(self) -> int:
+    def nodes_waiting(self) -> int:
         """None while etcd does not answer: who trains needs nobody."""
         if not self._shared.presence.is_heard:
             return 0
         try:
-            return super().num_nodes_waiting()
+            return super().nodes_waiting()
         except EtcdSilentError:
             return 0
 
@@ -363,7 +363,7 @@ def etcd_rendezvous(meeting: Meeting, place: EtcdPlace) -> EtcdRendezvous:
         meeting.max_nodes,
         local_addr=address,
         timeout=RendezvousTimeout(
-            join=timedelta(seconds=meeting.restart_timeout_s),
+            join=timedelta(seconds=meeting.restart_timeout_s + meeting.join_interval_s),
             last_call=LAST_CALL_TIMEOUT,
         ),
         keep_alive_interval=_KEPT_S,  # leases say who lives

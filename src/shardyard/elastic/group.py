@@ -108,6 +108,7 @@ class GroupAgent(LocalElasticAgent):
         stages: int | None = None,
         parks: bool = False,
         join_interval_s: float = 0.0,
+        has_met: Callable[[list[Node]], bool] | None = None,
     ) -> None:
         """Args:
         stages: Of a pipeline, or 1; None: on these devices notes do not tell ranks apart.
@@ -144,6 +145,7 @@ class GroupAgent(LocalElasticAgent):
         self._notices: Notices  # of this generation; set by each rendezvous
         self._rendezvous_s = self._agreed_s = 0.0
         self._round = 0
+        self._has_met = has_met
         self._join_interval_s = join_interval_s
         self._joined_s = -math.inf
         """When nodes that had come while the others trained were taken in last."""
@@ -206,6 +208,8 @@ class GroupAgent(LocalElasticAgent):
             self._joined_s = self._agreed_s
         self._round = self._rendezvous_handler.round
         self.lost_nodes = []
+        if self._has_met is not None and self._has_met(self._notices.nodes):
+            self._write_event("store_moved", **_named(self._node))
         self._rendezvous_s = time.monotonic() - started_s
         self.is_meeting = False
 
@@ -441,6 +445,16 @@ class GroupAgent(LocalElasticAgent):
         ]
         if node_rank not in known:
             self._report_losses()
+
+    def serving_node(self, *, otherwise: int) -> int:
+        """Rank of the node that serves the store of the newest meeting.
+
+        Args:
+            otherwise: The one that does where all meetings have the same.
+        """
+        if not self._rendezvous_handler.first_serves or self.generation < 0:
+            return otherwise
+        return self._notices.nodes[0].rank if self._notices.nodes else otherwise
 
     def nodes_left(self) -> list[int]:
         """Ranks of the nodes of this generation that are not known to be gone, in order."""

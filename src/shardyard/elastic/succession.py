@@ -6,12 +6,13 @@ says where. Nothing else is needed than what all nodes see already: the run's fo
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # built in C++
 
+from shardyard.elastic.notices import Node
 from shardyard.elastic.rendezvous import (
     address_towards,
     connect_store,
@@ -24,6 +25,7 @@ from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
 from shardyard.rundir.lines import read_lines_backwards
 from shardyard.rundir.store_place import StorePlace, read_store_place, write_store_place
+from shardyard.waiting import wait_for
 
 _WITHIN_S = 60.0
 """For a store to be found; network file systems show a new file as late as this."""
@@ -59,12 +61,37 @@ class Succession:
             The store; None: there is none, or the attempt is over.
         """
         began_s = time.monotonic()
-        while time.monotonic() - began_s < _WITHIN_S and not (is_over() or self._has_ended()):
+        while time.monotonic() - began_s < _WITHIN_S and not (is_over() or self.has_ended()):
             is_my_turn = time.monotonic() - began_s >= turn * _TURN_S
             if store := self._follow() or (self._serve() if is_my_turn else None):
                 return store
             time.sleep(_POLL_S)
         return None
+
+    def take_over(self, nodes: Sequence[Node]) -> bool:
+        """Where each meeting has a store of its own: do what a lost node did beside training.
+
+        Args:
+            nodes: Of the meeting; the first of them does it.
+
+        Returns:
+            Whether this agent does from now on.
+
+        Raises:
+            LostNodeError: The lost one, or somebody else, holds the run's lease.
+        """
+        self.place = read_store_place(self.run, self.attempt) or self.place
+        ranks = [node.rank for node in nodes]
+        if self.place.node_rank in ranks or ranks[0] != self.node_rank:
+            return False
+        if not wait_for(self._take_lease, within_s=_WITHIN_S, every_s=_POLL_S):
+            raise LostNodeError(
+                f"node {self.place.node_rank} does not meet the others, and {self.run.lease} is "
+                "held still. It may be cut off from them alone, or the run was started again. "
+                "Look at who holds it; two at once would overwrite each other's checkpoints."
+            )
+        self._write(self.place.endpoint)
+        return True
 
     def _follow(self) -> TCPStore | None:
         place = read_store_place(self.run, self.attempt)
@@ -77,23 +104,29 @@ class Succession:
             return None  # that node was lost too; another will follow it
 
     def _serve(self) -> TCPStore | None:
-        try:
-            self._lease = self._lease or Lease(self.run.lease)
-        except RequestError:
+        if not self._take_lease():
             return None  # its holder serves, or is about to leave it
-        if self._has_ended():  # its holder wrote so before it left it
+        if self.has_ended():  # its holder wrote so before it left it
             return None
         address = address_towards(*parse_endpoint(self.place.endpoint))
         store = serve_store(address, 0)
-        self.place = StorePlace(
-            moves=self.place.moves + 1,
-            node_rank=self.node_rank,
-            endpoint=endpoint_of(address, store.port),
-        )
-        write_store_place(self.run, self.attempt, self.place)
+        self._write(endpoint_of(address, store.port))
         return store
 
-    def _has_ended(self) -> bool:
+    def _take_lease(self) -> bool:
+        try:
+            self._lease = self._lease or Lease(self.run.lease)
+        except RequestError:
+            return False
+        return True
+
+    def _write(self, endpoint: str) -> None:
+        self.place = StorePlace(
+            moves=self.place.moves + 1, node_rank=self.node_rank, endpoint=endpoint
+        )
+        write_store_place(self.run, self.attempt, self.place)
+
+    def has_ended(self) -> bool:
         """Whether a node ended the attempt for all: it was not lost."""
         ends = read_lines_backwards(self.run.events, with_any=('"attempt_ended"',))
         return any(
