@@ -18,7 +18,7 @@ from shardyard.config.optimizers import optimizer_of
 from shardyard.config.resolved import DataFacts, Resolved
 from shardyard.config.schema import Recipe
 from shardyard.config.task_names import task_row
-from shardyard.config.timeouts import hang_min_s, hang_slow_s
+from shardyard.config.timeouts import hang_min_s, hang_slow_s, restart_timeout_s
 from shardyard.config.tokenizer_kinds import TOKENIZER_KINDS
 from shardyard.families.images.network import ImageNetwork
 from shardyard.families.shape import ModelShape
@@ -223,6 +223,10 @@ def _parked(draft: Draft) -> tuple[bool, str]:
     if draft.recipe.elastic.max_restarts == 0:
         return False, "elastic.max_restarts=0: nothing is restarted"
     return True, "model.compile: a new process takes seconds to get its compiler ready"
+
+
+def _restart_timeout(draft: Draft) -> tuple[float, str]:
+    return restart_timeout_s(draft.recipe.elastic), "ranks lose patience first; nodes come after"
 
 
 def _compute(draft: Draft) -> tuple[str, str]:
@@ -455,6 +459,7 @@ BEFORE_LAYOUT: dict[str, Rule] = {
     "data.workers": _workers,
     "cluster.device": _device,
     "cluster.devices": _devices,
+    "elastic.restart_timeout_s": _restart_timeout,
     "elastic.min_nodes": _nodes,
     "elastic.max_nodes": _nodes,
     "elastic.hang_min_s": _hang_min_s,

@@ -6,17 +6,17 @@ What is not listed here has been held to it (``tests/distributed/test_exact.py``
 from collections.abc import Iterable
 
 from shardyard.config.batch import first_batch
+from shardyard.config.optimizers import OPTIMIZERS, optimizer_of
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Optim, Recipe
+from shardyard.config.task_names import task_row
+from shardyard.config.tasks import TASKS
 from shardyard.errors import Problem, RecipeError
 
 BY_EXACT = "precision.reduce=exact adds up micro-batches, so that others are rounded otherwise"
 
 MOST_MICRO_BATCHES = 2**20
 """Summands of a step: each doubling takes a bit from all of them (parallel/exact_gradients.py)."""
-
-_TASKS = ("causal_lm", "image_classification")
-_OPTIMIZERS = ("adamw", "sgd")
 
 
 def exact_problems(recipe: Recipe) -> Iterable[Problem]:
@@ -81,8 +81,9 @@ def _rules(recipe: Recipe) -> Iterable[tuple[str, object, bool, str, str]]:
     )  # fmt: skip
     offload = recipe.memory.offload
     yield "memory.offload", offload, offload != "none", why, "Use none"
-    name = recipe.task.name
-    yield "task.name", name, name not in _TASKS, why, f"Use {' or '.join(_TASKS)}"
+    name, exact = recipe.task.name, [name for name, row in TASKS.items() if row.sums_exactly]
+    is_inexact = not task_row(name).sums_exactly
+    yield "task.name", name, is_inexact, why, f"Use {' or '.join(exact)}"
     yield "model.lora.rank", model.lora.rank, model.lora.rank is not None, why, "Train all weights"
     yield "model.frozen", ", ".join(model.frozen), bool(model.frozen), why, "Train all weights"
     why = "what is inside of it is not known"
@@ -92,7 +93,9 @@ def _rules(recipe: Recipe) -> Iterable[tuple[str, object, bool, str, str]]:
     why = "it normalises by sums over all ranks in floating point"
     yield ("model.batch_norm", model.batch_norm, model.batch_norm == "step", why, "Use micro_batch")
     why = "it needs norms of whole parameters, which are summed in floating point"
-    yield "optim.name", optim.name, optim.name not in _OPTIMIZERS, why, "Use adamw or sgd"
+    by_part = [name for name, row in OPTIMIZERS.items() if not row.needs_all]
+    needs_all = optimizer_of(optim).needs_all
+    yield "optim.name", optim.name, needs_all, why, f"Use {' or '.join(by_part)}"
     why = "where a shard is cut would tell in its last bit"
     yield "optim.ema_decay", optim.ema_decay, optim.ema_decay is not None, why, "Leave it out"
     why = "a step on other devices is then another step"

@@ -59,6 +59,8 @@ class TaskRow:
     """Whether a mean loss of tokens is one of the whole text, so that it can be told per byte."""
     reads_learnt: bool = False
     """Whether it learns only what data of dialogues mark."""
+    sums_exactly: bool = False
+    """Whether ``precision.reduce=exact`` has been held to it."""
     settings: "type[Section] | None" = None
     """Of a task that a package adds: its own section, ``task.<name>``."""
 
@@ -94,6 +96,7 @@ TASKS: dict[str, TaskRow] = {
         continues_text=True,
         predicts_every_token=True,
         reads_learnt=True,
+        sums_exactly=True,
     ),
     "masked_lm": TaskRow(
         code="shardyard.tasks.masked_lm:MaskedLM",
@@ -126,6 +129,7 @@ TASKS: dict[str, TaskRow] = {
         },
         is_causal=False,
         reads="images",
+        sums_exactly=True,
     ),
 }
 """``task.name`` -> its row."""
