@@ -85,13 +85,7 @@ def parallelize(
     if isinstance(chunk, int) and head is not None:
         compute_in_chunks(head, token_losses, tokens=chunk, softcap=shape.final_logit_softcapping)
     # 3. dropout: its hooks must see a module's output before FSDP's hooks let go of it
-    drop = recipe.model.dropout
-    assert not isinstance(drop, str), "resolved"
-    if drop:
-        places = dropout_places(model, family)
-        add_dropout(places, drop=drop, seed=recipe.run.seed, keys=keys)
-    if recipe.model.lora.dropout:
-        drop_in_adapters(model, recipe.model.lora.dropout, seed=recipe.run.seed, keys=keys)
+    _drop(model, recipe, family, keys)
     precision = mixed_precision(recipe.precision)
     _wrap(
         [
@@ -120,6 +114,16 @@ def parallelize(
         tokens_l=keys.computed_l,
         pipeline=pipeline,
     )
+
+
+def _drop(model: PreTrainedModel, recipe: Recipe, family: Family, keys: SampleKeys) -> None:
+    drop = recipe.model.dropout
+    assert not isinstance(drop, str), "resolved"
+    if drop:
+        places = dropout_places(model, family)
+        add_dropout(places, drop=drop, seed=recipe.run.seed, keys=keys)
+    if recipe.model.lora.dropout:
+        drop_in_adapters(model, recipe.model.lora.dropout, seed=recipe.run.seed, keys=keys)
 
 
 def parallelize_own(

@@ -319,14 +319,7 @@ def plan_recipe(
         epoch_samples: Training samples of a pass over the data; None: not known yet.
         steps: None: still open. Of the batch that the run began with.
     """
-    assert isinstance(recipe.data.seq_len, int)  # a resolved recipe holds no "auto"
-    layout, _ = resolve_layout(
-        recipe.parallel,
-        world_size=world_size,
-        devices_per_node=devices_per_node,
-        shape=shape if isinstance(shape, ModelShape) else None,
-        seq_len=recipe.data.seq_len,
-    )
+    layout = _layout(recipe, shape, world_size=world_size, devices_per_node=devices_per_node)
     nodes = -(-world_size // devices_per_node)
     named = joined_cluster(recipe)
     is_cpu = named is None and recipe.cluster.device == "cpu"
@@ -335,10 +328,7 @@ def plan_recipe(
     workload = work_of(recipe, shape, layout, named)
     if steps is not None:
         steps = steps_on(recipe.optim, steps, devices=world_size)
-    needed = memory_of(workload)
-    if is_cpu:
-        techniques = workload.techniques
-        needed = on_cpu(needed, snapshots=techniques.snapshots, parks=techniques.parks)
+    needed = _needed(workload, is_cpu=is_cpu)
     limit = _memory_limit(named, machine, is_cpu=is_cpu, devices_per_node=devices_per_node)
     verdict = _verdict(workload, needed, limit, named, is_cpu=is_cpu)
     timed, why_not = _timed(
@@ -389,6 +379,26 @@ def plan_recipe(
         network=_network(recipe, named, nodes=nodes),
         measured=calibration.sources if calibration else (),
     )
+
+
+def _layout(recipe: Recipe, model: Model, *, world_size: int, devices_per_node: int) -> Layout:
+    assert isinstance(recipe.data.seq_len, int)  # a resolved recipe holds no "auto"
+    layout, _ = resolve_layout(
+        recipe.parallel,
+        world_size=world_size,
+        devices_per_node=devices_per_node,
+        shape=model if isinstance(model, ModelShape) else None,
+        seq_len=recipe.data.seq_len,
+    )
+    return layout
+
+
+def _needed(workload: Work, *, is_cpu: bool) -> Memory:
+    """Of a rank; on a CPU with what else its process holds."""
+    needed, techniques = memory_of(workload), workload.techniques
+    if not is_cpu:
+        return needed
+    return on_cpu(needed, snapshots=techniques.snapshots, parks=techniques.parks)
 
 
 class _Counts(NamedTuple):

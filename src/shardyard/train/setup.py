@@ -143,19 +143,7 @@ def set_up_phase(
     refuse_inexact(resolved)
     compute_the_same_always(device, on=recipe.precision.reduce == "exact")
     task = kind(_build(resolved, mesh, device=device, control=control))
-    optimizer = build_optimizer(recipe, task.computation, mesh, device=device)
-    averages = averages_of(recipe, task.computation)
-    exact = exact_step_of(recipe, task.computation, mesh, device=device)
-    stepper = Stepper(
-        task,
-        optimizer,
-        mesh,
-        device=device,
-        grad_clip=recipe.optim.grad_clip,
-        averages=averages,
-        scaling=LossScaling.of(recipe, device=device),
-        exact=exact,
-    )
+    stepper, averages = _open_stepper(recipe, task, mesh, device=device)
     held = {**stepper.held(), **buffers_of(task.model)}
     tensors = _saved_of(held, recipe)
     with hooks.notes.during(Phase.RESTORE):
@@ -180,14 +168,7 @@ def set_up_phase(
         eval_source=eval_source,
         eval_parts=eval_parts,
         loader=_open_loader(resolved, train_source, begin.progress, mesh),
-        saver=Saver(
-            run_dir.checkpoints,
-            group=place.saving,
-            rank=rank,
-            world_size=world_size,
-            keep_last=recipe.checkpoint.keep_last,
-            staging=snapshots,
-        ),
+        saver=_open_saver(run_dir, recipe, place, snapshots),
         snapshots=snapshots,
         check_bits=check_bits,
         tensors=tensors,
@@ -207,6 +188,37 @@ def set_up_phase(
     if saved is not None:
         training.report(saved.event, **saved.told, **begin.loaded)
     return training
+
+
+def _open_stepper(
+    recipe: Recipe, task: Task, mesh: Mesh, *, device: torch.device
+) -> tuple[Stepper, Averages | None]:
+    optimizer = build_optimizer(recipe, task.computation, mesh, device=device)  # gives storage
+    averages = averages_of(recipe, task.computation)
+    stepper = Stepper(
+        task,
+        optimizer,
+        mesh,
+        device=device,
+        grad_clip=recipe.optim.grad_clip,
+        averages=averages,
+        scaling=LossScaling.of(recipe, device=device),
+        exact=exact_step_of(recipe, task.computation, mesh, device=device),
+    )
+    return stepper, averages
+
+
+def _open_saver(
+    run_dir: RunDir, recipe: Recipe, place: Place, snapshots: Snapshots | None
+) -> Saver:
+    return Saver(
+        run_dir.checkpoints,
+        group=place.saving,
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        keep_last=recipe.checkpoint.keep_last,
+        staging=snapshots,
+    )
 
 
 def _open_snapshots(
