@@ -205,7 +205,7 @@ def test_the_quickstart_trains(folder: Path) -> None:
     assert answer["outcome"] == "finished"
 
 
-@pytest.mark.heavy
+@pytest.mark.system
 @pytest.mark.parametrize("example", ["chat-small", "sources/s1-small"])
 def test_the_small_dialogues_train(folder: Path, example: str) -> None:
     run_id = Path(example).name
@@ -213,7 +213,7 @@ def test_the_small_dialogues_train(folder: Path, example: str) -> None:
     assert answer["outcome"] == "finished"
 
 
-@pytest.mark.heavy
+@pytest.mark.system
 def test_the_small_bert_trains_in_both_phases(folder: Path) -> None:
     answer = shardyard(
         folder, "train", "examples/sources/s4-bert-small.yaml", "data.source=my-text", "--json",
@@ -221,24 +221,6 @@ def test_the_small_bert_trains_in_both_phases(folder: Path) -> None:
         "optim.batch_per_device=4", "phases.1.optim.micro_batch=2", "phases.2.optim.micro_batch=2",
     )  # fmt: skip
     assert (answer["outcome"], answer["steps_done"]) == ("finished", 4)
-
-
-@pytest.mark.heavy
-def test_the_digits_train(folder: Path) -> None:
-    answer = shardyard(
-        folder, "train", "examples/digits.yaml", "run.epochs=null", "run.steps=2", "--json",
-        "optim.warmup_steps=0", "data.workers=1",
-    )  # fmt: skip
-    assert answer["outcome"] == "finished"
-
-
-@pytest.mark.heavy
-def test_the_small_network_for_images_trains(folder: Path) -> None:
-    answer = shardyard(
-        folder, "train", "examples/sources/s2-small.yaml", "--json", "data.workers=1",
-        "run.epochs=null", "run.steps=2", "task.eval_every_epochs=null", "optim.warmup_epochs=null",
-    )  # fmt: skip
-    assert (answer["outcome"], answer["steps_done"]) == ("finished", 2)
 
 
 LAUNCHED = [

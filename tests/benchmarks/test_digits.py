@@ -13,7 +13,7 @@ def test_neighbours_tell_as_many_as_scikit_learns() -> None:
     assert nearest_neighbours(1) == pytest.approx(357 / 359)
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_the_benchmark_writes_what_it_found(tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     smaller = ["run.epochs=null", "run.steps=1", "optim.warmup_steps=0", "data.workers=1"]

@@ -50,7 +50,7 @@ def planned() -> Plan:
 @pytest.mark.heavy
 @pytest.mark.parametrize("columns", [80, 120])
 def test_a_terminal_shows_whole_words_and_few_lines(columns: int) -> None:
-    lines = screen(columns, "plan", *RENTED, "cluster.nodes=2")
+    lines = screen(columns, "plan", *RENTED, "cluster.nodes=2", "optim.micro_batch=1")
     is_setting = [line.startswith("  parallel.") for line in lines]
     assert all(
         len(line) <= columns for line, is_one in zip(lines, is_setting, strict=True) if not is_one

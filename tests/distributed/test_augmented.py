@@ -42,6 +42,7 @@ def _two_steps(run_dir: RunDir) -> str:
     return train(run_dir, 0, hooks)
 
 
+@pytest.mark.system
 def test_two_processes_learn_from_the_same_mixtures(pictures: Path, tmp_path: Path) -> None:
     network = write_network(tmp_path / "network", "resnet")
     # a step is 10 images: micro-batches of 4, 4 and 2, and a rank that has none

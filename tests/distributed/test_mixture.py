@@ -50,7 +50,9 @@ def drained_at(run_dir: RunDir, step: int) -> str:
     return train(run_dir, 0, Hooks(generation=0, drain_requested=drain_requested, events=None))
 
 
-@pytest.mark.parametrize("data", [{}, DIALOGUES], ids=["text", "dialogues"])
+@pytest.mark.parametrize(
+    "data", [{}, pytest.param(DIALOGUES, marks=pytest.mark.system)], ids=["text", "dialogues"]
+)
 def test_a_mixture_goes_on_with_other_processes(
     corpus: Corpus, tmp_path: Path, data: dict[str, Any]
 ) -> None:

@@ -110,7 +110,9 @@ def test_weights_go_on_and_the_optimizer_begins_anew(whole: RunDir) -> None:
 
 
 # in each phase; at the last step of the first, when the drain is seen in the second; at the end
-@pytest.mark.parametrize("steps", [1, 3, 4, 5])
+@pytest.mark.parametrize(
+    "steps", [3, *(pytest.param(n, marks=pytest.mark.system) for n in (1, 4, 5))]
+)
 def test_a_run_that_is_drained_anywhere_ends_in_the_same_bits(
     steps: int, whole: RunDir, corpus: Corpus, tmp_path: Path
 ) -> None:
@@ -124,7 +126,7 @@ def test_a_run_that_is_drained_anywhere_ends_in_the_same_bits(
 
 
 # killed during the first save of phase 2; between the phases; in phase 1
-@pytest.mark.parametrize("kept", [3, 2])
+@pytest.mark.parametrize("kept", [3, pytest.param(2, marks=pytest.mark.system)])
 def test_a_run_that_lost_what_came_after_a_checkpoint_ends_in_the_same_bits(
     kept: int, whole: RunDir, tmp_path: Path
 ) -> None:
