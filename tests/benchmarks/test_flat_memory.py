@@ -19,7 +19,7 @@ def test_a_run_that_grows_is_told_from_one_that_settles() -> None:
 @pytest.mark.parametrize(
     "task",
     [
-        pytest.param(task, marks=pytest.mark.heavy if task == "LoRA" else pytest.mark.system)
+        pytest.param(task, marks=pytest.mark.heavy if task == "LoRA" else pytest.mark.slow)
         for task in TASKS
     ],
 )

@@ -8,7 +8,7 @@ from benchmarks.hang_alarms import false_alarms, stopped_ranks
 from benchmarks.real_run import write_corpus
 
 
-@pytest.mark.system
+@pytest.mark.slow
 def test_no_false_alarm_beside_evaluations_and_saves_and_a_stopped_rank_is_blamed(
     tmp_path: Path,
 ) -> None:

@@ -2,13 +2,18 @@
 
 import pytest
 
-from benchmarks.image_steps import BARS, Work, measure
+from benchmarks.image_steps import Work, measure
 
 SMALL = Work(size=32, classes=2, pictures=16, micro_batch=2, warm_up=2, pairs=2)
 
 
-@pytest.mark.system
-@pytest.mark.parametrize("beside", BARS)
+@pytest.mark.parametrize(
+    "beside",
+    [
+        pytest.param("trainer", marks=pytest.mark.system),
+        pytest.param("bare", marks=pytest.mark.slow),
+    ],
+)
 def test_steps_on_images_are_measured(beside: str) -> None:
     if beside == "trainer":
         pytest.importorskip("accelerate")

@@ -175,8 +175,10 @@ OTHERS: dict[str, Case] = {
 }
 
 
-@SYSTEM
-@pytest.mark.parametrize("case", OTHERS)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(n, marks=pytest.mark.slow if n == "compiled" else SYSTEM) for n in OTHERS],
+)
 def test_others_do_so_too(corpus: Corpus, tmp_path: Path, case: str) -> None:
     processes, parallel, others = OTHERS[case]
     one = make_run(tmp_path / "one", corpus, _sections(1, {}, **others))
