@@ -219,7 +219,10 @@ def _hang_slow_s(draft: Draft) -> tuple[float, str]:
 
 def _parked(draft: Draft) -> tuple[bool, str]:
     if not draft.recipe.model.compile:
-        return False, "a fork of the node's server is nearly as quick"
+        return (
+            False,
+            "without a compiler it spares parts of a second, and takes memory all the time",
+        )
     if draft.recipe.elastic.max_restarts == 0:
         return False, "elastic.max_restarts=0: nothing is restarted"
     return True, "model.compile: a new process takes seconds to get its compiler ready"
