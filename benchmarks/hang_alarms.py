@@ -63,7 +63,7 @@ def main() -> int:
     finally:
         shutil.rmtree(folder)
     passed = not calm["losses"] and calm["steps"] == args.steps
-    passed = passed and all(stop["is_right"] for stop in stops)
+    passed = passed and all(stop["is_right"] and stop["is_soon"] for stop in stops)
     noticed_s = [stop["noticed_s"] for stop in stops]
     result = {
         "passed": passed,
@@ -115,17 +115,26 @@ def _stop_one(run: RunDir, generation: int, chance: random.Random) -> dict[str, 
     time.sleep(chance.uniform(0.0, LONGEST_PAUSE_S))
     (met,) = (e for e in _events(run, "rendezvous") if e["generation"] == generation)
     victim = chance.choice(met["workers"])
+    usual_s = statistics.median(line["step_time_s"] for line in read_steps(run.metrics)[-20:])
     os.kill(victim["pid"], signal.SIGSTOP)
     stopped_s, stopped_t = time.monotonic(), time.time()
     hung = _wait_for(lambda: [e for e in _events(run, *LOSSES) if e["generation"] == generation])
     _wait_for_step(run, generation + 1)
+    noticed_s, next_step_s = hung[0]["t"] - stopped_t, time.monotonic() - stopped_s
     return {
         "rank": victim["rank"],
-        "noticed_s": round(hung[0]["t"] - stopped_t, 3),
-        "next_step_s": round(time.monotonic() - stopped_s, 3),
+        "usual_step_s": round(usual_s, 3),
+        "noticed_s": round(noticed_s, 3),
+        "next_step_s": round(next_step_s, 3),
+        "is_soon": is_soon(noticed_s, next_step_s, usual_s),
         "told": hung,
         "is_right": [(e["kind"], e.get("rank")) for e in hung] == [("worker_hung", victim["rank"])],
     }
+
+
+def is_soon(noticed_s: float, next_step_s: float, usual_s: float) -> bool:
+    """The bar: within 5 s or ten usual steps, and the next step within 5 s more."""
+    return noticed_s <= max(5.0, 10 * usual_s) and next_step_s - noticed_s <= 5.0
 
 
 def _wait_for_step(run: RunDir, generation: int) -> None:

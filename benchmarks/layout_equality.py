@@ -34,6 +34,7 @@ from shardyard.train.setup import set_up
 from shardyard.train.training import Training
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import Corpus, make_run, prepare_corpus
+from tests.distributed.whole import whole
 
 STEPS = 20
 FIRST_STEPS = 5
@@ -199,7 +200,7 @@ def _first_gradients(training: Training) -> dict[str, npt.NDArray[np.float32]]:
     gradients = {}
     for name, param in training.task.model.named_parameters():
         assert param.grad is not None
-        gradients[name] = (param.grad.full_tensor() / total).numpy()  # type: ignore[attr-defined]
+        gradients[name] = (whole(param.grad) / total).numpy()
         param.grad = None
     return gradients
 

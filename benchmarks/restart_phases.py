@@ -14,8 +14,12 @@ step is not counted. Phases are told by the run's own events:
 | rendezvous | its own seconds |
 | start | its end, to the set-up: a process each, imports, process groups, mesh |
 | set-up | data, model, optimizer: `model_ready.seconds` without the load |
-| load | `checkpoint_loaded.seconds` |
+| load | `checkpoint_loaded.seconds`, `snapshot_restored.seconds` |
 | first step | `model_ready`, `first_step` |
+
+Before each kill the checkpoints' files are dropped from the page cache. So whoever reads one of
+them afterwards, by whatever call, has storage read it: `read_bytes` counts what the new workers had
+read up to their first step, `cached_bytes` what of the files is in memory again.
 
 Writes one JSON file.
 """
@@ -33,6 +37,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.page_cache import cached_bytes, drop, read_bytes
 from benchmarks.real_run import kill_tree, start, write_corpus
 from benchmarks.record import write_result
 from shardyard.elastic.parked import READY_NAME
@@ -62,7 +67,10 @@ VARIANTS = (
 )
 _STEPS_BETWEEN = 12
 """Steps from a restart to the next kill, at the least."""
-_PATIENCE_S = 300.0
+_PATIENCE_S = 900.0
+"""Without a word of the run: on a busy machine an empty compile cache takes minutes to fill."""
+_FAILURES = 3
+"""Starts of a variant that may come to nothing before the others go on without it."""
 
 
 def main() -> int:
@@ -74,87 +82,151 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="file of the result")
     parser.add_argument("settings", nargs="*", help="for all variants")
     args = parser.parse_args()
-    found = measure(args.variants, args.kills, args.kills_a_start, args.settings)
-    summary = {name: _summary(rows) for name, rows in found.items()}
+    found, failures = measure(args.variants, args.kills, args.kills_a_start, args.settings)
+    summary = {name: summarize(rows) for name, rows in found.items() if rows}
     write_result(
         "restart-phases",
-        {"settings": [*RECIPE, *args.settings], "medians_s": summary, "kills": found},
+        {
+            "settings": [*RECIPE, *args.settings],
+            "medians_s": summary,
+            "kills": found,
+            "failures": failures,
+        },
         args.out,
     )
     for name, row in summary.items():
         print(name, *(f"{phase} {seconds:.3f}" for phase, seconds in row.items()), sep="  ")
-    return 0
+    return 1 if failures else 0
 
 
 def measure(
     variants: Sequence[str], kills: int, kills_a_start: int, settings: Sequence[str] = ()
-) -> dict[str, list[dict[str, Any]]]:
-    """Seconds by phase of so many kills of each variant."""
+) -> tuple[dict[str, list[dict[str, Any]]], dict[str, list[str]]]:
+    """Seconds by phase of so many kills of each variant.
+
+    Returns:
+        By variant what was measured, and why starts ended early: what they had measured counts.
+    """
     folder = Path(tempfile.mkdtemp(prefix="restart-phases-"))
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in variants}
+    failures: dict[str, list[str]] = {}
+    # shared by all starts, and by nobody else: filled after the first
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "compiled")
+    starts = 0
     try:
         write_corpus(folder / "text")
-        while due := [name for name in variants if len(found[name]) < kills]:
+        while due := [
+            name
+            for name in variants
+            if len(found[name]) < kills and len(failures.get(name, ())) < _FAILURES
+        ]:
             for name in due:
-                number = len(found[name])
-                run = RunDir(folder / "runs" / f"run-{number}-{variants.index(name)}")
+                run = RunDir(folder / "runs" / f"run-{(starts := starts + 1)}")
                 wanted = [*RECIPE, *settings, *filter(None, name.split(","))]
                 many = min(kills_a_start, kills - len(found[name]))
-                found[name] += _one_run(folder, run, wanted, many)
+                try:
+                    for row in _one_run(folder, run, wanted, many):
+                        found[name].append(row)
+                except RunError as error:
+                    failures.setdefault(name, []).append(str(error))
+                    print(f"{name}: {error}", file=sys.stderr)
+                shutil.rmtree(run.path, ignore_errors=True)  # a state may be large
     finally:
+        del os.environ["TORCHINDUCTOR_CACHE_DIR"]
         shutil.rmtree(folder)
-    return found
+    return found, failures
+
+
+class RunError(Exception):
+    """A run ended by itself, or said nothing for long."""
 
 
 def _one_run(
     folder: Path, run: RunDir, settings: Sequence[str], kills: int
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     process = start(folder, ["train", *settings, f"run.id={run.run_id}"])
     try:
         parks = "elastic.parked=true" in settings
-        return [_kill(process, run, generation, parks=parks) for generation in range(kills)]
+        for number in range(kills):
+            yield _kill(process, run, rank=(number + 1) % 2, parks=parks)
     finally:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(timeout=60)
-        finally:
-            kill_tree(process)
+        kill_tree(process)
 
 
 def _kill(
-    process: subprocess.Popen[bytes], run: RunDir, generation: int, *, parks: bool
+    process: subprocess.Popen[bytes], run: RunDir, *, rank: int, parks: bool
 ) -> dict[str, Any]:
-    """Kill a worker of a generation that steps; where the time to the next one's step went.
+    """Kill a worker of the newest generation, once it steps; where the time to a step after went.
 
     Args:
+        rank: Of the worker: 0 writes the run's events, 1 does not.
         parks: Others wait to take over: not before they are ready.
     """
-    for _ in _looks(process):
+    for _ in _looks(process, run):
+        generation = _newest_generation(run)
         steps = [line for line in read_lines(run.metrics) if line.get("generation") == generation]
-        if len(steps) >= _STEPS_BETWEEN and _of(run, generation, "checkpoint_durable"):
+        if len(steps) >= _STEPS_BETWEEN and _is_durable(run, generation):
             break  # without a new checkpoint the agent would pause before the restart
-    rank = (generation + 1) % 2  # 1, 0, 1: who writes the run's events, and who does not
     (met,) = _of(run, generation, "rendezvous")
     pids = {worker["rank"]: worker["pid"] for worker in met["workers"]}
-    for _ in _looks(process):
+    for _ in _looks(process, run):
         if not parks or len(_parked(pids[rank])) == len(pids):
             break
-    parked_bytes = [_own_bytes(pid) for pid in _parked(pids[rank])]
+    parked = _parked(pids[rank])
+    parked_bytes = [_own_bytes(pid) for pid in parked]
+    drop(run.checkpoints)
+    read_before = {pid: read_bytes(pid) for pid in parked}
     killed_t = time.time()
     os.kill(pids[rank], signal.SIGKILL)
-    for _ in _looks(process):
+    for _ in _looks(process, run):
         if first := _of(run, generation + 1, "first_step"):
-            phases = _phases(run, generation, killed_t, first[0]["t"])
-            return {"rank": rank, **phases, "parked_bytes": max(parked_bytes, default=0)}
-    raise AssertionError
+            break
+    (met,) = _of(run, generation + 1, "rendezvous")
+    pids_after = [worker["pid"] for worker in met["workers"]]
+    (lost,) = _of(run, generation, "worker_lost")
+    if lost["rank"] != rank:
+        raise RunError(f"rank {rank} was killed, and lost was {lost}")
+    return {
+        "rank": rank,
+        **_phases(run, generation, killed_t, first[0]["t"]),
+        "usual step": median(line["step_time_s"] for line in steps[1:] if "step_time_s" in line),
+        "state_bytes": _state_bytes(run, generation + 1),
+        "read_bytes": sum(read_bytes(pid) - read_before.get(pid, 0) for pid in pids_after),
+        "cached_bytes": cached_bytes(run.checkpoints),
+        "parked_bytes": max(parked_bytes, default=0),
+    }
 
 
-def _looks(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    deadline = time.monotonic() + _PATIENCE_S
-    while time.monotonic() < deadline and process.poll() is None:
+def _looks(process: subprocess.Popen[bytes], run: RunDir) -> Iterator[None]:
+    """Yields until the run has ended, or has not said a word for long."""
+    said, heard_s = -1, time.monotonic()
+    while True:
+        if process.poll() is not None:
+            raise RunError(f"the run ended ({process.returncode}): {_last_words(run)}")
+        size = sum(file.stat().st_size for file in (run.events, run.metrics) if file.exists())
+        if size != said:
+            said, heard_s = size, time.monotonic()
+        if time.monotonic() - heard_s > _PATIENCE_S:
+            raise RunError(f"the run said nothing for {_PATIENCE_S:g} s: {_last_words(run)}")
         yield
         time.sleep(0.05)
-    raise SystemExit(f"the run ended ({process.returncode}) or did nothing for {_PATIENCE_S:g} s")
+
+
+def _last_words(run: RunDir) -> str:
+    return "; ".join(str(event) for event in list(read_lines(run.events))[-3:])
+
+
+def _newest_generation(run: RunDir) -> int:
+    met = [event for event in read_lines(run.events) if event["kind"] == "rendezvous"]
+    return int(met[-1]["generation"]) if met else 0
+
+
+def _is_durable(run: RunDir, generation: int) -> bool:
+    """Whether a checkpoint of this generation is, and none is being written."""
+    begun, ended = (
+        len(_of(run, generation, f"checkpoint_{what}")) for what in ("started", "durable")
+    )
+    return 0 < begun == ended
 
 
 def _of(run: RunDir, generation: int, kind: str) -> list[dict[str, Any]]:
@@ -168,8 +240,8 @@ def _of(run: RunDir, generation: int, kind: str) -> list[dict[str, Any]]:
 def _phases(run: RunDir, generation: int, killed_t: float, stepped_t: float) -> dict[str, float]:
     lost_t = _of(run, generation, "worker_lost")[0]["t"]
     met, ready = (_of(run, generation + 1, kind)[0] for kind in ("rendezvous", "model_ready"))
-    loaded = _of(run, generation + 1, "checkpoint_loaded")
-    load_s = loaded[0]["seconds"] if loaded else 0.0
+    kinds = ("checkpoint_loaded", "snapshot_restored")
+    load_s = sum(e["seconds"] for kind in kinds for e in _of(run, generation + 1, kind))
     start_s = ready["t"] - ready["seconds"] - met["t"]
     seconds = {
         "notice": lost_t - killed_t,
@@ -181,6 +253,13 @@ def _phases(run: RunDir, generation: int, killed_t: float, stepped_t: float) -> 
         "first step": stepped_t - ready["t"],
     }
     return {name: round(value, 4) for name, value in seconds.items()}
+
+
+def _state_bytes(run: RunDir, generation: int) -> int:
+    """Of one process: weights and optimizer state."""
+    (ready,) = _of(run, generation, "model_ready")
+    held = ready["memory_by_rank"]
+    return max(int(each["parameters_bytes"]) + int(each["optimizer_bytes"]) for each in held)
 
 
 def _parked(worker: int) -> list[int]:
@@ -200,11 +279,24 @@ def _own_bytes(pid: int) -> int:
     return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
 
 
-def _summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    phases = {name: round(median(row[name] for row in rows), 4) for name in PHASES}
-    total = median(sum(row[name] for name in PHASES) for row in rows)
-    most_bytes = max(row["parked_bytes"] for row in rows)
-    return {**phases, "total": round(total, 4), "parked_mib": round(most_bytes / 2**20)}
+def total_s(row: dict[str, Any]) -> float:
+    """From the kill to the next finished step."""
+    return float(sum(row[phase] for phase in PHASES))
+
+
+def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Medians of seconds; of bytes the most."""
+    seconds = {name: round(median(row[name] for row in rows), 4) for name in PHASES}
+    return {
+        **seconds,
+        "total": round(median(map(total_s, rows)), 4),
+        "usual step": round(median(row["usual step"] for row in rows), 4),
+        "parked_mib": round(max(row["parked_bytes"] for row in rows) / 2**20),
+        "state_mib": round(max(row["state_bytes"] for row in rows) / 2**20),
+        "read_bytes": max(row["read_bytes"] for row in rows),
+        "cached_bytes": max(row["cached_bytes"] for row in rows),
+        "kills": len(rows),
+    }
 
 
 if __name__ == "__main__":

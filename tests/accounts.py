@@ -9,6 +9,7 @@ ignores; ``make durations`` takes that over.
 """
 
 import json
+import math
 import os
 import resource
 import sys
@@ -44,8 +45,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """The dearest files first where workers share them, so that none waits for one at the end."""
     if hasattr(config, "workerinput") and KEPT.exists():
         kept: Seconds = json.loads(KEPT.read_text())
-        cost = {name: sum(file.values()) for name, file in kept.items()}
-        items.sort(key=lambda item: -cost.get(item.nodeid.partition("::")[0], 0.0))
+        kinds = {kind(item) for item in items}
+        items.sort(key=lambda item: -known_s(item.nodeid.partition("::")[0], kept, kinds))
 
 
 class Accounts:
@@ -70,7 +71,7 @@ class Accounts:
         return report
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        if report.skipped:
+        if report.skipped or not hasattr(report, "spent_s"):  # of a worker that died, by xdist
             return
         self._spent[report.nodeid.partition("::")[0]][report.test_kind] += report.spent_s
         if report.when == "call" and report.test_kind == FAST and report.spent_s > FAST_S:
@@ -143,6 +144,11 @@ def comparison(kept: Seconds, spent: Seconds) -> list[str]:
             word = "" if name in before else " (new)"
             lines.append(f"{now[name]:8.1f} s, {seconds:+.1f} s  {name}{word}")
     return lines
+
+
+def known_s(name: str, kept: Seconds, kinds: set[str]) -> float:
+    """What a file's tests of these kinds took; endless where nobody knows: it is begun first."""
+    return _sum(kept[name], kinds) if name in kept else math.inf
 
 
 def as_text(seconds: Seconds) -> str:

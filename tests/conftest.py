@@ -1,13 +1,15 @@
 """What all tests need."""
 
+import gc
 import signal
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from tests.distributed.runs import Corpus
+    from tests.launchers.batch_server import BatchServer
 
 pytest_plugins = ("tests.selection", "tests.accounts")
 
@@ -16,12 +18,52 @@ pytest_plugins = ("tests.selection", "tests.accounts")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_finish() -> None:
+    """What was imported and collected never becomes garbage: nobody looks through it again."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> "Corpus":
     """Text, prepared once for all runs that train on it; nobody changes it."""
     from tests.distributed.runs import prepare_corpus  # torch, which most tests do without
 
     return prepare_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="session")
+def models_of_aws() -> Iterator[None]:
+    """Every new session of botocore reads them again, which takes longer than most tests."""
+    try:
+        from botocore.loaders import JSONFileLoader
+    except ImportError:
+        yield
+        return
+    read = JSONFileLoader().load_file
+    known: dict[str, Any] = {}
+
+    def load_file(_loader: JSONFileLoader, path: str) -> Any:
+        if path not in known:
+            known[path] = read(path)
+        return known[path]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JSONFileLoader, "load_file", load_file)
+        yield
+
+
+@pytest.fixture(scope="session")
+def moto(
+    models_of_aws: None,  # noqa: ARG001
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator["BatchServer"]:
+    """AWS as moto plays it, started once for all tests; each begins with its ``reset()``."""
+    pytest.importorskip("moto.server", reason="needs moto[batch,server]")
+    from tests.launchers.batch_server import batch_server
+
+    with batch_server(tmp_path_factory.mktemp("moto")) as server:
+        yield server
 
 
 @pytest.fixture

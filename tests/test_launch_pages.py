@@ -1,7 +1,8 @@
 """Every command of the pages on launching runs as a dry run in a folder that has only the examples.
 
-Two kinds of command are not answered alone, and are known by their form: `doctor --on` asks a
-target, and what names a RUN asks for a run that was launched before.
+Three kinds of command are not answered alone, and are known by their form: `doctor --on` asks a
+target, what names a RUN asks for a run that was launched before, and what names a cluster for one
+that was made.
 """
 
 import json
@@ -13,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 
@@ -20,11 +22,12 @@ from shardyard.cli import main
 from shardyard.config.schema import Recipe
 from shardyard.config.sight import unseen_problems
 from shardyard.control.submission import launcher_named
-from shardyard.launchers.aws_batch import setup
 from shardyard.yaml_text import read_yaml
 from tests.test_docs import _FENCED, ROOT
 
-PAGES = sorted([*(ROOT / "docs").glob("launch*.md"), *(ROOT / "docs/sources").glob("s1*.md")])
+WAYS = sorted((ROOT / "docs/sources").glob("*.md"))
+"""From an empty account to a trained model and back."""
+PAGES = sorted([*(ROOT / "docs").glob("launch*.md"), *WAYS])
 EXAMPLE = "examples/llama2-7b-finetune.yaml"
 SOURCES = sorted((ROOT / "examples" / "sources").glob("*.yaml"))
 
@@ -33,7 +36,10 @@ def lines() -> Iterator[tuple[str, str]]:
     for page in PAGES:
         for language, block in _FENCED.findall(page.read_text()):
             for line in block.splitlines() if language == "sh" else ():
-                if line.startswith(("shardyard ", "python -m shardyard.")):
+                # what plans is run by test_docs.py
+                if line.startswith("shardyard ") and not (
+                    page in WAYS and line.startswith("shardyard plan ")
+                ):
                     yield page.name, line
     for example in (ROOT / EXAMPLE, *SOURCES):
         found = re.findall(
@@ -69,21 +75,23 @@ def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_command_of_a_page_runs(
     page: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    del page  # names the test
     words = shlex.split(line, comments=True)
-    if words[0] == "python":
-        assert words[2] == setup.__name__, f"{page}: {line}"
-        assert setup.main(words[3:]) == 0
-        return
     verb, *rest = words[1:]
     names_a_run = "RUN" in rest
+    names_a_cluster = verb == "cluster" and rest[0] != "create"
     asks_a_target = verb == "doctor" and "--on" in rest
-    if _has_dry_run(verb) and "--dry-run" not in rest and not asks_a_target:
+    if _has_dry_run(verb, rest) and "--dry-run" not in rest and not asks_a_target:
         rest.append("--dry-run")
     code = main([verb, *rest])
     said = capsys.readouterr()
     assert "Traceback" not in said.err and "bug of shardyard" not in said.err
     if names_a_run:
         assert code == 2 and "RUN" in said.err, said.err
+    elif names_a_cluster:
+        assert code == 2 and f"no cluster {rest[1]} was made from here" in said.err, said.err
+    elif asks_a_target and "--install" in rest:  # an empty one will do for what it lacks
+        assert code == 0 and ("kubectl apply" in said.out or "helm upgrade" in said.out), said.err
     elif asks_a_target:
         assert code in (1, 2, 3, 4), said.out + said.err  # there is none
     elif "/shared/my-text" in _refused(said.err):  # of nodes that see this machine, which lacks it
@@ -123,8 +131,10 @@ def test_the_example_without_what_a_place_needs_says_what_to_do(
         )
 
 
-def _has_dry_run(verb: str) -> bool:
+def _has_dry_run(verb: str, rest: list[str]) -> bool:
     program = import_module(f"shardyard.cli.{verb}").command
+    if isinstance(program, click.Group):
+        program = program.commands[rest[0]]
     return any("--dry-run" in param.opts for param in program.params)
 
 
@@ -164,3 +174,42 @@ def _pairs(tree: Any) -> Iterator[tuple[str, Any]]:
         tree = list(tree.values())
     for inner in tree if isinstance(tree, list) else ():
         yield from _pairs(inner)
+
+
+def _verbs_of(page: Path) -> list[str]:
+    words = [shlex.split(line)[1:3] for name, line in LINES if name == page.name]
+    plans = ["plan"] if "shardyard plan " in page.read_text() else []
+    return plans + [
+        " ".join(each) if each[0] in ("cluster", "image") else each[0] for each in words
+    ]
+
+
+@pytest.mark.parametrize("name", ["s1-llama2.md", "s2-images.md", "s4-bert.md"])
+def test_a_way_goes_from_an_empty_account_and_back(name: str) -> None:
+    (page,) = [page for page in WAYS if page.name == name]
+    verbs = _verbs_of(page)
+    wanted = [
+        "plan", "cluster create", "image build", "image push", "prepare", "launch", "report",
+        "export", "teardown", "cluster delete",
+    ]  # fmt: skip
+    wanted[2:2] = ["doctor"] if name != "s4-bert.md" else []  # a queue has nothing to install
+    places = [verbs.index(verb) for verb in wanted]
+    assert places == sorted(places), f"{name} has {verbs}"
+    assert "shardyard watch RUN" in page.read_text()
+
+
+@pytest.mark.usefixtures("_empty_folder")
+@pytest.mark.parametrize("name", ["s1-llama2.md", "s2-images.md"])
+def test_a_way_says_hardware_time_and_price_as_they_are_planned(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (page,) = [page for page in WAYS if page.name == name]
+    (line,) = [line for of, line in LINES if of == name and " cluster create " in line]
+    assert main([*shlex.split(line)[1:], "--dry-run", "--json"]) == 0
+    usd = json.loads(capsys.readouterr().out)["predicted"]["usd"]
+    cluster, *runs = re.findall(
+        r"^\| .* \| (?:\d.*|24 h) \| (\$[\d.,]+) \|$", page.read_text(), re.M
+    )
+    assert cluster == f"${usd:,.2f}"
+    headers = "".join(example.read_text() for example in SOURCES)  # held to plans by test_docs.py
+    assert runs and all(f"price   {price} at " in headers for price in runs)

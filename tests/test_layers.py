@@ -25,7 +25,7 @@ BASE_ROWS = [
     {"rundir"},
 ]
 CONTROL_ROWS = [
-    {"planner", "doctor"},
+    {"planner", "doctor", "monitoring"},
     {"image"},
     {"launchers", "report", "bench"},
     {"transfer", "cluster"},
@@ -219,7 +219,7 @@ def test_only_the_device_module_of_the_training_half_names_kinds_of_accelerators
     assert any(words(text) & KINDS for _, text in named(PACKAGE / DEVICE_SEAM))
 
 
-MOST_LINES = {"train/loop.py": 9_400, "library/__init__.py": 14_400}
+MOST_LINES = {"train/loop.py": 9_750, "library/__init__.py": 14_400}
 """What a reader may have to know of a module: lines of all that it imports, and what they import.
 Raise it only with a reason; better, hand the module what it needs."""
 

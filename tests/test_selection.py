@@ -5,12 +5,13 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from _pytest.mark.expression import Expression
 
-from tests.accounts import KEPT, as_text, comparison, merged, spent_s
+from tests.accounts import KEPT, Accounts, as_text, comparison, known_s, merged, spent_s
 from tests.selection import FAST, FOLDERS, KINDS
 
 STARTS = {
@@ -134,6 +135,17 @@ def test_a_run_of_some_kinds_leaves_what_is_known_of_the_others(
     found = merged(kept, {"a.py": {"fast": 2.0}})
     assert found == {"a.py": {"fast": 2.0, "slow": 50.0}}
     assert json.loads(as_text(found)) == found
+
+
+def test_a_new_file_is_begun_before_the_dearest_and_other_kinds_do_not_count() -> None:
+    kept = {"a.py": {"fast": 1.0, "system": 50.0}, "b.py": {"heavy": 9.0}}
+    files = ["a.py", "b.py", "new.py"]
+    order = sorted(files, key=lambda name: -known_s(name, kept, {"fast", "heavy"}))
+    assert order == ["new.py", "b.py", "a.py"]
+
+
+def test_a_worker_that_died_leaves_a_report_without_seconds() -> None:
+    Accounts(is_wanted=True).pytest_runtest_logreport(SimpleNamespace(skipped=False))
 
 
 def test_the_kept_file_holds_seconds_of_kinds_that_exist() -> None:

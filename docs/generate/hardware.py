@@ -7,6 +7,7 @@ from shardyard.hardware.accelerator import GIB, Accelerator
 from shardyard.hardware.catalogue import ACCELERATORS, TABLE_SOURCE, instance, instance_names
 from shardyard.hardware.cluster import cluster_of
 from shardyard.hardware.links import Link
+from shardyard.hardware.prices import BLOCK_USD_PER_HOUR, rate_of
 
 _INTRODUCTION = """\
 # Hardware
@@ -44,12 +45,23 @@ def page() -> str:
         "\n".join(_sources(row) for row in ACCELERATORS),
         "## EC2 types",
         f"Source: {TABLE_SOURCE}. Prices: {instance('p5.48xlarge').price_source}.",
+        _blocks(),
         _table(_INSTANCE_HEAD, map(_instance_row, instance_names())),
         _OWN,
         f"```yaml\n{example()}\n```",
         _OWN_REST,
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _blocks() -> str:
+    """What is known of capacity blocks."""
+    known = ", ".join(f"{name} ${usd:.2f} an hour" for name, usd in BLOCK_USD_PER_HOUR.items())
+    source = rate_of(instance(next(iter(BLOCK_USD_PER_HOUR))), "block").source
+    return (
+        f"Capacity blocks: {known} ({source}). Of other types, of spot and of savings plans no "
+        "price is in a table; [`shardyard plan --prices aws`](verbs/plan.md#prices) asks AWS."
+    )
 
 
 def example() -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from shardyard.launchers.base import LAUNCHERS, AsksMany, Capabilities
+from shardyard.launchers.base import LAUNCHERS, AsksMany, Capabilities, FindsJobs
 
 _WORDS = {
     "resizes": "jobs that [`shardyard scale`](verbs/scale.md) changes while they run; any other is "
@@ -19,6 +19,8 @@ _WORDS = {
 _POWERS = {
     AsksMany: "[`shardyard runs`](verbs/runs.md) asks for the states of all jobs in one call; else "
     "for each alone",
+    FindsJobs: "[`shardyard runs --on`](verbs/runs.md#jobs-whose-folder-is-gone) finds jobs whose "
+    "run's folder is gone",
 }
 """The same of protocols that it may have beside `Launcher`."""
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from docs.generate import errors, hardware, kubernetes, launchers, settings
+from docs.generate import errors, hardware, kubernetes, launchers, monitoring, settings, slurm
 
 DOCS = Path(__file__).parents[1]
 MARK = "<!-- The table below is made by `make docs`. -->"
@@ -12,10 +12,13 @@ WHOLE: dict[str, Callable[[], str]] = {
     "errors.md": errors.page,
     "hardware.md": hardware.page,
     "settings.md": settings.page,
+    **{f"monitoring/{name}": make for name, make in monitoring.FILES.items()},
 }
 TABLES: dict[str, Callable[[], str]] = {
     "launch.md": launchers.table,
     "launch-kubernetes.md": kubernetes.table,
+    "launch-slurm.md": slurm.table,
+    "monitoring.md": monitoring.table,
 }
 """File below docs/ -> what makes it, or the table below its mark."""
 

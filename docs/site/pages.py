@@ -51,6 +51,7 @@ _PLACES = {
         "docs/launch-slurm.md",
         "docs/launch-kubernetes.md",
         "docs/launch-aws-batch.md",
+        "docs/monitoring.md",
     ),
     "Errors": ("docs/errors.md",),
     "Python": ("docs/python.md", PYTHON_API, "docs/library.md", "docs/own-module.md"),

@@ -49,8 +49,17 @@ class UncertainError(CapacityError):
     """A call was sent and its answer lost: what it asked for may have been done."""
 
 
-def aws_session(region: str | None) -> Any:
+_NO_REGION = (
+    "launch.aws_batch.region is not given, and your AWS configuration names none. A queue exists "
+    "in one region only. Set launch.aws_batch.region, such as us-east-1."
+)
+
+
+def aws_session(region: str | None, *, no_region: str = _NO_REGION) -> Any:
     """A boto3 session in this region, or in that of the user's AWS configuration.
+
+    Args:
+        no_region: What is said where none is known.
 
     Raises:
         RequestError: boto3 is missing, or no region is known.
@@ -62,10 +71,7 @@ def aws_session(region: str | None) -> Any:
     with aws_errors("read the AWS configuration", region or "?"):
         session = boto3.session.Session(region_name=region)
     if session.region_name is None:
-        raise RequestError(
-            "launch.aws_batch.region is not given, and your AWS configuration names none. A queue "
-            "exists in one region only. Set launch.aws_batch.region, such as us-east-1."
-        )
+        raise RequestError(no_region)
     return session
 
 

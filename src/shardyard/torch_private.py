@@ -30,9 +30,10 @@ if TYPE_CHECKING:  # they take a second to import, which the agent of a node has
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import Placement, Shard
 
-__all__ = ["TorchDispatchMode", "tree_leaves"]
+__all__ = ["TorchDispatchMode", "tree_leaves", "tree_map"]
 """Taken from here as they are: who sees every operator (a base class that torch's own tutorials
-subclass), and the tensors in a nest of lists and mappings. In all versions."""
+subclass), and the tensors in a nest of lists and mappings, or what is made of each. In all
+versions."""
 
 
 def _version() -> tuple[int, ...]:
@@ -212,6 +213,21 @@ def forget_nodes(handler: Any, ranks: Collection[int], *, meeting: int, tries: i
                 return
 
 
+def stop_signs_of_life(handler: Any) -> None:
+    """Have a DynamicRendezvousHandler tell the others no more that its node lives. Of its public
+    functions only ``shutdown`` does, which closes the rendezvous for all. In all versions."""
+    handler._stop_heartbeats()
+
+
+def others_of_meeting(handler: Any) -> int:
+    """How many other nodes live, as far as the state says that all share. In all versions."""
+    with handler._heartbeat_lock:
+        handler._state_holder.sync()
+        state = handler._state_holder.state
+        there = {*state.participants, *state.wait_list, *state.redundancy_list}
+    return len(there - {handler._this_node})
+
+
 def import_compiler() -> None:
     """Import what torch.compile itself imports at its first use; it starts no thread and no
     process. In all versions."""
@@ -233,6 +249,15 @@ def give_each_meeting(handler: Any, make_store: Callable[[], Any]) -> None:
     """Have a DynamicRendezvousHandler ask for the store of each meeting once that is complete; of
     itself it has one for all of them. In all versions."""
     handler._get_store = make_store
+
+
+def look_at_meeting_every(handler: Any, look_s: float) -> None:
+    """How often a DynamicRendezvousHandler that meets looks who has come; of itself it does once a
+    second, several times a meeting. In all versions."""
+    meetings: Any = import_module("torch.distributed.elastic.rendezvous.dynamic_rendezvous")
+    delay = import_module("torch.distributed.elastic.rendezvous.utils")._delay
+    meetings._delay = lambda seconds: delay(look_s if seconds == 1 else seconds)
+    handler._state_holder._cache_duration = look_s  # it would not ask before
 
 
 def empty_meeting() -> Any:

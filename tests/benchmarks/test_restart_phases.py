@@ -7,7 +7,8 @@ from benchmarks.restart_phases import PHASES, measure
 
 @pytest.mark.system
 def test_the_phases_of_a_restart_are_measured() -> None:
-    found = measure([""], kills=2, kills_a_start=2, settings=["checkpoint.every=5"])
+    found, failures = measure([""], kills=2, kills_a_start=2, settings=["checkpoint.every=5"])
+    assert not failures
     assert [kill["rank"] for kill in found[""]] == [1, 0]
     assert all(set(PHASES) <= set(kill) for kill in found[""])
     assert all(

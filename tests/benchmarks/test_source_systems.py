@@ -81,6 +81,12 @@ def test_what_efa_saves_falls_with_the_batch_and_vanishes_behind_the_data_worker
         for row in efa_gains()
     }
     saved = {key: row["epoch_shorter_by"] for key, row in rows.items()}
+    for row in rows.values():
+        assert row["step_ms_efa"] <= row["step_ms_one_efa"] <= row["step_ms_sockets"]
+        assert row["epoch_shorter_by_with_one"] <= row["epoch_shorter_by"]
+    # what the source states and the plan does not meet is said, and on the page of the source
+    assert rows[("resnet50", 64, None)]["verdict"] == "MISSED"
+    assert rows[("efficientnet-b7", 1, None)]["verdict"] == "MISSED"
     assert saved[("efficientnet-b7", 1, None)] > saved[("efficientnet-b7", 8, None)]
     assert saved[("resnet50", 64, None)] > 0
     assert saved[("resnet50", 64, 400.0)] == pytest.approx(0, abs=0.01)

@@ -21,10 +21,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from transformers import LlamaForCausalLM
 
+from shardyard.checkpoint.interval import Interval
 from shardyard.checkpoint.load import choose, load_tensors, read_shapes
 from shardyard.checkpoint.save import Saver
 from shardyard.checkpoint.snapshot import Snapshots
-from shardyard.checkpoint.snapshot_interval import Interval
 from shardyard.checkpoint.snapshot_load import newest_snapshot
 from shardyard.checkpoint.snapshot_slot import read_slot
 from shardyard.config.snapshots import slot_labels

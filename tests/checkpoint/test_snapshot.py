@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shardyard.checkpoint.interval import Interval
 from shardyard.checkpoint.snapshot import Snapshots
-from shardyard.checkpoint.snapshot_interval import Interval
 from shardyard.checkpoint.snapshot_load import FoundSnapshot, Refused, newest_snapshot
 from shardyard.checkpoint.snapshot_slot import Moment, Room, Slot, checksum, read_slot
 from shardyard.config.snapshots import slot_labels

@@ -1,6 +1,5 @@
 """`shardyard fetch --via s3://...`: the nodes send, this machine takes, both by digests."""
 
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from shardyard.node.side_job import SideWork
 from shardyard.rundir.layout import RunDir
 from shardyard.transfer.listing import Listing, read_listing
 from tests.cli.test_fetch import Site, list_in_process
-from tests.launchers.batch_server import BatchServer, batch_server
+from tests.launchers.batch_server import BatchServer
 
 pytestmark = pytest.mark.heavy
 
@@ -25,24 +24,18 @@ Captured = pytest.CaptureFixture[str]
 VIA = ("--via", "s3://models/runs/first")
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BatchServer]:
-    with batch_server(tmp_path_factory.mktemp("moto")) as started:
-        yield started
-
-
 def listed(run: RunDir, step: str) -> Listing:
     return read_listing(list_in_process([str(run.path), "--step", step]).decode().splitlines())
 
 
 @pytest.fixture
 def site(
-    server: BatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+    moto: BatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> Site:
-    server.reset()
-    for name, value in server.environ.items():
+    moto.reset()
+    for name, value in moto.environ.items():
         monkeypatch.setenv(name, value)
-    server.client("s3").create_bucket(Bucket="models")
+    moto.client("s3").create_bucket(Bucket="models")
     made = Site(tmp_path)
 
     def work(asked: SideWork) -> dict[str, object]:
@@ -54,7 +47,7 @@ def site(
 
 
 def test_files_come_through_a_bucket_and_are_brought_up_to_date(
-    site: Site, server: BatchServer, capsys: Captured
+    site: Site, moto: BatchServer, capsys: Captured
 ) -> None:
     assert site.fetch(*VIA) == 0
     assert "checkpoint of step 4; " in capsys.readouterr().out
@@ -68,7 +61,7 @@ def test_files_come_through_a_bucket_and_are_brought_up_to_date(
     assert site.here.checkpoint_steps() == [2, 4]
     log = site.here.path / "logs" / "attempt-0" / "rank-0.log"
     assert log.read_text() == "said\nmore\n"
-    keys = server.client("s3").list_objects_v2(Bucket="models")["Contents"]
+    keys = moto.client("s3").list_objects_v2(Bucket="models")["Contents"]
     assert all(each["Key"].startswith("runs/first/") for each in keys)
 
 
@@ -81,10 +74,10 @@ def test_a_bucket_that_is_not_there_is_told_and_nothing_is_written(
 
 
 def test_files_of_another_run_are_not_taken_for_this_ones(
-    site: Site, server: BatchServer, capsys: Captured
+    site: Site, moto: BatchServer, capsys: Captured
 ) -> None:
     text = '{"format": 1, "made_of": {"run": "other"}, "files": {}}'
-    server.client("s3").put_object(
+    moto.client("s3").put_object(
         Bucket="models", Key="runs/first/complete.json", Body=text.encode()
     )
     assert site.fetch(*VIA) == 2

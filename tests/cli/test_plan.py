@@ -115,6 +115,16 @@ def test_details_begin_with_the_rule_and_give_every_term_a_reason(
     assert "32 blocks x 4,096 tokens, recompute none" in text
 
 
+def test_details_tell_what_snapshots_are_for(
+    recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for every, told in (("null", False), ("auto", True)):
+        options = [f"elastic.snapshot_every={every}", "run.steps=500", "--details"]
+        assert main(["plan", recipe, *options, "--layouts", "0"]) == 0
+        text = capsys.readouterr().out
+        assert ("in memory, for failures that leave the node: one every" in text) == told
+
+
 def test_the_best_layouts_come_with_reasons_and_settings(
     recipe: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

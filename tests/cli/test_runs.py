@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from shardyard.cli import main
+from shardyard.config.schema import Recipe
 from shardyard.errors import CapacityError
-from shardyard.launchers.base import JobStatus, Submission
+from shardyard.launchers.base import FoundJob, JobState, JobStatus, Submission
 from shardyard.launchers.ledger import Ledger
 from tests.cli.fake_launcher import FakeLauncher
 from tests.cli.launched_runs import shardyard
@@ -63,10 +64,10 @@ def test_no_runs_are_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert (captured.out, "no runs in" in captured.err) == ("", True)
 
 
-def add_job(folder: Path, launcher: str = "fake") -> None:
+def add_job(folder: Path, launcher: str = "fake", job_id: str = "8") -> None:
     Ledger(folder / "ledger.jsonl").record(
         Submission(
-            launcher=launcher, run_id=folder.name, id="8", name="sy", details={"zone": "here"}
+            launcher=launcher, run_id=folder.name, id=job_id, name="sy", details={"zone": "here"}
         )
     )
 
@@ -129,3 +130,41 @@ def test_a_thousand_launched_runs_are_listed_in_two_seconds(
     assert len(lines) == 1001
     assert sum("fake: running" in line for line in lines) == 500
     assert took_s < 2
+
+
+class Finds(FakeLauncher):
+    """Has two jobs of ours, one of which the run ``b-new`` knows."""
+
+    def find(self, recipe: Recipe) -> list[FoundJob]:
+        where = f"namespace {recipe.launch.kubernetes.namespace}"
+        return [
+            FoundJob(id=number, name="sy", run_id=f"r{number}", state=JobState.RUNNING,
+                     where=where, end=f"end {number}")
+            for number in ("8", "9")
+        ]  # fmt: skip
+
+
+def test_jobs_that_no_run_of_the_folder_knows_are_listed_with_what_ends_them(
+    runs_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_job(runs_dir / "b-new")
+    words = ("runs", "--runs-dir", str(runs_dir), "--on", "fake", "launch.kubernetes.namespace=t")
+    assert shardyard(Finds(), *words) == 0
+    said = capsys.readouterr()
+    *_, head, row = said.out.splitlines()
+    assert "jobs of ours on fake that no run in" in said.out and "ends with" in head
+    assert row.split() == ["r9", "9", "running", "namespace", "t", "end", "9"]
+    assert "--runs-dir takes the one that it is in now" in said.err
+    assert shardyard(Finds(), *words, "--json") == 0
+    content = json.loads(capsys.readouterr().out)
+    assert [job["id"] for job in content["strays"]] == ["9"] and len(content["runs"]) == 2
+    add_job(runs_dir / "c-old", job_id="9")
+    assert shardyard(Finds(), *words) == 0
+    assert "fake has no job of ours that no run in" in capsys.readouterr().err
+
+
+def test_settings_without_on_are_refused(
+    runs_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["runs", "--runs-dir", str(runs_dir), "launch.kubernetes.namespace=t"]) == 2
+    assert "settings say where --on looks" in capsys.readouterr().err

@@ -116,7 +116,11 @@ def test_what_it_has_cost_and_that_no_step_comes_is_shown(tmp_path: Path, capsys
     place = {"attempt": 0, "generation": 0}
     told = [
         {"t": time.time(), "kind": "attempt_started", **place},
+        {"t": time.time(), "kind": "network", "transport": "efa", "said_by": "NCCL", **place}
+        | {"interfaces": "4 interfaces"},
         {"t": time.time(), "kind": "spent", "usd": 12.5, "usd_per_hour": 98.32, **place},
+        {"t": 1.0, "kind": "node_left_out", "node": "b", "node_rank": 1, "cause": "3 losses"}
+        | place,
         {"t": time.time() - 60, "kind": "stalled", "step": 3, "seconds": 660.0, "usual_s": 3.0}
         | place,
     ]
@@ -125,6 +129,8 @@ def test_what_it_has_cost_and_that_no_step_comes_is_shown(tmp_path: Path, capsys
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["run", "first", "running"] in lines  # its job runs, though no lease is in sight here
     assert ["stalled", "no", "step", "for", "12", "min", "(usual", "3", "s)"] in lines
+    assert ["left", "out", "node", "1", "b:", "3", "losses"] in lines
+    assert ["network", "EFA", "(4", "interfaces)", "as", "NCCL", "says"] in lines
     assert ["spent", "$12.50", "of", "launch.max_usd=100,", "$98.32", "an", "hour"] in lines
 
     stopping = {"t": 1.0, "kind": "stopping", "reason": "it has cost too much", "session": "s"}
@@ -133,6 +139,9 @@ def test_what_it_has_cost_and_that_no_step_comes_is_shown(tmp_path: Path, capsys
     assert shardyard(far, "status", "first", "--json", *runs_dir(tmp_path)) == 0
     content = json.loads(capsys.readouterr().out)
     assert content["spent"] == {"usd": 12.5, "usd_per_hour": 98.32}
+    assert content["network"] == {
+        "transport": "efa", "said_by": "NCCL", "attempt": 0, "interfaces": "4 interfaces"
+    }  # fmt: skip
     assert content["max_usd"] == 100
     assert content["run"]["stop_reason"] == "it has cost too much"
     assert content["run"]["no_step_s"] is None

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.errors import CapacityError
-from shardyard.launchers.base import JobState
+from shardyard.errors import EXIT_INTERRUPTED, CapacityError
+from shardyard.launchers.base import JobState, Removal, Submission
 from shardyard.launchers.ledger import Ledger
 from tests.cli.fake_launcher import FakeLauncher
 from tests.cli.launched_runs import launch, runs_dir, shardyard, status
@@ -134,3 +134,26 @@ def test_an_interrupted_submission_is_removed_too(tmp_path: Path, capsys: Captur
     ledger.intend("fake service", "sy-first", launcher="fake")
     assert teardown(FakeLauncher(), tmp_path, "--yes") == 0
     assert "removed: fake service sy-first" in capsys.readouterr().out
+
+
+class Interrupted(FakeLauncher):
+    """Ctrl-C comes when one object is removed."""
+
+    def remove(self, job: Submission, ledger: Ledger) -> Removal:
+        assert job.run_id == "first"
+        entry = ledger.live()[-1]
+        self.created.discard(entry.kind)
+        ledger.remove(entry)
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_in_a_teardown_says_that_it_may_be_repeated(
+    tmp_path: Path, fake: FakeLauncher, capsys: Captured
+) -> None:
+    stopped = Interrupted(statuses=fake.statuses, created=fake.created)
+    assert teardown(stopped, tmp_path, "--yes") == EXIT_INTERRUPTED
+    err = capsys.readouterr().err
+    assert "not finished: 1 object of the run may be there still, and cost money" in err
+    assert f"`shardyard teardown {tmp_path}/runs/first` may be repeated" in err
+    assert teardown(fake, tmp_path, "--yes", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["removed"] == OBJECTS[1:]

@@ -192,8 +192,34 @@ PROBLEMS = [
         "data.format=bert_h5 holds whole samples, which task.name=causal_lm does not read. Use",
     ),
     (["run.target_loss=2"], "run.target_loss: there is no such setting any more: run.target"),
+    (
+        ["launch.aws_batch.subnets=[subnet-1]"],
+        "launch.aws_batch.subnets: there is no such setting any more: it is the queue's",
+    ),
     (["elastic.min_nodes=2"], "elastic.min_nodes=2 is more than cluster.nodes=1."),
     (["cluster.nodes=2", "elastic.max_nodes=1"], "elastic.max_nodes=1 is less than cluster.node"),
+    (
+        ["elastic.snapshot_neighbour=true", "cluster.nodes=2"],
+        "elastic.snapshot_neighbour=true copies snapshots, of which there are none. Set elastic.sn",
+    ),
+    (
+        ["elastic.snapshot_neighbour=true", "elastic.snapshot_every=5"],
+        "elastic.snapshot_neighbour=true needs a second node, which keeps the copies. Leave it at",
+    ),
+    (
+        ["elastic.straggler=leave_out", "cluster.nodes=3"],
+        "elastic.straggler=leave_out goes on with a node less, and elastic.min_nodes=3 needs all "
+        "of the 3 that there may be. Set elastic.min_nodes below, or leave it at report.",
+    ),
+    (
+        [
+            "elastic.straggler=leave_out",
+            "cluster.nodes=2",
+            "elastic.min_nodes=1",
+            "cluster.instance=p5.48xlarge",
+        ],
+        "elastic.straggler=leave_out with cluster.device=cuda: there a collective returns once it",
+    ),
     (["launch.volumes=[{path: /a}]"], "launch.volumes[0]: names nothing to mount at /a. Give one"),
     (["launch.volumes=[{path: /a, claim: c, efs: f}]"], "names claim and efs at /a."),
     (

@@ -88,7 +88,9 @@ def test_the_least_versions_are_those_that_the_tests_run_with() -> None:
     )
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    of_training = [text for name in ("fp8", "plots", "tensorboard") for text in extras[name]]
+    of_training = [
+        text for name in ("fp8", "plots", "prometheus", "tensorboard") for text in extras[name]
+    ]
     for dependency in [*project["dependencies"], *of_training]:
         name, _, bounds = dependency.partition(">=")
         assert _is_release_of(least[name], bounds.split(",")[0]), dependency

@@ -73,3 +73,32 @@ def test_a_wrong_file_is_a_problem_of_the_recipe(ours: Path, tmp_path: Path) -> 
         RecipeError, match=r"cluster\.file: cluster file .*none\.yaml cannot be read"
     ):
         check(recipe(f"cluster.file={tmp_path}/none.yaml"))
+
+
+def test_the_price_is_that_of_how_the_machines_are_rented() -> None:
+    def usd(*more: str) -> float | None:
+        cluster = chosen_cluster(
+            recipe("cluster.instance=p5en.48xlarge", "cluster.nodes=2", *more).cluster
+        )
+        assert cluster is not None
+        return cluster.usd_per_hour
+
+    block = ("cluster.capacity=block:cr-0123456789abcdef0",)
+    assert usd() == pytest.approx(2 * 63.296)
+    assert usd(*block) == pytest.approx(2 * 41.61)
+    assert usd(*block, "cluster.usd_per_node_hour=30") == 60
+
+
+def test_what_a_node_of_ones_own_costs_can_be_said(ours: Path) -> None:
+    cluster = chosen_cluster(
+        recipe(f"cluster.file={ours}", "cluster.usd_per_node_hour=12.5", "cluster.nodes=2").cluster
+    )
+    assert cluster is not None
+    assert (cluster.usd_per_hour, cluster.price_source) == (25, "cluster.usd_per_node_hour")
+
+
+def test_a_price_of_machines_that_nobody_names_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"usd_per_node_hour=5, and neither .*Name them, or"):
+        check(recipe("cluster.usd_per_node_hour=5"))
+    with pytest.raises(RecipeError, match=r"cluster\.usd_per_node_hour=-1"):
+        recipe("cluster.instance=p5.48xlarge", "cluster.usd_per_node_hour=-1")

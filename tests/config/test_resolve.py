@@ -53,6 +53,17 @@ def test_processes_are_parked_where_a_compiler_has_to_get_ready() -> None:
     assert "nothing is restarted" in unrepeated.reasons["elastic.parked"]
 
 
+def test_snapshots_are_copied_to_a_neighbour_where_there_is_one() -> None:
+    def copied(*overrides: str) -> bool | str:
+        return resolved(*overrides).recipe.elastic.snapshot_neighbour
+
+    snapshots, two = "elastic.snapshot_every=auto", "cluster.nodes=2"
+    assert copied(snapshots, two) is True
+    assert copied(snapshots, "elastic.max_nodes=2") is True
+    assert copied(snapshots) is copied(two) is False
+    assert copied(snapshots, two, "elastic.snapshot_neighbour=false") is False
+
+
 def test_nothing_stays_auto_and_everything_has_a_reason() -> None:
     result = resolved()
     settings = result.to_json()["settings"]

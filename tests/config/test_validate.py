@@ -48,7 +48,10 @@ WRONG: list[tuple[Tree, str]] = [
     ({"run": {"id": 17}}, 'Put it in quotes: "17"'),
     ({"secrets": {"HF_TOKEN": 3}}, "a secret is a name and a text"),
     ({"launch": {"slurm": {"partition": 3}}}, "launch.slurm.partition=3 is not text"),
-    ({"launch": {"volumes": [{"path": 3}]}}, "settings of its own (path, claim, efs, host)"),
+    (
+        {"launch": {"volumes": [{"path": 3}]}},
+        "settings of its own (path, claim, efs, access_point, host)",
+    ),
     ({"model": {"preset": "llama-tini"}}, "Did you mean llama-tiny?"),
     ({"run": {"steps": 3, "epochs": 1.0}}, "run.steps, run.epochs are all lengths"),
     ({"optim": {"name": "sgd"}}, "optim.lr=auto is known for"),
@@ -138,6 +141,7 @@ def test_a_dict_is_left_as_it_was() -> None:
     with pytest.raises(RecipeError):
         load_recipe(tree)
     load_recipe({"run": tree["run"]}, of_run=True)
+    load_recipe({"launch": {"aws_batch": {"ami": "ami-1", "queue": "trainers"}}}, of_run=True)
     assert tree == {"run": {"target_loss": 2.5}, "optim": {"lr": "fast"}}
 
 

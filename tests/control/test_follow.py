@@ -201,12 +201,23 @@ def test_other_attempts_are_left_out() -> None:
         ),
         (
             {
+                "kind": "snapshot_not_copied",
+                "node": "b",
+                "node_rank": 1,
+                "reason": "the next node does not take them: timed out",
+            },
+            "snapshots of node 1 (b) are on that node alone: the next node does not take them: "
+            "timed out",
+        ),
+        (
+            {
                 "kind": "snapshot_restored",
                 "step": 5,
+                "source": "neighbour",
                 "snapshots_refused": [{"step": 6, "reason": "what rank 1 held differs"}],
             },
-            "continuing from step 5, whose state was in memory; the snapshot of step 6 is damaged "
-            "and was passed over (what rank 1 held differs)",
+            "continuing from step 5, whose state was in another node's memory; the snapshot "
+            "of step 6 is damaged and was passed over (what rank 1 held differs)",
         ),
         (
             {
@@ -236,8 +247,31 @@ def test_other_attempts_are_left_out() -> None:
             "rank 3 on n1 is no straggler any more: it computes 200 ms a step, its peers 200 ms",
         ),
         (
+            {
+                "kind": "straggler",
+                "rank": 3,
+                "node": "n1",
+                "step": 70,
+                "factor": 2.0,
+                "compute_s": 0.4,
+                "peers_s": 0.2,
+                "is_over": False,
+                "stays": "elastic.min_nodes=2 needs all 2 nodes",
+            },
+            "rank 3 on n1 is a straggler, 2.0 times as slow: it computes 400 ms a step, its peers "
+            "200 ms; not left out: elastic.min_nodes=2 needs all 2 nodes",
+        ),
+        (
+            {"kind": "node_left_out", "node": "b", "node_rank": 1, "cause": "3 losses in a row"},
+            "node 1 (b) is left out: 3 losses in a row",
+        ),
+        (
             {"kind": "device_problem", "rank": 1, "node": "n0", "cause": "it computed other bits"},
             "rank 1 on n0 is odd: it computed other bits",
+        ),
+        (
+            {"kind": "checkpoint_interval", "step": 90, "every": 1200},
+            "a checkpoint every 1,200 steps from now on loses the least time",
         ),
         (
             {"kind": "checkpoint_abandoned", "step": 5, "reason": "rank 0: model.x holds NaN"},

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shardyard.checkpoint.same_bits import compare_bits
 from shardyard.elastic.faults import read_faults
 from shardyard.rundir.drilled import FAULTS_VARIABLE
 from shardyard.rundir.layout import RunDir
@@ -106,3 +107,29 @@ def test_a_flipped_bit_is_found_and_its_rank_named(
     told = [e for e in read_lines(run_dir.events) if e["kind"] == "device_problem"]
     assert [(each["step"], each["rank"]) for each in told] == found
     assert all(each["node"] and each["cause"].startswith(words) for each in told)
+
+
+@pytest.mark.system
+def test_checks_change_no_bit_of_a_run_whose_sums_have_no_order(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    """Both look at every bit; the check computes between steps, and draws and scales nothing."""
+    sections: dict[str, dict[str, Any]] = {
+        "run": {"steps": 4},
+        "model": {"preset": "llama-tiny", "dropout": 0.1},
+        "precision": {"reduce": "exact"},
+        "parallel": {"strategy": "NO_SHARD"},
+        "cluster": {"devices": 2},
+    }
+    runs = {}
+    for name, every, faults in (("left", None, ""), ("checked", 1, ""), ("broken", 1, "bit@2:1")):
+        elastic = {"check_bits_every": every}
+        runs[name] = make_run(tmp_path / name, corpus, {**sections, "elastic": elastic})
+        run_on_ranks(_train, 2, runs[name], faults, -1)
+    problems = {
+        name: [each["step"] for each in read_lines(run.events) if each["kind"] == "device_problem"]
+        for name, run in runs.items()
+    }
+    assert problems["left"] == problems["checked"] == [] and 3 in problems["broken"]
+    assert compare_bits(runs["left"], runs["checked"]).outcome == "equal"
+    assert compare_bits(runs["left"], runs["broken"]).outcome == "different"

@@ -1,6 +1,8 @@
 """``precision.reduce=exact``: any number of ranks makes the same bits."""
 
+import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -9,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardyard.checkpoint.same_bits import compare_bits
+from shardyard.checkpoint.same_bits import compare_bits, main
 from shardyard.errors import TrainingError
 from shardyard.parallel.exact_gradients import HEADROOM
 from shardyard.parallel.gradients import local_part
@@ -92,7 +94,9 @@ def _hold(corpus: Corpus, folder: Path, layouts: Layouts, **optim: Any) -> RunDi
     return alone
 
 
-def test_three_ranks_make_the_weights_of_one(corpus: Corpus, tmp_path: Path) -> None:
+def test_three_ranks_make_the_weights_of_one(
+    corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     alone = _hold(corpus, tmp_path, SMALLEST)
     # a test that cannot fail is none: sums in fp32 make others
     processes, parallel = SMALLEST["3 zero 2"]
@@ -101,6 +105,8 @@ def test_three_ranks_make_the_weights_of_one(corpus: Corpus, tmp_path: Path) -> 
     found = compare_bits(alone, rounded)
     assert found.outcome == "different" and found.step == 1
     assert found.tensor is not None and found.rank in range(3), found
+    assert main([str(alone.path), str(rounded.path)]) == 0
+    assert json.loads(capsys.readouterr().out) == asdict(found)
     # and what is not there proves nothing
     alone.metrics.write_text("".join(alone.metrics.read_text().splitlines(keepends=True)[1:]))
     same = compare_bits(alone, alone)

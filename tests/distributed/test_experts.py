@@ -18,6 +18,7 @@ from shardyard.train.hooks import Hooks
 from shardyard.train.setup import set_up
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import Corpus, make_run, train_here
+from tests.distributed.whole import whole
 
 STEPS = 4
 TOLERANCE = 1e-5
@@ -136,7 +137,7 @@ def _first_gradients(run_dirs: list[RunDir]) -> list[dict[str, Any]]:
         gradients = {}
         for name, param in training.task.model.named_parameters():
             assert param.grad is not None, name
-            gradients[name] = (param.grad.full_tensor() / total).numpy()  # type: ignore[attr-defined]
+            gradients[name] = (whole(param.grad) / total).numpy()
         training.close()
         found.append(gradients)
     return found

@@ -18,6 +18,7 @@ from shardyard.train.loop import Loop
 from shardyard.train.setup import set_up
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import Corpus, make_run, resolve_layout, train_here
+from tests.distributed.whole import whole
 
 SYSTEM = pytest.mark.system
 TOLERANCE = 1e-5
@@ -105,8 +106,8 @@ def _look(run_dirs: list[RunDir]) -> list[Found]:
 
 
 def _whole(grad: Any) -> np.ndarray:
-    whole: np.ndarray = grad.full_tensor().float().numpy()
-    return whole
+    found: np.ndarray = whole(grad).float().numpy()
+    return found
 
 
 def _train_all(run_dirs: list[RunDir]) -> None:

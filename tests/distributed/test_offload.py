@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from shardyard.parallel.gradients import local_part
 from shardyard.parallel.offload import ActivationOffload
 from shardyard.rundir.layout import RunDir
 from shardyard.train.hooks import Hooks
@@ -54,7 +55,7 @@ def _gradients(run_dir: RunDir) -> tuple[dict[str, Tensor], int]:
     gradients = {}
     for name, param in training.task.model.named_parameters():
         assert param.grad is not None, name
-        gradients[name] = param.grad.to_local().clone()  # type: ignore[attr-defined]
+        gradients[name] = local_part(param.grad).clone()
     offloads = [each for each in gc.get_objects() if type(each) is ActivationOffload]
     training.close()
     return gradients, sum(each.moved_bytes for each in offloads)

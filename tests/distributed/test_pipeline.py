@@ -14,6 +14,7 @@ from shardyard.train.loop import FINISHED
 from shardyard.train.setup import set_up
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import Corpus, make_run, train_here
+from tests.distributed.whole import whole
 
 STEPS = 5
 TOLERANCE = 1e-5
@@ -157,7 +158,7 @@ def _first_gradients(run_dirs: list[RunDir]) -> list[dict[str, Any]]:
         gradients = {}
         for name, param in training.task.model.named_parameters():
             assert param.grad is not None, name
-            gradients[name] = param.grad.full_tensor().numpy()  # type: ignore[attr-defined]
+            gradients[name] = whole(param.grad).numpy()
         found.append(gradients)
         training.close()
     return found

@@ -1,5 +1,6 @@
 """A run that loses a process between checkpoints goes on from memory, as if nothing had been."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ class Run:
 
 
 def _begin(
-    corpus: Corpus, folder: Path, *, save_every: int = 1000, every: int | str = EVERY,
+    corpus: Corpus, folder: Path, *, save_every: int | str = 1000, every: int | str | None = EVERY,
     steps: int = STEPS,
 ) -> Run:  # fmt: skip
     sections: dict[str, dict[str, Any]] = {
@@ -170,3 +171,19 @@ def test_auto_begins_ten_steps_apart_and_then_follows_what_a_copy_costs(
     assert moved["step"] == 20 and moved["every"] > 15 and moved["mtbf_s"] == 86_400
     assert run.train(generation=1, lost_after=1) == "lost"
     assert [event["step"] for event in run.events("snapshot_restored")] == [20]
+
+
+@pytest.mark.system
+def test_auto_saves_first_as_planned_then_as_a_save_costs_and_a_restart_keeps_to_it(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    run = _begin(corpus, tmp_path, save_every="auto", every=None, steps=40)
+    plan = run.run_dir.plan(0)
+    outlook = {"best_interval_steps": 5, "checkpoint_mtbf_s": 1e9}
+    plan.write_text(json.dumps({**json.loads(plan.read_text()), "failures": outlook}))
+    assert run.train(lost_after=22) == "lost"
+    (moved,) = run.events("checkpoint_interval")
+    assert moved["every"] > 40 and moved["step"] > 5
+    assert str(describe_event(moved)).startswith("a checkpoint every ")
+    assert run.train(generation=1, lost_after=10) == "lost"
+    assert [event["step"] for event in run.events("checkpoint_started")] == [5]

@@ -14,6 +14,7 @@ from shardyard.train.hooks import Hooks
 from shardyard.train.setup import set_up
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import Corpus, make_run, train_here
+from tests.distributed.whole import whole
 
 STEPS = 4
 TOLERANCE = 1e-5
@@ -112,8 +113,9 @@ def _first_gradients(run_dirs: list[RunDir]) -> list[dict[str, Any]]:
         training.stepper.accumulate(next(training.loader))
         found.append(
             {
-                name: param.grad.full_tensor().numpy()  # type: ignore[union-attr]
+                name: whole(param.grad).numpy()
                 for name, param in training.task.model.named_parameters()
+                if param.grad is not None
             }
         )
         training.close()

@@ -6,14 +6,15 @@ from docs.generate.launchers import table
 from shardyard.launchers.base import Capabilities
 
 
-def test_every_capability_has_a_row_and_what_asks_for_many_jobs_at_once() -> None:
+def test_every_capability_has_a_row_and_so_have_the_powers_beside_them() -> None:
     rows = table().splitlines()
-    assert len(rows) == 2 + len(fields(Capabilities)) + 1
-    assert rows[-1].endswith("for each alone | no | yes | yes | yes |")
+    assert len(rows) == 2 + len(fields(Capabilities)) + 2
+    assert rows[-2].endswith("for each alone | no | yes | yes | yes |")
+    assert rows[-1].endswith("run's folder is gone | no | yes | yes | yes |")
 
 
 def test_a_column_is_what_the_launcher_says_of_itself() -> None:
     place = "tests.cli.fake_launcher:FakeLauncher"
     assert [row.split(" | ")[-1] for row in table({"fake": place}).splitlines()[2:]] == [
-        "`fake` |", "no |", "no |", "yes |", "no |", "`env` |", "no |",
+        "`fake` |", "no |", "no |", "yes |", "no |", "`env` |", "no |", "no |",
     ]  # fmt: skip

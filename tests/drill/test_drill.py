@@ -12,7 +12,7 @@ from shardyard.drill.faults import FAULTS, turn_bytes
 from shardyard.drill.judge import judge
 from shardyard.drill.page import render_drill
 from shardyard.drill.recipe import Drilled
-from shardyard.drill.run import Case, Drill, chosen
+from shardyard.drill.run import Case, Chosen, Drill, chosen
 from shardyard.elastic.faults import ONCE, read_faults
 from shardyard.rundir.drilled import FAULTS_VARIABLE
 from tests.drill.test_judge import KILLED, TWIN
@@ -31,8 +31,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "verbs" / "drill.md"
         ("--faults sigkil", r"there is no fault 'sigkil'\. There are sigkill, "),
         ("--faults node-0", r"none of these can be tried \(node-0: the recipe has 1 node"),
         (
-            "--faults clock-step",
-            r"can be tried \(clock-step: not built: no namespace",
+            "--faults network-cut,joining-node,kill-in-snapshot",
+            r"kill-in-snapshot: the recipe takes none; elastic\.snapshot_every=2",
         ),
         ("--repeat 1000", r"more runs than the 2,000 .*smaller --repeat"),
         ("--steps 3", "--steps"),
@@ -76,6 +76,26 @@ def test_faults_are_tried_once_each_in_the_order_asked() -> None:
     asked = chosen(None, replace(ONE_NODE, nodes=2), repeat=1)
     assert "node-0" in asked.names
     assert asked.impossible["agent"] == "of a run on one node; this one has 2"
+
+
+def test_a_fault_that_the_recipe_or_the_machine_does_not_allow_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = replace(ONE_NODE, nodes=2, fewest_nodes=2)
+    names = "sigkill,joining-node,network-cut"
+    monkeypatch.setattr("shardyard.drill.surroundings._TUN", Path("/nothing/here"))
+    why = chosen(names, whole, repeat=1).impossible
+    assert why["joining-node"].startswith("the run needs all 2 nodes; elastic.min_nodes")
+    assert why["network-cut"].startswith("it needs networks of its own")
+    for name in ("joining-node", "bad-node"):
+        assert not FAULTS[name].why_not(replace(whole, fewest_nodes=1))
+    assert FAULTS["bit"].why_not(whole).startswith("nothing looks for it")
+    asked = chosen("bit,abort", replace(whole, checks_bits=True), repeat=1)
+    assert asked.names == ("bit", "abort")
+    few = asked.after_twin(replace(whole, checks_bits=True, replicas=2))
+    assert few.names == ("abort",) and "it takes 3 to tell which is wrong" in few.impossible["bit"]
+    assert asked.after_twin(replace(whole, checks_bits=True, replicas=4)).names == asked.names
+    assert not FAULTS["kill-in-snapshot"].why_not(replace(whole, takes_snapshots=True))
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -130,7 +150,7 @@ def test_the_page_has_a_row_a_bar_and_what_was_wrong(tmp_path: Path) -> None:
     page = render_drill(drill)
     assert "1 of 2" in page and "the recipe has &lt;1&gt; node" in page
     assert 'class="detect"' in page and "not noticed" in page
-    assert not drill.is_good
+    assert not drill.is_good and "2 equal" in page
     (row,) = drill.to_json()["rows"]
     assert (row["cases"], row["noticed"], row["equal"], row["good"]) == (2, 1, 2, 1)
     assert row["problems"] == {"not noticed": 1}
@@ -150,7 +170,11 @@ def test_a_folder_of_another_drill_is_refused(
     assert "a drill has been there" in capsys.readouterr().err
 
 
-def test_without_namespaces_no_disk_is_filled() -> None:
-    asked = chosen("sigkill,full-shm", ONE_NODE, repeat=1).outside("refused")
+def test_without_namespaces_no_disk_is_filled_and_no_network_cut() -> None:
+    asked = Chosen(names=("sigkill", "full-shm", "network-cut"), impossible={}, repeat=1)
+    asked = asked.outside("refused")
     assert asked.names == ("sigkill",)
-    assert asked.impossible == {"full-shm": "it needs file systems of its own: refused"}
+    assert asked.impossible == {
+        "full-shm": "it needs file systems of its own: refused",
+        "network-cut": "it needs networks of its own: refused",
+    }

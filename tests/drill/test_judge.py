@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from shardyard.drill.bits import Bits
 from shardyard.drill.facts import Ended, Facts, Left
 from shardyard.drill.faults import FAULTS
 from shardyard.drill.judge import Verdict, compare, judge
@@ -33,6 +34,13 @@ KILLED = replace(
         event(13.0, "first_step", 1, step=3),
         FINISHED,
     ),
+)  # fmt: skip
+
+
+EQUAL = Bits(outcome="equal", why="3 steps and all tensors of step 3")
+DIFFERENT = Bits(
+    outcome="different", why="step 3; model.a of step 3, written by rank 1", step=3,
+    tensor="model.a", rank=1,
 )  # fmt: skip
 
 
@@ -113,6 +121,21 @@ def test_a_lost_node_is_named_by_its_number() -> None:
     assert not judged(replace(facts, node=0), "lost-node").is_cause_right
 
 
+def test_the_first_tensor_that_differs_is_told_with_its_rank() -> None:
+    facts = replace(KILLED, digests={"rank-0.safetensors": "cd"}, bits=DIFFERENT)
+    verdict = judged(facts)
+    assert verdict.differs == {"step": 3, "rank": 1, "tensor": "model.a"}
+    assert verdict.problems == (f"different: {DIFFERENT.why}",)
+    assert judged(KILLED).differs is None
+
+
+def test_a_clock_that_was_moved_back_hides_no_loss() -> None:
+    lost = {**LOST, "t": LOST["t"] - 3600.0}
+    facts = replace(KILLED, fault="clock-step", events=(lost, FINISHED))
+    assert judged(facts, "clock-step").problems == ("a loss was told, and none was",)
+    assert judged(replace(facts, events=(FINISHED,)), "clock-step").is_good
+
+
 def test_what_is_left_over_is_a_problem_and_named() -> None:
     left = Left(processes=("7: sleep",), shared_memory=("sem.mp-a", "sem.mp-b"))
     assert judged(replace(KILLED, left=left)).problems == (
@@ -129,7 +152,19 @@ def test_what_is_left_over_is_a_problem_and_named() -> None:
         ({"samples": {0: 7, 1: 3, 2: 9}}, ("different", "samples more than the twin's")),
         (
             {"digests": {"rank-0.safetensors": "cd"}},
-            ("different", "weights or states of the last checkpoint, with equal losses"),
+            ("not proven", "the last checkpoints were not compared"),
+        ),
+        (
+            {"digests": {"rank-0.safetensors": "cd"}, "bits": DIFFERENT},
+            ("different", "step 3; model.a of step 3, written by rank 1"),
+        ),
+        (
+            {"digests": {"rank-0.safetensors": "cd"}, "bits": EQUAL},
+            ("equal", "losses, samples, and 3 steps and all tensors of step 3"),
+        ),
+        (
+            {"losses": {1: 3.0, 2: 2.4, 3: 2.25}, "bits": DIFFERENT},
+            ("different", "losses from step 2 on; step 3; model.a of step 3, written by rank 1"),
         ),
         ({"digests": {}}, ("not proven", "there is no last checkpoint to compare")),
         ({"last_checkpoint": 2}, ("not proven", "there is no last checkpoint to compare")),

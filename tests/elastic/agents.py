@@ -32,6 +32,9 @@ _FACTS = DataFacts(
     unigram_entropy=5.0,
 )
 
+PATIENCE_S = 300.0
+"""For whatever comes for sure, on a machine that others use too."""
+
 
 @dataclass
 class Agents:
@@ -102,7 +105,7 @@ def with_shared_memory(folder: Path) -> list[str]:
 
 def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
     """Wait for an agent; its last line on stdout."""
-    stdout, _ = process.communicate(timeout=90)
+    stdout, _ = process.communicate(timeout=PATIENCE_S)
     content: dict[str, Any] = json.loads(stdout.splitlines()[-1])
     assert content["exit_code"] == process.returncode
     return content
@@ -117,7 +120,7 @@ def session_pids(session: int) -> list[int]:
     return [pid for pid, sid, state in _processes() if sid == session and state != "Z"]
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"

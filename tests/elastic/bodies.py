@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -60,6 +61,43 @@ def straggle(run: RunDir, _attempt: int, _generation: int, drained: Drained) -> 
         is_over = _step(drained)
         notes.end_step()
     return "drained"
+
+
+def finish_alone(run: RunDir, attempt: int, generation: int, drained: Drained) -> str:
+    """Once the other node is left out, not while it is late."""
+    while dist.get_world_size() > 1 or '"node_left_out"' not in run.events.read_text():
+        if _step(drained):
+            return "drained"
+    return finish(run, attempt, generation, drained)
+
+
+def abort_at_once(_run: RunDir, _attempt: int, _generation: int, _drained: Drained) -> str:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.abort()
+
+
+def step_until_alone(run: RunDir, attempt: int, generation: int, drained: Drained) -> str:
+    return _pace_until_alone(run, attempt, generation, drained, seconds=0.05)
+
+
+def straggle_until_alone(run: RunDir, attempt: int, generation: int, drained: Drained) -> str:
+    return _pace_until_alone(run, attempt, generation, drained, seconds=0.2)
+
+
+def _pace_until_alone(
+    run: RunDir, attempt: int, generation: int, drained: Drained, *, seconds: float
+) -> str:
+    notes = own_notes()
+    for step in count(1):
+        if dist.get_world_size() == 1:
+            break
+        notes.begin_step(step, is_first=step == 1)
+        time.sleep(seconds)
+        is_over = _step(drained)
+        notes.end_step()
+        if is_over:
+            return "drained"
+    return finish(run, attempt, generation, drained)
 
 
 def never_drain(run: RunDir, _attempt: int, _generation: int, _drained: Drained) -> str:

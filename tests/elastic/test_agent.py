@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from shardyard.elastic.__main__ import may_wait
+from shardyard.elastic.agent import Answer
 from shardyard.errors import LostNodeError
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease, is_held
@@ -36,7 +38,12 @@ def assert_nothing_left(agents: Agents, process: subprocess.Popen[str]) -> None:
 def test_a_normal_run_finishes_with_events_and_logs(agents: Agents) -> None:
     agents.prepare()
     process = agents.start("finish")
-    assert answer(process) == {"outcome": "finished", "exit_code": 0, "message": "finished"}
+    assert answer(process) == {
+        "outcome": "finished",
+        "exit_code": 0,
+        "message": "finished",
+        "drain_left_s": None,
+    }
     assert_nothing_left(agents, process)
     (started,) = agents.events("attempt_started")
     assert [worker["rank"] for worker in started["workers"]] == [0, 1]
@@ -46,6 +53,22 @@ def test_a_normal_run_finishes_with_events_and_logs(agents: Agents) -> None:
     for rank in range(2):
         assert agents.run.log(1, rank).read_text() == "generation 0 sum 1 of 2\n"
     assert not list(agents.run.attempt(1).glob("failure-*"))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "exit_code", "drain_left_s", "may"),
+    [
+        ("finished", 0, None, True),
+        ("failed", 1, None, True),
+        ("drained", 143, None, False),
+        ("failed", 143, -1.0, False),
+        ("failed", LostNodeError.exit_code, None, False),
+    ],
+)
+def test_only_an_end_that_nobody_waits_for_waits_for_a_scrape(
+    outcome: str, exit_code: int, drain_left_s: float | None, *, may: bool
+) -> None:
+    assert may_wait(Answer(outcome, exit_code, "", drain_left_s)) is may
 
 
 @pytest.mark.heavy
@@ -131,7 +154,7 @@ def test_the_same_failure_twice_ends_the_run_whatever_restarts_are_left(agents: 
     assert (end["outcome"], end["exit_code"]) == ("failed", 1)
     message = end["message"]
     assert f"rank 1 on {socket.gethostname()} was lost (ZeroDivisionError: no such n" in message
-    assert "twice after step 0, and no checkpoint became durable in between: another" in message
+    assert "twice after step 0, and the run did not come beyond it in between: another" in message
     assert str(agents.run.log(1, 1)) in message
     assert f"`shardyard resume {agents.run.path}`" in message
     lost = agents.events("worker_lost")
@@ -442,13 +465,17 @@ def test_a_node_that_is_only_cut_off_from_the_first_does_not_go_on_beside_it(
     # the lease of a first node that lives on is held, here by another process
     agents.run.lease.rename(agents.run.lease.with_name("old"))
     holder = Lease(agents.run.lease)
+    (started,) = agents.events("rendezvous")
+    worker = started["workers"][1]["pid"]
     for pid in session_pids(lost.pid):
         os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: bool(agents.events("node_lost")))
+    wait_until(lambda: not Path(f"/proc/{worker}").exists())
     left.terminate()  # it would look for a store for a minute
     assert answer(left)["exit_code"] == LostNodeError.exit_code
     holder.close()
     assert not agents.events("store_moved")
+    # for the others it is the lost one, and it does not speak for the run
+    assert not agents.events("node_lost") and not agents.events("attempt_ended")
 
 
 @pytest.mark.system

@@ -110,6 +110,20 @@ def test_those_that_are_left_meet_without_one_that_is_forgotten(shared: EtcdServ
 
 
 @pytest.mark.system
+def test_those_that_are_left_meet_without_one_that_leaves(shared: EtcdServer) -> None:
+    nodes = [enter(shared, "leaves") for _ in range(2)]
+    met = meet(*nodes)
+    leaving, other = sorted(nodes, key=lambda node: met[nodes.index(node)].rank)
+    leaving.leave(0)
+    assert other.next_rendezvous().world_size == 1
+    assert wait_for(leaving.has_others, within_s=60.0, every_s=0.2)
+    assert leaving.shutdown() and not other.is_closed()
+    other.shutdown()
+    assert wait_for(lambda: not leaving.has_others(), within_s=60.0, every_s=0.2)
+    assert not [key for key in shared.left() if key.startswith("/shardyard/leaves/")]
+
+
+@pytest.mark.system
 def test_a_node_whose_lease_ends_is_gone(shared: EtcdServer) -> None:
     nodes = [enter(shared, "lease", keep_alive_s=3) for _ in range(2)]
     met = meet(*nodes)

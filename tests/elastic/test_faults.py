@@ -16,7 +16,7 @@ def test_steps_are_read_and_told(capsys: pytest.CaptureFixture[str]) -> None:
     faults = read_faults({VARIABLE: "gradient@7,weight@12,gradient@30"})
     assert faults.gradient_steps == frozenset({7, 30})
     assert faults.weight_steps == frozenset({12})
-    assert "a drill; NaN is put in" in capsys.readouterr().err
+    assert "a drill makes these faults" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["weights@3", "gradient@0", "gradient@3;weight@4", "1", "weight@"])

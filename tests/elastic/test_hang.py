@@ -103,14 +103,14 @@ def test_a_rank_that_reads_a_step_from_the_device_waits_for_others() -> None:
 class Node:
     """Two ranks whose notes and states a test sets, and a clock that it moves."""
 
-    def __init__(self, *, compiles: bool = False) -> None:
-        elastic = Elastic(hang_min_s=3.5, hang_slow_s=48.0)
+    def __init__(self, *, compiles: bool = False, slow_s: float = 48.0) -> None:
+        elastic = Elastic(hang_min_s=3.5, hang_slow_s=slow_s)
         budgets = Budgets.of(elastic, compiles=compiles)
         assert budgets is not None
         self.notes = [
             RankNotes(
                 pid=pid, step=1, phase=Phase.STEP, collectives_begun=1, collectives_ended=1,
-                step_ns=0, compute_ns=0, moved_ns=1,
+                step_ns=0, compute_ns=0, save_ns=0, moved_ns=1,
             )
             for pid in (100, 101)
         ]  # fmt: skip
@@ -171,7 +171,8 @@ def test_a_rank_that_moves_excuses_all() -> None:
 @pytest.mark.parametrize(
     ("phase", "letter", "cpu", "compiles"),
     [
-        (Phase.SAVE, "S", 0.0, False),
+        (Phase.SAVE, "S", 0.0, False),  # the first
+        (Phase.WRITE, "S", 0.0, False),
         (Phase.DATA, "S", 0.0, False),
         (Phase.EVALUATE, "S", 1.0, False),  # the first: nobody knows how long it takes
         (Phase.STEP, "D", 0.0, False),
@@ -191,6 +192,30 @@ def test_what_is_no_usual_step_may_take_long(
     assert not node.watch.is_suspicious()
     node.pass_time(2.0, cpu=cpu)
     assert node.watch.is_suspicious()
+
+
+@pytest.mark.parametrize(("longest_s", "budget_s"), [(0.2, 90.0), (20.0, 100.0), (60.0, 240.0)])
+def test_a_later_save_may_take_five_times_the_longest_so_far_and_90_seconds_at_least(
+    longest_s: float, budget_s: float
+) -> None:
+    node = Node(slow_s=240.0)
+    node.learn(0.1)
+    node.change([1], phase=Phase.SAVE, save_ns=int(longest_s * 1e9))
+    node.look()
+    node.pass_time(budget_s - 0.2)
+    assert not node.watch.is_suspicious()
+    node.pass_time(0.4)
+    assert node.watch.is_suspicious()
+
+
+def test_one_rank_s_saves_say_nothing_of_another_s_first() -> None:
+    node = Node(slow_s=240.0)
+    node.learn(0.1)
+    node.change([0], save_ns=10**9, collectives_begun=3)
+    node.change([1], phase=Phase.SAVE)
+    node.look()
+    node.pass_time(239.0)
+    assert not node.watch.is_suspicious()
 
 
 def test_a_first_step_may_take_long_and_a_stopped_rank_is_never_right() -> None:

@@ -78,8 +78,8 @@ def test_a_phase_ends_in_the_one_before_also_by_an_error(
     memory: AgentMemory, mine: WrittenNotes
 ) -> None:
     mine.enter(Phase.STEP)
-    with pytest.raises(ZeroDivisionError), mine.during(Phase.SAVE):
-        assert read_notes(memory, 2)[1].phase is Phase.SAVE
+    with pytest.raises(ZeroDivisionError), mine.during(Phase.EVALUATE):
+        assert read_notes(memory, 2)[1].phase is Phase.EVALUATE
         raise ZeroDivisionError
     assert read_notes(memory, 2)[1].phase is Phase.STEP
 
@@ -107,3 +107,15 @@ def test_outside_an_agent_nothing_is_noted_and_torch_stays_as_it_is(
     before = dist.all_reduce
     assert type(own_notes()) is Notes and dist.all_reduce is before
     own_notes.cache_clear()
+
+
+def test_the_longest_copy_of_the_state_is_noted_and_no_other_phase(
+    memory: AgentMemory, mine: WrittenNotes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ns = [0]
+    monkeypatch.setattr("shardyard.elastic.notes.time.monotonic_ns", lambda: now_ns[0])
+    stays = ((Phase.SAVE, 30), (Phase.SAVE, 20), (Phase.WRITE, 90), (Phase.EVALUATE, 90))
+    for phase, took_ns in stays:
+        with mine.during(phase):
+            now_ns[0] += took_ns
+    assert read_notes(memory, 2)[1].save_ns == 30

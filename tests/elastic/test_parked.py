@@ -43,14 +43,14 @@ def test_parked_processes_take_over_and_a_drain_does_not_wait_for_them(
     monkeypatch.setenv("TEST_PRELOAD", TRAINING)
     agents.prepare(parked=True, max_restarts=2)
     process = agents.start("step_until_drained")
-    wait_until(lambda: len(parked(process.pid)) == 2, timeout_s=100)
+    wait_until(lambda: len(parked(process.pid)) == 2)
     ready = parked(process.pid)
     assert not ready & set(workers(agents, 0).values())
     os.kill(workers(agents, 0)[1], signal.SIGKILL)
     assert set(workers(agents, 1).values()) == ready
 
     # others are parked behind them; once one of those is lost, workers are started as usual
-    wait_until(lambda: len(parked(process.pid)) == 2, timeout_s=100)
+    wait_until(lambda: len(parked(process.pid)) == 2)
     behind = parked(process.pid)
     assert not behind & ready
     os.kill(min(behind), signal.SIGKILL)
@@ -58,7 +58,7 @@ def test_parked_processes_take_over_and_a_drain_does_not_wait_for_them(
     assert not set(workers(agents, 2).values()) & (ready | behind)
     assert not behind & set(session_pids(process.pid))
 
-    wait_until(lambda: len(parked(process.pid)) == 2, timeout_s=100)
+    wait_until(lambda: len(parked(process.pid)) == 2)
     process.terminate()
     assert answer(process)["outcome"] == "drained"
     assert [lost["rank"] for lost in agents.events("worker_lost")] == [1, 0]

@@ -1,10 +1,12 @@
 """Where the agents of several nodes meet, and for whom they wait."""
 
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from torch.distributed import DistError
 
 from shardyard.elastic.rendezvous import (
     Meeting,
@@ -12,6 +14,7 @@ from shardyard.elastic.rendezvous import (
     build_rendezvous,
     connect_store,
     serve_store,
+    sever,
     wait_for_all,
 )
 from shardyard.waiting import wait_for
@@ -82,6 +85,21 @@ def test_a_node_that_is_forgotten_is_not_waited_for(pair: list[Rendezvous]) -> N
 
 
 @pytest.mark.heavy
+def test_a_node_that_leaves_is_not_waited_for_sees_the_others_and_closes_nothing_for_them(
+    pair: list[Rendezvous],
+) -> None:
+    left, other = pair  # which serves the store, and goes on serving it
+    with ThreadPoolExecutor() as pool:
+        met = list(pool.map(Rendezvous.next_rendezvous, pair))
+    left.leave(met[0].rank)
+    assert other.next_rendezvous().world_size == 1
+    assert wait_for(left.has_others, within_s=60.0, every_s=0.2)
+    assert left.shutdown() and not other.is_closed()
+    other.forget([0], round=other.round)  # as if it were killed
+    assert wait_for(lambda: not left.has_others(), within_s=60.0, every_s=0.2)
+
+
+@pytest.mark.heavy
 def test_a_node_that_comes_is_told_of_once_it_is_to_be_taken_in(pair: list[Rendezvous]) -> None:
     first, second = pair
     assert first.next_rendezvous().world_size == 1
@@ -103,3 +121,23 @@ def test_a_node_that_was_forgotten_too_early_comes_back(pair: list[Rendezvous]) 
         pair[0].forget([met[1].rank], round=pair[0].round)
         again = list(pool.map(Rendezvous.next_rendezvous, pair))
     assert [each.world_size for each in again] == [2, 2]
+
+
+def test_a_call_that_waits_in_a_store_ends_when_its_connection_is_shut_and_no_other_is() -> None:
+    store = serve_store("127.0.0.1", 0)
+    client = connect_store("127.0.0.1", store.port)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as elsewhere,
+        socket.create_connection(elsewhere.getsockname()) as other,
+        ThreadPoolExecutor() as pool,
+    ):
+        waiting = pool.submit(client.get, "what nobody says")
+
+        def has_ended() -> bool:
+            sever(store.port)
+            return waiting.done()
+
+        assert wait_for(has_ended, every_s=0.05, within_s=60.0)
+        with pytest.raises(DistError):
+            waiting.result()
+        assert other.getpeername() == elsewhere.getsockname()

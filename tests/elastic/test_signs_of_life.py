@@ -102,3 +102,29 @@ def test_a_node_whose_sign_of_life_stands_still_is_gone_whatever_its_clock_said(
     assert meet(first, ahead, behind) == [3, 3, 3]
     ahead._stop_heartbeats()  # as if it were killed; by its clock it lives for an hour
     assert meet(first, behind) == [2, 2]
+
+
+@pytest.mark.heavy
+def test_nobody_waits_for_others_once_all_are_there_that_are_known_to_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    store = HashStore()
+    nodes = []
+    for _ in range(3):
+        clock = OwnClock(C10dRendezvousBackend(store, "m"), last_call=HOUR)
+        node = Rendezvous.from_backend(
+            "m", store, clock, 2, 3, local_addr="127.0.0.1",
+            timeout=RendezvousTimeout(join=timedelta(seconds=60), last_call=HOUR),
+            keep_alive_interval=1, keep_alive_max_attempt=6,
+        )  # fmt: skip
+        node.own_clock = clock
+        nodes.append(node)
+    assert meet(*nodes) == [3, 3, 3]
+    *left, gone = nodes
+    gone._stop_heartbeats()
+    for node in left:
+        node.expect(2)
+    assert meet(*left) == [2, 2]  # else they would wait an hour for the third
+    for node in left:
+        node._stop_heartbeats()

@@ -122,5 +122,5 @@ def test_agents_tell_each_other_and_one_of_them_judges(monkeypatch: pytest.Monke
 
 NOTE = RankNotes(
     pid=1, step=0, phase=Phase.STEP, collectives_begun=0, collectives_ended=0, step_ns=10**8,
-    compute_ns=10**8, moved_ns=0,
+    compute_ns=10**8, save_ns=0, moved_ns=0,
 )  # fmt: skip

@@ -3,10 +3,9 @@
 Without a Docker engine it runs no containers: jobs succeed at once, or are held and then fail.
 """
 
-import copy
+import base64
 import json
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -18,9 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shardyard.cluster.batch import render_environment
+from shardyard.cluster.description import STOP_MARGIN_S, Description, read_description
 from shardyard.config.schema import Recipe
 from shardyard.launchers.aws_batch.objects import LOG_GROUP
-from shardyard.launchers.aws_batch.setup import prerequisites
 from tests.launchers.docker_engine import DockerEngine
 
 REGION = "us-east-1"
@@ -61,12 +61,12 @@ class BatchServer:
         body = {"model_name": "batch::job", "transition": transition}
         self._post("/moto-api/state-manager/set-transition", body)
 
-    def write_log(self, stream: str, *lines: str) -> None:
-        """Write into a stream of Batch's log group, a millisecond apart."""
+    def write_log(self, stream: str, *lines: str, group: str = LOG_GROUP) -> None:
+        """Write into a stream of a log group, a millisecond apart."""
         logs = self.client("logs")
         for make, names in (
-            (logs.create_log_group, {"logGroupName": LOG_GROUP}),
-            (logs.create_log_stream, {"logGroupName": LOG_GROUP, "logStreamName": stream}),
+            (logs.create_log_group, {"logGroupName": group}),
+            (logs.create_log_stream, {"logGroupName": group, "logStreamName": stream}),
         ):
             with suppress(logs.exceptions.ResourceAlreadyExistsException):
                 make(**names)
@@ -74,7 +74,7 @@ class BatchServer:
         events = [
             {"timestamp": now_ms + place, "message": text} for place, text in enumerate(lines)
         ]
-        logs.put_log_events(logGroupName=LOG_GROUP, logStreamName=stream, logEvents=events)
+        logs.put_log_events(logGroupName=group, logStreamName=stream, logEvents=events)
 
     def make_queue(self, name: str, *, max_vcpus: int = 4096, state: str = "ENABLED") -> None:
         """A queue on a compute environment of p4d.24xlarge."""
@@ -104,34 +104,50 @@ class BatchServer:
             computeEnvironmentOrder=[{"order": 1, "computeEnvironment": f"{name}-environment"}],
         )
 
-    def network_settings(self) -> tuple[str, ...]:
-        """Settings of a recipe that name a subnet, a security group and an instance profile."""
-        ec2 = self.client("ec2")
-        subnet = ec2.describe_subnets()["Subnets"][0]["SubnetId"]
-        group = ec2.describe_security_groups()["SecurityGroups"][0]["GroupId"]
-        return (
-            f"launch.aws_batch.subnets=[{subnet}]",
-            f"launch.aws_batch.security_groups=[{group}]",
-            "launch.aws_batch.instance_role=ecsInstanceRole",
-        )
+    def make_environment(self, recipe: Recipe) -> None:
+        """What `shardyard cluster create kind=batch` makes for a recipe, as far as moto knows it.
 
-    def make_prerequisites(self, recipe: Recipe) -> None:
-        """What `python -m shardyard.launchers.aws_batch.setup` prints, as far as moto knows it.
-
-        It has no placement groups, asks for a service role where Batch has one of its own, and for
-        security groups where they stand in the launch template.
+        Of its stack the launch template, the environment and the queue, by calls. moto has no
+        placement groups, asks for a service role where Batch has one of its own, and for security
+        groups where they stand in the launch template.
         """
         self.make_role("arn:aws:iam::123456789012:role/batch", trusted="batch.amazonaws.com")
-        groups = list(recipe.launch.aws_batch.security_groups)
-        for call in prerequisites(recipe):
-            params = copy.deepcopy(call["params"])
-            if call["call"] == "CreatePlacementGroup":
-                continue
-            if call["call"] == "CreateComputeEnvironment":
-                params["serviceRole"] = "arn:aws:iam::123456789012:role/batch"
-                params["computeResources"]["securityGroupIds"] = groups
-            verb = re.sub(r"(?<!^)(?=[A-Z])", "_", call["call"]).lower()
-            getattr(self.client(call["service"]), verb)(**params)
+        made = render_environment(self._description(recipe), "0" * 16, None)["Resources"]
+        group = self.client("ec2").describe_security_groups()["SecurityGroups"][0]["GroupId"]
+        template = made["Template"]["Properties"]
+        data = template["LaunchTemplateData"]
+        for interface in data.get("NetworkInterfaces", []):
+            interface["Groups"] = [group]
+        data["UserData"] = base64.b64encode(data["UserData"]["Fn::Base64"].encode()).decode()
+        name = template["LaunchTemplateName"]
+        self.client("ec2").create_launch_template(LaunchTemplateName=name, LaunchTemplateData=data)
+        environment = as_of_calls(made["Environment"]["Properties"])
+        environment["serviceRole"] = "arn:aws:iam::123456789012:role/batch"
+        resources = environment["computeResources"]
+        if "placementGroup" in resources:
+            resources["placementGroup"] = "of-the-stack"
+        resources |= {
+            "securityGroupIds": [group], "instanceRole": "ecsInstanceRole",
+            "launchTemplate": {"launchTemplateName": name, "version": "$Default"},
+        }  # fmt: skip
+        batch, queue = self.client("batch"), as_of_calls(made["Queue"]["Properties"])
+        batch.create_compute_environment(**environment)
+        order = {"order": 1, "computeEnvironment": environment["computeEnvironmentName"]}
+        batch.create_job_queue(**{**queue, "computeEnvironmentOrder": [order]})
+
+    def _description(self, recipe: Recipe) -> Description:
+        cluster, subnet = recipe.cluster, self.client("ec2").describe_subnets()["Subnets"][0]
+        nodes = {
+            "instance": cluster.instance, "max": cluster.nodes,
+            "capacity": cluster.capacity or "on-demand",
+            "stop_s": int(recipe.elastic.drain_timeout_s) + STOP_MARGIN_S,
+        }  # fmt: skip
+        zone = subnet["AvailabilityZone"]
+        vpc = {"id": subnet["VpcId"], "subnets": {zone: subnet["SubnetId"]}}
+        return read_description(
+            ["kind=batch", f"name={recipe.launch.aws_batch.queue}", f"region={REGION}",
+             f"zone={zone}", f"nodes={json.dumps(nodes)}", f"vpc={json.dumps(vpc)}"]
+        )  # fmt: skip
 
     def make_role(self, arn: str, *, trusted: str = "ecs-tasks.amazonaws.com") -> None:
         """A role that a service may assume."""
@@ -184,6 +200,23 @@ class BatchServer:
         )
         with urllib.request.urlopen(request, timeout=10) as answer:
             answer.read()
+
+
+def as_of_calls(properties: Any) -> Any:
+    """CloudFormation's properties as Batch's calls name them: a small letter first, tags as given.
+
+    minvCpus and maxvCpus differ in nothing else.
+    """
+    match properties:
+        case dict():
+            return {
+                key[0].lower() + key[1:]: value if key == "Tags" else as_of_calls(value)
+                for key, value in properties.items()
+            }
+        case list():
+            return [as_of_calls(one) for one in properties]
+        case _:
+            return properties
 
 
 @contextmanager

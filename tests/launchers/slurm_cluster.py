@@ -125,6 +125,16 @@ class SlurmCluster:
                 os.kill(pid, signal.SIGKILL)
         daemon.wait()
 
+    def kill_task(self, node: str, module: str) -> None:
+        """Kill the program of a job's task on a node, and nothing else there."""
+        words = [b"-m", module.encode()]
+        (program,) = (
+            pid
+            for pid in self.processes_of(node)
+            if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1:3] == words
+        )
+        os.kill(program, signal.SIGKILL)
+
     def stop_daemon(self, name: str) -> None:
         """End a node's daemon alone, as a package update does; its tasks live on."""
         daemon = self.daemons.pop(name)

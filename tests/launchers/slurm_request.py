@@ -10,6 +10,7 @@ from shardyard.launchers.base import LaunchRequest, SideJob
 
 CASES: dict[str, tuple[int, tuple[str, ...]]] = {
     "llama-tiny-cpu-4": (4, ("cluster.device=cpu",)),
+    "llama-tiny-cpu-elastic": (4, ("cluster.device=cpu", "elastic.min_nodes=2")),
     "llama-tiny-cpu-short": (
         2,
         (
@@ -75,6 +76,23 @@ CASES: dict[str, tuple[int, tuple[str, ...]]] = {
             "cluster.instance=p5.48xlarge",
             "launch.slurm.container_image=registry.example/shardyard@sha256:0123",
             "launch.slurm.container_mounts=['/fsx:/fsx', '/data:/data:ro']",
+        ),
+    ),
+    "llama2-7b-p4d.24xlarge-2-options": (
+        2,
+        (
+            "model.preset=llama2-7b",
+            "cluster.instance=p4d.24xlarge",
+            "launch.slurm.options={exclude: '127.0.0.4', gres: 'gpu:a100:8', switches: '1@10:00', "
+            "contiguous: true, nice: 7, auto-resume: 1}",
+        ),
+    ),
+    "llama2-7b-p5.48xlarge-2-no-gres": (
+        2,
+        (
+            "model.preset=llama2-7b",
+            "cluster.instance=p5.48xlarge",
+            "launch.slurm.request_gpus=false",
         ),
     ),
     "llama-1b-dl1.24xlarge-2": (2, ("model.preset=llama-1b", "cluster.instance=dl1.24xlarge")),

@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from shardyard.launchers.aws_batch.objects import job_name
 from shardyard.launchers.base import JobState, Rendered, SideJob, Submission
 from shardyard.launchers.ledger import Ledger
 from tests.launchers.batch_requests import batch_request
-from tests.launchers.batch_server import REGION, BatchServer, batch_server
+from tests.launchers.batch_server import REGION, BatchServer
 
 pytest.importorskip("boto3", reason="needs shardyard[aws]")
 pytest.importorskip("moto.server", reason="needs moto[batch,server]")
@@ -24,21 +23,15 @@ pytestmark = pytest.mark.heavy
 NAME = job_name("llama-1")
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BatchServer]:
-    with batch_server(tmp_path_factory.mktemp("moto")) as server:
-        yield server
-
-
 @pytest.fixture
-def batch(server: BatchServer, monkeypatch: pytest.MonkeyPatch) -> BatchServer:
+def batch(moto: BatchServer, monkeypatch: pytest.MonkeyPatch) -> BatchServer:
     """An empty server that this process speaks to."""
-    for name, value in server.environ.items():
+    for name, value in moto.environ.items():
         monkeypatch.setenv(name, value)
     for name in ("AWS_PROFILE", "AWS_DEFAULT_REGION", "AWS_REGION", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    server.reset()
-    return server
+    moto.reset()
+    return moto
 
 
 @pytest.fixture
@@ -206,6 +199,24 @@ def test_a_job_that_batch_forgot_is_gone(batch: BatchServer, ledger: Ledger) -> 
     with pytest.raises(RequestError, match="no more") as raised:
         list(launcher.logs(job, node=None, follow=False))
     assert "/aws/batch/job" in str(raised.value)
+
+
+def test_a_log_group_of_the_queues_own_is_written_to_and_read(
+    batch: BatchServer, ledger: Ledger
+) -> None:
+    group = "/shardyard/trainers"
+    batch.make_queue("trainers")
+    launcher = BatchLauncher()
+    job = launcher.submit(rendered(f"launch.aws_batch.log_group={group}"), ledger)
+    ledger.record(job)
+    (noted,) = ledger.jobs()
+    assert noted.details["log_group"] == group
+    batch.write_log(f"{NAME}/default/{job.id}", "step 1", group=group)
+    lines = list(launcher.logs(job, node=0, follow=False))
+    assert [line.text for line in lines] == ["step 1"]
+    batch.reset()
+    with pytest.raises(RequestError, match=f"streams of the log group {group}"):
+        list(launcher.logs(job, node=0, follow=False))
 
 
 def test_logs_of_a_node_that_does_not_exist_are_refused(batch: BatchServer, ledger: Ledger) -> None:

@@ -5,7 +5,6 @@ are answered by botocore's Stubber, which validates both sides.
 """
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from shardyard.launchers.aws_batch.checks import QUOTAS, batch_checks
 from shardyard.launchers.aws_batch.objects import LOG_GROUP
 from tests.image.registries import answering
 from tests.launchers.batch_requests import EXECUTION_ROLE, ROLE, batch_request
-from tests.launchers.batch_server import REGION, BatchServer, batch_server
+from tests.launchers.batch_server import REGION, BatchServer
 
 pytest.importorskip("boto3", reason="needs shardyard[aws]")
 pytest.importorskip("moto.server", reason="needs moto[batch,server]")
@@ -28,31 +27,25 @@ pytestmark = pytest.mark.heavy
 IMAGE = f"123456789012.dkr.ecr.{REGION}.amazonaws.com/shardyard:1"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BatchServer]:
-    with batch_server(tmp_path_factory.mktemp("moto")) as server:
-        yield server
-
-
 @pytest.fixture
-def aws(server: BatchServer, monkeypatch: pytest.MonkeyPatch) -> BatchServer:
+def aws(moto: BatchServer, monkeypatch: pytest.MonkeyPatch) -> BatchServer:
     """An empty account that this process speaks to."""
-    for name, value in server.environ.items():
+    for name, value in moto.environ.items():
         monkeypatch.setenv(name, value)
     for name in ("AWS_PROFILE", "AWS_DEFAULT_REGION", "AWS_REGION", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    server.reset()
-    return server
+    moto.reset()
+    return moto
 
 
 def made(aws: BatchServer, *overrides: str, without: str = "") -> tuple[str, ...]:
-    """An account with all that the recipe asks for, made as the prerequisites say."""
-    settings = (*aws.network_settings(), "cluster.instance=p4d.24xlarge", *overrides)
+    """An account with all that the recipe asks for, made as `cluster create` does."""
+    settings = ("cluster.instance=p4d.24xlarge", *overrides)
     if without != "roles":
         aws.make_role(ROLE)
         aws.make_role(EXECUTION_ROLE)
     aws.make_instance_profile("ecsInstanceRole")
-    aws.make_prerequisites(batch_request(*settings).recipe)
+    aws.make_environment(batch_request(*settings).recipe)
     aws.client("ecr").create_repository(repositoryName="shardyard")
     aws.push_manifest("shardyard", "1")
     aws.client("logs").create_log_group(logGroupName=LOG_GROUP)
@@ -120,7 +113,7 @@ def test_nodes_whose_own_interfaces_are_shut_to_each_other_are_told(aws: BatchSe
     assert "task network" not in findings(*alone, service_quotas=quota(192))
 
 
-def test_an_account_made_by_the_prerequisites_is_fit(aws: BatchServer) -> None:
+def test_an_account_made_as_cluster_create_does_is_fit(aws: BatchServer) -> None:
     settings = made(aws, "cluster.nodes=2")
     let_default_group_in(aws)
     found = findings(*settings, service_quotas=quota(192))
@@ -135,7 +128,7 @@ def test_an_account_made_by_the_prerequisites_is_fit(aws: BatchServer) -> None:
         "log group": ["ok"], "quota": ["ok"], "image": ["ok", "warning"],
     }  # fmt: skip
     assert "arn:aws:sts" in only(found, "credentials").what
-    assert "instances of trainers-environment get 4 EFA interfaces" in only(found, "EFA").what
+    assert "instances of shardyard-trainers get 4 EFA interfaces" in only(found, "EFA").what
 
 
 @pytest.mark.usefixtures("aws")
@@ -156,8 +149,7 @@ def test_an_empty_account_lacks_everything_and_says_how_to_make_it() -> None:
     found = findings("cluster.instance=p4d.24xlarge", service_quotas=quota(0))
     assert only(found, "queue").verdict == "problem"
     assert "'trainers' does not exist" in only(found, "queue").what
-    assert "prints the commands that make one, but needs more" in only(found, "queue").mend
-    assert "subnets" in only(found, "queue").mend
+    assert "cluster create kind=batch recipe=RECIPE name=QUEUE` makes" in only(found, "queue").mend
     for finding in found["roles"] + found["instances"]:
         assert "'trainers' does not exist" in finding.what
     assert (only(found, "log group").verdict, only(found, "log group").mend) == (
@@ -176,7 +168,7 @@ def test_instances_without_efa_would_start_no_container(aws: BatchServer) -> Non
     assert efa.verdict == "problem"
     assert "get 0 EFA interfaces, and p4d.24xlarge has 4" in efa.what
     assert "/dev/infiniband/uverbs0" in efa.what
-    assert "aws_batch.setup" in efa.mend
+    assert "shardyard cluster create kind=batch" in efa.mend
     assert only(found, "placement group").verdict == "warning"
     stop = only(found, "stop time")
     assert "give a container 30 s to end" in stop.what

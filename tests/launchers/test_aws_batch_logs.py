@@ -9,6 +9,8 @@ from shardyard.launchers.aws_batch.logs import PAGE_EVENTS, read_logs, stream_na
 
 pytest.importorskip("botocore", reason="needs shardyard[aws]")
 
+GROUP = "/shardyard/trainers"
+
 
 class Meta:
     region_name = "us-east-1"
@@ -26,11 +28,13 @@ class FakeLogs:
     def get_log_events(
         self,
         *,
+        logGroupName: str,
         logStreamName: str,
         limit: int,
         nextToken: str = "f/0",
         **_: Any,
     ) -> dict[str, Any]:
+        assert logGroupName == GROUP
         if logStreamName not in self.streams:
             from botocore.exceptions import ClientError
 
@@ -48,7 +52,7 @@ class FakeLogs:
 
 
 def read(client: FakeLogs, streams: dict[int, list[str]]) -> list[tuple[str, str]]:
-    lines = read_logs(client, lambda: (True, streams), follow=False)
+    lines = read_logs(client, lambda: (True, streams), group=GROUP, follow=False)
     return [(line.source, line.text) for line in lines]
 
 
@@ -106,7 +110,8 @@ def test_following_waits_for_more_and_reads_what_came_last() -> None:
         waits.append(seconds)
         client.streams["a"].append((1 + len(waits), f"after wait {len(waits)}"))
 
-    lines: Iterator[str] = (line.text for line in read_logs(client, look, follow=True, sleep=sleep))
+    found = read_logs(client, look, group=GROUP, follow=True, sleep=sleep)
+    lines: Iterator[str] = (line.text for line in found)
     assert list(lines) == ["one", "after wait 1", "after wait 2", "of the second attempt"]
 
 

@@ -334,12 +334,25 @@ def test_what_batch_cannot_do_is_refused_with_the_next_step(
 
 
 def test_a_folder_that_ends_with_the_container_is_a_warning() -> None:
-    kept = BatchLauncher().render(batch_request("cluster.instance=p4d.24xlarge"))
     lost = batch_request("cluster.instance=p4d.24xlarge", run_dir="/tmp/llama-1")
-    (warning,) = BatchLauncher().render(lost).warnings
-    assert kept.warnings == ()
+    *_, warning = BatchLauncher().render(lost).warnings
     assert "/tmp/llama-1 is on none of launch.volumes" in warning
     assert "efs: fs-" in warning
+
+
+def test_an_efs_mount_without_access_point_warns_and_with_one_goes_through_it() -> None:
+    (warning,) = BatchLauncher().render(batch_request("cluster.instance=p4d.24xlarge")).warnings
+    assert "launch.volumes[0] mounts all of EFS fs-0123456789abcdef0 without an access" in warning
+    assert "that is root" in warning and "give its access_point: fsap-" in warning
+    volume = "{path: /runs, efs: fs-0123456789abcdef0, access_point: fsap-0123456789abcdef0}"
+    request = batch_request("cluster.instance=p4d.24xlarge", f"launch.volumes=[{volume}]")
+    assert BatchLauncher().render(request).warnings == ()
+    (group,) = job_definition(request)["nodeProperties"]["nodeRangeProperties"]
+    assert group["container"]["volumes"][0]["efsVolumeConfiguration"] == {
+        "fileSystemId": "fs-0123456789abcdef0",
+        "transitEncryption": "ENABLED",
+        "authorizationConfig": {"accessPointId": "fsap-0123456789abcdef0"},
+    }
 
 
 def test_a_request_above_batchs_limit_is_refused() -> None:

@@ -1,6 +1,6 @@
 """What the run did not make on AWS Batch is left alone, whatever its ledger says: against moto."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +9,7 @@ from shardyard.errors import AccessError, StorageError
 from shardyard.launchers.aws_batch.launcher import BatchLauncher
 from shardyard.launchers.base import Removal, Submission
 from shardyard.launchers.ledger import Ledger
-from tests.launchers.batch_server import REGION, BatchServer, batch_server
+from tests.launchers.batch_server import REGION, BatchServer
 from tests.launchers.test_aws_batch import NAME, rendered
 
 pytest.importorskip("boto3", reason="needs shardyard[aws]")
@@ -21,23 +21,17 @@ PLACE = {"region": REGION, "queue": "trainers"}
 COLLEAGUE = "shardyard-colleague"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BatchServer]:
-    with batch_server(tmp_path_factory.mktemp("moto")) as server:
-        yield server
-
-
 @pytest.fixture
-def batch(server: BatchServer, monkeypatch: pytest.MonkeyPatch) -> BatchServer:
+def batch(moto: BatchServer, monkeypatch: pytest.MonkeyPatch) -> BatchServer:
     """A server with a queue, in which jobs wait."""
-    for name, value in server.environ.items():
+    for name, value in moto.environ.items():
         monkeypatch.setenv(name, value)
     for name in ("AWS_PROFILE", "AWS_DEFAULT_REGION", "AWS_REGION", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    server.reset()
-    server.make_queue("trainers")
-    server.hold_jobs(seconds=60)
-    return server
+    moto.reset()
+    moto.make_queue("trainers")
+    moto.hold_jobs(seconds=60)
+    return moto
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ That they reach the containers is shown in tests/e2e/test_batch_docker.py.
 """
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 from shardyard.cli import main
 from shardyard.launchers.aws_batch.objects import job_name
 from tests.launchers.batch_requests import EXECUTION_ROLE, SETTINGS
-from tests.launchers.batch_server import BatchServer, batch_server
+from tests.launchers.batch_server import BatchServer
 from tests.launchers.planted import Planted, planted_secrets
 
 pytest.importorskip("boto3", reason="needs shardyard[aws]")
@@ -29,21 +28,15 @@ RECIPE = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BatchServer]:
-    with batch_server(tmp_path_factory.mktemp("moto")) as server:
-        yield server
-
-
 @pytest.fixture
-def planted(server: BatchServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Planted:
+def planted(moto: BatchServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Planted:
     """Secrets in AWS and in this process's environment; the work is done in a folder beside."""
-    server.reset()
-    server.make_queue("trainers")
+    moto.reset()
+    moto.make_queue("trainers")
     made = planted_secrets(tmp_path, kinds=("env", "env"))
-    arn = server.client("secretsmanager").create_secret(Name="a", SecretString=made.values[0])
-    server.client("ssm").put_parameter(Name="/b", Value=made.values[1], Type="SecureString")
-    for name, value in (server.environ | made.environ).items():
+    arn = moto.client("secretsmanager").create_secret(Name="a", SecretString=made.values[0])
+    moto.client("ssm").put_parameter(Name="/b", Value=made.values[1], Type="SecureString")
+    for name, value in (moto.environ | made.environ).items():
         monkeypatch.setenv(name, value)
     for name in ("AWS_PROFILE", "AWS_DEFAULT_REGION", "AWS_REGION", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
@@ -54,7 +47,7 @@ def planted(server: BatchServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 def test_no_verb_lets_a_secret_out(
-    server: BatchServer, planted: Planted, capsys: pytest.CaptureFixture[str]
+    moto: BatchServer, planted: Planted, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [*RECIPE, f"secrets={json.dumps(planted.secrets)}"]
     said = ""
@@ -72,7 +65,7 @@ def test_no_verb_lets_a_secret_out(
         output = capsys.readouterr()
         said += output.out + output.err
         assert code == (1 if verb[0] == "doctor" else 0), f"{verb[0]}: {output.err}"
-    batch = server.client("batch")
+    batch = moto.client("batch")
     definitions = batch.describe_job_definitions(jobDefinitionName=job_name(RUN))["jobDefinitions"]
     (listed,) = batch.list_jobs(jobQueue="trainers", jobStatus="SUCCEEDED")["jobSummaryList"]
     jobs = batch.describe_jobs(jobs=[listed["jobId"]])["jobs"]

@@ -1,7 +1,6 @@
 """Many jobs of AWS Batch are described by the hundred, and each is what it says alone."""
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ from shardyard.launchers.aws_batch.status import STATES
 from shardyard.launchers.base import JobState, JobStatus, Submission
 from shardyard.launchers.ledger import Ledger
 from tests.launchers.batch_requests import batch_request
-from tests.launchers.batch_server import REGION, BatchServer, batch_server
+from tests.launchers.batch_server import REGION, BatchServer
 
 pytest.importorskip("boto3", reason="needs shardyard[aws]")
 
@@ -85,16 +84,53 @@ def test_an_unknown_state_of_one_job_does_not_hide_the_others() -> None:
         launcher.status(odd)
 
 
+class _Pages:
+    """The two calls that answer by the page, of one queue whose jobs are of a name each."""
+
+    def __init__(self, batch: "_Region", call: str) -> None:
+        self.batch, self.call = batch, call
+
+    def paginate(self, **asked: Any) -> list[dict[str, Any]]:
+        if self.call == "describe_job_queues":
+            return [{"jobQueues": [{"jobQueueName": "trainers"}]}]
+        assert asked["jobQueue"] == "trainers"
+        assert asked["filters"] == [{"name": "JOB_NAME", "values": ["shardyard-*"]}]
+        return [{"jobSummaryList": [one]} for one in self.batch.known.values()]
+
+
+class _Region(_Batch):
+    def get_paginator(self, call: str) -> _Pages:
+        return _Pages(self, call)
+
+
+def test_jobs_of_ours_are_found_by_their_tag_without_any_ledger() -> None:
+    running, over, foreign = (_job(number).id for number in (1, 2, 3))
+    known = {
+        job_id: {
+            "jobId": job_id, "jobName": "shardyard-x", "status": word, "tags": tags,
+            "jobQueue": f"arn:aws:batch:{REGION}:123456789012:job-queue/trainers",
+        }
+        for job_id, word, tags in (
+            (running, "RUNNING", {"shardyard-run": "x"}),
+            (over, "SUCCEEDED", {"shardyard-run": "y"}),
+            (foreign, "RUNNING", {}),
+        )
+    }  # fmt: skip
+    recipe = batch_request("cluster.instance=p4d.24xlarge").recipe
+    (found,) = _launcher(_Region(known)).find(recipe)
+    assert (found.id, found.run_id, found.state) == (running, "x", JobState.RUNNING)
+    assert found.where == f"queue trainers in {REGION}"
+    assert found.end.startswith(f"aws batch terminate-job --region {REGION} --job-id {running}")
+
+
 @pytest.fixture
-def batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BatchServer]:
-    pytest.importorskip("moto.server", reason="needs moto[batch,server]")
-    with batch_server(tmp_path) as server:
-        for name, value in server.environ.items():
-            monkeypatch.setenv(name, value)
-        for name in ("AWS_PROFILE", "AWS_DEFAULT_REGION", "AWS_REGION", "AWS_SESSION_TOKEN"):
-            monkeypatch.delenv(name, raising=False)
-        server.reset()  # jobs succeed at once
-        yield server
+def batch(moto: BatchServer, monkeypatch: pytest.MonkeyPatch) -> BatchServer:
+    for name, value in moto.environ.items():
+        monkeypatch.setenv(name, value)
+    for name in ("AWS_PROFILE", "AWS_DEFAULT_REGION", "AWS_REGION", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    moto.reset()  # jobs succeed at once
+    return moto
 
 
 @pytest.mark.heavy

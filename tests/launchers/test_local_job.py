@@ -11,6 +11,7 @@ import pytest
 
 from shardyard.errors import StorageError
 from shardyard.launchers.local_job import JobFile, Supervisor, verdict
+from shardyard.rundir.drilled import HOSTS_VARIABLE, Hosts
 
 VERDICTS = [
     # codes of the nodes, asked to stop?, the job's
@@ -64,6 +65,17 @@ def test_nodes_get_their_place_and_the_recipes_variables(tmp_path: Path) -> None
 
 
 @pytest.mark.heavy
+def test_a_drill_puts_nodes_on_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = Hosts(enter=[[], ["env", "HOST=other"]], address="10.0.0.1")
+    monkeypatch.setenv(HOSTS_VARIABLE, hosts.to_text())
+    code, _ = supervise(tmp_path, "print(os.environ.get('HOST'), sys.argv)")
+    assert code == 0
+    first, second = ((tmp_path / f"node-{rank}.log").read_text() for rank in range(2))
+    assert first.startswith("None") and second.startswith("other")
+    assert "'10.0.0.1:" in first and "'10.0.0.1:" in second
+
+
+@pytest.mark.heavy
 def test_a_folder_that_vanishes_is_not_made_anew(tmp_path: Path) -> None:
     folder = tmp_path / "job-0"
     folder.mkdir()
@@ -111,6 +123,15 @@ def test_an_elastic_run_goes_on_without_a_lost_node(tmp_path: Path) -> None:
     code, status = supervise(tmp_path, script, fewest_nodes=1)
     assert (code, status["restarts"], status["reason"]) == (0, 0, "")
     assert [node["exit_code"] for node in status["nodes"]] == [0, -9]
+
+
+@pytest.mark.heavy
+def test_nodes_that_are_enough_are_not_stopped_as_another_lost_them(tmp_path: Path) -> None:
+    script = "sys.exit(75) if rank else time.sleep(2)"
+    code, status = supervise(tmp_path, script, fewest_nodes=1)
+    assert (code, status["restarts"], status["reason"]) == (0, 0, "")
+    code, status = supervise(tmp_path, "sys.exit(0 if session else 75)", fewest_nodes=1)
+    assert (code, status["restarts"]) == (0, 1)  # all have lost each other: all start again
 
 
 @pytest.mark.heavy

@@ -3,7 +3,7 @@
 import pytest
 
 from shardyard.errors import RequestError
-from shardyard.launchers.slurm.nodelist import first_host, hosts_in
+from shardyard.launchers.slurm.nodelist import host_of, hosts_in
 
 # Answers of `scontrol show hostnames LIST` of slurm-client 22.05.
 ANSWERS = [
@@ -21,7 +21,9 @@ ANSWERS = [
 @pytest.mark.parametrize(("nodelist", "hosts"), ANSWERS)
 def test_a_list_is_written_out(nodelist: str, hosts: list[str]) -> None:
     assert hosts_in(nodelist) == hosts
-    assert first_host(nodelist) == hosts[0]
+    assert [host_of(nodelist, rank) for rank in range(len(hosts))] == hosts
+    with pytest.raises(RequestError, match="Node K of a job is host K"):
+        host_of(nodelist, len(hosts))
 
 
 @pytest.mark.parametrize(
@@ -36,4 +38,4 @@ def test_what_is_no_list_is_shown(nodelist: str) -> None:
 
 
 def test_the_first_host_of_a_huge_list_costs_nothing() -> None:
-    assert first_host("a[1-90000]b[1-90000]") == "a1b1"
+    assert host_of("a[1-90000]b[1-90000]", 0) == "a1b1"

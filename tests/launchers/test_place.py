@@ -88,13 +88,18 @@ def test_each_scheduler_says_where_a_node_stands(
     node_rank, nodes, host, port, session = expected
     assert place_in(kind, environ) == Place(
         node_rank=node_rank, nodes=nodes, host=host, port=port, session=session,
-        is_container=kind != "slurm",
+        is_container=kind != "slurm", own_host="p5-7" if kind == "slurm" else None,
     )  # fmt: skip
 
 
 def test_a_pytorchjob_says_which_etcd_its_nodes_meet_in() -> None:
     environ = {**PYTORCHJOB, "SHARDYARD_RENDEZVOUS": "etcd://etcd:2379"}
     assert place_in("pytorchjob", environ).rendezvous == "etcd://etcd:2379"
+
+
+def test_a_worker_of_a_pytorchjob_is_reached_by_the_service_of_its_own_name() -> None:
+    environ = {**PYTORCHJOB, "SHARDYARD_OWN_HOST": "run-worker-3"}
+    assert place_in("pytorchjob", environ).own_host == "run-worker-3"
 
 
 def test_the_main_node_of_aws_batch_finds_its_own_address() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from shardyard.control.strays import strays
 from shardyard.errors import CapacityError, RequestError, ShardyardError, StorageError
 from shardyard.launchers.base import JobState, Removal, Rendered, Submission
 from shardyard.launchers.ledger import Ledger
@@ -121,6 +122,25 @@ def test_a_failed_job_has_the_exit_code_of_its_nodes(
     status = launcher.status(job)
     assert (status.state, status.exit_code) == (JobState.FAILED, 2)
     assert status.reason == "failed with exit code 2"
+
+
+def test_a_run_that_can_do_without_a_node_ends_as_those_say_that_are_left(
+    launcher: SlurmLauncher, run_dir: Path, ledger: Ledger, wait: Waiting
+) -> None:
+    """Not as the lost one did, and not so soon after it as a drain may take."""
+    words = ("elastic.drain_timeout_s=1", "elastic.min_nodes=1")
+    job = launcher.submit(_rendered(launcher, run_dir, "outlive", *words), ledger)
+    wait.for_state(job, JobState.SUCCEEDED)
+    assert "node 1: went on" in wait.lines(job)
+
+
+def test_a_run_that_needs_all_of_its_nodes_ends_with_the_first_that_is_lost(
+    launcher: SlurmLauncher, run_dir: Path, ledger: Ledger, wait: Waiting
+) -> None:
+    words = ("elastic.drain_timeout_s=1",)
+    job = launcher.submit(_rendered(launcher, run_dir, "outlive", *words), ledger)
+    wait.for_state(job, JobState.FAILED)
+    assert "node 1: went on" not in wait.lines(job)
 
 
 def test_a_cancelled_run_drains_and_says_so(
@@ -346,19 +366,47 @@ def test_a_job_that_slurm_has_forgotten_is_gone(launcher: SlurmLauncher, run_dir
     assert list(launcher.logs(job, node=None, follow=True)) == []
 
 
-def test_how_a_forgotten_job_ended_is_known_from_its_own_words(
-    launcher: SlurmLauncher, run_dir: Path
+@pytest.mark.parametrize(
+    ("exit_code", "state"),
+    [
+        (0, JobState.SUCCEEDED),
+        (1, JobState.FAILED),
+        (137, JobState.FAILED),
+        (143, JobState.DRAINED),
+    ],
+)
+def test_a_job_that_slurm_has_forgotten_ended_as_its_log_says(
+    exit_code: int, state: JobState, launcher: SlurmLauncher, run_dir: Path
 ) -> None:
     (run_dir / "logs").mkdir(parents=True)
     text = "shardyard: the nodes ended with exit code "
     (run_dir / "logs" / "slurm-4000000.log").write_text(
-        f"shardyard: start 0\n{text}143\nshardyard: start 1\n{text}0\n"
+        f"shardyard: start 0\n{text}75\nshardyard: start 1\n{text}{exit_code}\n"
     )
     details = {"folder": str(run_dir), "nodes": "2"}
     job = Submission(launcher="slurm", run_id="old", id="4000000", name="old", details=details)
     status = launcher.status(job)
-    assert (status.state, status.exit_code) == (JobState.GONE, 0)
-    assert status.reason == "Slurm knows it no more; its nodes ended with exit code 0"
+    assert (status.state, status.exit_code) == (state, exit_code)
+    said = f"its nodes ended with exit code {exit_code}"
+    assert status.reason == f"says its log: {said}; Slurm knows it no more"
+
+
+def test_a_job_whose_folder_was_moved_away_is_found_by_its_comment(
+    launcher: SlurmLauncher, run_dir: Path, ledger: Ledger, tmp_path: Path
+) -> None:
+    job = launcher.submit(_rendered(launcher, run_dir, "wait"), ledger)
+    recipe = slurm_request().recipe
+    try:
+        moved = tmp_path / "elsewhere"
+        run_dir.rename(moved)
+        (found,) = [each for each in launcher.find(recipe) if each.id == job.id]
+        assert (found.run_id, found.where) == (run_dir.name, str(run_dir))
+        assert not found.state.is_over and found.end == f"scancel {job.id}"
+        assert job.id in [each.id for each in strays(launcher, [], tmp_path / "runs")]
+        moved.rename(run_dir)
+        assert job.id not in [each.id for each in strays(launcher, [], run_dir.parent)]
+    finally:
+        launcher.remove(job, ledger)
 
 
 @pytest.mark.parametrize(
@@ -372,6 +420,10 @@ def test_how_a_forgotten_job_ended_is_known_from_its_own_words(
         ),
         (["launch.slurm.partition=short", "cluster.nodes=3", "cluster.device=cpu"], "fewer nodes"),
         (["cluster.instance=p3.2xlarge", "launch.slurm.constraint=slow"], "Invalid feature"),
+        (["launch.slurm.options={gres: 'nosuch:1'}"], "set launch.slurm.request_gpus=false"),
+        (["launch.slurm.options={nodelist: 'nowhere[1-2]'}"], "Name nodes of `sinfo -N`"),
+        (["launch.slurm.options={reservation: nosuch}"], "`scontrol show reservation`"),
+        (["launch.slurm.options={licenses: 'nosuch:1'}"], "Mend that option in launch.slurm"),
     ],
 )
 def test_what_slurm_can_never_run_is_refused_with_what_to_change(

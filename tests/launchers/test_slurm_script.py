@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import instance, instance_names
 from shardyard.launchers.slurm.launcher import SlurmLauncher
 from shardyard.launchers.slurm.script import exported_names, render_script
-from tests.launchers.slurm_request import CASES, golden_request, slurm_request
+from tests.launchers.slurm_request import CASES, SIDE, golden_request, slurm_request
 
 GOLDEN = Path(__file__).parent / "golden" / "slurm"
 NASTY = 'it\'s a "$HOME" `id` %j; rm -rf $(pwd) & #'
@@ -64,6 +65,69 @@ def test_nodes_have_the_python_that_submits_unless_told_otherwise(
     request = slurm_request(*overrides)
     assert SlurmLauncher().shares_python(request.recipe) is is_shared
     assert (f"{sys.executable} -m" in render_script(request)) is is_shared
+
+
+OPTIONS = (
+    "launch.slurm.options={exclude: 'n[1-2]', nodelist: n7, reservation: ours, gres: 'nvme:1', "
+    "switches: 1, contiguous: true, nice: 5, auto-resume: 1}"
+)
+
+
+def test_options_of_the_recipe_reach_sbatch_and_those_of_hyperpod_srun() -> None:
+    script = render_script(slurm_request("cluster.instance=p5.48xlarge", OPTIONS))
+    asked = _directives(script)
+    wanted = {
+        "exclude": "'n[1-2]'", "nodelist": "n7", "reservation": "ours", "gres": "nvme:1",
+        "switches": "1", "contiguous": "", "nice": "5",
+    }  # fmt: skip
+    assert wanted.items() <= asked.items() and asked["gpus-per-node"] == "8"
+    assert "auto-resume" not in asked and " --auto-resume=1 " in script
+
+
+@pytest.mark.parametrize(
+    ("partition", "added"),
+    [((), ["exclude", "reservation", "nice"]), (("launch.slurm.side_partition=cpu",), [])],
+)
+def test_a_side_job_gets_those_options_that_ask_for_no_devices(
+    partition: tuple[str, ...], added: list[str]
+) -> None:
+    request = replace(slurm_request(OPTIONS, *partition), side=SIDE)
+    script = render_script(request)
+    names = ["exclude", "nodelist", "reservation", "gres", "switches", "contiguous", "nice"]
+    assert [name for name in names if name in _directives(script)] == added
+    assert "auto-resume" not in script
+
+
+def test_gpus_are_not_asked_for_where_the_cluster_s_slurm_manages_none() -> None:
+    asked = _directives(
+        render_script(
+            slurm_request("cluster.instance=p5.48xlarge", "launch.slurm.request_gpus=false")
+        )
+    )
+    assert "gpus-per-node" not in asked and "exclusive" in asked
+
+
+def test_gpus_of_a_gres_take_the_place_of_our_own_option_and_must_be_as_many() -> None:
+    gres = "launch.slurm.options={gres: 'gpu:h100:8'}"
+    asked = _directives(render_script(slurm_request("cluster.instance=p5.48xlarge", gres)))
+    assert asked["gres"] == "gpu:h100:8" and "gpus-per-node" not in asked
+    with pytest.raises(RequestError, match=r"gres=gpu:4 asks for 4 GPUs of each node, where 8"):
+        render_script(
+            slurm_request("cluster.instance=p5.48xlarge", "launch.slurm.options={gres: 'gpu:4'}")
+        )
+
+
+@pytest.mark.parametrize(("limit", "minutes"), [("2h", "59"), ("30min", "30"), (None, "59")])
+def test_a_block_s_end_is_the_job_s_time_limit_if_that_is_sooner(
+    limit: str | None, minutes: str
+) -> None:
+    block = ("cluster.capacity=block:cr-0123456789abcdef0", "cluster.instance=p5.48xlarge",
+             "cluster.block_ends=2027-01-31T11:30:00Z")  # fmt: skip
+    given = () if limit is None else (f"launch.time_limit={limit}",)
+    request = replace(slurm_request(*block, *given), block_left_s=3599.0)
+    assert _directives(render_script(request))["time"] == minutes
+    with pytest.raises(RequestError, match=r"what is left of cluster\.capacity=block:cr-"):
+        render_script(replace(request, block_left_s=100.0))
 
 
 def test_there_is_no_golden_script_that_nothing_renders() -> None:
@@ -250,7 +314,6 @@ def test_nodes_that_still_save_are_not_killed_because_the_first_has_drained() ->
     [
         ('launch.slurm.partition="a\\nb"', r"launch.slurm.partition='a\\nb' cannot stand in"),
         ("launch.slurm.account='a\\b'", "launch.slurm.account=.* Choose another"),
-        ("launch.slurm.container_mounts=['/a,b:/c']", "a mount holds a comma.* Mount a folder"),
         ("elastic.drain_timeout_s=121", "is above launch.slurm.signal_before_s=120"),
         ("launch.time_limit=3min", "is not longer than the 180 s.* Raise the one or lower"),
     ],

@@ -91,9 +91,11 @@ class SlurmRun:
         *,
         nodes: int = 2,
         steps: int = STEPS,
+        settings: tuple[str, ...] = (),
     ) -> None:
         self.place = place
         self.steps = steps
+        self.settings = settings
         self.cluster = cluster
         self.run_dir = place.run_dir(run_id)
         self.launcher = SlurmLauncher(shell=cluster.shell)
@@ -101,7 +103,7 @@ class SlurmRun:
 
     def submit(self, nodes: int = 2) -> Submission:
         words = [f"run.id={self.run_dir.run_id}", *TWO_NODES, f"cluster.nodes={nodes}"]
-        words.append(f"run.steps={self.steps}")
+        words += [f"run.steps={self.steps}", *self.settings]
         recipe = anchor_paths(load_checked_recipe([self.place.folder / "tiny.yaml"], words))
         request = LaunchRequest(
             run_id=self.run_dir.run_id,
@@ -181,6 +183,26 @@ def test_a_node_that_dies_costs_no_more_than_the_steps_since_the_last_checkpoint
     assert begins[1] >= 40
     assert begins[1] % 40 == 0
     assert _losses(run.run_dir) == expected
+
+
+def test_the_program_of_node_0_is_killed_and_another_node_does_its_part(
+    place: Place, cluster: SlurmCluster, expected: dict[int, float]
+) -> None:
+    run = SlurmRun(
+        place, cluster, "beheaded", settings=("elastic.min_nodes=1", "checkpoint.every=10")
+    )
+    wait_for_step(run.run_dir, 30)
+    name = sorted(name for name, _ in run.launcher.status(run.job).nodes)[0]
+    cluster.kill_task(name, "shardyard.node")
+    run.wait_for(JobState.SUCCEEDED)  # the same start of the job
+    assert run.run_dir.attempts() == [0]
+    assert [event["world_size"] for event in events(run.run_dir, "rendezvous")] == [2, 1]
+    assert [event["node_rank"] for event in events(run.run_dir, "node_lost")] == [0]
+    (moved,) = events(run.run_dir, "store_moved")
+    assert moved["node_rank"] == 1
+    assert moved["endpoint"].startswith("127.0.0.2:")  # its name in the job's list of nodes
+    # Sums are made in another order: equal up to rounding.
+    assert _losses(run.run_dir) == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_daemon_that_stops_for_good_costs_no_step(place: Place, cluster: SlurmCluster) -> None:

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from shardyard.control.train import next_attempt
 from shardyard.errors import AccessError
 from shardyard.launchers.trust import refuse_untrusted
+from shardyard.rundir.layout import RunDir
 from tests.cli.fake_launcher import FakeLauncher
 from tests.cli.launched_runs import launch, runs_dir, shardyard
 
@@ -98,3 +100,36 @@ def test_a_launched_run_s_folder_needs_no_mending_whatever_the_umask(
     made = [tmp_path / "runs" / "first", *(tmp_path / "runs" / "first").rglob("*")]
     assert [path for path in made if path.stat().st_mode & 0o022] == []
     capsys.readouterr()
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_resume_by_another_user_says_whose_the_run_is_and_what_to_do(
+    is_folder: bool, tmp_path: Path
+) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can be another user for a while")
+    run = tmp_path / "runs" / "trained"
+    run.mkdir(parents=True)
+    for name in ("recipe.yaml", "events.jsonl"):
+        (run / name).touch()
+    if not is_folder:
+        run.chmod(0o777)
+    opened = [folder for folder in run.parents if not folder.stat().st_mode & 0o001]
+    modes = [folder.stat().st_mode for folder in opened]
+    for folder in opened:
+        folder.chmod(0o755)
+    os.seteuid(_NOBODY)
+    try:
+        with pytest.raises(AccessError) as refused:
+            next_attempt(RunDir(run), ())
+    finally:
+        os.seteuid(0)
+        for folder, mode in zip(opened, modes, strict=True):
+            folder.chmod(mode)
+    err = str(refused.value)
+    shut = run if is_folder else run / "events.jsonl"
+    assert f"{shut} belongs to root, and you, nobody, may not write there" in err
+    assert f"Run this as root; or go on with a copy of your own: cp -r {run} FOLDER" in err
+
+
+_NOBODY = 65534

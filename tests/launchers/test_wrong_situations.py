@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,13 +10,17 @@ import pytest
 from docs.generate.pages import DOCS, made
 from tests.hub import running_hub
 from tests.launchers.batch_endpoint import batch_endpoint
-from tests.launchers.batch_server import BatchServer, batch_server
+from tests.launchers.batch_server import BatchServer
 from tests.launchers.kubernetes.api_server import TOKEN, running_server
 from tests.launchers.wrong_anywhere import AnyDesk
 from tests.launchers.wrong_aws_batch import BatchDesk
+from tests.launchers.wrong_batch_queue import QueueDesk
+from tests.launchers.wrong_bench import BenchDesk
 from tests.launchers.wrong_hub import HubDesk
 from tests.launchers.wrong_kubernetes import KubernetesDesk
+from tests.launchers.wrong_monitoring import MonitoringDesk
 from tests.launchers.wrong_paths import PathsDesk
+from tests.launchers.wrong_prices import PricesDesk
 from tests.launchers.wrong_situations import Desk, Situation, all_situations
 from tests.launchers.wrong_slurm import SlurmDesk
 
@@ -28,15 +31,18 @@ DESKS: dict[str, type[Desk]] = {
     "paths, of any launcher": PathsDesk,
     "slurm": SlurmDesk,
     "kubernetes": KubernetesDesk,
+    "doctor --install monitoring, cloudwatch": MonitoringDesk,
     "aws-batch": BatchDesk,
+    "prices and bills": PricesDesk,
+    "bench network": BenchDesk,
+    "cluster, kind=batch": QueueDesk,
 }
 
 
-@pytest.fixture(scope="module")
-def ask_moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], BatchServer]]:
-    """One server for all, started when it is first asked for: that takes seconds."""
-    with ExitStack() as stack:
-        yield cache(lambda: stack.enter_context(batch_server(tmp_path_factory.mktemp("moto"))))
+@pytest.fixture
+def ask_moto(request: pytest.FixtureRequest) -> Callable[[], BatchServer]:
+    """Started when it is first asked for: that takes seconds."""
+    return lambda: request.getfixturevalue("moto")
 
 
 @pytest.fixture
@@ -61,6 +67,9 @@ def desks(
             if isinstance(desk, BatchDesk):
                 pytest.importorskip("boto3", reason="needs shardyard[aws]")
                 desk.connect(stack.enter_context(batch_endpoint()), ask_moto)
+            if isinstance(desk, QueueDesk):
+                stack.enter_context(pytest.importorskip("moto").mock_aws())
+                desk.connect()
             return desk
 
         yield make

@@ -214,3 +214,107 @@ def _(desk: AnyDesk) -> int:
 @row("literal value as a secret", 2, says="secrets.HF_TOKEN", do="env")
 def _(desk: AnyDesk) -> int:
     return desk.launch("secrets.HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz0123456789")
+
+
+_BLOCK = "cluster.capacity=block:cr-0123456789abcdef0"
+
+
+@row(
+    "capacity block whose end is not said",
+    2,
+    says="cluster.block_ends: is not given, and the run must have drained when the block ends",
+    do="aws ec2 describe-capacity-reservations --capacity-reservation-ids cr-0123456789abcdef0",
+)
+def _(desk: AnyDesk) -> int:
+    return desk.launch(*_RENTED, _BLOCK)
+
+
+@row(
+    "capacity block that is over",
+    2,
+    says="cluster.capacity=block:cr-0123456789abcdef0 is over",
+    do="Name another block, or extend this one",
+)
+def _(desk: AnyDesk) -> int:
+    ended = "cluster.block_ends=2026-01-31T11:30:00Z"
+    return desk.launch(*_RENTED, "optim.global_batch=16", _BLOCK, ended)
+
+
+@row(
+    "capacity of no instances",
+    2,
+    says="cluster.capacity=spot, and cluster.instance names no EC2 type",
+    do="Name it, or leave the capacity out",
+)
+def _(desk: AnyDesk) -> int:
+    return desk.launch("cluster.capacity=spot")
+
+
+@row(
+    "lost jobs of a launcher that marks none",
+    2,
+    says="jobs of local carry no mark",
+    do="Ask one of slurm, kubernetes, aws-batch",
+)
+def _(desk: AnyDesk) -> int:
+    return desk.shardyard("runs", "--on", "local")
+
+
+@row(
+    "stragglers to be left out where all nodes are needed",
+    2,
+    says="elastic.straggler=leave_out goes on with a node less, and elastic.min_nodes=2 needs all",
+    do="Set elastic.min_nodes below",
+)
+def _(desk: AnyDesk) -> int:
+    return desk.launch("elastic.straggler=leave_out")
+
+
+@row(
+    "stragglers to be left out on accelerators",
+    2,
+    says="elastic.straggler=leave_out with cluster.device=cuda",
+    do="Leave it at report",
+)
+def _(desk: AnyDesk) -> int:
+    return desk.launch("elastic.straggler=leave_out", "elastic.min_nodes=1", *_RENTED)
+
+
+@row(
+    "unknown wish about stragglers",
+    2,
+    says="elastic.straggler='drop'",
+    do="leave_out",
+)
+def _(desk: AnyDesk) -> int:
+    return desk.launch("elastic.straggler=drop")
+
+
+@row(
+    "more nodes needed than there are",
+    2,
+    says="elastic.min_nodes=3 is more than cluster.nodes=2",
+    do="Use at most 2",
+)
+def _(desk: AnyDesk) -> int:
+    return desk.launch("elastic.min_nodes=3")
+
+
+@row(
+    "fewer nodes at most than there are",
+    2,
+    says="elastic.max_nodes=1 is less than cluster.nodes=2",
+    do="Use at least 2",
+)
+def _(desk: AnyDesk) -> int:
+    return desk.launch("elastic.max_nodes=1")
+
+
+@row(
+    "silence of a node borne longer than a collective waits",
+    2,
+    says="elastic.keep_alive_s=60 is not below elastic.collective_timeout_s=60",
+    do="Lower the one or raise the other",
+)
+def _(desk: AnyDesk) -> int:
+    return desk.launch("elastic.keep_alive_s=60", "elastic.collective_timeout_s=60")

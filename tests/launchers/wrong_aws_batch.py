@@ -181,3 +181,19 @@ def _(desk: BatchDesk) -> int:
 @row("range of nodes", 2, says="elastic", do="cluster.nodes")
 def _(desk: BatchDesk) -> int:
     return desk.launch("elastic.min_nodes=1", "elastic.max_nodes=4")
+
+
+@row("Spot instances", 2, says="cluster.capacity=spot: Batch runs no multi-node job", do="Use on-")
+def _(desk: BatchDesk) -> int:
+    return desk.launch("cluster.capacity=spot")
+
+
+@row(
+    "access point of no file system",
+    2,
+    says="launch.volumes[0].access_point=fsap-0123456789abcdef0 is no access point of an EFS file",
+    do="`aws efs describe-access-points`",
+)
+def _(desk: BatchDesk) -> int:
+    volume = "{path: /runs, host: /fsx, access_point: fsap-0123456789abcdef0}"
+    return desk.launch(f"launch.volumes=[{volume}]")

@@ -466,3 +466,24 @@ _finding(
         f"{_IN_DEFAULT}/serviceaccounts/default", imagePullSecrets=[{"name": "registry"}]
     ),
 )
+
+
+@row(
+    "Volcano for a TrainJob",
+    2,
+    says="launch.kubernetes.scheduler=volcano is not built for launch.kubernetes.target=trainjob",
+    do="Use target jobset or pytorchjob, or Kueue",
+)
+def _(desk: KubernetesDesk) -> int:
+    return desk.launch("launch.kubernetes.target=trainjob", "launch.kubernetes.scheduler=volcano")
+
+
+@row(
+    "Volcano that the cluster lacks",
+    1,
+    says="the cluster serves no PodGroup: Volcano is missing",
+    do="Install it as its vendor says",
+)
+def _(desk: KubernetesDesk) -> int:
+    desk.server.served.discard("podgroups")
+    return desk.doctor("launch.kubernetes.scheduler=volcano")

@@ -117,7 +117,11 @@ LISTS = (
     "wrong_hub",
     "wrong_slurm",
     "wrong_kubernetes",
+    "wrong_monitoring",
     "wrong_aws_batch",
+    "wrong_prices",
+    "wrong_bench",
+    "wrong_batch_queue",
 )
 
 

@@ -160,3 +160,87 @@ def _(desk: SlurmDesk) -> int:
     away = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
     desk.environ.setenv("SCONTROL_SAYS", away)
     return desk.steer("status")
+
+
+@row(
+    "option of sbatch that the launch sets itself",
+    2,
+    says="launch.slurm.options: 'partition' is set by the launch itself",
+    do="Set launch.slurm.partition",
+)
+def _(desk: SlurmDesk) -> int:
+    return desk.launch("launch.slurm.options={partition: main}")
+
+
+@row(
+    "option of sbatch that is not passed on",
+    2,
+    says="'excludes' is no option that is passed on",
+    do="Did you mean exclude?",
+)
+def _(desk: SlurmDesk) -> int:
+    return desk.launch("launch.slurm.options={excludes: n1}")
+
+
+@row(
+    "option of sbatch in another form",
+    2,
+    says="launch.slurm.options.switches='many' is no value of --switches",
+    do="Give such as 1@12:00:00",
+)
+def _(desk: SlurmDesk) -> int:
+    return desk.launch("launch.slurm.options={switches: many}")
+
+
+@row(
+    "GPUs of a gres that are not as many as the processes",
+    2,
+    says="launch.slurm.options.gres=gpu:4 asks for 4 GPUs of each node, where 2 processes start",
+    do="Give both the same number",
+)
+def _(desk: SlurmDesk) -> int:
+    return desk.launch("launch.slurm.options={gres: 'gpu:4'}")
+
+
+@row(
+    "GPUs of a Slurm that manages none",
+    2,
+    says="Invalid generic resource (gres) specification",
+    do="set launch.slurm.request_gpus=false",
+)
+def _(desk: SlurmDesk) -> int:
+    return desk.refused(f"{_FAILED}Invalid generic resource (gres) specification")
+
+
+@row(
+    "reservation that is not there",
+    2,
+    says="Requested reservation is invalid",
+    do="`scontrol show reservation`",
+)
+def _(desk: SlurmDesk) -> int:
+    words = f"{_FAILED}Requested reservation is invalid"
+    return desk.refused(words, "launch.slurm.options={reservation: nosuch}")
+
+
+@row(
+    "mount whose path has a colon",
+    2,
+    says="launch.slurm.container_mounts=/data:1:/data is not /source:/target",
+    do="leave a symbolic link without them",
+)
+def _(desk: SlurmDesk) -> int:
+    return desk.launch(
+        "launch.slurm.container_image=train.sqsh", "launch.slurm.container_mounts=['/data:1:/data']"
+    )
+
+
+@row(
+    "spot instances on a cluster that is there",
+    2,
+    says="cluster.capacity=spot, and Slurm takes the nodes that are there",
+    do="launch.slurm.options.reservation",
+)
+def _(desk: SlurmDesk) -> int:
+    rented = ("cluster.instance=p4d.24xlarge", "cluster.device=cuda", "cluster.devices=8")
+    return desk.launch(*rented, "optim.global_batch=16", "cluster.capacity=spot")

@@ -1,11 +1,14 @@
 """What a run costs is counted over all attempts, and a run without steps is noticed."""
 
 import json
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from shardyard.config.launch_section import Launch
+from shardyard.config.schema import Recipe
 from shardyard.control.follow import describe_event
 from shardyard.control.resume import refuse_spent
 from shardyard.errors import RequestError
@@ -25,9 +28,8 @@ def limits(
     run: RunDir, *, attempt: int = 0, usd_per_hour: float | None = 360.0, **launch: object
 ) -> Limits:
     """Of an attempt whose node began at 0 and whose workers start at 100 of the clock."""
-    terms = Terms.of(
-        Launch.model_validate(launch), began_s=0.0, session="s", usd_per_hour=usd_per_hour
-    )
+    recipe = Recipe(launch=Launch.model_validate(launch))
+    terms = Terms.of(recipe, began_s=0.0, session="s", usd_per_hour=usd_per_hour)
     return Limits(run, attempt, terms, now_s=100.0)
 
 
@@ -135,3 +137,16 @@ def test_a_job_that_its_scheduler_starts_again_after_it_stopped_itself_ends(run:
     refuse_stopped(run, "another job")
     run.events.write_text(json.dumps({"kind": "stopping"}) + "x\n")  # torn by a kill
     refuse_stopped(run, "s")
+
+
+def test_a_run_drains_before_its_capacity_block_ends(run: RunDir) -> None:
+    ends = datetime.fromtimestamp(time.time() + 1800 + 120 + 500, UTC).isoformat()
+    cluster = {"capacity": "block:cr-0123456789abcdef0", "block_ends": ends}
+    recipe = Recipe.model_validate({"cluster": cluster, "elastic": {"drain_timeout_s": 120.0}})
+    now_s = time.monotonic()
+    terms = Terms.of(recipe, began_s=now_s, session="s", usd_per_hour=None)
+    held = Limits(run, 0, terms, now_s=now_s)
+    assert not held.look(now_s + 400)
+    assert held.look(now_s + 600)
+    (event,) = events(run, "stopping")
+    assert "its capacity block ends (cluster.block_ends)" in str(event["reason"])

@@ -1,4 +1,4 @@
-"""EFA that is silently missing is told, or ends the run where it is required.
+"""The network that a run really used is an event; EFA that is missing is told, or ends the run.
 
 The lines are those of NVIDIA/nccl#1597 and aws/aws-ofi-nccl#22.
 """
@@ -10,8 +10,15 @@ from pathlib import Path
 import pytest
 
 from shardyard.config.load import load_recipe
-from shardyard.node.network_check import network_checked, network_in
+from shardyard.node.network_check import (
+    _Sockets,
+    interfaces_in,
+    network_checked,
+    network_in,
+)
 from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lines import read_lines
+from shardyard.rundir.network import read_network
 from shardyard.rundir.resolved import write_resolved
 from tests.config.test_resolve import resolved
 
@@ -20,6 +27,7 @@ SOCKETS = "ip-10-0-0-1:88:95 [0] NCCL INFO Using network Socket"
 
 LINES = [
     (EFA, "efa"),
+    ("x [0] NCCL INFO Using network IB", "infiniband"),
     ("x [0] NCCL INFO NET/OFI selected provider is EFA, fabric is efa (found 4 nics)", "efa"),
     ("x [0] NCCL INFO NET/OFI Selected Provider is tcp;ofi_rxm (found 1 nics)", "sockets"),
     (SOCKETS, "sockets"),
@@ -80,6 +88,78 @@ def test_sockets_where_efa_is_are_told_or_end_the_run(
     err = capsys.readouterr().err
     assert err.startswith(words) if words else err == ""
     assert not words or ("32 EFA interfaces" in err and "aws-ofi-nccl" in err)
+
+
+@pytest.mark.parametrize(
+    ("line", "overrides", "event"),
+    [
+        (EFA, (), ("efa", "NCCL")),
+        (SOCKETS, (), ("sockets", "NCCL")),
+        (SOCKETS, ("cluster.instance=g5.2xlarge",), ("sockets", "NCCL")),
+        ("x [0] NCCL INFO Using network IB", ("cluster.instance=null",), ("infiniband", "NCCL")),
+        ("", ("cluster.instance=null", "cluster.device=cpu"), ("sockets", "gloo")),
+        (EFA, ("cluster.nodes=1",), None),
+        ("step 2", (), None),
+    ],
+)
+def test_every_run_of_several_nodes_writes_an_event_with_the_transport_really_used(
+    line: str, overrides: tuple[str, ...], event: tuple[str, str] | None, tmp_path: Path
+) -> None:
+    run_dir = a_run(tmp_path, *overrides)
+    train(run_dir, line, [], {})
+    found = read_network(run_dir)
+    assert (None if found is None else (found.transport, found.said_by)) == event
+    assert found is None or line != EFA or found.words == "EFA (16 interfaces)"
+    assert len(list(read_lines(run_dir.events))) == (event is not None)
+
+
+@pytest.mark.parametrize(
+    ("line", "interfaces"),
+    [
+        (EFA, "16 interfaces"),
+        (
+            "x [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0> [1]eth1:10.1.0.1<0>",
+            "eth0, eth1",
+        ),
+        ("NCCL INFO NET/IB : Using [0]mlx5_0:1/RoCE [RO]; OOB eth0:10.0.0.1<0>", "mlx5_0"),
+        (SOCKETS, ""),
+    ],
+)
+def test_a_line_names_or_counts_interfaces(line: str, interfaces: str) -> None:
+    assert interfaces_in(line) == interfaces
+
+
+def test_interfaces_that_a_line_before_named_are_those_of_the_network(tmp_path: Path) -> None:
+    run_dir = a_run(tmp_path, "cluster.instance=null")
+    train(run_dir, f"x NCCL INFO NET/Socket : Using [0]ens5:10.0.0.1<0>\n{SOCKETS}", [], {})
+    found = read_network(run_dir)
+    assert found is not None and found.words == "TCP sockets (ens5)"
+
+
+def test_gloo_is_told_once_a_step_of_this_attempt_was_made(tmp_path: Path) -> None:
+    run_dir = a_run(tmp_path, "cluster.instance=null", "cluster.device=cpu")
+    run_dir.metrics.write_text('{"step": 1}\n')  # of an attempt before
+    sockets = _Sockets(run_dir, 1, is_one_machine=False)
+    assert not sockets.look() and read_network(run_dir) is None
+    with run_dir.metrics.open("a") as file:
+        file.write('{"step": 2}\n')
+    assert sockets.look() and sockets.look()
+    found = read_network(run_dir)
+    assert found is not None and found.attempt == 1
+    assert len(list(read_lines(run_dir.events))) == 1
+
+
+def test_a_folder_that_went_with_its_run_is_not_made_again(tmp_path: Path) -> None:
+    gone = RunDir(tmp_path / "gone")
+    _Sockets(gone, 0, is_one_machine=True).tell()
+    assert not gone.path.exists()
+
+
+def test_the_network_is_left_to_node_0(tmp_path: Path) -> None:
+    run_dir = a_run(tmp_path, "cluster.instance=null", "cluster.device=cpu")
+    with network_checked(run_dir, 0, node_rank=1, environ={}):
+        pass
+    assert read_network(run_dir) is None
 
 
 @pytest.mark.parametrize(

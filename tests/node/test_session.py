@@ -5,6 +5,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import pytest
 from shardyard.errors import LostNodeError, RequestError, ShardyardError
 from shardyard.node.session import Ended, Session
 from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lease import Lease
+from shardyard.waiting import wait_for
 
 
 @pytest.fixture
@@ -57,6 +60,41 @@ def test_the_word_of_a_node_0_that_is_gone_is_not_taken(run: RunDir) -> None:
             while not heard:
                 time.sleep(0.05)
     assert heard == [2]
+
+
+@pytest.mark.heavy
+def test_a_node_0_that_prepares_is_waited_for_as_long_as_it_lives(run: RunDir) -> None:
+    def wait() -> int | Ended:
+        return Session(run, "s").wait(say=print, give_up_after_s=0.1, believe_end_after_s=60.0)
+
+    with ThreadPoolExecutor() as pool:
+        with Session(run, "s").preparing():
+            wait_for(run.session("s").is_file, every_s=0.01)
+            heard = pool.submit(wait)
+            time.sleep(1.0)
+            assert not heard.done()
+        with Session(run, "s").announced(4):
+            assert heard.result() == 4
+
+
+def test_a_node_0_that_was_lost_while_it_prepared_is_not_waited_for(run: RunDir) -> None:
+    with Session(run, "s").preparing():
+        wait_for(run.session("s").is_file, every_s=0.01)
+    with pytest.raises(
+        LostNodeError, match=r"no sign of life for 10 ms in .*s\.json, while it prep"
+    ):
+        Session(run, "s").wait(say=print, believe_end_after_s=0.01)
+
+
+def test_a_node_that_comes_to_a_run_that_trains_need_not_wait_for_a_beat(run: RunDir) -> None:
+    path = run.path / "sessions" / "s.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"attempt": 4, "beat": 7, "begins": True}))
+    with pytest.raises(LostNodeError):  # whoever said it may be gone
+        Session(run, "s").wait(say=print, give_up_after_s=0.1)
+    lease = Lease(run.lease)
+    assert Session(run, "s").wait(say=print, give_up_after_s=0.1) == 4
+    lease.close()
 
 
 def test_the_end_is_told_with_its_exit_code(run: RunDir) -> None:

@@ -55,6 +55,6 @@ def test_a_recipe_that_offloads_params_asks_for_it(
     recipe = Recipe.model_validate(
         {"memory": {"offload": offload}, "precision": {"compute": "fp32", "output": "fp32"}}
     )
-    mesh: Any = SimpleNamespace(layout=SimpleNamespace(tp=1))
+    mesh: Any = SimpleNamespace(layout=SimpleNamespace(tp=1, dp_replicate=1, world_size=2))
     apply.parallelize_own(nn.Linear(2, 2), mesh, recipe=recipe, blocks={}, words={})
     assert given == [offload == "params"]

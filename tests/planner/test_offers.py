@@ -15,6 +15,7 @@ from shardyard.planner import offers as module
 from shardyard.planner.failures import FailureOutlook, failure_plan
 from shardyard.planner.layouts import search
 from shardyard.planner.offers import NODES, Offer, Offers, offers
+from shardyard.planner.restart import Recovery
 from tests.planner.workloads import workload
 
 FEW = ("p4d.24xlarge", "p5.48xlarge")
@@ -31,8 +32,8 @@ def found_for(
     budget_usd: float | None = None,
 ) -> Offers:
     return offers(
-        TASK, steps=STEPS, checkpoint_bytes=CHECKPOINT_BYTES, deadline_s=deadline_s,
-        budget_usd=budget_usd, names=names,
+        TASK, steps=STEPS, checkpoint_bytes=CHECKPOINT_BYTES, recovery=Recovery(),
+        deadline_s=deadline_s, budget_usd=budget_usd, names=names,
     )  # fmt: skip
 
 
@@ -65,13 +66,15 @@ def test_a_cluster_on_which_the_run_would_not_advance_is_no_offer(
         return plan_failures(**given, mtbf_hours_per_node=often)
 
     monkeypatch.setattr(module, "failure_plan", fails)
-    found = offers(TASK, steps=STEPS, checkpoint_bytes=CHECKPOINT_BYTES, names=FEW)
+    found = offers(
+        TASK, steps=STEPS, checkpoint_bytes=CHECKPOINT_BYTES, recovery=Recovery(), names=FEW
+    )
     assert {offer.nodes for offer in found.offers} <= {1, 2}
     monkeypatch.setattr(
         module, "failure_plan", lambda **given: plan_failures(**given, mtbf_hours_per_node=0.001)
     )
     with pytest.raises(RequestError, match="it would fail more often than it saves"):
-        offers(TASK, steps=STEPS, checkpoint_bytes=CHECKPOINT_BYTES, names=FEW)
+        offers(TASK, steps=STEPS, checkpoint_bytes=CHECKPOINT_BYTES, recovery=Recovery(), names=FEW)
 
 
 def test_nothing_that_can_be_rented_beats_the_front(
@@ -161,7 +164,9 @@ def test_instances_in_no_offer_say_why() -> None:
 
 def test_no_offer_has_more_data_ranks_than_samples() -> None:
     few = workload("llama2-7b", global_batch=16, dp_shard=8)
-    found = offers(few, steps=10, checkpoint_bytes=10**9, names=("p5.48xlarge",))
+    found = offers(
+        few, steps=10, checkpoint_bytes=10**9, recovery=Recovery(), names=("p5.48xlarge",)
+    )
     assert found.offers
     assert all(offer.candidate.layout.data_ranks <= 16 for offer in found.offers)
     assert found.considered <= len(NODES)
@@ -169,7 +174,8 @@ def test_no_offer_has_more_data_ranks_than_samples() -> None:
 
 def test_a_batch_per_device_needs_fewer_steps_on_more_nodes_for_the_same_samples() -> None:
     task = replace(workload("bert-large", global_batch=32, dp_shard=8), batch_per_device=4)
-    found = offers(task, steps=1600, checkpoint_bytes=10**9, names=("p4d.24xlarge",)).offers
+    given: dict[str, Any] = {"recovery": Recovery(), "names": ("p4d.24xlarge",)}
+    found = offers(task, steps=1600, checkpoint_bytes=10**9, **given).offers
     assert len(found) > 1
     for offer in found:
         steps = round(offer.failures.productive_s / offer.candidate.step_s)
@@ -180,7 +186,7 @@ def test_a_model_that_nothing_can_train_is_refused_with_reasons() -> None:
     with pytest.raises(RequestError) as caught:
         offers(
             workload("llama3.1-405b", global_batch=4, dp_shard=8), steps=10,
-            checkpoint_bytes=10**12, names=("g5.xlarge", "g6e.xlarge"),
+            checkpoint_bytes=10**12, recovery=Recovery(), names=("g5.xlarge", "g6e.xlarge"),
         )  # fmt: skip
     text = str(caught.value)
     assert "no instance type trains this within 64 nodes (g5.xlarge: " in text
@@ -190,7 +196,7 @@ def test_a_model_that_nothing_can_train_is_refused_with_reasons() -> None:
 @pytest.mark.heavy
 def test_the_whole_catalogue_is_considered_or_passed_over() -> None:
     tiny = workload("llama3.2-1b", global_batch=8, seq_len=512, dp_shard=8)
-    found = offers(tiny, steps=10, checkpoint_bytes=10**9)
+    found = offers(tiny, steps=10, checkpoint_bytes=10**9, recovery=Recovery())
     passed = {name for name, _ in found.passed_over}
     assert {offer.instance for offer in found.offers} <= set(instance_names()) - passed
     content = json.loads(json.dumps(found.to_json()))

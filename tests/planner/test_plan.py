@@ -195,6 +195,8 @@ def test_on_a_cpu_snapshots_are_in_the_memory_of_a_rank() -> None:
     copy = usual.memory_term("checkpoint copy")
     assert (kept.memory_term("snapshots"), kept.memory_term("checkpoint copy")) == (3 * copy, 0)
     assert kept.memory_bytes == usual.memory_bytes + 2 * copy
+    neighbours = plan_of(elastic={"snapshot_every": 10, "snapshot_neighbour": True})
+    assert neighbours.memory_term("snapshots") == 5 * copy, "two of a rank of another node"
 
 
 def test_how_full_a_cpu_may_be_is_said() -> None:

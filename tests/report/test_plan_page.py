@@ -16,6 +16,7 @@ from shardyard.planner.layouts import Search, search
 from shardyard.planner.memory import Memory, memory
 from shardyard.planner.offers import Offers, offers
 from shardyard.planner.plan import Plan, layout_name, plan_recipe
+from shardyard.planner.restart import Recovery
 from shardyard.planner.step_time import NAMES
 from shardyard.planner.workload import Workload, with_layout, workload_of
 from shardyard.report.offer_picture import draw_offers
@@ -91,6 +92,7 @@ def rented() -> Offers:
         workload(),
         steps=1000,
         checkpoint_bytes=planned().checkpoint_bytes,
+        recovery=Recovery(),
         deadline_s=6 * 3600,
         names=("g6e.48xlarge", "p4d.24xlarge", "p5.48xlarge", "trn1.32xlarge"),
     )

@@ -145,6 +145,18 @@ def test_a_straggler_is_told_with_both_times() -> None:
     assert describe({**event, "is_over": True}).endswith("200 ms, no longer a straggler")
 
 
+def test_a_node_that_is_left_out_is_told_with_the_cause() -> None:
+    event = {"kind": "node_left_out", "node": "b", "node_rank": 1, "machine": "7f", "cause": "lost"}
+    assert describe(event) == "b: lost"
+
+
+def test_a_new_interval_is_told_with_what_it_weighs() -> None:
+    event = {"kind": "checkpoint_interval", "every": 1200, "blocked_s": 0.05, "mtbf_s": 86_400.0}
+    assert describe(event) == (
+        "every 1,200 steps: one stops training for 50 ms, and failures come 1 d apart"
+    )
+
+
 def test_colours_follow_the_page(run: RunDir) -> None:
     html = run.report_html.read_text()
     svg = html[html.index("<svg") : html.rindex("</svg>")]
@@ -186,7 +198,7 @@ def test_thousands_of_steps_make_no_heavier_page(tmp_path: Path) -> None:
     html = run.report_html.read_text()
     assert len(html) < 600_000
     assert Page(html).open == []
-    assert re.search(r"[\d,]+ checkpoints and evaluations are left out here", html)
+    assert re.search(r"[\d,]+ checkpoints, evaluations and counts of cost are left out here", html)
 
 
 def test_a_module_of_ones_own_has_a_page_without_plan_and_shape(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from shardyard.report.run import read_run
 from shardyard.report.summary import Summary, summarize
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
+from shardyard.rundir.lines import EventWriter
 from tests.report.synthetic import RunWriter, resolved_run, write_whole_run
 
 
@@ -42,6 +43,15 @@ def test_the_numbers_are_those_of_the_metrics_file(tmp_path: Path) -> None:
     assert summary.peak_memory_bytes == 471 * 2**20
     assert summary.restarts == 1
     assert summary.wall_s == pytest.approx(sum(summary.phases.values()))
+
+
+def test_a_job_that_decoding_limits_is_called_so_beside_its_effective_time(tmp_path: Path) -> None:
+    run = write_whole_run(tmp_path)
+    assert summary_of(run).effective_words().endswith("data wait.")
+    event = {"t": 1.0, "kind": "data_limit", "attempt": 1, "generation": 0, "step": 9}
+    with run.events.open("a") as events:
+        events.write(json.dumps({**event, "reason": "decoding limits this job."}) + "\n")
+    assert summary_of(run).effective_words().endswith("data wait. decoding limits this job.")
 
 
 def test_prediction_and_measurement_stand_side_by_side_with_the_error(tmp_path: Path) -> None:
@@ -92,6 +102,21 @@ def test_a_run_that_has_just_begun_has_a_summary(tmp_path: Path) -> None:
     assert summary.steps_done == 0
     assert summary.loss is None
     assert summary.sentence().startswith("New: 0 of 120 steps")
+
+
+def test_the_network_that_was_really_used_is_said(tmp_path: Path) -> None:
+    writer = RunWriter(RunDir(tmp_path / "run"), resolved_run())
+    writer.begin()
+    run = writer.write()
+    assert summary_of(run).network is None
+    for transport in ("sockets", "carrier pigeons"):
+        events = EventWriter(run.events, attempt=0, generation=0)
+        events.write("network", transport=transport, said_by="NCCL")
+        events.close()
+        summary = summary_of(run)
+        is_known = transport == "sockets"
+        assert (summary.network is not None) is is_known
+        assert ("Nodes talked over TCP sockets." in summary.sentence()) is is_known
 
 
 def test_a_run_in_training_says_that_it_goes_on(tmp_path: Path) -> None:

@@ -72,3 +72,11 @@ def test_a_run_of_before_run_target_goes_on_with_the_loss_that_it_aimed_at(
     assert (recipe.run.target, recipe.run.steps) == (target, 3)
     with pytest.raises(RecipeError, match=r"Write `run: \{target: \{loss: 2\.5\}\}`"):
         load_checked_recipe([asked])
+
+
+def test_a_run_of_before_that_said_how_its_queue_was_made_is_read(tmp_path: Path) -> None:
+    content = resolved(run={"seed": 5}).to_json()
+    content["settings"]["launch.aws_batch.subnets"] = {"value": ["subnet-1"], "reason": "given"}
+    content["settings"]["launch.aws_batch.ami"] = {"value": None, "reason": "default"}
+    write_json(tmp_path / "resolved.json", content)
+    assert read_resolved(tmp_path / "resolved.json").recipe.run.seed == 5

@@ -8,7 +8,7 @@ import pytest
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease, is_held
 from shardyard.rundir.lines import read_lines_backwards
-from shardyard.rundir.state import read_state, state_of
+from shardyard.rundir.state import LeftOutNode, read_state, state_of
 
 STARTED = {"kind": "attempt_started"}
 DRAINING = {"kind": "draining"}
@@ -82,3 +82,12 @@ def test_lines_are_read_backwards_whole_however_long_they_are(tmp_path: Path) ->
     path.write_text("".join(json.dumps(line) + "\n" for line in lines) + "torn {")
     assert list(read_lines_backwards(path)) == lines[::-1]
     assert list(read_lines_backwards(tmp_path / "none")) == []
+
+
+def test_nodes_that_the_newest_attempt_goes_on_without_are_named(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path / "a-run")
+    left = {"kind": "node_left_out", "node": "b", "node_rank": 1, "cause": "3 losses"}
+    lines = [STARTED, {**left, "node": "a"}, STARTED, left, {**left, "node_rank": "odd"}]
+    run_dir.path.mkdir()
+    run_dir.events.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert read_state(run_dir).left_out == (LeftOutNode(node="b", node_rank=1, cause="3 losses"),)

@@ -21,6 +21,7 @@ from shardyard.train.loop import FINISHED, Loop
 from shardyard.train.setup import set_up
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import Corpus, make_run, prepare_corpus, train_here
+from tests.distributed.whole import whole
 
 LR, STEPS = 0.3, 3
 
@@ -164,7 +165,7 @@ def _beside(run_dirs: list[RunDir], batch: int, micro_batch: int) -> list[dict[s
         params = {name: training.tensors[f"model.{name}"] for name in weights}
         # all together: biases begin at zero, so that little of them would be much
         answer["weights"] = apart(
-            torch.cat([params[name].full_tensor().flatten() for name in weights]),  # type: ignore[attr-defined]
+            torch.cat([whole(params[name]).flatten() for name in weights]),
             torch.cat([wanted.detach().flatten() for wanted in weights.values()]),
         )
         for wanted in (own, running):

@@ -25,6 +25,7 @@ from shardyard.train.run import train
 from shardyard.train.setup import set_up
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import Corpus, make_run, prepare_corpus
+from tests.distributed.whole import whole
 
 pytestmark = pytest.mark.heavy
 
@@ -112,8 +113,8 @@ def _beside(run_dirs: list[RunDir]) -> list[tuple[Numbers, float]]:
             loop.step()
         apart = []
         for name, wanted in weights.items():
-            whole = training.tensors[f"model.{name}"].full_tensor()  # type: ignore[attr-defined]
-            apart.append(float((whole - wanted).norm() / wanted.norm()))
+            found = whole(training.tensors[f"model.{name}"])
+            apart.append(float((found - wanted).norm() / wanted.norm()))
         training.close()
         answers.append((numbers, max(apart)))
     return answers

@@ -14,7 +14,7 @@ from shardyard.complete import COMPLETE, Complete, write_complete
 from shardyard.errors import AccessError, DataError, LostError, RequestError
 from shardyard.transfer.receive import receive_whole
 from shardyard.transfer.s3 import Place, S3Source, parse_place, upload
-from tests.launchers.batch_server import BatchServer, batch_server
+from tests.launchers.batch_server import BatchServer
 from tests.transfer.s3_front import HANG_UP, Front, s3_front
 
 pytest.importorskip("boto3", reason="boto3 is an extra")
@@ -33,16 +33,10 @@ PLACE = Place(bucket="models", prefix="mine/tuned")
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BatchServer]:
-    with batch_server(tmp_path_factory.mktemp("moto")) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def one_front(server: BatchServer) -> Iterator[tuple[Front, Any]]:
+def one_front(moto: BatchServer) -> Iterator[tuple[Front, Any]]:
     """A front and a client of it, which takes a second to make."""
-    with s3_front(server.url) as front, pytest.MonkeyPatch.context() as patch:
-        for name, value in {**server.environ, "AWS_ENDPOINT_URL": front.url}.items():
+    with s3_front(moto.url) as front, pytest.MonkeyPatch.context() as patch:
+        for name, value in {**moto.environ, "AWS_ENDPOINT_URL": front.url}.items():
             patch.setenv(name, value)
         yield front, s3_client()
 
@@ -83,9 +77,9 @@ def ignore(_name: str, _size: int) -> None:
 
 
 @pytest.fixture
-def world(server: BatchServer, one_front: tuple[Front, Any], tmp_path: Path) -> World:
-    server.reset()
-    server.client("s3").create_bucket(Bucket="models")
+def world(moto: BatchServer, one_front: tuple[Front, Any], tmp_path: Path) -> World:
+    moto.reset()
+    moto.client("s3").create_bucket(Bucket="models")
     front, client = one_front
     front.forget()
     folder = tmp_path / "hf"
@@ -93,7 +87,7 @@ def world(server: BatchServer, one_front: tuple[Front, Any], tmp_path: Path) -> 
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     complete = write_complete(folder, {"step": 3})
-    return World(server, front, client, folder, complete)
+    return World(moto, front, client, folder, complete)
 
 
 def test_what_was_sent_is_there_and_comes_back_the_same(world: World, tmp_path: Path) -> None:

@@ -162,20 +162,12 @@ def plan_export(
         for name, (shape, dtype) in read_shapes(checkpoint_dir).items()
         if name.startswith(_PREFIX)
     }
-    wanted = {name: shape for name, (shape, _) in saved.items()}
+    held = wanted = {name: shape for name, (shape, _) in saved.items()}
     if form != "weights":
         wanted = adapter_shapes(resolved)
     elif resolved.shape is not None:
         wanted = _shapes_of(resolved.shape)
-    if wanted != {name: shape for name, (shape, _) in saved.items()}:
-        differing = sorted(
-            name for name in {*wanted, *saved} if wanted.get(name) != saved.get(name, (None,))[0]
-        )
-        raise CheckpointError(
-            f"{checkpoint_dir} does not hold the model of this run: {len(differing)} tensors "
-            f"differ in name or shape, the first is {differing[0]}. The checkpoint was written "
-            "with another recipe; export it from the run folder it was written in."
-        )
+    _refuse_other_model(checkpoint_dir, wanted, held)
     # what is frozen may be held in 16 bit beside master weights: none of them is rounded
     chosen_dtype = dtype or max(
         (each for _, each in saved.values()), key=lambda each: each.itemsize
@@ -196,6 +188,19 @@ def plan_export(
         if resolved.network is None
         else beside_network(resolved),
         form=form,
+    )
+
+
+def _refuse_other_model(
+    checkpoint_dir: Path, wanted: Mapping[str, torch.Size], held: Mapping[str, torch.Size]
+) -> None:
+    if wanted == held:
+        return
+    differing = sorted(name for name in {*wanted, *held} if wanted.get(name) != held.get(name))
+    raise CheckpointError(
+        f"{checkpoint_dir} does not hold the model of this run: {len(differing)} tensors "
+        f"differ in name or shape, the first is {differing[0]}. The checkpoint was written "
+        "with another recipe; export it from the run folder it was written in."
     )
 
 

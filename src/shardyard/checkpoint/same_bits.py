@@ -3,10 +3,15 @@
 Made for runs that ought to be: ``precision.reduce=exact`` on other ranks, with other losses on the
 way. Three answers, as what is not there says nothing: *equal*, *different* with the first step, and
 where checkpoints show it the tensor and the rank that wrote it, and *not proven*.
+
+As a program, for the half that cannot read tensors: ``python -m shardyard.checkpoint.same_bits RUN
+RUN`` prints the verdict as JSON.
 """
 
+import argparse
 import json
-from dataclasses import dataclass
+import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -119,3 +124,17 @@ def _rank_of(path: Path, name: str, place: tuple[int, ...]) -> int | None:
         if all(s <= p < s + n for s, p, n in zip(starts, place, shape, strict=True)):
             return int(file.stem.removeprefix("rank-"))
     return None
+
+
+def main(argv: list[str]) -> int:
+    """Print the verdict; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m shardyard.checkpoint.same_bits")
+    parser.add_argument("left", type=Path)
+    parser.add_argument("right", type=Path)
+    asked = parser.parse_args(argv)
+    print(json.dumps(asdict(compare_bits(RunDir(asked.left), RunDir(asked.right)))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -2,30 +2,33 @@
 
 All that training waits for is the copy of the shards into a slot, the copy that a save makes
 anyway: a save writes its files from the slot too. A thread then looks whether all of it is finite,
-takes a checksum and seals the slot.
+takes a checksum and seals the slot. Where a neighbour keeps copies, the thread waits until it has
+this one: from then on the snapshot counts, and no earlier the next one is begun.
 """
 
 import json
 import mmap
 import sys
 import time
-from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from torch import Tensor
 
 from shardyard.checkpoint.finite import not_finite
-from shardyard.checkpoint.snapshot_interval import Interval
-from shardyard.checkpoint.snapshot_slot import Moment, Room, Slot
+from shardyard.checkpoint.interval import Interval
+from shardyard.checkpoint.snapshot_sent import Sent
+from shardyard.checkpoint.snapshot_slot import Moment, Room, Slot, empty, read_slot
 from shardyard.checkpoint.staging import Keeping, Memory, copy_shards, yield_to_training
-from shardyard.config.snapshots import SLOTS, slot_labels
+from shardyard.config.snapshots import SENT, SLOTS, neighbour_labels, slot_labels
 from shardyard.errors import RequestError, StorageError
 from shardyard.parallel.device import pin, synchronize_stream, unpin
 from shardyard.units import format_bytes
+from shardyard.waiting import wait_for
 
-_COSTS_KEPT = 20
-"""Snapshots whose cost counts."""
+_SENT_POLL_S = 0.005
+_SENT_WITHIN_S = 60.0
+"""An agent that has not said by then whether the neighbour has a snapshot is stopped, or hangs."""
 
 
 class Snapshots(Keeping):
@@ -55,9 +58,11 @@ class Snapshots(Keeping):
         interval: Interval,
     ) -> None:
         self._interval = interval
-        self._blocked_s: deque[float] = deque(maxlen=_COSTS_KEPT)
-        self._sealed_s: deque[float] = deque(maxlen=_COSTS_KEPT)
         self._generation = generation
+        self._local_rank = local_rank
+        self._is_over = False
+        noted = memory(SENT)
+        self._sent = None if noted is None else Sent(noted)
         self._facts = {"rank": rank, "world_size": world_size, "names": names}
         self._devices = {tensor.device for tensor in tensors.values()}
         self._newest: Slot | None = None
@@ -103,8 +108,11 @@ class Snapshots(Keeping):
         self._busy.result()
         waited_s = time.monotonic() - started
         self._fill(self._next_slot(), step, tensors, values_json)
-        self._blocked_s.append(time.monotonic() - started - waited_s)
-        self._interval.taken(step, blocked_s=self._blocked_s, sealed_s=self._sealed_s)
+        blocked = self._interval.blocked_s
+        blocked.append(time.monotonic() - started - waited_s)
+        self._interval.taken(step)
+        if len(blocked) > 1:  # the one before is sealed, on every rank
+            self._interval.learn(step)
         return time.monotonic() - started
 
     def take_for_save(
@@ -119,7 +127,7 @@ class Snapshots(Keeping):
         self._of_save = None  # that save is over
         self._of_save = self._next_slot()
         self._fill(self._of_save, step, tensors, values_json)
-        self._interval.saved(step)
+        self._interval.taken(step)
         return self._of_save.shards
 
     def _next_slot(self) -> Slot:
@@ -134,7 +142,8 @@ class Snapshots(Keeping):
         self._busy = self._thread.submit(self._seal, slot, step, values_json, begun_s)
 
     def close(self) -> None:
-        """End the thread, after what it does."""
+        """End the thread, after what it does; no neighbour is waited for any more."""
+        self._is_over = True
         self._thread.shutdown(wait=True)
         for slot in self._slots:
             unpin(slot.content, self._devices)
@@ -159,6 +168,16 @@ class Snapshots(Keeping):
             elif slot.moment == restored:
                 self._newest = slot
             self._slots.append(slot)
+        for label in neighbour_labels(self._local_rank):
+            self._forget_lost_steps(memory(label), restored)
+
+    def _forget_lost_steps(self, kept: mmap.mmap | None, restored: Moment | None) -> None:
+        """Empty a slot of the node before, if nobody goes on from what it holds."""
+        found = None if kept is None else read_slot(kept)
+        if kept is None or found is None or found.moment.generation == self._generation:
+            return
+        if restored is None or found.moment.step > restored.step:
+            empty(kept)
 
     def _seal(self, slot: Slot, step: int, values_json: str, begun_s: float) -> None:
         found = not_finite(slot.shards)
@@ -167,4 +186,15 @@ class Snapshots(Keeping):
         else:
             slot.seal(Moment(step, self._generation), values_json, **self._facts)
             self._newest = slot
-        self._sealed_s.append(time.monotonic() - begun_s)
+            self._wait_for_neighbour(step)
+        self._interval.counts_s.append(time.monotonic() - begun_s)
+
+    def _wait_for_neighbour(self, step: int) -> None:
+        """Until it holds the snapshot too, or none is there."""
+        sent, local_rank = self._sent, self._local_rank
+        if sent is not None:
+            wait_for(
+                lambda: self._is_over or not sent.is_awaited(local_rank, step),
+                every_s=_SENT_POLL_S,
+                within_s=_SENT_WITHIN_S,
+            )

@@ -1,12 +1,14 @@
 """Restore from snapshots: the newest that all ranks find, read as a checkpoint's files are.
 
-A rank finds a snapshot where its own slot of the same world size holds it, or where the slots on
-its node hold the whole state together. Which one is taken is agreed by all ranks, and no tensor of
-it is used before its checksum was compared on every rank that reads it.
+A rank reads its own part of a snapshot where the layout is the one that took it, else the slots on
+its node if these hold the whole state together, else those of all ranks. It finds a slot on its
+node, where the agent keeps those of its own ranks and of the node before, or fetches it from
+another node's agent. Which snapshot is taken is agreed by all ranks, and no tensor of it is used
+before its checksum was compared on every rank that reads it.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -21,10 +23,13 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
 
 from shardyard.checkpoint.load import SavedTensors, meet
+from shardyard.checkpoint.snapshot_fetch import Offer, read_offers
 from shardyard.checkpoint.snapshot_slot import Moment, Sealed, read_slot
+from shardyard.checkpoint.snapshot_wire import SnapshotRefusedError
 from shardyard.checkpoint.staging import Memory
 from shardyard.checkpoint.verify import FORMAT
-from shardyard.config.snapshots import slot_labels
+from shardyard.config.snapshots import neighbour_labels, slot_labels
+from shardyard.parallel.device import free_memory_bytes
 
 
 class Refused(NamedTuple):
@@ -41,6 +46,10 @@ class FoundSnapshot:
     moment: Moment
     slots: tuple[Sealed, ...]
     """That this rank reads."""
+    is_of_neighbour: bool = False
+    """Whether any rank found a part in the memory of another node, or what was kept for one."""
+    fetched_bytes: int = 0
+    """That came from other nodes, to all ranks together."""
 
     @property
     def values(self) -> dict[str, Any]:
@@ -80,32 +89,94 @@ def newest_snapshot(
         With it the newer ones that were refused, the same on every rank.
     """
     meet(group, timeout_s)
-    held = _sealed(memory, local_ranks)
+    held: list[_Kept | Offer] = [*_on_this_node(memory, local_ranks), *read_offers(memory)]
     usable = {
-        moment: slots
+        moment: parts
         for moment in {each.moment for each in held}
-        if (slots := _sufficient(held, moment, rank=rank, world_size=world_size))
+        if (parts := _parts(held, moment, rank, world_size, readers=local_ranks))
     }
     by_rank = _of_all_ranks(sorted(usable), group, world_size)
     common = set.intersection(*(set(moments) for moments in by_rank))
     refused: list[Refused] = []
     for moment in sorted(map(Moment._make, common), reverse=True):
-        slots = usable[moment]
-        damaged = [each.rank for each in slots if each.is_damaged()]
-        found = _of_all_ranks(damaged, group, world_size)
-        ranks = sorted({number for each in found for number in each})
-        if not ranks:
-            return FoundSnapshot(moment, slots), tuple(refused)
-        told = ", ".join(map(str, ranks))
-        refused.append(Refused(moment.step, f"what rank {told} held differs from its checksum"))
+        mine = _collect(usable[moment])
+        told = _of_all_ranks(
+            (mine.lacks, mine.is_of_neighbour, mine.fetched_bytes), group, world_size
+        )
+        lacks = sorted({lack for each, _, _ in told for lack in each})
+        if not lacks:
+            found = FoundSnapshot(
+                moment,
+                tuple(mine.slots),
+                is_of_neighbour=any(is_of_neighbour for _, is_of_neighbour, _ in told),
+                fetched_bytes=sum(fetched_bytes for _, _, fetched_bytes in told),
+            )
+            return found, tuple(refused)
+        refused.append(Refused(moment.step, _told(lacks)))
     return None, tuple(refused)
 
 
-def _sealed(memory: Memory, local_ranks: int) -> list[Sealed]:
+@dataclass(frozen=True)
+class _Kept:
+    """A slot on this node."""
+
+    slot: Sealed
+    is_of_neighbour: bool
+    """Whether it is kept for a rank of the node before."""
+    bytes_to_fetch = 0
+
+    def read(self) -> Sealed:
+        """The slot itself.
+
+        Raises:
+            SnapshotRefusedError: It is damaged.
+        """
+        if self.slot.is_damaged():
+            raise SnapshotRefusedError("differs from its checksum")
+        return self.slot
+
+    @property
+    def moment(self) -> Moment:
+        return self.slot.moment
+
+    @property
+    def rank(self) -> int:
+        return self.slot.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.slot.world_size
+
+
+_Parts = dict[int, list[_Kept | Offer]]
+"""Ranks whose slots are needed, and where each may be found, nearest first."""
+
+
+@dataclass
+class _Collected:
+    """The slots that this rank reads."""
+
+    slots: list[Sealed] = field(default_factory=list)
+    lacks: list[tuple[str, int]] = field(default_factory=list)
+    """Why a slot cannot be read, and whose it is."""
+    is_of_neighbour: bool = False
+    fetched_bytes: int = 0
+
+
+def _on_this_node(memory: Memory, local_ranks: int) -> list[_Kept]:
     """What the slots on this node hold."""
-    labels = [label for local in range(local_ranks) for label in slot_labels(local)]
-    pieces = [piece for label in labels if (piece := memory(label)) is not None]
-    return [sealed for piece in pieces if (sealed := read_slot(piece)) is not None]
+    labels = [
+        (label, is_of_neighbour)
+        for labels_of, is_of_neighbour in ((slot_labels, False), (neighbour_labels, True))
+        for local in range(local_ranks)
+        for label in labels_of(local)
+    ]
+    pieces = [(memory(label), is_of_neighbour) for label, is_of_neighbour in labels]
+    return [
+        _Kept(slot, is_of_neighbour)
+        for piece, is_of_neighbour in pieces
+        if piece is not None and (slot := read_slot(piece)) is not None
+    ]
 
 
 def _of_all_ranks(mine: Any, group: dist.ProcessGroup, world_size: int) -> list[Any]:
@@ -114,20 +185,73 @@ def _of_all_ranks(mine: Any, group: dist.ProcessGroup, world_size: int) -> list[
     return by_rank
 
 
-def _sufficient(
-    held: Sequence[Sealed], moment: Moment, *, rank: int, world_size: int
-) -> tuple[Sealed, ...]:
-    """The slots that a rank reads a snapshot from; empty if they lack something of it."""
-    of_moment = [each for each in held if each.moment == moment]
-    own = [each for each in of_moment if each.rank == rank and each.world_size == world_size]
-    if own:
-        return tuple(own)
-    saved = _metadata(of_moment)
+def _parts(
+    held: Sequence[_Kept | Offer], moment: Moment, rank: int, world_size: int, *, readers: int
+) -> _Parts:
+    """What a rank reads a snapshot from; empty if something of it is nowhere.
+
+    Args:
+        readers: Ranks of this node, which read at the same time.
+    """
+    parts: _Parts = {}
+    for each in held:
+        if each.moment == moment:
+            parts.setdefault(each.rank, []).append(each)
+    if not parts:
+        return {}
+    taken_by = next(iter(parts.values()))[0].world_size
+    if taken_by == world_size and rank in parts:
+        return {rank: parts[rank]}
+    # the nearest comes first
+    here = {number: places for number, places in parts.items() if isinstance(places[0], _Kept)}
+    slots = [each.slot for (each, *_) in here.values() if isinstance(each, _Kept)]
+    if slots and _are_whole(slots):
+        return here
+    needed_bytes = sum(places[0].bytes_to_fetch for places in parts.values())
+    is_all = len(parts) == taken_by and needed_bytes * readers <= _room_bytes()
+    return parts if is_all else {}
+
+
+def _are_whole(slots: Sequence[Sealed]) -> bool:
+    """Whether slots hold the whole state together."""
+    saved = _metadata(slots)
     are_whole = all(
         sum(chunk.sizes.numel() for chunk in entry.chunks) == entry.size.numel()
         for entry in saved.values()
     )
-    return tuple(of_moment) if are_whole and len(saved) == of_moment[0].names else ()
+    return are_whole and len(saved) == slots[0].names
+
+
+def _room_bytes() -> int:
+    """For slots that the ranks of this node fetch: half, as they build their training too."""
+    return (free_memory_bytes(torch.device("cpu")) or 0) // 2
+
+
+def _collect(parts: _Parts) -> _Collected:
+    """Take each slot from the first place where it is right."""
+    found = _Collected()
+    for rank, places in parts.items():
+        lacks: list[tuple[str, int]] = []
+        for place in places:
+            try:
+                found.slots.append(place.read())
+            except SnapshotRefusedError as refused:
+                lacks.append((str(refused), rank))
+                continue
+            found.is_of_neighbour |= place.is_of_neighbour
+            found.fetched_bytes += place.bytes_to_fetch
+            break
+        else:
+            found.lacks += lacks
+    return found
+
+
+def _told(lacks: Sequence[tuple[str, int]]) -> str:
+    """Why a snapshot cannot be trusted, in words."""
+    ranks: dict[str, list[str]] = {}
+    for reason, rank in lacks:
+        ranks.setdefault(reason, []).append(str(rank))
+    return "; ".join(f"what rank {', '.join(who)} held {why}" for why, who in ranks.items())
 
 
 def _metadata(slots: Sequence[Sealed]) -> dict[str, TensorStorageMetadata]:

@@ -33,7 +33,8 @@ from shardyard.units import format_bytes
 
 _MARK = b"SHYDSNAP"
 _HEAD = struct.Struct("<8sQQQL")
-"""Mark, bytes of the text, where tensors begin, their bytes, CRC-32 of the text."""
+"""Mark, and what ``Head`` has."""
+HEAD_BYTES = _HEAD.size
 
 _ALIGNMENT = 64
 _VALUES_ROOM = 2**20
@@ -54,6 +55,32 @@ class Moment(NamedTuple):
 
 
 NEVER = Moment(-1, -1)
+
+
+class Head(NamedTuple):
+    """What a slot that holds something begins with, beside its mark."""
+
+    text_bytes: int
+    tensors_at: int
+    tensors_bytes: int
+    text_crc: int
+    """CRC-32 of the text."""
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.tensors_at + self.tensors_bytes
+
+    def to_bytes(self) -> bytes:
+        return _HEAD.pack(_MARK, *self)
+
+    @staticmethod
+    def from_bytes(content: bytes) -> "Head | None":
+        """None: the slot holds nothing, or it cannot be what was written."""
+        mark, *lengths = _HEAD.unpack(content)
+        head = Head(*lengths)
+        begin, size = head.tensors_at, head.tensors_bytes
+        is_possible = HEAD_BYTES + head.text_bytes <= begin and not (begin | size) % _ALIGNMENT
+        return head if mark == _MARK and is_possible else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,11 +105,25 @@ class Piece:
 
     @staticmethod
     def from_json(content: list[Any]) -> "Piece":
-        dtype, shape, offsets, whole, begin = content
+        """Raises:
+        ValueError: It cannot be what ``to_json`` made.
+        """
+        dtype, *places, begin = content
+        shape, offsets, whole = (tuple(map(_natural, each)) for each in places)
+        is_inside = len(shape) == len(offsets) == len(whole) and all(
+            offset + size <= of for offset, size, of in zip(offsets, shape, whole, strict=True)
+        )
+        if dtype not in _TORCH_DTYPES or not is_inside or _natural(begin) % _ALIGNMENT:
+            raise ValueError(f"no place of a tensor: {content}")
         return Piece(
-            dtype=_TORCH_DTYPES[dtype], shape=tuple(shape), offsets=tuple(offsets),
-            whole=tuple(whole), begin=begin,
+            dtype=_TORCH_DTYPES[dtype], shape=shape, offsets=offsets, whole=whole, begin=begin
         )  # fmt: skip
+
+
+def _natural(number: Any) -> int:
+    if not isinstance(number, int) or number < 0:
+        raise ValueError(f"no count: {number!r}")
+    return number
 
 
 class Room:
@@ -118,7 +159,7 @@ class Slot:
         found = read_slot(memory)
         self.moment = NEVER if found is None else found.moment
         """Of the snapshot that it holds."""
-        self.content = _content(memory, room.tensors_at, room.tensors_bytes)
+        self.content = content_of(memory, room.tensors_at, room.tensors_bytes)
         """The bytes of all tensors."""
         self.shards = {
             name: self.content[each.begin : each.end].view(each.dtype).view(each.shape)
@@ -128,7 +169,7 @@ class Slot:
 
     def clear(self) -> None:
         """Let the slot hold nothing, before anything in it changes."""
-        self._memory[: len(_MARK)] = bytes(len(_MARK))
+        empty(self._memory)
         self.moment = NEVER
 
     def seal(self, moment: Moment, values_json: str, **facts: int) -> None:
@@ -141,22 +182,32 @@ class Slot:
         fields = {"format": FORMAT, "moment": moment, **facts, "checksum": checksum(self.content)}
         head = json.dumps(fields)[1:-1]
         text = f'{{{head}, "values": {values_json}, "tensors": {room.layout}}}'.encode()
-        if _HEAD.size + len(text) > room.tensors_at:
+        if HEAD_BYTES + len(text) > room.tensors_at:
             raise CheckpointError(
                 f"a snapshot has room for {format_bytes(_VALUES_ROOM)} of what is no tensor, and "
                 f"this state has {format_bytes(len(values_json))} of it. Set "
                 "elastic.snapshot_every=null."
             )
-        self._memory[_HEAD.size : _HEAD.size + len(text)] = text
-        packed = _HEAD.pack(_MARK, len(text), room.tensors_at, room.tensors_bytes, zlib.crc32(text))
-        self._memory[len(_MARK) : _HEAD.size] = packed[len(_MARK) :]
-        self._memory[: len(_MARK)] = _MARK
+        write_head(self._memory, Head(len(text), room.tensors_at, room.tensors_bytes, 0), text)
         self.moment = moment
 
 
+def empty(memory: mmap.mmap) -> None:
+    """Let a slot hold nothing, before anything in it changes."""
+    memory[: len(_MARK)] = bytes(len(_MARK))
+
+
+def write_head(memory: mmap.mmap, head: Head, text: bytes) -> None:
+    """Let a slot hold what its tensors are now; the mark is written last."""
+    memory[HEAD_BYTES : HEAD_BYTES + len(text)] = text
+    packed = head._replace(text_crc=zlib.crc32(text)).to_bytes()
+    memory[len(_MARK) : HEAD_BYTES] = packed[len(_MARK) :]
+    memory[: len(_MARK)] = _MARK
+
+
 @dataclass(frozen=True, kw_only=True)
-class Sealed:
-    """What a slot holds."""
+class SlotText:
+    """What the text of a slot says."""
 
     moment: Moment
     rank: int
@@ -166,6 +217,35 @@ class Sealed:
     values: dict[str, Any]
     pieces: dict[str, Piece]
     checksum: int
+
+    @staticmethod
+    def from_bytes(text: bytes, head: Head) -> "SlotText":
+        """Raises:
+        ValueError: It is not what was written, or names tensors outside of the slot.
+        """
+        if zlib.crc32(text) != head.text_crc:
+            raise ValueError("its text differs from its checksum")
+        try:
+            fields = json.loads(text)
+            if fields.pop("format") != FORMAT:
+                raise ValueError("it is of another format")
+            step, generation = map(_natural, fields.pop("moment"))
+            tensors = fields.pop("tensors").items()
+            pieces = {name: Piece.from_json(each) for name, each in tensors}
+            found = SlotText(moment=Moment(step, generation), pieces=pieces, **fields)
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"its text has another form ({error!r})") from error
+        if _natural(found.rank) >= _natural(found.world_size) or not isinstance(found.values, dict):
+            raise ValueError(f"there is no rank {found.rank} of {found.world_size}")
+        if any(piece.end > head.tensors_bytes for piece in pieces.values()):
+            raise ValueError("it names tensors that it has no room for")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sealed(SlotText):
+    """What a slot holds."""
+
     content: Tensor
     """The bytes of all tensors, uint8, in the slot itself."""
 
@@ -179,22 +259,24 @@ class Sealed:
         return checksum(self.content) != self.checksum
 
 
+def read_head(memory: mmap.mmap) -> Head | None:
+    """What a slot begins with; None if it holds nothing."""
+    if len(memory) < HEAD_BYTES:
+        return None
+    head = Head.from_bytes(memory[:HEAD_BYTES])
+    return None if head is None or head.slot_bytes > len(memory) else head
+
+
 def read_slot(memory: mmap.mmap) -> Sealed | None:
     """What a slot holds; None if it holds nothing, or its text is not what was written."""
-    if len(memory) < _HEAD.size:
+    head = read_head(memory)
+    if head is None:
         return None
-    mark, text_bytes, tensors_at, tensors_bytes, crc = _HEAD.unpack_from(memory)
-    if mark != _MARK or tensors_at + tensors_bytes > len(memory):
+    try:
+        text = SlotText.from_bytes(memory[HEAD_BYTES : HEAD_BYTES + head.text_bytes], head)
+    except ValueError:
         return None
-    text = memory[_HEAD.size : _HEAD.size + text_bytes]
-    if zlib.crc32(text) != crc:
-        return None
-    fields = json.loads(text)
-    if fields.pop("format") != FORMAT:
-        return None
-    fields["moment"] = Moment(*fields["moment"])
-    pieces = {name: Piece.from_json(each) for name, each in fields.pop("tensors").items()}
-    return Sealed(**fields, pieces=pieces, content=_content(memory, tensors_at, tensors_bytes))
+    return Sealed(**vars(text), content=content_of(memory, head.tensors_at, head.tensors_bytes))
 
 
 def checksum(content: Tensor) -> int:
@@ -209,7 +291,8 @@ def checksum(content: Tensor) -> int:
     return zlib.crc32(words[whole:].sum().tobytes(), zlib.crc32(sums.tobytes()))
 
 
-def _content(memory: mmap.mmap, begin: int, size: int) -> Tensor:
+def content_of(memory: mmap.mmap, begin: int, size: int) -> Tensor:
+    """Bytes of a slot as a tensor, not copied."""
     if not size:
         return torch.empty(0, dtype=torch.uint8)
     return torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=begin)

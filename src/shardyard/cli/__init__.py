@@ -38,7 +38,9 @@ _VERBS = {
     "export": "writes a checkpoint as a Hugging Face folder",
     "report": "writes a run's page and Markdown summary",
     "drill": "breaks short runs of a recipe here, and tables what became of them",
+    "bench": "measures the network between the nodes of a recipe, in nccl-tests' table",
     "image": "builds the container that runs it, and pushes it to a registry",
+    "cluster": "makes an EKS cluster, scales it, and removes it with proof that nothing is left",
     "doctor": "looks at this machine or a cluster before it costs anything",
 }
 """Verb -> what it does; `command` of shardyard/cli/<verb>.py is imported when it is called."""

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -44,11 +45,24 @@ def side_terms(
 
 def print_request(proposal: Proposal, *, as_json: bool) -> None:
     """Exactly what would be sent."""
-    if not as_json:
+    if as_json:
+        tell(json.dumps(_content(proposal), indent=1))
+    else:
         tell_exactly(proposal.rendered.text)  # exactly what would be sent
+
+
+def print_requests(proposals: Sequence[Proposal], *, as_json: bool) -> None:
+    """The same of several jobs; in JSON a list."""
+    if as_json:
+        tell(json.dumps([_content(each) for each in proposals], indent=1))
         return
+    for each in proposals:
+        print_request(each, as_json=False)
+
+
+def _content(proposal: Proposal) -> dict[str, Any]:
     rendered = proposal.rendered
-    content: dict[str, Any] = {
+    return {
         "run_id": rendered.run_id,
         "launcher": rendered.launcher,
         "name": rendered.name,
@@ -57,4 +71,3 @@ def print_request(proposal: Proposal, *, as_json: bool) -> None:
         "files": rendered.files,
         "plan": None if proposal.plan is None else proposal.plan.to_json(),
     }
-    tell(json.dumps(content, indent=1))

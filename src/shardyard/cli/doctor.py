@@ -1,7 +1,7 @@
 """`shardyard doctor`: is this machine, or the cluster that is meant, fit for a run?"""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 
@@ -21,8 +21,22 @@ from shardyard.control.install import Target, install, missing_on, target_of, un
 from shardyard.control.request import Request
 from shardyard.control.submission import launcher_named
 from shardyard.doctor.finding import Finding, count
-from shardyard.launchers.base import LAUNCHERS, Launcher
+from shardyard.launchers.base import LAUNCHERS, Launcher, Part, Watchers
 from shardyard.terminal import tell, tell_exactly
+
+NEEDED = "needed"
+_WATCHERS: dict[str, Watchers] = {"monitoring": "monitoring", "cloudwatch": "cloudwatch"}
+
+
+def _known(_context: click.Context, _option: click.Parameter, what: str | None) -> str | None:
+    """What --install is followed by, unless it is a recipe, which stands before it."""
+    names = (NEEDED, *_WATCHERS)
+    if what is None or what in names:
+        return what
+    raise click.BadParameter(
+        f"{what!r} is nothing to install: {', '.join(names)}. Without a word it is {NEEDED}; "
+        "recipe and settings stand before --install."
+    )
 
 
 @click.command()
@@ -33,7 +47,15 @@ from shardyard.terminal import tell, tell_exactly
     shell_complete=by(launchers),
     help=f"Look at a target: one of {', '.join(LAUNCHERS)}.",
 )
-@click.option("--install", "is_installing", is_flag=True, help="Install what the target lacks.")
+@click.option(
+    "--install",
+    "wanted",
+    callback=_known,
+    is_flag=False,
+    flag_value=NEEDED,
+    metavar="[WHAT]",
+    help="Install what the target lacks: needed (by the recipe), monitoring or cloudwatch.",
+)
 @click.option("--uninstall", "is_removing", is_flag=True, help="Remove what --install installed.")
 @click.option(
     "--probe",
@@ -51,7 +73,7 @@ def command(
     recipe: tuple[str, ...],
     *,
     on: str | None,
-    is_installing: bool,
+    wanted: str | None,
     is_removing: bool,
     is_probing: bool,
     dry_run: bool,
@@ -62,26 +84,28 @@ def command(
     """Look at this machine, or with --on at what RECIPE would be launched on. Changes nothing.
 
     The exit code is 0 without a problem, else 1. With --install what the target lacks is installed
-    at pinned versions.
+    at pinned versions: needed is what the recipe needs to run, monitoring is Prometheus, Grafana
+    and DCGM's exporter with dashboards and alert rules, cloudwatch is EKS's add-on.
     """
     launcher = None if on is None else launcher_named(on, launchers_in(context))
     is_here = launcher is None or launcher.capabilities.is_this_machine
     if not is_here and not recipe:
         raise click.UsageError(f"RECIPE is missing. It says what is wanted of {on}.")
-    if is_probing and (on is None or not recipe or is_installing or is_removing):
+    if is_probing and (on is None or not recipe or wanted or is_removing):
         raise click.UsageError("--probe needs --on and a RECIPE, and goes with no --install.")
     if is_here and not is_probing:
         launcher = None  # this machine is looked at itself
     request = _read(recipe, launcher) if recipe else None
     agree = partial(confirm, is_yes=is_yes)
-    if is_installing or is_removing:
-        if is_installing and is_removing:
+    if wanted or is_removing:
+        if wanted and is_removing:
             raise click.UsageError("--install and --uninstall exclude each other.")
         if request is None or launcher is None:
             raise click.UsageError("--install and --uninstall need --on and a RECIPE.")
         target = target_of(request, launcher)
-        if is_installing:
-            _install(target, agree, dry_run=dry_run, as_json=as_json)
+        if wanted:
+            missing = missing_on(target, _WATCHERS.get(wanted), is_dry_run=dry_run)
+            _install(target, missing, agree, dry_run=dry_run, as_json=as_json)
         else:
             _uninstall(
                 target, None if dry_run else agree, trusts_folder=trusts_folder, as_json=as_json
@@ -103,8 +127,15 @@ def _read(recipe: tuple[str, ...], launcher: Launcher | None) -> Request:
     return Request.read(recipe, needs_weights=False, only_looks=True, sees=sees)
 
 
-def _install(target: Target, agree: Callable[[str], None], *, dry_run: bool, as_json: bool) -> None:
-    missing, ledger = missing_on(target), str(target.ledger.path)
+def _install(
+    target: Target,
+    missing: Sequence[Part],
+    agree: Callable[[str], None],
+    *,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    ledger = str(target.ledger.path)
     if dry_run and as_json:
         _tell_json(missing=[{"name": part.name, "text": part.text} for part in missing])
     elif dry_run:

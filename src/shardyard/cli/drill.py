@@ -116,7 +116,7 @@ def _list(asked: Chosen, *, as_json: bool) -> None:
 
 
 def _show(drill: Drill) -> None:
-    columns = ("fault", "noticed", "after", "cause right", "steps lost", "next step", "equal",
+    columns = ("fault", "noticed", "after", "cause right", "steps lost", "next step", "bits",
                "left over")  # fmt: skip
     print_table(columns, [_row(row) for row in drill.rows])
     for case in drill.cases:
@@ -153,7 +153,7 @@ def _row(row: Row) -> tuple[str, ...]:
         f"{row.count('is_cause_right')} of {total}" if is_due else "-",
         f"{row.median('steps_lost'):g}",
         _seconds(row.median("next_step_s")),
-        f"{row.exact('equal')} of {total}",
+        row.bits,
         "; ".join(left) or "nothing",
     )
 

@@ -3,12 +3,13 @@
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
 from shardyard.cli.options import json_option, recipe_argument
 from shardyard.cli.plan_tables import (
+    show_day_prices,
     show_details,
     show_dry_run,
     show_headline,
@@ -80,6 +81,13 @@ class _AboveZero(click.ParamType[float]):
     type=_AboveZero(),
     help="Samples a step at which a loss takes twice the fewest samples: what larger steps cost.",
 )
+@click.option(
+    "--prices",
+    type=click.Choice(["table", "aws"]),
+    default="table",
+    show_default=True,
+    help="Those of the dated table, or of today, asked of AWS with your credentials.",
+)
 def command(
     recipe: tuple[str, ...],
     *,
@@ -93,6 +101,7 @@ def command(
     deadline: float | None,
     budget: float | None,
     critical_batch: float | None,
+    prices: Literal["table", "aws"],
 ) -> None:
     """Predict memory, speed, price and failures of RECIPE (files and section.key=value overrides).
 
@@ -107,6 +116,7 @@ def command(
         deadline_s=deadline,
         budget_usd=budget,
         critical_batch=critical_batch,
+        prices=prices,
     )
     if page is not None:
         _write_page(found.page(), page)
@@ -114,6 +124,8 @@ def command(
         tell(json.dumps(found.to_json(), indent=1))
         return
     _show(found, critical_batch=critical_batch, details=details)
+    if found.day_prices:
+        show_day_prices(found.day_prices)
     if found.offers is not None:
         show_offers(found.offers, found.asked, deadline_s=deadline, budget_usd=budget)
     if found.dry_run is not None:

@@ -2,11 +2,14 @@
 
 import shutil
 import sys
+from collections.abc import Sequence
 from textwrap import fill
 
 from shardyard.cli.tables import print_table
+from shardyard.cluster.day_prices import Asked
 from shardyard.config.schema import Parallel
 from shardyard.planner.dry_run import DryRun
+from shardyard.planner.failures import FailureOutlook
 from shardyard.planner.layouts import Candidate, Search, strength
 from shardyard.planner.memory import RULE_BYTES_PER_PARAMETER
 from shardyard.planner.offers import Offer, Offers
@@ -35,6 +38,19 @@ def show_task(plan: Plan) -> None:
     if plan.steps is not None and plan.tokens is not None:
         length = f"{plan.steps:,} steps, {format_count(plan.tokens)} {plan.units}"
     _say(f"plan: {plan.model} {plan.parameters_words()}, {length}, {plan.samples_words()} a step")
+
+
+def show_day_prices(found: Sequence[Asked]) -> None:
+    """What a node costs today, rented in each way."""
+    tell()
+    print_table(
+        ("a node, rented", "an hour", ""),
+        [
+            (each.kind, "-" if usd is None else format_usd(usd), each.rate.source)
+            for each in found
+            for usd in (each.rate.usd_per_hour,)
+        ],
+    )
 
 
 def show_quality(plan: Plan, critical_batch: float) -> None:
@@ -248,7 +264,12 @@ def _show_failures(plan: Plan) -> None:
         return
     rows: list[Row] = [
         ("interval", f"{outlook.interval_steps:,} steps", outlook.interval_reason),
-        ("first start", format_seconds(outlook.init_s), "rendezvous and init, as of a restart"),
+        *_snapshots(outlook),
+        (
+            "first start",
+            format_seconds(outlook.init_s),
+            "rendezvous and init, as of a whole restart",
+        ),
         ("effective", f"{outlook.ettr:.2%}", f"by {outlook.method}: {outlook.method_reason}"),
         *((f"restart: {p.name}", format_seconds(p.seconds), p.reason) for p in outlook.restart),
         ("restart: replay", format_seconds(outlook.replay.seconds), outlook.replay.reason),
@@ -257,6 +278,14 @@ def _show_failures(plan: Plan) -> None:
     ]
     tell()
     print_table(("failures", "", ""), rows)
+
+
+def _snapshots(outlook: FailureOutlook) -> list[Row]:
+    every, mtbf_s = outlook.snapshot_interval_steps, outlook.snapshot_mtbf_s
+    if every is None or mtbf_s is None:
+        return []
+    why = f"in memory, for failures that leave the node: one every {format_seconds(mtbf_s)}"
+    return [("snapshots", f"{every:,} steps", why)]
 
 
 def _show_rest(plan: Plan, why_steps: str) -> None:

@@ -3,13 +3,24 @@
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from shardyard.cli.options import json_option, launchers_in, runs_dir_option
+from shardyard.cli.completion import by
+from shardyard.cli.completion import launchers as launcher_names
+from shardyard.cli.options import (
+    json_option,
+    launchers_in,
+    overrides_argument,
+    runs_dir_option,
+)
 from shardyard.cli.tables import print_table
 from shardyard.control.runs import Run, runs
+from shardyard.control.strays import strays
+from shardyard.control.submission import launcher_named
+from shardyard.launchers.base import FoundJob
 from shardyard.launchers.ledger import SIDE_DETAIL
 from shardyard.rundir.state import RunState
 from shardyard.terminal import say, tell
@@ -17,19 +28,57 @@ from shardyard.units import format_seconds
 
 
 @click.command()
+@overrides_argument
+@click.option(
+    "--on",
+    metavar="LAUNCHER",
+    shell_complete=by(launcher_names),
+    help="Also ask it for jobs of ours that no run of the folder knows.",
+)
 @runs_dir_option
 @json_option
 @click.pass_context
-def command(context: click.Context, runs_dir: Path, *, as_json: bool) -> None:
-    """List the runs, the most recently changed last."""
-    found = runs(runs_dir, launchers=launchers_in(context))
+def command(
+    context: click.Context,
+    overrides: tuple[str, ...],
+    runs_dir: Path,
+    *,
+    on: str | None,
+    as_json: bool,
+) -> None:
+    """List the runs, the most recently changed last.
+
+    With --on also jobs whose folder was moved or deleted; OVERRIDES such as
+    launch.kubernetes.context=NAME say where to look.
+    """
+    launchers = launchers_in(context)
+    if on is None and overrides:
+        raise click.UsageError("settings say where --on looks, and --on is not given.")
+    lost = None
+    if on is not None:
+        lost = strays(launcher_named(on, launchers), overrides, runs_dir)
+    found = runs(runs_dir, launchers=launchers)
     if as_json:
-        tell(json.dumps([run.to_json() for run in found], indent=1))
+        rows = [run.to_json() for run in found]
+        content = rows if lost is None else {"runs": rows, "strays": [asdict(job) for job in lost]}
+        tell(json.dumps(content, indent=1))
         return
     if not found:
         say(f"no runs in {runs_dir}/")
+    else:
+        _show(found)
+    if lost is not None:
+        _show_strays(lost, on=str(on), runs_dir=runs_dir)
+
+
+def _show_strays(lost: Sequence[FoundJob], *, on: str, runs_dir: Path) -> None:
+    if not lost:
+        say(f"{on} has no job of ours that no run in {runs_dir}/ knows")
         return
-    _show(found)
+    tell(f"jobs of ours on {on} that no run in {runs_dir}/ knows, and that may cost money:")
+    rows = [(job.run_id, job.id, job.state.value, job.where, job.end) for job in lost]
+    print_table(("run", "job", "state", "where", "ends with"), rows)
+    say("where a run's folder was moved, --runs-dir takes the one that it is in now")
 
 
 def _show(found: Sequence[Run]) -> None:

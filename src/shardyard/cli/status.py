@@ -18,6 +18,7 @@ from shardyard.control.follow import describe_stall
 from shardyard.control.job import Job, Which, describe_job, fetch_progress, find_launched
 from shardyard.launchers.base import JobState, JobStatus
 from shardyard.launchers.ledger import SIDE_DETAIL
+from shardyard.rundir.network import read_network
 from shardyard.rundir.spending import Spending, read_spending
 from shardyard.rundir.state import RunState, read_state
 from shardyard.terminal import tell
@@ -48,10 +49,12 @@ def command(
     )
     spending = read_spending(launched.run_dir)
     if as_json:
+        network = read_network(launched.run_dir)
         content = {
             **describe_job(launched.submission, status),
             "run": asdict(state),
             "spent": None if spending is None else asdict(spending),
+            "network": None if network is None else asdict(network),
             "max_usd": launched.recipe().launch.max_usd,
         }
         tell(json.dumps(content, indent=1))
@@ -92,6 +95,11 @@ def _rows(
         rows.append(("step", f"{state.step:,}", f"{phase}{loss}"))
     if state.no_step_s is not None:
         rows.append(("stalled", "", describe_stall(state.no_step_s, state.usual_step_s)))
+    rows += [("left out", f"node {each.node_rank}", f"{each.node}: {each.cause}")
+             for each in state.left_out]  # fmt: skip
+    network = read_network(launched.run_dir)
+    if network is not None:
+        rows.append(("network", network.words, f"as {network.said_by} says"))
     if spending is not None:
         rows.append(("spent", format_usd(spending.usd), _price_words(launched, spending)))
     return rows + [("node", name, words) for name, words in status.nodes]

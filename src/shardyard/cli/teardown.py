@@ -19,8 +19,9 @@ from shardyard.cli.options import (
     trust_option,
 )
 from shardyard.control.teardown import Remains, remains_of, tear_down
+from shardyard.launchers.ledger import Ledger
 from shardyard.rundir.layout import RunDir, find_run
-from shardyard.terminal import tell
+from shardyard.terminal import say, tell
 
 
 @click.command()
@@ -49,15 +50,28 @@ def command(
         remains = remains_of(run_dir, launchers=launchers, trusts_folder=trusts_folder)
     else:
         agree = partial(confirm, is_yes=is_yes)
-        remains = tear_down(
-            run_dir,
-            agree=agree,
-            launchers=launchers,
-            is_forced=is_forced,
-            trusts_folder=trusts_folder,
-        )
+        try:
+            remains = tear_down(
+                run_dir,
+                agree=agree,
+                launchers=launchers,
+                is_forced=is_forced,
+                trusts_folder=trusts_folder,
+            )
+        except (click.Abort, KeyboardInterrupt):
+            say(_may_be_repeated(run_dir))
+            raise
     _show(run_dir, remains, as_json=as_json)
     return 1 if remains.left and not dry_run else 0
+
+
+def _may_be_repeated(run_dir: RunDir) -> str:
+    left = len(Ledger(run_dir.ledger).live())
+    return (
+        f"not finished: {left} object{'s' * (left != 1)} of the run may be there still, and cost "
+        f"money. What was removed is struck from its ledger: `shardyard teardown {run_dir.handle}` "
+        "may be repeated, and goes on with the rest."
+    )
 
 
 def _show(run_dir: RunDir, remains: Remains, *, as_json: bool) -> None:

@@ -228,6 +228,15 @@ def _parked(draft: Draft) -> tuple[bool, str]:
     return True, "model.compile: a new process takes seconds to get its compiler ready"
 
 
+def _snapshot_neighbour(draft: Draft) -> tuple[bool, str]:
+    elastic = draft.recipe.elastic
+    if elastic.snapshot_every is None:
+        return False, "elastic.snapshot_every=null: there are no snapshots"
+    if elastic.max_nodes == 1:
+        return False, "one node has no neighbour"
+    return True, "a lost node takes its own memory with it"
+
+
 def _restart_timeout(draft: Draft) -> tuple[float, str]:
     return restart_timeout_s(draft.recipe.elastic), "ranks lose patience first; nodes come after"
 
@@ -468,6 +477,7 @@ BEFORE_LAYOUT: dict[str, Rule] = {
     "elastic.hang_min_s": _hang_min_s,
     "elastic.hang_slow_s": _hang_slow_s,
     "elastic.parked": _parked,
+    "elastic.snapshot_neighbour": _snapshot_neighbour,
     "precision.compute": _compute,
     "precision.output": _output,
 }

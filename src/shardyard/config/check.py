@@ -26,6 +26,7 @@ from shardyard.config.phases import phase_problems, problems_of_each
 from shardyard.config.schema import Optim, Recipe, Task
 from shardyard.config.secret_reference import is_variable, parse_references
 from shardyard.config.section import section_key
+from shardyard.config.straggler import straggler_problems
 from shardyard.config.task_names import task_row
 from shardyard.config.tasks import TASKS
 from shardyard.config.text_problems import text_problems, texts
@@ -363,10 +364,23 @@ def _cluster(recipe: Recipe) -> Iterable[Problem]:
     if elastic.max_nodes != "auto" and elastic.max_nodes < nodes:
         text = f"={elastic.max_nodes} is less than cluster.nodes={nodes}. Use at least {nodes}."
         yield Problem("elastic.max_nodes", text)
+    yield from _snapshot_neighbour(recipe)
     try:
         parse_meeting_place(elastic.rendezvous)
     except RequestError as error:
         yield Problem("elastic.rendezvous", str(error))
+
+
+def _snapshot_neighbour(recipe: Recipe) -> Iterable[Problem]:
+    elastic, setting = recipe.elastic, "elastic.snapshot_neighbour"
+    if elastic.snapshot_neighbour is not True:
+        return
+    if elastic.snapshot_every is None:
+        text = "=true copies snapshots, of which there are none. Set elastic.snapshot_every=auto."
+        yield Problem(setting, text)
+    if recipe.cluster.nodes == 1 and elastic.max_nodes in ("auto", 1):
+        text = "=true needs a second node, which keeps the copies. Leave it at auto."
+        yield Problem(setting, text)
 
 
 def _device(recipe: Recipe) -> Iterable[Problem]:
@@ -439,6 +453,7 @@ _CHECKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
     _machines,
     launch_problems,
     timeout_problems,
+    straggler_problems,
     _bits,
 )
 

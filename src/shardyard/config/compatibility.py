@@ -83,7 +83,15 @@ TENSORBOARD = Engine(
     asked_by="observe.tensorboard=true",
 )
 
-OPTIONAL = (TORCHAO, TENSORBOARD)
+PROMETHEUS = Engine(
+    package="prometheus_client",
+    at_least="0.20",
+    tested=("0.26.0",),
+    note="start_http_server that can be shut down",
+    asked_by="observe.prometheus",
+)
+
+OPTIONAL = (TORCHAO, TENSORBOARD, PROMETHEUS)
 """What only some settings ask for."""
 
 
@@ -99,7 +107,9 @@ def engines_for(recipe: Recipe) -> tuple[Engine, ...]:
         engines = tuple(TORCH_FOR_EXPERTS if e.package == "torch" else e for e in engines)
     if recipe.precision.compute == "fp8":
         engines = (*engines, TORCHAO)
-    return (*engines, TENSORBOARD) if recipe.observe.tensorboard else engines
+    if recipe.observe.tensorboard:
+        engines = (*engines, TENSORBOARD)
+    return engines if recipe.observe.prometheus is None else (*engines, PROMETHEUS)
 
 
 def installed_version(package: str) -> str | None:

@@ -1,11 +1,14 @@
 """Settings of `launch` that contradict each other, whichever launcher is used."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 
+from shardyard.config.capacity import capacity_problems
 from shardyard.config.launch_section import Kubernetes, Launch, Slurm
 from shardyard.config.meeting_place import TCP
 from shardyard.config.schema import Recipe
+from shardyard.config.slurm_options import SETTING, gpus_in, option_problems
 from shardyard.errors import Problem, RequestError
 from shardyard.hardware.catalogue import instance
 
@@ -13,6 +16,7 @@ from shardyard.hardware.catalogue import instance
 def launch_problems(recipe: Recipe) -> Iterable[Problem]:
     """Every contradiction, with what to do."""
     launch = recipe.launch
+    yield from capacity_problems(recipe.cluster)
     yield from _run_dir(launch)
     yield from _volumes(launch)
     yield from _image_paths(launch)
@@ -41,6 +45,15 @@ def _volumes(launch: Launch) -> Iterable[Problem]:
                 f"{what} at {volume.path}. Give one of claim (Kubernetes), efs (AWS Batch), host."
             )
             yield Problem(f"launch.volumes[{place}]", text)
+        if volume.access_point is not None and (
+            volume.efs is None or not re.fullmatch("fsap-[0-9a-f]{8,40}", volume.access_point)
+        ):
+            text = (
+                f"={volume.access_point} is no access point of an EFS file system that efs names. "
+                "Write efs: fs-... and access_point: fsap-..., as `aws efs describe-access-points` "
+                "prints them."
+            )
+            yield Problem(f"launch.volumes[{place}].access_point", text)
         if not volume.path.startswith("/"):
             text = f"={volume.path} is no absolute path. Give the whole path in the container."
             yield Problem(f"launch.volumes[{place}].path", text)
@@ -93,13 +106,32 @@ def _efa_count(name: str) -> int | None:
         return None
 
 
+# Source: README of NVIDIA/pyxis: SRC:DST[:FLAGS], flags joined by +.
+_MOUNT = re.compile(r"/[^:,]*(:/[^:,]*(:[a-z][a-z-]*(=[a-z]+)?(\+[a-z][a-z-]*(=[a-z]+)?)*)?)?")
+
+
 def _slurm(slurm: Slurm) -> Iterable[Problem]:
+    yield from option_problems(slurm.options)
+    if not slurm.request_gpus and gpus_in(str(slurm.options.get("gres", ""))) is not None:
+        text = (
+            f"={slurm.options['gres']} asks for GPUs, and launch.slurm.request_gpus=false says "
+            "that this Slurm manages none. Leave one of them out."
+        )
+        yield Problem(f"{SETTING}.gres", text)
     if slurm.container_mounts and slurm.container_image is None:
         text = (
             f"={list(slurm.container_mounts)} but launch.slurm.container_image is not set: nothing "
             "is mounted without a container. Set it, or leave the mounts out."
         )
         yield Problem("launch.slurm.container_mounts", text)
+    for mount in slurm.container_mounts:
+        if not _MOUNT.fullmatch(mount):
+            text = (
+                f"={mount} is not /source:/target or /source:/target:flags (such as ro). Pyxis "
+                "separates parts by colons and mounts by commas, and knows no way to write either "
+                "in a path: mount a folder above it, or leave a symbolic link without them."
+            )
+            yield Problem("launch.slurm.container_mounts", text)
 
 
 def _etcd(recipe: Recipe) -> Iterable[Problem]:
@@ -128,9 +160,17 @@ def _kubernetes(kubernetes: Kubernetes) -> Iterable[Problem]:
                 f"{kubernetes.target}. Leave it out, or choose that target."
             )
             yield Problem(f"launch.kubernetes.{key}", text)
-    if kubernetes.topology != "none" and kubernetes.queue is None:
+    if kubernetes.scheduler == "volcano" and kubernetes.target == "trainjob":
+        text = (
+            "=volcano is not built for launch.kubernetes.target=trainjob, whose pods no run may "
+            "give a scheduler. Use target jobset or pytorchjob, or Kueue by "
+            "launch.kubernetes.queue."
+        )
+        yield Problem("launch.kubernetes.scheduler", text)
+    has_kueue = kubernetes.queue is not None and kubernetes.scheduler == "default"
+    if kubernetes.topology != "none" and not has_kueue:
         text = (
             f"={kubernetes.topology} is a request to Kueue, and launch.kubernetes.queue is not "
-            "set. Name its local queue, or use topology: none."
+            "set, or Volcano's. Name its local queue, or use topology: none."
         )
         yield Problem("launch.kubernetes.topology", text)

@@ -18,6 +18,10 @@ class Slurm(Section):
     """Quality of service."""
     constraint: str | None = None
     """Features that nodes must have, in sbatch's syntax."""
+    request_gpus: bool = True
+    """Whether --gpus-per-node is sent; false where the cluster's Slurm manages no GPUs."""
+    options: dict[str, str | int | bool] = Field(default={})
+    """Other options of sbatch by their long names, such as {exclude: node7, switches: 1}."""
     requeue: bool = True
     """Start again after a lost node and at the time limit, from the newest checkpoint."""
     signal_before_s: Annotated[int, Field(ge=10)] = 120
@@ -41,6 +45,8 @@ class Volume(Section):
     """Kubernetes: a persistent volume claim."""
     efs: str | None = None
     """AWS Batch: an EFS file system id."""
+    access_point: str | None = None
+    """AWS Batch: the EFS access point that says as whom, and below which folder."""
     host: str | None = None
     """A folder of the node. Refused on Kubernetes unless allow_host_paths is true."""
 
@@ -55,7 +61,9 @@ class Kubernetes(Section):
     namespace: str = "default"
     """Namespace of all objects."""
     queue: str | None = None
-    """Kueue's local queue: all pods are admitted together."""
+    """Kueue's local queue, in which all pods are admitted together; or Volcano's (scheduler)."""
+    scheduler: Literal["default", "volcano"] = "default"
+    """Who places pods; volcano: all of a job together. Not for TrainJobs."""
     priority_class: str | None = None
     """Priority class of the pods."""
     service_account: str | None = None
@@ -84,19 +92,25 @@ class Kubernetes(Section):
     """Whether volumes may be folders of the node."""
 
 
+OF_QUEUES = ("subnets", "security_groups", "instance_role", "ami", "user_data")
+"""Settings of before of launch.aws_batch: they are the queue's, not a run's."""
+
+
 class AwsBatch(Section):
     """`launch --on aws-batch`."""
 
     region: str | None = None
     """AWS region; null: that of your AWS configuration."""
     queue: str | None = None
-    """Job queue; must exist, or be made with the rendered prerequisites."""
+    """Job queue; `shardyard cluster create kind=batch` makes one."""
     side_queue: str | None = None
     """Job queue of side jobs, on EC2; null: queue."""
     job_role: str | None = None
     """ARN of the role that the container acts as."""
     execution_role: str | None = None
     """ARN of the role that pulls the image and reads secrets."""
+    log_group: str = "/aws/batch/job"
+    """Log group in CloudWatch to which containers write."""
     attempts: Annotated[int, Field(ge=1, le=10)] = 3
     """Times that Batch starts the job."""
     vcpus: Annotated[int, Field(ge=1)] | None = None
@@ -105,14 +119,6 @@ class AwsBatch(Section):
     """Memory of a container; null: what cluster.instance can give."""
     shared_memory_gib: Annotated[int, Field(ge=1)] = 64
     """Size of /dev/shm."""
-    subnets: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Subnets for the compute environment that the prerequisites make, all in one zone."""
-    security_groups: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    """Security groups of its instances; they must let each other in, for EFA on all ports."""
-    instance_role: str | None = None
-    """Instance profile of its instances: a name or an ARN."""
-    ami: str | None = None
-    """Image of its instances; null: Amazon Linux 2023 for ECS, which lacks drivers for Gaudi."""
 
 
 class Side(Section):

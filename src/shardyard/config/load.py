@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from shardyard.config.launch_section import OF_QUEUES
 from shardyard.config.schema import Recipe
 from shardyard.config.setting import Setting, settings
 from shardyard.config.validate import (
@@ -114,6 +115,11 @@ def _rename_of_before(content: dict[str, Any]) -> None:
     if isinstance(run, dict) and "target_loss" in run:
         loss = run.pop("target_loss")
         run.setdefault("target", None if loss is None else {"loss": loss})
+    launch = content.get("launch")
+    aws_batch = launch.get("aws_batch") if isinstance(launch, dict) else None
+    if isinstance(aws_batch, dict):
+        for name in OF_QUEUES:
+            aws_batch.pop(name, None)
 
 
 def dump_recipe(recipe: Recipe) -> str:

@@ -8,22 +8,36 @@ from shardyard.errors import RequestError
 from shardyard.hardware.catalogue import instance
 from shardyard.hardware.cluster import Cluster, cluster_of, with_efa
 from shardyard.hardware.cluster_file import read_cluster_file
+from shardyard.hardware.prices import rate_of
 
 
 def chosen_cluster(settings: schema.Cluster) -> Cluster | None:
     """The cluster of ``cluster.instance`` or ``cluster.file``; None where neither is set.
 
+    Its price is of the way in which it is rented (``cluster.capacity``), or what the recipe says.
     Where ``cluster.devices`` asks for fewer devices than a node has, the others stand idle.
 
     Raises:
         RequestError: It is not known, cannot be, or has fewer devices than are asked for.
     """
     if settings.instance is not None:
-        cluster = cluster_of(instance(settings.instance), settings.nodes)
+        machine = instance(settings.instance)
+        rate = rate_of(machine, (settings.capacity or "on-demand").partition(":")[0])
+        cluster = replace(
+            cluster_of(machine, settings.nodes),
+            usd_per_node_hour=rate.usd_per_hour,
+            price_source=rate.source,
+        )
     elif settings.file is not None:
         cluster = read_cluster_file(Path(settings.file), settings.nodes)
     else:
         return None
+    if settings.usd_per_node_hour is not None:
+        cluster = replace(
+            cluster,
+            usd_per_node_hour=settings.usd_per_node_hour,
+            price_source="cluster.usd_per_node_hour",
+        )
     devices = settings.devices
     if settings.device == "cpu" or devices in ("auto", cluster.devices_per_node):
         return cluster

@@ -33,6 +33,7 @@ from shardyard.config.plug_in_settings import recipe_with_defaults
 from shardyard.config.resolved import DataFacts, Resolved, fingerprint, settings_in
 from shardyard.config.schema import Recipe
 from shardyard.config.section import Own, Section
+from shardyard.config.straggler import device_problems
 from shardyard.config.tasks import BITS_PER_BYTE
 from shardyard.errors import Problem, RecipeError
 from shardyard.families.images.network import ImageNetwork
@@ -315,6 +316,7 @@ def machine_problems(recipe: Recipe, machine: Machine) -> list[Problem]:
             "precision.compute=bf16 here."
         )
         found.append(Problem("precision.compute", text))
+    found += device_problems(recipe)
     device, devices = recipe.cluster.device, recipe.cluster.devices
     if device == "cpu":
         return found  # CPU processes are a choice

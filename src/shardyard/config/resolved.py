@@ -9,6 +9,7 @@ from typing import Any
 
 from shardyard.config.batch import first_batch
 from shardyard.config.fingerprint import fingerprint_of
+from shardyard.config.launch_section import OF_QUEUES
 from shardyard.config.mixture import SLOTS
 from shardyard.config.schema import Recipe
 from shardyard.config.section import Section
@@ -175,10 +176,11 @@ _UNTIL_THERE_WAS_A_CHOICE = {"data.bos": {"value": False, "reason": "as the run 
 
 
 def _by_names_of_now(settings: dict[str, Any]) -> dict[str, Any]:
-    """run.target took the place of run.target_loss."""
-    if "run.target_loss" not in settings:
-        return settings
-    now = dict(settings)
+    """run.target took the place of run.target_loss; what is a queue's, no run says any more."""
+    gone = {f"launch.aws_batch.{name}" for name in OF_QUEUES}
+    now = {name: entry for name, entry in settings.items() if name not in gone}
+    if "run.target_loss" not in now:
+        return now
     loss = now.pop("run.target_loss")
     target = None if loss["value"] is None else {"loss": loss["value"]}
     return {"run.target": {**loss, "value": target}, **now}

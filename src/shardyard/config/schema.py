@@ -26,6 +26,8 @@ from shardyard.config.tasks import TASKS
 Degree = Annotated[int, Field(ge=1)]
 Averaging = Annotated[float, Field(ge=0, lt=1)]
 
+_CAPACITY = r"^(on-demand|spot|(reservation|block):cr-[0-9a-f]{8,17})$"
+_CAPACITY_WORDS = "on-demand, spot, reservation:cr-... or block:cr-..."
 _DEVICE_WORDS = "cpu, cuda (also ROCm), xpu, hpu, xla, or what torch calls another accelerator"
 _ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 _TASK_WORDS = f"{', '.join(TASKS)}, or the name of a task that a package adds"
@@ -278,8 +280,9 @@ class Memory(Section):
 class Checkpoint(Section):
     """When state is saved and what is kept."""
 
-    every: Annotated[int, Field(ge=1)] = 500
-    """Steps between checkpoints; one is always written at the end and on a drain."""
+    every: Annotated[int, Field(ge=1)] | Auto = 500
+    """Steps between checkpoints; one is always written at the end and on a drain. auto: as far
+    apart as loses the least time, by what a save takes and by the failures so far."""
     keep_last: Annotated[int, Field(ge=1)] = 2
     """Newest checkpoints kept."""
     keep_best: bool = True
@@ -291,7 +294,8 @@ class Elastic(Section):
     """What happens when processes die or nodes come and go."""
 
     min_nodes: Annotated[int, Field(ge=1)] | Auto = "auto"
-    """Fewest nodes the run goes on with; auto: cluster.nodes."""
+    """Fewest nodes the run goes on with, also without one on which three losses in a row began;
+    auto: cluster.nodes."""
     max_nodes: Annotated[int, Field(ge=1)] | Auto = "auto"
     """Most nodes the run uses; auto: cluster.nodes."""
     max_restarts: Annotated[int, Field(ge=0)] = 3
@@ -300,11 +304,17 @@ class Elastic(Section):
     """Steps between copies of the state in host memory, from which a run goes on when a process
     dies; they need room for three. auto: as far apart as loses the least time, by what a copy takes
     and by the failures so far. null: none, it goes on from the newest checkpoint."""
+    snapshot_neighbour: bool | Auto = "auto"
+    """Have the next node keep a second copy of each snapshot, which outlives the loss of a node;
+    needs room for two more. auto: with elastic.snapshot_every, on more than one node."""
     parked: bool | Auto = "auto"
     """Keep a ready process for each device of a node, which takes over at a loss; costs memory.
     auto: with model.compile."""
     check_bits_every: Annotated[int, Field(ge=1)] | None = None
     """Steps between checks that all ranks compute the same bits of one micro-batch; null: never."""
+    straggler: Literal["report", "leave_out"] = "report"
+    """What is done about a rank that computes longer than its peers: report tells of it; leave_out
+    goes on without its node, once it is told, if elastic.min_nodes are left. CPU processes only."""
     drain_timeout_s: Annotated[float, Field(gt=0)] = 120.0
     """Seconds that a drain (SIGTERM, Ctrl-C) may take before the processes are killed."""
     collective_timeout_s: Annotated[float, Field(gt=0)] = 600.0
@@ -341,6 +351,13 @@ class Cluster(Section):
     """Accelerators, or CPU processes, per node; auto: all that the machine or cluster has."""
     device: Annotated[str, Field(pattern=r"^[a-z_]+$", description=_DEVICE_WORDS)] | Auto = "auto"
     """Kind of device; auto: the cluster's, or this machine's accelerator. xla: not trained yet."""
+    capacity: Annotated[str, Field(pattern=_CAPACITY, description=_CAPACITY_WORDS)] | None = None
+    """How a launch rents its instances; null: as the scheduler's own nodes are rented."""
+    block_ends: str | None = None
+    """When a capacity block ends, with time zone: 2027-01-31T11:30:00Z. The run drains before."""
+    usd_per_node_hour: Annotated[float, Field(gt=0)] | None = None
+    """What a node costs an hour: under a savings plan, in your block, spot of today; null: by the
+    table of prices, or by cluster.file."""
 
 
 class Observe(Section):
@@ -352,6 +369,16 @@ class Observe(Section):
     """Write into each rank's log which samples it reads at each step, to audit data and order."""
     tensorboard: bool = False
     """Also write TensorBoard files into the run folder; needs shardyard[tensorboard]."""
+    prometheus: (
+        Annotated[int, Field(ge=0, le=65535)]
+        | Annotated[
+            str,
+            Field(pattern=r"^([A-Za-z0-9.-]+|\[[0-9a-f:]+\]):\d{1,5}$", description="host:port"),
+        ]
+        | None
+    ) = None
+    """Port at which each node's agent offers metrics to Prometheus, on loopback (in a pod: its own
+    address); 0: any free one; host:port: there. Needs shardyard[prometheus]."""
     peak_tflops: Annotated[float, Field(gt=0)] | None = None
     """Peak TFLOP/s of one device for MFU, where the catalogue does not know the device."""
 

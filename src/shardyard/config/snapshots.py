@@ -1,10 +1,45 @@
 """How many copies of a rank's state snapshots keep in host memory, and what these are called."""
 
+from shardyard.config.schema import Recipe
+
 SLOTS = 3
 """Of one rank: a save may hold one for long while it writes its files, the other two take turns, so
 that a worker that is killed in the middle of a copy leaves the snapshot before."""
+
+SLOTS_FOR_NEIGHBOUR = 2
+"""For each rank of the node before: one that is whole, while the next one comes."""
+
+SENT = "snapshot_sent"
+"""Label of the memory that says how far a node's neighbour has its snapshots."""
+ELSEWHERE = "snapshot_elsewhere"
+"""Label of the memory that says what agents of other nodes hold."""
 
 
 def slot_labels(local_rank: int) -> list[str]:
     """What the memory of each slot of a rank is called on its node."""
     return [f"snapshot_{local_rank}_{slot}" for slot in range(SLOTS)]
+
+
+def neighbour_labels(local_rank: int) -> list[str]:
+    """The same of slots for a rank of the node before, by its local number there."""
+    return [f"snapshot_neighbour_{local_rank}_{slot}" for slot in range(SLOTS_FOR_NEIGHBOUR)]
+
+
+def snapshot_labels(recipe: Recipe) -> list[str]:
+    """All that an agent owns for snapshots on its node; nothing where there are none."""
+    elastic, devices = recipe.elastic, recipe.cluster.devices
+    if elastic.snapshot_every is None:
+        return []
+    assert isinstance(devices, int)
+    own = [label for local in range(devices) for label in slot_labels(local)]
+    if elastic.snapshot_neighbour is not True:
+        return own
+    kept = [label for local in range(devices) for label in neighbour_labels(local)]
+    return [*own, *kept, SENT, ELSEWHERE]
+
+
+def copies(recipe: Recipe) -> int:
+    """Of a rank's state in host memory, those that a node keeps for another among them."""
+    if recipe.elastic.snapshot_every is None:
+        return 0
+    return SLOTS + (SLOTS_FOR_NEIGHBOUR if recipe.elastic.snapshot_neighbour is True else 0)

@@ -18,12 +18,12 @@ from shardyard.errors import Problem
 MAPPINGS = frozenset(
     {
         "launch.env", "launch.kubernetes.node_selector", "launch.kubernetes.side_node_selector",
-        "secrets",
+        "launch.slurm.options", "secrets",
     }
 )  # fmt: skip
 """Settings whose keys are the user's own names."""
 
-_PROSE = re.compile(r"task\.prompt|launch\.env(\..*)?")
+_PROSE = re.compile(r"task\.prompt|launch\.env(\..*)?|launch\.aws_batch\.user_data")
 """Texts that may have several lines; all others are names, paths and addresses."""
 
 PATHS = frozenset(
@@ -73,7 +73,7 @@ def texts(tree: Any, path: str = "") -> Iterable[tuple[str, str]]:
             if path in MAPPINGS:
                 yield path, key
                 is_plain = _PLAIN.fullmatch(key) and not find_credential(key)
-                yield f"{path}.{key}" if is_plain else path, value
+                yield from texts(value, f"{path}.{key}" if is_plain else path)
             else:
                 yield from texts(value, f"{path}.{key}" if path else key)
     elif isinstance(tree, list | tuple):

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from shardyard.config.credentials import show
+from shardyard.config.launch_section import OF_QUEUES
 from shardyard.config.plug_in_settings import SECTIONS, described_at, kind_at, plug_in_at
 from shardyard.config.schema import Recipe
 from shardyard.config.section import Section, section_key
@@ -55,7 +56,10 @@ _ELSEWHERE = {
 _REPLACED = {
     "run.target_loss": "run.target names the metric that is to be reached. Write "
     "`run: {target: {loss: 2.5}}`, or run.target.loss=2.5 as an override.",
-}
+} | dict.fromkeys(
+    (f"launch.aws_batch.{name}" for name in OF_QUEUES),
+    "it is the queue's. `shardyard cluster create kind=batch` makes one; docs/verbs/cluster.md.",
+)
 """Setting of before -> what takes its place, in words."""
 
 _NOT_BUILT = dict.fromkeys(

@@ -51,7 +51,13 @@ def run_agent_process(run_dir: RunDir, attempt: int, *, shown: Shown = said) -> 
 
 
 def run_node_process(
-    run_dir: RunDir, attempt: int, *, node_rank: int, endpoint: str, store_moves: bool
+    run_dir: RunDir,
+    attempt: int,
+    *,
+    node_rank: int,
+    endpoint: str,
+    own_host: str | None = None,
+    store_moves: bool,
 ) -> dict[str, Any]:
     """Train one node's share of an attempt; node 0 says its progress.
 
@@ -65,6 +71,7 @@ def run_node_process(
         shown=said if node_rank == 0 else None,
         node_rank=node_rank,
         endpoint=endpoint,
+        own_host=own_host,
         is_node=True,
         store_moves=store_moves,
     )
@@ -78,6 +85,7 @@ def run_agent_command(
     shown: Shown | None,
     node_rank: int = 0,
     endpoint: str | None = None,
+    own_host: str | None = None,
     is_node: bool = False,
     store_moves: bool = False,
 ) -> dict[str, Any]:
@@ -86,6 +94,7 @@ def run_agent_command(
     Args:
         shown: How progress is shown; None: not at all.
         endpoint: HOST:PORT where the agents of several nodes meet.
+        own_host: This node's name, as the others reach it.
         is_node: Whether this process is a node's program, not a command line: of several signals
             only the first counts, and the agent is lost with this process.
         store_moves: Whether the others go on where the node that serves their store is lost.
@@ -94,6 +103,7 @@ def run_agent_command(
     command += ["--part-of" if is_node else "--with-parent", str(os.getpid())]
     command += ["--node-rank", str(node_rank)]
     command += [] if endpoint is None else ["--rendezvous", endpoint]
+    command += [] if own_host is None else ["--own-host", own_host]
     command += ["--asked-once"] if is_node else []
     command += ["--store-moves"] if store_moves else []
     # A file and not a pipe: whatever still holds the other end of a pipe would keep us waiting.

@@ -214,7 +214,7 @@ def describe_event(event: dict[str, Any]) -> str | None:
         case "worker_lost":
             cause = _first_sentence(event["cause"])  # all of it comes with the end, or the log
             return f"lost rank {event['rank']} on {event['node']}: {cause}"
-        case "node_lost" | "store_moved":
+        case "node_lost" | "node_left_out" | "store_moved" | "snapshot_not_copied":
             return _describe_node(event)
         case "worker_hung":
             who = "all ranks" if event["rank"] is None else f"rank {event['rank']}"
@@ -239,16 +239,23 @@ def describe_event(event: dict[str, Any]) -> str | None:
         case "phase_started":
             length = f", samples of {event['seq_len']} tokens" if event.get("seq_len") else ""
             return f"phase {event['phase']} of {event['phases']}{length}"
-        case "checkpoint_durable":
-            return f"checkpoint of step {event['step']} is durable"
-        case "checkpoint_abandoned":
-            return f"step {event['step']} was not saved: it is not finite ({event['reason']})"
+        case "checkpoint_durable" | "checkpoint_abandoned" | "checkpoint_interval":
+            return _describe_save(event)
     return None
+
+
+def _describe_save(event: dict[str, Any]) -> str:
+    if event["kind"] == "checkpoint_durable":
+        return f"checkpoint of step {event['step']} is durable"
+    if event["kind"] == "checkpoint_interval":
+        return f"a checkpoint every {event['every']:,} steps from now on loses the least time"
+    return f"step {event['step']} was not saved: it is not finite ({event['reason']})"
 
 
 def _describe_begin(event: dict[str, Any]) -> str:
     """From which step training goes on, and what was passed over for it."""
-    where = ", whose state was in memory" if event["kind"] == "snapshot_restored" else ""
+    is_snapshot = event["kind"] == "snapshot_restored"
+    where = f", whose state was in {_memory(event)}" if is_snapshot else ""
     note = f"; {event['note']}" if event.get("note") else ""
     damaged = "".join(
         f"; the checkpoint of step {each['step']} is damaged and was passed over "
@@ -260,6 +267,10 @@ def _describe_begin(event: dict[str, Any]) -> str:
     )
     begun = f"continuing from step {event['step']}{where}"
     return f"{begun}{note}{damaged}{gaps}{_snapshots_refused(event)}"
+
+
+def _memory(event: dict[str, Any]) -> str:
+    return "another node's memory" if event.get("source") == "neighbour" else "memory"
 
 
 def _snapshots_refused(event: dict[str, Any]) -> str:
@@ -277,13 +288,18 @@ def describe_straggler(event: dict[str, Any]) -> str:
     times = f"it computes {compute} a step, its peers {peers}"
     if event["is_over"]:
         return f"{who} is no straggler any more: {times}"
-    return f"{who} is a straggler, {event['factor']:.1f} times as slow: {times}"
+    stays = f"; not left out: {event['stays']}" if event.get("stays") else ""
+    return f"{who} is a straggler, {event['factor']:.1f} times as slow: {times}{stays}"
 
 
 def _describe_node(event: dict[str, Any]) -> str:
     who = f"node {event['node_rank']} ({event['node']})"
     if event["kind"] == "node_lost":
         return f"lost {who}: {event['cause']}"
+    if event["kind"] == "node_left_out":
+        return f"{who} is left out: {event['cause']}"
+    if event["kind"] == "snapshot_not_copied":
+        return f"snapshots of {who} are on that node alone: {event['reason']}"
     return f"{who} takes the place of the lost one"
 
 

@@ -3,17 +3,25 @@
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
 from shardyard.control.request import Request
 from shardyard.control.submission import Proposal, propose
-from shardyard.errors import RequestError
-from shardyard.launchers.base import Installs, Launcher, LaunchRequest, Part
+from shardyard.errors import RequestError, ShardyardError
+from shardyard.launchers.base import (
+    Installs,
+    InstallsWatchers,
+    Launcher,
+    LaunchRequest,
+    Part,
+    Watchers,
+)
 from shardyard.launchers.ledger import Ledger
 from shardyard.launchers.trust import refuse_untrusted
 from shardyard.rundir.layout import RunDir, new_run_id
-from shardyard.talk import say
+from shardyard.talk import say, warn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +68,8 @@ def target_of(request: Request, launcher: Launcher) -> Target:
     if not isinstance(launcher, Installs):
         raise RequestError(
             f"nothing can be installed on {launcher.name} from here. Its own administrators set it "
-            f"up; docs/launch-{launcher.name}.md says what is needed."
+            f"up; docs/launch-{launcher.name}.md says what is needed, docs/monitoring.md how runs "
+            "are watched there."
         )
     asked = proposal_for(request, launcher).request
     folder, name = Path(request.recipe.run.dir).expanduser(), launcher.target_name(asked)
@@ -68,14 +77,50 @@ def target_of(request: Request, launcher: Launcher) -> Target:
     return Target(launcher=launcher, request=asked, ledger=ledger)
 
 
-def missing_on(target: Target) -> list[Part]:
-    """What a target lacks and can be given, in the order of installation."""
-    missing = target.launcher.missing(target.request)
+def missing_on(
+    target: Target, watchers: Watchers | None = None, *, is_dry_run: bool = False
+) -> list[Part]:
+    """What a target lacks and can be given, in the order of installation.
+
+    Args:
+        watchers: What is to watch runs and devices; None: what the recipe needs.
+        is_dry_run: Then a target that cannot be asked is taken for an empty one.
+
+    Raises:
+        ShardyardError: It cannot be asked, or cannot be given these.
+    """
+    ask, everything = _wanted(target, watchers)
+    try:
+        missing = ask()
+    except ShardyardError as error:
+        if not is_dry_run:
+            raise
+        warn(
+            f"what the target has already was not asked: {error} So all that the recipe needs is "
+            "shown; which drivers its claims need is known there alone."
+        )
+        missing = everything()
     for part in missing:
         say(f"missing: {part.name}: {part.why}")
     if not missing:
         say("nothing is missing that can be installed")
     return missing
+
+
+def _wanted(
+    target: Target, watchers: Watchers | None
+) -> tuple[Callable[[], list[Part]], Callable[[], list[Part]]]:
+    """What asks a target for what it lacks, and what says the same of one that has nothing."""
+    launcher, request = target.launcher, target.request
+    if watchers is None:
+        return partial(launcher.missing, request), partial(launcher.needed, request)
+    if not isinstance(launcher, InstallsWatchers):
+        raise RequestError(
+            f"nothing that watches runs is installed on {target.name} from here. "
+            "docs/monitoring.md says how a Prometheus and a Grafana of yours are told of them."
+        )
+    parts = launcher.watchers(request, watchers)
+    return partial(launcher.lacking, request, parts), lambda: parts
 
 
 def install(

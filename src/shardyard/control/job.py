@@ -12,7 +12,7 @@ from shardyard.config.schema import Recipe
 from shardyard.control.submission import Launchers, launcher_named
 from shardyard.errors import EXIT_DRAINED, AccessError, RequestError, ShardyardError
 from shardyard.launchers.base import JobState, JobStatus, Launcher, Submission
-from shardyard.launchers.ledger import SIDE_DETAIL, Entry, Ledger
+from shardyard.launchers.ledger import BENCH_DETAIL, SIDE_DETAIL, Entry, Ledger
 from shardyard.launchers.marked import NONCE_DETAIL, parse, rebuild
 from shardyard.launchers.trust import refuse_untrusted
 from shardyard.rundir.layout import RunDir, find_run
@@ -221,6 +221,19 @@ def launched_of(
     job = job_of(run_dir, jobs[-1])
     launcher = launcher_named(job.launcher, launchers)
     return Job(run_dir=run_dir, submission=job, launcher=launcher, ledger=ledger)
+
+
+def refuse_bench(run_dir: RunDir) -> None:
+    """Raise if the folder is that of a benchmark, which trains nothing."""
+    kinds = [entry.details.get(BENCH_DETAIL) for entry in Ledger(run_dir.ledger).jobs()]
+    if not any(kinds):
+        return
+    raise RequestError(
+        f"run {run_dir.run_id} is a benchmark (bench {kinds[-1]}) and has trained nothing: there "
+        "is no training to go on with, and no checkpoint. Its tables are in `shardyard logs "
+        f"{run_dir.handle}`. `shardyard bench {kinds[-1]} RECIPE --on LAUNCHER` measures again, "
+        "`shardyard launch` starts a training."
+    )
 
 
 def fetch_progress(launched: Job) -> None:

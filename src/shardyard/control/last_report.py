@@ -5,7 +5,6 @@ kills this writing and nothing else. It is never why a run is said to have faile
 """
 
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -17,7 +16,6 @@ from shardyard.report.run import read_run
 from shardyard.report.summary import Summary, summarize
 from shardyard.report.write import write_report
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import read_lines_backwards
 from shardyard.talk import warn
 
 
@@ -25,8 +23,13 @@ class _OutOfTime(Exception):  # noqa: N818  not an error
     """A drain's time is over."""
 
 
-def write_last_report(run: RunDir, attempt: int, recipe: Recipe) -> Summary | None:
+def write_last_report(
+    run: RunDir, attempt: int, recipe: Recipe, *, left_s: float | None
+) -> Summary | None:
     """Write the report of an attempt that has ended; call from the main thread.
+
+    Args:
+        left_s: Of a drain's time, as this node's agent counted it; None: it was not asked to stop.
 
     Returns:
         Its numbers, also where the files could not be written; None if they cannot be read either.
@@ -35,7 +38,7 @@ def write_last_report(run: RunDir, attempt: int, recipe: Recipe) -> Summary | No
         return None  # the folder is gone, and the agent has said so
     summary = None
     try:
-        with _limited_to(_time_left_s(run, attempt, recipe)):
+        with _limited_to(left_s):
             summary = summarize(read_run(run))
             write_report(run)
     except _OutOfTime:
@@ -50,14 +53,6 @@ def write_last_report(run: RunDir, attempt: int, recipe: Recipe) -> Summary | No
 
 def _warn(why: str) -> None:
     warn(f"there is no report: {why}")
-
-
-def _time_left_s(run: RunDir, attempt: int, recipe: Recipe) -> float | None:
-    """What is left of a drain's time; None if nobody asked this attempt to stop."""
-    for event in read_lines_backwards(run.events, with_any=('"draining"',)):
-        if (event.get("kind"), event.get("attempt")) == ("draining", attempt):
-            return float(event["t"]) + recipe.elastic.drain_timeout_s - time.time()
-    return None
 
 
 @contextmanager

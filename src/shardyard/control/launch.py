@@ -7,7 +7,7 @@ from typing import Any, overload
 
 from shardyard.config.load import Source
 from shardyard.control.hub_access import access_problems
-from shardyard.control.job import Job, fetch_progress, launched_of
+from shardyard.control.job import Job, fetch_progress, launched_of, refuse_bench
 from shardyard.control.prepared import data_line, find_prepared
 from shardyard.control.request import Request
 from shardyard.control.resume import propose_again, refuse_live
@@ -173,6 +173,7 @@ def proposal_again(
     Raises:
         RequestError: Its last job is not over, or this cannot be changed.
     """
+    refuse_bench(run_dir)
     jobs = Ledger(run_dir.ledger).jobs()
     if jobs:
         refuse_live(run_dir, jobs[-1], launchers)

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from shardyard.cluster.day_prices import Asked, ask_prices, question, rate_for
 from shardyard.config.layout import Layout
 from shardyard.config.load import Source
 from shardyard.config.resolve import Preview
@@ -14,6 +15,7 @@ from shardyard.errors import RecipeError, RequestError
 from shardyard.families.shape import ModelShape
 from shardyard.hardware.cluster import Cluster
 from shardyard.hardware.machine import Machine
+from shardyard.hardware.prices import Rate
 from shardyard.hardware.probe import probe
 from shardyard.planner.calibration import Calibration, combined, read_calibration
 from shardyard.planner.dry_run import DryRun, dry_run
@@ -29,6 +31,8 @@ from shardyard.planner.plan import (
     planned_cluster,
     with_links,
 )
+from shardyard.planner.restart import Recovery
+from shardyard.planner.throughput import Price
 from shardyard.planner.workload import Workload
 from shardyard.talk import warn
 
@@ -57,6 +61,8 @@ class Prediction:
     """The instance that stands for all among offers, where the recipe names no machines."""
     samples_factor: float | None
     """How many more samples the batch needs than a small one, of a critical batch."""
+    day_prices: tuple[Asked, ...] = ()
+    """What a node costs today, rented in each way; none: AWS was not asked."""
 
     def enough(self) -> tuple[int, Candidate] | None:
         """Where nothing fits: nodes on which something does, and what."""
@@ -85,6 +91,8 @@ class Prediction:
             content["assumed_instance"] = self.assumed
         if self.dry_run is not None:
             content["dry_run"] = asdict(self.dry_run)
+        if self.day_prices:
+            content["day_prices"] = [each.to_json() for each in self.day_prices]
         return content
 
     def page(self) -> str:
@@ -116,6 +124,7 @@ def predict(
     deadline_s: float | None = None,
     budget_usd: float | None = None,
     critical_batch: float | None = None,
+    prices: Literal["table", "aws"] = "table",
 ) -> Prediction:
     """Predict memory, speed, price and failures of a recipe, before anything is rented.
 
@@ -131,13 +140,16 @@ def predict(
         deadline_s: The cheapest offer within it is looked for.
         budget_usd: The fastest offer within it is looked for.
         critical_batch: Samples a step at which a loss takes twice the fewest samples.
+        prices: The dated table, or AWS is asked for those of today, with the credentials of here.
 
     Raises:
         RequestError: The recipe is wrong or cannot be planned; every problem is named.
+        AccessError: AWS does not say its prices to these credentials.
     """
     is_open = with_offers or deadline_s is not None or budget_usd is not None
     request, preview, machine, assumed = _resolved(sources_of(recipe, overrides), is_open=is_open)
     settled, shape = preview.recipe, request.planned_model
+    day_prices = _day_prices(settled, is_open=is_open) if prices == "aws" else ()
     devices = settled.cluster.devices
     assert isinstance(devices, int)  # an instance and a machine both say how many
     for phase in preview.of_phases:
@@ -154,6 +166,8 @@ def predict(
         machine=machine,
         calibration=calibration,
     )
+    if day_prices:
+        plan = _at_day_price(plan, rate_for(day_prices, _kind(settled)))
     # layouts are looked for where most memory is needed
     needs_most = plan.phases.index(max(plan.phases, key=_memory)) if plan.phases else 0
     part = preview.of_phases[needs_most]
@@ -167,14 +181,52 @@ def predict(
         why_steps=preview.why_steps,
         workload=workload,
         search=_search(workload, cluster, calibration, best=layouts),
-        offers=_offers(workload, plan, preview.why_steps, deadline_s, budget_usd)
+        offers=_offers(workload, plan, settled, preview.why_steps, deadline_s, budget_usd)
         if is_open
         else None,
         dry_run=_dry_run(settled, shape, plan.layout) if dry_run_model else None,
         cluster=cluster,
         assumed=assumed,
         samples_factor=None if critical_batch is None else plan.samples_factor(critical_batch),
+        day_prices=day_prices,
     )
+
+
+def _kind(recipe: Recipe) -> str:
+    """How its nodes are rented."""
+    return (recipe.cluster.capacity or "on-demand").partition(":")[0]
+
+
+def _day_prices(recipe: Recipe, *, is_open: bool) -> tuple[Asked, ...]:
+    """What AWS says today of the recipe's machines.
+
+    Raises:
+        RequestError: They are none of AWS's, or not those that are planned.
+        AccessError: AWS does not say it to these credentials.
+    """
+    cluster = recipe.cluster
+    if is_open or cluster.instance is None or cluster.usd_per_node_hour is not None:
+        why = (
+            "--offers, --deadline and --budget compare all types by the dated table"
+            if is_open
+            else "cluster.instance names none"
+            if cluster.instance is None
+            else f"cluster.usd_per_node_hour={cluster.usd_per_node_hour:g} says what it costs"
+        )
+        raise RequestError(
+            f"--prices aws asks what the EC2 type of the recipe costs today, and {why}. Leave one "
+            "of the two out; an instance is named with cluster.instance."
+        )
+    region = recipe.launch.aws_batch.region
+    return tuple(ask_prices(question(cluster.instance, region=region, nodes=cluster.nodes)))
+
+
+def _at_day_price(plan: Plan, rate: Rate) -> Plan:
+    """The same plan, its nodes at another price."""
+    usd = rate.usd_per_hour
+    price = Price(usd_per_hour=None if usd is None else usd * plan.nodes, source=rate.source)
+    phases = tuple(replace(phase, price=price) for phase in plan.phases)
+    return replace(plan, price=price, phases=phases)
 
 
 def _dry_run(recipe: Recipe, model: Model, layout: Layout) -> DryRun:
@@ -243,6 +295,7 @@ def _search(
 def _offers(
     workload: Work,
     plan: Plan,
+    recipe: Recipe,
     why_steps: str,
     deadline_s: float | None,
     budget_usd: float | None,
@@ -262,6 +315,8 @@ def _offers(
         workload,
         steps=plan.steps,
         checkpoint_bytes=plan.checkpoint_bytes,
+        # on each machine saves are as far apart as is best there
+        recovery=replace(Recovery.of(recipe), checkpoint_every=None),
         deadline_s=deadline_s,
         budget_usd=budget_usd,
     )

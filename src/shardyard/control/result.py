@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardyard.control.job import Job
+from shardyard.control.job import Job, refuse_bench
 from shardyard.errors import ShardyardError
 from shardyard.launchers.base import JobState
 from shardyard.report.summary import Summary
@@ -31,8 +31,10 @@ def result_of(job: Job) -> Result:
     """Wait until a job is over, and read what its run has left.
 
     Raises:
+        RequestError: It is no training.
         ShardyardError: It failed, was cancelled, or is not known any more.
     """
+    refuse_bench(job.run_dir)
     status = job.wait()
     handle = job.run_dir.handle
     if status.state is not JobState.SUCCEEDED:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardyard.config.schema import Recipe
-from shardyard.control.job import Job, fetch_progress, launched_of
+from shardyard.control.job import Job, fetch_progress, launched_of, refuse_bench
 from shardyard.control.submission import Launchers
 from shardyard.errors import RequestError
 from shardyard.launchers.base import JobState
@@ -32,7 +32,12 @@ class RunHome:
 
 
 def home_of(run_dir: RunDir, launchers: Launchers | None) -> RunHome:
-    """Look where the files of a run are."""
+    """Look where the files of a run are.
+
+    Raises:
+        RequestError: It is no training.
+    """
+    refuse_bench(run_dir)
     if not Ledger(run_dir.ledger).jobs():
         return RunHome(run_dir=run_dir, folder=run_dir, launched=None)
     launched = launched_of(run_dir, launchers)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from shardyard.control.job import Job, fetch_progress, wait_until
+from shardyard.control.job import Job, fetch_progress, refuse_bench, wait_until
 from shardyard.control.launch import refuse_against, submitted
 from shardyard.control.resume import propose_again
 from shardyard.control.submission import Proposal
@@ -57,6 +57,7 @@ def scale(
     Raises:
         RequestError: The job is over, or cannot have so many.
     """
+    refuse_bench(job.run_dir)
     status = job.status()
     refuse_ended(job, nodes, status)
     launcher = job.launcher

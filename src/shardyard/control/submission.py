@@ -5,11 +5,13 @@
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from shardyard.config.capacity import block_left_s
 from shardyard.config.compatibility import check_packages, engines_for
 from shardyard.config.launch_section import Kubernetes
 from shardyard.config.load import dump_recipe
@@ -34,7 +36,7 @@ from shardyard.launchers.base import (
     Submission,
     launcher_class,
 )
-from shardyard.launchers.ledger import Ledger
+from shardyard.launchers.ledger import BENCH_DETAIL, Ledger
 from shardyard.launchers.marked import NONCE_DETAIL, new_nonce
 from shardyard.launchers.secrets import refuse_unsupported
 from shardyard.locks import take_lock
@@ -42,8 +44,9 @@ from shardyard.planner.phases import plan_phases
 from shardyard.planner.plan import Plan, planned_cluster
 from shardyard.plug_ins import brought
 from shardyard.rundir.layout import RunDir
+from shardyard.rundir.network_bench import NetworkBench
 from shardyard.talk import say
-from shardyard.units import format_seconds, format_usd, parse_seconds
+from shardyard.units import format_seconds, format_usd
 
 Launchers = Mapping[str, Launcher]
 """Name -> launcher, in place of all that there are."""
@@ -71,10 +74,10 @@ class Proposal:
             return 0.0
         if self.plan is None or self.plan.usd is not None:
             return None if self.plan is None else self.plan.usd
-        limit = self.request.recipe.launch.time_limit
-        if limit is None or rate is None:
+        limit_s = self.request.time_limit_s
+        if limit_s is None or rate is None:
             return None
-        return parse_seconds(limit) / 3600 * rate
+        return limit_s / 3600 * rate
 
     @property
     def loses_price(self) -> bool:
@@ -104,11 +107,14 @@ def propose(
     previous: Resolved | None = None,
     is_resume: bool = False,
     is_dry_run: bool = False,
+    bench: Callable[[Recipe, int], NetworkBench] | None = None,
 ) -> Proposal:
     """Check a recipe against a launcher, plan it, render it. Creates nothing.
 
     Args:
         previous: The last attempt, on a resume, where its folder is in reach.
+        bench: What the nodes measure in place of a training, by the recipe that they read and the
+            processes of each.
 
     Raises:
         RequestError: It cannot be launched there as it is.
@@ -139,7 +145,11 @@ def propose(
         is_resume=is_resume,
         nonce=new_nonce(),
         submission=len(Ledger(run_dir.ledger).jobs()) + 1,
+        block_left_s=block_left_s(
+            recipe.cluster, least_s=recipe.elastic.drain_timeout_s + 60, now=time.time()
+        ),
         launched_by=None if launcher.name in LAUNCHERS else brought("launchers", launcher.name),
+        bench=None if bench is None else bench(preview.recipe, devices),
     )
     return Proposal(
         launcher=launcher,
@@ -189,8 +199,12 @@ def describe(proposal: Proposal) -> list[str]:
     where = f"{proposal.rendered.name} on {proposal.launcher.name}"
     nodes = f"{request.nodes} node{'s' * (request.nodes > 1)}"
     each = f"{request.devices_per_node} process{'es' * (request.devices_per_node > 1)} each"
-    lines = [f"launch: run {request.run_id} as {where}: {nodes}, {each}"]
+    verb = "launch" if request.bench is None else "bench network"
+    lines = [f"{verb}: run {request.run_id} as {where}: {nodes}, {each}"]
     lines += [f"warning: {warning}" for warning in _warnings(proposal)]
+    if request.bench is not None:
+        rate = None if plan is None else plan.price.usd_per_hour
+        return lines if rate is None else [*lines, f"price: {format_usd(rate)} an hour"]
     lines += [proposal.data] if proposal.data else []
     if plan is None:
         return [*lines, f"plan: nothing is predicted: {proposal.why_no_plan}"]
@@ -230,6 +244,7 @@ def submit(proposal: Proposal) -> Submission:
             write_text(asked, proposal.request.recipe_text)
         job = proposal.launcher.submit(proposal.rendered, ledger)
         added = {NONCE_DETAIL: proposal.request.nonce, **proposal.request.side_details}
+        added |= {} if proposal.request.bench is None else {BENCH_DETAIL: "network"}
         job = replace(job, details={**job.details, **added})
         ledger.record(job)
     return job
@@ -407,7 +422,7 @@ def read_there(request: Request, launcher: Launcher) -> Recipe:
 def _without_our_files(recipe: Recipe) -> Recipe:
     """The nodes do not have files of this machine: what they hold is known by now, or sent."""
     if recipe.cluster.file is not None:
-        cluster = recipe.cluster.model_copy(update={"file": None})
+        cluster = recipe.cluster.model_copy(update={"file": None, "usd_per_node_hour": None})
         recipe = recipe.model_copy(update={"cluster": cluster})
     if recipe.model.config is not None:
         content = {"config": config_content(recipe.model.config)}

@@ -24,6 +24,7 @@ from shardyard.control.request import Request, take_secrets
 from shardyard.control.resume import data_as_before, is_finished, newest_attempt, refuse_other_run
 from shardyard.errors import RequestError, StorageError
 from shardyard.files import write_text
+from shardyard.launchers.trust import refuse_unwritable
 from shardyard.report.summary import Summary
 from shardyard.rundir.layout import RunDir, new_run_id
 from shardyard.rundir.lease import Lease
@@ -89,7 +90,9 @@ def next_attempt(run_dir: RunDir, overrides: Sequence[str]) -> tuple[Attempt, bo
 
     Raises:
         RequestError: It cannot go on so, or a process of this machine trains it.
+        AccessError: The run is another user's.
     """
+    refuse_unwritable(run_dir)
     Lease(run_dir.lease).close()  # refuse at once, not after a minute of preparation
     number, previous, asked = newest_attempt(run_dir)
     recipe = anchor_paths(load_checked_recipe([asked], overrides, of_run=True))
@@ -128,7 +131,10 @@ def train(attempt: Attempt, *, shown: Shown = said) -> Trained:
     write_down(attempt, prediction)
     say(no_plan() if prediction is None else prediction.line())
     answer = run_agent_process(attempt.run_dir, attempt.number, shown=shown)
-    summary = write_last_report(attempt.run_dir, attempt.number, attempt.resolved.recipe)
+    left_s = answer.pop("drain_left_s", None)
+    summary = write_last_report(
+        attempt.run_dir, attempt.number, attempt.resolved.recipe, left_s=left_s
+    )
     return Trained(run_dir=attempt.run_dir, answer=answer, summary=summary)
 
 

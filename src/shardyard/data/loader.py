@@ -23,6 +23,10 @@ class Samples(Protocol):
     def num_samples(self) -> int:
         """Of the split."""
 
+    @property
+    def limit(self) -> str | None:
+        """Why samples come no quicker though they are waited for, in words; None: they do."""
+
     def sample_indices(self, positions: Positions) -> Positions:
         """Which samples of the split are at these positions of the stream."""
 

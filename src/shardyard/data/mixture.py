@@ -28,6 +28,9 @@ class Part(NamedTuple):
 class MixedStream:
     """Sets of samples in one stream without end. Its epoch is as long as all sets together."""
 
+    limit: str | None = None
+    """Of mapped files nobody has met one."""
+
     def __init__(self, parts: Sequence[Part], *, seed: int, prepare: Prepare = unchanged) -> None:
         self._sets = [part.samples for part in parts]
         self._lengths = [each.num_samples for each in self._sets]

@@ -54,6 +54,9 @@ class SampleSet(Protocol):
 class Stream:
     """One set of samples in an order."""
 
+    limit: str | None = None
+    """Of mapped files nobody has met one."""
+
     def __init__(
         self, samples: SampleSet, *, seed: int | None, prepare: Prepare = unchanged
     ) -> None:

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import NoReturn
 
 _NEWNS, _NEWUSER, _NEWPID, _NEWIPC = 0x00020000, 0x10000000, 0x20000000, 0x08000000  # sched.h
+_NEWNET = 0x40000000
 SHARED_MEMORY = Path("/dev/shm")
 _INSIDE = "SHARDYARD_DRILL_APART"
 
@@ -74,6 +75,15 @@ def enter() -> str:
         _end_as(worker, reaps=True)
     os.environ[_INSIDE] = "1"
     return ""
+
+
+def unshare_network() -> None:
+    """Put this process into a network of its own, in which there is nothing.
+
+    Raises:
+        OSError: The machine does not allow it.
+    """
+    _call("unshare", _NEWNET)
 
 
 def _leave_mounts_and_memory() -> None:

@@ -11,12 +11,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from shardyard.drill.bits import Bits, compare_bits
 from shardyard.drill.disks import mount_own, unmount
 from shardyard.drill.facts import Ended, Facts, read_left_in
 from shardyard.drill.faults import Fault
@@ -24,6 +25,7 @@ from shardyard.drill.left import Before
 from shardyard.drill.marked import Marked
 from shardyard.drill.recipe import Drilled
 from shardyard.drill.scene import Missed, Scene
+from shardyard.drill.surroundings import clock_of, network_of
 from shardyard.errors import RequestError
 from shardyard.rundir.drilled import FAULTS_VARIABLE
 from shardyard.rundir.layout import RunDir
@@ -33,8 +35,9 @@ from shardyard.waiting import wait_for
 _POLL_S = 0.01
 _START = 10
 """A start, with imports and the preparation of data, may take so many times the patience."""
-_BEFORE_A_START = ("run_started", "attempt_ended")
-"""Kinds of events after which the next processes are started."""
+_BEFORE_A_START, _STARTED = ("run_started", "attempt_ended"), "attempt_started"
+"""Kinds of events after which the next processes are started, and when they are; others may come
+in between."""
 _MOST_RESUMES = 2
 _LAST_WORDS = 600
 _EARLY, _MIDDLE = (0.1, 0.2), (0.35, 0.6)
@@ -76,6 +79,8 @@ class Commands:
     scratch: Path
     faults: str
     """``SHARDYARD_FAULTS`` of the first command."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Of all commands, beside what they inherit."""
     marked: Marked = field(default_factory=Marked)
     ends: list[Ended] = field(default_factory=list)
     given_up: str = ""
@@ -90,8 +95,8 @@ class Commands:
         log = self.place.folder / "talk" / f"{self.run.run_id}-{len(self.ends)}.txt"
         log.parent.mkdir(parents=True, exist_ok=True)
         environment = {
-            **os.environ, **self.marked.environment, "TMPDIR": str(self.scratch),
-            FAULTS_VARIABLE: faults,
+            **os.environ, **self.environment, **self.marked.environment,
+            "TMPDIR": str(self.scratch), FAULTS_VARIABLE: faults,
         }  # fmt: skip
         self._at_start = self._progress()
         with log.open("wb") as talk:
@@ -155,8 +160,9 @@ class Commands:
 
     def _is_starting(self) -> bool:
         """Whether processes are being started: by the command, or by a supervisor once more."""
-        last = next(read_lines_backwards(self.run.events), {})
-        return self._progress() == self._at_start or last.get("kind") in _BEFORE_A_START
+        kinds = (event["kind"] for event in read_lines_backwards(self.run.events))
+        told = next((kind for kind in kinds if kind in (*_BEFORE_A_START, _STARTED)), None)
+        return self._progress() == self._at_start or told in _BEFORE_A_START
 
     def _progress(self) -> list[int]:
         files = (self.run.events, self.run.metrics)
@@ -164,17 +170,24 @@ class Commands:
 
 
 def run_twin(drilled: Drilled, place: Place) -> Facts:
-    """The run that nothing disturbs, by which all others are judged."""
+    """The run that nothing disturbs, by which all others are judged; its checkpoints stay."""
     return run_case(drilled, place, fault=None, name="twin", number=0, seed=0)
 
 
+def run_of(place: Place, name: str, number: int) -> RunDir:
+    """Where a case is."""
+    return RunDir(place.runs / f"{name}-{number}")
+
+
 def run_case(
-    drilled: Drilled, place: Place, *, fault: Fault | None, name: str, number: int, seed: int
-) -> Facts:
+    drilled: Drilled, place: Place, *, fault: Fault | None, name: str, number: int, seed: int,
+    twin: Facts | None = None,
+) -> Facts:  # fmt: skip
     """Run the recipe once, with one fault or none, and read what it left.
 
     Args:
         number: Of the repetitions of this fault.
+        twin: What the run that nothing disturbed has left.
         seed: Of the moment and the target.
     """
     draw = random.Random(f"{seed} {name} {number}")
@@ -184,25 +197,41 @@ def run_case(
     step = max(3, round(share * drilled.steps))
     with tempfile.TemporaryDirectory(prefix="drill-") as scratch:  # short: sockets are made in it
         case = Commands(
-            place=place, drilled=drilled, run=RunDir(place.runs / f"{name}-{number}"),
+            place=place, drilled=drilled, run=run_of(place, name, number),
             scratch=Path(scratch), faults=_inside(fault, step=step, rank=rank),
         )  # fmt: skip
         before = Before()
         scene = Scene(
             run=case.run, marked=case.marked, scratch=case.scratch, draw=draw, rank=rank,
-            is_launched=drilled.nodes > 1, within_s=place.patience_s,
+            node=rank // drilled.devices, devices=drilled.devices, is_launched=drilled.nodes > 1,
+            within_s=place.patience_s,
         )  # fmt: skip
-        with _own_disk(fault, scene):
+        with _own_disk(fault, scene), _surroundings(fault, scene, drilled.nodes) as environment:
+            case.environment = environment
             struck = _break(case, scene, fault, step=step)
             resumes = _resume(case, scene, fault)
             facts = Facts(
-                fault=name, number=number, seed=seed, rank=rank, node=rank // drilled.devices,
+                fault=name, number=number, seed=seed, rank=scene.rank, node=scene.node,
                 asked_step=step, **struck, notes=scene.notes, ends=tuple(case.ends),
                 resumes=resumes, given_up=case.given_up,
                 left=before.left(case.run, case.marked, case.scratch), **read_left_in(case.run),
             )  # fmt: skip
-    shutil.rmtree(case.run.checkpoints, ignore_errors=True)  # many, and judged by their digests
+            if twin is not None:
+                facts = replace(facts, bits=_bits(facts, twin, run_of(place, "twin", 0), case.run))
+    if twin is not None:
+        forget_checkpoints(case.run)
     return facts
+
+
+def forget_checkpoints(run: RunDir) -> None:
+    """Remove them: they are many, and what they say is known."""
+    shutil.rmtree(run.checkpoints, ignore_errors=True)
+
+
+def _bits(facts: Facts, twin: Facts, undisturbed: RunDir, run: RunDir) -> Bits | None:
+    """Beside the twin, where files alone do not say it: those of other ranks are cut otherwise."""
+    is_same = (facts.losses, facts.digests) == (twin.losses, twin.digests)
+    return compare_bits(undisturbed, run) if facts.digests and not is_same else None
 
 
 @contextmanager
@@ -218,6 +247,19 @@ def _own_disk(fault: Fault | None, scene: Scene) -> Iterator[None]:
         yield
     finally:
         unmount(folder)
+
+
+@contextmanager
+def _surroundings(fault: Fault | None, scene: Scene, nodes: int) -> Iterator[Mapping[str, str]]:
+    """What the nodes are put on, for the fault to break it; yields what the run is told of it."""
+    if fault is not None and fault.needs_network:
+        with network_of(nodes) as scene.network:
+            yield scene.network.environment
+    elif fault is not None and fault.needs_clock:
+        with clock_of(nodes) as (scene.clock, environment):
+            yield environment
+    else:
+        yield {}
 
 
 def _target(fault: Fault | None, draw: random.Random, *, world: int, devices: int) -> int:
@@ -243,6 +285,7 @@ def _break(case: Commands, scene: Scene, fault: Fault | None, *, step: int) -> d
             try:
                 if not case.wait_for_step(step - 1, is_over, scene):
                     raise Missed(f"the run did not reach step {step}")
+                scene.aim(at_node=fault.node is not None)
                 struck_t = time.time()
                 fault.strike(scene)
                 struck_t = scene.struck_t or struck_t

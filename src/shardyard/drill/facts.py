@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shardyard.drill.bits import Bits
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_lines, read_steps
 
@@ -79,6 +80,9 @@ class Facts:
     """File of the last checkpoint -> SHA-256."""
     last_checkpoint: int | None = None
     left: Left = Left()
+    bits: Bits | None = None
+    """Beside the twin, tensor by tensor; None: the files of the last checkpoint are the twin's, or
+    there are none."""
 
     @property
     def has_finished(self) -> bool:

@@ -2,23 +2,36 @@
 
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Literal
 
 from shardyard.drill.apart import SHARED_MEMORY, is_apart, why_not_apart
 from shardyard.drill.disks import fill, make_room
+from shardyard.drill.marked import environment_of, words_of
+from shardyard.drill.network import Weather
 from shardyard.drill.recipe import Drilled
-from shardyard.drill.scene import Scene
+from shardyard.drill.scene import Missed, Scene
+from shardyard.drill.slots import SlotWatch
+from shardyard.drill.surroundings import why_no_network
 
 BY_COMMAND = "answer"
 """Stands among kinds of events for the last words of the command line, of a run that ended."""
 
 
-_LOAD_S = 0.6
-"""From the meeting of a restart until a small model has read its checkpoint, and some more."""
+_LOAD_S = 0.1
+"""From the first look into a checkpoint until a small model has read it, and some more."""
+_DELAY_S, _LOSS = 0.005, 0.01
+"""Of a bad network: each way, and of packets."""
+_HOUR_S = 3600.0
+_FEWEST_REPLICAS = 3
+"""Of two that differ, either may be the wrong one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +67,15 @@ class Fault:
     """What a person would do before the run is resumed."""
     own_disk: Literal["run", "scratch", "shared memory"] | None = None
     """What has to be a file system of the case's own."""
+    needs_network: bool = False
+    """Whether the nodes need a network of the case's own."""
+    needs_clock: bool = False
+    """Whether the last node needs a clock of its own."""
+    needs_spare_node: bool = False
+    """Whether the run must be able to go on without a node."""
+    needs_snapshots: bool = False
+    needs_replicas: bool = False
+    """Whether it is seen where ranks compare a weight that each of them holds, and only there."""
     node: Literal["first", "last"] | None = None
     """The node that is the target; None: any rank is."""
     fewest_nodes: int = 1
@@ -67,9 +89,34 @@ class Fault:
             return f"the recipe has {drilled.nodes} node; cluster.nodes=2 launches two here"
         if drilled.nodes > self.most_nodes:
             return f"of a run on one node; this one has {drilled.nodes}"
+        if self.needs_spare_node and drilled.fewest_nodes >= drilled.nodes:
+            return f"the run needs all {drilled.nodes} nodes; elastic.min_nodes lets it go on"
+        if self.needs_snapshots and not drilled.takes_snapshots:
+            return "the recipe takes none; elastic.snapshot_every=2 takes one every two steps"
+        if self.needs_replicas and (why := _why_no_comparison(drilled)):
+            return why
         if self.own_disk and (why := why_not_apart()):
             return f"it needs file systems of its own: {why}"
-        return ""
+        return why_no_network() if self.needs_network else ""
+
+    @property
+    def needs_namespaces(self) -> str:
+        """What of the case's own it needs that there is in namespaces alone; empty: nothing."""
+        if self.own_disk:
+            return "file systems"
+        return "networks" if self.needs_network else ""
+
+
+def _why_no_comparison(drilled: Drilled) -> str:
+    """Why ranks cannot tell whose weight is wrong; empty: they can."""
+    if not drilled.checks_bits:
+        return "nothing looks for it; elastic.check_bits_every=5 does, every five steps"
+    if drilled.replicas is not None and drilled.replicas < _FEWEST_REPLICAS:
+        return (
+            f"the ranks that hold a weight alike are {drilled.replicas}, and it takes "
+            f"{_FEWEST_REPLICAS} to tell which is wrong; parallel.strategy=NO_SHARD has all"
+        )
+    return ""
 
 
 # --- from outside -------------------------------------------------------------------------------
@@ -124,20 +171,50 @@ def _lose_memory(_scene: Scene) -> None:
 
 
 def _kill_in_save(scene: Scene) -> None:
-    scene.wait(lambda: next(scene.run.checkpoints.glob("*.tmp"), None), "a save")
-    scene.kill(scene.worker)
+    """Kill a rank at a random moment of a save."""
+    took_s = [float(event["seconds"]) for event in scene.events("checkpoint_durable")]
+    worker = scene.worker
+    scene.wait(lambda: _half_written(scene), "a save")
+    time.sleep(scene.draw.uniform(0.0, median(took_s) if took_s else 0.0))
+    scene.notes["was_inside"] = _half_written(scene)
+    scene.kill(worker)
+
+
+def _half_written(scene: Scene) -> bool:
+    return any(scene.run.checkpoints.glob("*.tmp"))
 
 
 def _kill_in_load(scene: Scene) -> None:
-    """Kill a rank, and once more at a random moment before the restart has read its checkpoint."""
+    """Kill a rank, and once more at a random moment while the restart reads its checkpoint."""
     scene.kill(scene.worker)
     before = len(scene.events("rendezvous"))
     scene.wait(lambda: len(scene.events("rendezvous")) > before, "the restart")
+    worker, generation = scene.worker, scene.events("rendezvous")[-1]["generation"]
+
+    def has_loaded() -> bool:
+        return any(e["generation"] == generation for e in scene.events("checkpoint_loaded"))
+
+    scene.wait(lambda: scene.has_open(worker, scene.run.checkpoints) or has_loaded(), "a load")
     time.sleep(scene.draw.uniform(0.0, _LOAD_S))
-    generation = scene.events("rendezvous")[-1]["generation"]
-    loaded = [event["generation"] for event in scene.events("checkpoint_loaded")]
-    scene.notes["was_loading"] = generation not in loaded
-    scene.kill(scene.worker)
+    scene.notes["was_inside"] = not has_loaded()
+    scene.kill(worker)
+
+
+def _kill_in_snapshot(scene: Scene) -> None:
+    """Kill a rank at a random moment of a copy, once it is known how long one takes."""
+    worker = scene.worker
+    with closing(SlotWatch(scene.agent, scene.rank % scene.devices)) as slots:
+        scene.wait_closely(slots.is_copying, "a snapshot")
+        began_s = time.monotonic()
+        scene.wait_closely(lambda: not slots.is_copying(), "the end of a snapshot")
+        took_s = time.monotonic() - began_s
+        scene.wait_closely(slots.is_copying, "another snapshot")
+        end_s = time.monotonic() + scene.draw.uniform(0.0, took_s)
+        while time.monotonic() < end_s:
+            pass
+        scene.kill(worker)
+        scene.wait_until_gone(worker, "the killed rank")
+        scene.notes["was_inside"] = slots.is_copying()
 
 
 def _damage_checkpoint(scene: Scene) -> None:
@@ -195,6 +272,65 @@ def _fill_shared_memory(scene: Scene) -> None:
 
 def _empty_shared_memory(_scene: Scene) -> None:
     make_room(SHARED_MEMORY)
+
+
+def _cut_network(scene: Scene) -> None:
+    """Cut the target's node off, until its agent has ended or the others go on without it."""
+    assert scene.network is not None
+    agent, before = scene.agent, scene.world_size
+    scene.struck_t = time.time()
+    scene.network.become(Weather(cut=(scene.node,)))
+    try:
+        scene.wait(
+            lambda: not scene.marked.has(agent) or scene.world_size not in (0, before),
+            "a meeting of the others",
+        )
+    except Missed as why:
+        scene.notes["while_cut"] = str(why)
+    scene.network.become(Weather())
+
+
+def _break_node(scene: Scene) -> None:
+    """Kill a rank of a node at each start, until the others go on without that node."""
+    while not scene.events("node_left_out"):
+        before = len(scene.events("rendezvous"))
+        scene.aim(at_node=True)
+        scene.kill(scene.worker)
+        scene.wait(partial(_has_met_since, scene, before), "the restart")
+
+
+def _has_met_since(scene: Scene, meetings: int) -> bool:
+    return len(scene.events("rendezvous")) > meetings
+
+
+def _make_network_bad(scene: Scene) -> None:
+    assert scene.network is not None
+    scene.struck_t = time.time()
+    scene.network.become(Weather(delay_s=_DELAY_S, loss=_LOSS))
+
+
+def _move_clock(scene: Scene) -> None:
+    assert scene.clock is not None
+    scene.notes["seconds"] = seconds = scene.draw.choice((-_HOUR_S, _HOUR_S))
+    scene.struck_t = time.time()
+    scene.clock.move(seconds)
+
+
+def _replace_node(scene: Scene) -> None:
+    """Kill a node, and once the others go on without it start it anew, as a person would."""
+    program, before = scene.above_agent, scene.world_size
+    words, environment = words_of(program), environment_of(program)
+    scene.kill(program)
+    scene.wait(lambda: scene.world_size not in (0, before), "a meeting without the node")
+    step = scene.last_step()
+    scene.wait(lambda: scene.last_step() > step + 1, "a step without the node")
+    scene.struck_t = time.time()
+    log = scene.run.path / "logs" / "joining-node.log"
+    with log.open("ab") as talk:
+        subprocess.Popen(
+            words, env=environment, stdin=subprocess.DEVNULL, stdout=talk, stderr=talk,
+            start_new_session=True,
+        )  # fmt: skip
 
 
 # --- the table ----------------------------------------------------------------------------------
@@ -294,6 +430,7 @@ FAULTS: Mapping[str, Fault] = {
         acts_on="rank",
         named=Named(kinds=("device_problem",), words="", who="rank"),
         inside="bit",
+        needs_replicas=True,
     ),
     "fork-server": Fault(
         what="the fork server of a node is killed",
@@ -344,19 +481,75 @@ FAULTS: Mapping[str, Fault] = {
         node="first",
         fewest_nodes=2,
     ),
+    "bad-node": Fault(
+        what="a node's ranks die at each start",
+        how="SIGKILL to a rank of it, at each start, until the others go on without it",
+        acts_on="node",
+        named=Named(kinds=("node_left_out",), words="losses in a row", who="node"),
+        strike=_break_node,
+        node="last",
+        fewest_nodes=2,
+        needs_spare_node=True,
+    ),
+    "joining-node": Fault(
+        what="a node joins while the others train",
+        how="one is killed, and started again once the others go on without it",
+        acts_on="node",
+        named=Named(kinds=("resized",), words="world_size"),
+        strike=_replace_node,
+        node="last",
+        fewest_nodes=2,
+        needs_spare_node=True,
+    ),
+    "network-cut": Fault(
+        what="a node is cut off from the others",
+        how="none of its packets arrives, until its agent has ended or the others go on",
+        acts_on="node",
+        named=Named(kinds=("node_lost",), words="", who="node"),
+        strike=_cut_network,
+        node="last",
+        fewest_nodes=2,
+        needs_network=True,
+    ),
+    "delay-and-loss": Fault(
+        what="the network between the nodes is bad",
+        how=f"each packet comes {1e3 * _DELAY_S:g} ms late, and {_LOSS:.0%} of them do not come",
+        acts_on="run",
+        named=None,
+        strike=_make_network_bad,
+        fewest_nodes=2,
+        needs_network=True,
+    ),
+    "clock-step": Fault(
+        what="the clock of a node is set wrong by an hour",
+        how="that of the Python processes of the last node, forwards or back",
+        acts_on="node",
+        named=None,
+        strike=_move_clock,
+        node="last",
+        needs_clock=True,
+    ),
     "kill-in-save": Fault(
         what="a rank is killed while a checkpoint is written",
-        how="SIGKILL as soon as a half checkpoint is seen",
+        how="SIGKILL at a random moment of a save",
         acts_on="rank",
         named=_lost("SIGKILL"),
         strike=_kill_in_save,
     ),
     "kill-in-load": Fault(
         what="a rank is killed, and again while the restart loads",
-        how="SIGKILL, and another at a random moment after the ranks have met again",
+        how="SIGKILL, and another at a random moment of the restart's load",
         acts_on="rank",
         named=_lost("SIGKILL"),
         strike=_kill_in_load,
+    ),
+    "kill-in-snapshot": Fault(
+        what="a rank is killed while its state is copied into a snapshot",
+        how="SIGKILL at a random moment of a copy",
+        acts_on="rank",
+        named=_lost("SIGKILL"),
+        strike=_kill_in_snapshot,
+        needs_snapshots=True,
     ),
     "damaged-checkpoint": Fault(
         what="the newest checkpoint is damaged when a restart needs it",
@@ -410,12 +603,3 @@ FAULTS: Mapping[str, Fault] = {
     ),
 }
 """Name -> fault, in the order of the result."""
-
-_NETWORK = "not built: it needs a network of its own for each node"
-NOT_BUILT: Mapping[str, str] = {
-    "joining-node": "not built: a local job starts all of its nodes at once",
-    "network-cut": _NETWORK,
-    "delay-and-loss": _NETWORK,
-    "clock-step": "not built: no namespace of Linux moves the wall clock of a few processes",
-}
-"""Fault -> why no row of the table makes it."""

@@ -3,16 +3,16 @@
 Pure: nothing is read or started here.
 """
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
+from shardyard.drill.bits import Bits, Outcome
 from shardyard.drill.facts import Facts
 from shardyard.drill.faults import BY_COMMAND, Fault, Named
 from shardyard.rundir.lines import LOSSES
-
-Exact = Literal["equal", "different", "not proven"]
 
 NOTICES = (
     *LOSSES,
@@ -42,9 +42,11 @@ class Verdict:
     """Finished steps that were done again."""
     phases: dict[str, float]
     """Seconds of ``PHASES``; empty where no step came after the fault."""
-    exact: Exact
+    exact: Outcome
     why: str
     """Of the exactness: what is equal, where it differs first, or why it is not proven."""
+    differs: dict[str, Any] | None
+    """The first step, rank and tensor, as far as they are known; None: nothing does."""
     has_recovered: bool
     left: str
     problems: tuple[str, ...]
@@ -69,7 +71,7 @@ def judge(fault: Fault, facts: Facts, twin: Facts, *, is_exact_asked: bool) -> V
     Args:
         is_exact_asked: Whether the recipe promises the same bits for any number of ranks.
     """
-    notices = list(_notices(facts))
+    notices = list(_notices(fault, facts))
     exact, why = compare(facts, twin, is_exact_asked=is_exact_asked)
     is_struck = facts.struck_t is not None
     is_right = is_struck and _is_right(fault.named, notices, facts)
@@ -98,21 +100,23 @@ def judge(fault: Fault, facts: Facts, twin: Facts, *, is_exact_asked: bool) -> V
         phases=phases(facts, None if first is None else first["t"]),
         exact=exact,
         why=why,
+        differs=_first_difference(facts.bits) if exact == "different" else None,
         has_recovered=facts.has_finished,
         left=left,
         problems=tuple(problems),
     )
 
 
-def compare(facts: Facts, twin: Facts, *, is_exact_asked: bool) -> tuple[Exact, str]:
+def compare(facts: Facts, twin: Facts, *, is_exact_asked: bool) -> tuple[Outcome, str]:
     """Losses, samples and final weights against the twin's, bit for bit."""
+    where = "" if facts.bits is None or facts.bits.tensor is None else f"; {facts.bits.why}"
     world = next(iter(twin.worlds.values()), None)
     resized = min((step for step, ranks in facts.worlds.items() if ranks != world), default=None)
     for step in sorted(facts.losses):
         if resized is not None and step >= resized and not is_exact_asked:
             break
         if step not in twin.losses or facts.losses[step] != twin.losses[step]:
-            return "different", f"losses from step {step} on"
+            return "different", f"losses from step {step} on{where}"
     if resized is not None and not is_exact_asked:
         return "not proven", (
             f"{facts.worlds[resized]} ranks instead of {world} from step {resized} on: rounding "
@@ -127,9 +131,17 @@ def compare(facts: Facts, twin: Facts, *, is_exact_asked: bool) -> tuple[Exact, 
         return "different", f"samples {where}"
     if not facts.digests or facts.last_checkpoint != twin.last_checkpoint:
         return "not proven", "there is no last checkpoint to compare"
-    if facts.digests != twin.digests:
-        return "different", "weights or states of the last checkpoint, with equal losses"
-    return "equal", "losses, samples, weights and states of the optimizer"
+    if facts.digests == twin.digests:
+        return "equal", "losses, samples, weights and states of the optimizer"
+    if facts.bits is None:
+        return "not proven", "the last checkpoints were not compared"
+    if facts.bits.outcome == "equal":  # by other ranks, which cut the same tensors otherwise
+        return "equal", f"losses, samples, and {facts.bits.why}"
+    return facts.bits.outcome, facts.bits.why
+
+
+def _first_difference(bits: Bits | None) -> dict[str, Any]:
+    return {} if bits is None else {"step": bits.step, "rank": bits.rank, "tensor": bits.tensor}
 
 
 def phases(facts: Facts, noticed_t: float | None) -> dict[str, float]:
@@ -164,14 +176,16 @@ def phases(facts: Facts, noticed_t: float | None) -> dict[str, float]:
     return found
 
 
-def _notices(facts: Facts) -> Iterable[dict[str, Any]]:
+def _notices(fault: Fault, facts: Facts) -> Iterable[dict[str, Any]]:
     """What was said of the fault, in order of time: events, and last words of a failed command."""
     if facts.struck_t is None:
         return []
+    since_t = -math.inf if fault.needs_clock else facts.struck_t  # events have that clock's time
+    kinds = {*NOTICES, *(fault.named.kinds if fault.named else ())} - {"checkpoint_loaded"}
     found = [
         event
         for event in facts.events
-        if event["t"] >= facts.struck_t and (event["kind"] in NOTICES or event.get("damaged"))
+        if event["t"] >= since_t and (event["kind"] in kinds or event.get("damaged"))
         if not (event["kind"] == "attempt_ended" and event.get("exit_code") == 0)
     ]
     if facts.ends:

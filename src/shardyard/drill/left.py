@@ -34,7 +34,7 @@ class Before:
             every_s=_POLL_S, within_s=_POLL_S * 10,
         )  # fmt: skip
         return Left(
-            processes=tuple(f"{pid}: {words_of(pid)}" for pid in processes),
+            processes=tuple(f"{pid}: {' '.join(words_of(pid))[:120]}" for pid in processes),
             shared_memory=tuple(self._new_names()),
             ports=tuple(sorted(_ports_of(processes) - self._ports)),
             scratch=tuple(_scratch_names(scratch)),

@@ -120,6 +120,7 @@ def run_loop(drilled: Drilled, place: Place, *, mtbf_s: float, for_s: float, see
         commands = Commands(place=place, drilled=endless, run=run, scratch=Path(scratch), faults="")
         scene = Scene(
             run=run, marked=commands.marked, scratch=commands.scratch, rank=0,
+            node=0, devices=drilled.devices,
             draw=random.Random(f"{seed} loop"), is_launched=drilled.nodes > 1,
             within_s=place.patience_s * 10,
         )  # fmt: skip

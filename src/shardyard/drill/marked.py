@@ -77,12 +77,21 @@ def parent_of(pid: int) -> int | None:
         return None
 
 
-def words_of(pid: int) -> str:
-    """The command of a process, for a message."""
+def words_of(pid: int) -> list[str]:
+    """The command of a process; nothing where it is gone."""
+    return [os.fsdecode(word) for word in _read(pid, "cmdline").split(b"\0")[:-1]]
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """With which a process was started."""
+    entries = (os.fsdecode(entry) for entry in _read(pid, "environ").split(b"\0")[:-1])
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+
+
+def _read(pid: int, name: str) -> bytes:
     with suppress(OSError):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        return b" ".join(words).decode(errors="replace").strip()[:120]
-    return ""
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    return b""
 
 
 def _all_pids() -> Iterator[int]:

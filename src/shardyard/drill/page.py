@@ -62,7 +62,7 @@ fault breaks a run of its own, which is compared with one that was left alone.</
 
 def _table(drill: Drill) -> str:
     heads = ["fault", "#cases", "#noticed", "#after", "#cause right", "#steps lost", "#next step",
-             "#equal", "left over", ""]  # fmt: skip
+             "bits", "left over", ""]  # fmt: skip
     table = render_table(heads, [_row(row) for row in drill.rows])
     note = (
         "Times and steps are medians. After: from the fault to the first word about it. Next step: "
@@ -85,10 +85,15 @@ def _row(row: Row) -> tuple[str, ...]:
         _share(row.count("is_cause_right"), total) if is_due else "-",
         f"{row.median('steps_lost'):g}",
         esc(_seconds(row.median("next_step_s"))),
-        _share(row.exact("equal"), total),
+        _bits(row),
         esc("; ".join(left) or "nothing"),
         esc(f"{fault.what}: {fault.how}"),
     )
+
+
+def _bits(row: Row) -> str:
+    kind = "bad" if row.exact("different") else "good"
+    return f'<span class="{kind}">{esc(row.bits)}</span>'
 
 
 def _share(count: int, total: int) -> str:

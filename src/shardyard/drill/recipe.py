@@ -29,6 +29,13 @@ class Drilled:
     """Ranks on each node; as the twin had them, once it has run."""
     is_exact: bool
     """Whether the recipe promises the same bits for any number of ranks."""
+    fewest_nodes: int = 1
+    """With which a run goes on."""
+    takes_snapshots: bool = False
+    checks_bits: bool = False
+    """Whether ranks compare what each of them computes."""
+    replicas: int | None = None
+    """Ranks that hold each weight alike, as the twin had them; None: it has not run yet."""
 
     def of(self, runs_dir: Path, run_id: str) -> tuple[str, ...]:
         """The words of one run."""
@@ -49,6 +56,7 @@ def read_drilled(words: Sequence[str], *, steps: int) -> Drilled:
             "of several phases is none. Drill a recipe of one of them."
         )
     save_every = max(1, steps // _SAVES)
+    fewest = recipe.elastic.min_nodes
     lengths = [name for name in ("tokens", "samples", "epochs") if getattr(recipe.run, name)]
     own = [
         f"run.steps={steps}",
@@ -63,6 +71,9 @@ def read_drilled(words: Sequence[str], *, steps: int) -> Drilled:
         nodes=recipe.cluster.nodes,
         devices=devices_of_node(recipe.cluster) or 1,
         is_exact=str(recipe.precision.reduce) == "exact",
+        fewest_nodes=recipe.cluster.nodes if fewest == "auto" else fewest,
+        takes_snapshots=recipe.elastic.snapshot_every is not None,
+        checks_bits=recipe.elastic.check_bits_every is not None,
     )
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from shardyard.drill.case import Place, run_case, run_twin
+from shardyard.drill.bits import OUTCOMES, Outcome
+from shardyard.drill.case import Place, forget_checkpoints, run_case, run_of, run_twin
 from shardyard.drill.facts import Facts
-from shardyard.drill.faults import FAULTS, NOT_BUILT
+from shardyard.drill.faults import FAULTS
 from shardyard.drill.judge import PHASES, Verdict, judge
 from shardyard.drill.recipe import Drilled
 from shardyard.errors import RequestError, ShardyardError
@@ -39,8 +40,14 @@ class Row:
         """Cases of which a field of the verdict is true."""
         return sum(bool(getattr(case.verdict, name)) for case in self.cases)
 
-    def exact(self, outcome: str) -> int:
+    def exact(self, outcome: Outcome) -> int:
         return sum(case.verdict.exact == outcome for case in self.cases)
+
+    @property
+    def bits(self) -> str:
+        """How many cases are equal to the twin, different, or not proven to be either."""
+        counts = {outcome: self.exact(outcome) for outcome in OUTCOMES}
+        return ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
 
     def median(self, name: str) -> float | None:
         """Of the cases that have a value."""
@@ -122,8 +129,7 @@ def _row_json(row: Row) -> dict[str, Any]:
         "steps_lost": row.median("steps_lost"),
         "next_step_s": row.median("next_step_s"),
         "phases": row.phases(),
-        **{outcome.replace(" ", "_"): row.exact(outcome)
-           for outcome in ("equal", "different", "not proven")},
+        **{outcome.replace(" ", "_"): row.exact(outcome) for outcome in OUTCOMES},
         "recovered": row.count("has_recovered"),
         "good": row.count("is_good"),
         "problems": row.problems,
@@ -141,11 +147,24 @@ class Chosen:
 
     def outside(self, why: str) -> "Chosen":
         """Of these, what is possible outside of namespaces."""
-        names = {name for name in self.names if FAULTS[name].own_disk}
-        refused = dict.fromkeys(names, f"it needs file systems of its own: {why}")
+        return self._without(
+            {
+                name: f"it needs {needs} of its own: {why}"
+                for name in self.names
+                if (needs := FAULTS[name].needs_namespaces)
+            }
+        )
+
+    def after_twin(self, drilled: Drilled) -> "Chosen":
+        """Of these, what is possible as the twin has shown the layout."""
+        return self._without(
+            {name: why for name in self.names if (why := FAULTS[name].why_not(drilled))}
+        )
+
+    def _without(self, refused: dict[str, str]) -> "Chosen":
         return replace(
             self,
-            names=tuple(name for name in self.names if name not in names),
+            names=tuple(name for name in self.names if name not in refused),
             impossible={**self.impossible, **refused},
         )
 
@@ -159,16 +178,12 @@ def chosen(asked: str | None, drilled: Drilled, *, repeat: int) -> Chosen:
     Raises:
         RequestError: There is no such fault, none is possible, or they are too many.
     """
-    names = [*FAULTS, *NOT_BUILT] if asked is None else list(filter(None, asked.split(",")))
-    if wrong := [name for name in names if name not in FAULTS and name not in NOT_BUILT]:
+    names = [*FAULTS] if asked is None else list(filter(None, asked.split(",")))
+    if wrong := [name for name in names if name not in FAULTS]:
         raise RequestError(
             f"--faults: there is no fault {wrong[0]!r}. There are {', '.join(FAULTS)}."
         )
-    impossible = {
-        name: why
-        for name in names
-        if (why := NOT_BUILT[name] if name in NOT_BUILT else FAULTS[name].why_not(drilled))
-    }
+    impossible = {name: why for name in names if (why := FAULTS[name].why_not(drilled))}
     names = [name for name in dict.fromkeys(names) if name not in impossible]
     if len(names) * repeat > _MOST_CASES:
         raise RequestError(
@@ -202,21 +217,30 @@ def run_drill(
             f"`shardyard train` of this recipe work first. Its last words: {words}"
         )
     world = next(iter(twin.worlds.values()))
-    drilled = replace(drilled, devices=world // drilled.nodes)
+    ready = next(event for event in twin.events if event["kind"] == "model_ready")
+    replicas = ready["layout"]["dp_replicate"]
+    drilled = replace(drilled, devices=world // drilled.nodes, replicas=replicas)
+    asked = asked.after_twin(drilled)
     drill = Drill(
         drilled=drilled, folder=place.folder, seed=seed, twin=twin, impossible=asked.impossible
     )
-    for number in range(asked.repeat):
-        for name in asked.names:
-            drill.cases.append(_try(drill, place, name, number))
-            tell(drill)
+    try:
+        for number in range(asked.repeat):
+            for name in asked.names:
+                drill.cases.append(_try(drill, place, name, number))
+                tell(drill)
+    finally:
+        forget_checkpoints(run_of(place, "twin", 0))
     return drill
 
 
 def _try(drill: Drill, place: Place, name: str, number: int) -> Case:
     began_s = time.monotonic()
     fault = FAULTS[name]
-    facts = run_case(drill.drilled, place, fault=fault, name=name, number=number, seed=drill.seed)
+    facts = run_case(
+        drill.drilled, place, fault=fault, name=name, number=number, seed=drill.seed,
+        twin=drill.twin,
+    )  # fmt: skip
     verdict = judge(fault, facts, drill.twin, is_exact_asked=drill.drilled.is_exact)
     seconds = format_seconds(time.monotonic() - began_s)
     say(f"{name} {number}: {'; '.join(verdict.problems) or 'good'} ({seconds})")

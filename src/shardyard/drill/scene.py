@@ -5,11 +5,14 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shardyard.drill.marked import Marked, parent_of
+from shardyard.drill.marked import Marked, parent_of, words_of
+from shardyard.drill.moved_clock import MovedClock
+from shardyard.drill.surroundings import Network
 from shardyard.rundir.drilled import FAULT_MARK
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_lines
@@ -33,14 +36,42 @@ class Scene:
     draw: random.Random
     rank: int
     """The target: a rank, or one on the node that is the target."""
+    node: int
+    """Rank of the target's node."""
+    devices: int
+    """Ranks on each node."""
     is_launched: bool
     """Whether a supervisor has started the nodes, and no command line waits for them."""
     within_s: float
     """Longest wait for a moment to strike at."""
+    network: Network | None = None
+    """Between the nodes, of a fault that needs one."""
+    clock: MovedClock | None = None
+    """Of the target's node, of a fault that moves it."""
     struck_t: float | None = None
-    """Unix seconds of the first blow, where it was one to a process."""
+    """Unix seconds of the blow; None: it was that at which the fault began."""
     notes: dict[str, Any] = field(default_factory=dict)
     """What an injection wants to be known of it: goes into the result."""
+
+    def aim(self, *, at_node: bool) -> None:
+        """Find where the target is: ranks are dealt to nodes as these come.
+
+        Args:
+            at_node: The node is the target, and any of its ranks will do; else the rank is.
+
+        Raises:
+            Missed: It has ended.
+        """
+        if not self.is_launched:
+            return
+        wanted, ranks = self.node, self.workers() if at_node else (self.rank,)
+        for self.rank in ranks:
+            words = words_of(self.above_agent)
+            if "--node-rank" in words:
+                self.node = int(words[words.index("--node-rank") + 1])
+                if self.node == wanted or not at_node:
+                    return
+        raise Missed(f"node {wanted} had ended")
 
     def events(self, *kinds: str) -> list[dict[str, Any]]:
         """Events so far, of these kinds."""
@@ -56,6 +87,11 @@ class Scene:
         """Rank -> pid in the newest generation."""
         met = self.events("rendezvous")
         return {w["rank"]: w["pid"] for w in met[-1]["workers"]} if met else {}
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in the newest generation."""
+        return len(self.workers())
 
     @property
     def worker(self) -> int:
@@ -108,6 +144,29 @@ class Scene:
             raise Missed(f"{what} did not come")
         return found
 
+    def wait_closely(self, look: Callable[[], bool], what: str) -> None:
+        """Wait for a moment of less than a millisecond, with all of a processor.
+
+        Raises:
+            Missed: It did not come in time.
+        """
+        deadline_s = time.monotonic() + self.within_s
+        while not look():
+            if time.monotonic() > deadline_s:
+                raise Missed(f"{what} did not come")
+
+    def has_open(self, pid: int, folder: Path) -> bool:
+        """Whether a process has a file below a folder open."""
+        with suppress(OSError):  # it has ended
+            return any(_leads_into(folder, link) for link in Path(f"/proc/{pid}/fd").iterdir())
+        return False
+
+    def wait_until_gone(self, pid: int, what: str) -> None:
+        """Wait for the end of a process of this case; the others may end with it."""
+        wait_for(lambda: not self.marked.has(pid), every_s=_POLL_S, within_s=self.within_s)
+        if self.marked.has(pid):
+            raise Missed(f"{what} did not end")
+
     def struck(self) -> dict[str, Any] | None:
         """The line with which a worker said that it makes a fault now."""
         return next(self._marked_lines(), None)
@@ -122,6 +181,12 @@ class Scene:
         if pid is None or not self.marked.has(pid):
             raise Missed(f"{what} had ended")
         return pid
+
+
+def _leads_into(folder: Path, link: Path) -> bool:
+    with suppress(OSError):  # it was closed meanwhile
+        return folder in link.readlink().parents
+    return False
 
 
 def _lines(log: Path) -> list[str]:

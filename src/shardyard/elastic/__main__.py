@@ -14,18 +14,23 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from shardyard.config.snapshots import slot_labels
+from shardyard.config.metrics_place import metrics_place
+from shardyard.config.resolved import Resolved
+from shardyard.config.snapshots import snapshot_labels
 from shardyard.elastic import forkserver
 from shardyard.elastic.agent_memory import NOTES, AgentMemory
 from shardyard.elastic.drain import DrainRequest, end_with
-from shardyard.errors import ShardyardError, StorageError
+from shardyard.errors import LostNodeError, ShardyardError, StorageError
 from shardyard.files import make_folder
+from shardyard.observe.exporter import RunReader, exporting
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
 from shardyard.rundir.resolved import read_resolved
+from shardyard.rundir.store_place import read_store_place
 
 if TYPE_CHECKING:
     from shardyard.elastic.agent import Answer, Worker
@@ -71,7 +76,8 @@ def _conduct(
 ) -> "Answer":
     run = RunDir(args.run_dir.resolve())
     resolved = read_resolved(run.resolved(args.attempt))
-    lease = Lease(run.lease) if args.node_rank == 0 else None
+    is_moved = read_store_place(run, args.attempt) is not None  # whoever serves it has the lease
+    lease = Lease(run.lease) if args.node_rank == 0 and not is_moved else None
     log = _log(args)
     _send_talk_to(log)
     drain = DrainRequest(resolved.recipe.elastic.drain_timeout_s, is_asked_once=args.asked_once)
@@ -80,14 +86,14 @@ def _conduct(
         end_with(args.part_of)
     if args.with_parent is not None:
         drain.listen_for_end_of(args.with_parent)
-    if resolved.recipe.elastic.snapshot_every is not None:
-        assert isinstance(resolved.recipe.cluster.devices, int)
-        _own_snapshots(resolved.recipe.cluster.devices)
-    notes = AgentMemory.create(NOTES)  # before the fork server, which inherits where it is
+    # before the fork server, which passes on where they are
+    slots = {label: AgentMemory.create(label) for label in snapshot_labels(resolved.recipe)}
+    notes = AgentMemory.create(NOTES)
     forkserver.start(forkserver.preload_of(resolved.recipe) if preload is None else preload)
     try:
         # Imported now: the fork server imports the same modules at the same time.
         from shardyard.elastic.agent import Attempt
+        from shardyard.elastic.neighbour import Neighbour
         from shardyard.elastic.worker import run_worker
 
         attempt = Attempt(
@@ -99,10 +105,24 @@ def _conduct(
             log=log,
             endpoint=args.rendezvous,
             node_rank=args.node_rank,
+            own_host=args.own_host,
             notes=notes,
+            neighbour=Neighbour.of(slots, resolved.recipe),
             store_moves=args.store_moves,
         )
-        return attempt.conduct()
+        every = resolved.recipe.checkpoint.every
+        reader = RunReader(
+            run,
+            partial(_rank_seconds, notes, resolved),
+            attempt=args.attempt,
+            every=None if every == "auto" else every,
+        )
+        place = metrics_place(resolved.recipe.observe.prometheus)
+        with exporting(reader, run, place, node_rank=args.node_rank) as scrapes:
+            answer = attempt.conduct()
+            if may_wait(answer):
+                scrapes.wait_for_one_more()
+            return answer
     finally:
         forkserver.stop()
         drain.stop_listening()
@@ -110,10 +130,21 @@ def _conduct(
             lease.close()
 
 
-def _own_snapshots(local_ranks: int) -> None:
-    """Own the memory of this node's snapshots: before the fork server, which passes on where."""
-    for label in (label for local in range(local_ranks) for label in slot_labels(local)):
-        AgentMemory.create(label)
+def may_wait(answer: "Answer") -> bool:
+    """Whether the end of an attempt may be a little later, so that its outcome is seen.
+
+    A drain's time is for saving, and where a node was lost all are to be started again at once.
+    """
+    is_draining = answer.outcome == "drained" or answer.drain_left_s is not None
+    return not is_draining and answer.exit_code != LostNodeError.exit_code
+
+
+def _rank_seconds(notes: AgentMemory | None, resolved: Resolved) -> list[tuple[int, float]]:
+    from shardyard.elastic.notes import read_notes  # imports torch, as the fork server does first
+
+    ranks = resolved.recipe.cluster.devices
+    assert isinstance(ranks, int)
+    return [(note.step, note.compute_ns / 1e9) for note in read_notes(notes, ranks)]
 
 
 def _parse(argv: Sequence[str] | None) -> Any:
@@ -122,6 +153,7 @@ def _parse(argv: Sequence[str] | None) -> Any:
     parser.add_argument("--attempt", type=int, required=True, help="number of the attempt")
     parser.add_argument("--rendezvous", metavar="HOST:PORT", help="where the agents meet: node 0")
     parser.add_argument("--node-rank", type=int, default=0, help="0 serves the meeting place")
+    parser.add_argument("--own-host", metavar="HOST", help="this node, as the others reach it")
     parser.add_argument(
         "--store-moves", action="store_true", help="go on where the node that serves it is lost"
     )

@@ -35,8 +35,18 @@ from shardyard.elastic.etcd import etcd_rendezvous
 from shardyard.elastic.folder_watch import FolderWatch
 from shardyard.elastic.group import DRAINED, GroupAgent, StoppedBeforeStart
 from shardyard.elastic.hang_watch import Budgets
+from shardyard.elastic.leave_out import LeftOut, wait_for_end, was_left_out
 from shardyard.elastic.losses import Loss, first_cause
-from shardyard.elastic.rendezvous import Meeting, Rendezvous, build_rendezvous, wait_for_all
+from shardyard.elastic.neighbour import Neighbour
+from shardyard.elastic.notices import Node
+from shardyard.elastic.rendezvous import (
+    Meeting,
+    Rendezvous,
+    build_rendezvous,
+    parse_endpoint,
+    sever,
+    wait_for_all,
+)
 from shardyard.elastic.succession import Succession
 from shardyard.elastic.worker import failure_path
 from shardyard.errors import LostNodeError, ShardyardError, StorageError
@@ -59,6 +69,8 @@ class Answer:
     """finished, drained (the last step is durable) or failed."""
     exit_code: int
     message: str
+    drain_left_s: float | None = None
+    """Of a drain's time, by this node's clock; None: this node was not asked to stop."""
 
 
 @dataclass
@@ -74,8 +86,12 @@ class Attempt:
     """Where torch and this agent write what they have to say."""
     endpoint: str | None = None
     node_rank: int = 0
+    own_host: str | None = None
+    """Its name, as the other nodes reach it; None: its launcher knows none."""
     notes: AgentMemory | None = None
     """Where the workers note what they do; None: the system has no such memory."""
+    neighbour: Neighbour | None = None
+    """Has this node's snapshots kept by the next one; None: it has none, or keeps them alone."""
     store_moves: bool = False
     """Whether the others go on where the node that serves the store is lost."""
     _succession: Succession = field(init=False)
@@ -95,7 +111,7 @@ class Attempt:
                 return self._folder_gone()  # the workers end with the fork server
             if self._agent is not None:
                 self._agent.look_at_ranks()
-                if self._agent.is_cut_off:
+                if self._agent.is_cut_off and not self._leave_store():
                     self._answer = self._cut_off(self._agent)
                     break
             thread.join(_POLL_S)
@@ -104,7 +120,7 @@ class Attempt:
         folder.stop()
         answer = self._answer or self._given_up()
         self._finish(answer)
-        return answer
+        return replace(answer, drain_left_s=self.drain.left_s)
 
     def _run_agent(self) -> None:
         try:
@@ -134,7 +150,9 @@ class Attempt:
         assert recipe.cluster.devices != "auto"
         first = StorePlace(moves=0, node_rank=0, endpoint=self.endpoint or "")
         place = read_store_place(self.run, self.number) or first
-        self._succession = Succession(self.run, self.number, self.node_rank, place)
+        self._succession = Succession(self.run, self.number, self.node_rank, place, self.own_host)
+        if was_left_out(self.run, self.number, Node.here(self.node_rank)):
+            return self._stay_away(lambda: not self._succession.is_run_left())
         meeting = self._meeting()
         handler, store, wait = self._enter(meeting)
         if meeting.min_nodes < recipe.cluster.nodes:
@@ -167,6 +185,10 @@ class Attempt:
             parks=recipe.elastic.parked is True,
             join_interval_s=recipe.elastic.join_interval_s,
             has_met=self._succession.take_over if handler.first_serves else None,
+            neighbour=self.neighbour,
+            is_run_left=self._succession.is_run_left,
+            min_nodes=meeting.min_nodes,
+            leaves_stragglers=recipe.elastic.straggler == "leave_out",
         )
         try:
             while isinstance(end := self._run_until_lost(self._agent), Exception):
@@ -175,8 +197,18 @@ class Attempt:
                 else:
                     handler = self._move(self._agent, handler, end)
             return end
+        except LeftOut:
+            self._agent.leave()
+            if self.neighbour is not None:
+                self.neighbour.close()
+            serves = self._succession.serves  # then nobody else holds the lease
+            return self._stay_away(
+                handler.has_others if serves else lambda: not self._succession.is_run_left()
+            )
         finally:
             handler.shutdown()
+            if self.neighbour is not None:
+                self.neighbour.close()
 
     def _run_until_lost(self, agent: GroupAgent) -> Answer | Exception:
         """How the attempt ended, or why the store does not answer any more."""
@@ -184,6 +216,29 @@ class Attempt:
             return self._judge(agent, agent.run())
         except (RendezvousConnectionError, DistError) as error:
             return error
+
+    def _stay_away(self, are_others_there: Callable[[], bool]) -> Answer:
+        """Wait without workers until the others have ended the attempt, and end as they did.
+
+        The store that this node serves stays. A wish to stop ends this node alone, at once where
+        the others do not need it.
+        """
+
+        def is_to_stop() -> bool:
+            is_needed = self._succession.serves and are_others_there()
+            return self.drain.is_requested and (self.drain.is_overdue or not is_needed)
+
+        end = wait_for_end(
+            self.run, self.number, are_others_there=are_others_there, is_to_stop=is_to_stop
+        )
+        if end is not None:
+            text = f"the others ended without this node, which was left out: {end.get('reason')}"
+            return Answer(str(end.get("outcome")), int(end.get("exit_code") or 0), text)
+        if self.drain.is_requested:
+            text = "stopped after this node was left out: the others go on without it"
+            return Answer("drained", self.drain.exit_code, text)
+        text = "the others are gone without a word, and this node was left out before"
+        return Answer("failed", LostNodeError.exit_code, self._resume_hint(text))
 
     def _enter(self, meeting: Meeting) -> tuple[Rendezvous, TCPStore | None, Callable[..., None]]:
         """Come to where the agents meet.
@@ -215,6 +270,19 @@ class Attempt:
             raise error
         handler.forget([0], round=handler.round)
 
+    def _leave_store(self) -> bool:
+        """Have an agent that waits in a store which does not answer look for the next one.
+
+        Returns:
+            Whether it does; else its node is cut off from one that lives.
+        """
+        where = self._succession
+        is_elsewhere = parse_meeting_place(self.resolved.recipe.elastic.rendezvous) is not None
+        if not self.store_moves or is_elsewhere or where.serves or not where.is_run_left():
+            return False
+        sever(parse_endpoint(where.place.endpoint)[1])
+        return True
+
     def _move(self, agent: GroupAgent, handler: Rendezvous, error: Exception) -> Rendezvous:
         """Meet at another node's store.
 
@@ -228,7 +296,7 @@ class Attempt:
             raise error
         handler.shutdown()
         self._lose_store(agent, error)
-        left = agent.nodes_left()
+        left = [node.rank for node in agent.nodes_left()]
         is_enough = self.node_rank in left and len(left) >= self._meeting().min_nodes
         if not (is_enough and agent.is_restart_worth()):
             raise error
@@ -237,6 +305,7 @@ class Attempt:
         if store is None:
             raise error
         store.set("shardyard/begun", "")  # who comes now need not wait for all
+        agent.tell_lost_nodes()  # now it is known that the lost node was not this one
         handler, store = build_rendezvous(self._meeting(), store)
         agent.meet_at(handler, store, self._succession.place)
         return handler
@@ -283,23 +352,22 @@ class Attempt:
         return Answer("failed", code, self._resume_hint(f"{who} {why}. {where}"))
 
     def _why_no_restart(self, agent: GroupAgent, loss: Loss) -> str:
-        restarts = agent.restarts
+        restarts = agent.verdicts.restarts
         if self.drain.is_requested:
             return "while draining"
+        of_node = agent.verdicts.words_of_node(agent.nodes_left())
         if restarts.is_crash_loop:
             return (
-                f"twice after step {loss.step}, and no checkpoint became durable in between: "
-                "another restart would end the same way"
+                f"twice after step {loss.step}, and the run did not come beyond it in between: "
+                f"another restart would end the same way{of_node}"
             )
         if not restarts.used():
             return "and elastic.max_restarts allows no restart"
         is_same = newest_checkpoint(self.run) == self._checkpoint_before
         in_vain = "; no checkpoint became durable in this attempt" if is_same else ""
-        node = agent.node_of_all_losses()
-        blamed = f"; every loss began on {node}, so go on without it" if node else ""
         return (
             f"and the {restarts.limit} restarts within an hour that elastic.max_restarts allows "
-            f"are used up{in_vain}{blamed}"
+            f"are used up{in_vain}{of_node}"
         )
 
     def _where(self, agent: GroupAgent, loss: Loss) -> str:

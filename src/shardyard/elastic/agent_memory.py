@@ -19,7 +19,7 @@ _VARIABLE = "SHARDYARD_MEMORY_"
 
 @dataclass(frozen=True)
 class AgentMemory:
-    """One piece of it, in the agent; empty until a worker gives it a size."""
+    """One piece of it, in the agent; empty until somebody gives it a size."""
 
     descriptor: int
 
@@ -36,9 +36,26 @@ class AgentMemory:
         os.environ[_variable(label)] = f"/proc/{os.getpid()}/fd/{memory.descriptor}"
         return memory
 
+    def size_bytes(self) -> int:
+        """As it is now; 0: nobody has given it a size."""
+        return os.fstat(self.descriptor).st_size
+
+    def grow(self, size_bytes: int) -> None:
+        """Take the pages for at least so much.
+
+        Raises:
+            OSError: There is not as much memory.
+        """
+        os.posix_fallocate(self.descriptor, 0, size_bytes)
+
+    def write(self, content: bytes) -> None:
+        """Let it be this and nothing else; nobody may have mapped it."""
+        os.ftruncate(self.descriptor, 0)
+        os.pwrite(self.descriptor, content, 0)
+
     def view(self) -> mmap.mmap | None:
-        """All of it as it is sized now; None: no worker has given it a size."""
-        size_bytes = os.fstat(self.descriptor).st_size
+        """All of it as it is sized now; None: nobody has given it a size."""
+        size_bytes = self.size_bytes()
         return mmap.mmap(self.descriptor, size_bytes) if size_bytes else None
 
 

@@ -1,16 +1,20 @@
 """What a restart is worth: nothing after the same failure twice, and bad luck has a budget an hour.
 
-The same failure: its words without their numbers, the last finished step and the newest durable
-checkpoint are those of an earlier one. A process that somebody killed brings no cause of its own,
+The same failure: its words without their numbers and the last finished step are those of an earlier
+one, and the run has not come beyond that step in between. Neither a checkpoint nor a snapshot is
+asked about: both hold steps up to the one that fails, and say nothing of it. Of a hang it is the
+rank, the step and the phase. A process that somebody killed or stopped brings no cause of its own,
 so that it is bad luck each time. The earlier failures stand in events.jsonl: an agent that joins
 later, and the next attempt where a scheduler started all again, know them too.
 """
 
 import re
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from shardyard.elastic.hang import Doing, Hang
 from shardyard.elastic.losses import Loss, LostNode
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_lines, read_lines_backwards
@@ -18,6 +22,12 @@ from shardyard.rundir.lines import read_lines, read_lines_backwards
 HOUR_S = 3600.0
 _OWN_SIGNALS = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP")
 """A process brings these on itself; all others come from outside."""
+_OWN_HANGS = (Doing.COMPUTING, Doing.SLEEPING, Doing.WAITING)
+"""What a rank does of itself; its process was stopped, its storage or processor failed it from
+outside."""
+_AT_STEP = ("worker_lost", "checkpoint_loaded", "snapshot_restored", "checkpoint_durable")
+"""Kinds of events whose ``step`` the run had finished."""
+_GOES_ON = ('"checkpoint_loaded"', '"snapshot_restored"')
 _LONGEST_PAUSE_S = 30.0
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 
@@ -29,26 +39,40 @@ class Failure:
     cause: str
     step: int
     """The last that was finished."""
-    durable_step: int | None
-    """That of the newest durable checkpoint."""
 
     @staticmethod
-    def of(loss: Loss) -> "Failure | None":
-        """None: it came from outside, so that nothing says that it comes again."""
+    def of(loss: Loss, hangs: Sequence[Hang] = ()) -> "Failure | None":
+        """None: it came from outside, so that nothing says that it comes again.
+
+        Args:
+            hangs: What the loss put an end to.
+        """
+        if hangs:
+            first = min(hangs, key=lambda hang: hang.rank or 0)
+            return Failure._of_hang(first.event(), step=loss.step)
         return Failure._of(loss.event())
 
     @staticmethod
     def told(event: dict[str, Any]) -> "Failure | None":
-        """As ``of``, from an event worker_lost; None too where an older version wrote it."""
-        return Failure._of(event) if type(event.get("step")) is int else None
+        """As ``of``, from an event; None too where an older version wrote it."""
+        if event["kind"] == "worker_hung" and type(event.get("finished_step")) is int:
+            return Failure._of_hang(event, step=event["finished_step"])
+        is_told = event["kind"] == "worker_lost" and type(event.get("step")) is int
+        return Failure._of(event) if is_told else None
 
     @staticmethod
-    def _of(fields: dict[str, Any]) -> "Failure | None":
+    def _of(fields: Mapping[str, Any]) -> "Failure | None":
         signal = fields.get("signal")
         if signal is not None and signal not in _OWN_SIGNALS:
             return None
-        cause = _NUMBERS.sub("#", str(fields.get("cause")))
-        return Failure(cause, fields["step"], fields.get("durable_step"))
+        return Failure(_NUMBERS.sub("#", str(fields.get("cause"))), fields["step"])
+
+    @staticmethod
+    def _of_hang(fields: Mapping[str, Any], *, step: int) -> "Failure | None":
+        if fields["doing"] not in _OWN_HANGS:
+            return None
+        who = "all ranks" if fields["rank"] is None else f"rank {fields['rank']}"
+        return Failure(f"{who} hung in step {fields['step']}, {fields['phase']}", step)
 
 
 @dataclass
@@ -60,8 +84,6 @@ class Restarts:
     earlier: set[Failure] = field(default_factory=set)
     is_crash_loop: bool = False
     """Whether the newest failure was an earlier one again."""
-    nodes: list[str] = field(default_factory=list)
-    """On which node each loss of this attempt began."""
     _times_s: list[float] = field(default_factory=list)
     _durable_step: int | None = None
     _in_vain: int = 0
@@ -71,14 +93,32 @@ class Restarts:
         now_s = time.monotonic()
         return sum(now_s - at_s < HOUR_S for at_s in self._times_s)
 
-    def is_worth(self, loss: Loss | LostNode) -> bool:
-        """Whether to start again after a loss."""
-        self.nodes.append(loss.node)
-        failure = Failure.of(loss) if isinstance(loss, Loss) else None
-        self.is_crash_loop = failure in self.earlier
+    def is_worth(
+        self,
+        loss: Loss | LostNode,
+        *,
+        finished_step: int,
+        hangs: Sequence[Hang] = (),
+        is_of_node: bool = False,
+    ) -> bool:
+        """Whether to start again after a loss.
+
+        Args:
+            finished_step: The last of the generation; failures before it did not come again.
+            hangs: What the loss put an end to.
+            is_of_node: Whether the same may not come again on other nodes, with which the run can
+                go on: that is tried before the run is given up.
+        """
+        failure = Failure.of(loss, hangs) if isinstance(loss, Loss) else None
+        self.earlier = _not_passed(self.earlier, finished_step)
+        self.is_crash_loop = failure in self.earlier and not is_of_node
         if failure is not None:
             self.earlier.add(failure)
         return not self.is_crash_loop and self.used() < self.limit
+
+    def give_back(self, number: int) -> None:
+        """Count the newest restarts no more: what they were taken for is gone."""
+        del self._times_s[max(0, len(self._times_s) - number) :]
 
     def take(self, durable_step: int | None) -> float:
         """Count a restart; returns the seconds to wait before it.
@@ -101,22 +141,36 @@ def earlier_failures(run: RunDir, attempt: int) -> set[Failure]:
     """
     found: set[Failure] = set()
     for event in read_lines(run.events):
-        number = event.get("attempt")
-        if event["kind"] == "worker_lost" and number is not None and number <= attempt:
-            failure = Failure.told(event)
-            found |= set() if failure is None else {failure}
-        elif event["kind"] == "attempt_ended" and number != attempt and event.get("exit_code") == 1:
+        number, kind, step = event.get("attempt"), event["kind"], event.get("step")
+        if number is None or number > attempt:
+            continue
+        if kind == "attempt_ended" and number != attempt and event.get("exit_code") == 1:
             found.clear()
+        if kind in _AT_STEP and type(step) is int:
+            found = _not_passed(found, step)
+        if (failure := Failure.told(event)) is not None:
+            found.add(failure)
     return found
 
 
+def _not_passed(failures: set[Failure], step: int) -> set[Failure]:
+    """Those after which the run has not come further, once it has finished a step."""
+    return {each for each in failures if each.step >= step}
+
+
 def last_finished_step(run: RunDir, attempt: int, generation: int) -> int:
-    """Of a generation, by metrics.jsonl; where it finished none, that of the newest checkpoint."""
+    """Of a generation, by metrics.jsonl; where it finished none, the one it went on from."""
     for line in read_lines_backwards(run.metrics):
         if line.get("attempt") == attempt and line.get("generation") == generation:
             return int(line["step"])
         if "eval" not in line:
             break  # of a generation before
+    for event in read_lines_backwards(run.events, with_any=_GOES_ON):
+        if event["kind"] in ("checkpoint_loaded", "snapshot_restored"):
+            is_its_own = (event.get("attempt"), event.get("generation")) == (attempt, generation)
+            if is_its_own:
+                return int(event["step"])
+            break
     return durable_step(run) or 0
 
 

@@ -59,6 +59,13 @@ class DrainRequest:
         return self._insisted or time.monotonic() - self._since_s > self.timeout_s
 
     @property
+    def left_s(self) -> float | None:
+        """Of the time that the drain may take; None: nobody asked for one."""
+        if self.signal is None:
+            return None
+        return self.timeout_s - (time.monotonic() - self._since_s)
+
+    @property
     def why_overdue(self) -> str:
         if self._insisted:
             return "a second signal came"

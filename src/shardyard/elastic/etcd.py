@@ -47,7 +47,7 @@ from shardyard.elastic.etcd_client import (
     is_empty,
     put,
 )
-from shardyard.elastic.meeting_state import LastCall, from_json, is_closed, to_json
+from shardyard.elastic.meeting_state import from_json, is_closed, to_json
 from shardyard.elastic.rendezvous import (
     LAST_CALL_TIMEOUT,
     Meeting,
@@ -59,6 +59,7 @@ from shardyard.elastic.rendezvous import (
     serve_store,
     share_no_store,
 )
+from shardyard.elastic.signs_of_life import OwnClock
 from shardyard.errors import LostNodeError, ShardyardError
 from shardyard.waiting import wait_for
 
@@ -152,7 +153,6 @@ class EtcdBackend(RendezvousBackend):
         self.presence = presence
         self._nodes = f"{root}/nodes/"
         self._key = f"{root}/meeting/state"
-        self._last_call = LastCall(LAST_CALL_TIMEOUT)
         self._patient_until_s = 0.0
 
     @property
@@ -175,7 +175,7 @@ class EtcdBackend(RendezvousBackend):
 
     def set_state(self, state: bytes, token: int | None = None) -> tuple[bytes, int, bool] | None:
         """Write the state if nobody else has since; what is there then, and whether we wrote it."""
-        written = to_json(state, self._last_call)
+        written = to_json(state)
 
         def swap() -> tuple[bool, list[list[Entry]]]:
             return self._etcd.transact(
@@ -219,7 +219,7 @@ class EtcdBackend(RendezvousBackend):
         if not states:
             return None
         alive = {node.key.removeprefix(self._nodes) for node in nodes}
-        return from_json(states[0].value, self._last_call, alive=alive), states[0].revision
+        return from_json(states[0].value, alive=alive), states[0].revision
 
 
 class StoreGoneError(Exception):
@@ -281,8 +281,23 @@ class EtcdRendezvous(Rendezvous):
         except EtcdSilentError as error:
             log.warning("%s. Nodes that are gone count as such once their lease ends.", error)
 
+    def leave(self, group_rank: int) -> None:
+        """Be gone for the others at once: the node's key vanishes with its lease."""
+        super().leave(group_rank)
+        with suppress(EtcdSilentError):
+            self._shared.presence.end()
+
+    def has_others(self) -> bool:
+        """Whether another node lives, or etcd does not say: then nobody is known to be gone."""
+        try:
+            return super().has_others()
+        except EtcdSilentError:
+            return True
+
     def shutdown(self) -> bool:
         """Close the meeting, leave it, and tidy up if this node is the last."""
+        if self.has_left:
+            return True
         is_closed = super().shutdown()
         with suppress(EtcdSilentError):
             self._shared.presence.end()
@@ -355,10 +370,11 @@ def etcd_rendezvous(meeting: Meeting, place: EtcdPlace) -> EtcdRendezvous:
     etcd, root = Etcd(place), f"{_ROOT}/{meeting.id}"
     presence = Presence(etcd, root, ttl_s=meeting.keep_alive_s)
     backend = EtcdBackend(etcd, root, presence)
+    clock = OwnClock(backend, last_call=LAST_CALL_TIMEOUT)
     handler: EtcdRendezvous = EtcdRendezvous.from_backend(
         meeting.id,
         HashStore(),  # never asked: each meeting has its own
-        backend,
+        clock,
         meeting.min_nodes,
         meeting.max_nodes,
         local_addr=address,
@@ -368,6 +384,7 @@ def etcd_rendezvous(meeting: Meeting, place: EtcdPlace) -> EtcdRendezvous:
         ),
         keep_alive_interval=_KEPT_S,  # leases say who lives
     )
+    handler.own_clock = clock
     handler.enter(etcd, root, backend, address)
     try:
         with backend.patience(_FIRST_ANSWER_S):

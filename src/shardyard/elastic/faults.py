@@ -2,9 +2,9 @@
 
 ``SHARDYARD_FAULTS=gradient@7,weight@12,exception@20:1`` in the environment of the command that
 starts the processes. ``KIND@STEP`` puts NaN in on every rank each time the step is done;
-``KIND@STEP:RANK`` does something to one rank, in the first generation of an attempt alone, so that
-a restart is not hit by it again. Each of them says so in its log. Nothing of Shardyard sets the
-variable but `shardyard drill`.
+``KIND@STEP:RANK`` does something to one rank (`bit` turns one of a weight over, the others are
+below), in the first generation of an attempt alone, so that a restart is not hit by it again. Each
+of them says so in its log. Nothing of Shardyard sets the variable but `shardyard drill`.
 """
 
 import ctypes
@@ -105,7 +105,7 @@ def read_faults(environment: Mapping[str, str], *, rank: int = 0, generation: in
             steps[everywhere].add(int(step))
         elif int(its_rank) == rank and generation == 0:
             steps[on_rank].add(int(its_step))
-    print(f"{VARIABLE}={text}: a drill; NaN is put in at these steps", file=sys.stderr)
+    print(f"{VARIABLE}={text}: a drill makes these faults", file=sys.stderr)
     acts = {step: partial(_act, kind, step) for kind in ONCE for step in steps[kind]}
     acts |= {step: partial(tell, kind, step) for kind in ("bit", "weight") for step in steps[kind]}
     slow = _Slow(min(steps["slow"])) if steps["slow"] else None

@@ -7,9 +7,8 @@ know, ends a group quickly when one worker is lost, and lets a group drain.
 import math
 import os
 import signal
-import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -22,8 +21,6 @@ from torch.distributed.elastic.agent.server.api import (
     WorkerSpec,
     WorkerState,
 )
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
 
 from shardyard import torch_private
 from shardyard.elastic import forkserver
@@ -38,19 +35,23 @@ from shardyard.elastic.drain import DrainRequest
 from shardyard.elastic.hang import Hang
 from shardyard.elastic.hang_finder import HangFinder
 from shardyard.elastic.hang_watch import Budgets, HangWatch
+from shardyard.elastic.leave_out import LeftOut, Verdicts, began_on
 from shardyard.elastic.losses import (
     Loss,
     LostNode,
-    describe_loss,
-    describe_orphan,
+    describe_dead,
+    describe_hung,
+    describe_unanswered,
     first_cause,
 )
+from shardyard.elastic.neighbour import Neighbour, Place
 from shardyard.elastic.notes import forget_notes, read_notes
 from shardyard.elastic.notices import Node, Notices
 from shardyard.elastic.parked import Parking
+from shardyard.elastic.processes import OwnLogs, ProcessesAgent
 from shardyard.elastic.rendezvous import Rendezvous
 from shardyard.elastic.shared_memory import semaphores_told
-from shardyard.elastic.straggler import StragglerWatch
+from shardyard.elastic.straggler import Straggler, StragglerWatch
 from shardyard.elastic.worker import failure_path, read_failure
 from shardyard.errors import StorageError
 from shardyard.rundir.layout import RunDir
@@ -76,21 +77,7 @@ class StoppedBeforeStart(Exception):  # noqa: N818  not an error
     """A drain was requested before there were workers; nothing is lost."""
 
 
-class OwnLogs(LogsSpecs):
-    """Tells torch to leave the workers' output alone; each redirects its own."""
-
-    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        nowhere = dict.fromkeys(envs, "")
-        for env in envs.values():
-            env["TORCHELASTIC_ERROR_FILE"] = ""
-        return LogsDest(stdouts=nowhere, stderrs=nowhere, error_files=nowhere)
-
-    @property
-    def root_log_dir(self) -> str:
-        return os.devnull
-
-
-class GroupAgent(LocalElasticAgent):
+class GroupAgent(ProcessesAgent):
     """Keeps one node's workers running through one attempt."""
 
     def __init__(
@@ -108,20 +95,21 @@ class GroupAgent(LocalElasticAgent):
         stages: int | None = None,
         parks: bool = False,
         join_interval_s: float = 0.0,
-        has_met: Callable[[list[Node]], bool] | None = None,
+        has_met: Callable[[list[Node], list[Node]], bool] | None = None,
+        neighbour: Neighbour | None = None,
+        is_run_left: Callable[[], bool] = lambda: True,
+        min_nodes: int = 1,
+        leaves_stragglers: bool = False,
     ) -> None:
         """Args:
         stages: Of a pipeline, or 1; None: on these devices notes do not tell ranks apart.
         parks: Processes wait to take over after a loss.
+        has_met: Told the nodes of each meeting, and those that were left out.
+        is_run_left: Whether no agent of another node holds the run.
+        min_nodes: The run goes on with no fewer.
+        leaves_stragglers: Out, and not only tells of them.
         """
-        logs = OwnLogs()
-        super().__init__(
-            spec,
-            logs_specs=logs,
-            start_method="forkserver",
-            exit_barrier_timeout=60,
-        )
-        torch_private.end_without_waiting(self)
+        super().__init__(spec)
         self._run = run
         self._attempt = attempt
         self._drain = drain
@@ -133,26 +121,30 @@ class GroupAgent(LocalElasticAgent):
         self._monitored_s = math.inf
         self._stages = stages
         self._stragglers: StragglerWatch | None = None
-        self._node = Node(socket.gethostname(), node_rank)
+        self._node = Node.here(node_rank)
         self._events: EventWriter | None = None
         self._world_size = 0
         self._drain_sent = False
-        self._parking = (
-            Parking(run.resolved(attempt), processes=spec.local_world_size, logs=logs)
-            if parks
-            else None
-        )
+        parking = Parking(run.resolved(attempt), processes=spec.local_world_size, logs=OwnLogs())
+        self._parking = parking if parks else None
         self._notices: Notices  # of this generation; set by each rendezvous
         self._rendezvous_s = self._agreed_s = 0.0
         self._round = 0
         self._has_met = has_met
+        self._neighbour = neighbour
+        self._is_run_left = is_run_left
+        self._told_lost: set[int] = set()
+        """Nodes whose loss in this generation is told."""
+        self._leaves_stragglers = leaves_stragglers
+        self._is_left_out = False
         self._join_interval_s = join_interval_s
         self._joined_s = -math.inf
         """When nodes that had come while the others trained were taken in last."""
         self.is_meeting = True
         """Whether it waits for other nodes and has no workers."""
         self.generation = -1
-        self.restarts = Restarts(max_restarts, earlier_failures(run, attempt))
+        restarts = Restarts(max_restarts, earlier_failures(run, attempt))
+        self.verdicts = Verdicts(restarts, min_nodes=min_nodes)
         self.losses: list[Loss] = []
         """What ended the newest generation, on all nodes; empty while it is well."""
         self.lost_nodes: list[LostNode] = []
@@ -166,14 +158,15 @@ class GroupAgent(LocalElasticAgent):
 
     @property
     def writes_events(self) -> bool:
-        """Whether no node of a lower rank is left; false until the first rendezvous."""
+        """Whether no node of a lower rank is left; false until the first rendezvous.
+
+        Where one of them holds the run still, this node is cut off, and the lost one itself.
+        """
         rank = self.get_worker_group().group_rank
         gone = {lost.group_rank for lost in self.lost_nodes}
-        return rank is not None and gone.issuperset(range(rank))
-
-    def worker_pids(self) -> list[int]:
-        """Processes of this node's workers that have not ended."""
-        return [process.pid for process in self._processes() if process.is_alive()]
+        if self._is_left_out or rank is None or not gone.issuperset(range(rank)):
+            return False
+        return rank == 0 or self._is_run_left()
 
     def write_event(self, kind: str, **fields: Any) -> None:
         """Append to events.jsonl if this is the node of rank 0, or the first of those left."""
@@ -193,23 +186,36 @@ class GroupAgent(LocalElasticAgent):
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         self._stop_if_draining()
+        if self._is_left_out:
+            raise LeftOut
         is_resize = not (self.losses or self.lost_nodes)
         self.is_meeting = True
         if not is_resize:  # which costs nothing of the budget
-            self._pause(self.restarts.take(durable_step(self._run)))
+            self._pause(self.verdicts.restarts.take(durable_step(self._run)))
+        if self.generation >= 0:
+            left = (worker_group.group_world_size or 0) - len(self.lost_nodes)
+            self._rendezvous_handler.expect(left)
         started_s = time.monotonic()
         super()._rendezvous(worker_group)
         group_rank, num_nodes = worker_group.group_rank, worker_group.group_world_size
         assert group_rank is not None and num_nodes is not None  # set by the rendezvous
         self._notices = Notices(worker_group.store, group_rank=group_rank, num_nodes=num_nodes)
-        self.generation = self._notices.agree_on_generation(self.generation + 1, self._node)
+        held = self.verdicts.held
+        self.generation = self._notices.agree_on_generation(
+            self.generation + 1, self._node, world_size=self._world_size, held=held.told()
+        )
+        held.hear(self._notices.held_against)
         self._agreed_s = time.monotonic()  # the same moment on all nodes
         if self.generation > 0 and is_resize:  # so it is for the node that came
             self._joined_s = self._agreed_s
         self._round = self._rendezvous_handler.round
-        self.lost_nodes = []
-        if self._has_met is not None and self._has_met(self._notices.nodes):
-            self._write_event("store_moved", **_named(self._node))
+        met = {node.rank for node in self._notices.nodes}
+        untold = [lost for lost in self.lost_nodes if lost.node_rank not in self._told_lost | met]
+        self.lost_nodes, self._told_lost = [], set()
+        if self._has_met is not None and self._has_met(self._notices.nodes, held.left_out):
+            for lost in untold:  # it held the run still when noticed, as if others were cut off
+                self._write_event("node_lost", **lost.event())
+            self._write_event("store_moved", **self._node.event())
         self._rendezvous_s = time.monotonic() - started_s
         self.is_meeting = False
 
@@ -218,6 +224,9 @@ class GroupAgent(LocalElasticAgent):
         self.losses = []
         self._drain_sent = False
         forget_notes(self._notes)
+        if self._neighbour is not None:
+            place = Place.of(worker_group, self.generation)
+            self._neighbour.begin(place, self._notices, self._report_not_copied)
         run_dir = str(self._run.path).replace("$", "$$")  # torch treats arguments as templates
         worker_group.spec.args = (run_dir, self._attempt, self.generation)
         parked = nullcontext() if self._parking is None else self._parking.employed()
@@ -236,20 +245,14 @@ class GroupAgent(LocalElasticAgent):
     def _find_hangs_of(self, group: WorkerGroup, pids: dict[int, int]) -> HangFinder | None:
         if self._budgets is None or self._notes is None:
             return None
-        watch = HangWatch(
-            self._budgets,
-            read=partial(read_notes, self._notes, len(pids)),
-            pids=[pids[worker.local_rank] for worker in group.workers],
-        )
+        by_rank = {worker.global_rank: pids[worker.local_rank] for worker in group.workers}
+        read = partial(read_notes, self._notes, len(pids))
         return HangFinder(
-            watch,
+            HangWatch(self._budgets, read=read, pids=list(by_rank.values())),
             self._notices,
             node=self._node.name,
-            ranks=[worker.global_rank for worker in group.workers],
-            logs={
-                pids[worker.local_rank]: self._run.log(self._attempt, worker.global_rank)
-                for worker in group.workers
-            },
+            ranks=list(by_rank),
+            logs={pid: self._run.log(self._attempt, rank) for rank, pid in by_rank.items()},
             answer_within_s=_PEER_REPORT_S,
         )
 
@@ -257,14 +260,16 @@ class GroupAgent(LocalElasticAgent):
         if self._drain.is_requested:
             raise StoppedBeforeStart
 
+    def _report_not_copied(self, reason: str) -> None:
+        self._write_event("snapshot_not_copied", **self._node.event(), reason=reason)
+
     def _announce(self, group: WorkerGroup, pids: dict[int, Any]) -> None:
         mine = [
             {"rank": worker.global_rank, "node": self._node.name, "pid": pids[worker.local_rank]}
             for worker in group.workers
         ]
         self._notices.publish("workers", mine)
-        before, world_size = self._world_size, group.workers[0].world_size
-        self._world_size = world_size  # also where another node writes: it may be lost
+        self._world_size = world_size = group.workers[0].world_size
         if not self.writes_events:
             return
         workers = mine + self._notices.from_others("workers", wait_s=_PEER_START_S)
@@ -272,17 +277,16 @@ class GroupAgent(LocalElasticAgent):
         if self.generation == 0:
             self.write_event("attempt_started", **facts, **self._describe_attempt())
         self.write_event("rendezvous", seconds=round(self._rendezvous_s, 3), **facts)
-        if before not in (0, world_size):
-            self.write_event("resized", world_size_before=before, world_size=world_size)
+        if (resize := self._notices.resize_to(world_size)) is not None:
+            self.write_event("resized", **resize)
 
     def _watch_for_stragglers(self, group: WorkerGroup) -> StragglerWatch | None:
         if self._stages is None:
             return None
+        ranks = [worker.global_rank for worker in group.workers]
+        of_stage = max(1, group.workers[0].world_size // self._stages)
         return StragglerWatch(
-            self._notices,
-            node=self._node.name,
-            ranks=[worker.global_rank for worker in group.workers],
-            ranks_of_stage=max(1, group.workers[0].world_size // self._stages),
+            self._notices, node=self._node.name, ranks=ranks, ranks_of_stage=of_stage
         )
 
     # -- watch ------------------------------------------------------------------------------
@@ -298,6 +302,8 @@ class GroupAgent(LocalElasticAgent):
         if result.state is WorkerState.FAILED:  # died between the look above and torch's own
             return self._lose()
         self._look_for_stragglers()
+        if self._is_to_go_on_without_one(result):
+            return RunResult(state=WorkerState.UNHEALTHY)  # all drain, and meet again
         is_resize = self._is_resize(result)
         self._rendezvous_handler.takes_in = is_resize or self._is_time_to_join()
         if is_resize:
@@ -324,7 +330,7 @@ class GroupAgent(LocalElasticAgent):
         finder = self._hang_finder
         return (
             finder is not None
-            and not self.is_meeting
+            and not (self.is_meeting or self._is_left_out)
             and finder.watch.is_suspicious()
             and time.monotonic() - self._monitored_s > _CUT_OFF_S
         )
@@ -346,12 +352,15 @@ class GroupAgent(LocalElasticAgent):
             if not found:
                 return []
         self._hangs = found
-        hung = self._describe_hung(found)
+        pids = self._pids_by_rank()
+        hung = describe_hung(found, pids=pids, node=self._node.name)
         for loss in hung:
-            if loss.signal:
-                with suppress(ProcessLookupError):
-                    os.kill(loss.pid, signal.SIGKILL)  # also ends a process that is stopped
-        return hung
+            with suppress(ProcessLookupError):
+                os.kill(loss.pid, signal.SIGKILL)  # also ends a process that is stopped
+        if not found:
+            t, name = time.monotonic() - self._agreed_s, self._node.name
+            hung = [describe_unanswered(pids, node=name, waited_s=_PEER_REPORT_S, t=t)]
+        return self._at_its_step(hung)
 
     def _is_time_to_join(self) -> bool:
         """Whether nodes that have come may cost the others a restart now.
@@ -366,11 +375,39 @@ class GroupAgent(LocalElasticAgent):
             return
         notes = read_notes(self._notes, len(self._processes()))
         for straggler in self._stragglers.look(notes, judges=self.writes_events):
-            self.write_event("straggler", **straggler.event())
+            stays = self._let_go(straggler) if self._leaves_stragglers else None
+            self.write_event(
+                "straggler", **straggler.event(), **({"stays": stays} if stays else {})
+            )
+
+    def _let_go(self, straggler: Straggler) -> str | None:
+        """Have all go on without the node of a straggler, or say why they cannot."""
+        if straggler.is_over or self._notices.decided("left_out"):
+            return None
+        if why := self.verdicts.why_stays(self._node_of(straggler.rank), self.nodes_left()):
+            return why
+        cause = f"rank {straggler.rank} is a straggler, {straggler.factor:.1f} times as slow"
+        self._notices.decide("left_out", [{"rank": straggler.rank, "cause": cause}])
+        return None
+
+    def _is_to_go_on_without_one(self, result: RunResult) -> bool:
+        """Whether the agent that judges stragglers has found one, whose node leaves now."""
+        has_finished = result.state is WorkerState.SUCCEEDED and not _have_drained(result)
+        if not self._leaves_stragglers or self._drain.is_requested or has_finished:
+            return False
+        if not (told := self._notices.decided("left_out")):
+            return False
+        self._leave_out(self._node_of(told[0]["rank"]), told[0]["cause"])
+        return True
+
+    def _node_of(self, rank: int) -> Node:
+        return self._notices.nodes[rank // self.get_worker_group().spec.local_world_size]
 
     def _pass_drain_on(self) -> None:
         if self._drain.is_overdue:
             self._signal_workers(signal.SIGKILL)
+            for process in self._processes():  # torch would wait for ever to wake a killed one
+                process.join(timeout=10)
         elif self._drain.is_requested and not self._drain_sent:
             self._drain_sent = True
             name = self._drain.signal.name if self._drain.signal else None
@@ -379,9 +416,7 @@ class GroupAgent(LocalElasticAgent):
 
     def _is_resize(self, result: RunResult) -> bool:
         """Whether the workers drained because another node's agent makes room for newcomers."""
-        if result.state is not WorkerState.SUCCEEDED or self._drain.is_requested:
-            return False
-        if DRAINED not in result.return_values.values():
+        if not _have_drained(result) or self._drain.is_requested:
             return False
         return self._rendezvous_handler.nodes_waiting() > 0
 
@@ -407,10 +442,34 @@ class GroupAgent(LocalElasticAgent):
         return RunResult(state=WorkerState.FAILED)
 
     def is_restart_worth(self) -> bool:
+        """Judge the newest loss, once; all may go on without the node on which it began."""
+        size = self.get_worker_group().spec.local_world_size
+        group_rank = began_on(self.losses, self.lost_nodes, self._hangs, ranks_per_node=size)
+        node = None if group_rank is None else self._notices.nodes[group_rank]
         if self.lost_nodes:  # its peers' broken connections are no cause
-            return self.restarts.is_worth(self.lost_nodes[0])
-        first = first_cause(self.losses)
-        return not first.is_final and self.restarts.is_worth(first)
+            first: Loss | LostNode = self.lost_nodes[0]
+            step = last_finished_step(self._run, self._attempt, self.generation)
+        else:
+            first = first_cause(self.losses)
+            step = first.step
+        verdict = self.verdicts.judge(
+            first, node=node, left=self.nodes_left(), finished_step=step, hangs=self._hangs
+        )
+        if node is not None and verdict.leaves_out:
+            self._leave_out(node, verdict.leaves_out)
+        return verdict.is_restart_worth
+
+    def _leave_out(self, node: Node, cause: str) -> None:
+        """Go on without a node, which may be this one."""
+        self.verdicts.held.leave_out(node)
+        left = sum(each != node for each in self.nodes_left())
+        fields = {**node.event(), "machine": node.machine, "cause": cause, "nodes_left": left}
+        self.write_event("node_left_out", **fields)
+        self._is_left_out = node == self._node
+
+    def leave(self) -> None:
+        """Be gone for the others, who go on."""
+        self._rendezvous_handler.leave(self.get_worker_group().group_rank or 0)
 
     def _hear_others(self, mine: list[Loss]) -> None:
         """What the other nodes lost. Where the cause is not clear here, wait to hear it.
@@ -422,13 +481,9 @@ class GroupAgent(LocalElasticAgent):
         self.losses = mine + [Loss(**loss) for loss in theirs]
         if not is_clear and (silent := self._notices.silent("losses")):
             cause = f"its agent was silent for {_PEER_REPORT_S:g} s after its ranks were lost"
-            self.lost_nodes = [self._lost_node(group_rank, cause) for group_rank in silent]
+            nodes = self._notices.nodes
+            self.lost_nodes = [self._lost_node(nodes[rank], cause) for rank in silent]
             self._rendezvous_handler.forget(silent, round=self._round)
-
-    def node_of_all_losses(self) -> str | None:
-        """The one of several nodes on which every loss of this attempt began."""
-        blamed, here = set(self.restarts.nodes), {node.name for node in self._notices.nodes}
-        return blamed.pop() if len(blamed) == 1 < len(here) else None
 
     def lose_store(self, cause: str, *, node_rank: int) -> None:
         """The node that served the store is gone; nobody can be asked how it is. Safe to repeat."""
@@ -437,14 +492,14 @@ class GroupAgent(LocalElasticAgent):
         self.is_meeting = True  # or looks for where to meet
         if self._rendezvous_handler.first_serves:
             node_rank = self._notices.nodes[0].rank
-        known = {lost.node_rank for lost in self.lost_nodes}
+        if node_rank in {lost.node_rank for lost in self.lost_nodes}:
+            return
         self.lost_nodes += [
-            self._lost_node(group_rank, cause)
-            for group_rank, node in enumerate(self._notices.nodes)
-            if node.rank == node_rank and node_rank not in known
+            self._lost_node(node, cause)
+            for node in (*self._notices.nodes, *self.verdicts.held.left_out)
+            if node.rank == node_rank
         ]
-        if node_rank not in known:
-            self._report_losses()
+        self._report_losses()
 
     def serving_node(self, *, otherwise: int) -> int:
         """Rank of the node that serves the store of the newest meeting.
@@ -456,35 +511,44 @@ class GroupAgent(LocalElasticAgent):
             return otherwise
         return self._notices.nodes[0].rank if self._notices.nodes else otherwise
 
-    def nodes_left(self) -> list[int]:
-        """Ranks of the nodes of this generation that are not known to be gone, in order."""
+    def nodes_left(self) -> list[Node]:
+        """The nodes of this generation that are not known to be gone, in order of their numbers."""
         if self.generation < 0:
             return []
         known = {lost.node_rank for lost in self.lost_nodes}
-        return sorted({node.rank for node in self._notices.nodes} - known)
+        left = [node for node in self._notices.nodes if node.rank not in known]
+        return sorted(left, key=lambda node: node.rank)
 
     def meet_at(self, handler: Rendezvous, store: TCPStore, place: StorePlace) -> None:
         """Meet there from now on; told by the node that serves the store."""
         spec = self.get_worker_group().spec
         spec.rdzv_handler, spec.master_addr, spec.master_port = handler, store.host, store.port
         if place.node_rank == self._node.rank:
-            self._write_event("store_moved", **_named(self._node), endpoint=place.endpoint)
+            self._write_event("store_moved", **self._node.event(), endpoint=place.endpoint)
 
-    def _lost_node(self, group_rank: int, cause: str) -> LostNode:
-        node, size = self._notices.nodes[group_rank], self.get_worker_group().spec.local_world_size
-        ranks = range(group_rank * size, (group_rank + 1) * size)
+    def _lost_node(self, node: Node, cause: str) -> LostNode:
+        nodes, size = self._notices.nodes, self.get_worker_group().spec.local_world_size
+        group_rank = nodes.index(node) if node in nodes else -1
+        ranks = range(group_rank * size, (group_rank + 1) * size) if group_rank >= 0 else ()
         return LostNode(
             node=node.name, node_rank=node.rank, group_rank=group_rank, ranks=tuple(ranks),
             cause=cause,
         )  # fmt: skip
 
+    def tell_lost_nodes(self) -> None:
+        """Write down which nodes are gone, each once, where this one is to say it."""
+        for node in self.lost_nodes:
+            if node.node_rank not in self._told_lost and self.writes_events:
+                self._told_lost.add(node.node_rank)
+                self.write_event("node_lost", **node.event())
+
     def _report_losses(self) -> None:
         if self._drain.is_overdue:  # killed by this agent
             return
-        for node in self.lost_nodes:
-            self.write_event("node_lost", **node.event())
+        self.tell_lost_nodes()
         for hang in self._hangs:
-            self.write_event("worker_hung", **hang.event())
+            finished = first_cause(self.losses).step if self.losses else None
+            self.write_event("worker_hung", **hang.event(), finished_step=finished)
         if self._hangs:
             return  # the peers that lost contact with it are no news
         signalled = [loss for loss in self.losses if loss.signal]
@@ -492,62 +556,24 @@ class GroupAgent(LocalElasticAgent):
         for loss in signalled or broken_off:
             self.write_event("worker_lost", **loss.event())
 
-    def _describe_hung(self, hangs: Sequence[Hang]) -> list[Loss]:
-        """This node's ranks that are ended because they hang; or because nobody knows who does."""
-        workers = {worker.global_rank: worker for worker in self.get_worker_group().workers}
-        first, *_ = workers
-        steps = self._steps_at_loss()
-        ended = [first if hang.rank is None else hang.rank for hang in hangs]
-        found = [
-            Loss(
-                rank=rank, node=self._node.name, pid=workers[rank].id, exit_code=None,
-                signal="SIGKILL", cause=hang.cause, **steps,
-            )
-            for rank, hang in zip(ended, hangs, strict=True)
-            if rank in workers
-        ]  # fmt: skip
-        if hangs:
-            return found
-        cause = f"its ranks waited for others, whose agent did not answer for {_PEER_REPORT_S:g} s"
-        return [
-            Loss(
-                rank=first, node=self._node.name, pid=workers[first].id, exit_code=None,
-                signal=None, cause=cause, t=time.time(), **steps,
-            )
-        ]  # fmt: skip
-
-    def _steps_at_loss(self) -> dict[str, Any]:
-        return {
-            "step": last_finished_step(self._run, self._attempt, self.generation),
-            "durable_step": durable_step(self._run),
-        }
+    def _at_its_step(self, losses: list[Loss]) -> list[Loss]:
+        if not losses:
+            return []
+        step = last_finished_step(self._run, self._attempt, self.generation)
+        durable = durable_step(self._run)
+        return [replace(loss, step=step, durable_step=durable) for loss in losses]
 
     def _describe_dead(self) -> list[Loss]:
-        losses: list[Loss] = []
-        dead, server = self._dead(), forkserver.ended()
-        if not dead:
-            return losses
-        steps = self._steps_at_loss()
-        for local_rank in dead:
-            process = self._processes()[local_rank]
-            rank = self.get_worker_group().workers[local_rank].global_rank
-            if server is not None:
-                losses.append(
-                    describe_orphan(rank=rank, node=self._node.name, pid=process.pid, server=server)
-                )
-                continue
-            failure = read_failure(failure_path(self._run, self._attempt, rank), self.generation)
-            losses.append(
-                describe_loss(
-                    rank=rank,
-                    node=self._node.name,
-                    pid=process.pid,
-                    exit_status=process.exitcode,
-                    failure=failure,
-                    agreed_s=self._agreed_s,
-                )
-            )
-        return [replace(loss, **steps) for loss in losses]
+        losses = describe_dead(
+            self._dead(),
+            node=self._node.name,
+            server=forkserver.ended(),
+            last_words=lambda rank: read_failure(
+                failure_path(self._run, self._attempt, rank), self.generation
+            ),
+            agreed_s=self._agreed_s,
+        )
+        return self._at_its_step(losses)
 
     # -- stop -------------------------------------------------------------------------------
 
@@ -556,12 +582,6 @@ class GroupAgent(LocalElasticAgent):
         if not self.losses:
             self._drain_workers()
         self._shutdown(signal.SIGKILL, timeout=_DEAD_S)
-
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 0) -> None:
-        """End the workers. Torch asks for it where agents lost each other: nothing can be saved, so
-        nothing is waited for. Torch 2.11 has no setting for that, and would wait half a minute."""
-        torch_private.end_workers(self, death_sig, timeout)
-        super()._shutdown(death_sig)
 
     def _drain_workers(self) -> None:
         """Wait for this node's workers to save their step; torch would not take their result."""
@@ -574,25 +594,9 @@ class GroupAgent(LocalElasticAgent):
 
         wait_for(is_enough, within_s=self._drain.timeout_s, every_s=_DRAIN_POLL_S)
 
-    def _dead(self) -> list[int]:
-        """Local ranks whose process has ended, while the group has not finished."""
-        return [
-            local_rank
-            for local_rank, process in enumerate(self._processes())
-            if process.exitcode is not None
-        ]
 
-    def _processes(self) -> list[Any]:
-        return torch_private.worker_processes(self)
-
-    def _signal_workers(self, number: signal.Signals) -> None:
-        for pid in self.worker_pids():
-            with suppress(ProcessLookupError):
-                os.kill(pid, number)
-
-
-def _named(node: Node) -> dict[str, Any]:
-    return {"node": node.name, "node_rank": node.rank}
+def _have_drained(result: RunResult) -> bool:
+    return result.state is WorkerState.SUCCEEDED and DRAINED in result.return_values.values()
 
 
 def _is_clear(losses: Iterable[Loss]) -> bool:

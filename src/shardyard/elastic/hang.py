@@ -65,6 +65,7 @@ class Hang:
     phase: str
     collective: str | None
     """What the others wait in; None: nobody waits."""
+    doing: Doing
     reason: str
     quiet_s: float
 
@@ -111,6 +112,7 @@ def _hang(look: Look, *, others: int, collective: str | None) -> Hang:
         step=look.step,
         phase=look.phase,
         collective=collective,
+        doing=look.doing,
         reason=_reason(look, others=others, collective=collective),
         quiet_s=look.quiet_s,
     )

@@ -75,7 +75,8 @@ class HangFinder:
 
     def decided(self) -> list[Hang]:
         """What an agent has found, for all nodes."""
-        return [Hang(**each) for each in self._notices.decided("hung")]
+        told = self._notices.decided("hung")
+        return [Hang(**{**each, "doing": Doing(each["doing"])}) for each in told]
 
     def _ask(self) -> list[Hang] | None:
         now_s = time.monotonic()

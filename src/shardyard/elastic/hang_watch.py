@@ -28,6 +28,10 @@ _LEARNED_STEPS = 32
 _LONGEST_FACTOR = 2.0
 """A step that came once may come again, and a little longer."""
 _EVALUATION_FACTOR = 3.0
+_SAVE_FACTOR = 5.0
+_SAVE_LEAST_S = 90.0
+"""A copy may wait for memory, for threads that yield to training on a loaded machine, and for a
+minute until a neighbour has the snapshot before (``checkpoint/snapshot.py``)."""
 _LONGEST_GAP_S = 0.5
 """Between two looks: of a longer one this node itself was held up, and so perhaps its ranks."""
 _BUSY_SHARE = 0.2
@@ -212,6 +216,9 @@ class HangWatch:
         if notes.phase is Phase.EVALUATE and self._longest_evaluation_s:
             usual_s = max(usual_s, _EVALUATION_FACTOR * self._longest_evaluation_s)
             return min(usual_s, budgets.slow_s)
+        if notes.phase is Phase.SAVE and notes.save_ns:
+            longest_s = _SAVE_FACTOR * notes.save_ns / 1e9
+            return min(max(usual_s, _SAVE_LEAST_S, longest_s), budgets.slow_s)
         return budgets.slow_s
 
     def _learn(self, gap_s: float) -> None:

@@ -1,11 +1,12 @@
 """A lost worker: which one, and why in words; and which of several losses was the first cause."""
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from shardyard.elastic.forkserver import ServerEnd
+from shardyard.elastic.hang import Hang
 
 _SIGNAL_HINTS = {
     "SIGKILL": "often the kernel's out-of-memory killer; look at `dmesg`",
@@ -14,6 +15,13 @@ _SIGNAL_HINTS = {
     "SIGBUS": "often a full /dev/shm, or a mapped file that shrank",
     "SIGILL": "an instruction that this processor lacks; check the wheel of torch",
 }
+
+
+class Process(Protocol):
+    """Of a worker that has ended."""
+
+    pid: int
+    exitcode: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +63,7 @@ class LostNode:
     node_rank: int
     """Its number in the job."""
     group_rank: int
-    """Its number in this generation."""
+    """Its number in this generation; -1: it trained no more, and served the store."""
     ranks: tuple[int, ...]
     cause: str
 
@@ -123,6 +131,61 @@ def describe_orphan(*, rank: int, node: str, pid: int, server: ServerEnd) -> Los
         signal="SIGKILL",  # from the kernel, as each worker asked for
         cause=cause + (f": {hint}" if hint else ""),
     )
+
+
+def describe_hung(hangs: Sequence[Hang], *, pids: Mapping[int, int], node: str) -> list[Loss]:
+    """This node's ranks that are ended because they hang; where nobody is to blame, its first.
+
+    Args:
+        pids: Of this node's ranks.
+    """
+    first = min(pids)
+    ended = [(first if hang.rank is None else hang.rank, hang.cause) for hang in hangs]
+    return [
+        Loss(
+            rank=rank, node=node, pid=pids[rank], exit_code=None, signal="SIGKILL", cause=cause
+        )
+        for rank, cause in ended
+        if rank in pids
+    ]  # fmt: skip
+
+
+def describe_unanswered(pids: Mapping[int, int], *, node: str, waited_s: float, t: float) -> Loss:
+    """Of a node whose ranks wait for others that no agent speaks for; arguments as above."""
+    rank = min(pids)
+    cause = f"its ranks waited for others, whose agent did not answer for {waited_s:g} s"
+    return Loss(
+        rank=rank, node=node, pid=pids[rank], exit_code=None, signal=None, cause=cause, t=t
+    )  # fmt: skip
+
+
+def describe_dead(
+    dead: Mapping[int, Process],
+    *,
+    node: str,
+    server: ServerEnd | None,
+    last_words: Callable[[int], dict[str, Any] | None],
+    agreed_s: float,
+) -> list[Loss]:
+    """This node's ranks whose processes have ended.
+
+    Args:
+        server: How the fork server ended, and they with it; None: it runs.
+        last_words: Content of a rank's failure file.
+        agreed_s: When all nodes agreed on the generation, by this node's monotonic clock.
+    """
+    if server is not None:
+        return [
+            describe_orphan(rank=rank, node=node, pid=process.pid, server=server)
+            for rank, process in dead.items()
+        ]
+    return [
+        describe_loss(
+            rank=rank, node=node, pid=process.pid, exit_status=process.exitcode,
+            failure=last_words(rank), agreed_s=agreed_s,
+        )
+        for rank, process in dead.items()
+    ]  # fmt: skip
 
 
 def first_cause(losses: Sequence[Loss]) -> Loss:

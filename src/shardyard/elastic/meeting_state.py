@@ -2,50 +2,23 @@
 
 import json
 import pickle
-import time
 from collections.abc import Collection
 from dataclasses import astuple
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 from shardyard.torch_private import LONG_AGO, empty_meeting, node_of_meeting
 
 
-class LastCall:
-    """The end of the last call for nodes, by a clock of this node that nobody sets.
-
-    What a node writes is a mark; it ends so long after this node saw the mark first.
-    """
-
-    def __init__(self, lasts: timedelta) -> None:
-        self._lasts_s = lasts.total_seconds()
-        self._mark: str | None = None
-        self._told: datetime | None = None
-        self._ends_s = 0.0
-
-    def deadline(self, mark: str | None) -> datetime | None:
-        """When it ends, as torch compares it: by this node's wall clock, now."""
-        if mark != self._mark:
-            self._mark, self._ends_s = mark, time.monotonic() + self._lasts_s
-        left = timedelta(seconds=self._ends_s - time.monotonic())
-        self._told = None if mark is None else datetime.now(UTC) + left
-        return self._told
-
-    def mark(self, deadline: datetime | None) -> str | None:
-        """Of the call that was told last, or of one that this node begins."""
-        if deadline is None or deadline == self._told:
-            return None if deadline is None else self._mark
-        return deadline.isoformat()
-
-
-def to_json(pickled: bytes, last_call: LastCall) -> bytes:
+def to_json(pickled: bytes) -> bytes:
     """Of what a handler of this process gives to its backend; its signs of life are left out."""
     state = pickle.loads(pickled)
+    last_call = None if state.deadline is None else state.deadline.isoformat()
     content = {
         "round": state.round,
         "complete": state.complete,
         "closed": state.closed,
-        "last_call": last_call.mark(state.deadline),
+        "last_call": last_call,
         "participants": [[*_plain(node), state.participants[node]]
                          for node in sorted(state.participants)],
         "waiting": [_plain(node) for node in sorted(state.wait_list)],
@@ -54,8 +27,8 @@ def to_json(pickled: bytes, last_call: LastCall) -> bytes:
     return json.dumps(content).encode()
 
 
-def from_json(written: bytes, last_call: LastCall, *, alive: Collection[str]) -> bytes:
-    """As a handler expects it.
+def from_json(written: bytes, *, alive: Collection[str]) -> bytes:
+    """As a handler expects it; the end of the last call is what its writer's clock said.
 
     Args:
         alive: Names of the nodes that live; the others are gone for the handler.
@@ -65,7 +38,8 @@ def from_json(written: bytes, last_call: LastCall, *, alive: Collection[str]) ->
     state.round, state.complete, state.closed = (
         int(content["round"]), bool(content["complete"]), bool(content["closed"]),
     )  # fmt: skip
-    state.deadline = last_call.deadline(content["last_call"])
+    last_call = content["last_call"]
+    state.deadline = None if last_call is None else datetime.fromisoformat(last_call)
     state.participants = {_node(each[:3]): int(each[3]) for each in content["participants"]}
     state.wait_list = {_node(each) for each in content["waiting"]}
     state.redundancy_list = {_node(each) for each in content["spare"]}

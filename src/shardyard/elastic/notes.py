@@ -51,8 +51,8 @@ COLLECTIVES = (
 )
 """Public functions of torch.distributed in which a rank waits for others; no version has all."""
 
-_PID, _STEP, _PHASE, _BEGUN, _ENDED, _STEP_NS, _COMPUTE_NS, _MOVED_NS = range(8)
-_RECORD = struct.Struct("8q")
+_PID, _STEP, _PHASE, _BEGUN, _ENDED, _STEP_NS, _COMPUTE_NS, _SAVE_NS, _MOVED_NS = range(9)
+_RECORD = struct.Struct("9q")
 _NUMBERS = _RECORD.size // 8
 
 
@@ -73,6 +73,8 @@ class RankNotes:
     told, as it is unlike the others."""
     compute_ns: int
     """What of it the rank did not spend in collectives; its wait for samples is in it."""
+    save_ns: int
+    """How long the longest copy for a checkpoint or a snapshot took; 0: it made none yet."""
     moved_ns: int
     """When any of these changed last, by the monotonic clock of this machine."""
 
@@ -133,10 +135,14 @@ class WrittenNotes(Notes):
         """As in Notes."""
         before = Phase(self._fields[_PHASE])
         self.enter(phase)
+        began_ns = self._fields[_MOVED_NS]
         try:
             yield
         finally:
             self.enter(before)
+            if phase is Phase.SAVE:
+                took_ns = self._fields[_MOVED_NS] - began_ns
+                self._fields[_SAVE_NS] = max(self._fields[_SAVE_NS], took_ns)
 
     def begin_step(self, step: int, *, is_first: bool) -> None:
         """As in Notes."""
@@ -194,8 +200,8 @@ def _noted(function: Callable[..., Any], notes: WrittenNotes) -> Callable[..., A
 
 def _read(view: mmap, local_rank: int) -> RankNotes:
     pid, step, phase, *rest = _RECORD.unpack_from(view, local_rank * _RECORD.size)
-    begun, ended, step_ns, compute_ns, moved_ns = rest
+    begun, ended, step_ns, compute_ns, save_ns, moved_ns = rest
     return RankNotes(
         pid=pid, step=step, phase=Phase(phase), collectives_begun=begun, collectives_ended=ended,
-        step_ns=step_ns, compute_ns=compute_ns, moved_ns=moved_ns,
+        step_ns=step_ns, compute_ns=compute_ns, save_ns=save_ns, moved_ns=moved_ns,
     )  # fmt: skip

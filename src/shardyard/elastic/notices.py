@@ -1,33 +1,56 @@
 """What the agents of one generation tell each other, through the rendezvous store.
 
     shardyard/proposal/<g>  what the node with group rank g holds for the number of this generation,
-                            and what it is called
-    shardyard/generation    that number, and the names of all nodes, from the node of rank 0
+                            how many ranks the last one had, what it is called, what it holds
+                            against nodes
+    shardyard/generation    the same of all nodes, from the node of rank 0
     shardyard/workers/<g>   [{rank, node, pid}] of the node with group rank g
     shardyard/losses/<g>    what that node lost
 
-and what agents ask and decide where a rank may hang (`elastic/hang_finder.py`).
+and what agents ask and decide where a rank may hang (`elastic/hang_finder.py`), or holds up all
+others (`elastic/leave_out.py`).
 
 Torch gives every rendezvous a store of its own, so no notice outlives its generation.
 """
 
 import json
+import socket
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from torch.distributed import DistError
 
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
 
 @dataclass(frozen=True)
 class Node:
-    """Which node an agent speaks for."""
+    """Which node an agent speaks for, also once the agent was started again."""
 
     name: str
     """Its host name."""
     rank: int
     """Its number in the job; 0 serves the store."""
+    machine: str = ""
+    """Differs for a pod that was made anew elsewhere under the same name; a machine that was
+    started anew counts as another one. Empty: the system does not say."""
+
+    @classmethod
+    def here(cls, rank: int) -> "Node":
+        """This one."""
+        is_told = _BOOT_ID.is_file()
+        return cls(socket.gethostname(), rank, _BOOT_ID.read_text().strip() if is_told else "")
+
+    def event(self) -> dict[str, Any]:
+        """By which events name it."""
+        return {"node": self.name, "node_rank": self.rank}
+
+    def __str__(self) -> str:
+        return f"node {self.rank} ({self.name})"
 
 
 class Notices:
@@ -39,17 +62,43 @@ class Notices:
         self._others = [rank for rank in range(num_nodes) if rank != group_rank]
         self.nodes: list[Node] = []
         """All nodes by group rank, once a generation is agreed on."""
+        self._joined: list[str] = []
+        self._world_size_before = 0
+        self.held_against: list[dict[str, Any]] = []
+        """What each node told, once a generation is agreed on."""
 
-    def agree_on_generation(self, proposal: int, me: Node) -> int:
-        """The largest proposal, on every node: one that has just come knows of no earlier ones."""
-        mine = {"generation": proposal, **asdict(me)}
+    def agree_on_generation(
+        self, proposal: int, me: Node, *, world_size: int, held: Mapping[str, Any]
+    ) -> int:
+        """The largest proposal, on every node: one that has just come knows of no earlier ones.
+
+        Args:
+            world_size: Of the generation before; 0: this node was in none.
+            held: What this node holds against others and itself.
+        """
+        mine = {
+            "generation": proposal, "world_size": world_size, "node": asdict(me), "held": {**held}
+        }  # fmt: skip
         self._store.set(f"shardyard/proposal/{self._group_rank}", json.dumps(mine))
         if self._group_rank == 0:
             theirs = [json.loads(self._store.get(key)) for key in self._keys("proposal")]
             self._store.set("shardyard/generation", json.dumps([mine, *theirs]))
         agreed = json.loads(self._store.get("shardyard/generation"))
-        self.nodes = [Node(each["name"], each["rank"]) for each in agreed]
-        return max(int(each["generation"]) for each in agreed)
+        generation = max(int(each["generation"]) for each in agreed)
+        self.nodes = [Node(**each["node"]) for each in agreed]
+        self.held_against = [each["held"] for each in agreed]
+        there = [each for each in agreed if each["generation"] == generation]
+        self._joined = [each["node"]["name"] for each in agreed if each not in there]
+        self._world_size_before = max(int(each["world_size"]) for each in there)
+        return generation
+
+    def resize_to(self, world_size: int) -> dict[str, Any] | None:
+        """What has changed since the generation before; None: nothing, or there was none."""
+        before = self._world_size_before
+        if not self._joined and before in (0, world_size):
+            return None
+        sizes = {"world_size_before": before, "world_size": world_size}
+        return {**sizes, "joined": self._joined}
 
     def publish(self, kind: str, entries: list[dict[str, Any]]) -> None:
         """Tell the other nodes."""

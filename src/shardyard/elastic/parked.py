@@ -18,7 +18,7 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing import LogsSpecs, PContext, start_processes
 
 from shardyard import torch_private
-from shardyard.config.schema import Recipe
+from shardyard.config.resolved import Resolved
 from shardyard.elastic.drain import name_process
 from shardyard.elastic.worker import die_with_agent, take_device
 from shardyard.rundir.resolved import read_resolved
@@ -93,10 +93,10 @@ def wait_for_orders(resolved: str, orders: Connection) -> str:
     """Entry point of a parked process: get ready, and become the worker that the agent names."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a worker; SIGTERM is held back until it is
     die_with_agent()
-    recipe = read_resolved(Path(resolved)).recipe
+    settings = read_resolved(Path(resolved))
     try:
         with _silence():
-            _get_ready(recipe)
+            _get_ready(settings)
     except Exception as error:  # noqa: BLE001  a worker that is not warm is slow, and no more
         print(f"a parked process could not warm up: {error!r}", file=sys.stderr)
     name_process(READY_NAME)
@@ -108,10 +108,10 @@ def wait_for_orders(resolved: str, orders: Connection) -> str:
     return outcome
 
 
-def _get_ready(recipe: Recipe) -> None:
+def _get_ready(settings: Resolved) -> None:
     from shardyard.elastic.warm_up import warm_up  # what it imports, the agent has no use for
 
-    warm_up(recipe, take_device(recipe))
+    warm_up(settings, take_device(settings.recipe))
 
 
 @contextmanager

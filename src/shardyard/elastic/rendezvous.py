@@ -7,7 +7,9 @@ import errno
 import ipaddress
 import os
 import socket
+import stat
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +19,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # built in C++
     PrefixStore,
     TCPStore,
 )
+from torch.distributed.elastic.rendezvous.api import RendezvousInfo
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,
@@ -32,8 +35,11 @@ _LOOPBACK = "127.0.0.1"
 _OPERATION = timedelta(seconds=300)
 """For one question to the store, as torch has it."""
 LAST_CALL_TIMEOUT = timedelta(seconds=3)
-"""Wait for further nodes once the fewest are there; torch's 30 s would be paid at every resize."""
-
+"""For nodes of which nobody knows, once the fewest are there; torch's 30 s would be paid often."""
+_LOOK_S = 0.2
+"""Between two looks at who has come: a meeting takes two or three."""
+_SELDOM_S = 1.0
+"""Between two looks while workers train, as torch has it."""
 
 _BEATS = 3
 """Signs of life that a node may miss."""
@@ -79,6 +85,10 @@ class Rendezvous(DynamicRendezvousHandler):
     """Whether the agent of rank 0 serves the store of a meeting; else that of node 0 has it."""
     takes_in = True
     """Whether nodes that wait are told of; until then this node's workers go on."""
+    has_left = False
+    """Whether the others meet without this node."""
+    own_clock: OwnClock
+    """By which it tells times."""
 
     def num_nodes_waiting(self) -> int:
         """Nodes that came since the last meeting, as torch asks for them."""
@@ -88,6 +98,22 @@ class Rendezvous(DynamicRendezvousHandler):
         """The same, whether or not they are taken in yet."""
         return int(super().num_nodes_waiting())
 
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Meet."""
+        torch_private.look_at_meeting_every(self, _LOOK_S)
+        try:
+            return super().next_rendezvous()
+        finally:
+            torch_private.look_at_meeting_every(self, _SELDOM_S)
+
+    def expect(self, left: int) -> None:
+        """Have the next meeting end once all are there that live, and those that wait to come in.
+
+        Args:
+            left: Nodes of the last meeting that live.
+        """
+        self.own_clock.expected = left + self.nodes_waiting()
+
     @property
     def round(self) -> int:
         """The number of the newest meeting that this node knows of."""
@@ -96,6 +122,24 @@ class Rendezvous(DynamicRendezvousHandler):
     def forget(self, group_ranks: Collection[int], *, round: int) -> None:
         """Have nodes of a round that is over count as gone at once; safe to repeat, by any node."""
         torch_private.forget_nodes(self, group_ranks, meeting=round, tries=_FORGET_TRIES)
+
+    def leave(self, group_rank: int) -> None:
+        """Be gone for the others at once, who go on meeting here; they may meet at this node.
+
+        Args:
+            group_rank: Of this node.
+        """
+        self.has_left = True
+        torch_private.stop_signs_of_life(self)
+        self.forget([group_rank], round=self.round)
+
+    def has_others(self) -> bool:
+        """Whether any other node has given a sign of life of late."""
+        return bool(torch_private.others_of_meeting(self))
+
+    def shutdown(self) -> bool:
+        """Close the meeting for all nodes; one that has left it closes nothing."""
+        return self.has_left or bool(super().shutdown())
 
 
 def build_rendezvous(
@@ -120,10 +164,11 @@ def build_rendezvous(
     share_no_store(is_one_machine=meeting.max_nodes == 1 or is_loopback(host))
     if store is None:
         store = serve_store(host, port) if meeting.serves else connect_store(host, port)
+    clock = OwnClock(C10dRendezvousBackend(store, meeting.id), last_call=LAST_CALL_TIMEOUT)
     handler = Rendezvous.from_backend(
         meeting.id,
         store,
-        OwnClock(C10dRendezvousBackend(store, meeting.id), last_call=LAST_CALL_TIMEOUT),
+        clock,
         meeting.min_nodes,
         meeting.max_nodes,
         local_addr=host if meeting.serves else address_towards(host, port),
@@ -134,6 +179,7 @@ def build_rendezvous(
         keep_alive_interval=max(1, meeting.keep_alive_s // _BEATS),
         keep_alive_max_attempt=_BEATS,
     )
+    handler.own_clock = clock
     return handler, store
 
 
@@ -198,6 +244,33 @@ def connect_store(host: str, port: int, *, within: timedelta = _OPERATION) -> TC
             f"no agent answers at {host}:{port} ({str(error).splitlines()[0]}). All agents meet "
             "there. Check that the agent of node 0 runs and that the port is open to this node."
         ) from error
+
+
+def sever(port: int) -> None:
+    """End this process's connections to a store that does not answer, so that nobody waits there.
+
+    Where the other machine is gone without a word, a call of the store waits as long as the kernel
+    sends again, a quarter of an hour; the store has no name for a connection. No other of an agent
+    goes to such a port.
+    """
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        with suppress(OSError):  # no socket, or closed by now
+            descriptor = os.dup(int(entry.name))
+            try:
+                _shut(descriptor, port)
+            finally:
+                os.close(descriptor)
+
+
+def _shut(descriptor: int, port: int) -> None:
+    if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+        return
+    end = socket.socket(fileno=descriptor)
+    try:
+        if end.family in (socket.AF_INET, socket.AF_INET6) and end.getpeername()[1] == port:
+            end.shutdown(socket.SHUT_RDWR)
+    finally:
+        end.detach()
 
 
 def loopback_interface() -> str:

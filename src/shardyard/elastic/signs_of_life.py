@@ -49,6 +49,8 @@ class OwnClock(RendezvousBackend):
         """By node; None: the end of the last call."""
         self._told: dict[Any, datetime] = {}
         """What torch was told instead, when it read the state last."""
+        self.expected: int | None = None
+        """Nodes that are known to come; once they are there nobody waits for others."""
 
     @property
     def name(self) -> str:
@@ -80,10 +82,13 @@ class OwnClock(RendezvousBackend):
             who: mark if mark == LONG_AGO else now - timedelta(seconds=now_s - self._seen[who].at_s)
             for who, mark in marks.items()
         }
-        if state.deadline is not None:
+        if state.deadline is not None and not self._are_all_there(state):
             self._told[None] += self._last_call
         _set_times(state, self._told)
         return pickle.dumps(state)
+
+    def _are_all_there(self, state: Any) -> bool:
+        return self.expected is not None and len(state.participants) >= self.expected
 
     def _marked(self, data: bytes) -> bytes:
         state = pickle.loads(data)

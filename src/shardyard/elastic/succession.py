@@ -22,8 +22,8 @@ from shardyard.elastic.rendezvous import (
 )
 from shardyard.errors import LostNodeError, RequestError
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lease import Lease
-from shardyard.rundir.lines import read_lines_backwards
+from shardyard.rundir.lease import Lease, is_held
+from shardyard.rundir.state import has_attempt_ended
 from shardyard.rundir.store_place import StorePlace, read_store_place, write_store_place
 from shardyard.waiting import wait_for
 
@@ -44,12 +44,22 @@ class Succession:
     node_rank: int
     place: StorePlace
     """Where it is, or was when it was lost."""
+    own_host: str | None = None
+    """This node's name, as the others reach it; None: the address from which it reached the lost
+    node, whose name may be gone with it."""
     _lease: Lease | None = None
 
     @property
     def serves(self) -> bool:
         """Whether this agent does."""
         return self.place.node_rank == self.node_rank
+
+    def is_run_left(self) -> bool:
+        """Whether no agent of another node holds the run's lease.
+
+        The agent that serves holds it itself, whichever rank its node has in the group.
+        """
+        return self.serves or self._lease is not None or not is_held(self.run.lease)
 
     def find(self, *, turn: int, is_over: Callable[[], bool]) -> TCPStore | None:
         """Serve the store, or find who does.
@@ -68,11 +78,12 @@ class Succession:
             time.sleep(_POLL_S)
         return None
 
-    def take_over(self, nodes: Sequence[Node]) -> bool:
+    def take_over(self, nodes: Sequence[Node], left_out: Sequence[Node] = ()) -> bool:
         """Where each meeting has a store of its own: do what a lost node did beside training.
 
         Args:
             nodes: Of the meeting; the first of them does it.
+            left_out: Nodes that do not meet, and are not lost: such a one does it still.
 
         Returns:
             Whether this agent does from now on.
@@ -83,6 +94,8 @@ class Succession:
         self.place = read_store_place(self.run, self.attempt) or self.place
         ranks = [node.rank for node in nodes]
         if self.place.node_rank in ranks or ranks[0] != self.node_rank:
+            return False
+        if self.place.node_rank in [node.rank for node in left_out] and is_held(self.run.lease):
             return False
         if not wait_for(self._take_lease, within_s=_WITHIN_S, every_s=_POLL_S):
             raise LostNodeError(
@@ -108,7 +121,7 @@ class Succession:
             return None  # its holder serves, or is about to leave it
         if self.has_ended():  # its holder wrote so before it left it
             return None
-        address = address_towards(*parse_endpoint(self.place.endpoint))
+        address = self.own_host or address_towards(*parse_endpoint(self.place.endpoint))
         store = serve_store(address, 0)
         self._write(endpoint_of(address, store.port))
         return store
@@ -128,8 +141,4 @@ class Succession:
 
     def has_ended(self) -> bool:
         """Whether a node ended the attempt for all: it was not lost."""
-        ends = read_lines_backwards(self.run.events, with_any=('"attempt_ended"',))
-        return any(
-            event["kind"] == "attempt_ended" and event.get("attempt") == self.attempt
-            for event in ends
-        )
+        return has_attempt_ended(self.run, self.attempt)

@@ -210,7 +210,8 @@ def _project_file() -> str:
     )
 
 
-_ON_NODES = ("aws", "fp8", "h5", "images", "parquet", "plots", "tensorboard", "zstd")
+_ON_NODES = ("aws", "fp8", "h5", "images", "parquet", "plots", "prometheus", "tensorboard",
+             "zstd")  # fmt: skip
 """Extras that a node may need, whatever the recipe: all but those of the side that launches."""
 _EXTRA = re.compile(r"""\s*(?:;|\band)\s*extra\s*==\s*['"]([\w-]+)['"]""")
 
@@ -296,10 +297,11 @@ RUN useradd --no-log-init --uid {USER_ID} --create-home shardyard
 
 
 def _final_stage(base: Base) -> str:
-    # torch.compile calls a C compiler and Python's headers while it trains
+    # torch.compile calls a C compiler and Python's headers while it trains; htop and nvtop (of
+    # Ubuntu's multiverse, which its images have) are for whoever opens a shell in a container
     efa = ""
     if base.kind in _CUDA:
-        efa = _APT_PYTHON.format(more="python3-dev gcc libc6-dev curl") + _EFA.format(
+        efa = _APT_PYTHON.format(more="python3-dev gcc libc6-dev curl htop nvtop") + _EFA.format(
             installer=STACKS[base.kind].labels["efa-installer"]
         )
     return f"""\

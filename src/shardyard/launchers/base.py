@@ -23,6 +23,8 @@ from shardyard.launchers.ledger import SIDE_DETAIL, EntryForm, Ledger
 from shardyard.launchers.marked import NONCE_VARIABLE
 from shardyard.launchers.place import Place, Variables
 from shardyard.plug_ins import PlugIn, installed, loaded, part
+from shardyard.rundir.network_bench import BENCH_VARIABLE, NetworkBench
+from shardyard.units import parse_seconds
 
 LAUNCHERS: dict[str, str] = {
     "local": "shardyard.launchers.local:LocalLauncher",
@@ -150,6 +152,18 @@ class LaunchRequest:
     """None: the training."""
     launched_by: PlugIn | None = None
     """The launcher, where a package adds it."""
+    block_left_s: float | None = None
+    """For how long the instances of a capacity block are there; None: they are in none."""
+    bench: NetworkBench | None = None
+    """What its nodes measure in place of a training."""
+
+    @property
+    def time_limit_s(self) -> float | None:
+        """Of the job: launch.time_limit, or what is left of a capacity block if that is less."""
+        asked = self.recipe.launch.time_limit
+        limits = [] if asked is None else [parse_seconds(asked)]
+        limits += [] if self.block_left_s is None else [self.block_left_s]
+        return min(limits, default=None)
 
     @property
     def side_suffix(self) -> str:
@@ -175,6 +189,8 @@ class LaunchRequest:
         ours = {NONCE_VARIABLE: self.nonce} if self.nonce else {}
         if self.launched_by is not None:
             ours[_LAUNCHER_VARIABLE] = json.dumps(self.launched_by.to_json())
+        if self.bench is not None:
+            ours[BENCH_VARIABLE] = self.bench.to_text()
         return {**self.recipe.launch.env, **ours}
 
 
@@ -409,6 +425,28 @@ class AsksMany(Protocol):
         """
 
 
+@dataclass(frozen=True, kw_only=True)
+class FoundJob:
+    """A job that a scheduler has and that says itself to be ours."""
+
+    id: str
+    name: str
+    run_id: str
+    state: JobState
+    where: str
+    """Where its run's folder was when it was submitted, or what it is in: a namespace, a queue."""
+    end: str
+    """The scheduler's own command that ends it."""
+
+
+@runtime_checkable
+class FindsJobs(Protocol):
+    """A launcher whose jobs carry a mark of ours, by which they are found without any folder."""
+
+    def find(self, recipe: Recipe) -> list[FoundJob]:
+        """All that are not over, where a recipe's section ``launch`` says; changes nothing."""
+
+
 def answer(ask: Callable[[], JobStatus]) -> Answer:
     """What is said of one of many jobs; its error does not hide the others."""
     try:
@@ -465,8 +503,26 @@ class Installs(Protocol):
     def missing(self, request: LaunchRequest) -> list[Part]:
         """What is not there and can be installed, in the order of installation."""
 
+    def needed(self, request: LaunchRequest) -> list[Part]:
+        """The same of a target that has nothing; pure, the target is not asked."""
+
     def install(self, request: LaunchRequest, part: Part, ledger: Ledger) -> None:
         """Put it there, between its two lines in the ledger."""
 
     def uninstall(self, request: LaunchRequest, ledger: Ledger) -> list[str]:
         """Remove all that the ledger names, the last first; returns what. Repeatable."""
+
+
+Watchers = Literal["monitoring", "cloudwatch"]
+"""Prometheus and Grafana in the cluster, or AWS's own service."""
+
+
+@runtime_checkable
+class InstallsWatchers(Installs, Protocol):
+    """One whose target can be given what watches runs and devices."""
+
+    def watchers(self, request: LaunchRequest, kind: Watchers) -> list[Part]:
+        """All that it takes, in the order of installation; pure, the target is not asked."""
+
+    def lacking(self, request: LaunchRequest, parts: Sequence[Part]) -> list[Part]:
+        """Those parts of ``watchers`` that the target has not, whoever installed the others."""

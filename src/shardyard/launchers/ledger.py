@@ -1,9 +1,9 @@
 """What was created outside a run's folder: its intent before, its confirmation after.
 
 `ledger.jsonl`: {"t", "action", "kind", "name", "launcher", "id", "details"}, one object a line;
-``action`` is intended, created, failed or removed, or submitted: the line of a job, with which
-every verb finds it again. Tear-down reads it, so nothing is forgotten: an
-object whose creation was interrupted stands as intended and is looked for.
+``action`` is intended, created, failed or removed; noted: something about them that is no object;
+or submitted: the line of a job, with which every verb finds it again. Tear-down reads it, so
+nothing is forgotten: an object whose creation was interrupted stands as intended and is looked for.
 
 What it names is asked about, ended and removed, so each line is checked before anything is done
 with it, whatever the verb: by the rules of ``_why_not``, and by the form that its launcher declares
@@ -16,7 +16,7 @@ import re
 import stat
 import time
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -28,11 +28,14 @@ if TYPE_CHECKING:
     from shardyard.launchers.base import Submission
 
 _WITH_ID = ("created", "submitted")
-_ACTIONS = frozenset({"intended", "failed", "removed", *_WITH_ID})
+_NO_OBJECT = ("submitted", "noted")
+_ACTIONS = frozenset({"intended", "failed", "removed", "noted", *_WITH_ID})
 SUBMITTED = "job"
 """Kind of the line of a submission; an object that was created has a kind of its launcher."""
 SIDE_DETAIL = "side"
 """Of the lines of a side job: its label (``SideJob``). A training's have none."""
+BENCH_DETAIL = "bench"
+"""Of the line of a benchmark's job: what it measures. A training's has none."""
 SIDE_LABEL = re.compile(r"[a-z]{1,20}-[0-9a-f]{12}", re.ASCII)
 RUN_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 UUID = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
@@ -73,8 +76,12 @@ class Entry:
 class Ledger:
     """The ledger of one run."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
+        """Args:
+        clock: Unix seconds, for the lines that are written.
+        """
         self.path = path
+        self._clock = clock
 
     def intend(self, kind: str, name: str, *, launcher: str, **details: str) -> Entry:
         """Write down what is about to be created; on disk before this returns."""
@@ -99,6 +106,10 @@ class Ledger:
         """Write down that it is gone."""
         self._write("removed", entry)
 
+    def note(self, kind: str, name: str, *, launcher: str) -> None:
+        """Write down what is no object and worth knowing later."""
+        self._write("noted", Entry(kind=kind, name=name, launcher=launcher))
+
     def record(self, job: "Submission") -> None:
         """Write down what a submission returned; no object of its own, so nothing to remove."""
         entry = Entry(
@@ -107,7 +118,7 @@ class Ledger:
         self._write("submitted", entry)
 
     def jobs(self) -> list[Entry]:
-        """Every training that was submitted, oldest first."""
+        """Every training or benchmark that was submitted, oldest first."""
         return [entry for entry in self._submitted() if SIDE_DETAIL not in entry.details]
 
     def side_jobs(self, label: str | None = None) -> list[Entry]:
@@ -125,9 +136,25 @@ class Ledger:
             key = (line["launcher"], line["kind"], line["name"])
             if line["action"] in ("failed", "removed"):
                 found.pop(key, None)
-            elif line["action"] != "submitted":
+            elif line["action"] not in _NO_OBJECT:
                 found[key] = _entry(line)
         return list(found.values())
+
+    def history(self) -> list[tuple[float, str, Entry]]:
+        """When (unix seconds), which action and on what, oldest first; jobs are left out.
+
+        Raises:
+            StorageError: A line does not say when.
+        """
+        lines = [line for line in self._lines() if line["action"] != "submitted"]
+        for line in lines:
+            if not isinstance(line.get("t"), float | int):
+                raise StorageError(
+                    f"{self.path} has a line of {line['kind']} {line['name']} that does not say "
+                    "when (t), so what it cost cannot be told. Nobody here writes such a line: "
+                    "bring the file back from a copy."
+                )
+        return [(float(line["t"]), line["action"], _entry(line)) for line in lines]
 
     def all(self) -> list[Entry]:
         """Everything that was ever confirmed, oldest first."""
@@ -181,7 +208,7 @@ class Ledger:
 
     def _write(self, action: str, entry: Entry, **more: str) -> None:
         line = {
-            "t": time.time(), "action": action, "kind": entry.kind, "name": entry.name,
+            "t": self._clock(), "action": action, "kind": entry.kind, "name": entry.name,
             "launcher": entry.launcher, "id": entry.id, "details": entry.details, **more,
         }  # fmt: skip
         try:

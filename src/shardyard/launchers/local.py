@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
+from shardyard.config.capacity import refuse_renting
 from shardyard.config.schema import Recipe
 from shardyard.config.sight import Sight
 from shardyard.errors import (
@@ -42,7 +43,6 @@ from shardyard.launchers.shell_words import word
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import is_held
 from shardyard.rundir.lines import read_lines
-from shardyard.units import parse_seconds
 from shardyard.waiting import wait_for
 
 _KIND = "local job"
@@ -86,13 +86,13 @@ class LocalLauncher:
     def render(self, request: LaunchRequest) -> Rendered:
         """The commands of all nodes, or of a side job."""
         recipe = request.recipe
+        refuse_renting(recipe.cluster, launcher="this machine", instead="it is rented already")
         if request.nodes > 1 and recipe.cluster.device not in ("auto", "cpu"):
             raise RequestError(
                 f"cluster.nodes={request.nodes} with cluster.device={recipe.cluster.device}: on "
                 "one machine every node would take the same accelerators. Use cluster.nodes=1 "
                 "with all of them, or cluster.device=cpu."
             )
-        limit = recipe.launch.time_limit
         job = JobFile(
             program=_program(request),
             run_dir=request.run_dir,
@@ -104,7 +104,7 @@ class LocalLauncher:
             env=request.environment,
             max_restarts=0 if request.side else recipe.elastic.max_restarts,
             drain_timeout_s=recipe.elastic.drain_timeout_s,
-            time_limit_s=None if limit is None else parse_seconds(limit),
+            time_limit_s=request.time_limit_s,
             is_side=request.side is not None,
         )
         return Rendered(

@@ -21,6 +21,7 @@ from typing import Any
 
 from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED, LostNodeError, StorageError
 from shardyard.files import write_json
+from shardyard.rundir.drilled import hosts_of
 from shardyard.rundir.layout import RunDir
 
 MODULE = "shardyard.launchers.local_job"
@@ -121,9 +122,10 @@ class Supervisor:
         self._nodes: list[subprocess.Popen[bytes]] = []
         self._asked_s: float | None = None
         self._lost: list[int] = []
-        """Nodes that were killed, not by this process, and without which the run cannot go on."""
+        """Nodes that were killed, not by this process, or cut off, and without which the run cannot
+        go on."""
         self._spared: set[int] = set()
-        """Nodes that were killed and can be done without."""
+        """The same that can be done without."""
         self.stop_reason = ""
         self.restarts = 0
         self._restarted_s: list[float] = []
@@ -188,8 +190,13 @@ class Supervisor:
     def _poll(self) -> list[int | None]:
         codes = [node.poll() for node in self._nodes]
         if self._asked_s is None:
-            lost = [rank for rank, code in enumerate(codes) if _is_lost(code)]
-            can_go_on = self._can_do_without(lost) and LostNodeError.exit_code not in codes
+            # a node that has lost the others is what the others have lost
+            lost = [
+                rank
+                for rank, code in enumerate(codes)
+                if _is_lost(code) or code == LostNodeError.exit_code
+            ]
+            can_go_on = self._can_do_without(lost)
             self._spared = set(lost) if can_go_on else set()
             self._lost = [] if can_go_on else lost
         return codes
@@ -219,15 +226,16 @@ class Supervisor:
         # A worker takes its share of the cores from its own node's number of processes alone.
         threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // processes))}
         env = {**(threads if job.nodes > 1 else {}), **os.environ, **job.env}
+        hosts = hosts_of(os.environ, job.nodes)
         with socket.create_server(("127.0.0.1", 0)) as free:
-            endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+            endpoint = f"{hosts.address}:{free.getsockname()[1]}"
         for rank in range(job.nodes):
             words = ["--node-rank", rank, "--nodes", job.nodes, "--rendezvous", endpoint]
             words += ["--session", self._session, "--store-moves"]
             place = [] if job.is_side else map(str, words)
             with (self._folder / f"node-{rank}.log").open("ab") as log:
                 yield subprocess.Popen(
-                    [*job.program, *place],
+                    [*hosts.enter[rank], *job.program, *place],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,

@@ -1,5 +1,6 @@
 """Where a process stands among the nodes of its job; each launcher's place.py reads its own."""
 
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -24,6 +25,8 @@ class Place:
     """Where they meet instead, as elastic.rendezvous says it; None: as the recipe says."""
     is_container: bool = False
     """Its own folders are no other node's, and exit code 143 has the job started again."""
+    own_host: str | None = None
+    """This node's name, by which the others reach it; None: the launcher knows none."""
     store_moves: bool = False
     """Whether the nodes that are left may go on without node 0; else whoever started them starts
     all again."""
@@ -33,6 +36,14 @@ class Place:
         """HOST:PORT of the rendezvous."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
+
+    @property
+    def is_one_machine(self) -> bool:
+        """Whether all nodes are this one machine: they meet at its loopback address."""
+        try:
+            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False  # a name
 
 
 class Variables:

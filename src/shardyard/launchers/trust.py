@@ -10,6 +10,7 @@ import stat
 from pathlib import Path
 
 from shardyard.errors import AccessError
+from shardyard.rundir.layout import RunDir
 
 _STEERING = ("recipe.yaml", "launch", "launch/*", "logs", "submissions", "submissions/*",
              "side", "side/*")  # fmt: skip
@@ -46,6 +47,28 @@ def refuse_untrusted(ledger: Path, *, trusts_folder: bool) -> None:
         f"{'; '.join(reasons)}; you are {_user(os.geteuid())}. Whoever writes there decides what "
         f"this command starts or ends in your name. {' '.join(mend)}\nOr say --trust-folder if you "
         "trust all of them: it is still asked whether what would be ended is the run's."
+    )
+
+
+def refuse_unwritable(run_dir: RunDir) -> None:
+    """Raise if this user may not write where a run goes on: in its own folder.
+
+    Raises:
+        AccessError: It is somebody else's.
+    """
+    written = [run_dir.path, run_dir.lease, run_dir.events, run_dir.metrics, run_dir.checkpoints]
+    shut = [
+        path
+        for path in written
+        if path.exists() and not os.access(path, os.W_OK, effective_ids=True)
+    ]
+    if not shut:
+        return
+    owner, folder = _user(shut[0].stat().st_uid), shlex.quote(str(run_dir.path))
+    raise AccessError(
+        f"{shut[0]} belongs to {owner}, and you, {_user(os.geteuid())}, may not write there. A "
+        f"run goes on in its own folder. Run this as {owner}; or go on with a copy of your own: "
+        f"cp -r {folder} FOLDER, then `shardyard resume FOLDER`."
     )
 
 

@@ -5,15 +5,21 @@ same in every layout; or it is over a whole step, of which each rank then comput
 once (``model.batch_norm``). Its running statistics are not the same: they follow whatever a process
 computes, one micro-batch after the other. Here a step's micro-batches are added up, over all ranks,
 and the running statistics move once, by the mean and the variance of all that the step has seen.
-The forward method is replaced, not the module: names in checkpoints stay.
+The forward method is replaced, not the module: names in checkpoints stay. What norms have seen is
+added up, and given to their running statistics, of all of them at once: each by itself would take
+as long as a small network.
 
 Rows are counted on the way back, by a hook on the norm's output: a forward pass may be computed
 again, and a function of autograd would make the output one that must not be changed in place, as
 residual networks do.
+
+Shape suffixes in this file:
+    N = norms, of which each has C features
+    F = features of all of them
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shardyard.errors import RequestError
+from shardyard.torch_private import foreach_add_, foreach_copy_, foreach_mul_
 
 KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -30,6 +37,17 @@ BY_MICRO_BATCH = "batch normalisation is over a micro-batch, so that another one
 def batch_norms_in(model: nn.Module) -> dict[str, nn.Module]:
     """The batch normalisations of a module by name; ``SyncBatchNorm`` is none of these."""
     return {name: module for name, module in model.named_modules() if isinstance(module, KINDS)}
+
+
+class _Seen(NamedTuple):
+    """What one norm was given in one micro-batch."""
+
+    numbers: int
+    """Of each feature."""
+    moments_2C: Tensor
+    """Mean and variance."""
+    of_variance: float
+    """What makes of it the mean of the squares about the mean."""
 
 
 class BatchNorms:
@@ -50,24 +68,104 @@ class BatchNorms:
         ranks meet. Its one sample has no variance; running statistics take its place."""
         self.counts: int | Tensor = 1
         """Of the losses of the micro-batch whose backward pass comes next; 0: nothing counts."""
-        self._norms = [_Norm(name, norm, self) for name, norm in batch_norms_in(model).items()]
+        found = batch_norms_in(model)
+        for name, norm in found.items():
+            _Norm(name, norm, self)
+        self._norms: list[Any] = [norm for norm in found.values() if norm.running_mean is not None]
+        """Those with running statistics."""
+        self._features: list[int] = [norm.num_features for norm in self._norms]
+        self._place_of = {norm: place for place, norm in enumerate(self._norms)}
+        self._seen: dict[int, _Seen] = {}
+        """Of one micro-batch, by place of the norm."""
+        self._seen_counts: int | Tensor = 1
+        self._row: Tensor | None = None
+        """Of the micro-batches before: of each norm a count, of each feature sums and squares."""
 
     @property
     def size(self) -> int:
         """Numbers in a row: of each norm a count, and two for each of its features."""
-        return sum(norm.size for norm in self._norms)
+        return len(self._norms) + 2 * sum(self._features)
+
+    def saw(self, norm: nn.Module, seen: _Seen) -> None:
+        """Count what a norm was given, as the micro-batch whose backward pass this is counts."""
+        place = self._place_of[norm]
+        if place in self._seen or self.counts is not self._seen_counts:  # another micro-batch
+            self._add()
+        self._seen[place], self._seen_counts = seen, self.counts
 
     def take(self, device: torch.device) -> Tensor:
         """What this rank has seen since the last step, fp64."""
-        rows = [norm.take(device) for norm in self._norms]
-        return torch.cat(rows)
+        self._add()
+        row, self._row = self._row, None
+        return torch.zeros(self.size, dtype=torch.float64, device=device) if row is None else row
 
+    @torch.no_grad()
+    def _add(self) -> None:
+        """Add what one micro-batch has shown to the row."""
+        seen, self._seen = self._seen, {}
+        if not seen or (isinstance(self._seen_counts, int) and not self._seen_counts):
+            return
+        nothing = next(iter(seen.values())).moments_2C
+        by_norm = [
+            seen.get(place) or _Seen(0, nothing.new_zeros(2, features), 0.0)
+            for place, features in enumerate(self._features)
+        ]
+        counts = [each.numbers for each in by_norm]
+        mean_F, square_F = torch.cat([each.moments_2C for each in by_norm], dim=1).double()
+        foreach_mul_(self._by_norm(square_F), [each.of_variance for each in by_norm])
+        square_F += mean_F.square()
+        counts_N = mean_F.new_zeros(len(counts))
+        # numbers of the host are arguments of kernels: a tensor of them would be copied
+        foreach_add_(list(counts_N.unbind()), counts)
+        for sums_F in (mean_F, square_F):
+            foreach_mul_(self._by_norm(sums_F), counts)
+        row = torch.cat([counts_N, mean_F, square_F])
+        if isinstance(self._seen_counts, Tensor):
+            row = torch.where(self._seen_counts > 0, row, 0.0)
+        self._row = row if self._row is None else self._row + row
+
+    @torch.no_grad()
     def give_back(self, summed: Tensor, *, skipped: Tensor) -> Sequence[Tensor]:
-        """Let running statistics follow what all ranks have seen; of a skipped step nothing."""
-        sizes = [norm.size for norm in self._norms]
-        for norm, row in zip(self._norms, torch.split(summed, sizes), strict=True):
-            norm.follow(row, skipped)
+        """Let running statistics follow what all ranks have seen, by the mean and the unbiased
+        variance of the step; of a skipped step nothing."""
+        if not self._norms:
+            return ()
+        total = sum(self._features)
+        counts_N, sums_F, squares_F = torch.split(summed, [len(self._norms), total, total])
+        is_kept_N = (counts_N > 0) & ~skipped
+        foreach_add_(
+            [norm.num_batches_tracked for norm in self._norms], list(is_kept_N.long().unbind())
+        )
+        counts_F, is_kept_F = self._of_features(counts_N), self._of_features(is_kept_N)
+        mean_F = sums_F / counts_F
+        var_F = (squares_F - counts_F * mean_F.square()) / (counts_F - 1.0)
+        for now_F, running in (
+            (mean_F, [norm.running_mean for norm in self._norms]),
+            (var_F, [norm.running_var for norm in self._norms]),
+        ):
+            before_F = torch.cat(running).double()
+            step_F = now_F - before_F
+            self._times_share(step_F)
+            moved_F = torch.where(is_kept_F, before_F + step_F, before_F)
+            foreach_copy_(running, self._by_norm(moved_F))
         return ()
+
+    def _times_share(self, step_F: Tensor) -> None:
+        """Multiply each norm's part, in place, by how far its running statistics move."""
+        parts = self._by_norm(step_F)
+        momenta = [norm.momentum for norm in self._norms]
+        foreach_mul_(parts, [1.0 if momentum is None else momentum for momentum in momenta])
+        for norm, part, momentum in zip(self._norms, parts, momenta, strict=True):
+            if momentum is None:  # the mean over all steps
+                part /= norm.num_batches_tracked.clamp(min=1)
+
+    def _by_norm(self, each_F: Tensor) -> list[Tensor]:
+        return list(torch.split(each_F, self._features))
+
+    def _of_features(self, each_N: Tensor) -> Tensor:
+        """What is of a norm, for each of its features."""
+        parts = zip(each_N.unbind(), self._features, strict=True)
+        return torch.cat([each.expand(features) for each, features in parts])
 
 
 def _no_variance(name: str) -> RequestError:
@@ -104,7 +202,7 @@ def _summed(x: Tensor) -> Tensor:
 
 
 class _Norm:
-    """One batch normalisation, and what it has seen: count, sums, sums of squares, (1 + 2C)."""
+    """The forward method of one batch normalisation."""
 
     def __init__(self, name: str, norm: nn.Module, norms: BatchNorms) -> None:
         assert isinstance(norm, KINDS)
@@ -112,8 +210,6 @@ class _Norm:
         self._norm = norm
         self._norms = norms
         self._as_it_is = norm.forward
-        self._seen: Tensor | None = None
-        self.size = 1 + 2 * norm.num_features
         norm.forward = self._forward  # type: ignore[method-assign,assignment]
 
     def _forward(self, x: Tensor) -> Tensor:
@@ -130,12 +226,13 @@ class _Norm:
         if not is_step:  # a call of a script's own
             return self._as_it_is(x)
         # with a momentum of 1 torch leaves there the statistics of the batch itself
-        mean_C, var_C = torch.zeros(2, norm.num_features, device=x.device).unbind()
+        moments_2C = torch.zeros(2, norm.num_features, device=x.device)
+        mean_C, var_C = moments_2C.unbind()
         y = F.batch_norm(
             x, mean_C, var_C, *self._affine(), training=True, momentum=1.0, eps=norm.eps
         )
         count = y.numel() // norm.num_features
-        self._count(y, mean_C.double(), var_C.double() * ((count - 1) / count))
+        self._count(y, _Seen(count, moments_2C, (count - 1) / count))
         return y
 
     def _over_step(self, x: Tensor) -> Tensor:
@@ -160,7 +257,8 @@ class _Norm:
             y = y + norm.bias.float().view(as_channel)
         y = y.to(x.dtype)
         own = wide.detach().double()  # the step's are the sum of these
-        self._count(y, own.mean(others), own.var(others, correction=0))
+        moments_2C = torch.stack([own.mean(others), own.var(others, correction=0)])
+        self._count(y, _Seen(count, moments_2C, 1.0))
         return y
 
     def _affine(self) -> tuple[Tensor | None, Tensor | None]:
@@ -179,46 +277,9 @@ class _Norm:
         return mean_C, var_C
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _count(self, y: Tensor, mean_C: Tensor, spread_C: Tensor) -> None:
-        """Count what was normalised once its gradient passes; at once if there will be none.
-
-        Args:
-            spread_C: Mean of the squares about the mean, fp64.
-        """
-        count = y.numel() // self._norm.num_features
-        row = torch.cat(
-            [mean_C.new_full((1,), count), count * mean_C, count * (spread_C + mean_C.square())]
-        )
+    def _count(self, y: Tensor, seen: _Seen) -> None:
+        """Count what was normalised once its gradient passes; at once if there will be none."""
         if y.requires_grad:
-            y.register_hook(lambda _: self._add(row))  # type: ignore[no-untyped-call]
+            y.register_hook(lambda _: self._norms.saw(self._norm, seen))  # type: ignore[no-untyped-call]
         else:
-            self._add(row)
-
-    def _add(self, row: Tensor) -> None:
-        counts = torch.as_tensor(self._norms.counts, device=row.device) > 0
-        row = torch.where(counts, row, 0.0)
-        self._seen = row if self._seen is None else self._seen + row
-
-    def take(self, device: torch.device) -> Tensor:
-        """What was seen, which then begins anew."""
-        seen, self._seen = self._seen, None
-        return torch.zeros(self.size, dtype=torch.float64, device=device) if seen is None else seen
-
-    @torch.no_grad()
-    def follow(self, row: Tensor, skipped: Tensor) -> None:
-        """Move the running statistics by the mean and the unbiased variance of a step."""
-        norm = self._norm
-        if norm.running_mean is None or norm.running_var is None:
-            return
-        assert norm.num_batches_tracked is not None
-        count, sums_C, squares_C = torch.split(row, [1, norm.num_features, norm.num_features])
-        is_kept = (count > 0) & ~skipped
-        norm.num_batches_tracked += is_kept[0]
-        share: float | Tensor | None = norm.momentum
-        if share is None:  # the mean over all steps
-            share = 1.0 / norm.num_batches_tracked.clamp(min=1).double()
-        mean_C = sums_C / count
-        var_C = (squares_C - count * mean_C.square()) / (count - 1.0)
-        for running_C, now_C in ((norm.running_mean, mean_C), (norm.running_var, var_C)):
-            moved_C = running_C + share * (now_C - running_C)
-            running_C.copy_(torch.where(is_kept, moved_C, running_C.double()))
+            self._norms.saw(self._norm, seen)

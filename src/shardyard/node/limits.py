@@ -1,4 +1,4 @@
-"""Node 0 holds its run to launch.max_usd and launch.stop_idle_after, whoever watches.
+"""Node 0 holds its run to launch.max_usd, launch.stop_idle_after and its block, whoever watches.
 
 It writes down what the run has cost (`spent`, all attempts together) and that no step comes
 (`stalled`). At a limit it says why (`stopping`) and asks itself to stop, as a scheduler would: the
@@ -14,7 +14,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from statistics import median
 
-from shardyard.config.launch_section import Launch
+from shardyard.config.capacity import capacity_of
+from shardyard.config.schema import Recipe
 from shardyard.control.follow import Tail
 from shardyard.errors import RequestError, StorageError
 from shardyard.rundir.layout import RunDir
@@ -44,17 +45,24 @@ class Terms:
     """None: not known, nothing is counted."""
     max_usd: float | None
     stop_idle_after_s: float | None
+    drain_at_s: float | None = None
+    """By the monotonic clock: in time before the instances of a capacity block go; None: never."""
 
     @staticmethod
-    def of(launch: Launch, *, began_s: float, session: str, usd_per_hour: float | None) -> "Terms":
+    def of(recipe: Recipe, *, began_s: float, session: str, usd_per_hour: float | None) -> "Terms":
         """Those of a recipe."""
-        idle = launch.stop_idle_after
+        launch, capacity = recipe.launch, capacity_of(recipe.cluster)
+        idle, drain_at_s = launch.stop_idle_after, None
+        if capacity is not None and capacity.usable_until is not None:
+            left_s = capacity.usable_until - time.time()
+            drain_at_s = time.monotonic() + left_s - recipe.elastic.drain_timeout_s
         return Terms(
             began_s=began_s,
             session=session,
             usd_per_hour=usd_per_hour,
             max_usd=launch.max_usd,
             stop_idle_after_s=None if idle is None else parse_seconds(idle),
+            drain_at_s=drain_at_s,
         )
 
 
@@ -137,6 +145,8 @@ class Limits:
         terms, usd = self._terms, self._usd(now_s)
         if terms.max_usd is not None and usd >= terms.max_usd and terms.usd_per_hour is not None:
             return f"it has cost {format_usd(usd)}, and launch.max_usd={terms.max_usd:g}"
+        if terms.drain_at_s is not None and now_s >= terms.drain_at_s:
+            return "its capacity block ends (cluster.block_ends), and EC2 ends instances before"
         quiet_s, limit_s = now_s - self._stepped_s, terms.stop_idle_after_s
         if limit_s is not None and quiet_s >= limit_s:
             return (

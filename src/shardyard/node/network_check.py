@@ -1,4 +1,7 @@
-"""Whether NCCL uses EFA where the machines have it, as it says itself once the ranks have met.
+"""Over what the ranks talk between nodes: an event, as NCCL says itself once they have met.
+
+Gloo says nothing. It has TCP sockets alone; by which interface, the kernel's counters say once the
+first step is done.
 
 EFA that is silently missing is the most repeated defect of training on AWS: everything works, at a
 tenth of the speed. NCCL names its network in the log of each rank, if it is told to.
@@ -9,12 +12,15 @@ import re
 import signal
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
-from typing import Literal
 
 from shardyard.config.schema import Recipe
 from shardyard.control.follow import Tail
+from shardyard.errors import StorageError
 from shardyard.hardware.catalogue import instance
+from shardyard.hardware.network_counters import busiest, sent_bytes, since
 from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lines import EventWriter
+from shardyard.rundir.network import Network, Transport
 from shardyard.rundir.resolved import read_resolved
 from shardyard.talk import say
 from shardyard.waiting import meanwhile
@@ -22,37 +28,66 @@ from shardyard.waiting import meanwhile
 _POLL_S = 1.0
 
 # As printed in NVIDIA/nccl#1597 and aws/aws-ofi-nccl#22: "NCCL INFO NET/OFI Selected Provider is
-# efa (found 16 nics)", "selected provider" in newer plugins; "NCCL INFO Using network Socket".
-# "Using network Libfabric" alone does not say over what.
-_NETWORK = re.compile(r"using network (socket)|selected provider is (\w+)", re.IGNORECASE)
+# efa (found 16 nics)", "selected provider" in newer plugins; "NCCL INFO Using network Socket", and
+# IB of NCCL's own plugin for verbs. "Using network Libfabric" alone does not say over what.
+_NETWORK = re.compile(r"using network (socket|ib)\b|selected provider is (\w+)", re.IGNORECASE)
+
+# "NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>", "NET/IB : Using [0]mlx5_0:1/RoCE [1]mlx5_1:1/
+# RoCE [RO]; OOB eth0:10.0.0.1<0>", and "(found 16 nics)" of EFA's.
+_INTERFACES = re.compile(r"NET/(?:Socket|IB) : Using ([^;]*)")
+_INTERFACE = re.compile(r"\[\d+\]([^:\s]+):")
+_COUNTED = re.compile(r"\(found (\d+) nics\)", re.IGNORECASE)
 
 _QUIET = ("", "VERSION", "WARN")
 """Levels of NCCL_DEBUG at which it does not name its network."""
 
 
-def network_in(line: str) -> Literal["efa", "sockets"] | None:
+def network_in(line: str) -> Transport | None:
     """The network that a line of NCCL's log names; None if it names none that settles it."""
     found = _NETWORK.search(line)
     if found is None:
         return None
+    if (found[1] or "").lower() == "ib":
+        return "infiniband"
     provider = (found[2] or "").lower()
     if provider.startswith("efa"):
         return "efa"
     return "sockets" if found[1] or provider.startswith(("tcp", "sockets")) else None
 
 
+def interfaces_in(line: str) -> str:
+    """The interfaces that a line of NCCL's log names or counts; empty if it does neither."""
+    if named := _INTERFACES.search(line):
+        return ", ".join(_INTERFACE.findall(named[1]))
+    counted = _COUNTED.search(line)
+    return f"{counted[1]} interfaces" if counted else ""
+
+
+def ask_for_network(environ: MutableMapping[str, str]) -> None:
+    """Have NCCL name its network, in the processes that get this environment."""
+    if environ.get("NCCL_DEBUG", "").upper() in _QUIET:
+        environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET")
+
+
 class NetworkCheck:
     """What was found; ``is_refused`` once the run was stopped for it."""
 
-    def __init__(self, recipe: Recipe, *, stop: Callable[[], None]) -> None:
+    def __init__(
+        self, recipe: Recipe, *, tell: Callable[[Transport, str], None], stop: Callable[[], None]
+    ) -> None:
         self.is_refused = False
         self._recipe = recipe
+        self._tell = tell
         self._stop = stop
+        self._interfaces = ""
 
     def look_at(self, line: str) -> bool:
         """Judge one line; returns whether nothing more is to be looked for."""
         network = network_in(line)
-        if network == "sockets":
+        self._interfaces = interfaces_in(line) or self._interfaces
+        if network is not None:
+            self._tell(network, self._interfaces)
+        if network == "sockets" and _expects_efa(self._recipe):
             self.is_refused = self._recipe.launch.require_efa
             say(f"{'error' if self.is_refused else 'warning'}: {self.words}")
             if self.is_refused:
@@ -78,23 +113,37 @@ def network_checked(
     attempt: int,
     *,
     node_rank: int,
+    is_one_machine: bool = False,
     environ: MutableMapping[str, str] = os.environ,
     stop: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGTERM),
 ) -> Iterator[NetworkCheck]:
-    """Read the log of rank 0 while the block runs, where EFA is to be expected.
+    """Write down the network of a run of several nodes; judge it where EFA is to be expected.
 
     Args:
         node_rank: Of this node; node 0 looks for all.
+        is_one_machine: Whether all nodes are this machine, so that loopback is between them.
         environ: Of the processes that are started in the block: NCCL is told to name its network.
         stop: Makes this process drain and end.
     """
     recipe = read_resolved(run_dir.resolved(attempt)).recipe
-    check = NetworkCheck(recipe, stop=stop)
-    if node_rank > 0 or not _expects_efa(recipe):
+
+    def tell(transport: Transport, interfaces: str) -> None:
+        found = Network(transport=transport, said_by="NCCL", attempt=attempt, interfaces=interfaces)
+        tell_network(run_dir, found)
+
+    check = NetworkCheck(recipe, tell=tell, stop=stop)
+    if node_rank > 0 or recipe.cluster.nodes == 1:
         yield check
         return
-    if environ.get("NCCL_DEBUG", "").upper() in _QUIET:
-        environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET")
+    if recipe.cluster.device == "cpu":
+        sockets = _Sockets(run_dir, attempt, is_one_machine=is_one_machine)
+        try:
+            with meanwhile(sockets.look, every_s=_POLL_S, name="network"):
+                yield check
+        finally:
+            sockets.tell()
+        return
+    ask_for_network(environ)
     log = Tail(run_dir.log(attempt, rank=0))
 
     def look() -> bool:
@@ -106,8 +155,45 @@ def network_checked(
         yield check
 
 
+def tell_network(run_dir: RunDir, network: Network) -> None:
+    """Write it down."""
+    events = EventWriter(run_dir.events, attempt=network.attempt, generation=0)
+    events.write(
+        "network",
+        transport=network.transport,
+        said_by=network.said_by,
+        interfaces=network.interfaces,
+    )
+    events.close()
+
+
+class _Sockets:
+    """Tells of gloo's sockets once a step of this attempt has gone over them, or at the end."""
+
+    def __init__(self, run_dir: RunDir, attempt: int, *, is_one_machine: bool) -> None:
+        self._run_dir, self._attempt, self._is_one_machine = run_dir, attempt, is_one_machine
+        self._before, self._metrics = sent_bytes(), Tail(run_dir.metrics)
+        self._metrics.read()  # steps of earlier attempts
+        self._has_told = False
+
+    def look(self) -> bool:
+        with suppress(OSError):
+            if self._metrics.read():
+                self.tell()
+        return self._has_told
+
+    def tell(self) -> None:
+        if not self._has_told and self._run_dir.path.is_dir():  # one that went is not made again
+            self._has_told = True
+            sent = since(self._before, sent_bytes())
+            interface = busiest(sent, is_one_machine=self._is_one_machine) or ""
+            found = Network(
+                transport="sockets", said_by="gloo", attempt=self._attempt, interfaces=interface
+            )
+            with suppress(StorageError):  # a full disk is told by those who write the run's files
+                tell_network(self._run_dir, found)
+
+
 def _expects_efa(recipe: Recipe) -> bool:
-    name, is_cpu = recipe.cluster.instance, recipe.cluster.device == "cpu"
-    if name is None or is_cpu or recipe.cluster.nodes == 1:
-        return False
-    return instance(name).efa_count > 0
+    name = recipe.cluster.instance
+    return name is not None and instance(name).efa_count > 0

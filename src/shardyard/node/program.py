@@ -5,7 +5,6 @@ then tells the others. Each node then runs its agent and ends with the agent's e
 node 0 holds the run's events and metrics as marked lines; all talk goes to stderr.
 """
 
-import ipaddress
 import os
 import signal
 import time
@@ -36,17 +35,19 @@ from shardyard.launchers.base import GIVEN, PLACES, place_in, take_launched_by
 from shardyard.launchers.place import Place
 from shardyard.launchers.secrets import resolve_local
 from shardyard.local_path import LocalPath
+from shardyard.node.bench import bench_here
 from shardyard.node.homes import with_homes
 from shardyard.node.limits import Terms, has_stopped_itself, held_to_limits, refuse_stopped
 from shardyard.node.mark_lines import marked_on_stdout, take_nonce
 from shardyard.node.network_check import network_checked
 from shardyard.node.readiness import Readiness, answering, made_ready, wait_for_nodes
 from shardyard.node.session import Ended, Session
-from shardyard.node.stand_in import StandIn
+from shardyard.node.stand_in import StandIn, is_stood_in_for
 from shardyard.plug_ins import PlugIn
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
 from shardyard.rundir.lines import EventWriter, read_lines
+from shardyard.rundir.network_bench import take_bench
 from shardyard.rundir.resolved import read_resolved
 from shardyard.talk import say, warn
 
@@ -82,6 +83,7 @@ def command(
     """Train this node's share of RECIPE."""
     began_s = time.monotonic()
     nonce, launched_by = take_nonce(os.environ), take_launched_by(os.environ)
+    bench = take_bench(os.environ)
     _listen()
     if word == GIVEN:
         place = _given(node_rank, nodes, rendezvous, session)
@@ -95,10 +97,14 @@ def command(
     except ShardyardError as error:  # a package of the recipe may be missing on this node alone
         _tell_refusal(error, run, place, talk)
     os.environ.update(resolve_local(asked.secrets, os.environ))
+    if bench is not None:
+        return bench_here(bench, asked, run, place, nonce)
     take_code(asked, run, code)
     if place.node_rank > 0:
         return _join(run, place, talk)
     with marked_on_stdout(run, nonce=nonce):
+        if store_moves and is_stood_in_for(run, talk):
+            return _join(run, place, talk)
         return _lead(_Lead(recipe, run, place, launched_by), talk, began_s=began_s)
 
 
@@ -139,7 +145,7 @@ def _given(
 
 
 def _join(run: RunDir, place: Place, talk: Session) -> int:
-    """A node other than node 0."""
+    """A node other than node 0, or that one where another does its part."""
     word = talk.wait(say=lambda words: say(words))
     if isinstance(word, Ended):
         say(f"node 0: {word.words}")
@@ -152,11 +158,11 @@ def _join(run: RunDir, place: Place, talk: Session) -> int:
         return end.exit_code
     stand_in = StandIn(run, word, place, talk)
     with stand_in.ready():
-        exit_code, words = _train(run, word, place)
+        exit_code, words, left_s = _train(run, word, place)
     exit_code = told_exit_code(exit_code, run, word, place)
     if stand_in.is_called:
         talk.end(words, exit_code)
-        write_last_report(run, word, read_resolved(run.resolved(word)).recipe)
+        write_last_report(run, word, read_resolved(run.resolved(word)).recipe, left_s=left_s)
     return exit_code
 
 
@@ -233,7 +239,7 @@ def _lead(lead: _Lead, talk: Session, *, began_s: float) -> int:
     run, files = lead.run, Readiness(lead.run, lead.place.session)
     talk.withdraw()
     files.withdraw()
-    with _failure_told(talk):
+    with _failure_told(talk), talk.preparing():
         attempt = lead.prepare()
     if attempt is None:
         words = f"{run.run_id} is finished"
@@ -250,10 +256,10 @@ def _lead(lead: _Lead, talk: Session, *, began_s: float) -> int:
     ):
         wait_for_nodes(files, number, resolved, say=say)
         begin()
-        exit_code, words = _train(run, number, lead.place)
+        exit_code, words, left_s = _train(run, number, lead.place)
     exit_code = told_exit_code(exit_code, run, attempt.number, lead.place)
     talk.end(words, exit_code)
-    write_last_report(run, attempt.number, attempt.resolved.recipe)
+    write_last_report(run, attempt.number, attempt.resolved.recipe, left_s=left_s)
     return exit_code
 
 
@@ -282,28 +288,34 @@ def _terms(attempt: Attempt, place: Place, *, began_s: float) -> Terms:
             f"launch.max_usd={launch.max_usd:g} cannot be held to: what an hour costs is "
             f"not known ({why})"
         )
-    return Terms.of(launch, began_s=began_s, session=place.session, usd_per_hour=usd_per_hour)
+    return Terms.of(
+        attempt.asked, began_s=began_s, session=place.session, usd_per_hour=usd_per_hour
+    )
 
 
-def _train(run: RunDir, attempt: int, place: Place) -> tuple[int, str]:
-    """Run this node's agent; its exit code and its words."""
-    with network_checked(run, attempt, node_rank=place.node_rank) as network:
+def _train(run: RunDir, attempt: int, place: Place) -> tuple[int, str, float | None]:
+    """Run this node's agent; its exit code, its words, and what is left of a drain's time."""
+    with network_checked(
+        run, attempt, node_rank=place.node_rank, is_one_machine=place.is_one_machine
+    ) as network:
         answer = run_node_process(
             run,
             attempt,
             node_rank=place.node_rank,
             endpoint=place.endpoint,
+            own_host=place.own_host,
             store_moves=place.store_moves,
         )
     exit_code, words = int(answer["exit_code"]), str(answer["message"])
     if "killed_by" in answer:  # as a shell says it: the node was lost, the run did not fail
         exit_code = 128 + int(answer["killed_by"])
     if network.is_refused:
-        return RequestError.exit_code, network.words  # a restart would find the same network
+        # a restart would find the same network
+        return RequestError.exit_code, network.words, None
     if exit_code != 0:
         is_error = answer["outcome"] == "failed"
         say(f"{'error: ' if is_error else ''}{words}")
-    return exit_code, words
+    return exit_code, words, answer.get("drain_left_s")
 
 
 def _begin(run: RunDir, recipe: Recipe) -> None:
@@ -355,16 +367,9 @@ def with_nodes(recipe: Recipe, nodes: int) -> Recipe:
 def refuse_shared_accelerators(resolved: Resolved, place: Place) -> None:
     """Raise if several nodes are this one machine, and would take the same accelerators."""
     device = resolved.recipe.cluster.device
-    if place.nodes > 1 and device != "cpu" and _is_loopback(place.host):
+    if place.nodes > 1 and device != "cpu" and place.is_one_machine:
         raise RequestError(
             f"cluster.nodes={place.nodes} on this one machine with cluster.device={device}: every "
             "node would take the same accelerators. Use cluster.nodes=1 with all of them, or "
             "cluster.device=cpu."
         )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False  # a name

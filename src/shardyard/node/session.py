@@ -1,9 +1,10 @@
 """sessions/<session>.json: how node 0 tells the other nodes of a job which attempt they are in.
 
-Node 0 prepares alone, which may take long; the others wait for its word. ``{"attempt": n, "beat":
-k, "begins": false}`` has them get ready (``node/readiness.py``), ``"begins": true`` train. The beat
-changes as long as node 0 lives, so that a node which was started again knows the word of a node 0
-that is there from one that is left over. ``{"ended": words, "exit_code": n}`` says that there is
+Node 0 prepares alone, which may take long; the others wait for its word. ``{"prepares": true,
+"beat": k}`` says that it comes, ``{"attempt": n, "beat": k, "begins": false}`` has them get ready
+(``node/readiness.py``), ``"begins": true`` train. The beat changes as long as node 0 lives, so that
+a node which was started again knows the word of a node 0 that is there from one that is left over,
+and none waits for one that was lost. ``{"ended": words, "exit_code": n}`` says that there is
 nothing to join any more.
 """
 
@@ -14,12 +15,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from shardyard.errors import LostNodeError, RequestError, ShardyardError
-from shardyard.files import write_json
+from shardyard.files import make_folder, write_json
 from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lease import is_held
 from shardyard.units import format_seconds
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -50,6 +53,7 @@ class Session:
         self._run_dir = run_dir.path
         self._was_there = self._run_dir.is_dir()
         self._path = run_dir.session(name)
+        self._lease = run_dir.lease
 
     # -- node 0 -----------------------------------------------------------------------------
 
@@ -57,6 +61,27 @@ class Session:
         """Take back what an earlier start of the same session said."""
         with suppress(FileNotFoundError):
             self._path.unlink()
+
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Tell the others while the block runs that there will be an attempt to join, or an end."""
+        is_over = threading.Event()
+        with suppress(OSError):  # told by the preparation, which writes into the run's folder too
+            make_folder(self._path.parent)
+
+        def keep_beating() -> None:
+            for beat in count(1):
+                replace_quickly(self._path, {"prepares": True, "beat": beat})
+                if is_over.wait(_BEAT_S):
+                    return
+
+        thread = threading.Thread(target=keep_beating, name="session", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_over.set()
+            thread.join()
 
     @contextmanager
     def announced(self, attempt: int, *, has_begun: bool = False) -> Iterator[Callable[[], None]]:
@@ -100,6 +125,11 @@ class Session:
         with suppress(ShardyardError):
             write_json(self._path, {"ended": words, "exit_code": exit_code})
 
+    def begun(self) -> int | None:
+        """The attempt that trains in this session, or did when its node 0 was lost."""
+        word = self._read() or {}
+        return int(word["attempt"]) if word.get("begins") is True else None
+
     # -- the other nodes --------------------------------------------------------------------
 
     def wait(
@@ -114,23 +144,36 @@ class Session:
 
         Args:
             say: Told now and then that this still waits.
+            give_up_after_s: For the first word of node 0.
             believe_end_after_s: Until then an end that was there from the beginning may be left
-                over from a node 0 that is being started again.
+                over from a node 0 that is being started again, as it may be after its last beat.
 
         Raises:
             LostNodeError: Node 0 said nothing for too long.
         """
+        if (attempt := self.begun()) is not None and is_held(self._lease):
+            return attempt  # whoever said so lives: no need to wait for its next beat
         first, started_s, told_s = self._read(), time.monotonic(), time.monotonic()
+        newest, heard_s = first, started_s
         while True:
             content = self._read()
             first = None if content is None else first  # what was left over is gone
             now_s = time.monotonic()
+            if content != newest:
+                newest, heard_s = content, now_s
             is_new = content != first or now_s - started_s > believe_end_after_s
             if content is not None and "ended" in content and is_new:
                 return Ended(str(content["ended"]), int(content["exit_code"]))
             if content is not None and "attempt" in content and content != first:
                 return int(content["attempt"])
-            if now_s - started_s > give_up_after_s:
+            prepares = content is not None and "prepares" in content
+            if prepares and now_s - heard_s > believe_end_after_s:
+                raise LostNodeError(
+                    f"node 0 gave no sign of life for {format_seconds(believe_end_after_s)} in "
+                    f"{self._path}, while it prepared the run. Look at the output of node 0, and "
+                    "start the job again."
+                )
+            if not prepares and now_s - started_s > give_up_after_s:
                 raise LostNodeError(
                     f"node 0 wrote no {self._path} for {format_seconds(give_up_after_s)}. It "
                     "prepares the data and says when to start. Look at the output of node 0; if it "

@@ -2,6 +2,7 @@
 
 The node whose agent serves the store in its place (``attempts/<n>/store.json``) tells those who
 come late what to join, answers what they ask, holds the run to its limits and writes its report.
+A node 0 that is started again meanwhile is one of those who come late.
 """
 
 import time
@@ -14,13 +15,17 @@ from shardyard.node.limits import Terms, held_to_limits
 from shardyard.node.readiness import Readiness, answering
 from shardyard.node.session import Session
 from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lease import is_held
 from shardyard.rundir.resolved import read_resolved
 from shardyard.rundir.spending import read_spending
+from shardyard.rundir.state import has_attempt_ended
 from shardyard.rundir.store_place import read_store_place
 from shardyard.talk import say
-from shardyard.waiting import meanwhile
+from shardyard.waiting import meanwhile, wait_for
 
 _POLL_S = 0.5
+_SUCCESSION_S = 30.0
+"""For a loss to be noticed, the next store to be served, and network file systems to show it."""
 
 
 class StandIn:
@@ -58,11 +63,34 @@ class StandIn:
         duties.enter_context(held_to_limits(self._run, self._attempt, terms))
 
 
+def is_stood_in_for(run: RunDir, talk: Session, *, within_s: float = _SUCCESSION_S) -> bool:
+    """Whether the session of a node 0 that starts trains already, at the store of another node.
+
+    Asked where node 0 may be started again beside nodes that go on: it comes back as any other.
+
+    Args:
+        within_s: For the others to notice that node 0 was lost, and to agree who serves the store.
+    """
+    attempt = talk.begun()
+    if attempt is None:
+        return False
+
+    def found() -> bool | None:
+        if has_attempt_ended(run, attempt):
+            return False
+        place = read_store_place(run, attempt)
+        moved = place is not None and place.node_rank != 0
+        return True if moved and is_held(run.lease) else None
+
+    say("node 0 was lost in this session: looking for the node that does its part")
+    return wait_for(found, within_s=within_s, every_s=_POLL_S) is True
+
+
 def terms_from_now(run: RunDir, resolved: Resolved, session: str) -> Terms:
     """What is left of the attempt is held to; its price is what node 0 wrote down."""
     spent = read_spending(run)
     return Terms.of(
-        resolved.recipe.launch,
+        resolved.recipe,
         began_s=time.monotonic(),
         session=session,
         usd_per_hour=None if spent is None else spent.usd_per_hour,

@@ -34,6 +34,7 @@ from shardyard.parallel.pipeline import Pipeline, StagePlan
 from shardyard.parallel.precision import DTYPES, mixed_precision
 from shardyard.parallel.product import refuse_wrapped
 from shardyard.parallel.recompute import apply_recompute, selective_contexts
+from shardyard.parallel.replicas import hold_whole, stays_whole
 from shardyard.parallel.tensor import shard_tensors, token_share
 from shardyard.parallel.tensor_plan import split_by_plan
 from shardyard.parallel.vocab_loss import VocabLoss
@@ -181,6 +182,9 @@ def _wrap(
     # 6. shard last: groups are formed from the parameters as they now are
     precision = mixed_precision(recipe.precision)
     for root, groups in roots:
+        if stays_whole(root, mesh, recipe):
+            hold_whole(root, mesh)
+            continue
         shard_groups(
             root,
             mesh,

@@ -137,8 +137,13 @@ def all_gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     """Pieces of all ranks joined along ``dim``; no gradient passes."""
     size = dist.get_world_size(group)
     pieces = x.new_empty((size, *x.shape))
-    getattr(dist, _ALL_GATHER_INTO)(pieces.view(-1), x.contiguous().view(-1), group=group)
+    all_gather_into(pieces.view(-1), x.contiguous().view(-1), group)
     return _join(pieces, dim)
+
+
+def all_gather_into(output: Tensor, piece: Tensor, group: dist.ProcessGroup | None) -> None:
+    """Flat pieces of all ranks, one behind the other."""
+    getattr(dist, _ALL_GATHER_INTO)(output, piece, group=group)
 
 
 def _all_reduce(x: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -155,7 +160,7 @@ def reduce_scatter(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
     return mine
 
 
-def reduce_scatter_into(output: Tensor, pieces: Tensor, group: dist.ProcessGroup) -> None:
+def reduce_scatter_into(output: Tensor, pieces: Tensor, group: dist.ProcessGroup | None) -> None:
     """Sum flat tensors over ranks, of which each keeps its piece."""
     getattr(dist, _REDUCE_SCATTER_INTO)(output, pieces, group=group)
 

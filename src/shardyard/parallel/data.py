@@ -1,4 +1,4 @@
-"""Sharded data parallelism: replicate, ZeRO 1-3 and hybrid, all by FSDP2's ``fully_shard``.
+"""Data parallelism: ZeRO 1-3 and hybrid by FSDP2's ``fully_shard``; replicas alone without it.
 
 What the zero levels mean for a step of several micro-batches:
 
@@ -10,7 +10,8 @@ zero  parameters                   gradients                       collectives o
 3     gathered block by block      sharded after every one         2n gathers, n reductions
 ====  ===========================  ==============================  ============================
 
-Between optimizer steps all three keep parameters sharded; a mesh with dp_shard 1 replicates.
+Between optimizer steps all three keep parameters sharded; a mesh with dp_shard 1 replicates. Where
+nothing is split and all is fp32, ``parallel/replicas.py`` takes its place, at any level.
 Gradients are summed, not averaged: the loss is a sum, and the step divides it once.
 """
 
@@ -29,8 +30,8 @@ from torch.distributed.fsdp import (
 )
 
 from shardyard import torch_private
-from shardyard.config.layout import Layout
 from shardyard.parallel.mesh import Mesh
+from shardyard.parallel.replicas import ReplicaSums
 from shardyard.parallel.statistics import Watcher
 
 Placement = Callable[[nn.Parameter], Any]
@@ -95,18 +96,32 @@ def shard_groups(
 
 
 class GradientSync:
-    """Tells FSDP, micro-batch by micro-batch, when to communicate (table above)."""
+    """Says, micro-batch by micro-batch, when gradients are summed over ranks (table above)."""
 
     watcher: Watcher | None = None
     """Sums gradients in place of FSDP; None: FSDP does."""
 
-    def __init__(self, model: nn.Module, layout: Layout) -> None:
-        assert isinstance(model, FSDPModule)
+    def __init__(self, model: nn.Module, mesh: Mesh) -> None:
         self._model = model
-        self._zero = layout.zero
+        self._zero = mesh.layout.zero
+        self._sums: ReplicaSums | None = None
+        """Of a module that is not sharded."""
+        if not isinstance(model, FSDPModule):
+            self._sums = ReplicaSums(model, mesh.group("dp_replicate"))
+        self._is_last = False
 
     def before_backward(self, *, is_last: bool) -> None:
         """Call before the backward pass of each micro-batch."""
+        self._is_last = is_last
+        if self._sums is None:
+            self._tell_fsdp(is_last)
+        elif is_last:
+            self._sums.begin()
+        if self.watcher is not None:
+            self.watcher.before_backward(is_last=is_last)
+
+    def _tell_fsdp(self, is_last: bool) -> None:
+        assert isinstance(self._model, FSDPModule)
         if self._zero == 1:
             self._model.set_requires_gradient_sync(is_last)
         else:
@@ -115,11 +130,11 @@ class GradientSync:
         if self._zero < 3:
             self._model.set_reshard_after_backward(is_last)
         self._model.set_is_last_backward(is_last)
-        if self.watcher is not None:
-            self.watcher.before_backward(is_last=is_last)
 
     def after_backward(self, loss: Tensor) -> None:
         """Call after the backward pass of each micro-batch."""
+        if self._sums is not None and self._is_last:
+            self._sums.end()
         if self.watcher is not None:
             self.watcher.after_backward(loss)
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -75,9 +76,9 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def holders(param: Tensor) -> int:
-    """How many ranks hold the same part of a parameter."""
+    """How many ranks hold the same part of a parameter; what is no DTensor all of them hold."""
     if not isinstance(param, DTensor):
-        return 1
+        return dist.get_world_size() if dist.is_initialized() else 1
     sizes = zip(param.placements, param.device_mesh.shape, strict=True)
     return math.prod(size for placement, size in sizes if placement.is_replicate())
 

@@ -102,7 +102,7 @@ class Pipeline:
         self._plan = plan
         self._group = mesh.group("pp")
         self._tp = mesh.layout.tp
-        self._syncs = {index: GradientSync(m, mesh.layout) for index, m in stages.items()}
+        self._syncs = {index: GradientSync(m, mesh) for index, m in stages.items()}
         self._width = width
         self._dtype = dtype
         self._is_first = 0 in stages

@@ -132,8 +132,8 @@ def read_calibration(path: Path, *, cluster: Cluster) -> Calibration:
         return _from_run(RunDir(path))
     if not path.is_file():
         raise RequestError(
-            f"{path} does not exist. A calibration is a table of collectives (.csv or .json), a "
-            "profile of a step (.json) or the folder of a run. Check the path."
+            f"{path} does not exist. A calibration is a table of collectives (a log of nccl-tests, "
+            ".csv or .json), a profile of a step (.json) or the folder of a run. Check the path."
         )
     if path.suffix == ".json" and read_object(path).get("kind") != "collectives":
         return _from_profile(StepProfile.read(path), cluster.accelerator)

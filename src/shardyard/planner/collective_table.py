@@ -18,6 +18,7 @@ from shardyard.hardware.cluster import Cluster
 from shardyard.hardware.links import START_S, Link
 from shardyard.planner import collectives
 from shardyard.planner.collectives import Group
+from shardyard.planner.nccl_tests import NcclTable, read_nccl_table
 
 LEAST_BYTES = 64 * 1024
 """Rows below this are not fitted: they show how a library starts, not what training sends."""
@@ -29,7 +30,8 @@ OUTLIER = 0.1
 """Relative error from which a row counts less, so that one bad row does not tilt the line."""
 
 CSV_HINT = (
-    "Give nccl-tests' columns size_bytes, out_time_us, out_algbw_gbs, out_busbw_gbs; or "
+    "Give what all_reduce_perf of nccl-tests prints, as it stands in a log; or a CSV in "
+    "nccl-tests' columns size_bytes, out_time_us, out_algbw_gbs, out_busbw_gbs; or "
     "size_bytes, out_time_us, ranks and ranks_per_node."
 )
 JSON_HINT = (
@@ -52,15 +54,21 @@ class CollectiveTable:
 
     @staticmethod
     def read(path: Path) -> "CollectiveTable":
-        """Read a CSV in nccl-tests' columns, or JSON of kind ``collectives``.
+        """Read what nccl-tests print, a CSV in its columns, or JSON of kind ``collectives``.
 
-        Where a CSV has no column ``ranks``, their number follows from nccl-tests' own ratio of bus
-        to algorithm bandwidth.
+        Where the number of ranks is not said, it follows from nccl-tests' own ratio of bus to
+        algorithm bandwidth.
 
         Raises:
             RequestError: The file cannot be used; all reasons are listed.
         """
-        return _from_json(path) if path.suffix == ".json" else _from_csv(path)
+        if path.suffix == ".json":
+            return _from_json(path)
+        try:
+            printed = read_nccl_table(path.read_text(encoding="utf-8-sig"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise RequestError(f"{path} cannot be read as text: {error}. {CSV_HINT}") from error
+        return _from_csv(path) if printed is None else _from_printed(printed, path)
 
     def group(self, cluster: Cluster) -> Group:
         """The group that was measured, in nodes like the cluster's."""
@@ -127,6 +135,18 @@ def _fit_line(rows: Sequence[tuple[float, float]]) -> tuple[float, float]:
         errors = [abs(start + slope * n - t) / t for n, t in rows]
         weights = [1.0 if error <= OUTLIER else OUTLIER / error for error in errors]
     return start, slope
+
+
+def _from_printed(table: NcclTable, path: Path) -> CollectiveTable:
+    rows = [(float(row.size_bytes), row.out_time_us * 1e-6) for row in table.rows]
+    refuse(path, [*table.problems(), *_row_problems(rows)], CSV_HINT)
+    ranks = _ranks([vars(row) for row in table.rows], path)
+    if table.ranks not in (None, ranks):
+        what = f"its header lists {table.ranks} ranks, and its bandwidths are those of {ranks}"
+        refuse(path, [what], "Give the log of one run of all_reduce_perf, with its whole table.")
+    return CollectiveTable(
+        source=path.name, ranks=ranks, ranks_per_node=table.ranks_per_node, rows=tuple(rows)
+    )
 
 
 def _from_csv(path: Path) -> CollectiveTable:

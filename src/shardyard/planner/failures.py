@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from shardyard.config.daly import daly_interval_s
+from shardyard.config.daly import best_every, daly_interval_s
 from shardyard.planner.effective_time import TimeShares, time_shares
 from shardyard.planner.failure_rates import (
     HARDWARE_SHARE,
@@ -22,7 +22,16 @@ from shardyard.planner.failure_rates import (
     require_positive,
     spare_nodes,
 )
-from shardyard.planner.restart import Phase, first_init_s, replay_phase, restart_phases
+from shardyard.planner.restart import (
+    MemoryTier,
+    Phase,
+    Recovery,
+    first_init_s,
+    memory_tier,
+    replay_phase,
+    restart_phases,
+)
+from shardyard.planner.saving import SaveCost
 from shardyard.units import format_seconds
 
 
@@ -58,6 +67,13 @@ class FailureOutlook:
     checkpoint_blocked_s: float
     lost_work_s: float
     restart_s: float
+    snapshot_interval_steps: int | None = None
+    """Steps between snapshots in memory; None: the run takes none."""
+    snapshot_mtbf_s: float | None = None
+    """Between failures that snapshots are there for, which leave their agents alive."""
+    checkpoint_mtbf_s: float | None = None
+    """Between failures that checkpoints are there for: all, or those that snapshots do not outlive;
+    None: an older plan does not say."""
 
     @property
     def restart_s_per_failure(self) -> float:
@@ -67,7 +83,8 @@ class FailureOutlook:
     @staticmethod
     def from_json(content: dict[str, Any]) -> "FailureOutlook":
         """What ``dataclasses.asdict`` wrote, back."""
-        fields = {name: content[name] for name in FailureOutlook.__dataclass_fields__}
+        names = FailureOutlook.__dataclass_fields__
+        fields = {name: content[name] for name in names if name in content}
         fields["mtbf"] = Mtbf(**content["mtbf"])
         fields["restart"] = tuple(Phase(**phase) for phase in content["restart"])
         fields["replay"] = Phase(**content["replay"])
@@ -80,79 +97,72 @@ def failure_plan(
     devices: int,
     step_s: float,
     steps: int,
-    checkpoint_blocking_s: float,
-    checkpoint_write_s: float,
-    checkpoint_bytes: float,
+    saving: SaveCost,
+    recovery: Recovery,
     mtbf_hours_per_node: float | None = None,
-    checkpoint_every: int | None = None,
-    collective_timeout_s: float = 600.0,
 ) -> FailureOutlook:
     """Predict the failures of a run and what they cost it.
 
     Args:
         devices: Of all nodes.
         step_s: One step without saving.
-        checkpoint_blocking_s: One save, as long as training waits for it.
-        checkpoint_write_s: From then until the save is durable; 0 where saving is synchronous.
-        checkpoint_bytes: One checkpoint on disk, all ranks.
+        recovery: What the run does about them.
         mtbf_hours_per_node: Known MTBF of one node; None: what was published for this size.
-        checkpoint_every: ``checkpoint.every``, in steps; None: the best.
-        collective_timeout_s: ``elastic.collective_timeout_s``.
 
     Raises:
         RequestError: A number is out of range.
         NoProgressError: Failures leave no time to advance.
     """
-    known = {"mtbf_hours_per_node": mtbf_hours_per_node, "checkpoint_every": checkpoint_every}
+    every = recovery.checkpoint_every
+    known = {"mtbf_hours_per_node": mtbf_hours_per_node, "checkpoint_every": every}
     given = {name: value for name, value in known.items() if value is not None}
     require_positive("failures", nodes=nodes, devices=devices, step_s=step_s, steps=steps, **given)
-    require_not_negative(
-        "failures",
-        checkpoint_blocking_s=checkpoint_blocking_s,
-        checkpoint_write_s=checkpoint_write_s,
-        checkpoint_bytes=checkpoint_bytes,
-        collective_timeout_s=collective_timeout_s,
-    )
+    _require_costs(saving, recovery)
     mtbf = estimate_mtbf(nodes=nodes, devices=devices, hours_per_node=mtbf_hours_per_node)
+    memory = memory_tier(recovery, step_s=step_s, copy_s=saving.blocking_s, mtbf_s=mtbf.seconds)
+    of_checkpoints_s = mtbf.seconds if memory is None else mtbf.seconds / HARDWARE_SHARE
     interval = _choose_interval(
-        daly_s=daly_interval_s(blocking_s=checkpoint_blocking_s, mtbf_s=mtbf.seconds),
-        step_s=step_s,
-        steps=steps,
-        write_s=checkpoint_write_s,
-        given=checkpoint_every,
+        saving, mtbf_s=of_checkpoints_s, step_s=step_s, steps=steps, given=every
     )
     restart = restart_phases(
-        nodes=nodes,
-        devices=devices,
-        checkpoint_bytes=checkpoint_bytes,
-        collective_timeout_s=collective_timeout_s,
-    )
-    shares = time_shares(
-        mtbf_s=mtbf.seconds,
-        restart_s=sum(phase.seconds for phase in restart),
-        interval_s=interval.steps * step_s,
-        blocking_s=checkpoint_blocking_s,
-        lag_s=checkpoint_write_s,
-    )
-    return _outlook(
-        mtbf, interval, restart, shares,
-        interval_s=interval.steps * step_s, productive_s=steps * step_s,
-        lag_s=checkpoint_write_s,
+        nodes=nodes, devices=devices, checkpoint_bytes=saving.bytes, step_s=step_s,
+        recovery=recovery,
     )  # fmt: skip
+    return _outlook(
+        mtbf, interval, restart, saving, memory,
+        interval_s=interval.steps * step_s, productive_s=steps * step_s,
+        init_s=first_init_s(devices), of_checkpoints_s=of_checkpoints_s,
+    )  # fmt: skip
+
+
+def _require_costs(saving: SaveCost, recovery: Recovery) -> None:
+    require_not_negative(
+        "failures",
+        checkpoint_blocking_s=saving.blocking_s,
+        checkpoint_write_s=saving.write_s,
+        checkpoint_bytes=saving.bytes,
+        collective_timeout_s=recovery.collective_timeout_s,
+    )
 
 
 def _outlook(
     mtbf: Mtbf,
     interval: "_Interval",
     restart: tuple[Phase, ...],
-    shares: TimeShares,
+    saving: SaveCost,
+    memory: MemoryTier | None,
     *,
     interval_s: float,
     productive_s: float,
-    lag_s: float,
+    init_s: float,
+    of_checkpoints_s: float,
 ) -> FailureOutlook:
     """The shares of a long run, over this one's length and its first start."""
-    init_s, training_s = first_init_s(restart), productive_s / shares.productive
+    replay = replay_phase(interval_s=interval_s, durable_lag_s=saving.write_s, memory=memory)
+    shares = _shares(
+        mtbf.seconds, restart, saving, memory, interval_s=interval_s, replay_s=replay.seconds
+    )
+    training_s = productive_s / shares.productive
     wall_s = init_s + training_s
     spares, spares_reason = _spares(mtbf.seconds, wall_s=wall_s)
     return FailureOutlook(
@@ -166,7 +176,7 @@ def _outlook(
         method=shares.method,
         method_reason=shares.reason,
         restart=restart,
-        replay=replay_phase(interval_s=interval_s, durable_lag_s=lag_s),
+        replay=replay,
         spare_nodes=spares,
         spares_reason=spares_reason,
         wall_s=wall_s,
@@ -175,7 +185,32 @@ def _outlook(
         checkpoint_blocked_s=training_s * shares.checkpoint_blocked,
         lost_work_s=training_s * shares.lost_work,
         restart_s=training_s * shares.restart,
+        snapshot_interval_steps=None if memory is None else memory.every,
+        snapshot_mtbf_s=None if memory is None else memory.mtbf_s,
+        checkpoint_mtbf_s=of_checkpoints_s,
     )
+
+
+def _shares(
+    mtbf_s: float,
+    restart: tuple[Phase, ...],
+    saving: SaveCost,
+    memory: MemoryTier | None,
+    *,
+    interval_s: float,
+    replay_s: float,
+) -> TimeShares:
+    restart_s = sum(phase.seconds for phase in restart)
+    blocking_s, lag_s = saving.blocking_s, saving.write_s
+    if memory is not None:
+        # one kind of save that loses as much of a failure, and blocks as much, as both together
+        blocked = saving.blocking_s / interval_s + memory.blocking_s / memory.interval_s
+        interval_s, lag_s = 2 * replay_s, 0.0
+        blocking_s = blocked * interval_s
+    return time_shares(
+        mtbf_s=mtbf_s, restart_s=restart_s, interval_s=interval_s, blocking_s=blocking_s,
+        lag_s=lag_s,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,21 +221,22 @@ class _Interval:
 
 
 def _choose_interval(
-    *, daly_s: float, step_s: float, steps: int, write_s: float, given: int | None
+    saving: SaveCost, *, mtbf_s: float, step_s: float, steps: int, given: int | None
 ) -> _Interval:
-    """Whole steps between checkpoints.
-
-    Rounding the best time to whole steps stays the optimum to first order, also where step times
-    vary (hal-02514107).
-    """
-    fewest = max(1, math.ceil(write_s / step_s))  # a write ends before the next one begins
+    """Whole steps between checkpoints, and the best number of them."""
+    daly_s = daly_interval_s(blocking_s=saving.blocking_s, mtbf_s=mtbf_s)
+    fewest = max(1, math.ceil(saving.write_s / step_s))  # a write ends before the next one begins
     wanted = max(1, round(daly_s / step_s))
-    best = min(max(wanted, fewest), steps)  # one checkpoint is written at the end
+    best = best_every(
+        step_s=step_s, blocked_s=saving.blocking_s, counts_s=saving.write_s, mtbf_s=mtbf_s
+    )
+    best = min(best, steps)  # one checkpoint is written at the end
     why = f"Daly: every {format_seconds(daly_s)} of training"
     if wanted > steps:
         why = f"one at the end; {why}"
     elif wanted < fewest:
-        why = f"a save takes {format_seconds(write_s)} to become durable before the next; {why}"
+        waits = f"a save takes {format_seconds(saving.write_s)} to become durable before the next"
+        why = f"{waits}; {why}"
     if given is None:
         return _Interval(steps=best, best_steps=best, reason=why)
     kept = min(max(given, fewest), steps)

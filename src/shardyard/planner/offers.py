@@ -17,7 +17,8 @@ from shardyard.planner.failures import FailureOutlook, failure_plan
 from shardyard.planner.kernels import missing
 from shardyard.planner.kinds import Work, work_on_devices
 from shardyard.planner.layouts import Candidate, search
-from shardyard.planner.saving import blocking_s, writing_s
+from shardyard.planner.restart import Recovery
+from shardyard.planner.saving import SaveCost
 
 NODES = (1, 2, 4, 8, 16, 32, 64)
 
@@ -91,7 +92,7 @@ def offers(
     *,
     steps: int,
     checkpoint_bytes: int,
-    checkpoint_every: int | None = None,
+    recovery: Recovery,
     deadline_s: float | None = None,
     budget_usd: float | None = None,
     names: Sequence[str] = (),
@@ -101,6 +102,7 @@ def offers(
     Args:
         workload: Model, batch, formats and techniques.
         steps: Optimizer steps of the run, each of the workload's batch.
+        recovery: What the run does about failures.
         deadline_s: Longest wall time; the cheapest offer within it is picked.
         budget_usd: Highest price; the fastest offer within it is picked.
         names: Instance types to look at; none: all of the catalogue.
@@ -113,7 +115,7 @@ def offers(
     for name in names or instance_names():
         made, why = _of_instance(
             name, workload, steps=steps, checkpoint_bytes=checkpoint_bytes,
-            checkpoint_every=checkpoint_every,
+            recovery=recovery,
         )  # fmt: skip
         found += made
         if not made:
@@ -140,7 +142,7 @@ def _of_instance(
     *,
     steps: int,
     checkpoint_bytes: int,
-    checkpoint_every: int | None,
+    recovery: Recovery,
 ) -> tuple[list[Offer], str]:
     """Offers of one type by number of nodes; or why there is none."""
     kind = instance(name)
@@ -163,7 +165,7 @@ def _of_instance(
             batch = work_on_devices(workload, cluster).global_batch
             offer = _offer(
                 name, cluster, best[0], steps=-(-steps * workload.global_batch // batch),
-                checkpoint_bytes=checkpoint_bytes, checkpoint_every=checkpoint_every,
+                checkpoint_bytes=checkpoint_bytes, recovery=recovery,
             )  # fmt: skip
         except NoProgressError:
             why = "it would fail more often than it saves"
@@ -179,7 +181,7 @@ def _offer(
     *,
     steps: int,
     checkpoint_bytes: int,
-    checkpoint_every: int | None,
+    recovery: Recovery,
 ) -> Offer:
     assert cluster.usd_per_hour is not None
     return Offer(
@@ -193,10 +195,8 @@ def _offer(
             devices=cluster.devices,
             step_s=candidate.step_s,
             steps=steps,
-            checkpoint_blocking_s=blocking_s(checkpoint_bytes, devices=cluster.devices),
-            checkpoint_write_s=writing_s(checkpoint_bytes, nodes=cluster.nodes),
-            checkpoint_bytes=checkpoint_bytes,
-            checkpoint_every=checkpoint_every,
+            saving=SaveCost.of(checkpoint_bytes, devices=cluster.devices, nodes=cluster.nodes),
+            recovery=recovery,
         ),
         usd_per_hour=cluster.usd_per_hour,
     )

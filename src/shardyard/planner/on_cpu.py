@@ -28,7 +28,8 @@ def on_cpu(needed: Memory, *, snapshots: int, parks: bool) -> Memory:
     """Where ranks compute in host memory, a rank's memory is its process's.
 
     Args:
-        snapshots: Copies that elastic.snapshot_every keeps; a save writes from one of them.
+        snapshots: Copies that elastic.snapshot_every keeps, and elastic.snapshot_neighbour of a
+            rank of another node; a save writes from one of them.
         parks: A second process of the rank waits to take over.
     """
     states = needed.term("parameters") + needed.term("optimizer")

@@ -43,7 +43,8 @@ from shardyard.planner.memory import Fit, Memory, Term, fit
 from shardyard.planner.memory_savings import Saving
 from shardyard.planner.on_cpu import fit_on_cpu, on_cpu
 from shardyard.planner.quality import samples_factor
-from shardyard.planner.saving import blocking_s, writing_s
+from shardyard.planner.restart import Recovery
+from shardyard.planner.saving import SaveCost
 from shardyard.planner.step_time import TimeTerm
 from shardyard.planner.throughput import SPEED_REASON, Peak, Price, Speed, peak_of, price_of
 from shardyard.planner.workload import optimizer_bytes
@@ -321,19 +322,16 @@ def plan_recipe(
     """
     layout = _layout(recipe, shape, world_size=world_size, devices_per_node=devices_per_node)
     nodes = -(-world_size // devices_per_node)
-    named = joined_cluster(recipe)
-    is_cpu = named is None and recipe.cluster.device == "cpu"
-    accelerator = _accelerator(named, machine, is_cpu=is_cpu)
-    device = _device_name(accelerator, machine, is_cpu=is_cpu)
-    workload = work_of(recipe, shape, layout, named)
+    on = _devices(recipe, machine, devices_per_node=devices_per_node)
+    workload = work_of(recipe, shape, layout, on.cluster)
     if steps is not None:
         steps = steps_on(recipe.optim, steps, devices=world_size)
-    needed = _needed(workload, is_cpu=is_cpu)
-    limit = _memory_limit(named, machine, is_cpu=is_cpu, devices_per_node=devices_per_node)
-    verdict = _verdict(workload, needed, limit, named, is_cpu=is_cpu)
+    needed = _needed(workload, is_cpu=on.is_cpu)
+    verdict = _verdict(workload, needed, on.limit_bytes, on.cluster, is_cpu=on.is_cpu)
     timed, why_not = _timed(
-        workload, named, accelerator, calibration, devices_per_node=devices_per_node, nodes=nodes
-    )
+        workload, on.cluster, on.accelerator, calibration,
+        devices_per_node=devices_per_node, nodes=nodes,
+    )  # fmt: skip
     counts = _counts(recipe, workload)
     outlook, why_no_outlook, advances = _failures(
         recipe, timed, nodes=nodes, steps=steps, nbytes=counts.checkpoint_bytes
@@ -344,25 +342,20 @@ def plan_recipe(
         frozen_parameters=counts.frozen,
         layout=layout,
         nodes=nodes,
-        device=device,
+        device=on.name,
         memory=needed.terms,
         memory_moment=needed.moment,
-        memory_savings=savings_of(workload, on_cpu=is_cpu),
+        memory_savings=savings_of(workload, on_cpu=on.is_cpu),
         unit=unit_of(workload),
-        decoding=_decoding(timed, named),
+        decoding=_decoding(timed, on.cluster),
         epoch_samples=epoch_samples,
         reserved_bytes=needed.reserved_bytes,
         device_bytes=needed.device_bytes,
-        memory_limit_bytes=limit,
+        memory_limit_bytes=on.limit_bytes,
         fits=verdict.verdict,
         fits_reason=verdict.reason,
         flops_per_token=flops_of(workload),
-        peak=peak_of(
-            accelerator,
-            device_name=device,
-            number_format=workload.formats.compute,
-            given=recipe.observe.peak_tflops,
-        ),
+        peak=on.peak(workload.formats.compute, given=recipe.observe.peak_tflops),
         samples_per_step=workload.global_batch,
         micro_batch=workload.micro_batch,
         recompute=str(workload.recompute),
@@ -370,13 +363,13 @@ def plan_recipe(
         steps=steps,
         speed=_speed(timed, why_not),
         time=timed.terms if timed else (),
-        price=price_of(named),
+        price=price_of(on.cluster),
         checkpoint_bytes=counts.checkpoint_bytes,
         communication=traffic_of(workload),
         failures=outlook,
         failures_reason=why_no_outlook,
         advances=advances,
-        network=_network(recipe, named, nodes=nodes),
+        network=_network(recipe, on.cluster, nodes=nodes),
         measured=calibration.sources if calibration else (),
     )
 
@@ -533,17 +526,45 @@ def _failures(
             devices=timed.devices,
             step_s=timed.step_s,
             steps=steps,
-            checkpoint_blocking_s=blocking_s(nbytes, devices=timed.devices),
-            checkpoint_write_s=writing_s(nbytes, nodes=nodes),
-            checkpoint_bytes=nbytes,
-            checkpoint_every=recipe.checkpoint.every,
-            collective_timeout_s=recipe.elastic.collective_timeout_s,
+            saving=SaveCost.of(nbytes, devices=timed.devices, nodes=nodes),
+            recovery=Recovery.of(recipe),
         )
     except NoProgressError as error:
         return None, str(error), False
     except RequestError as error:
         return None, str(error), True
     return outlook, "", True
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Devices:
+    """What a recipe computes on."""
+
+    cluster: Cluster | None
+    """Named by the recipe; None: this machine."""
+    is_cpu: bool
+    accelerator: Accelerator | None
+    name: str
+    limit_bytes: int | None
+    """That one rank may fill."""
+
+    def peak(self, number_format: str, *, given: float | None) -> Peak:
+        return peak_of(
+            self.accelerator, device_name=self.name, number_format=number_format, given=given
+        )
+
+
+def _devices(recipe: Recipe, machine: Machine | None, *, devices_per_node: int) -> _Devices:
+    named = joined_cluster(recipe)
+    is_cpu = named is None and recipe.cluster.device == "cpu"
+    accelerator = _accelerator(named, machine, is_cpu=is_cpu)
+    return _Devices(
+        cluster=named,
+        is_cpu=is_cpu,
+        accelerator=accelerator,
+        name=_device_name(accelerator, machine, is_cpu=is_cpu),
+        limit_bytes=_memory_limit(named, machine, is_cpu=is_cpu, devices_per_node=devices_per_node),
+    )
 
 
 def _accelerator(

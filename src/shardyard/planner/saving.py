@@ -1,5 +1,7 @@
 """Seconds that saving a checkpoint takes: what training waits for, what is written behind it."""
 
+from dataclasses import dataclass
+
 CHECKPOINT_BYTES_PER_S = 1.2e9
 """Rate at which a node writes its part to shared storage: BLOOM-176B wrote 2.3 TB from 48 nodes in
 40 s (bigscience-workshop/bigscience, tr11 chronicles)."""
@@ -9,11 +11,23 @@ STAGING_BYTES_PER_S = 10e9
 in one direction."""
 
 
-def blocking_s(nbytes: float, *, devices: int) -> float:
-    """Training waits for the copy to host memory; each device copies its own part."""
-    return nbytes / devices / STAGING_BYTES_PER_S
+@dataclass(frozen=True, kw_only=True)
+class SaveCost:
+    """What one checkpoint costs."""
 
+    bytes: float
+    """On disk, all ranks."""
+    blocking_s: float
+    """As long as training waits for it."""
+    write_s: float
+    """From then until it is durable; 0 where saving is synchronous."""
 
-def writing_s(nbytes: float, *, nodes: int) -> float:
-    """Behind training, each node writes its part."""
-    return nbytes / nodes / CHECKPOINT_BYTES_PER_S
+    @classmethod
+    def of(cls, nbytes: float, *, devices: int, nodes: int) -> "SaveCost":
+        """Training waits for the copy to host memory, which each device makes of its own part;
+        behind it, each node writes its part."""
+        return cls(
+            bytes=nbytes,
+            blocking_s=nbytes / devices / STAGING_BYTES_PER_S,
+            write_s=nbytes / nodes / CHECKPOINT_BYTES_PER_S,
+        )

@@ -29,7 +29,7 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """On-demand price of the whole cluster; None where none is known."""
+    """Price of the whole cluster, as it is rented; None where none is known."""
 
     usd_per_hour: float | None
     source: str

@@ -12,7 +12,7 @@ from shardyard.config.layout import Layout
 from shardyard.config.loss_chunk import logits_of, waits_for_logits
 from shardyard.config.optimizers import averages_of, moved_bytes
 from shardyard.config.schema import Recipe
-from shardyard.config.snapshots import SLOTS
+from shardyard.config.snapshots import copies
 from shardyard.families.shape import ModelShape
 from shardyard.planner.trained import Trained, trained_of
 
@@ -98,7 +98,7 @@ class Techniques:
     offload_depth: int = 1
     """Blocks whose offloaded activations come back ahead of the one that needs them."""
     snapshots: int = 0
-    """Copies of a rank's state that stay in host memory."""
+    """Copies of a rank's state that stay in host memory, on its node and the next."""
     parks: bool = False
     """A second process of each device waits to take over."""
     dropout: bool = False
@@ -219,7 +219,7 @@ def workload_of(recipe: Recipe, shape: ModelShape, layout: Layout) -> Workload:
             prefetch=recipe.parallel.prefetch,
             offload=recipe.memory.offload,
             updates_on_host=False,
-            snapshots=0 if recipe.elastic.snapshot_every is None else SLOTS,
+            snapshots=copies(recipe),
             parks=recipe.elastic.parked is True,
             fp8_rows=recipe.precision.fp8_scaling == "rowwise",
             offload_depth=recipe.memory.offload_depth,

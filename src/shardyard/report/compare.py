@@ -11,7 +11,7 @@ from shardyard.rundir.lines import LOSSES
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One term. ``unit`` is bytes, s, tokens/s, images/s or share."""
+    """One term. ``unit`` is bytes, s, tokens/s, images/s, USD or share."""
 
     name: str
     unit: str
@@ -110,7 +110,7 @@ def _memory(record: RunRecord, plan: Plan) -> list[Comparison]:
 
 def _pace(record: RunRecord, plan: Plan) -> list[Comparison]:
     steps_s = sum(line.get("step_time_s") or 0.0 for line in record.steps)
-    is_whole = record.last("run_finished") is not None
+    is_whole, spent = record.last("run_finished") is not None, record.last("spent") or {}
     return [
         Comparison(
             name="time of a step", unit="s", note=plan.speed.reason,
@@ -130,6 +130,10 @@ def _pace(record: RunRecord, plan: Plan) -> list[Comparison]:
             name="time of all steps", unit="s",
             note="without start and evaluation",
             predicted=plan.seconds, measured=steps_s if is_whole else None,
+        ),
+        Comparison(
+            name="cost", unit="USD", note="predicted without preparation and evaluation",
+            predicted=plan.usd, measured=spent.get("usd") if is_whole else None,
         ),
     ]  # fmt: skip
 

@@ -1,8 +1,9 @@
 """The numbers at the top of the page and of the Markdown."""
 
+from shardyard.report.cost import Cost
 from shardyard.report.summary import Summary
 from shardyard.report.values import ABSENT, format_nats, format_percent
-from shardyard.units import format_bytes, format_count, format_seconds
+from shardyard.units import format_bytes, format_count, format_seconds, format_usd
 
 
 def tiles(summary: Summary) -> list[tuple[str, str, str]]:
@@ -23,6 +24,7 @@ def tiles(summary: Summary) -> list[tuple[str, str, str]]:
             format_seconds(summary.wall_s),
             f"{attempts} attempt{_s(attempts)}, {restarts} restart{_s(restarts)}",
         ),
+        *([] if summary.cost is None else [("cost", *_cost(summary.cost))]),
     ]
 
 
@@ -52,6 +54,12 @@ def _mfu(summary: Summary) -> tuple[str, str]:
         return ABSENT, "not known; why, below"
     causal = format_percent(summary.mfu["causal"])
     return format_percent(summary.mfu["full"]), f"full attention; {causal} counted causally"
+
+
+def _cost(cost: Cost) -> tuple[str, str]:
+    more = cost.to_end_usd
+    end = "" if more is None else f", about {format_usd(more)} more to its end"
+    return format_usd(cost.so_far_usd), f"at {format_usd(cost.usd_per_hour)} an hour{end}"
 
 
 def _bytes(size: int | None) -> str:

@@ -21,6 +21,7 @@ def render_markdown(record: RunRecord, summary: Summary) -> str:
         blocks.append(_cell(record.plan.line()))
     blocks.append(_table(("", "", ""), tiles(summary)))
     blocks.append(_cell(f"MFU: {summary.mfu_note}."))
+    blocks += [] if summary.cost is None else [_cell(summary.cost.words())]
     blocks += ["## Where the wall time went", summary.effective_words(), _phases(summary)]
     if summary.comparisons:
         rows = [

@@ -287,7 +287,7 @@ def _price(plan: Plan) -> str:
     if per_hour is None:
         rows = rows[:1]
     body = f'<div class="card">{render_table(["", "#price", ""], rows, is_folding=True)}</div>'
-    return render_section("price", "Price on demand", body)
+    return render_section("price", "Price", body)
 
 
 def _run_words(plan: Plan) -> str:

@@ -62,6 +62,7 @@ def _header(record: RunRecord, summary: Summary) -> str:
     )
     line = f'<p class="note">{esc(record.plan.line())}</p>' if record.plan else ""
     mfu = f'<p class="note">MFU: {esc(summary.mfu_note)}.</p>'
+    cost = "" if summary.cost is None else f'<p class="note">{esc(summary.cost.words())}</p>'
     reason = summary.state_reason if summary.state != "finished" else ""
     why = f'<p class="lead">{esc(reason)}</p>' if reason else ""
     return f"""<header>
@@ -70,7 +71,7 @@ def _header(record: RunRecord, summary: Summary) -> str:
 <p class="lead">{esc(summary.sentence())}</p>
 {why}{line}
 <div class="tiles">{shown}</div>
-{mfu}
+{mfu}{cost}
 </header>"""
 
 
@@ -248,7 +249,8 @@ def _timeline(record: RunRecord) -> str:
         for event in rows
     ]
     table = render_table(["time (UTC)", "#after", "#attempt", "event", ""], cells)
-    note = f"{left_out:,} checkpoints and evaluations are left out here." if left_out else ""
+    frequent = "checkpoints, evaluations and counts of cost"
+    note = f"{left_out:,} {frequent} are left out here." if left_out else ""
     count = f"{len(rows)} events"
     body = (
         f"<details open><summary>{count}</summary><div>{table}"

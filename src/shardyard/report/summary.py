@@ -12,8 +12,10 @@ from shardyard.report.compare import (
     memory_by_rank,
     steady,
 )
+from shardyard.report.cost import Cost, cost_of
 from shardyard.report.run import RunRecord
 from shardyard.report.walltime import AttemptTime, account, effective_share, total_phases
+from shardyard.rundir.network import Network, network_of
 from shardyard.units import format_count, format_seconds
 
 
@@ -64,12 +66,19 @@ class Summary:
     """By the plan; None: it could not tell failures or speed."""
     restarts: int
     """Losses of processes that a new generation followed."""
+    data_limit: str
+    """Why steps waited for samples that could come no quicker; empty: nobody has found that."""
     comparisons: tuple[Comparison, ...]
+    network: Network | None
+    """Between nodes, as it was really used; None: one node, or it was not told."""
+    cost: Cost | None
+    """None: no price of its machines was known."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; each comparison with its error."""
         rows = [{**asdict(row), "error": row.error} for row in self.comparisons]
-        return {**asdict(self), "comparisons": rows}
+        cost = None if self.cost is None else self.cost.to_json()
+        return {**asdict(self), "comparisons": rows, "cost": cost}
 
     def effective_words(self) -> str:
         """The effective training time, measured beside predicted."""
@@ -80,7 +89,7 @@ class Summary:
         without = ", without waiting between attempts" if self.phases.get("waiting") else ""
         return (
             f"Effective training time: {measured:.1%} of the wall time{without}; {beside}. It is "
-            "productive time and data wait."
+            f"productive time and data wait. {self.data_limit}".rstrip()
         )
 
     def sentence(self) -> str:
@@ -95,6 +104,8 @@ class Summary:
             attempts = f"{len(self.attempts)} attempt{'' if len(self.attempts) == 1 else 's'}"
             words.append(f" over {attempts} with {restarts}")
         words.append(".")
+        if self.network is not None:
+            words.append(f" Nodes talked over {self.network.words}.")
         if self.skipped_steps or self.loss_scale is not None:
             skipped = f"{self.skipped_steps:,} step{'' if self.skipped_steps == 1 else 's'}"
             words.append(f" Skipped as not finite: {skipped}")
@@ -155,7 +166,10 @@ def summarize(record: RunRecord) -> Summary:
         effective_share=effective_share(total_phases(times)),
         effective_share_predicted=_predicted_share(record),
         restarts=_restarts(record),
+        data_limit=str((record.last("data_limit") or {}).get("reason", "")),
         comparisons=tuple(compare(record, times)),
+        network=network_of(record.last("network") or {}),
+        cost=cost_of(record, times, last_step=_steps_planned(record)),
     )
 
 

@@ -5,7 +5,7 @@ from shardyard.units import format_bytes, format_seconds
 
 MAX_EVENTS = 120
 
-_FREQUENT = ("checkpoint_started", "checkpoint_durable", "evaluated")
+_FREQUENT = ("checkpoint_started", "checkpoint_durable", "evaluated", "spent")
 
 
 def timeline(record: RunRecord) -> tuple[list[Line], int]:
@@ -32,7 +32,7 @@ def describe(event: Line) -> str:
     if kind == "worker_hung":
         who = "all ranks" if fields.get("rank") is None else f"rank {fields['rank']}"
         return f"{who} on {fields.get('node', '?')}: {fields.get('reason', 'reason not known')}"
-    if kind == "node_lost":
+    if kind in ("node_lost", "node_left_out"):
         return f"{fields.get('node', '?')}: {fields.get('cause', 'cause not known')}"
     if kind == "straggler":
         rank, node = fields.get("rank", "?"), fields.get("node", "?")
@@ -44,6 +44,8 @@ def describe(event: Line) -> str:
         return f"{fields.get('parameters', 0):,} parameters, {format_seconds(fields['seconds'])}"
     if kind in ("checkpoint_loaded", "snapshot_restored"):
         return f"step {fields.get('step', '?')}, {format_seconds(fields.get('seconds', 0.0))}"
+    if kind in ("snapshot_interval", "checkpoint_interval"):
+        return describe_interval(fields)
     if kind == "checkpoint_started":
         return (
             f"step {fields.get('step', '?')}, blocked {format_seconds(fields.get('blocked_s', 0))}"
@@ -61,6 +63,15 @@ def describe(event: Line) -> str:
             f"exit code {fields.get('exit_code', '?')}: {fields.get('reason', 'no reason given')}"
         )
     return _describe_rest(fields)
+
+
+def describe_interval(fields: Line) -> str:
+    """How far apart snapshots or checkpoints are from now on, and why."""
+    return (
+        f"every {fields.get('every', 0):,} steps: one stops training for "
+        f"{format_seconds(fields.get('blocked_s', 0.0))}, and failures come "
+        f"{format_seconds(fields.get('mtbf_s', 0.0))} apart"
+    )
 
 
 def _describe_workers(fields: Line) -> str:

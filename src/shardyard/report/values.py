@@ -1,6 +1,6 @@
 """How the report prints one value of a given unit."""
 
-from shardyard.units import format_bytes, format_count, format_seconds
+from shardyard.units import format_bytes, format_count, format_seconds, format_usd
 
 ABSENT = "-"
 """Stands for what was not measured, or has no meaning here."""
@@ -23,6 +23,8 @@ def format_value(value: float | None, unit: str, absent: str) -> str:
         return format_seconds(value)
     if unit == "share":
         return format_percent(value)
+    if unit == "USD":
+        return format_usd(value)
     return f"{format_count(value)} {unit}"
 
 

@@ -27,6 +27,8 @@ EVENT_KINDS = (
     "checkpoint_loaded",
     "snapshot_restored",
     "snapshot_interval",
+    "checkpoint_interval",
+    "snapshot_not_copied",
     "first_step",
     "checkpoint_started",
     "checkpoint_durable",
@@ -35,9 +37,12 @@ EVENT_KINDS = (
     "worker_lost",
     "worker_hung",
     "node_lost",
+    "node_left_out",
     "straggler",
+    "data_limit",
     "device_problem",
     "store_moved",
+    "network",
     "resized",
     "draining",
     "spent",
@@ -49,6 +54,9 @@ EVENT_KINDS = (
 
 LOSSES = ("worker_lost", "worker_hung", "node_lost")
 """Kinds of events that end a generation."""
+LOST_WITH_MEMORY = ("node_lost",)
+"""Of these, those after which snapshots in memory may be gone."""
+LOST_WITHOUT_MEMORY = ("worker_lost", "worker_hung")
 
 _EVENT_NUMBERS = (
     "t", "attempt", "generation", "step", "seconds", "usual_s", "exit_code", "usd", "usd_per_hour"

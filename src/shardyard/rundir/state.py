@@ -14,7 +14,7 @@ lost     the last attempt ended without a word (killed, machine gone); can be re
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,15 @@ from shardyard.errors import EXIT_DRAINED, EXIT_INTERRUPTED
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import is_held
 from shardyard.rundir.lines import read_lines_backwards
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOutNode:
+    """A node without which the newest attempt goes on, or went on."""
+
+    node: str
+    node_rank: int
+    cause: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +52,12 @@ class RunState:
     """What a step took before that."""
     phase: int | None = None
     """Of that step, from 1, in a run with phases."""
+    left_out: tuple[LeftOutNode, ...] = ()
 
 
 _TELLING = (
-    "attempt_started", "draining", "run_finished", "attempt_ended", '"stalled"', '"stopping"'
+    "attempt_started", "draining", "run_finished", "attempt_ended", '"stalled"', '"stopping"',
+    '"node_left_out"',
 )  # fmt: skip
 
 
@@ -74,7 +85,30 @@ def read_state(run_dir: RunDir, *, is_training_elsewhere: bool = False) -> RunSt
         no_step_s=no_step_s,
         usual_step_s=usual_step_s,
         phase=step.get("phase") if step else None,
+        left_out=tuple(_left_out(events)),
     )
+
+
+def end_of_attempt(run_dir: RunDir, attempt: int) -> dict[str, Any] | None:
+    """The event by which a node ended an attempt for all of them; None: it goes on, or was lost."""
+    ends = read_lines_backwards(run_dir.events, with_any=('"attempt_ended"',))
+    of_attempt = (event for event in ends if event.get("attempt") == attempt)
+    return next((event for event in of_attempt if event["kind"] == "attempt_ended"), None)
+
+
+def has_attempt_ended(run_dir: RunDir, attempt: int) -> bool:
+    """Whether a node ended an attempt for all of them: the others were not lost."""
+    return end_of_attempt(run_dir, attempt) is not None
+
+
+def _left_out(events: Sequence[dict[str, Any]]) -> Iterator[LeftOutNode]:
+    for event in events:
+        if event["kind"] == "node_left_out" and type(event.get("node_rank")) is int:
+            yield LeftOutNode(
+                node=str(event.get("node")),
+                node_rank=event["node_rank"],
+                cause=str(event.get("cause")),
+            )
 
 
 def _stop_reason(events: Sequence[dict[str, Any]]) -> str | None:

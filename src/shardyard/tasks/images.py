@@ -128,7 +128,7 @@ class ImageComputation(Computation[MicroBatch]):
         self._mean_C11 = torch.tensor(images.mean, device=device).view(-1, 1, 1)
         self._std_C11 = torch.tensor(images.std, device=device).view(-1, 1, 1)
         self._device = device
-        self._sync = GradientSync(model, mesh.layout)
+        self._sync = GradientSync(model, mesh)
 
     def means(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Of an evaluation: the share of images whose class is among the first guesses."""

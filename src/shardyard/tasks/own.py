@@ -49,7 +49,7 @@ class OwnComputation(Computation[Any]):
         self.held = {} if norms is None else {"optim.micro_batch": BY_MICRO_BATCH}
         self._tp = mesh.layout.tp
         self._is_counted = mesh.tensor_rank == 0
-        self._sync = GradientSync(model, mesh.layout)
+        self._sync = GradientSync(model, mesh)
 
     def backward(self, batches: Sequence[Any]) -> Part:
         """Forward and backward passes of all micro-batches."""

@@ -34,7 +34,7 @@ class LanguageModel(Computation[MicroBatch]):
         self.tokens_l = parts.tokens_l
         self._mesh = mesh
         self._device = device
-        self._sync = None if self.pipeline else GradientSync(self.model, mesh.layout)
+        self._sync = None if self.pipeline else GradientSync(self.model, mesh)
 
     def backward(self, batches: Sequence[MicroBatch]) -> Part:
         """Forward and backward passes of all micro-batches, through a pipeline if there is one."""

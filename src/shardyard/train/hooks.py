@@ -23,7 +23,10 @@ class Phase(IntEnum):
     STEP = 4
     EVALUATE = 5
     SAVE = 6
-    FINISH = 7
+    """Copies the state, for a checkpoint or a snapshot."""
+    WRITE = 7
+    """Waits until all ranks have written a checkpoint."""
+    FINISH = 8
     """After the last step."""
 
     @property

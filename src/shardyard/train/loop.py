@@ -21,6 +21,7 @@ from shardyard.config.tasks import BITS_PER_BYTE, judged_by
 from shardyard.observe.metrics import StepTimes
 from shardyard.observe.samples import log_samples
 from shardyard.parallel.device import peak_memory_bytes
+from shardyard.talk import warn
 from shardyard.train.evaluate import evaluate, evaluation_due
 from shardyard.train.hooks import Phase
 from shardyard.train.loss_scaling import LEAST
@@ -65,6 +66,7 @@ class Loop:
         self.drain = False
         self.target_met = False
         self.blocked_s = 0.0
+        self.limit_told = False
         self._batch = Batch.of(self.recipe.optim, devices=training.world_size)
 
     def run(self) -> str:
@@ -88,7 +90,7 @@ class Loop:
         self.unread = launched
         step = self.progress.step
         evaluation_due = self._evaluation_due(step)
-        save_due = self.save_put_off or step % self.recipe.checkpoint.every == 0
+        save_due = self.training.save_interval.is_due(step) or self.save_put_off
         kept = self.training.snapshots
         snapshot_due = kept is not None and kept.is_due(step)
         if launched.pending.is_ready or evaluation_due or save_due or snapshot_due:
@@ -120,6 +122,7 @@ class Loop:
         with self.notes.during(Phase.DATA):
             batches = next(self.training.loader)
         step = self.progress.step + 1
+        self._tell_data_limit(step)
         if self.recipe.observe.sample_ids:
             log_samples(step, batches, self.training.train_source)
         position = self.progress.position + self._batch.samples
@@ -142,6 +145,14 @@ class Loop:
         wait_s = self.training.loader.wait_s
         return _Launched(pending=pending, step=step, position=position, lr=lr, data_wait_s=wait_s)
 
+    def _tell_data_limit(self, step: int) -> None:
+        """Say once that steps wait for samples that cannot come any quicker."""
+        limit = None if self.limit_told else self.training.train_source.limit
+        if limit is not None:
+            self.limit_told = True
+            warn(limit)
+            self.training.report("data_limit", step=step, reason=limit)
+
     def _read_result(self) -> None:
         """Read the result of the launched step, if any, write its line and act on it."""
         launched, self.unread = self.unread, None
@@ -163,7 +174,7 @@ class Loop:
         is_too_small = self._has_least_scale(result)
         if result.skipped_in_row <= self.recipe.optim.max_skipped_steps and not is_too_small:
             return
-        with self.notes.during(Phase.SAVE):
+        with self.notes.during(Phase.WRITE):
             self.training.saver.wait()
         self._report_saves()
         if self.abandoned is not None:
@@ -278,13 +289,15 @@ class Loop:
                 keep_older=self.skipped_in_row > 0,
             )
         training.report("checkpoint_started", step=step, blocked_s=blocked_s)
+        training.save_interval.taken(step)
+        training.save_interval.blocked_s.append(blocked_s)
         self.saved_step = self.snapshot_step = step
         self._count_blocked(blocked_s)
 
     def _lost_a_save(self) -> bool:
         """Whether a save was due at or before the snapshot that the run went on from."""
         step = self.progress.step
-        return self.durable_step < step - step % self.recipe.checkpoint.every
+        return self.training.save_interval.was_due(step, newest=self.durable_step)
 
     def _check_bits(self, step: int) -> None:
         """Compare what all ranks compute of one micro-batch, where that is due."""
@@ -328,12 +341,14 @@ class Loop:
 
     def _report_saves(self) -> None:
         """Report what the background writer has finished; raises what went wrong there."""
-        with self.notes.during(Phase.SAVE):  # it waits for the writer of the slowest rank
+        with self.notes.during(Phase.WRITE):  # it may wait for the slowest rank's
             saves = self.training.saver.poll()
         for save in saves:
             if isinstance(save, Durable):
                 self.durable_step = save.step
                 self.training.report("checkpoint_durable", **asdict(save))
+                self.training.save_interval.counts_s.append(save.seconds)
+                self.training.save_interval.learn(self.progress.step)
             else:
                 self.training.report("checkpoint_abandoned", **asdict(save))
                 self.abandoned = save
@@ -341,7 +356,7 @@ class Loop:
     def _end(self) -> str:
         """Make the last step durable; where a drain cannot, the checkpoint before it stands."""
         self._save()
-        self.notes.enter(Phase.SAVE)
+        self.notes.enter(Phase.WRITE)
         self.training.saver.wait()
         self._report_saves()
         if not self._is_complete():

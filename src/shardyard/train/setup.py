@@ -18,9 +18,9 @@ from torch import Tensor
 
 from shardyard.checkpoint.averages import is_average
 from shardyard.checkpoint.buffers import buffers_of
+from shardyard.checkpoint.interval import Interval
 from shardyard.checkpoint.save import Saver
 from shardyard.checkpoint.snapshot import Snapshots
-from shardyard.checkpoint.snapshot_interval import Interval
 from shardyard.config.batch import step_samples
 from shardyard.config.exact_problems import BY_EXACT, micro_batches, refuse_inexact
 from shardyard.config.fingerprint import compare
@@ -52,6 +52,7 @@ from shardyard.parallel.exact_gradients import ExactGradients
 from shardyard.parallel.mesh import Mesh, build_mesh, names_on_all_stages
 from shardyard.parallel.precision import DTYPES
 from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lines import LOSSES, LOST_WITH_MEMORY, LOST_WITHOUT_MEMORY
 from shardyard.rundir.resolved import read_resolved
 from shardyard.tasks.base import Task
 from shardyard.tasks.computation import Computation
@@ -62,8 +63,8 @@ from shardyard.train.bits import check_bits
 from shardyard.train.exact_step import ExactStep
 from shardyard.train.hooks import Hooks, Phase
 from shardyard.train.images import build_image_network
+from shardyard.train.intervals import open_interval
 from shardyard.train.loss_scaling import LossScaling
-from shardyard.train.mtbf import mtbf_so_far
 from shardyard.train.optim import ShardOptimizer
 from shardyard.train.optimizers.whole_vectors import WholeVectors
 from shardyard.train.own_module import build_own
@@ -169,6 +170,7 @@ def set_up_phase(
         eval_parts=eval_parts,
         loader=_open_loader(resolved, train_source, begin.progress, mesh),
         saver=_open_saver(run_dir, recipe, place, snapshots),
+        save_interval=_open_save_interval(run_dir, attempt, hooks, place, saved),
         snapshots=snapshots,
         check_bits=check_bits,
         tensors=tensors,
@@ -221,20 +223,41 @@ def _open_saver(
     )
 
 
+def _open_save_interval(
+    run_dir: RunDir, attempt: int, hooks: Hooks, place: Place, saved: Saved | None
+) -> Interval:
+    """What says when a checkpoint is due. All ranks call it."""
+    recipe = place.resolved.recipe
+    return open_interval(
+        "checkpoint_interval",
+        recipe.checkpoint.every,
+        run_dir,
+        attempt,
+        first_step=0 if saved is None else saved.durable_step,
+        losses=LOSSES if recipe.elastic.snapshot_every is None else LOST_WITH_MEMORY,
+        group=place.control,
+        events=hooks.events,
+    )
+
+
 def _open_snapshots(
     run_dir: RunDir, attempt: int, hooks: Hooks, place: Place, tensors: dict[str, Tensor],
     saved: Saved | None,
 ) -> Snapshots | None:  # fmt: skip
     """What takes snapshots, if the recipe asks for them. All ranks call it."""
-    every = place.resolved.recipe.elastic.snapshot_every
+    elastic = place.resolved.recipe.elastic
+    every = elastic.snapshot_every
     if every is None:
         return None
-    interval = Interval(
+    interval = open_interval(
+        "snapshot_interval",
         every,
+        run_dir,
+        attempt,
         first_step=0 if saved is None else saved.progress.step,
-        mtbf_s=mtbf_so_far(run_dir, attempt, group=place.control) if every == "auto" else 0.0,
+        losses=LOSSES if elastic.snapshot_neighbour is True else LOST_WITHOUT_MEMORY,
         group=place.control,
-        report=None if hooks.events is None else hooks.events.write,
+        events=hooks.events,
     )
     return Snapshots(
         tensors,

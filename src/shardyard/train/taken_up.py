@@ -82,7 +82,13 @@ def _of_snapshot(found: FoundSnapshot, refused: tuple[Refused, ...], durable_ste
         found.fill(tensors, of_others=of_others, allow_extra=allow_extra)
         return []
 
-    told = {"step": found.moment.step, "source": "agent", "taken_in": found.moment.generation}
+    told = {
+        "step": found.moment.step,
+        "source": "neighbour" if found.is_of_neighbour else "agent",
+        "taken_in": found.moment.generation,
+    }
+    if found.fetched_bytes:
+        told["fetched_bytes"] = found.fetched_bytes
     return Saved(
         where=str(found),
         values=found.values,

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from shardyard.checkpoint.interval import Interval
 from shardyard.checkpoint.save import Saver
 from shardyard.checkpoint.staging import Keeping
 from shardyard.config.resolved import Resolved
@@ -49,6 +50,8 @@ class Training:
     eval_parts: Mapping[str, Samples]
     loader: Loader
     saver: Saver
+    save_interval: Interval
+    """Says when a checkpoint is due."""
     snapshots: Keeping | None
     """None: the recipe asks for none."""
     tensors: dict[str, Tensor]

@@ -5,6 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from shardyard.data.images.commit import choose_window
+from shardyard.data.images.index import ROW
 from shardyard.data.images.order import Window, window_index, window_indices
 from shardyard.data.order import sample_indices
 
@@ -32,6 +34,13 @@ def test_blocks_of_one_picture_are_the_order_of_all_other_data() -> None:
     positions = np.arange(200)
     found = window_indices(positions, 100, Window(block=1), seed=3)
     assert (found == sample_indices(positions, 100, seed=3)).all()
+
+
+@pytest.mark.parametrize(("num_samples", "block"), [(2, 2), (39, 32), (4095, 2048), (10_000, 4096)])
+def test_a_block_is_no_larger_than_a_small_split(num_samples: int, block: int) -> None:
+    rows = np.zeros(num_samples, ROW)
+    rows["size"], rows["label"] = 800, np.random.default_rng(0).integers(0, 4, num_samples)
+    assert choose_window(rows).block == block
 
 
 def test_a_window_holds_no_more_blocks_than_it_says() -> None:

@@ -183,13 +183,10 @@ def test_threads_that_never_wait_for_work_are_counted(monkeypatch: pytest.Monkey
     assert threads.saturated_s == 0
 
 
-def test_a_job_that_decoding_limits_is_called_so(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_job_that_decoding_limits_is_called_so(folder: Path) -> None:
     stream = stream_of(folder, 2)
-    for _ in range(2):
-        stream.threads.saturated_s, stream.threads.busy_s = 40.0, 1000.0
-        stream.micro_batch(range(4), 4)
-    (told,) = caplog.messages
+    assert stream.limit is None
+    stream.threads.saturated_s, stream.threads.busy_s = 40.0, 1000.0
+    told = str(stream.limit)
     assert "decoding limits this job. All 2 threads" in told and "data_wait_s" in told
     assert "reading limits this job" in limit_words(4, 31.0, read_share=0.8)

@@ -17,7 +17,7 @@ from shardyard.data.images.prepare import prepare_images
 from shardyard.data.stores import s3
 from shardyard.errors import RequestError
 from tests.data.images.ilsvrc import CLASSES, tar_of, tree
-from tests.launchers.batch_server import BatchServer, batch_server
+from tests.launchers.batch_server import BatchServer
 
 pytestmark = pytest.mark.heavy
 
@@ -68,14 +68,12 @@ def test_other_annotations_are_other_data(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BatchServer]:
-    pytest.importorskip("boto3", reason="boto3 is an extra")
-    pytest.importorskip("moto", reason="moto is for development")
-    with batch_server(tmp_path) as started:
-        for name, value in {**started.environ, "AWS_ENDPOINT_URL": started.url}.items():
-            monkeypatch.setenv(name, value)
-        s3._client.cache_clear()
-        yield started
+def server(moto: BatchServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[BatchServer]:
+    moto.reset()
+    for name, value in moto.environ.items():
+        monkeypatch.setenv(name, value)
+    s3._client.cache_clear()
+    yield moto
     s3._client.cache_clear()
 
 

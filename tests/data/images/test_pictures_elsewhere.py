@@ -15,7 +15,7 @@ from shardyard.errors import RequestError
 from tests.data.images.made import noise, saved, shard, tar_bytes
 from tests.data.images.test_image_stream import SMALL
 from tests.data.images.test_prepare_images import pictures_of, run
-from tests.launchers.batch_server import BatchServer, batch_server
+from tests.launchers.batch_server import BatchServer
 
 VIEW = MiddleCrop(size=8, share=1.0, how=Image.Resampling.BILINEAR)
 
@@ -25,13 +25,13 @@ pytestmark = pytest.mark.heavy
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[BatchServer]:
-    with batch_server(tmp_path) as started:
-        for name, value in {**started.environ, "AWS_ENDPOINT_URL": started.url}.items():
-            monkeypatch.setenv(name, value)
-        s3._client.cache_clear()
-        started.client("s3").create_bucket(Bucket="pictures")
-        yield started
+def server(moto: BatchServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[BatchServer]:
+    moto.reset()
+    for name, value in moto.environ.items():
+        monkeypatch.setenv(name, value)
+    s3._client.cache_clear()
+    moto.client("s3").create_bucket(Bucket="pictures")
+    yield moto
     s3._client.cache_clear()
 
 

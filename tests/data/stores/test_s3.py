@@ -19,7 +19,7 @@ from shardyard.data.sources import list_files, read_sections, split_into_pieces
 from shardyard.data.stores import ranged, s3
 from shardyard.errors import AccessError, LostError, RequestError, SourceError
 from tests.data.cutting_proxy import Proxy, cutting_proxy
-from tests.launchers.batch_server import BatchServer, batch_server
+from tests.launchers.batch_server import BatchServer
 from tests.transfer.s3_front import Front, s3_front
 
 pytest.importorskip("boto3", reason="boto3 is an extra")
@@ -28,12 +28,6 @@ pytestmark = pytest.mark.heavy
 
 ROWS = [{"text": f"text {number} é " * (number % 50), "n": number} for number in range(500)]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BatchServer]:
-    with batch_server(tmp_path_factory.mktemp("moto")) as started:
-        yield started
 
 
 @dataclass
@@ -55,16 +49,16 @@ class World:
 
 
 @pytest.fixture
-def world(server: BatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(moto: BatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """A bucket behind a connection that breaks, behind a server that fails as it is told."""
-    server.reset()
-    server.client("s3").create_bucket(Bucket="corpus")
-    with s3_front(server.url) as front, cutting_proxy(front.url) as proxy:
-        for name, value in {**server.environ, "AWS_ENDPOINT_URL": proxy.url}.items():
+    moto.reset()
+    moto.client("s3").create_bucket(Bucket="corpus")
+    with s3_front(moto.url) as front, cutting_proxy(front.url) as proxy:
+        for name, value in {**moto.environ, "AWS_ENDPOINT_URL": proxy.url}.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(ranged, "_LONGEST_PAUSE_S", 0.01)
         s3._client.cache_clear()
-        yield World(server, proxy, front, tmp_path)
+        yield World(moto, proxy, front, tmp_path)
     s3._client.cache_clear()
 
 

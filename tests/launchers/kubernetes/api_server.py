@@ -28,11 +28,14 @@ KINDS = {
     "trainjobs": ("trainer.kubeflow.org/v1alpha1", "TrainJob"),
     "clustertrainingruntimes": ("trainer.kubeflow.org/v1alpha1", "ClusterTrainingRuntime"),
     "pytorchjobs": ("kubeflow.org/v1", "PyTorchJob"),
+    "podgroups": ("scheduling.volcano.sh/v1beta1", "PodGroup"),
     "localqueues": ("kueue.x-k8s.io/v1beta2", "LocalQueue"),
+    "podmonitors": ("monitoring.coreos.com/v1", "PodMonitor"),
+    "prometheusrules": ("monitoring.coreos.com/v1", "PrometheusRule"),
 }
 BUILT_IN = {
-    "configmaps", "daemonsets", "namespaces", "nodes", "persistentvolumeclaims", "pods",
-    "resourcequotas", "serviceaccounts", "jobs",
+    "configmaps", "daemonsets", "deployments", "namespaces", "nodes", "persistentvolumeclaims",
+    "pods", "resourcequotas", "serviceaccounts", "jobs",
 }  # fmt: skip
 
 

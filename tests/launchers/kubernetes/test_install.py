@@ -5,73 +5,22 @@ here.
 """
 
 import json
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from shardyard.cli import main
 from shardyard.config.load import load_recipe
 from shardyard.launchers.kubernetes.etcd import IMAGE, render_etcd, service_name
-from shardyard.launchers.kubernetes.launcher import KubernetesLauncher
-from tests.launchers.kubernetes.api_server import ApiServer, running_server
-from tests.launchers.kubernetes.requests import IMAGE as TRAINING_IMAGE
+from tests.launchers.kubernetes.api_server import write_kubeconfig
+from tests.launchers.kubernetes.conftest import Site, rented
 from tests.launchers.kubernetes.schemas import check_builtin
 
 pytest.importorskip("kubernetes", reason="the Kubernetes client is an extra")
 
 JOBSET = "https://github.com/kubernetes-sigs/jobset/releases/download/v0.12.0/manifests.yaml"
-RECORDER = """#!/bin/sh
-printf '%s\\n' "$(basename "$0") $*" >> "$CALLS"
-[ -z "$REFUSAL" ] || { echo "$REFUSAL" >&2; exit 1; }
-"""
 ETCD = ("launch.kubernetes.target=pytorchjob", "launch.kubernetes.etcd=etcd:2379")
-
-
-class Site:
-    """A cluster, a folder of runs, and programs that write down their calls."""
-
-    def __init__(self, server: ApiServer, kubeconfig: Path, folder: Path) -> None:
-        self.server = server
-        self.kubeconfig = kubeconfig
-        self.runs = folder / "runs"
-        self.log = folder / "calls"
-        self.programs = folder / "bin"
-        self.programs.mkdir()
-        for name in ("kubectl", "helm"):
-            (self.programs / name).write_text(RECORDER)
-            (self.programs / name).chmod(0o755)
-
-    def doctor(self, *words: str) -> int:
-        recipe = (
-            "model.preset=llama-tiny", "data.source=/runs/text", "run.steps=2", "cluster.nodes=2",
-            "cluster.device=cpu", "cluster.devices=2", f"launch.image={TRAINING_IMAGE}",
-            "launch.run_dir=/runs", "launch.volumes=[{path: /runs, claim: runs}]",
-            "launch.kubernetes.context=test", f"run.dir={self.runs}",
-        )  # fmt: skip
-        launchers = {"kubernetes": KubernetesLauncher(kubeconfig=self.kubeconfig)}
-        return main(["doctor", *recipe, "--on", "kubernetes", *words], launchers=launchers)
-
-    def calls(self) -> list[str]:
-        return self.log.read_text().splitlines() if self.log.exists() else []
-
-    def ledger(self) -> list[str]:
-        text = (self.runs / "installed-kubernetes-test.jsonl").read_text()
-        lines = [json.loads(line) for line in text.splitlines()]
-        return [f"{line['action']} {line['kind']} {line['name']}" for line in lines]
-
-
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    with running_server(tmp_path) as (server, kubeconfig):
-        made = Site(server, kubeconfig, tmp_path)
-        monkeypatch.setenv("PATH", f"{made.programs}:{os.environ['PATH']}")
-        monkeypatch.setenv("CALLS", str(made.log))
-        monkeypatch.setenv("REFUSAL", "")
-        yield made
 
 
 def test_a_dry_run_prints_the_commands_and_changes_nothing(
@@ -83,6 +32,27 @@ def test_a_dry_run_prints_the_commands_and_changes_nothing(
     assert said.out == f"kubectl apply --server-side -f {JOBSET} --context test\n"
     assert "missing: JobSet 0.12.0: runs launch.kubernetes.target=jobset" in said.err
     assert site.calls() == [] and not site.runs.exists()
+
+
+@pytest.mark.parametrize(
+    ("context", "why"),
+    [("test", "does not answer"), ("nowhere", "has no such context"), ("null", "is not given")],
+)
+def test_install_dry_run_needs_no_live_cluster(
+    context: str, why: str, site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.kubeconfig = write_kubeconfig(site.runs.parent, port=1)
+    words = (f"launch.kubernetes.context={context}", "launch.kubernetes.queue=team")
+    assert site.doctor("--install", "--dry-run", *words) == 0
+    said = capsys.readouterr()
+    name = "CONTEXT" if context == "null" else context
+    kueue = "https://github.com/kubernetes-sigs/kueue/releases/download/v0.19.2/manifests.yaml"
+    assert said.out.splitlines() == [
+        f"kubectl apply --server-side -f {url} --context {name}" for url in (JOBSET, kueue)
+    ]
+    assert "warning: what the target has already was not asked" in said.err and why in said.err
+    assert site.doctor("--install", "--yes", *words) in (2, 3)
+    assert site.calls() == [] and list(site.runs.glob("installed*")) == []
 
 
 def test_without_a_terminal_and_without_yes_nothing_is_installed(
@@ -185,10 +155,6 @@ def test_an_etcd_of_somebody_else_is_left_alone(
     assert "It was not made by us" in capsys.readouterr().err
     assert site.doctor("--uninstall", "--yes", *ETCD) == 0
     assert site.server.names("services") == [] and site.server.names("deployments") == ["etcd"]
-
-
-def rented(*words: str) -> tuple[str, ...]:
-    return ("cluster.device=auto", "cluster.devices=auto", "cluster.instance=p5.48xlarge", *words)
 
 
 @pytest.mark.heavy

@@ -268,9 +268,23 @@ def test_the_exit_code_of_a_failed_job_is_that_of_the_pod_that_failed_first(worl
 
 def test_an_image_by_tag_is_warned_of(world: World) -> None:
     rendered = world.launcher.render(request_for("launch.image=x.example/train:latest"))
-    assert "by digest" in rendered.warnings[0]
-    assert world.launcher.render(request_for()).warnings == ()
+    assert "by digest" in rendered.warnings[-1]
+    assert world.launcher.render(request_for("cluster.nodes=1")).warnings == ()
     assert replace(rendered).target == {"namespace": "default", "context": "test"}
+
+
+def test_jobs_of_ours_are_found_by_their_label_without_any_ledger(world: World) -> None:
+    job = world.submit()
+    over = world.submit(submission=2)
+    foreign = {"name": "other", "uid": "u", "labels": {}}
+    path = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/default/jobsets"
+    world.server.add(f"{path}/other", metadata=foreign)
+    done = [{"type": "Completed", "status": "True", "message": "done"}]
+    world.server.objects[f"{path}/{over.name}"]["status"] = {"conditions": done}
+    (found,) = world.launcher.find(request_for().recipe)
+    assert (found.id, found.name, found.run_id) == (job.id, job.name, RUN_ID)
+    assert (found.state, found.where) == (JobState.WAITING, "context test, namespace default")
+    assert found.end == f"kubectl --context test -n default delete jobsets {job.name}"
 
 
 SIDE = SideJob(kind="export", arguments={"step": 7})

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from shardyard.config.capacity import capacity_of
 from shardyard.config.load import dump_recipe
 from shardyard.errors import RequestError
 from shardyard.launchers.base import place_in
+from shardyard.launchers.kubernetes.capacity import is_of, terms_of
 from shardyard.launchers.kubernetes.objects import render_objects, to_yaml
 from tests.launchers.kubernetes.requests import IMAGE, RUN_ID, request_for
-from tests.launchers.kubernetes.schemas import pod_of
+from tests.launchers.kubernetes.schemas import check_object, pod_of
 
 ALL_TARGETS = ["jobset", "trainjob", "pytorchjob"]
 
@@ -182,6 +184,58 @@ def test_pods_go_to_nodes_of_the_instance_type() -> None:
     assert selector == {"node.kubernetes.io/instance-type": "p5.48xlarge", "pool": "a"}
 
 
+CR = "cr-0123456789abcdef0"
+BLOCK = (f"cluster.capacity=block:{CR}", "cluster.block_ends=2027-01-31T11:30:00Z")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "labels", "is_wanted"),
+    [
+        (BLOCK, {"karpenter.k8s.aws/capacity-reservation-id": CR}, True),
+        (BLOCK, {"shardyard/capacity-reservation": CR}, True),
+        (BLOCK, {"shardyard/capacity-reservation": "cr-00000000"}, False),
+        (BLOCK, {"eks.amazonaws.com/capacityType": "CAPACITY_BLOCK"}, False),
+        ((f"cluster.capacity=reservation:{CR}",), {"shardyard/capacity-reservation": CR}, True),
+        (("cluster.capacity=spot",), {"karpenter.sh/capacity-type": "spot"}, True),
+        (("cluster.capacity=spot",), {"eks.amazonaws.com/capacityType": "SPOT"}, True),
+        (("cluster.capacity=spot",), {}, False),
+        (("cluster.capacity=on-demand",), {}, True),
+        (("cluster.capacity=on-demand",), {"karpenter.sh/capacity-type": "on-demand"}, True),
+        (("cluster.capacity=on-demand",), {"karpenter.sh/capacity-type": "reserved"}, False),
+        (("cluster.capacity=on-demand",), {"eks.amazonaws.com/capacityType": "SPOT"}, False),
+    ],
+)
+def test_pods_take_nodes_of_the_capacity_alone_that_the_recipe_names(
+    overrides: tuple[str, ...], labels: dict[str, str], is_wanted: bool
+) -> None:
+    request = request_for(*overrides)
+    capacity = capacity_of(request.recipe.cluster)
+    assert capacity is not None and is_of(capacity, labels) is is_wanted
+    for target in ALL_TARGETS:
+        *_, job = render_objects(request_for(*overrides, f"launch.kubernetes.target={target}"))
+        (terms,) = found_in(job, "nodeSelectorTerms")
+        assert terms == [{"matchExpressions": term} for term in terms_of(capacity)]
+        check_object(job)
+
+
+def found_in(tree: object, key: str) -> list[object]:
+    """The values of a key, wherever it is."""
+    if isinstance(tree, dict):
+        here = [tree[key]] if key in tree else []
+        return here + [found for value in tree.values() for found in found_in(value, key)]
+    return (
+        [found for item in tree for found in found_in(item, key)] if isinstance(tree, list) else []
+    )
+
+
+@pytest.mark.parametrize("target", ALL_TARGETS)
+def test_a_block_s_end_is_the_job_s_time_limit(target: str) -> None:
+    words = (*BLOCK, f"launch.kubernetes.target={target}")
+    for limit, left_s, seconds in [("2h", 3600.5, 3600), ("30min", 3600.0, 1800)]:
+        request = request_for(*words, f"launch.time_limit={limit}", block_left_s=left_s)
+        assert found_in(render_objects(request)[-1], "activeDeadlineSeconds") == [seconds]
+
+
 def test_the_recipe_travels_in_a_config_map_named_by_its_content() -> None:
     first, other = render_objects(request_for())[0], render_objects(request_for("run.seed=1"))[0]
     assert first["data"]["recipe.yaml"] == dump_recipe(request_for().recipe)
@@ -220,6 +274,7 @@ HOSTS = {
     "pytorchjob": f"{RUN_ID}-worker-0",
 }
 FIELDS = {
+    "metadata.name": f"{RUN_ID}-worker-1",
     "metadata.labels['training.kubeflow.org/replica-index']": "1",
     "metadata.labels['batch.kubernetes.io/controller-uid']": "uid-of-this-start",
 }
@@ -232,6 +287,7 @@ def test_a_node_reads_its_place_from_what_its_pod_is_given(target: str) -> None:
         environ[name] = value if isinstance(value, str) else FIELDS[value["fieldRef"]["fieldPath"]]
     place = place_in(target, environ)
     assert (place.node_rank, place.nodes, place.host) == (1, 2, HOSTS[target])
+    assert place.own_host == (f"{RUN_ID}-worker-1" if target == "pytorchjob" else None)
     assert place.session == (RUN_ID if target == "pytorchjob" else "uid-of-this-start")
 
 
@@ -259,3 +315,20 @@ def test_a_node_is_not_emptied_to_save_money_while_a_run_is_on_it(target: str) -
         (replicated,) = objects[1]["spec"]["template"]["spec"]["replicatedJobs"]
         template = replicated["template"]["spec"]["template"]
         assert template["metadata"]["annotations"].items() <= notes.items()
+
+
+def test_metrics_are_offered_at_the_pods_own_address_where_they_are_asked_for() -> None:
+    container = container_for("observe.prometheus=9400")
+    assert container["ports"] == [{"name": "metrics", "containerPort": 9400}]
+    source = {"fieldRef": {"fieldPath": "status.podIP"}}
+    assert {"name": "SHARDYARD_METRICS_ADDRESS", "valueFrom": source} in container["env"]
+    plain = container_for()
+    assert "ports" not in plain
+    assert "SHARDYARD_METRICS_ADDRESS" not in [each["name"] for each in plain["env"]]
+
+
+@pytest.mark.parametrize("target", ["jobset", "trainjob", "pytorchjob"])
+def test_every_target_takes_a_pod_that_offers_metrics(target: str) -> None:
+    request = request_for("observe.prometheus=9400", f"launch.kubernetes.target={target}")
+    for item in render_objects(request):
+        check_object(item)

@@ -64,7 +64,7 @@ class Augmentation:
             part = random_part(self.size, self.size, draws)
             if part is not None:
                 picture.paste(self.erased_to, part.corners)
-        return np.array(picture)
+        return np.asarray(picture)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,4 +81,4 @@ class MiddleCrop:
         """A picture in RGB -> (H, W, C)."""
         whole = resized(*picture.size, shorter=round(self.size / self.share))
         picture = picture.resize(whole, self.how)
-        return np.array(picture.crop(middle(*whole, size=self.size).corners))
+        return np.asarray(picture.crop(middle(*whole, size=self.size).corners))

@@ -132,7 +132,8 @@ def choose_window(rows: Rows) -> Window:
         return Window(block=1)
     mean_bytes = float(rows["size"].mean()) + 1
     block = 2 ** max(0, int(np.log2(_BLOCK_BYTES / mean_bytes)))
-    block = min(block, _MOST_IN_BLOCK)
+    # no larger than the split: the order walks over every place behind its last picture
+    block = min(block, _MOST_IN_BLOCK, 2 ** int(np.log2(len(rows))))
     return Window(block=block, run=min(16, 4 * block))
 
 

@@ -1,11 +1,16 @@
 """The samples of a prepared set of pictures, and their stream: read ahead, decoded in threads.
 
-Shape suffixes in this file: H, W = rows and columns of pixels, C = red, green and blue
+Shape suffixes in this file:
+    B = samples in a micro-batch
+    H, W = rows and columns of pixels
+    C = red, green and blue
 """
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from shardyard.data.images.cache import PictureBytes
 from shardyard.data.images.decode import decode
@@ -14,20 +19,21 @@ from shardyard.data.images.order import window_indices
 from shardyard.data.images.threads import DecodeThreads
 from shardyard.data.micro_batch import MicroBatch
 from shardyard.data.order import Positions
-from shardyard.data.samples import Prepare, Sample, side_by_side, unchanged
+from shardyard.data.samples import Prepare, unchanged
 from shardyard.errors import DataError, SourceError
-from shardyard.talk import warn
 
 if TYPE_CHECKING:
-    from shardyard.data.images.augment import View
+    from shardyard.data.images.augment import Pixels, View
 
 
 _TOLD_AFTER_S = 30.0
+_SPAN = 4096
+"""Positions whose pictures are looked up at once: for those of one micro-batch it takes as long."""
 _UNNAMED = "a picture"
 
 
 class ImageSet:
-    """One split: ``image`` uint8 (H, W, C) and ``label`` int64 (). Safe in several threads."""
+    """One split: pictures uint8 (H, W, C) and their labels. Safe in several threads."""
 
     def __init__(self, index: ImageIndex, view: "View", *, size: int, cache_bytes: int) -> None:
         """Args:
@@ -38,13 +44,11 @@ class ImageSet:
         self.index = index
         self.num_samples = index.num_samples
         self.contents = PictureBytes(index, cache_bytes)
+        self.size = size
         self._view = view
-        self._padding = Sample(
-            {"image": np.zeros((size, size, 3), np.uint8), "label": np.zeros((), np.int64)}, 0
-        )
 
-    def sample(self, index: int, epoch: int) -> Sample:
-        """A picture as it is in that pass over the split.
+    def picture(self, index: int, epoch: int) -> "tuple[Pixels, int]":
+        """A picture as it is in that pass over the split, and its label.
 
         Raises:
             DataError: It cannot be decoded, or is not as it was when it was prepared.
@@ -54,9 +58,7 @@ class ImageSet:
             picture = decode(content, _UNNAMED)
         except SourceError as error:
             raise self._broken(index, error) from error
-        label = np.array(self.index.rows[index]["label"], np.int64)
-        image = self._view(picture, epoch=epoch, sample=index)
-        return Sample({"image": image, "label": label}, 1)
+        return self._view(picture, epoch=epoch, sample=index), self.index.rows[index]["label"]
 
     def _broken(self, index: int, error: SourceError) -> DataError:
         # named here alone: a name takes longer to read than a picture's place
@@ -65,10 +67,6 @@ class ImageSet:
             f"{told} It was not read to its end when data were prepared (data.images.check=false), "
             "or has changed since. Prepare with data.images.check=true."
         )
-
-    def padding(self) -> Sample:
-        """A black picture, which counts nothing."""
-        return self._padding
 
 
 class ImageStream:
@@ -91,7 +89,7 @@ class ImageStream:
         self.threads = threads
         self._seed = seed
         self._prepare = prepare
-        self._is_told = False
+        self._span = lru_cache(maxsize=4)(self._pictures_of_span)
 
     def sample_indices(self, positions: Positions) -> Positions:
         """Which pictures of the split are at these positions of the stream."""
@@ -100,13 +98,19 @@ class ImageStream:
         window = self.samples.index.window
         return window_indices(positions, self.num_samples, window, seed=self._seed)
 
-    def _tell_limit(self) -> None:
-        """Say once what limits the rate, if these threads do."""
+    def _pictures_of_span(self, number: int) -> list[int]:
+        at = np.arange(number * _SPAN, (number + 1) * _SPAN, dtype=np.int64)
+        found: list[int] = self.sample_indices(at).tolist()
+        return found
+
+    @property
+    def limit(self) -> str | None:
+        """What limits the rate, in words, if these threads do."""
         threads = self.threads
-        if not self._is_told and threads.saturated_s >= _TOLD_AFTER_S:
-            self._is_told = True
-            read_share = self.samples.contents.wait_s / threads.busy_s
-            warn(limit_words(threads.threads, threads.saturated_s, read_share))
+        if threads.saturated_s < _TOLD_AFTER_S:
+            return None
+        read_share = self.samples.contents.wait_s / threads.busy_s
+        return limit_words(threads.threads, threads.saturated_s, read_share)
 
     def micro_batch(self, positions: range, size: int) -> MicroBatch:
         """The pictures at these positions, padded with weightless rows to ``size`` rows.
@@ -114,14 +118,27 @@ class ImageStream:
         Raises:
             DataError: A picture cannot be decoded, or is not as it was when it was prepared.
         """
-        indices = self.sample_indices(np.array(positions, dtype=np.int64)).tolist()
+        indices = [self._span(at // _SPAN)[at % _SPAN] for at in positions]
         epochs = [position // self.num_samples for position in positions]
         self.samples.contents.ask(indices)
-        made = self.threads.run(
-            lambda place: self.samples.sample(indices[place], epochs[place]), len(indices)
+        side = self.samples.size
+        pixels_BHWC = np.zeros((size, side, side, 3), np.uint8)
+        labels_B = np.zeros(size, np.int64)
+
+        def make(place: int) -> None:  # who decodes also puts it where it belongs
+            pixels_BHWC[place], labels_B[place] = self.samples.picture(
+                indices[place], epochs[place]
+            )
+
+        self.threads.run(make, len(indices))
+        samples_B = np.full(size, -1, dtype=np.int64)
+        samples_B[: len(indices)] = positions
+        batch = MicroBatch(
+            fields={"image": torch.from_numpy(pixels_BHWC), "label": torch.from_numpy(labels_B)},
+            samples_B=torch.from_numpy(samples_B),
+            work=len(indices),
         )
-        self._tell_limit()
-        return side_by_side(made, positions, self.samples.padding(), size, self._prepare)
+        return self._prepare(batch, (batch.samples_B >= 0).long())
 
 
 def limit_words(threads: int, saturated_s: float, read_share: float) -> str:

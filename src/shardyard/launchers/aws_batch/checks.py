@@ -12,20 +12,25 @@ from functools import cached_property, partial
 from typing import Any
 
 from shardyard.aws import aws_client, aws_errors, aws_session, error_code
+from shardyard.config.capacity import capacity_of
 from shardyard.config.secret_reference import Reference, parse_references
 from shardyard.doctor.finding import Finding, gather
-from shardyard.errors import RequestError, ShardyardError
+from shardyard.errors import ShardyardError
 from shardyard.image.ecr import Registry, ecr_registry
 from shardyard.image.registry import find_image
 from shardyard.launchers.aws_batch.objects import LOG_GROUP, chosen_instance, job_definition
 from shardyard.launchers.aws_batch.queue import check_queue, environments_of, queue_named
-from shardyard.launchers.aws_batch.setup import prerequisites
 from shardyard.launchers.base import LaunchRequest
 from shardyard.launchers.place import PORT
 
 QUOTAS = {"p": "L-417A185B", "g": "L-DB2E81BA", "dl": "L-6E869C2A"}
 """Family -> code of the quota "Running On-Demand ... instances", in vCPUs. Source: EC2 User Guide,
 On-Demand Instance quotas."""
+
+HOW_TO_MAKE_ONE = (
+    "`shardyard cluster create kind=batch recipe=RECIPE name=QUEUE` makes one; "
+    "docs/verbs/cluster.md lists what else it is told"
+)
 
 _PULL = ("ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer")
 _NO_ENTITY = "NoSuchEntity"
@@ -121,24 +126,10 @@ def _queue(account: _Account) -> Iterator[Finding]:
     try:
         check_queue(account.client("batch"), name, job_definition(account.request))
     except ShardyardError as error:
-        yield Finding(
-            name="queue", verdict="problem", what=str(error), mend=_how_to_make_one(account)
-        )
+        yield Finding(name="queue", verdict="problem", what=str(error), mend=HOW_TO_MAKE_ONE)
     else:
         names = ", ".join(row["computeEnvironmentName"] for row in account.environments)
         yield Finding(name="queue", verdict="ok", what=f"{name} takes the job, on {names}")
-
-
-def _how_to_make_one(account: _Account) -> str:
-    """What makes a queue for the recipe: the commands, or what they lack."""
-    text = (
-        "`python -m shardyard.launchers.aws_batch.setup RECIPE` prints the commands that make one"
-    )
-    try:
-        prerequisites(account.request.recipe)
-    except RequestError as error:
-        return f"{text}, but needs more: {error}"
-    return text
 
 
 def _instances(account: _Account) -> Iterator[Finding]:
@@ -148,14 +139,38 @@ def _instances(account: _Account) -> Iterator[Finding]:
         name, ec2 = environment["computeEnvironmentName"], account.client("ec2")
         template = _template(account, ec2, resources.get("launchTemplate") or {})
         yield from _efa(account, name, template)
-        if account.request.nodes > 1 and not resources.get("placementGroup"):
+        yield from _capacity(account, name, template)
+        is_grouped = bool(resources.get("placementGroup"))
+        if account.request.nodes > 1 and not is_grouped and _reservation(account) is None:
             yield Finding(
                 name="placement group", verdict="warning",
                 what=f"compute environment {name} has none: nodes may be far from each other, "
                 "and collectives slow",
-                mend=_how_to_make_one(account),
+                mend=HOW_TO_MAKE_ONE,
             )  # fmt: skip
         yield _stop_time(account, name, template)
+
+
+def _reservation(account: _Account) -> str | None:
+    """Id of the reservation or block that the recipe names."""
+    capacity = capacity_of(account.request.recipe.cluster)
+    return None if capacity is None else capacity.id
+
+
+def _capacity(account: _Account, name: str, template: Mapping[str, Any]) -> Iterator[Finding]:
+    wanted = _reservation(account)
+    if wanted is None:
+        return
+    asked = template.get("CapacityReservationSpecification") or {}
+    target = (asked.get("CapacityReservationTarget") or {}).get("CapacityReservationId")
+    what = f"instances of {name} are rented from {target or 'no reservation'}"
+    if target == wanted:
+        yield Finding(name="capacity", verdict="ok", what=what)
+        return
+    yield Finding(
+        name="capacity", verdict="problem", what=f"{what}, and cluster.capacity names {wanted}",
+        mend=f"Use a queue that is made for it. {HOW_TO_MAKE_ONE}",
+    )  # fmt: skip
 
 
 def _template(account: _Account, ec2: Any, reference: Mapping[str, str]) -> dict[str, Any]:
@@ -192,7 +207,7 @@ def _efa(account: _Account, name: str, template: Mapping[str, Any]) -> Iterator[
             what=f"{what}: containers ask for {lacking}, which would not be there, and would not "
             "start",
             mend="Add them to the environment's launch template. For a new queue: "
-            + _how_to_make_one(account),
+            + HOW_TO_MAKE_ONE,
         )  # fmt: skip
 
 
@@ -224,7 +239,7 @@ def _task_network(account: _Account, ec2: Any, environment: Mapping[str, Any]) -
             f"containers of {environment['computeEnvironmentName']} get the VPC's default security "
             f"group, {group['GroupId']}, as its launch template has network interfaces"
         )
-        if any(_lets_in(rule, group["GroupId"]) for rule in group.get("IpPermissions", ())):
+        if any(lets_in(rule, group["GroupId"]) for rule in group.get("IpPermissions", ())):
             what += f"; it lets itself in on port {PORT}"
             yield Finding(name="task network", verdict="ok", what=what)
             continue
@@ -236,7 +251,7 @@ def _task_network(account: _Account, ec2: Any, environment: Mapping[str, Any]) -
         )  # fmt: skip
 
 
-def _lets_in(rule: Mapping[str, Any], group: str) -> bool:
+def lets_in(rule: Mapping[str, Any], group: str) -> bool:
     """Whether a rule lets members of a group reach the rendezvous; ranges of addresses count."""
     covers = rule["IpProtocol"] == "-1" or (
         rule["IpProtocol"] == "tcp" and rule["FromPort"] <= PORT <= rule["ToPort"]
@@ -306,19 +321,20 @@ def _trusted(policy: Mapping[str, Any]) -> set[str]:
 
 
 def _log_group(account: _Account) -> Iterator[Finding]:
-    logs = account.client("logs")
+    logs, name = account.client("logs"), account.request.recipe.launch.aws_batch.log_group
     with aws_errors("look for the log group", account.region):
-        answer = logs.describe_log_groups(logGroupNamePrefix=LOG_GROUP)
-    if any(group["logGroupName"] == LOG_GROUP for group in answer["logGroups"]):
-        yield Finding(name="log group", verdict="ok", what=f"{LOG_GROUP} is there")
-    else:
-        yield Finding(
-            name="log group", verdict="warning",
-            what=f"there is no {LOG_GROUP} yet. Batch makes it with an account's first job if its "
-            "service role may; else no container starts",
-            mend=f"aws logs create-log-group --region {account.region} "
-            f"--log-group-name {LOG_GROUP}",
-        )  # fmt: skip
+        answer = logs.describe_log_groups(logGroupNamePrefix=name)
+    if any(group["logGroupName"] == name for group in answer["logGroups"]):
+        yield Finding(name="log group", verdict="ok", what=f"{name} is there")
+        return
+    mend = f"aws logs create-log-group --region {account.region} --log-group-name {name}"
+    what = f"there is no {name} yet. Batch makes it with an account's first job if its service "
+    what += "role may; else no container starts"
+    if name == LOG_GROUP:
+        yield Finding(name="log group", verdict="warning", what=what, mend=mend)
+    else:  # nobody makes one of another name
+        what = f"there is no {name} (launch.aws_batch.log_group): no container would start"
+        yield Finding(name="log group", verdict="problem", what=what, mend=mend)
 
 
 def _quota(account: _Account) -> Iterator[Finding]:

@@ -28,6 +28,7 @@ from shardyard.launchers.aws_batch.checks import batch_checks
 from shardyard.launchers.aws_batch.logs import read_logs, stream_names
 from shardyard.launchers.aws_batch.objects import (
     LOG_GROUP,
+    NAME_BEGINS,
     ORIGIN_TAG,
     RUN_TAG,
     job_definition,
@@ -35,12 +36,13 @@ from shardyard.launchers.aws_batch.objects import (
     warnings,
 )
 from shardyard.launchers.aws_batch.ownership import is_ours
-from shardyard.launchers.aws_batch.queue import check_queue
+from shardyard.launchers.aws_batch.queue import check_queue, container_of
 from shardyard.launchers.aws_batch.status import CANCEL_REASON, STATES, job_status
 from shardyard.launchers.base import (
     ORIGIN_DETAIL,
     Answer,
     Capabilities,
+    FoundJob,
     JobState,
     JobStatus,
     LogLine,
@@ -64,6 +66,7 @@ _PLACE = {
     "queue": form(rf"({_ARN}:job-queue/)?[A-Za-z0-9][A-Za-z0-9_-]{{0,127}}"),
 }
 _DEFINITION_ARN = form(rf"{_ARN}:job-definition/{_NAME}:\d{{1,9}}")
+_LOG_GROUP = form(r"[A-Za-z0-9_./#-]{1,512}")
 _JOB_FORM = EntryForm(name=form(_NAME), id=form(UUID), details=_PLACE)
 
 _MAX_IDS = 100
@@ -86,7 +89,9 @@ class BatchLauncher:
     forms: ClassVar[Mapping[str, EntryForm]] = {
         JOB: _JOB_FORM,
         DEFINITION: EntryForm(name=form(_NAME), id=_DEFINITION_ARN, details=_PLACE),
-        SUBMITTED: replace(_JOB_FORM, optional={"definition": _DEFINITION_ARN}),
+        SUBMITTED: replace(
+            _JOB_FORM, optional={"definition": _DEFINITION_ARN, "log_group": _LOG_GROUP}
+        ),
     }
 
     def __init__(
@@ -139,7 +144,7 @@ class BatchLauncher:
             run_id=rendered.run_id,
             id=job_id,
             name=job["jobName"],
-            details={**place, "definition": str(registered.id)},
+            details={**place, "definition": str(registered.id), **_log_group(definition)},
         )
 
     def checks(self, request: Request) -> list[Finding]:
@@ -171,12 +176,38 @@ class BatchLauncher:
 
         return [answer(partial(status, job)) for job in jobs]
 
+    def find(self, recipe: Recipe) -> list[FoundJob]:
+        """Those of the region's queues that have our tag, whoever submitted them."""
+        region = str(aws_session(recipe.launch.aws_batch.region).region_name)
+        batch = self._client(region, "batch")
+        with aws_errors("list the queues", region):
+            pages = batch.get_paginator("describe_job_queues").paginate()
+            queues = [queue["jobQueueName"] for page in pages for queue in page["jobQueues"]]
+        ids = [
+            one["jobId"]
+            for queue in queues
+            for one in _jobs_named(batch, {"jobName": f"{NAME_BEGINS}*", "jobQueue": queue})
+            if not _is_over(one)
+        ]
+        return [
+            FoundJob(
+                id=one["jobId"], name=one["jobName"], run_id=one["tags"][RUN_TAG],
+                state=job_status(one, [], now_s=self._now()).state,
+                where=f"queue {one['jobQueue'].rpartition('/')[2]} in {region}",
+                end=f"aws batch terminate-job --region {region} --job-id {one['jobId']} "
+                "--reason stray",
+            )
+            for one in self._describe(batch, ids)
+            if RUN_TAG in one.get("tags", {})
+        ]  # fmt: skip
+
     def logs(self, job: Submission, *, node: int | None, follow: bool) -> Iterator[LogLine]:
         """Lines from CloudWatch, of all attempts so far."""
         batch = self._client(job.details["region"], "batch")
         logs = self._client(job.details["region"], "logs")
         look = partial(self._look, batch, job, node)
-        return read_logs(logs, look, follow=follow, sleep=self._sleep)
+        group = job.details.get("log_group", LOG_GROUP)
+        return read_logs(logs, look, group=group, follow=follow, sleep=self._sleep)
 
     def _look(
         self, batch: Any, job: Submission, node: int | None
@@ -186,7 +217,8 @@ class BatchLauncher:
         if not found:
             raise RequestError(
                 f"Batch knows job {job.id} no more, and so not where its logs are. They are still "
-                f"in CloudWatch: streams of the log group {LOG_GROUP} that begin with {job.name}."
+                "in CloudWatch: streams of the log group "
+                f"{job.details.get('log_group', LOG_GROUP)} that begin with {job.name}."
             )
         count = _num_nodes(found[0])
         if node is not None and node >= count:
@@ -402,3 +434,10 @@ def _deregister(batch: Any, entries: Sequence[Entry], run_id: str, removal: Remo
                 removal.removed.append(name)
             elif any(entry.id is None for entry in entries):  # else no line may mean it
                 removal.foreign.append(name)
+
+
+def _log_group(definition: Mapping[str, Any]) -> dict[str, str]:
+    """Where the job's containers write, for the ledger; nothing where it is Batch's own group."""
+    options = container_of(definition)["logConfiguration"]["options"]
+    group = str(options["awslogs-group"])
+    return {} if group == LOG_GROUP else {"log_group": group}

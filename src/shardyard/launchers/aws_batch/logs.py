@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shardyard.aws import aws_errors, error_code
-from shardyard.launchers.aws_batch.objects import LOG_GROUP
 from shardyard.launchers.base import LogLine
 from shardyard.waiting import until_over
 
@@ -26,6 +25,7 @@ class NodeStreams:
     """The streams of one node, oldest attempt first, and how far they have been read."""
 
     node: int
+    group: str
     names: list[str] = field(default_factory=list)
     position: int = 0
     token: str | None = None
@@ -46,6 +46,7 @@ def read_logs(
     client: Any,
     look: Callable[[], tuple[bool, dict[int, list[str]]]],
     *,
+    group: str,
     follow: bool,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[LogLine]:
@@ -54,6 +55,7 @@ def read_logs(
     Args:
         client: Of CloudWatch Logs.
         look: Says whether the job is over, and the streams of each node.
+        group: The log group that has them.
         follow: Wait for more until the job is over.
     """
     nodes: dict[int, NodeStreams] = {}
@@ -61,7 +63,7 @@ def read_logs(
     def is_last() -> bool:
         is_over, found = look()
         for node, names in found.items():
-            nodes.setdefault(node, NodeStreams(node)).learn(names)
+            nodes.setdefault(node, NodeStreams(node, group)).learn(names)
         return is_over or not follow
 
     for _ in until_over(is_last, every_s=POLL_S, sleep=sleep):
@@ -84,7 +86,7 @@ def _drain(client: Any, nodes: Mapping[int, NodeStreams]) -> Iterator[LogLine]:
 def _next_page(client: Any, streams: NodeStreams) -> list[tuple[int, str]]:
     """The next lines of a node; empty if there are none now."""
     while streams.position < len(streams.names):
-        answer = _get(client, streams.names[streams.position], streams.token)
+        answer = _get(client, streams)
         events = answer.get("events", [])
         is_end = answer.get("nextForwardToken") == streams.token
         streams.token = answer.get("nextForwardToken", streams.token)
@@ -98,15 +100,16 @@ def _next_page(client: Any, streams: NodeStreams) -> list[tuple[int, str]]:
     return []
 
 
-def _get(client: Any, stream: str, token: str | None) -> dict[str, Any]:
+def _get(client: Any, streams: NodeStreams) -> dict[str, Any]:
     import botocore.exceptions
 
+    token = streams.token
     more = {} if token is None else {"nextToken": token}
     with aws_errors("read the logs", client.meta.region_name):
         try:
             answer: dict[str, Any] = client.get_log_events(
-                logGroupName=LOG_GROUP, logStreamName=stream, startFromHead=True,
-                limit=PAGE_EVENTS, **more,
+                logGroupName=streams.group, logStreamName=streams.names[streams.position],
+                startFromHead=True, limit=PAGE_EVENTS, **more,
             )  # fmt: skip
         except botocore.exceptions.ClientError as error:
             if error_code(error) != "ResourceNotFoundException":

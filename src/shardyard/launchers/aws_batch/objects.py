@@ -16,8 +16,9 @@ from shardyard.config.secret_reference import parse_references
 from shardyard.errors import LostNodeError, RequestError
 from shardyard.hardware import nvidia
 from shardyard.hardware.catalogue import Instance, instance
+from shardyard.image.dockerfile import USER_ID
 from shardyard.launchers.base import LaunchRequest
-from shardyard.units import parse_seconds
+from shardyard.units import format_seconds
 
 LOG_GROUP = "/aws/batch/job"
 """Where Batch sends what containers print, unless told otherwise."""
@@ -54,6 +55,8 @@ _DEVICE_RIGHTS = ["READ", "WRITE", "MKNOD"]
 """All that a device has where none are given, and what AWS's own samples for EFA give."""
 
 
+NAME_BEGINS = "shardyard-"
+"""Begins all names, so that a policy and a search can mean those of this program."""
 _LONGEST_NAME = 128
 
 
@@ -68,9 +71,9 @@ def job_name(run_id: str, submission: int = 1, *, side_suffix: str = "") -> str:
     if name != run_id:  # two ids must not become one name
         name += "-" + hashlib.sha256(run_id.encode()).hexdigest()[:8]
     if side_suffix:
-        return f"shardyard-{name}"[: _LONGEST_NAME - len(side_suffix)] + side_suffix
+        return f"{NAME_BEGINS}{name}"[: _LONGEST_NAME - len(side_suffix)] + side_suffix
     suffix = "" if submission == 1 else f"-s{submission}"
-    return f"shardyard-{name}{suffix}"
+    return f"{NAME_BEGINS}{name}{suffix}"
 
 
 def job_definition(request: LaunchRequest) -> dict[str, Any]:
@@ -91,8 +94,8 @@ def job_definition(request: LaunchRequest) -> dict[str, Any]:
         "propagateTags": True,
         "tags": _tags(request),
     }
-    if recipe.launch.time_limit is not None:
-        params["timeout"] = {"attemptDurationSeconds": _time_limit_s(recipe.launch.time_limit)}
+    if request.time_limit_s is not None:
+        params["timeout"] = {"attemptDurationSeconds": _checked_limit_s(request.time_limit_s)}
     _check_size(params)
     return params
 
@@ -139,12 +142,28 @@ def _tags(request: LaunchRequest) -> dict[str, str]:
     return {RUN_TAG: request.run_id, **origin}
 
 
+_HOW_ACCESS_POINT = (
+    "Make one, `aws efs create-access-point --file-system-id {efs} --posix-user Uid=1000,Gid=1000 "
+    "--root-directory 'Path=/shardyard,CreationInfo={{OwnerUid=1000,OwnerGid=1000,"
+    "Permissions=0755}}'`, and give its access_point: fsap-... beside efs."
+)
+
+
 def warnings(request: LaunchRequest) -> tuple[str, ...]:
     """What may be regretted."""
     launch, run_dir = request.recipe.launch, PurePosixPath(request.run_dir)
+    whole = tuple(
+        f"launch.volumes[{number}] mounts all of EFS {volume.efs} without an access point, as the "
+        "user of the container: in an image that names none that is root, who may change what "
+        f"everybody keeps there; the user {USER_ID} of our own images may write nowhere unless it "
+        f"was given a folder. {_HOW_ACCESS_POINT.format(efs=volume.efs)}"
+        for number, volume in enumerate(launch.volumes)
+        if volume.efs is not None and volume.access_point is None
+    )
     if any(run_dir.is_relative_to(volume.path) for volume in launch.volumes):
-        return ()
+        return whole
     return (
+        *whole,
         f"{request.run_dir} is on none of launch.volumes. A container's own files end with it, and "
         "its checkpoints with them. Mount a file system that all nodes share, such as "
         "launch.volumes=[{path: /runs, efs: fs-0123456789abcdef0}], and set launch.run_dir to a "
@@ -214,7 +233,7 @@ def _container(request: LaunchRequest) -> dict[str, Any]:
         "logConfiguration": {
             "logDriver": "awslogs",
             "options": {
-                "awslogs-group": LOG_GROUP,
+                "awslogs-group": aws_batch.log_group,
                 "awslogs-stream-prefix": _name(request),
             },
         },
@@ -324,7 +343,9 @@ def _volumes(recipe: Recipe) -> dict[str, Any]:
         where, name = f"launch.volumes[{number}]", f"volume-{number}"
         kinds = [kind for kind in ("claim", "efs", "host") if getattr(volume, kind) is not None]
         if kinds == ["efs"]:
-            efs = {"fileSystemId": volume.efs, "transitEncryption": "ENABLED"}
+            efs: dict[str, Any] = {"fileSystemId": volume.efs, "transitEncryption": "ENABLED"}
+            if volume.access_point is not None:
+                efs["authorizationConfig"] = {"accessPointId": volume.access_point}
             volumes.append({"name": name, "efsVolumeConfiguration": efs})
         elif kinds == ["host"]:
             volumes.append({"name": name, "host": {"sourcePath": volume.host}})
@@ -339,12 +360,12 @@ def _volumes(recipe: Recipe) -> dict[str, Any]:
     return {"volumes": volumes, "mountPoints": mounts}
 
 
-def _time_limit_s(text: str) -> int:
-    seconds = int(parse_seconds(text))
+def _checked_limit_s(limit_s: float) -> int:
+    seconds = int(limit_s)
     if seconds < MIN_TIME_LIMIT_S:
         raise RequestError(
-            f"launch.time_limit={text} is less than {MIN_TIME_LIMIT_S} s, the least that Batch "
-            "accepts. Give a longer one."
+            f"launch.time_limit={format_seconds(seconds)} is less than {MIN_TIME_LIMIT_S} s, the "
+            "least that Batch accepts. Give a longer one."
         )
     return seconds
 
@@ -368,6 +389,11 @@ def _check(request: LaunchRequest) -> None:
         raise RequestError(
             f"cluster.file={recipe.cluster.file!r} describes machines of your own, and Batch rents "
             "EC2 instances. Name their type with cluster.instance."
+        )
+    if recipe.cluster.capacity == "spot":
+        raise RequestError(
+            "cluster.capacity=spot: Batch runs no multi-node job on Spot instances. Use on-demand, "
+            "a reservation or a capacity block, or launch on Kubernetes."
         )
     if machine is not None and request.devices_per_node > machine.count:
         raise RequestError(

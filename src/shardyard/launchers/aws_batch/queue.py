@@ -92,7 +92,7 @@ def _why_not(environment: Mapping[str, Any], definition: Mapping[str, Any]) -> s
         return (
             f"Its compute environment {name} is of type {kind}; multi-node jobs need EC2 on demand."
         )
-    wanted = _container(definition).get("instanceType")
+    wanted = container_of(definition).get("instanceType")
     types = resources.get("instanceTypes") or []
     if wanted and types and not _offers(types, wanted):
         return f"Its compute environment {name} has {', '.join(types)}, not {wanted}."
@@ -132,7 +132,8 @@ def _check_size(
         )
 
 
-def _container(definition: Mapping[str, Any]) -> Mapping[str, Any]:
+def container_of(definition: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The one description of its containers."""
     if "containerProperties" in definition:
         alone: Mapping[str, Any] = definition["containerProperties"]
         return alone
@@ -149,7 +150,7 @@ def _setting(definition: Mapping[str, Any]) -> str:
 
 
 def _vcpus(definition: Mapping[str, Any]) -> int:
-    for row in _container(definition)["resourceRequirements"]:
+    for row in container_of(definition)["resourceRequirements"]:
         if row["type"] == "VCPU":
             return int(row["value"])
     return 1

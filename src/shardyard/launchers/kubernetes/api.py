@@ -43,6 +43,7 @@ PLURALS = {
     "ClusterTrainingRuntime": ("trainer.kubeflow.org/v1alpha1", "clustertrainingruntimes", False),
     "PyTorchJob": ("kubeflow.org/v1", "pytorchjobs", True),
     "LocalQueue": ("kueue.x-k8s.io/v1beta2", "localqueues", True),
+    "PodGroup": ("scheduling.volcano.sh/v1beta1", "podgroups", True),
     "PersistentVolumeClaim": ("v1", "persistentvolumeclaims", True),
     "PersistentVolume": ("v1", "persistentvolumes", False),
     "ResourceQuota": ("v1", "resourcequotas", True),
@@ -52,6 +53,8 @@ PLURALS = {
     "DaemonSet": ("apps/v1", "daemonsets", True),
     "CSIDriver": ("storage.k8s.io/v1", "csidrivers", False),
     "StorageClass": ("storage.k8s.io/v1", "storageclasses", False),
+    "PodMonitor": ("monitoring.coreos.com/v1", "podmonitors", True),
+    "PrometheusRule": ("monitoring.coreos.com/v1", "prometheusrules", True),
 }
 """Kind: API version, plural, whether it is in a namespace."""
 

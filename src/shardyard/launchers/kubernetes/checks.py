@@ -104,6 +104,8 @@ def _rights(request: LaunchRequest, api: Api) -> Iterator[Finding]:
         ("list", "pods", ""),
         ("get", "pods/log", ""),
     ]
+    if request.recipe.launch.kubernetes.scheduler == "volcano":
+        wanted += [(verb, "podgroups", "scheduling.volcano.sh") for verb in ("create", "delete")]
     lacking = _lacking(api, wanted)
     if lacking:
         what = f"you may not {', '.join(lacking)} in the namespace {api.namespace}"
@@ -145,7 +147,7 @@ def _lacking(api: Api, wanted: Sequence[tuple[str, str, str]]) -> list[str]:
 
 def _queue(request: LaunchRequest, api: Api) -> Iterator[Finding]:
     queue = request.recipe.launch.kubernetes.queue
-    if queue is None:
+    if queue is None or request.recipe.launch.kubernetes.scheduler == "volcano":
         return
     if api.get("LocalQueue", queue) is not None:
         yield Finding(name="queue", verdict="ok", what=f"local queue {queue} exists")

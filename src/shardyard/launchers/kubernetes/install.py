@@ -6,7 +6,7 @@ The context is always named on the command line, no shell reads it, no kubeconfi
 import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from shardyard.launchers.kubernetes.prerequisites import (
     ALL,
     ETCD,
     JOBSET,
+    MONITORS,
     TRAINER,
     Prerequisite,
     Release,
@@ -37,22 +38,31 @@ RELEASE_FORM = EntryForm(
     name=form(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,99}"),
     id=form(r"\S+"),
     details={
-        "context": form(".+"), "how": form("manifest|kustomize|chart"), "url": form(r"\S+"),
+        "context": form(".+"), "how": form("manifest|kustomize|chart|addon"), "url": form(r"\S+"),
         "chart": form(r"[a-z0-9-]*"), "chart_namespace": form(r"[a-z0-9-]*"),
-        "version": form(r"\d[\d.]{0,20}"), "provides": form(r"[A-Za-z0-9./,-]*"),
+        "version": form(r"\d[\d.]{0,20}(-eksbuild\.\d+)?"),
+        "provides": form(r"[A-Za-z0-9./,-]*"),
     },
 )  # fmt: skip
 
 _LAUNCHER = "kubernetes"
 _LIMIT_S = 600.0
 """Of one command; a chart of some megabytes and its objects take seconds."""
+_GONE = "could not find addon"
+"""What eksctl says of an add-on that is removed again; kubectl and helm have an option for it."""
 
 
 def missing(request: LaunchRequest, api: Api) -> list[Part]:
     """What the cluster lacks and we can put there, in the order of installation."""
     parts = [part for part in needed(request) if _is_missing(part, request, api)]
     parts += drivers_missing(request, api)
-    return [found for part in parts if (found := _part(part, request, api)) is not None]
+    has_jobset = api.serves("JobSet") or bool(api.versions_of("JobSet"))
+    return _parts(parts, request, has_jobset=has_jobset)
+
+
+def needed_parts(request: LaunchRequest) -> list[Part]:
+    """What an empty cluster would lack, as far as the recipe says it; no cluster is asked."""
+    return _parts(needed(request), request, has_jobset=False)
 
 
 def install(part: Part, api: Api, ledger: Ledger, kubeconfig: Path | None) -> None:
@@ -91,7 +101,7 @@ def uninstall(api: Api, ledger: Ledger, kubeconfig: Path | None) -> list[str]:
             release = _release(entry, api)
             argv = release.remove(entry.details["context"])
             _require_program(argv[0])
-            _run(_with_kubeconfig(argv, kubeconfig))
+            _run(_with_kubeconfig(argv, kubeconfig), gone=_GONE)
             removed.append(entry.name)
         elif _delete(api, entry):
             removed.append(f"{entry.kind} {entry.name}")
@@ -100,6 +110,8 @@ def uninstall(api: Api, ledger: Ledger, kubeconfig: Path | None) -> list[str]:
 
 
 def _delete(api: Api, entry: Entry) -> bool:
+    if entry.kind in MONITORS and not api.serves(entry.kind):
+        return False  # went with its kind
     found = api.get(entry.kind, entry.name)
     if found is None or not is_ours(api, found, entry, run_id=None):
         return False
@@ -116,34 +128,56 @@ def _is_missing(part: Prerequisite, request: LaunchRequest, api: Api) -> bool:
     nodes = wanted_nodes(request, api)
     if any(offered(node, part.provides) for node in nodes):
         return False
-    return not _has_plugin(part, api)
+    return not runs(part, api, "DaemonSet")
 
 
-def _has_plugin(part: Prerequisite, api: Api) -> bool:
-    """Whether a plugin of this kind runs: a second one beside it would break both."""
+def runs(part: Prerequisite, api: Api, kind: str) -> bool:
+    """Whether something of its image runs: a second one beside it would break both."""
     images = [
         container["image"]
-        for found in api.everywhere("DaemonSet")
+        for found in api.everywhere(kind)
         for container in found["spec"]["template"]["spec"]["containers"]
     ]
     return any(part.image in image for image in images)
 
 
-def _part(part: Prerequisite, request: LaunchRequest, api: Api) -> Part | None:
+def _parts(
+    wanted: Iterable[Prerequisite], request: LaunchRequest, *, has_jobset: bool
+) -> list[Part]:
+    found = [_part(part, request, has_jobset=has_jobset) for part in wanted]
+    return [part for part in found if part is not None]
+
+
+def _part(part: Prerequisite, request: LaunchRequest, *, has_jobset: bool) -> Part | None:
     """How it is installed; None: its vendor's way alone."""
+    settings = request.recipe.launch.kubernetes
     if part is ETCD:
-        objects = render_etcd(request.recipe.launch.kubernetes)
+        objects = render_etcd(settings)
         return Part(name=part.label, why=part.why, text=to_yaml(objects), objects=objects)
     if part.release is None:
         return None
-    release, provides = part.release, part.provides
-    command = tuple(release.install(str(api.context)))
-    if part is TRAINER and (api.serves("JobSet") or api.versions_of("JobSet")):
-        command += ("--set", "jobset.install=false")  # a second one would fight with the first
-    elif part is TRAINER:
-        provides = _with_jobset(part)
+    found = released_part(part, part.release, settings.context)
+    if part is TRAINER and has_jobset:
+        # a second one would fight with the first
+        command = (*found.command, "--set", "jobset.install=false")
+        return replace(found, command=command, text=shlex.join(command) + "\n")
+    if part is TRAINER:
+        return replace(found, details={**found.details, "provides": _with_jobset(part)})
+    return found
+
+
+def released_part(part: Prerequisite, release: Release, context: str | None) -> Part:
+    """A part that a program installs.
+
+    Args:
+        release: The part's, or the same with other values.
+
+    Raises:
+        RequestError: It is an add-on of EKS, and the context does not say of which cluster.
+    """
+    command = tuple(release.install(context or "CONTEXT"))
     details = {
-        "provides": provides, "how": release.how, "url": release.url,
+        "provides": part.provides, "how": release.how, "url": release.url,
         "read_on": release.read_on, "chart": release.chart, "chart_namespace": release.namespace,
         "version": part.version,
     }  # fmt: skip
@@ -211,8 +245,8 @@ def _create(item: dict[str, Any], api: Api, ledger: Ledger, place: dict[str, str
         ledger.fail(entry, str(error))
         raise ExistsError(
             f"{error} It was not made by us, so it is left as it is. Look at it with kubectl "
-            f"--context {api.context} -n {api.namespace} get {PLURALS[kind][1]} {name}, and give "
-            "launch.kubernetes.etcd another name or remove it."
+            f"--context {api.context} -n {api.namespace} get {PLURALS[kind][1]} {name}, and remove "
+            "it; an etcd may have another name (launch.kubernetes.etcd)."
         ) from error
     except ShardyardError as error:
         ledger.fail(entry, str(error))
@@ -229,12 +263,13 @@ def _require_program(name: str) -> None:
 
 
 def _with_kubeconfig(argv: Sequence[str], kubeconfig: Path | None) -> list[str]:
-    return [*argv, *(["--kubeconfig", str(kubeconfig)] if kubeconfig else [])]
+    asks_aws = argv[0] == "eksctl"
+    return [*argv, *(["--kubeconfig", str(kubeconfig)] if kubeconfig and not asks_aws else [])]
 
 
 _REFUSALS: tuple[tuple[tuple[str, ...], type[ShardyardError], str], ...] = (
     (
-        ("forbidden", "Unauthorized", "must be logged in"),
+        ("forbidden", "Unauthorized", "must be logged in", "AccessDenied", "not authorized"),
         AccessError,
         "Installing needs an administrator of the cluster. Have one run it.",
     ),
@@ -247,7 +282,12 @@ _REFUSALS: tuple[tuple[tuple[str, ...], type[ShardyardError], str], ...] = (
 )  # fmt: skip
 
 
-def _run(argv: Sequence[str]) -> None:
+def _run(argv: Sequence[str], *, gone: str = "") -> None:
+    """Run a program.
+
+    Args:
+        gone: Words of a failure that means that what is to be removed is not there any more.
+    """
     try:
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
@@ -261,6 +301,8 @@ def _run(argv: Sequence[str]) -> None:
     if done.returncode == 0:
         return
     said = " ".join(done.stderr.split()) or f"nothing, exit code {done.returncode}"
+    if gone and gone in said:
+        return
     where = f"`{shlex.join(argv)}` failed: {said.rstrip('.')}."
     for words, kind, remedy in _REFUSALS:
         if any(word.lower() in said.lower() for word in words):

@@ -7,6 +7,7 @@ from typing import Any
 
 from shardyard.launchers.base import LaunchRequest
 from shardyard.launchers.kubernetes import pod
+from shardyard.launchers.kubernetes.gang import kueue_labels
 from shardyard.launchers.kubernetes.names import JOB
 from shardyard.launchers.kubernetes.restarts import (
     jobset_failure_policy,
@@ -30,8 +31,7 @@ def jobset(request: LaunchRequest, name: str, *, config: str) -> dict[str, Any]:
     refuse_elastic(request)
     settings = request.recipe.launch.kubernetes
     meta = pod.metadata(request, name, job=name)
-    if settings.queue is not None:
-        meta["labels"]["kueue.x-k8s.io/queue-name"] = settings.queue
+    meta["labels"] |= kueue_labels(request)
     template = pod.pod_template(
         request, name, config=config, env=_place(request, name), restarts=False
     )
@@ -60,7 +60,7 @@ def _job(request: LaunchRequest, template: dict[str, Any]) -> dict[str, Any]:
         "podFailurePolicy": pod_failure_policy(container),
         "template": template,
     }
-    limit_s = time_limit_s(request.recipe)
+    limit_s = time_limit_s(request)
     if limit_s is not None:
         spec["activeDeadlineSeconds"] = limit_s
     return spec

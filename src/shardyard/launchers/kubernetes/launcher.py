@@ -18,6 +18,7 @@ from shardyard.launchers.base import (
     ORIGIN_DETAIL,
     Answer,
     Capabilities,
+    FoundJob,
     JobStatus,
     LaunchRequest,
     LogLine,
@@ -25,21 +26,25 @@ from shardyard.launchers.base import (
     Removal,
     Rendered,
     Submission,
+    Watchers,
     answer,
     mounted,
 )
 from shardyard.launchers.kubernetes import pod
-from shardyard.launchers.kubernetes.api import Api, ExistsError, UncertainError
+from shardyard.launchers.kubernetes.api import PLURALS, Api, ExistsError, UncertainError
 from shardyard.launchers.kubernetes.checks import kubernetes_checks
 from shardyard.launchers.kubernetes.exec import LostConnectionError
+from shardyard.launchers.kubernetes.gang import KIND as GROUP_KIND
 from shardyard.launchers.kubernetes.install import (
     RELEASE,
     RELEASE_FORM,
     install,
     missing,
+    needed_parts,
     uninstall,
 )
 from shardyard.launchers.kubernetes.logs import follow_logs, logs_so_far
+from shardyard.launchers.kubernetes.monitoring import lacking, watchers
 from shardyard.launchers.kubernetes.names import SIDE_KIND, TARGETS, container_of
 from shardyard.launchers.kubernetes.objects import render_objects, to_yaml
 from shardyard.launchers.kubernetes.ownership import (
@@ -48,6 +53,7 @@ from shardyard.launchers.kubernetes.ownership import (
     SHARED,
     is_ours,
 )
+from shardyard.launchers.kubernetes.prerequisites import MONITORS
 from shardyard.launchers.kubernetes.served import require_served, trainjob_schema
 from shardyard.launchers.kubernetes.state import Object, is_running, newest_pods, status_of
 from shardyard.launchers.kubernetes.trainjob import CONTENT, for_schema
@@ -73,8 +79,8 @@ _CONTENT = ("data", "binaryData")
 _MOST_NAMES = 100
 """In one selector: of 63 characters each they stay below the 8 KB that proxies take."""
 
-_PARTS = ("ConfigMap", SHARED, "Service", "Deployment")
-"""Kinds that are created beside a job, and for etcd."""
+_PARTS = ("ConfigMap", GROUP_KIND, SHARED, "Service", "Deployment", *MONITORS)
+"""Kinds that are created beside a job, for etcd and for monitoring."""
 
 _POD_LABELS = {
     "JobSet": "jobset.sigs.k8s.io/jobset-name",
@@ -124,7 +130,7 @@ class KubernetesLauncher:
             objects=objects,
             target=target,
             side=request.side_details,
-            warnings=pod.warnings(request.recipe),
+            warnings=pod.warnings(request),
         )
 
     def checks(self, request: LaunchRequest) -> list[Finding]:
@@ -142,6 +148,18 @@ class KubernetesLauncher:
     def missing(self, request: LaunchRequest) -> list[Part]:
         """Prerequisites that the cluster lacks and we can install."""
         return missing(request, self._api_of(request))
+
+    def needed(self, request: LaunchRequest) -> list[Part]:
+        """Prerequisites that an empty cluster would lack."""
+        return needed_parts(request)
+
+    def watchers(self, request: LaunchRequest, kind: Watchers) -> list[Part]:
+        """Prometheus and Grafana with what they need, or EKS's add-on for CloudWatch."""
+        return watchers(request, kind)
+
+    def lacking(self, request: LaunchRequest, parts: Sequence[Part]) -> list[Part]:
+        """Those of them that the cluster has not."""
+        return lacking(parts, self._api_of(request))
 
     def install(self, request: LaunchRequest, part: Part, ledger: Ledger) -> None:
         """Install one of them."""
@@ -162,17 +180,22 @@ class KubernetesLauncher:
         if kind == "TrainJob":
             job = for_schema(job, trainjob_schema(api))
         for item in shared:
-            _ensure_runtime(api, item, ledger, place)
+            if item["kind"] == SHARED:
+                _ensure_runtime(api, item, ledger, place)
         noted = {**place, **rendered.side}
         config_entry = _create_config(api, config, ledger, noted)
+        made = [] if config_entry is None else [config_entry]
         try:
+            for item in shared:
+                if item["kind"] != SHARED:
+                    made.append(_created(api, item, ledger, noted))
             uid = _create(api, job, ledger, noted)
         except UncertainError:
-            raise  # the job may exist and needs its ConfigMap; both stand in the ledger
+            raise  # the job may exist and needs what was made for it; all stands in the ledger
         except ShardyardError:
-            if config_entry is not None:
-                api.delete("ConfigMap", config_entry.name, uid=str(config_entry.id))
-                ledger.remove(config_entry)
+            for entry in reversed(made):
+                api.delete(entry.kind, entry.name, uid=str(entry.id))
+                ledger.remove(entry)
             raise
         return Submission(
             launcher=self.name,
@@ -206,6 +229,30 @@ class KubernetesLauncher:
             )
 
         return [answer(partial(status, job)) for job in jobs]
+
+    def find(self, recipe: Recipe) -> list[FoundJob]:
+        """Those of the namespace that have our label and that nothing else has made."""
+        settings = recipe.launch.kubernetes
+        api = Api(settings.context, settings.namespace, self._kubeconfig)
+        found = {
+            item["metadata"]["uid"]: (kind, item)
+            for kind in _JOB_KINDS
+            if kind == SIDE_KIND or api.serves(kind)
+            for item in api.in_namespace(kind, pod.MANAGED)
+            if not item["metadata"].get("ownerReferences")
+        }
+        jobs = [_submission(kind, item) for kind, item in found.values()]
+        pods = _pods_of(api, jobs)
+        return [
+            FoundJob(
+                id=job.id, name=job.name, run_id=job.run_id, state=state,
+                where=f"context {api.context}, namespace {api.namespace}",
+                end=f"kubectl --context {api.context} -n {api.namespace} delete "
+                f"{PLURALS[job.details['kind']][1]} {job.name}",
+            )
+            for job, (kind, item) in zip(jobs, found.values(), strict=True)
+            if not (state := status_of(kind, item, pods[job.id], cancelled=False).state).is_over
+        ]  # fmt: skip
 
     def logs(self, job: Submission, *, node: int | None, follow: bool) -> Iterator[LogLine]:
         """Output of the pods that are there; pods of earlier starts are gone with theirs."""
@@ -357,6 +404,15 @@ def _pods(api: Api, job: Submission) -> list[Object]:
     return api.pods(f"{_POD_LABELS[job.details['kind']]}={job.name}")
 
 
+def _submission(kind: str, item: Object) -> Submission:
+    """An object of ours as if it were read from a ledger."""
+    meta = item["metadata"]
+    return Submission(
+        launcher=KubernetesLauncher.name, id=meta["uid"], name=meta["name"],
+        run_id=meta.get("annotations", {}).get(RUN_ID, meta["name"]), details={"kind": kind},
+    )  # fmt: skip
+
+
 def _entry_of(job: Submission) -> Entry:
     """The line of the job's object."""
     return Entry(
@@ -408,9 +464,14 @@ def _create_config(api: Api, item: Object, ledger: Ledger, place: dict[str, str]
     if found and is_mine and all(found.get(key) == item.get(key) for key in _CONTENT):
         _mark_cancelled(api, name, None, run_id=run_id)
         return None
+    return _created(api, item, ledger, place)
+
+
+def _created(api: Api, item: Object, ledger: Ledger, place: dict[str, str]) -> Entry:
+    """Create one object; its line."""
     uid = _create(api, item, ledger, place)
     return Entry(
-        kind="ConfigMap", name=name, launcher=KubernetesLauncher.name, id=uid,
+        kind=item["kind"], name=item["metadata"]["name"], launcher=KubernetesLauncher.name, id=uid,
         details=place, is_confirmed=True,
     )  # fmt: skip
 
@@ -452,7 +513,7 @@ def _entries(ledger: Ledger, job: Submission) -> list[Entry]:
 
 
 def _removal_order(entry: Entry) -> int:
-    return {"ConfigMap": 1, SHARED: 2}.get(entry.kind, 0)
+    return {GROUP_KIND: 1, "ConfigMap": 1, SHARED: 2}.get(entry.kind, 0)
 
 
 def _delete(api: Api, entry: Entry, found: Object, *, mine: Container[str | None]) -> bool:

@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 from contextlib import suppress
 
+from shardyard.config.capacity import capacity_of
 from shardyard.doctor.finding import Finding
 from shardyard.errors import AccessError
 from shardyard.image.registry import find_image
 from shardyard.launchers.base import LaunchRequest
 from shardyard.launchers.kubernetes.api import Api
+from shardyard.launchers.kubernetes.capacity import RESERVATION, is_of
 from shardyard.launchers.kubernetes.prerequisites import DEVICE_PLUGINS, how_to_install
 from shardyard.launchers.kubernetes.resources import chosen_instance, demand_of
 from shardyard.launchers.kubernetes.state import Object
@@ -16,11 +18,25 @@ ARCHITECTURE = "kubernetes.io/arch"
 
 
 def wanted_nodes(request: LaunchRequest, api: Api) -> list[Object]:
-    """Nodes of the instance type and with the labels that the recipe asks for."""
+    """Nodes of the instance type, with the labels and rented as the recipe asks."""
     machine = chosen_instance(request)
     labels = {"node.kubernetes.io/instance-type": machine.name} if machine else {}
     labels |= request.recipe.launch.kubernetes.node_selector
-    return api.nodes(",".join(f"{key}={value}" for key, value in labels.items()))
+    nodes = api.nodes(",".join(f"{key}={value}" for key, value in labels.items()))
+    capacity = capacity_of(request.recipe.cluster)
+    if capacity is None:
+        return nodes
+    return [node for node in nodes if is_of(capacity, node["metadata"].get("labels", {}))]
+
+
+def _how_labelled(request: LaunchRequest) -> str:
+    capacity = capacity_of(request.recipe.cluster)
+    if capacity is None or capacity.id is None:
+        return ""
+    return (
+        f". Nodes of cluster.capacity={request.recipe.cluster.capacity} are known by Karpenter's "
+        f"labels or, of other node groups, by the group's label {RESERVATION}={capacity.id}"
+    )
 
 
 def offered(node: Object, resource: str) -> int:
@@ -39,7 +55,7 @@ def check_nodes(request: LaunchRequest, api: Api) -> Iterator[Finding]:
             verdict="warning",
             what=f"the cluster has {len(nodes)} nodes of {kind}, and the run wants {request.nodes}",
             mend="It waits until there are enough: scale the node group, or see that an "
-            "autoscaler does",
+            "autoscaler does" + _how_labelled(request),
         )
     else:
         yield Finding(name="nodes", verdict="ok", what=f"{len(nodes)} nodes of {kind}")

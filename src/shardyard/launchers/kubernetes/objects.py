@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 
 from shardyard.launchers.base import LaunchRequest
+from shardyard.launchers.kubernetes.gang import is_asked, pod_group
 from shardyard.launchers.kubernetes.jobset import jobset
 from shardyard.launchers.kubernetes.names import (
     check_labels,
@@ -13,7 +14,7 @@ from shardyard.launchers.kubernetes.names import (
     job_name,
     side_job_name,
 )
-from shardyard.launchers.kubernetes.pod import config_map
+from shardyard.launchers.kubernetes.pod import config_map, metadata
 from shardyard.launchers.kubernetes.pytorchjob import node_range, pytorchjob
 from shardyard.launchers.kubernetes.side_job import side_job
 from shardyard.launchers.kubernetes.trainjob import runtime, trainjob
@@ -38,13 +39,16 @@ def render_objects(request: LaunchRequest) -> tuple[dict[str, Any], ...]:
     name = job_name(request.run_id, request.submission, target=target, nodes=most)
     config = config_map(request, name)
     config_name = config["metadata"]["name"]
+    fewest = node_range(request)[0] if target == "pytorchjob" else request.nodes
+    meta = metadata(request, name, job=name)
+    group = [pod_group(request, meta, members=fewest)] if is_asked(request) else []
     match target:
         case "jobset":
-            return (config, jobset(request, name, config=config_name))
+            return (config, *group, jobset(request, name, config=config_name))
         case "trainjob":
             return (config, runtime(request), trainjob(request, name, config=config_name))
         case "pytorchjob":
-            return (config, pytorchjob(request, name, config=config_name))
+            return (config, *group, pytorchjob(request, name, config=config_name))
 
 
 def to_yaml(objects: tuple[dict[str, Any], ...]) -> str:

@@ -55,6 +55,7 @@ def in_pytorchjob(variables: Variables) -> Place:
         node_rank=variables.number("RANK"),
         nodes=int(most),
         host=host.strip("[]"),
+        own_host=variables.optional("SHARDYARD_OWN_HOST"),
         port=int(port),
         session=variables.text("SHARDYARD_SESSION"),
         rendezvous=variables.optional("SHARDYARD_RENDEZVOUS"),

@@ -6,12 +6,16 @@ import math
 from pathlib import PurePosixPath
 from typing import Any
 
+from shardyard.config.capacity import capacity_of
 from shardyard.config.launch_section import Volume
+from shardyard.config.metrics_place import ADDRESS_VARIABLE, metrics_place
 from shardyard.config.schema import Recipe
 from shardyard.config.secret_reference import parse_references
 from shardyard.errors import RequestError
 from shardyard.launchers.base import LaunchRequest
 from shardyard.launchers.bundle import Bundle
+from shardyard.launchers.kubernetes import gang
+from shardyard.launchers.kubernetes.capacity import node_affinity
 from shardyard.launchers.kubernetes.names import container_of, job_kind
 from shardyard.launchers.kubernetes.ownership import RUN_ID, origin_notes
 from shardyard.launchers.kubernetes.resources import Demand, chosen_instance, demand_of
@@ -27,6 +31,9 @@ _MAX_CONFIG_BYTES = 1_000_000
 
 INSTANCE = "app.kubernetes.io/instance"
 """Label of all objects of a job: its name."""
+_MANAGED_BY = "app.kubernetes.io/managed-by"
+MANAGED = f"{_MANAGED_BY}=shardyard"
+"""Selects all objects of all jobs."""
 STAYS = {
     "karpenter.sh/do-not-disrupt": "true",
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
@@ -93,7 +100,7 @@ def labels(job: str) -> dict[str, str]:
     return {
         "app.kubernetes.io/name": "shardyard",
         INSTANCE: job,
-        "app.kubernetes.io/managed-by": "shardyard",
+        _MANAGED_BY: "shardyard",
     }
 
 
@@ -133,7 +140,9 @@ def pod_template(
         **STAYS,
         **({} if request.side else _topology_annotation(request)),
     }
-    return {"metadata": meta, "spec": spec}
+    template = {"metadata": meta, "spec": spec}
+    gang.join(request, template, name)
+    return template
 
 
 def container(request: LaunchRequest, demand: Demand, *, env: list[EnvVar]) -> dict[str, Any]:
@@ -143,11 +152,28 @@ def container(request: LaunchRequest, demand: Demand, *, env: list[EnvVar]) -> d
         "image": image(request.recipe),
         "imagePullPolicy": "IfNotPresent",
         "command": command(request),
-        "env": [*env, *environment(request)],
+        "env": [*env, *environment(request), *_metrics_address(request)],
+        **_metrics_port(request),
         "resources": resources(demand),
         "securityContext": container_security(demand),
         "volumeMounts": volume_mounts(request.recipe),
     }
+
+
+def _metrics_address(request: LaunchRequest) -> list[EnvVar]:
+    """Where Prometheus reaches this pod: loopback would be its own."""
+    if request.recipe.observe.prometheus is None or request.side is not None:
+        return []
+    source = {"fieldRef": {"fieldPath": "status.podIP"}}
+    return [{"name": ADDRESS_VARIABLE, "valueFrom": source}]
+
+
+def _metrics_port(request: LaunchRequest) -> dict[str, Any]:
+    """The port that a PodMonitor names; port 0 is found by its file alone."""
+    place = metrics_place(request.recipe.observe.prometheus)
+    if place is None or not place.port or request.side is not None:
+        return {}
+    return {"ports": [{"name": "metrics", "containerPort": place.port}]}
 
 
 def resources(demand: Demand) -> dict[str, Any]:
@@ -172,7 +198,10 @@ def image(recipe: Recipe) -> str:
 
 def command(request: LaunchRequest) -> list[str]:
     """What a node runs; an argument list, so that no shell reads it."""
-    module, last = "shardyard.node", ["--place", request.recipe.launch.kubernetes.target]
+    target = request.recipe.launch.kubernetes.target
+    module, last = "shardyard.node", ["--place", target]
+    if target == "pytorchjob":  # whose operator lets the other pods live, and makes a lost one anew
+        last += ["--store-moves"]
     if request.side is not None:
         module, last = "shardyard.node.side_job", ["--side", literal(request.side.to_text())]
     return [
@@ -315,6 +344,9 @@ def placement(request: LaunchRequest, demand: Demand) -> dict[str, Any]:
         "nodeSelector": selector,
         "tolerations": [_toleration(text) for text in dict.fromkeys(taints)],
     }
+    capacity = capacity_of(request.recipe.cluster)
+    if capacity is not None and request.side is None:
+        found["affinity"] = node_affinity(capacity)
     return {key: value for key, value in found.items() if value}
 
 
@@ -358,12 +390,14 @@ def grace_s(recipe: Recipe) -> int:
     return math.ceil(recipe.elastic.drain_timeout_s) + GRACE_MARGIN_S
 
 
-def warnings(recipe: Recipe) -> tuple[str, ...]:
+def warnings(request: LaunchRequest) -> tuple[str, ...]:
     """What is allowed and may be regretted."""
-    if "@sha256:" in (recipe.launch.image or ""):
-        return ()
+    image, alone = request.recipe.launch.image, gang.warnings(request)
+    if "@sha256:" in (image or ""):
+        return alone
     return (
-        f"launch.image={recipe.launch.image} is a tag: it may name another image at a restart or "
+        *alone,
+        f"launch.image={image} is a tag: it may name another image at a restart or "
         "on another node. Give it by digest (name@sha256:...).",
     )
 

@@ -5,16 +5,19 @@ helm. No project's digest of these files is known here, so none is checked: HTTP
 what is trusted.
 """
 
+import json
 import shlex
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from shardyard.launchers.base import LaunchRequest
+from shardyard.launchers.kubernetes.eks import eks_cluster
 from shardyard.launchers.kubernetes.resources import EFA, demand_of
 
 FSX_DRIVER = "fsx.csi.aws.com"
 
-How = Literal["manifest", "kustomize", "chart"]
+How = Literal["manifest", "kustomize", "chart", "addon"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,39 +26,72 @@ class Release:
 
     how: How
     url: str
-    """Of the manifest, of the kustomization, or of the chart's registry or repository."""
+    """Of the manifest, of the kustomization, or of the chart's registry or repository; of an add-on
+    the page that describes it."""
     read_on: str
-    """Day of the newest commit of the source in which version and address were read."""
+    """Day on which version and address were read, or of the newest commit of where they were."""
     chart: str = ""
+    """Or EKS's add-on."""
     namespace: str = ""
-    """Of a chart; manifests name their own."""
+    """Of a chart; others name their own."""
     version: str = ""
-    """Of a chart; other addresses hold theirs."""
+    """Of a chart or add-on; other addresses hold theirs."""
+    values: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Of a chart: what is not as it comes."""
+    waits: bool = False
+    """Of a chart: whether what comes behind it needs it to answer."""
 
     def install(self, context: str) -> list[str]:
-        """The command that installs it, as an argument list."""
-        if self.how == "chart":
-            where = [self.url] if self.url.startswith("oci:") else [self.chart, "--repo", self.url]
-            return [
-                "helm", "upgrade", "--install", self.chart, *where, "--version", self.version,
-                "--namespace", self.namespace, "--create-namespace", "--kube-context", context,
-            ]  # fmt: skip
-        return ["kubectl", "apply", "--server-side", self._flag, self.url, "--context", context]
+        """The command that installs it, as an argument list.
+
+        Raises:
+            RequestError: It is an add-on, and the context does not say of which EKS cluster.
+        """
+        match self.how:
+            case "chart":
+                at = [self.url] if self.url.startswith("oci:") else [self.chart, "--repo", self.url]
+                values = [f"{key}={json.dumps(value)}" for key, value in self.values.items()]
+                return [
+                    "helm", "upgrade", "--install", self.chart, *at, "--version", self.version,
+                    *(word for value in values for word in ("--set-json", value)),
+                    *(["--wait"] if self.waits else []),
+                    "--namespace", self.namespace, "--create-namespace", "--kube-context", context,
+                ]  # fmt: skip
+            case "addon":
+                return [
+                    "eksctl", "create", "addon", *_addon(self.chart, context),
+                    "--version", f"v{self.version}", "--auto-apply-pod-identity-associations",
+                    "--wait",
+                ]  # fmt: skip
+            case "manifest" | "kustomize":
+                return [
+                    "kubectl", "apply", "--server-side", self._flag, self.url, "--context", context,
+                ]  # fmt: skip
 
     def remove(self, context: str) -> list[str]:
         """The command that removes it; safe to repeat."""
-        if self.how == "chart":
-            return [
-                "helm", "uninstall", self.chart, "--ignore-not-found",
-                "--namespace", self.namespace, "--kube-context", context,
-            ]  # fmt: skip
-        return [
-            "kubectl", "delete", "--ignore-not-found", self._flag, self.url, "--context", context,
-        ]  # fmt: skip
+        match self.how:
+            case "chart":
+                return [
+                    "helm", "uninstall", self.chart, "--ignore-not-found",
+                    "--namespace", self.namespace, "--kube-context", context,
+                ]  # fmt: skip
+            case "addon":
+                return ["eksctl", "delete", "addon", *_addon(self.chart, context)]
+            case "manifest" | "kustomize":
+                return [
+                    "kubectl", "delete", "--ignore-not-found", self._flag, self.url,
+                    "--context", context,
+                ]  # fmt: skip
 
     @property
     def _flag(self) -> str:
         return "-f" if self.how == "manifest" else "-k"
+
+
+def _addon(name: str, context: str) -> list[str]:
+    region, cluster = eks_cluster(context)
+    return ["--cluster", cluster, "--region", region, "--name", name]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +106,7 @@ class Prerequisite:
     release: Release | None = None
     """None: rendered by us (etcd), or bound to a driver on the nodes and its vendor's."""
     image: str = ""
-    """Part of the image's name by which a device plugin is known in any cluster."""
+    """Part of the image's name by which it is known in any cluster, whoever installed it."""
 
     @property
     def label(self) -> str:
@@ -124,6 +160,12 @@ KUEUE = Prerequisite(
         url="https://github.com/kubernetes-sigs/kueue/releases/download/v0.19.2/manifests.yaml",
         read_on="2026-08-22",
     ),
+)
+VOLCANO = Prerequisite(
+    name="Volcano",
+    version="1.x",
+    provides="PodGroup",
+    why="places all pods of a job together (launch.kubernetes.scheduler=volcano)",
 )
 FSX = Prerequisite(
     name="FSx for Lustre driver",
@@ -189,15 +231,86 @@ DEVICE_PLUGINS = {
     ),
 }
 
+MONITORS = ("PodMonitor", "PrometheusRule")
+"""Kinds that the Prometheus operator serves, of the release below or of whoever installed it."""
+PROMETHEUS = Prerequisite(
+    name="Prometheus and Grafana",
+    version="81.4.5",
+    provides="",
+    why="reads runs and devices, evaluates alert rules, shows dashboards",
+    release=Release(
+        how="chart",
+        url="https://prometheus-community.github.io/helm-charts",
+        read_on="2026-11-23",
+        chart="kube-prometheus-stack",
+        namespace="monitoring",
+        version="81.4.5",
+        values={
+            # The chart's own default is a word that everybody knows; none: Grafana's chart draws
+            # one in the cluster, into the secret kube-prometheus-stack-grafana.
+            "grafana": {"adminPassword": ""},
+            # Monitors and rules of whoever made them, not of this release alone.
+            "prometheus": {
+                "prometheusSpec": {
+                    "podMonitorSelectorNilUsesHelmValues": False,
+                    "serviceMonitorSelectorNilUsesHelmValues": False,
+                    "ruleSelectorNilUsesHelmValues": False,
+                }
+            },
+            # Out of reach in a managed control plane: their alerts would never end.
+            "kubeControllerManager": {"enabled": False},
+            "kubeScheduler": {"enabled": False},
+            "kubeEtcd": {"enabled": False},
+        },
+        waits=True,  # its operator looks at rules before the API server takes them
+    ),
+    image="prometheus-operator/prometheus-operator",
+)
+DCGM = Prerequisite(
+    name="DCGM exporter",
+    version="4.8.1",
+    provides="",
+    why="tells Prometheus of NVIDIA devices",
+    release=Release(
+        how="chart",
+        url="https://nvidia.github.io/dcgm-exporter/helm-charts",
+        read_on="2026-11-23",
+        chart="dcgm-exporter",
+        namespace="monitoring",
+        version="4.8.1",
+    ),
+    image="dcgm-exporter",
+)
+CLOUDWATCH = Prerequisite(
+    name="CloudWatch observability",
+    version="5.3.1-eksbuild.1",
+    provides="",
+    why="sends metrics of pods, nodes and devices to CloudWatch (ContainerInsights)",
+    release=Release(
+        how="addon",
+        url="https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/"
+        "install-CloudWatch-Observability-EKS-addon.html",
+        read_on="2026-11-23",
+        chart="amazon-cloudwatch-observability",
+        version="5.3.1-eksbuild.1",
+    ),
+    image="cloudwatch-agent",
+)
+
 _CONTROLLERS = {"jobset": JOBSET, "trainjob": TRAINER, "pytorchjob": TRAINING_OPERATOR}
-ALL = (*_CONTROLLERS.values(), KUEUE, *DEVICE_PLUGINS.values(), FSX, ETCD)
+ALL = (
+    *_CONTROLLERS.values(), KUEUE, VOLCANO, *DEVICE_PLUGINS.values(), FSX, ETCD, PROMETHEUS, DCGM,
+    CLOUDWATCH,
+)  # fmt: skip
 
 
 def needed(request: LaunchRequest) -> tuple[Prerequisite, ...]:
     """What a recipe says of it, in the order in which it is installed; claims may need FSX too."""
     settings = request.recipe.launch.kubernetes
     found = [_CONTROLLERS[settings.target]]
-    if settings.queue is not None:
+    if settings.scheduler == "volcano":
+        found.append(VOLCANO)
+    elif settings.queue is not None:
         found.append(KUEUE)
     found += [DEVICE_PLUGINS[name] for name in demand_of(request).devices]
     if settings.etcd is not None:
@@ -231,4 +344,10 @@ def install_hint(kind: str, context: str | None = None) -> str:
                 f"Install {part.label}: `shardyard doctor RECIPE --on kubernetes --install`, or "
                 f"{install_command(part.provides, context)}"
             )
+    if kind in MONITORS:
+        return (
+            f"{PROMETHEUS.label} brings it, if its chart was installed whole. See `helm list "
+            f"--namespace monitoring`, then repeat `shardyard doctor RECIPE --on "
+            "kubernetes --install monitoring`."
+        )
     return "Check that the context names a Kubernetes cluster."

@@ -9,6 +9,7 @@ from typing import Any
 from shardyard.errors import RequestError
 from shardyard.launchers.base import LaunchRequest
 from shardyard.launchers.kubernetes import pod
+from shardyard.launchers.kubernetes.gang import kueue_labels
 from shardyard.launchers.kubernetes.restarts import time_limit_s
 
 API_VERSION = "kubeflow.org/v1"
@@ -40,10 +41,8 @@ def pytorchjob(request: LaunchRequest, name: str, *, config: str) -> dict[str, A
     Raises:
         RequestError: The recipe asks what a PyTorchJob cannot do.
     """
-    settings = request.recipe.launch.kubernetes
     meta = pod.metadata(request, name, job=name)
-    if settings.queue is not None:
-        meta["labels"]["kueue.x-k8s.io/queue-name"] = settings.queue
+    meta["labels"] |= kueue_labels(request)
     template = pod.pod_template(
         request, name, config=config, env=_place(request, name), restarts=True
     )
@@ -75,7 +74,7 @@ def _run_policy(request: LaunchRequest) -> dict[str, Any]:
         # The operator adds up the restarts of all pods; a lost peer can restart each of them once.
         "backoffLimit": settings.max_restarts * most,
     }
-    limit_s = time_limit_s(request.recipe)
+    limit_s = time_limit_s(request)
     if limit_s is not None:
         policy["activeDeadlineSeconds"] = limit_s
     if settings.priority_class is not None:
@@ -102,7 +101,9 @@ def _elastic_policy(request: LaunchRequest, name: str) -> dict[str, Any]:
 def _place(request: LaunchRequest, name: str) -> list[pod.EnvVar]:
     """What `--place pytorchjob` reads beside PET_*, which the operator sets.
 
-    The session stays the same while single pods restart: they join the others again. The policy
+    The session stays the same while single pods restart: they join the others again. The operator's
+    headless service for a pod has the pod's name, also for the one that is made in its place: by it
+    the others find the node that serves the store once worker 0 is lost. The policy
     has no word for version 3 of etcd's API, so its nodes read where they meet here.
     """
     etcd = request.recipe.launch.kubernetes.etcd
@@ -111,6 +112,7 @@ def _place(request: LaunchRequest, name: str) -> list[pod.EnvVar]:
         *meet,
         {"name": "SHARDYARD_HOST", "value": f"{name}-worker-0"},
         {"name": "SHARDYARD_PORT", "value": str(PORT)},
+        {"name": "SHARDYARD_OWN_HOST", "valueFrom": pod.field("metadata.name")},
         {"name": "RANK", "valueFrom": pod.field(REPLICA_INDEX)},
         {"name": "SHARDYARD_SESSION", "value": name},
     ]

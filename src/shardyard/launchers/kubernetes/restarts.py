@@ -2,10 +2,8 @@
 
 from typing import Any
 
-from shardyard.config.schema import Recipe
 from shardyard.errors import EXIT_INTERRUPTED, RequestError
 from shardyard.launchers.base import LaunchRequest
-from shardyard.units import parse_seconds
 
 HOPELESS_EXIT_CODES = (1, 2, 4, EXIT_INTERRUPTED)
 """A failed training, a wrong request and a missing permission would end the same way; 130 has
@@ -39,10 +37,10 @@ def jobset_failure_policy(max_restarts: int) -> dict[str, Any]:
     }
 
 
-def time_limit_s(recipe: Recipe) -> int | None:
-    """``launch.time_limit`` in seconds."""
-    limit = recipe.launch.time_limit
-    return None if limit is None else int(parse_seconds(limit))
+def time_limit_s(request: LaunchRequest) -> int | None:
+    """Whole seconds that the job may last."""
+    limit_s = request.time_limit_s
+    return None if limit_s is None else int(limit_s)
 
 
 def refuse_elastic(request: LaunchRequest) -> None:

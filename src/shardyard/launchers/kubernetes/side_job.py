@@ -31,7 +31,7 @@ def side_job(request: LaunchRequest, name: str, *, config: str) -> dict[str, Any
         "ttlSecondsAfterFinished": settings.ttl_s,
         "template": template,
     }
-    limit_s = time_limit_s(request.recipe)
+    limit_s = time_limit_s(request)
     if limit_s is not None:
         spec["activeDeadlineSeconds"] = limit_s
     return {

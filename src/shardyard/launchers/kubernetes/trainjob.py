@@ -13,6 +13,7 @@ from typing import Any, Literal
 from shardyard.errors import RequestError
 from shardyard.launchers.base import LaunchRequest
 from shardyard.launchers.kubernetes import pod
+from shardyard.launchers.kubernetes.gang import kueue_labels
 from shardyard.launchers.kubernetes.jobset import JOB_UID
 from shardyard.launchers.kubernetes.names import JOB
 from shardyard.launchers.kubernetes.ownership import MANAGED_BY, origin_notes
@@ -101,10 +102,8 @@ def trainjob(request: LaunchRequest, name: str, *, config: str) -> dict[str, Any
         RequestError: The recipe asks what a TrainJob cannot do.
     """
     refuse_elastic(request)
-    settings = request.recipe.launch.kubernetes
     meta = pod.metadata(request, name, job=name)
-    if settings.queue is not None:
-        meta["labels"]["kueue.x-k8s.io/queue-name"] = settings.queue
+    meta["labels"] |= kueue_labels(request)
     session = {"name": "SHARDYARD_SESSION", "valueFrom": pod.field(JOB_UID)}
     container = pod.container(request, demand_of(request), env=[session])
     spec: dict[str, Any] = {
@@ -131,7 +130,7 @@ def trainjob(request: LaunchRequest, name: str, *, config: str) -> dict[str, Any
             }
         ],
     }
-    limit_s = time_limit_s(request.recipe)
+    limit_s = time_limit_s(request)
     if limit_s is not None:
         spec["activeDeadlineSeconds"] = limit_s
     return {"apiVersion": API_VERSION, "kind": "TrainJob", "metadata": meta, "spec": spec}
@@ -141,7 +140,7 @@ def _pod_patch(request: LaunchRequest, name: str, *, config: str) -> dict[str, A
     """What of the pod template is this run's own and may be patched."""
     template = pod.pod_template(request, name, config=config, env=[], restarts=False)
     spec, container = template["spec"], template["spec"]["containers"][0]
-    own = ("volumes", "nodeSelector", "tolerations", "serviceAccountName")
+    own = ("volumes", "nodeSelector", "affinity", "tolerations", "serviceAccountName")
     patched = {key: spec[key] for key in own if key in spec}
     patched["containers"] = [{"name": JOB, "volumeMounts": container["volumeMounts"]}]
     pods = {"metadata": template["metadata"], "spec": patched}
@@ -166,9 +165,9 @@ def for_schema(job: dict[str, Any], schema: Schema) -> dict[str, Any]:
     spec = job["spec"]
     if "activeDeadlineSeconds" in spec:
         raise RequestError(
-            f"launch.time_limit cannot be kept: the cluster has Kubeflow Trainer {schema}, whose "
-            "TrainJob has no time limit. Leave it out, install Trainer 2.3, or use "
-            "launch.kubernetes.target=jobset."
+            "launch.time_limit, or the end of a capacity block, cannot be kept: the cluster has "
+            f"Kubeflow Trainer {schema}, whose TrainJob has no time limit. Leave it out, install "
+            "Trainer 2.3, or use launch.kubernetes.target=jobset."
         )
     (patch,) = spec.pop("runtimePatches")
     (replicated,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]

@@ -103,12 +103,18 @@ def judge_gres(chosen: list[Partition], request: LaunchRequest) -> list[Finding]
     enough = sum(nodes for (_, count), nodes in counts if count >= wanted)
     shown = ", ".join(sorted({row.gres for row in chosen}))
     if enough < request.nodes:
+        mend = "Lower cluster.devices, or set another launch.slurm.partition."
+        if not any(count for (_, count), _ in counts):
+            mend = (
+                "If this Slurm manages no GPUs, set launch.slurm.request_gpus=false: nodes are "
+                "taken whole all the same. Else set another launch.slurm.partition."
+            )
         return [
             Finding(
                 name="devices", verdict="problem",
                 what=f"{enough} nodes of {chosen[0].name} have {wanted} devices or more, "
                 f"{request.nodes} are wanted; its generic resources are {shown}",
-                mend="Lower cluster.devices, or set another launch.slurm.partition.",
+                mend=mend,
             )
         ]  # fmt: skip
     kinds = {kind for (kind, count), _ in counts if kind and count >= wanted}

@@ -111,8 +111,30 @@ _REFUSALS: tuple[tuple[str, type[ShardyardError], str], ...] = (
         "Set launch.slurm.constraint to features that nodes have: `sinfo -o '%P %f'`.",
     ),
     (
-        r"node configuration is not available|can not be satisfied|[Ii]nvalid generic resource"
-        r"|More processors requested",
+        r"[Ii]nvalid generic resource|gres/gpu|[Ii]nvalid Trackable RESource",
+        RequestError,
+        "No node of the partition offers what was asked as a generic resource: `sinfo -o '%P %G'`. "
+        "If this Slurm manages no GPUs, set launch.slurm.request_gpus=false; if it calls them "
+        "otherwise, ask for them with launch.slurm.options.gres.",
+    ),
+    (
+        r"[Ii]nvalid node name|Invalid host",
+        RequestError,
+        "Name nodes of `sinfo -N` in launch.slurm.options.nodelist and exclude.",
+    ),
+    (
+        r"[Rr]eservation is invalid|[Ii]nvalid reservation|reservation.*(not|denied)",
+        RequestError,
+        "Set launch.slurm.options.reservation to one that is there and that you may use: `scontrol "
+        "show reservation`.",
+    ),
+    (
+        r"[Ii]nvalid license|[Ii]nvalid wckey|[Dd]ependency problem|[Ii]nvalid (begin|deadline)",
+        RequestError,
+        "Mend that option in launch.slurm.options.",
+    ),
+    (
+        r"node configuration is not available|can not be satisfied|More processors requested",
         RequestError,
         "No node of the partition has what was asked. Compare cluster.instance and "
         "cluster.devices with `sinfo -o '%P %D %c %m %G'`.",

@@ -24,6 +24,7 @@ from shardyard.files import make_folder, write_text
 from shardyard.launchers.base import (
     Answer,
     Capabilities,
+    FoundJob,
     JobState,
     JobStatus,
     LaunchRequest,
@@ -55,9 +56,11 @@ from shardyard.launchers.slurm.script import (
     warnings,
 )
 from shardyard.launchers.slurm.states import (
+    FOUND_FIELDS,
     SACCT_FIELDS,
     SQUEUE_FIELDS,
     JobRecord,
+    read_found,
     read_sacct,
     read_scontrol,
     read_squeue,
@@ -239,6 +242,11 @@ class SlurmLauncher:
             for said, nodes in zip(answers, lists, strict=True)
         ]
 
+    def find(self, recipe: Recipe) -> list[FoundJob]:  # noqa: ARG002 - there is but one Slurm
+        """Your own jobs whose comment names a run."""
+        answered = ask(self.shell, ["squeue", "--me", "-h", "-o", FOUND_FIELDS])
+        return list(read_found(answered))
+
     def logs(self, job: Submission, *, node: int | None, follow: bool) -> Iterator[LogLine]:
         """Read the files that nodes and script write into the run folder."""
         folder = Path(job.details["folder"]) / "logs"
@@ -416,15 +424,22 @@ def _ended_with(job: Submission) -> int | None:
     return ended_with(log.read_text(errors="replace")) if log.is_file() else None
 
 
+_ENDS = {None: JobState.GONE, 0: JobState.SUCCEEDED, EXIT_DRAINED: JobState.DRAINED}
+"""What the last word of a script says of its job; all other codes: it failed."""
+
+
 def _gone(job: Submission, other: JobRecord | None) -> JobStatus:
     """Without accounts Slurm soon forgets a job; what its script said last is still there."""
     exit_code = _ended_with(job)
-    ending = "" if exit_code is None else f"; its nodes ended with exit code {exit_code}"
     knows = "Slurm knows it no more"
     if other is not None:
         runs = other.command or f"job {other.name}"
         knows += f": number {job.id} is another job now, which runs {runs}"
-    return JobStatus(state=JobState.GONE, reason=f"{knows}{ending}", exit_code=exit_code)
+    said = (
+        "" if exit_code is None else f"says its log: its nodes ended with exit code {exit_code}; "
+    )
+    state = _ENDS.get(exit_code, JobState.FAILED)
+    return JobStatus(state=state, reason=f"{said}{knows}", exit_code=exit_code)
 
 
 def _target(mount: str) -> str:

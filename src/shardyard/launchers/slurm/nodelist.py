@@ -30,13 +30,15 @@ def hosts_in(nodelist: str) -> list[str]:
     return hosts
 
 
-def first_host(nodelist: str) -> str:
-    """The first host of a list: node 0 of a job.
+def host_of(nodelist: str, node_rank: int) -> str:
+    """The host of one node of a job, as they are counted from 0.
 
     Raises:
-        RequestError: It is no such list.
+        RequestError: It is no such list, or has fewer.
     """
-    return next(_hosts_in(nodelist))
+    for host in itertools.islice(_hosts_in(nodelist), node_rank, None):
+        return host
+    raise _wrong(nodelist)
 
 
 def _hosts_in(nodelist: str) -> Iterator[str]:
@@ -71,7 +73,7 @@ def _numbers(ranges: str, nodelist: str) -> Iterator[str]:
 
 def _wrong(nodelist: str) -> RequestError:
     return RequestError(
-        f"the list of nodes {nodelist!r} is not of the form node[1-3,7],other5. The first host of "
-        "SLURM_JOB_NODELIST serves the rendezvous. Compare with `scontrol show hostnames`, and "
+        f"the list of nodes {nodelist!r} is not of the form node[1-3,7],other5. Node K of a "
+        "job is host K of SLURM_JOB_NODELIST. Compare with `scontrol show hostnames`, and "
         "check what sets that variable."
     )

@@ -10,21 +10,26 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
+from typing import Literal
 
+from shardyard.config.capacity import refuse_renting
 from shardyard.config.schema import Recipe
 from shardyard.config.secret_reference import parse_references
+from shardyard.config.slurm_options import gpus_in, words_of
 from shardyard.config.timeouts import timeout_problems
 from shardyard.errors import RecipeError, RequestError
 from shardyard.launchers.base import LaunchRequest
 from shardyard.launchers.ledger import SIDE_DETAIL
 from shardyard.launchers.shell_words import word
-from shardyard.units import parse_seconds
 
 NODE_PROGRAM = ("-m", "shardyard.node")
 SIDE_PROGRAM = ("-m", "shardyard.node.side_job")
 
 SIGNAL_SLACK_S = 60
 """Slurm may send the warning this much earlier than asked (sbatch(1), --signal)."""
+
+COMMENT = "shardyard-run="
+"""Begins the comment of each of our jobs; the run's id follows."""
 
 _GPUS = ("cuda", "xpu")
 """Accelerators that Slurm's gpu plugins find; for others each cluster has its own name."""
@@ -67,14 +72,23 @@ while true; do  # a trap ends `wait` early
   [[ -n $woken ]] || break
   woken=''
 done
+# Where nodes may be lost, srun tells how they ended; how the run did, whoever led it wrote down.
+if [[ $code != 0 && $outlives_nodes == yes ]]; then
+  session="$run_dir/sessions/$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}.json"
+  ended=$(sed -n 's/.*"exit_code": *\([0-9]*\).*/\1/p' "$session" 2>/dev/null || true)
+  code=${ended:-75}  # nobody: too few are left
+fi
 echo "shardyard: the nodes ended with exit code $code"
 
-if [[ $code == 143 && $reason == 'time limit' && ! -e $stop_file && $requeue == yes ]]; then
+again=''
+if [[ $code == 143 && $reason == 'time limit' ]]; then again='at the time limit'; fi
+if [[ $code == 75 && $outlives_nodes == yes && -z $reason ]]; then again='without lost nodes'; fi
+if [[ -n $again && ! -e $stop_file && $requeue == yes ]]; then
   if [[ $(newest) == "$before" ]]; then
     echo "shardyard: not requeued: no checkpoint was written since this start, so the next one" \
       "would end the same way. Raise launch.time_limit, then resume the run." >&2
   else
-    echo "shardyard: requeued at the time limit, to go on from $(newest)"
+    echo "shardyard: requeued $again, to go on from $(newest)"
     scontrol requeue "$SLURM_JOB_ID" || echo "shardyard: not requeued; resume the run by hand" >&2
   fi
 fi
@@ -117,6 +131,7 @@ def render_script(request: LaunchRequest, program: tuple[str, ...] = NODE_PROGRA
             "unset SLURM_EXPORT_ENV  # tasks get all that this script has",
             f"run_dir={word(request.run_dir)}",
             f"requeue={'yes' if slurm.requeue and request.side is None else 'no'}",
+            f"outlives_nodes={'yes' if _outlives_nodes(request) else 'no'}",
             _array("environment", _environment(request)),
             _array("srun", _srun(request)),
             _array("node", _node(request, program)),
@@ -163,16 +178,17 @@ def warnings(recipe: Recipe) -> tuple[str, ...]:
 
 def _directives(request: LaunchRequest) -> list[tuple[str, str | int | None]]:
     """Options of sbatch; None: without a value."""
-    launch, slurm = request.recipe.launch, request.recipe.launch.slurm
+    slurm = request.recipe.launch.slurm
     wanted: list[tuple[str, str | int | None]] = [
         ("job-name", f"{request.run_id}{request.side_suffix}"),
+        ("comment", f"{COMMENT}{request.run_id}"),
         ("nodes", request.nodes),
         ("ntasks-per-node", 1),
         *_devices(request),
     ]
-    if launch.time_limit is not None:
-        wanted.append(("time", math.ceil(parse_seconds(launch.time_limit) / 60)))
-    wanted += _queue(request)
+    if request.time_limit_s is not None:
+        wanted.append(("time", _minutes(request)))
+    wanted += [*_queue(request), *_added(request, "sbatch")]
     wanted += [
         ("requeue" if slurm.requeue and request.side is None else "no-requeue", None),
         ("signal", f"B:USR1@{slurm.signal_before_s}"),
@@ -181,6 +197,13 @@ def _directives(request: LaunchRequest) -> list[tuple[str, str | int | None]]:
         ("export", ",".join(exported_names(request.recipe)) or "NONE"),
     ]
     return wanted
+
+
+def _minutes(request: LaunchRequest) -> int:
+    """The time limit; a block's end is no time to be rounded up to."""
+    minutes = (request.time_limit_s or 0.0) / 60
+    is_of_block = request.time_limit_s == request.block_left_s
+    return math.floor(minutes) if is_of_block else math.ceil(minutes)
 
 
 def _queue(request: LaunchRequest) -> list[tuple[str, str | int | None]]:
@@ -198,6 +221,16 @@ def _queue(request: LaunchRequest) -> list[tuple[str, str | int | None]]:
     return [(name, value) for name, value in asked.items() if value is not None]
 
 
+def _added(
+    request: LaunchRequest, client: Literal["sbatch", "srun"]
+) -> list[tuple[str, str | None]]:
+    """What the recipe adds; another partition of side jobs has not what these options speak of."""
+    slurm, is_side = request.recipe.launch.slurm, request.side is not None
+    if is_side and slurm.side_partition is not None:
+        return []
+    return words_of(slurm.options, client, is_side=is_side)
+
+
 def _devices(request: LaunchRequest) -> list[tuple[str, str | int | None]]:
     """Whole nodes where there are accelerators; on others a core for each process."""
     if request.side is not None:
@@ -208,8 +241,25 @@ def _devices(request: LaunchRequest) -> list[tuple[str, str | int | None]]:
         return []
     if kind == "cpu":
         return [("cpus-per-task", request.devices_per_node)]
+    slurm = request.recipe.launch.slurm
     whole: list[tuple[str, str | int | None]] = [("exclusive", None), ("mem", 0)]
-    return [("gpus-per-node", request.devices_per_node), *whole] if kind in _GPUS else whole
+    is_asked = kind in _GPUS and slurm.request_gpus and _gpus_by_gres(request) is None
+    return [("gpus-per-node", request.devices_per_node), *whole] if is_asked else whole
+
+
+def _gpus_by_gres(request: LaunchRequest) -> int | None:
+    """GPUs of each node that ``launch.slurm.options.gres`` asks for in place of our own option."""
+    return gpus_in(str(request.recipe.launch.slurm.options.get("gres", "")))
+
+
+def _outlives_nodes(request: LaunchRequest) -> bool:
+    """Whether the job goes on where a task is lost; a lost machine has Slurm start all again.
+
+    Not with ``--no-kill``: a job whose first machine is lost then runs on without its script, and
+    nobody drains or ends it.
+    """
+    fewest = request.recipe.elastic.min_nodes
+    return request.side is None and fewest != "auto" and fewest < request.nodes
 
 
 def _device_kind(request: LaunchRequest) -> str:
@@ -223,12 +273,16 @@ def _srun(request: LaunchRequest) -> list[str]:
     """Start one task per node, each with a log of its own.
 
     ``--kill-on-bad-exit`` is off: a drained node ends with 143, and the others, which may still be
-    saving, would be killed for it. They get as long as a drain may take.
+    saving, would be killed for it. They get as long as a drain may take; where they go on without a
+    lost one, as long as they want.
     """
     recipe = request.recipe
     slurm = recipe.launch.slurm
-    words = ["srun", "--kill-on-bad-exit=0", f"--wait={math.ceil(recipe.elastic.drain_timeout_s)}"]
+    wait_s = math.ceil(recipe.elastic.drain_timeout_s)
+    words = ["srun", "--kill-on-bad-exit=0"]
+    words.append("--wait=0" if _outlives_nodes(request) else f"--wait={wait_s}")
     words.append("--cpu-bind=none")  # the only task of a node would be bound to one core
+    words += [f"--{name}={value}" for name, value in _added(request, "srun")]
     cpus = dict(_devices(request)).get("cpus-per-task")
     if cpus is not None:
         words.append(f"--cpus-per-task={cpus}")  # not inherited since 22.05
@@ -261,7 +315,8 @@ def _node(request: LaunchRequest, program: tuple[str, ...]) -> list[str]:
     words = [f"{request.run_dir}/{recipe_file(request.side_details)}", "--run-dir", request.run_dir]
     if request.side is not None:
         return [python, *SIDE_PROGRAM, *words, "--side", request.side.to_text()]
-    return [python, *program, *words, "--place", "slurm"]
+    moves = ["--store-moves"] if _outlives_nodes(request) else []
+    return [python, *program, *words, "--place", "slurm", *moves]
 
 
 def _refuse_unwritable(request: LaunchRequest) -> None:
@@ -297,18 +352,29 @@ def _refuse_unwritable(request: LaunchRequest) -> None:
             f"launch.run_dir={request.run_dir!r} is no absolute path. Nodes start elsewhere than "
             "here. Write the whole path, on a file system that this machine and the nodes share."
         )
-    if any("," in mount for mount in slurm.container_mounts):
+    gpus = _gpus_by_gres(request)
+    if gpus is not None and request.side is None and gpus != request.devices_per_node:
         raise RequestError(
-            f"launch.slurm.container_mounts={list(slurm.container_mounts)!r}: a mount holds a "
-            "comma, which separates mounts. Mount a folder above it."
+            f"launch.slurm.options.gres={slurm.options['gres']} asks for {gpus} GPUs of each node, "
+            f"where {request.devices_per_node} processes start (cluster.devices, or the "
+            "catalogue's count for cluster.instance). Give both the same number."
         )
     inverted = list(timeout_problems(request.recipe, on="slurm"))
     if inverted:
         raise RecipeError(inverted)
+    refuse_renting(
+        request.recipe.cluster,
+        launcher="Slurm",
+        instead="name its partition (launch.slurm.partition) or its own reservation "
+        "(launch.slurm.options.reservation)",
+    )
     least_s = slurm.signal_before_s + SIGNAL_SLACK_S
-    if launch.time_limit is not None and parse_seconds(launch.time_limit) <= least_s:
+    if request.time_limit_s is not None and request.time_limit_s <= least_s:
+        given = f"launch.time_limit={launch.time_limit}"
+        if request.time_limit_s == request.block_left_s:
+            given = f"what is left of cluster.capacity={request.recipe.cluster.capacity}"
         raise RequestError(
-            f"launch.time_limit={launch.time_limit} is not longer than the {least_s} s before its "
+            f"{given} is not longer than the {least_s} s before its "
             f"end at which the run may be told to drain (launch.slurm.signal_before_s, and "
             f"{SIGNAL_SLACK_S} s of Slurm's own). Raise the one or lower the other."
         )

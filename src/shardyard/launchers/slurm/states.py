@@ -2,10 +2,13 @@
 
 import re
 import signal
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from shardyard.errors import EXIT_DRAINED, ShardyardError
-from shardyard.launchers.base import JobState, JobStatus
+from shardyard.launchers.base import FoundJob, JobState, JobStatus
+from shardyard.launchers.slurm.script import COMMENT
 
 # All of slurm.h's enum job_states and its flags, as job_state_string() prints them (Slurm 20.11 to
 # 25.05: squeue(1) and sacct(1), JOB STATE CODES).
@@ -129,6 +132,21 @@ def read_squeue(text: str) -> dict[str, JobRecord]:
     return found
 
 
+FOUND_FIELDS = "%A|%T|%k|%j|%o"
+
+
+def read_found(text: str) -> Iterator[FoundJob]:
+    """Read what ``squeue -h -o FOUND_FIELDS`` prints: those jobs whose comment names a run."""
+    for line in text.splitlines():
+        number, word, comment, name, command = (*line.split("|", 4), *[""] * 4)[:5]
+        if comment.startswith(COMMENT):
+            yield FoundJob(
+                id=number, name=name, run_id=comment.removeprefix(COMMENT),
+                state=_state_of(word, job_id=number), where=str(Path(command).parent.parent),
+                end=f"scancel {number}",
+            )  # fmt: skip
+
+
 SACCT_FIELDS = "JobIDRaw,State,Reason,ExitCode,NodeList,JobName"
 
 
@@ -152,12 +170,7 @@ def status_of(record: JobRecord, *, job_id: str) -> JobStatus:
         ShardyardError: Slurm used a word that is not known.
     """
     word = record.state.partition(" ")[0].rstrip("+")  # "CANCELLED by 1000"
-    if word not in STATES:
-        raise ShardyardError(
-            f"Slurm says that job {job_id} is {record.state!r}, a state that is not known here, so "
-            "nothing is concluded from it. Look with `scontrol show job` and report the word."
-        )
-    state = STATES[word]
+    state = _state_of(word, job_id=job_id)
     exit_code = _exit_code(record.exit_code) if state.is_over else None
     if word == "FAILED" and (exit_code == EXIT_DRAINED or record.exit_code == _CANCELLED_EARLY):
         state = JobState.DRAINED
@@ -166,6 +179,15 @@ def status_of(record: JobRecord, *, job_id: str) -> JobStatus:
         reason=_reason(record, word, state, exit_code),
         exit_code=exit_code,
     )
+
+
+def _state_of(word: str, *, job_id: str) -> JobState:
+    if word not in STATES:
+        raise ShardyardError(
+            f"Slurm says that job {job_id} is {word!r}, a state that is not known here, so nothing "
+            "is concluded from it. Look with `scontrol show job` and report the word."
+        )
+    return STATES[word]
 
 
 def _reason(record: JobRecord, word: str, state: JobState, exit_code: int | None) -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from shardyard.config.batch import step_samples
 from shardyard.config.layout import Layout
 from shardyard.config.schema import Recipe
-from shardyard.config.snapshots import SLOTS
+from shardyard.config.snapshots import copies
 from shardyard.errors import Problem
 from shardyard.families.images.network import ImageNetwork
 from shardyard.families.images.tables import operators_of
@@ -46,7 +46,7 @@ def image_step_of(
             prefetch=recipe.parallel.prefetch,
             offload=offload,
             updates_on_host=False,
-            snapshots=0 if recipe.elastic.snapshot_every is None else SLOTS,
+            snapshots=copies(recipe),
             parks=recipe.elastic.parked is True,
         ),
         threads=threads,

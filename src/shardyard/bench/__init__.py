@@ -1,0 +1,1 @@
+"""`shardyard bench`: what the network of a job does, in nccl-tests' own table."""

@@ -1,0 +1,171 @@
+"""`shardyard bench network`: what is between the nodes of a recipe, in nccl-tests' own table."""
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from shardyard.cli.options import json_option, launchers_in, recipe_argument
+from shardyard.errors import RequestError
+from shardyard.rundir.network_bench import COLLECTIVES
+from shardyard.terminal import say, tell
+
+if TYPE_CHECKING:
+    from shardyard.control.bench import Asked
+    from shardyard.launchers.base import Launcher
+
+
+class _Bytes(click.ParamType[int]):
+    """A size as nccl-tests take it: 8, 64K, 16M, 1G; powers of 1,024."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        found = re.fullmatch(r"(\d+)([KMG]?)", str(value).upper())
+        if found is None:
+            self.fail(f"{value!r} is no size such as 8, 64K, 16M or 1G", param, ctx)
+        exponent: int = ("", "K", "M", "G").index(found[2])
+        return int(found[1]) << (10 * exponent)
+
+
+@click.group()
+def command() -> None:
+    """Measure what a training will stand on."""
+
+
+@command.command()
+@recipe_argument
+@click.option(
+    "--on", required=True, metavar="LAUNCHER", help="Where, as `shardyard launch` has it."
+)
+@click.option(
+    "--collective",
+    "collectives",
+    type=click.Choice(COLLECTIVES),
+    multiple=True,
+    help="This one alone; may be repeated. Default: all.",
+)
+@click.option("--begin", type=_Bytes(), default="8", show_default=True, help="The first size.")
+@click.option("--end", type=_Bytes(), help="The last size. Default: 16M on CPUs, 1G on devices.")
+@click.option("--warmup", type=click.IntRange(min=0), default=5, show_default=True, help="Calls.")
+@click.option("--iters", type=click.IntRange(min=1), default=20, show_default=True, help="Calls.")
+@click.option(
+    "--pairs", "is_pairs", is_flag=True, help="Each pair of nodes, and which node is slow."
+)
+@click.option(
+    "--transports",
+    metavar="LIST",
+    help="Networks side by side, a job each: efa,one-efa,sockets, or with :INTERFACE.",
+)
+@click.option(
+    "--program",
+    type=click.Choice(["torch", "nccl-tests"]),
+    default="torch",
+    show_default=True,
+    help="What calls the collectives.",
+)
+@click.option("--yes", "is_yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Print exactly what would be sent; create nothing.")
+@json_option
+@click.pass_context
+def network(
+    context: click.Context,
+    recipe: tuple[str, ...],
+    *,
+    on: str,
+    collectives: tuple[str, ...],
+    begin: int,
+    end: int | None,
+    warmup: int,
+    iters: int,
+    is_pairs: bool,
+    transports: str | None,
+    program: str,
+    is_yes: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
+    """Time collectives between the nodes of RECIPE, over torch's own process groups.
+
+    A job of LAUNCHER does it, with the image, the devices and the variables that a training would
+    have. The exit code is 1 where values came out wrong or a node is slow.
+    """
+    # not above: `--help` waits for no schema
+    from shardyard.bench.table import collective_named
+    from shardyard.cli.asking import confirm, print_request
+    from shardyard.control.bench import Asked, bench_proposal, describe_bench, follow_bench
+    from shardyard.control.launch import submitted
+    from shardyard.control.submission import describe, launcher_named
+
+    if program != "torch":
+        raise RequestError(
+            "--program nccl-tests is not built: between nodes its programs need mpirun, and where "
+            "an image has them is not known here. Run all_reduce_perf in a pod as its README says "
+            "and give its log to `shardyard plan --calibrate`, or use --program torch, which "
+            "measures what training calls."
+        )
+    if is_pairs and collectives not in ((), ("all_reduce",)):
+        raise click.UsageError("--pairs measures all-reduces: leave --collective out.")
+    if is_pairs and transports is not None:
+        raise click.UsageError("--pairs and --transports are two measurements: give one of them.")
+    named = tuple(collective_named(name) for name in collectives or COLLECTIVES)
+    asked = Asked(
+        collectives=named, begin_bytes=begin, end_bytes=end, warmup=warmup, iterations=iters,
+        is_pairs=is_pairs,
+    )  # fmt: skip
+    launcher = launcher_named(on, launchers_in(context))
+    if transports is not None:
+        return _side_by_side(
+            recipe, launcher, asked, transports, is_yes=is_yes, dry_run=dry_run, as_json=as_json
+        )
+    proposal = bench_proposal(recipe, launcher, asked, is_dry_run=dry_run)
+    assert proposal.request.bench is not None
+    for line in [*describe(proposal), f"measured: {describe_bench(proposal.request.bench)}"]:
+        say(line)
+    if dry_run:
+        print_request(proposal, as_json=as_json)
+        return 0
+    confirm("submit it?", is_yes=is_yes)
+    job = submitted(proposal)
+    say(f"job: {job.id} ({job.name}) on {job.on}")
+    answers = follow_bench(job, shown=say if as_json else tell)
+    if as_json:
+        place = {"run_id": job.run_id, "run_dir": str(job.run_dir.path)}
+        tell(json.dumps({**place, **answers.to_json()}, indent=1))
+    return 1 if answers.wrong_values or answers.slow_nodes else 0
+
+
+def _side_by_side(
+    recipe: tuple[str, ...],
+    launcher: "Launcher",
+    asked: "Asked",
+    transports: str,
+    *,
+    is_yes: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
+    from shardyard.bench.transports import variants_in
+    from shardyard.cli.asking import confirm, print_requests
+    from shardyard.control.bench_transports import measure_each, proposals_of, words_of
+    from shardyard.control.submission import describe
+
+    found = words_of(variants_in(transports), recipe, launcher, asked)
+    proposals = proposals_of(found, launcher, asked, is_dry_run=dry_run)
+    for proposal in proposals:
+        say("\n".join(describe(proposal)))
+    if dry_run:
+        print_requests(proposals, as_json=as_json)
+        return 0
+    confirm(f"submit {len(proposals)} jobs, one after the other?", is_yes=is_yes)
+    side_by_side = measure_each(found, launcher, asked, shown=say)
+    if as_json:
+        tell(json.dumps(side_by_side.to_json(), indent=1))
+    else:
+        tell("\n".join(side_by_side.lines))
+    if side_by_side.failures:  # each is said already
+        return side_by_side.failures[0].exit_code
+    return 0 if side_by_side.is_sound else 1

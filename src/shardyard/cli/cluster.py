@@ -1,0 +1,281 @@
+"""`shardyard cluster create|show|scale|delete`: an EKS cluster or a Batch queue, and its end.
+
+eksctl, CloudFormation, kubectl and helm do it; the order, the waiting, the price and the proof that
+nothing is left are ours.
+"""
+
+import json
+import time
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import click
+
+from shardyard.cli.asking import confirm
+from shardyard.cli.options import json_option
+from shardyard.cli.tables import print_table
+from shardyard.cluster.batch_environment import write_settings
+from shardyard.cluster.batch_queue import jobs_of
+from shardyard.cluster.bill import Bill, Stage, bill_of, nodes_asked, predicted_bill
+from shardyard.cluster.day_prices import ask_prices, question, rate_for
+from shardyard.cluster.description import Description, read_description
+from shardyard.cluster.make import make, node_report, scale
+from shardyard.cluster.price import Cost, standing_costs
+from shardyard.cluster.remove import Removed, refuse_wrong_name, remove
+from shardyard.cluster.steps import parts_of
+from shardyard.cluster.world import World, new_world, world_named
+from shardyard.hardware.prices import Rate
+from shardyard.local_path import LocalPath
+from shardyard.terminal import tell, tell_exactly
+
+_dir_option = click.option(
+    "--dir",
+    "clusters",
+    type=LocalPath(path_type=Path, file_okay=False),
+    default=Path("clusters"),
+    show_default=True,
+    help="Folder that holds a folder for each cluster made from here.",
+)
+_yes_option = click.option("--yes", "is_yes", is_flag=True, help="Do not ask.")
+_name_argument = click.argument("name")
+_hours_option = click.option(
+    "--hours",
+    type=click.FloatRange(min=0, min_open=True),
+    default=24.0,
+    show_default=True,
+    help="For which the bill is predicted.",
+)
+_prices_option = click.option(
+    "--prices",
+    type=click.Choice(["table", "aws"]),
+    default="table",
+    show_default=True,
+    help="Of accelerator nodes: by the dated table, or of today, asked of AWS.",
+)
+
+
+@click.group()
+def command() -> None:
+    """Make an EKS cluster or a queue of AWS Batch, and remove it with proof that it is gone."""
+
+
+@command.command()
+@click.argument("description", nargs=-1, required=True, metavar="FILE|KEY=VALUE...")
+@_dir_option
+@click.option("--dry-run", is_flag=True, help="Print what would be run and sent; make nothing.")
+@_hours_option
+@_prices_option
+@_yes_option
+@json_option
+def create(
+    *,
+    description: tuple[str, ...],
+    clusters: Path,
+    dry_run: bool,
+    hours: float,
+    prices: str,
+    is_yes: bool,
+    as_json: bool,
+) -> None:
+    """Make the cluster of a YAML file and key=value settings. Killed, the same call goes on.
+
+    docs/verbs/cluster.md lists the settings.
+    """
+    given = read_description(description)
+    rate = _day_rate(given) if prices == "aws" else None
+    stage = Stage(hours=hours, nodes=given.nodes.count)
+    if dry_run:
+        _show_request(given, stage, rate, as_json=as_json)
+        return
+    _show_costs(given, stage, rate)
+    confirm(f"make {given.name} in {given.region}?", is_yes=is_yes)
+    world = new_world(given, clusters)
+    make(world)
+    settings = write_settings(world) if given.kind == "batch" else None
+    if as_json:
+        content = {"name": given.name, "folder": str(world.folder)}
+        tell(json.dumps(content | ({"recipe": str(settings)} if settings else {}), indent=1))
+        return
+    tell(f"{given.name} stands; its files are in {world.folder}")
+    for line in _next_steps(world) if settings is None else _next_steps_of_batch(world, settings):
+        tell(line)
+
+
+def _next_steps_of_batch(world: World, settings: Path) -> list[str]:
+    name = world.given.name
+    return [
+        f"what a recipe needs stands in {settings}:\n\n{settings.read_text()}",
+        f"to use it: shardyard launch {world.given.recipe or 'RECIPE'} {settings} --on aws-batch",
+        "instances come with jobs and go behind them; to keep some, which cost: shardyard cluster "
+        f"scale {name} N",
+        f"at the end: shardyard cluster delete {name}",
+    ]
+
+
+def _next_steps(world: World) -> list[str]:
+    given = world.given
+    found = [
+        f"to use it: export KUBECONFIG={world.kubeconfig.resolve()}",
+        "what a recipe needs in it: shardyard doctor RECIPE --on kubernetes --install",
+    ]
+    if given.storage.kind != "none":
+        claim = given.storage.claim
+        found.append(f"in the recipe: launch.volumes=[{{path: /shared, claim: {claim}}}]")
+    if not given.nodes.count:
+        found.append(f"accelerator nodes, which cost: shardyard cluster scale {given.name} N")
+    found.append(f"at the end: shardyard cluster delete {given.name}")
+    return found
+
+
+def _day_rate(given: Description) -> Rate:
+    """What AWS says today of an accelerator node, rented as it is described."""
+    nodes = given.nodes
+    asked = question(
+        str(nodes.instance),
+        region=given.region,
+        zone=given.zone,
+        nodes=nodes.count or nodes.max or 1,
+    )
+    return rate_for(ask_prices(asked), given.capacity.kind)
+
+
+def _show_request(given: Description, stage: Stage, rate: Rate | None, *, as_json: bool) -> None:
+    parts = [(part.kind, part.name(given), part.text(given, "OWNER")) for part in parts_of(given)]
+    if as_json:
+        content = {
+            "parts": [{"kind": kind, "name": name, "text": text} for kind, name, text in parts],
+            "costs": [asdict(cost) for cost in standing_costs(given, nodes=stage.nodes, rate=rate)],
+            "predicted": predicted_bill(given, [stage], rate=rate).to_json(),
+        }
+        tell(json.dumps(content, indent=1))
+        return
+    for kind, name, text in parts:
+        if text:
+            tell_exactly(f"# {kind} {name}\n{text}\n")
+
+
+def _show_costs(given: Description, stage: Stage, rate: Rate | None) -> None:
+    costs = standing_costs(given, nodes=stage.nodes, rate=rate)
+    rows = [(cost.what, _usd(cost), cost.source) for cost in costs]
+    total = sum(cost.usd_per_hour or 0 for cost in costs)
+    unknown = " and what is not known" if any(c.usd_per_hour is None for c in costs) else ""
+    rows.append(("while it stands", f"${total:,.2f} an hour{unknown}", ""))
+    bill = predicted_bill(given, [stage], rate=rate)
+    rows.append((f"in {stage.hours:g} h", bill.words(), "without traffic, requests and disks"))
+    print_table(("what", "costs", ""), rows)
+
+
+def _usd(cost: Cost) -> str:
+    return "not known" if cost.usd_per_hour is None else f"${cost.usd_per_hour:,.2f} an hour"
+
+
+@command.command()
+@_name_argument
+@_dir_option
+@_hours_option
+@_prices_option
+@json_option
+def show(*, name: str, clusters: Path, hours: float, prices: str, as_json: bool) -> None:
+    """Show how each part of cluster NAME stands, asked of AWS and of the cluster itself."""
+    world = world_named(name, clusters)
+    rate = _day_rate(world.given) if prices == "aws" else None
+    so_far = bill_of(world.given, world.ledger, now=time.time(), rate=rate)
+    stage = Stage(hours=hours, nodes=nodes_asked(world.given, world.ledger))
+    states = [(part, part.state(world)) for part in parts_of(world.given)]
+    if as_json:
+        content = [
+            {"kind": part.kind, "name": part.name(world.given), "state": state.word,
+             "why": state.why}
+            for part, state in states
+        ]  # fmt: skip
+        bills = {
+            "bill": so_far.to_json(),
+            "predicted": predicted_bill(world.given, [stage], rate=rate).to_json(),
+        }
+        tell(json.dumps({"name": world.given.name, "parts": content, **bills}, indent=1))
+        return
+    rows = [
+        (f"{part.kind} {part.name(world.given)}", f"{state.word} {state.why}".strip())
+        for part, state in states
+    ]
+    print_table(("part", "state"), rows)
+    if world.given.kind == "batch":
+        tell(f"jobs in its queue: {', '.join(jobs_of(world)) or 'none'}")
+    tell(f"accelerator nodes: {node_report(world) or 'none'}")
+    tell(f"paid so far, by its ledger: {so_far.words()}")
+    if any(state.word != "absent" for _, state in states):
+        _show_costs(world.given, stage, rate)
+
+
+@command.command("scale")
+@_name_argument
+@click.argument("nodes", type=click.IntRange(min=0))
+@_dir_option
+@_hours_option
+@_prices_option
+@_yes_option
+def scale_(
+    *, name: str, nodes: int, clusters: Path, hours: float, prices: str, is_yes: bool
+) -> None:
+    """Have NODES accelerator nodes in cluster NAME, and wait until they are ready.
+
+    On AWS Batch these stand without a job; more come with jobs and go behind them.
+    """
+    world = world_named(name, clusters)
+    rate = _day_rate(world.given) if prices == "aws" else None
+    _show_costs(world.given, Stage(hours=hours, nodes=nodes), rate)
+    scale(world, nodes, agree=partial(confirm, is_yes=is_yes))
+    tell(f"{world.given.name} has {nodes} accelerator nodes")
+
+
+@command.command()
+@_name_argument
+@_dir_option
+@_yes_option
+@click.option("--delete-data", metavar="NAME", help="Name of the file system whose data may go.")
+@json_option
+def delete(
+    *, name: str, clusters: Path, is_yes: bool, delete_data: str | None, as_json: bool
+) -> int:
+    """Remove cluster NAME, and ask AWS what is left. The exit code is 0 only if nothing is."""
+    world = world_named(name, clusters)
+
+    def agree_to_lose(what: str) -> None:
+        refuse_wrong_name(what, delete_data or "")
+
+    removed = remove(world, agree=partial(confirm, is_yes=is_yes), agree_to_lose=agree_to_lose)
+    _show_removed(world, removed, as_json=as_json)
+    return 0 if removed.is_clean else 1
+
+
+def _show_removed(world: World, removed: Removed, *, as_json: bool) -> None:
+    bill = bill_of(world.given, world.ledger, now=time.time())
+    if as_json:
+        content = {"name": world.given.name, **removed.to_json(), "bill": bill.to_json()}
+        tell(json.dumps(content, indent=1))
+        return
+    rows = [
+        (seen.part, seen.word, time.strftime("%H:%M:%S", time.localtime(seen.unix_s)), seen.asked)
+        for seen in removed.seen
+    ]
+    if rows:
+        print_table(("part", "is", "seen", "asked"), rows)
+    _show_bill(bill, world.given)
+    for problem in removed.problems:
+        tell(f"not removed: {problem}")
+    for left in removed.left:
+        tell(f"still in {world.given.region}: {left.kind} {left.id} ({left.cost})")
+    if removed.is_clean:
+        tell(f"nothing of {world.given.name} is left in {world.given.region}; {world.folder} stays")
+
+
+def _show_bill(bill: Bill, given: Description) -> None:
+    rows = [
+        (item.what, f"{item.hours:,.1f}", "not known" if item.usd is None else f"${item.usd:,.2f}")
+        for item in bill.items
+    ]
+    rows.append(("all of its life, by its ledger", "", bill.words()))
+    if given.kind == "batch":
+        rows.append(("instances that came with jobs", "", "in the report of each run"))
+    print_table(("paid for", "hours", "US dollars"), rows)

@@ -1,0 +1,93 @@
+"""The part of a cluster of ``kind: batch`` that jobs go to: queue, environment, roles."""
+
+from pathlib import Path
+
+from shardyard.cluster.batch import environment_name, render_environment, stack_name
+from shardyard.cluster.batch_queue import asked_of, close, condition_of, jobs_of, launch_settings
+from shardyard.cluster.description import Description
+from shardyard.cluster.eksctl import tags_of
+from shardyard.cluster.steps import FileSystem, Stack, State, refuse_foreign, stack_outputs
+from shardyard.cluster.storage import Made, as_json, made_of
+from shardyard.cluster.world import World
+from shardyard.launchers.kubernetes.objects import to_yaml
+
+
+class Environment(Stack):
+    """Queue and compute environment of AWS Batch, with all that they need."""
+
+    kind = "batch environment"
+
+    def stack(self, given: Description) -> str:
+        return stack_name(given)
+
+    def text(self, given: Description, owner: str) -> str:
+        mount = "MOUNT-NAME" if given.storage.kind == "fsx" else ""
+        later = Made(file_system="FILE-SYSTEM", mount_name=mount, group="FILE-SYSTEM-GROUP")
+        made = None if given.storage.kind == "none" else later
+        return as_json(render_environment(given, owner, made))
+
+    def make(self, world: World) -> None:
+        given = world.given
+        tags = tags_of(given, world.owner)
+        world.ask(
+            "cloudformation",
+            "create_stack",
+            StackName=self.stack(given),
+            TemplateBody=as_json(render_environment(given, world.owner, file_system_of(world))),
+            Capabilities=["CAPABILITY_IAM"],
+            Tags=[{"Key": key, "Value": value} for key, value in tags.items()],
+            ClientRequestToken=f"shardyard-{world.owner}-batch",
+        )
+
+    def state(self, world: World) -> State:
+        """The stack's, and once it is at rest that of environment and queue themselves."""
+        stack, found = super().state(world), condition_of(world)
+        for tags in found.tags:
+            refuse_foreign(f"queue or environment {environment_name(world.given)}", tags, world)
+        asked = f"{stack.asked}; {asked_of(world)}"
+        match stack.word, found.word:
+            case ("there", "absent"):
+                return State(word="failed", why="queue and environment are gone", asked=asked)
+            case ("there", _) | ("absent", "absent" | "going"):
+                return State(word=found.word, why=found.why, asked=asked)
+            case ("absent", _):
+                why = "it is there without its stack; `aws batch delete-job-queue`, then "
+                why += f"`delete-compute-environment` remove it. {found.why}"
+                return State(word="failed", why=why, asked=asked)
+            case _:
+                why = f"{stack.why} {found.why}".strip()
+                return State(word=stack.word, why=why, asked=asked)
+
+    def held_by(self, world: World) -> str:
+        """Jobs that wait or run: their queue's end would be theirs."""
+        jobs = jobs_of(world)
+        if not jobs:
+            return ""
+        return (
+            f"{len(jobs)} jobs are in its queue ({', '.join(jobs[:5])}). End them first "
+            "(`shardyard cancel`, `shardyard teardown`), or ask their owners"
+        )
+
+    def remove(self, world: World) -> None:
+        close(world, self.held_by)
+        world.ask("cloudformation", "delete_stack", StackName=self.stack(world.given))
+
+
+def file_system_of(world: World) -> Made | None:
+    """What the file system's stack says; None: there is none."""
+    if world.given.storage.kind == "none":
+        return None
+    return made_of(stack_outputs(world, FileSystem().stack(world.given)))
+
+
+def write_settings(world: World) -> Path:
+    """Write what a recipe needs to be launched there, to be given beside it.
+
+    Raises:
+        ShardyardError: A stack is gone, or AWS does not say when the capacity block ends.
+    """
+    outputs = stack_outputs(world, stack_name(world.given))
+    settings = launch_settings(world, outputs, file_system_of(world))
+    path = world.folder / "launch.yaml"
+    path.write_text(to_yaml((settings,)), encoding="utf-8")
+    return path

@@ -1,0 +1,255 @@
+"""A queue of AWS Batch that stands: how it is, its jobs and instances; how it is closed and sized.
+
+Asked of Batch and ECS themselves: a stack may be complete while its environment has gone INVALID.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from shardyard.cluster.batch import SHARED, environment_name, log_group
+from shardyard.cluster.storage import Made
+from shardyard.cluster.world import World
+from shardyard.errors import CapacityError, RequestError, ShardyardError
+from shardyard.talk import warn
+from shardyard.waiting import wait_for
+
+GPU = "GPU"
+"""What ECS calls NVIDIA's devices, each by its id."""
+
+ALIVE = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING")
+"""States of jobs that are not over."""
+
+_SETTLE_EVERY_S = 2.0
+_SETTLE_WITHIN_S = 300.0
+"""For an update of a queue or an environment."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """How environment and queue are together."""
+
+    word: Literal["absent", "coming", "there", "going", "failed"]
+    why: str = ""
+    tags: tuple[dict[str, str], ...] = ()
+    """Of each that is there."""
+
+
+def asked_of(world: World) -> str:
+    """Who is asked, for the table."""
+    name = world.given.name
+    environment = environment_name(world.given)
+    return f"batch describe-compute-environments {environment}; batch describe-job-queues {name}"
+
+
+def environment_of(world: World) -> dict[str, Any] | None:
+    """What Batch says of the compute environment; None: there is none."""
+    name = environment_name(world.given)
+    answer = world.ask("batch", "describe_compute_environments", computeEnvironments=[name])
+    return _there((answer or {}).get("computeEnvironments", []))
+
+
+def queue_of(world: World) -> dict[str, Any] | None:
+    """What Batch says of the queue; None: there is none."""
+    answer = world.ask("batch", "describe_job_queues", jobQueues=[world.given.name])
+    return _there((answer or {}).get("jobQueues", []))
+
+
+def _there(found: list[dict[str, Any]]) -> dict[str, Any] | None:
+    return next((one for one in found if one.get("status") != "DELETED"), None)
+
+
+def condition_of(world: World) -> Condition:
+    """How both are: the worse of the two says the word."""
+    environment, queue = environment_of(world), queue_of(world)
+    named = {"compute environment": environment, "queue": queue}
+    there = {kind: one for kind, one in named.items() if one is not None}
+    tags = tuple(one.get("tags") or {} for one in there.values())
+    if not there:
+        return Condition(word="absent")
+    missing = [kind for kind in named if kind not in there]
+    if missing:
+        return Condition(word="failed", why=f"there is no {missing[0]}", tags=tags)
+    for kind, one in there.items():
+        word, why = _condition(kind, one)
+        if word != "there":
+            return Condition(word=word, why=why, tags=tags)
+    return Condition(word="there", tags=tags)
+
+
+def _condition(
+    kind: str, one: dict[str, Any]
+) -> tuple[Literal["coming", "there", "going", "failed"], str]:
+    match one.get("status"):
+        case "CREATING" | "UPDATING":
+            return "coming", ""
+        case "DELETING":
+            return "going", ""
+        case "VALID" if one.get("state") == "DISABLED":
+            return "failed", f"the {kind} is DISABLED, and takes no jobs"
+        case "VALID":
+            return "there", ""
+        case status:
+            reason = one.get("statusReason") or "Batch gives no reason"
+            return "failed", f"the {kind} is {status}: {reason}"
+
+
+def jobs_of(world: World) -> list[str]:
+    """Names of the jobs that wait or run; of each state the first page."""
+    if queue_of(world) is None:
+        return []
+    found = []
+    for status in ALIVE:
+        answer = world.ask("batch", "list_jobs", jobQueue=world.given.name, jobStatus=status) or {}
+        found += [str(job["jobName"]) for job in answer.get("jobSummaryList", [])]
+    return found
+
+
+def close(world: World, held_by: Callable[[World], str]) -> None:
+    """Let the queue take no job any more, and the environment start no instance.
+
+    Batch deletes neither while it is enabled, and deletes a queue's jobs with it: those that came
+    since they were looked for keep it.
+
+    Args:
+        held_by: Says which jobs there are; empty: none.
+
+    Raises:
+        RequestError: Jobs have come; the queue is open again.
+        CapacityError: Batch does not end an update.
+    """
+    name, environment = world.given.name, environment_name(world.given)
+    if queue_of(world) is not None:
+        _set_queue(world, "DISABLED")
+        if held := held_by(world):
+            _set_queue(world, "ENABLED")
+            raise RequestError(f"{name} is not removed: {held}. The queue is open again.")
+    if environment_of(world) is None:
+        return
+    try:
+        world.ask(
+            "batch", "update_compute_environment", computeEnvironment=environment, state="DISABLED"
+        )
+    except RequestError as error:  # an INVALID one may refuse; whether it goes, its stack says
+        warn(f"{environment} is not disabled: {error}")
+        return
+    _settled(world, "environment")
+
+
+def _set_queue(world: World, state: str) -> None:
+    name = world.given.name
+    world.ask("batch", "update_job_queue", jobQueue=name, state=state)
+    _settled(world, "queue")
+
+
+def _settled(world: World, what: Literal["environment", "queue"]) -> None:
+    look = environment_of if what == "environment" else queue_of
+
+    def is_settled() -> bool:
+        return (look(world) or {}).get("status") != "UPDATING"
+
+    if not wait_for(is_settled, every_s=_SETTLE_EVERY_S, within_s=_SETTLE_WITHIN_S):
+        raise CapacityError(
+            f"the {what} of {world.given.name} is still UPDATING after "
+            f"{_SETTLE_WITHIN_S / 60:.0f} minutes. Look at it in the console of AWS Batch, and run "
+            "the same command again."
+        )
+
+
+def resize(world: World, nodes: int) -> None:
+    """Let so many instances stand without a job; more come with jobs, up to nodes.max."""
+    world.ask(
+        "batch",
+        "update_compute_environment",
+        computeEnvironment=environment_name(world.given),
+        computeResources={"minvCpus": nodes * world.given.instance.vcpus},
+    )
+
+
+def instances_of(world: World) -> list[dict[str, Any]]:
+    """Each instance that takes jobs: its name, whether its agent is there, and its devices."""
+    cluster = (environment_of(world) or {}).get("ecsClusterArn")
+    if not cluster:
+        return []
+    listed = world.ask("ecs", "list_container_instances", cluster=cluster, status="ACTIVE") or {}
+    arns = listed.get("containerInstanceArns", [])
+    if not arns:
+        return []
+    answer = world.ask(
+        "ecs", "describe_container_instances", cluster=cluster, containerInstances=arns[:100]
+    )
+    return [
+        {
+            "name": one.get("ec2InstanceId", "an instance"),
+            "ready": bool(one.get("agentConnected")),
+            GPU: sum(
+                len(resource.get("stringSetValue", ()))
+                for resource in one.get("registeredResources", ())
+                if resource["name"] == GPU
+            ),
+        }
+        for one in (answer or {}).get("containerInstances", [])
+    ]
+
+
+def launch_settings(world: World, outputs: dict[str, str], made: Made | None) -> dict[str, Any]:
+    """What a recipe needs to be launched there, as a part of a recipe.
+
+    Args:
+        outputs: Of the environment's stack.
+        made: The file system, where there is one.
+    """
+    given = world.given
+    roles = {"job_role": "JobRole", "execution_role": "ExecutionRole"}
+    launch: dict[str, Any] = {
+        "aws_batch": {
+            "region": given.region,
+            "queue": given.name,
+            **{key: outputs[name] for key, name in roles.items() if name in outputs},
+            "log_group": log_group(given),
+        }
+    }
+    if made is not None:
+        launch |= {"run_dir": f"{SHARED}/runs", "volumes": [_volume(made)]}
+    cluster = {"instance": given.instance.name, "capacity": given.nodes.capacity}
+    if given.capacity.kind == "block":
+        cluster["block_ends"] = block_ends(world)
+    return {"cluster": cluster, "launch": launch}
+
+
+def _volume(made: Made) -> dict[str, str]:
+    if made.mount_name:
+        return {"path": SHARED, "host": SHARED}
+    return {"path": SHARED, "efs": made.file_system, "access_point": made.access_point}
+
+
+def block_ends(world: World) -> str:
+    """When the capacity block ends, as a recipe says it: it is the time limit of jobs.
+
+    Raises:
+        ShardyardError: AWS does not say it.
+    """
+    ends = reservation_of(world).get("EndDate")
+    if ends is None:
+        raise ShardyardError(
+            f"{world.given.nodes.capacity} has no end, so it is no capacity block. Make the queue "
+            f"with nodes.capacity=reservation:{world.given.capacity.reservation}."
+        )
+    return f"{ends:%Y-%m-%dT%H:%M:%SZ}" if hasattr(ends, "strftime") else str(ends)
+
+
+def reservation_of(world: World) -> dict[str, Any]:
+    """What EC2 says of the capacity reservation.
+
+    Raises:
+        RequestError: There is none of that id.
+    """
+    id, region = world.given.capacity.reservation, world.given.region
+    answer = world.ask("ec2", "describe_capacity_reservations", CapacityReservationIds=[id]) or {}
+    found: list[dict[str, Any]] = answer.get("CapacityReservations", [])
+    if not found:
+        raise RequestError(
+            f"nodes.capacity={world.given.nodes.capacity}: there is no such reservation in "
+            f"{region}. `aws ec2 describe-capacity-reservations --region {region}` lists yours."
+        )
+    return found[0]

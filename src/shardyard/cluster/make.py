@@ -1,0 +1,220 @@
+"""Make a cluster part by part; killed anywhere, the same call goes on."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from shardyard.cluster import batch_queue
+from shardyard.cluster.batch_place import check_place
+from shardyard.cluster.bill import NODE_COUNT, nodes_asked
+from shardyard.cluster.eksctl import GROUP
+from shardyard.cluster.steps import NodeGroup, Part, State, kubectl_json, parts_of
+from shardyard.cluster.world import World
+from shardyard.errors import CapacityError, RequestError, ShardyardError
+from shardyard.hardware import nvidia
+from shardyard.launchers.kubernetes.resources import EFA, device_resource
+from shardyard.launchers.ledger import Ledger
+from shardyard.talk import say
+from shardyard.waiting import wait_for
+
+LAUNCHER = "cluster"
+"""What the ledger says made it."""
+
+POLL_S = 15.0
+LIMIT_S = 3600.0
+"""For one part to come or to go."""
+
+
+def make(world: World, *, poll_s: float = POLL_S, limit_s: float = LIMIT_S) -> None:
+    """Make what is missing, in order, each once the one before is seen to be there.
+
+    Raises:
+        AccessError: A right is missing, or something of the name is somebody else's.
+        CapacityError: There is no capacity, or something has not come in time.
+        ShardyardError: A part failed.
+    """
+    if world.given.kind == "batch":
+        check_place(world)
+    for part in parts_of(world.given):
+        _make(part, world, poll_s=poll_s, limit_s=limit_s)
+    if world.given.nodes.count:
+        wait_for_nodes(world, world.given.nodes.count, poll_s=poll_s, limit_s=limit_s)
+
+
+def _make(part: Part, world: World, *, poll_s: float, limit_s: float) -> None:
+    name = part.name(world.given)
+    entry = entry_of(part, world.ledger, name)
+    if entry == "created" and part.state(world).word == "there":
+        return
+    state = _settled(part, world, poll_s=poll_s, limit_s=limit_s)
+    if state.word == "failed":
+        raise ShardyardError(
+            f"{part.kind} {name} failed: {state.why}. It cannot be mended from here. Remove the "
+            "cluster with `shardyard cluster delete`, mend what is named, and make it again."
+        )
+    intended = world.ledger.intend(part.kind, name, launcher=LAUNCHER)
+    if state.word == "absent":
+        say(f"making {part.kind} {name}")
+        part.make(world)
+    else:
+        say(f"{part.kind} {name} was begun before; going on with it")
+        part.mend(world)
+    state = _settled(part, world, poll_s=poll_s, limit_s=limit_s)
+    if state.word != "there":
+        raise ShardyardError(
+            f"{part.kind} {name} is not there: {state.word} {state.why}".rstrip()
+            + f" (asked: {state.asked}). Look at {world.log}, mend what it names, and run the same "
+            "command again."
+        )
+    world.ledger.confirm(intended, name, **part.details(world))
+
+
+def entry_of(part: Part, ledger: Ledger, name: str) -> str | None:
+    """``created``, ``intended``, or None: the ledger knows nothing of it that is not over."""
+    for entry in ledger.live():
+        if (entry.kind, entry.name) == (part.kind, name):
+            return "created" if entry.is_confirmed else "intended"
+    return None
+
+
+def _settled(part: Part, world: World, *, poll_s: float, limit_s: float) -> State:
+    """How a part stands once it neither comes nor goes any more."""
+    state = part.state(world)
+    if state.word in ("coming", "going"):
+        say(f"waiting for {part.kind} {part.name(world.given)}, which is {state.word}")
+        settled = wait_for(lambda: _at_rest(part, world), every_s=poll_s, within_s=limit_s)
+        if settled is None:
+            raise CapacityError(
+                f"{part.kind} {part.name(world.given)} is still {state.word} after "
+                f"{limit_s / 60:.0f} minutes ({state.asked}). Look in the console of AWS, and run "
+                "the same command again."
+            )
+        return settled
+    return state
+
+
+def _at_rest(part: Part, world: World) -> State | None:
+    state = part.state(world)
+    return None if state.word in ("coming", "going") else state
+
+
+def wait_for_nodes(
+    world: World, count: int, *, poll_s: float = POLL_S, limit_s: float = LIMIT_S
+) -> None:
+    """Until so many accelerator nodes are ready and offer all their devices and EFA interfaces.
+
+    Raises:
+        CapacityError: They do not in time; says what is short of what.
+    """
+    said = ""
+
+    def ready() -> bool:
+        nonlocal said
+        found = node_report(world)
+        if found != said:
+            say(f"accelerator nodes: {found or 'none yet'}")
+            said = found
+        return ready_nodes(world) >= count
+
+    if not wait_for(ready, every_s=poll_s, within_s=limit_s):
+        raise CapacityError(
+            f"of {count} accelerator nodes {ready_nodes(world)} are ready with all their devices "
+            f"after {limit_s / 60:.0f} minutes: {said or 'none has come'}. Where none comes, AWS "
+            "has no capacity in the zone or the quota is too small (EC2 console, Auto Scaling "
+            f"group, Activity); where devices are missing, look at {_OFFERED_BY[world.given.kind]}"
+            ". The nodes that stand cost: `shardyard cluster scale` takes them down."
+        )
+
+
+_OFFERED_BY = {
+    "eks": "the device plugins in kube-system",
+    "batch": "the drivers of the instances' image",
+}
+
+
+def _wanted(world: World) -> dict[str, int]:
+    machine = world.given.instance
+    if world.given.kind == "batch":
+        return {batch_queue.GPU: machine.count} if machine.accelerator in nvidia.ROWS else {}
+    wanted = {device_resource(machine.accelerator): machine.count}
+    return wanted | ({EFA: machine.efa_count} if world.given.has_efa else {})
+
+
+def _nodes(world: World) -> list[dict[str, Any]]:
+    if world.given.kind == "batch":
+        return batch_queue.instances_of(world)
+    label = f"shardyard-cluster={world.given.name}"
+    listed = kubectl_json(world, "nodes", "--selector", label) or {"items": []}
+    found = []
+    for node in listed["items"]:
+        status = node.get("status", {})
+        conditions = {item["type"]: item["status"] for item in status.get("conditions", [])}
+        offered = status.get("allocatable", {})
+        devices = {name: int(offered.get(name, 0)) for name in _wanted(world)}
+        ready = conditions.get("Ready") == "True"
+        found.append({"name": node["metadata"]["name"], "ready": ready, **devices})
+    return found
+
+
+def ready_nodes(world: World) -> int:
+    """Accelerator nodes that are ready and offer what the catalogue says."""
+    wanted = _wanted(world)
+    return sum(
+        bool(node["ready"]) and all(node[name] == count for name, count in wanted.items())
+        for node in _nodes(world)
+    )
+
+
+def node_report(world: World) -> str:
+    """Each accelerator node and what it offers, in words."""
+    wanted = _wanted(world)
+    words = []
+    for node in _nodes(world):
+        offers = ", ".join(f"{node[name]} of {count} {name}" for name, count in wanted.items())
+        words.append(f"{node['name']} {'ready' if node['ready'] else 'not ready'}, {offers}")
+    return "; ".join(words)
+
+
+def scale(
+    world: World,
+    nodes: int,
+    *,
+    agree: Callable[[str], None],
+    poll_s: float = POLL_S,
+    limit_s: float = LIMIT_S,
+) -> None:
+    """Another number of accelerator nodes; waits until they are ready.
+
+    Raises:
+        RequestError: The group takes no so many, or does not stand.
+        CapacityError: They do not come.
+    """
+    given = world.given
+    if not 0 <= nodes <= (given.nodes.max or 0):
+        raise RequestError(
+            f"{given.name} takes 0 to {given.nodes.max} accelerator nodes (nodes.max), not "
+            f"{nodes}. Take a number in it, or make a cluster with a larger nodes.max."
+        )
+    part = parts_of(given)[-1] if given.kind == "batch" else NodeGroup(GROUP)
+    state = part.state(world)
+    if state.word != "there":
+        raise RequestError(
+            f"the {part.kind} of {given.name} is {state.word}. Run `shardyard "
+            "cluster create` with the same description first; it goes on where it ended."
+        )
+    agree(f"have {nodes} x {given.instance.name} in {given.name}?")
+    is_more = nodes > nodes_asked(given, world.ledger)
+    if is_more:  # they cost from now on, whether this comes to its end or not
+        world.ledger.note(NODE_COUNT, str(nodes), launcher=LAUNCHER)
+    started = time.monotonic()
+    if given.kind == "batch":
+        batch_queue.resize(world, nodes)
+    else:
+        world.run(
+            ["eksctl", "scale", "nodegroup", "--cluster", given.name, "--region", given.region,
+             "--name", GROUP, "--nodes", str(nodes)]
+        )  # fmt: skip
+    wait_for_nodes(world, nodes, poll_s=poll_s, limit_s=limit_s)
+    if not is_more:
+        world.ledger.note(NODE_COUNT, str(nodes), launcher=LAUNCHER)
+    say(f"{nodes} nodes are ready after {time.monotonic() - started:.0f} s")

@@ -1,0 +1,218 @@
+"""What a cluster is made with and looked at: AWS, eksctl, kubectl and helm, and its folder here."""
+
+import json
+import os
+import secrets
+import shlex
+import shutil
+import subprocess
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from shardyard.aws import aws_client, aws_errors, aws_session, error_code
+from shardyard.cluster.description import Description
+from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
+from shardyard.files import make_folder
+from shardyard.launchers.ledger import Ledger
+from shardyard.talk import say
+
+LIMIT_S = 3600.0
+"""Of one program; a control plane takes a quarter of an hour, a group of nodes ten minutes."""
+
+_DESCRIPTION = "cluster.json"
+_LAST_LINES = 5
+_GONE = frozenset(
+    {"ResourceNotFoundException", "FileSystemNotFound", "InvalidGroup.NotFound", "NoSuchEntity",
+     "InvalidSubnetID.NotFound", "InvalidCapacityReservationId.NotFound",
+     "ClusterNotFoundException"}
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """A cluster's folder, and what acts for it."""
+
+    folder: Path
+    given: Description
+    owner: str
+    """Id of this making: the tag of all that it made."""
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        """What was made, and may be there."""
+        return Ledger(self.folder / "ledger.jsonl")
+
+    @property
+    def kubeconfig(self) -> Path:
+        """Of this cluster alone; the user's own is never written."""
+        return self.folder / "kubeconfig"
+
+    @property
+    def log(self) -> Path:
+        """What programs said."""
+        return self.folder / "programs.log"
+
+    @cached_property
+    def session(self) -> Any:
+        """Of the cluster's region."""
+        return aws_session(self.given.region)
+
+    def client(self, service: str) -> Any:
+        """A client of a service in the cluster's region."""
+        return aws_client(self.session, service)
+
+    def ask(self, service: str, call: str, **params: Any) -> dict[str, Any] | None:
+        """The answer of AWS; None: it was asked for something that there is not.
+
+        Raises:
+            AccessError: These credentials may not ask.
+            CapacityError: AWS cannot be reached, or is too busy.
+            RequestError: AWS does not accept the call.
+        """
+        import botocore.exceptions
+
+        method = getattr(self.client(service), call)
+        with aws_errors(f"ask {service} ({call})", self.given.region):
+            try:
+                answer: dict[str, Any] = method(**params)
+            except botocore.exceptions.ClientError as error:
+                said = str(error.response.get("Error", {}).get("Message", ""))
+                is_question = call.startswith(("describe_", "list_", "get_"))
+                if is_question and (error_code(error) in _GONE or "does not exist" in said):
+                    return None
+                raise
+        return answer
+
+    def run(self, argv: list[str]) -> str:
+        """Run a program to its end; what it printed on stdout.
+
+        Raises:
+            RequestError: It is not installed here.
+            AccessError: It says that these credentials may not.
+            CapacityError: It says that there is no capacity, or has not ended.
+            ShardyardError: It failed otherwise.
+        """
+        if shutil.which(argv[0]) is None:
+            raise RequestError(
+                f"{argv[0]} is not installed here, and the cluster is made with it. Install it, "
+                "or look at what would be run with --dry-run."
+            )
+        say(f"running: {shlex.join(argv)}")
+        environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
+        with self.log.open("ab") as log:
+            log.write(f"$ {shlex.join(argv)}\n".encode())
+            log.flush()
+            try:
+                done = subprocess.run(
+                    argv, stdin=subprocess.DEVNULL, capture_output=True,
+                    env=environment, timeout=LIMIT_S, check=False,
+                )  # fmt: skip
+            except subprocess.TimeoutExpired as error:
+                raise CapacityError(
+                    f"`{shlex.join(argv)}` has not ended after {LIMIT_S / 60:.0f} minutes. Look "
+                    f"at {self.log} and at `shardyard cluster show`; the same command goes on."
+                ) from error
+            log.write(done.stdout + done.stderr)
+        if done.returncode:
+            raise _failed(argv, done.stdout + b"\n" + done.stderr, self.log)
+        return done.stdout.decode(errors="replace")
+
+
+def _failed(argv: list[str], output: bytes, log: Path) -> ShardyardError:
+    lines = [line for line in output.decode(errors="replace").splitlines() if line.strip()]
+    said = " ".join(lines[-_LAST_LINES:]) or "nothing"
+    where = f"`{shlex.join(argv)}` failed: {said} ({log})."
+    words = said.lower()
+    if any(
+        word in words for word in ("accessdenied", "unauthorized", "forbidden", "not authorized")
+    ):
+        return AccessError(f"{where} Its credentials lack a right. Have whoever gives them add it.")
+    if any(word in words for word in ("insufficientinstancecapacity", "limitexceeded", "quota")):
+        return CapacityError(
+            f"{where} Wait, take another zone, reserve capacity, or have the account's quota "
+            "raised; then run the same command again: what is there is kept."
+        )
+    return ShardyardError(
+        f"{where} Mend what it names and run the same command again: what is there is kept."
+    )
+
+
+def folder_of(given: Description, clusters: Path) -> Path:
+    """Where a cluster's files are kept: of one name there may be one in each region."""
+    return clusters / f"{given.name}.{given.region}"
+
+
+def new_world(given: Description, clusters: Path) -> World:
+    """The folder of a cluster that is to be made, or of the one that was begun here.
+
+    Raises:
+        RequestError: Another cluster of this name was made from here, by another description.
+    """
+    folder = folder_of(given, clusters)
+    owner = secrets.token_hex(8)
+    if (folder / _DESCRIPTION).exists():
+        world = world_at(folder)
+        if world.given == given:
+            return world
+        if world.ledger.live():
+            raise RequestError(
+                f"{folder} is of a cluster that was described otherwise. Give the description that "
+                f"it was made with, which stands in {folder / _DESCRIPTION}; to change the number "
+                "of nodes use `shardyard cluster scale`, and for anything else delete it first."
+            )
+        owner = world.owner  # nothing of it is there, so it may be described anew
+    make_folder(folder)
+    content = {"owner": owner, "cluster": given.model_dump(mode="json")}
+    temporary = folder / f"{_DESCRIPTION}.tmp"
+    temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    temporary.rename(folder / _DESCRIPTION)
+    return World(folder=folder, given=given, owner=owner)
+
+
+def world_named(name: str, clusters: Path) -> World:
+    """The cluster of this name that was made from here.
+
+    Args:
+        name: ``trainers``, or ``trainers.us-east-1`` where there are several.
+
+    Raises:
+        RequestError: There is none, or there are several.
+    """
+    folders = sorted(path.parent for path in clusters.glob(f"*/{_DESCRIPTION}"))
+    found = [folder for folder in folders if name in (folder.name, folder.name.partition(".")[0])]
+    if len(found) == 1:
+        return world_at(found[0])
+    names = ", ".join(folder.name for folder in found or folders)
+    if found:
+        raise RequestError(f"{clusters} has several clusters {name}. Name one of {names}.")
+    hint = f"There are {names}." if names else "There is none."
+    raise RequestError(
+        f"no cluster {name} was made from here, says the folder {clusters}. {hint} Give another "
+        "folder with --dir."
+    )
+
+
+def world_at(folder: Path) -> World:
+    """A cluster that was begun here.
+
+    Raises:
+        RequestError: Its file is none that was written here.
+    """
+    path = folder / _DESCRIPTION
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        given = Description.model_validate(content["cluster"])
+        owner = content["owner"]
+        if not (isinstance(owner, str) and len(bytes.fromhex(owner)) == 8):
+            raise ValueError(f"owner={owner!r}")
+        if folder.name != f"{given.name}.{given.region}":
+            raise ValueError(f"it describes {given.name} in {given.region}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RequestError(
+            f"{path} is no description of a cluster: {error}. It says what is looked for and "
+            "removed, so nothing is guessed. Bring it back from a copy; what was made has the tag "
+            "shardyard-cluster."
+        ) from error
+    return World(folder=folder, given=given, owner=owner)

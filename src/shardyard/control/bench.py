@@ -1,0 +1,231 @@
+"""`shardyard bench network`: a job whose nodes measure what is between them, and what they answer.
+
+It is submitted as a training of the recipe would be: the same nodes, devices, image, variables and
+place, so that what is measured is what a training will have.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shardyard.bench import table
+from shardyard.bench.pairs import LEAST_NODES, Pair, judge
+from shardyard.bench.table import Measured
+from shardyard.config.schema import Recipe
+from shardyard.control.job import Job, wait_until
+from shardyard.control.programs import error_of
+from shardyard.control.request import Request
+from shardyard.control.submission import Proposal, propose, refuse_existing
+from shardyard.errors import RequestError, ShardyardError
+from shardyard.launchers.base import JobState, Launcher
+from shardyard.launchers.marked import parse
+from shardyard.planner.nccl_tests import is_of_table
+from shardyard.printable import log_line
+from shardyard.rundir.layout import RunDir, new_run_id
+from shardyard.rundir.network import Network, network_of
+from shardyard.rundir.network_bench import COLLECTIVES, ELEMENT_BYTES, Collective, NetworkBench
+from shardyard.talk import say
+from shardyard.units import format_bytes
+
+_END_BYTES = {"cpu": 16 * 2**20}
+_END_BYTES_OF_DEVICES = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a person asks of the benchmark."""
+
+    collectives: tuple[Collective, ...] = COLLECTIVES
+    begin_bytes: int = 8
+    end_bytes: int | None = None
+    """None: 16 MiB on CPUs, 1 GiB on devices."""
+    warmup: int = 5
+    iterations: int = 20
+    is_pairs: bool = False
+
+    def of(self, recipe: Recipe, processes: int) -> NetworkBench:
+        """What nodes are asked that read a recipe and start so many processes each.
+
+        Raises:
+            RequestError: Nothing of it could be measured there.
+        """
+        ranks = recipe.cluster.nodes * processes
+        end = self.end_bytes or _END_BYTES.get(recipe.cluster.device, _END_BYTES_OF_DEVICES)
+        if ranks == 1:
+            raise RequestError(
+                "cluster.nodes=1 with one process: a collective of one rank sends nothing. Ask for "
+                "more with cluster.nodes or cluster.devices."
+            )
+        if self.is_pairs and recipe.cluster.nodes == 1:
+            raise RequestError(
+                "--pairs with cluster.nodes=1: there is no pair of nodes. Ask for "
+                f"{LEAST_NODES} nodes or more: of two, none can be told from the other."
+            )
+        if not ELEMENT_BYTES <= self.begin_bytes <= end:
+            raise RequestError(
+                f"--begin {self.begin_bytes} to --end {end} bytes holds no size: sizes double from "
+                f"the first, which has at least the {ELEMENT_BYTES} bytes of one number. Give "
+                "--begin 8 and a larger --end."
+            )
+        if self.collectives != ("all_reduce",) and end < ELEMENT_BYTES * ranks:
+            raise RequestError(
+                f"--end {end} bytes over {ranks} ranks is less than one number each, so that "
+                f"nothing can be gathered or scattered. Give --end {ELEMENT_BYTES * ranks} or more."
+            )
+        return NetworkBench(
+            collectives=("all_reduce",) if self.is_pairs else self.collectives,
+            begin_bytes=self.begin_bytes,
+            end_bytes=end,
+            warmup=self.warmup,
+            iterations=self.iterations,
+            is_pairs=self.is_pairs,
+            processes=processes,
+        )
+
+
+@dataclass(kw_only=True)
+class Answers:
+    """What came of it."""
+
+    nodes: list[str] = field(default_factory=list)
+    ranks: int = 0
+    rows: list[Measured] = field(default_factory=list)
+    pairs: dict[Pair, float] = field(default_factory=dict)
+    """Of each pair of nodes its bus bandwidth, GB/s."""
+    traffic: list[dict[str, Any]] = field(default_factory=list)
+    network: Network | None = None
+    """None: there is one node, or nobody said."""
+    is_done: bool = False
+    failure: dict[str, Any] | None = None
+
+    def take(self, content: dict[str, Any]) -> None:
+        """One marked line of node 0; a job that was started again begins anew."""
+        kind = content.pop("bench", None)
+        match kind:
+            case "ranks":
+                self.nodes, self.ranks = content["nodes"], content["ranks"]
+                self.rows, self.pairs, self.traffic = [], {}, []
+                self.is_done, self.failure, self.network = False, None, None
+            case "row":
+                collective = table.collective_named(content.pop("collective"))
+                self.rows.append(Measured(collective=collective, **content))
+            case "pair":
+                self.pairs[content["a"], content["b"]] = content["busbw_gbs"]
+            case "traffic":
+                self.traffic.append(content)
+            case "network":
+                self.network = network_of(content)
+            case "done":
+                self.is_done = True
+            case "failed":
+                self.failure = content
+            case _:
+                pass  # of another version; what it says is missing then
+
+    @property
+    def slow_nodes(self) -> list[str]:
+        """Names of the nodes that are slower than the others."""
+        if not self.pairs:
+            return []
+        return [self.nodes[node] for node in judge(self.pairs).slow_nodes]
+
+    @property
+    def wrong_values(self) -> int:
+        """Of all collectives."""
+        return sum(row.wrong for row in self.rows)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        rows = []
+        for row in self.rows:
+            out_gbs, in_gbs = row.busbw_gbs(self.ranks)
+            rows.append({**asdict(row), "out_busbw_gbs": out_gbs, "in_busbw_gbs": in_gbs})
+        averages = {
+            name: table.average_busbw_gbs(
+                [row for row in self.rows if row.collective == name], self.ranks
+            )
+            for name in dict.fromkeys(row.collective for row in self.rows)
+        }
+        return {
+            "nodes": self.nodes,
+            "ranks": self.ranks,
+            "rows": rows,
+            "average_busbw_gbs": averages,
+            "wrong_values": self.wrong_values,
+            "pairs": [{"a": a, "b": b, "busbw_gbs": gbs} for (a, b), gbs in self.pairs.items()],
+            "slow_nodes": self.slow_nodes,
+            "traffic": self.traffic,
+            "network": None if self.network is None else asdict(self.network),
+        }
+
+
+def bench_proposal(
+    words: Sequence[str], launcher: Launcher, asked: Asked, *, is_dry_run: bool = False
+) -> Proposal:
+    """What would be submitted. Creates nothing.
+
+    Raises:
+        RequestError: It cannot be measured there.
+    """
+    request = Request.read(words, needs_weights=False, only_looks=True, sees=launcher.sees)
+    run, limit = request.recipe.run, request.recipe.launch.max_usd
+    if limit is not None:
+        raise RequestError(
+            f"launch.max_usd={limit:g} is not held to by a benchmark, which has no steps to count. "
+            "Give launch.max_usd=null, and launch.time_limit, which ends the job."
+        )
+    name = f"{request.preview().recipe.run.name}-bench"
+    run_dir = RunDir(Path(run.dir).expanduser().resolve() / (run.id or new_run_id(name)))
+    refuse_existing(run_dir)
+    return propose(request, launcher, run_dir=run_dir, is_dry_run=is_dry_run, bench=asked.of)
+
+
+def describe_bench(bench: NetworkBench) -> str:
+    """What is measured, in a line."""
+    if bench.is_pairs:
+        return f"pairs of nodes, all-reduces of {format_bytes(bench.end_bytes)}"
+    sizes = f"{format_bytes(bench.begin_bytes)} to {format_bytes(bench.end_bytes)}"
+    return f"{', '.join(bench.collectives)}: {sizes}, {bench.iterations} calls each"
+
+
+def follow_bench(
+    job: Job, *, shown: Callable[[str], None], sleep: Callable[[float], None] = time.sleep
+) -> Answers:
+    """Follow the job to its end; what it measured.
+
+    Args:
+        shown: Given each line of the tables as it comes; all else that node 0 says is talk.
+
+    Raises:
+        ShardyardError: It ended without all answers.
+        KeyboardInterrupt: This command was interrupted; the job goes on.
+    """
+    answers, handle = Answers(), job.run_dir.handle
+    try:
+        status = wait_until(job, lambda now: now.state != JobState.WAITING, sleep=sleep)
+        if status.state != JobState.GONE:
+            for line in job.launcher.logs(job.submission, node=0, follow=True):
+                marked = parse(line.text, nonce=job.nonce)
+                if marked is not None and marked.kind == "answer":
+                    answers.take(marked.content)
+                elif marked is None:
+                    (shown if is_of_table(line.text) else say)(log_line(line.text))
+        status = wait_until(job, lambda now: now.state.is_over, sleep=sleep)
+    except KeyboardInterrupt:
+        say(
+            f"\nfollowing ended, the benchmark goes on. `shardyard logs {handle}` shows its "
+            f"tables, `shardyard cancel {handle}` ends it"
+        )
+        raise
+    job.fetch()
+    if answers.is_done:
+        return answers
+    if answers.failure is not None:
+        raise error_of(answers.failure["exit_code"], answers.failure["error"])
+    raise ShardyardError(
+        f"job {job.id} of {job.run_id} is over ({status.state.value}: {status.reason}) and did not "
+        f"measure all. What it said last stands above, and `shardyard logs {handle} --all` shows "
+        "what all nodes said. The same command starts another."
+    )

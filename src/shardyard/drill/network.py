@@ -1,0 +1,155 @@
+"""`python -m shardyard.drill.network COUNT`: hosts with a network of their own, which can go wrong.
+
+Each host is a network namespace with one interface (tun), whose packets come to this process; it
+passes them on to the host that they are for: not at all where one of the two is cut off, late or
+with losses where the network is bad. So nothing of the machine's own network is touched, and no
+module of the kernel is needed. It is told what is wrong by lines on stdin, and ends with them.
+"""
+
+import fcntl
+import heapq
+import itertools
+import json
+import os
+import random
+import select
+import socket
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from shardyard.drill.apart import unshare_network
+
+INTERFACE = "drill0"
+"""Name of each host's interface."""
+_MTU = 65_000
+_LOOPBACK = "lo"
+
+_TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000  # linux/if_tun.h
+_SIOCSIFFLAGS, _SIOCSIFADDR, _SIOCSIFNETMASK, _SIOCSIFMTU = 0x8914, 0x8916, 0x891C, 0x8922
+_IFF_UP, _IFF_RUNNING = 0x1, 0x40
+_IP_DESTINATION = slice(16, 20)
+_IPV4 = 4
+
+
+def address_of(host: int) -> str:
+    """Where the other hosts reach one."""
+    return f"10.219.0.{host + 1}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weather:
+    """What is wrong with the network."""
+
+    cut: tuple[int, ...] = ()
+    """Hosts that are cut off from all others."""
+    delay_s: float = 0.0
+    """Of each packet."""
+    loss: float = 0.0
+    """Share of packets that do not arrive."""
+
+
+@dataclass
+class Switch:
+    """Passes packets on between hosts.
+
+    Args:
+        hosts: The end of each one's interface that is here.
+    """
+
+    hosts: list[int]
+    weather: Weather = field(default_factory=Weather)
+    _draw: random.Random = field(default_factory=lambda: random.Random(0))
+    _held: list[tuple[float, int, int, bytes]] = field(default_factory=list)
+    """Packets under way: when due, a number that keeps their order, for whom, what."""
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def __post_init__(self) -> None:
+        self._by_address = {
+            socket.inet_aton(address_of(number)): number for number in range(len(self.hosts))
+        }
+
+    def run(self) -> None:
+        """Until stdin ends."""
+        while True:
+            wait_s = max(0.0, self._held[0][0] - time.monotonic()) if self._held else None
+            ready, _, _ = select.select([*self.hosts, sys.stdin], [], [], wait_s)
+            if sys.stdin in ready:
+                line = sys.stdin.readline()
+                if not line:
+                    return
+                told = json.loads(line)
+                self.weather = Weather(**{**told, "cut": tuple(told["cut"])})
+                print(json.dumps(told), flush=True)
+            for number, host in enumerate(self.hosts):
+                if host in ready:
+                    self.take_in(number)
+            self.deliver()
+
+    def take_in(self, source: int) -> None:
+        """Read what a host has sent."""
+        with suppress(BlockingIOError):
+            while packet := os.read(self.hosts[source], _MTU + 100):
+                target = self._by_address.get(packet[_IP_DESTINATION])
+                if packet[0] >> 4 == _IPV4 and target is not None:
+                    self._send(packet, source, target)
+
+    def _send(self, packet: bytes, source: int, target: int) -> None:
+        weather = self.weather
+        is_cut = source in weather.cut or target in weather.cut
+        if is_cut or self._draw.random() < weather.loss:
+            return
+        due_s = time.monotonic() + weather.delay_s
+        heapq.heappush(self._held, (due_s, next(self._numbers), target, packet))
+
+    def deliver(self) -> None:
+        """Pass on what is due."""
+        while self._held and self._held[0][0] <= time.monotonic():
+            _, _, target, packet = heapq.heappop(self._held)
+            with suppress(OSError):  # a full queue drops packets, as networks do
+                os.write(self.hosts[target], packet)
+
+
+def make_host(number: int) -> tuple[int, int]:
+    """Put this process into a new network namespace with one interface.
+
+    Returns:
+        A handle of the namespace, and this end of the interface.
+
+    Raises:
+        OSError: The machine does not allow it.
+    """
+    unshare_network()
+    tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+    fcntl.ioctl(tun, _TUNSETIFF, struct.pack("16sH22x", INTERFACE.encode(), _IFF_TUN | _IFF_NO_PI))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+
+        def set_up(request: int, name: str, content: bytes) -> None:
+            fcntl.ioctl(asked, request, struct.pack("16s16s8x", name.encode(), content))
+
+        set_up(_SIOCSIFADDR, INTERFACE, _as_socket_address(address_of(number)))
+        set_up(_SIOCSIFNETMASK, INTERFACE, _as_socket_address("255.255.255.0"))
+        set_up(_SIOCSIFMTU, INTERFACE, struct.pack("i", _MTU))
+        for name in (INTERFACE, _LOOPBACK):
+            set_up(_SIOCSIFFLAGS, name, struct.pack("H", _IFF_UP | _IFF_RUNNING))
+    return os.open("/proc/self/ns/net", os.O_RDONLY), tun
+
+
+def _as_socket_address(address: str) -> bytes:
+    return struct.pack("HH4s8x", socket.AF_INET, 0, socket.inet_aton(address))
+
+
+def main(count: int) -> int:
+    """Make hosts, tell how to enter each, and join them."""
+    made = [make_host(number) for number in range(count)]
+    handles = [f"/proc/{os.getpid()}/fd/{namespace}" for namespace, _ in made]
+    print(json.dumps(handles), flush=True)
+    Switch([tun for _, tun in made]).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

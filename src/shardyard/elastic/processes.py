@@ -1,0 +1,69 @@
+"""One node's worker processes, as torch's agent keeps them: who runs, who has ended, who is told.
+
+What they mean to the other nodes is not known here; see `group.py`.
+"""
+
+import os
+import signal
+from contextlib import suppress
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.api import LogsDest, LogsSpecs
+
+from shardyard import torch_private
+
+
+class OwnLogs(LogsSpecs):
+    """Tells torch to leave the workers' output alone; each redirects its own."""
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        nowhere = dict.fromkeys(envs, "")
+        for env in envs.values():
+            env["TORCHELASTIC_ERROR_FILE"] = ""
+        return LogsDest(stdouts=nowhere, stderrs=nowhere, error_files=nowhere)
+
+    @property
+    def root_log_dir(self) -> str:
+        return os.devnull
+
+
+class ProcessesAgent(LocalElasticAgent):
+    """Torch's agent, with forks of our server as its workers, that waits for none of them."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        super().__init__(
+            spec, logs_specs=OwnLogs(), start_method="forkserver", exit_barrier_timeout=60
+        )
+        torch_private.end_without_waiting(self)
+
+    def worker_pids(self) -> list[int]:
+        """Processes of this node's workers that have not ended."""
+        return [process.pid for process in self._processes() if process.is_alive()]
+
+    def _dead(self) -> dict[int, Any]:
+        """By rank, processes that have ended while the group has not finished."""
+        workers = self.get_worker_group().workers
+        return {
+            worker.global_rank: process
+            for worker, process in zip(workers, self._processes(), strict=False)
+            if process.exitcode is not None
+        }
+
+    def _pids_by_rank(self) -> dict[int, int]:
+        return {worker.global_rank: worker.id for worker in self.get_worker_group().workers}
+
+    def _processes(self) -> list[Any]:
+        return torch_private.worker_processes(self)
+
+    def _signal_workers(self, number: signal.Signals) -> None:
+        for pid in self.worker_pids():
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 0) -> None:
+        """End the workers. Torch asks for it where agents lost each other: nothing can be saved, so
+        nothing is waited for. Torch 2.11 has no setting for that, and would wait half a minute."""
+        torch_private.end_workers(self, death_sig, timeout)
+        super()._shutdown(death_sig)

@@ -1,0 +1,62 @@
+"""Bytes that this machine's network interfaces have sent, as the kernel counts them.
+
+A log names the network that a library chose; what went over it, only the counters say.
+"""
+
+from contextlib import suppress
+from pathlib import Path
+
+EFA = "efa"
+"""Begins the names of EFA interfaces here: ``efa/rdmap16s27``."""
+
+# Of hw_counters (drivers/infiniband/hw/efa/efa_verbs.c). Whether tx_bytes counts what RDMA writes
+# and reads move is not documented, so the larger of both sums is taken: it never says more than was
+# sent, as each byte is in either sum once.
+_ALL_SENT = ("tx_bytes",)
+_LOOPBACK = ("lo", "lo0")
+_BY_KIND = ("send_bytes", "rdma_write_bytes", "rdma_read_resp_bytes")
+
+
+def sent_bytes(root: Path = Path("/")) -> dict[str, int]:
+    """Interface -> bytes sent since it is there; those of EFA by ``efa/<name>``.
+
+    Args:
+        root: Where /sys and /proc are.
+    """
+    found = {}
+    for ports in sorted((root / "sys/class/infiniband").glob("*/ports/1/hw_counters")):
+        values = {name: _number(ports / name) for name in (*_ALL_SENT, *_BY_KIND)}
+        if values["tx_bytes"] is None:
+            continue  # InfiniBand, whose counters have other names
+        sums = [sum(values[name] or 0 for name in names) for names in (_ALL_SENT, _BY_KIND)]
+        found[f"{EFA}/{ports.parents[2].name}"] = max(sums)
+    with suppress(OSError):
+        # /proc/self/net, and not /sys/class/net: that of the process's own network namespace
+        for line in (root / "proc/self/net/dev").read_text().splitlines()[2:]:
+            name, _, counters = line.partition(":")
+            found[name.strip()] = int(counters.split()[8])  # the ninth: transmitted bytes
+    return found
+
+
+def since(before: dict[str, int], now: dict[str, int]) -> dict[str, int]:
+    """Interface -> bytes sent between two answers of ``sent_bytes``; none that sent nothing."""
+    grown = {name: value - before.get(name, 0) for name, value in now.items()}
+    return {name: value for name, value in grown.items() if value > 0}
+
+
+def busiest(sent: dict[str, int], *, is_one_machine: bool) -> str | None:
+    """The interface that sent most; None: none did.
+
+    Args:
+        is_one_machine: Whether all nodes are this machine, so that loopback is between them; else
+            it only carries what never leaves it.
+    """
+    between = {name: size for name, size in sent.items() if (name in _LOOPBACK) == is_one_machine}
+    return max(between, key=lambda name: between[name], default=None)
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,152 @@
+"""What watches runs and devices of a cluster: Prometheus and Grafana, or AWS's own service.
+
+Prometheus is told where our runs' endpoints are by a PodMonitor and when to wake somebody by a
+PrometheusRule; Grafana's sidecar takes dashboards from ConfigMaps with its label.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from shardyard.errors import RequestError
+from shardyard.launchers.base import LaunchRequest, Part, Watchers
+from shardyard.launchers.kubernetes.api import Api
+from shardyard.launchers.kubernetes.install import released_part, runs
+from shardyard.launchers.kubernetes.objects import to_yaml
+from shardyard.launchers.kubernetes.ownership import MANAGED_BY
+from shardyard.launchers.kubernetes.pod import placement
+from shardyard.launchers.kubernetes.prerequisites import (
+    CLOUDWATCH,
+    DCGM,
+    MONITORS,
+    PROMETHEUS,
+)
+from shardyard.launchers.kubernetes.resources import demand_of
+from shardyard.monitoring import alerts, dashboards
+from shardyard.monitoring.metrics import counters
+from shardyard.talk import say, warn
+
+NAME = "shardyard"
+PORT = "metrics"
+"""Of a run's pods, where observe.prometheus gives it a number."""
+_SIDECAR = ("grafana_dashboard", "1")
+"""Label of ConfigMaps that kube-prometheus-stack's Grafana reads, in all namespaces."""
+_NVIDIA = "nvidia.com/gpu"
+_KINDS = {PROMETHEUS: "Deployment", DCGM: "DaemonSet", CLOUDWATCH: "DaemonSet"}
+"""What each runs as."""
+
+OURS = "monitor, alert rules and dashboards"
+"""Name of the part that is rendered by us."""
+
+Object = dict[str, Any]
+
+
+def watchers(request: LaunchRequest, kind: Watchers) -> list[Part]:
+    """All parts, in the order of installation; no cluster is asked.
+
+    Raises:
+        RequestError: Which nodes have devices is not said, or of which EKS cluster the context is.
+    """
+    settings = request.recipe.launch.kubernetes
+    if kind == "cloudwatch":
+        assert CLOUDWATCH.release is not None
+        return [released_part(CLOUDWATCH, CLOUDWATCH.release, settings.context)]
+    if request.recipe.observe.prometheus is None:
+        warn(
+            "observe.prometheus is not set, so the run offers no metrics of its own: its dashboard "
+            "stays empty. Set it to a port, such as observe.prometheus=9400."
+        )
+    assert PROMETHEUS.release is not None
+    found = [released_part(PROMETHEUS, PROMETHEUS.release, settings.context)]
+    if _NVIDIA in demand_of(request).devices:
+        found.append(_device_exporter(request))
+    else:
+        say("the recipe's nodes have no NVIDIA devices: DCGM's exporter is left out")
+    return [*found, _ours(render_objects(settings.namespace))]
+
+
+def lacking(parts: Sequence[Part], api: Api) -> list[Part]:
+    """The parts of ``watchers`` that a cluster has not, whoever installed the others."""
+    installed = {row.label for row, runs_as in _KINDS.items() if runs(row, api, runs_as)}
+    left = [part for part in parts if part.name not in installed and part.name != OURS]
+    for part in parts:
+        if part.name == OURS and (objects := _not_there(part.objects, api)):
+            left.append(_ours(objects))
+    return left
+
+
+def _ours(objects: tuple[Object, ...]) -> Part:
+    why = "find runs, tell of those that fail, and show them"
+    return Part(name=OURS, why=why, text=to_yaml(objects), objects=objects)
+
+
+def _not_there(objects: tuple[Object, ...], api: Api) -> tuple[Object, ...]:
+    """Those to be made; the monitor, which is made last, stands for all of them."""
+    served = [kind for kind in MONITORS if api.serves(kind)]
+    if "PodMonitor" in served:
+        names = [item["metadata"]["name"] for item in api.everywhere("PodMonitor")]
+        if NAME in names:
+            return ()
+    return tuple(
+        item
+        for item in objects
+        if (item["kind"] in MONITORS and item["kind"] not in served)
+        or api.get(item["kind"], item["metadata"]["name"]) is None
+    )
+
+
+def _device_exporter(request: LaunchRequest) -> Part:
+    """DCGM's exporter on the recipe's nodes; on one without a device it would not start.
+
+    Raises:
+        RequestError: The recipe does not say which nodes those are.
+    """
+    where = placement(request, demand_of(request))
+    if "nodeSelector" not in where:
+        raise RequestError(
+            "cluster.instance and launch.kubernetes.node_selector are not given, so it is not "
+            "known which nodes have devices, and DCGM's exporter does not start on others. Give "
+            "launch.kubernetes.node_selector a label that nodes with devices have."
+        )
+    values: Object = {"customMetrics": counters()}
+    values |= {key: where[key] for key in ("nodeSelector", "tolerations") if key in where}
+    assert DCGM.release is not None
+    release = replace(DCGM.release, values=values)
+    return released_part(DCGM, release, request.recipe.launch.kubernetes.context)
+
+
+def render_objects(namespace: str) -> tuple[Object, ...]:
+    """Dashboards, rules and, last, the monitor; pure."""
+    boards = [_board(board, namespace) for board in dashboards.ALL]
+    rules = {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PrometheusRule",
+        "metadata": _meta(NAME, namespace),
+        "spec": alerts.render(),
+    }
+    monitor = {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PodMonitor",
+        "metadata": _meta(NAME, namespace),
+        "spec": {
+            "namespaceSelector": {"any": True},
+            "selector": {"matchLabels": dict([MANAGED_BY])},
+            "podMetricsEndpoints": [{"port": PORT, "interval": "15s"}],
+        },
+    }
+    return (*boards, rules, monitor)
+
+
+def _board(board: dashboards.Dashboard, namespace: str) -> Object:
+    meta = _meta(board.name, namespace)
+    meta["labels"] |= dict([_SIDECAR])
+    text = json.dumps(dashboards.render(board), indent=1) + "\n"
+    return {
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": meta,
+        "data": {f"{board.name}.json": text},
+    }  # fmt: skip
+
+
+def _meta(name: str, namespace: str) -> Object:
+    return {"name": name, "namespace": namespace, "labels": dict([MANAGED_BY])}

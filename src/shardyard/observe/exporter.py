@@ -1,0 +1,265 @@
+"""An endpoint for Prometheus on each node: what the run folder says when asked, nothing stored.
+
+It is served by the node's agent, beside no training process, and reads only at a scrape: the last
+lines of metrics.jsonl, and what is new in events.jsonl.
+"""
+
+import json
+import os
+import socket
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardyard.config.metrics_place import MetricsPlace
+from shardyard.errors import RequestError
+from shardyard.files import make_folder, write_text
+from shardyard.rundir.layout import RunDir, step_of_name
+from shardyard.rundir.lines import EVENT_KINDS, read_lines_backwards
+from shardyard.rundir.run_metrics import (
+    CHECKPOINT_AGE,
+    CHECKPOINT_EVERY,
+    CHECKPOINT_STEP,
+    COST,
+    COST_RATE,
+    EVENTS,
+    RANK_COMPUTE,
+    RANK_STEP,
+    STATE,
+    STATES,
+    STEP_AGE,
+    STEPS,
+    RunMetric,
+)
+from shardyard.rundir.spending import read_spending
+from shardyard.rundir.state import state_of
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+RankSeconds = Callable[[], list[tuple[int, float]]]
+"""Of each local rank its step, and the seconds of its last one outside of collectives."""
+
+Sample = tuple[RunMetric, str, float]
+"""A metric, the value of its own label (empty: it has none), and its value."""
+
+_TELLING = ("attempt_started", "draining", "run_finished", "attempt_ended")
+"""Kinds of events that tell an attempt's state."""
+
+
+class RunReader:
+    """Reads a run folder at each scrape."""
+
+    def __init__(
+        self, run: RunDir, ranks: RankSeconds, *, attempt: int, every: int | None = None
+    ) -> None:
+        """Begin to count ages.
+
+        Args:
+            every: Steps between checkpoints; None: ``auto``, which the run's events tell.
+        """
+        self._run = run
+        self._ranks = ranks
+        self._attempt = attempt
+        self._every = every
+        self._events: Counter[str] = Counter()
+        self._telling: list[dict[str, Any]] = []
+        self._read_bytes = 0
+        self._newest: Mapping[str, Any] = {}
+        self._checkpoint: str | None = None
+        self._stepped_s = self._seen_s = time.monotonic()
+
+    def samples(self) -> Iterator[Sample]:
+        """All that is known now; what is not known has no sample."""
+        self._read_events()
+        now = self._state()
+        for state in STATES:
+            yield STATE, state, float(self._attempt + 1 if state == now else 0)
+        line = self._newest_step()
+        for metric in STEPS:
+            value = line.get(metric.key)
+            if value is not None:
+                yield metric, "", float(value)
+        yield STEP_AGE, "", time.monotonic() - self._stepped_s
+        yield from self._checkpoints()
+        for kind in EVENT_KINDS if self._events else ():
+            yield EVENTS, kind, float(self._events[kind])
+        spending = read_spending(self._run)
+        if spending is not None:
+            yield COST, "", spending.usd
+            yield COST_RATE, "", spending.usd_per_hour
+        for local_rank, (step, seconds) in enumerate(self._ranks()):
+            yield RANK_STEP, str(local_rank), float(step)
+            yield RANK_COMPUTE, str(local_rank), seconds
+
+    def _state(self) -> str:
+        has_ended = any(event["kind"] == "attempt_ended" for event in self._telling)
+        return state_of(self._telling, is_leased=not has_ended)
+
+    def _newest_step(self) -> Mapping[str, Any]:
+        for place, line in enumerate(read_lines_backwards(self._run.metrics)):
+            if place == 0 and line != self._newest:  # an evaluation is progress too
+                self._newest, self._stepped_s = line, time.monotonic()
+            if "eval" not in line:
+                return line
+        return {}
+
+    def _checkpoints(self) -> Iterator[Sample]:
+        folder = self._run.latest_checkpoint()
+        name = None if folder is None else folder.name
+        if name != self._checkpoint:  # by this machine's own clock: another's may be wrong
+            self._checkpoint, self._seen_s = name, time.monotonic()
+        yield CHECKPOINT_AGE, "", time.monotonic() - self._seen_s
+        if name is not None:
+            yield CHECKPOINT_STEP, "", float(step_of_name(name) or 0)
+        if self._every is not None:
+            yield CHECKPOINT_EVERY, "", float(self._every)
+
+    def _read_events(self) -> None:
+        """Read the whole lines that are new; a file that became shorter is read anew."""
+        try:
+            with self._run.events.open("rb") as file:
+                if file.seek(0, os.SEEK_END) < self._read_bytes:
+                    self._events.clear()
+                    self._telling.clear()
+                    self._read_bytes = 0
+                file.seek(self._read_bytes)
+                whole, newline, _ = file.read().rpartition(b"\n")
+        except OSError:
+            return
+        self._read_bytes += len(whole) + len(newline)
+        for line in whole.split(b"\n"):
+            with suppress(ValueError, TypeError, KeyError):
+                self._note(json.loads(line))
+
+    def _note(self, event: dict[str, Any]) -> None:
+        kind = str(event["kind"])
+        self._events[kind] += 1
+        if kind in _TELLING and event.get("attempt") == self._attempt:
+            self._telling.append(event)
+        if kind == "checkpoint_interval":
+            self._every = int(event["every"])
+
+
+class Scrapes:
+    """When the endpoint was asked, by which it is known when it will be asked again."""
+
+    _LATE_S = 10.0
+    """A scrape may come so much later than expected, at least."""
+    _MOST_S = 60.0
+    """Nodes that bill wait no longer for a scrape, however seldom one comes."""
+
+    def __init__(self) -> None:
+        self._begun_s: deque[float] = deque(maxlen=4)
+        self._answered = threading.Condition()
+
+    def noted(self, app: "WSGIApplication") -> "WSGIApplication":
+        """The same endpoint, each of whose answers is noted once it is sent."""
+
+        def ask(environ: "WSGIEnvironment", start: "StartResponse") -> Iterator[bytes]:
+            begun_s = time.monotonic()
+            yield from app(environ, start)
+            with self._answered:
+                self._begun_s.append(begun_s)
+                self._answered.notify_all()
+
+        return ask
+
+    def wait_for_one_more(self) -> None:
+        """Return once somebody has asked who has not yet seen what is true now.
+
+        Nobody is waited for who does not ask regularly, or has stopped to.
+        """
+        now_s = time.monotonic()
+        with self._answered:
+            gaps_s = [after - before for before, after in pairwise(self._begun_s)]
+            if gaps_s:
+                late_s = max(0.5 * max(gaps_s), self._LATE_S)
+                patience_s = self._begun_s[-1] + max(gaps_s) + late_s - now_s
+                self._answered.wait_for(
+                    lambda: self._begun_s[-1] >= now_s, min(patience_s, self._MOST_S)
+                )
+
+
+def found_by(runs: Path) -> Path:
+    """Prometheus' pattern for the endpoints of all runs in a folder; it takes one ``*``."""
+    return runs / ".prometheus" / "*.json"
+
+
+class _Collector:
+    """What prometheus_client asks at a scrape."""
+
+    def __init__(self, reader: RunReader, labels: Mapping[str, str]) -> None:
+        self._reader = reader
+        self._labels = dict(labels)
+        self._lock = threading.Lock()
+
+    def collect(self) -> Iterable[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        families: dict[str, Any] = {}
+        with self._lock:  # of two who ask at once, each would count the same new events
+            samples = list(self._reader.samples())
+        for metric, label, value in samples:
+            family = families.get(metric.name)
+            if family is None:
+                names = [*self._labels, *([metric.label] if metric.label else [])]
+                kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+                family = families[metric.name] = kind(metric.name, metric.help, labels=names)
+            family.add_metric([*self._labels.values(), *([label] if metric.label else [])], value)
+        return families.values()
+
+
+@contextmanager
+def exporting(
+    reader: RunReader, run: RunDir, place: MetricsPlace | None, *, node_rank: int
+) -> Iterator[Scrapes]:
+    """Serve the metrics of a run while the block runs, and write down where for Prometheus.
+
+    ``.prometheus/<run id>.node-<k>.json`` beside the runs is of the form of its file_sd_configs,
+    which look into one folder.
+
+    Raises:
+        RequestError: The address cannot be listened at.
+    """
+    scrapes = Scrapes()
+    if place is None:
+        yield scrapes
+        return
+    from prometheus_client import start_http_server
+    from prometheus_client.registry import CollectorRegistry
+
+    registry = CollectorRegistry()
+    labels = {"run_id": run.run_id, "node": str(node_rank)}
+    registry.register(_Collector(reader, labels))
+    try:
+        server, thread = start_http_server(place.port, place.host, registry)
+    except (OSError, OverflowError) as error:
+        raise RequestError(
+            f"observe.prometheus={place}: node {node_rank} cannot listen there: {error}. Another "
+            "process has the port, or the address is not this machine's. Give another, or port 0 "
+            f"for any free one; Prometheus finds it by {found_by(run.path.parent)}."
+        ) from error
+    app = server.get_app()
+    assert app is not None, "it was made with one"
+    server.set_app(scrapes.noted(app))
+    host = socket.gethostname() if place.host in ("0.0.0.0", "::") else place.host
+    target = f"[{host}]" if ":" in host else host
+    file = found_by(run.path.parent).with_name(f"{run.run_id}.node-{node_rank}.json")
+    make_folder(file.parent)
+    # Without labels: Prometheus would call those of the samples exported_run_id.
+    content = [{"targets": [f"{target}:{server.server_port}"], "labels": {}}]
+    write_text(file, json.dumps(content) + "\n")
+    try:
+        yield scrapes
+    finally:
+        with suppress(OSError):
+            file.unlink()
+        server.shutdown()
+        server.server_close()
+        thread.join()

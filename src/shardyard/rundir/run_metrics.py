@@ -1,0 +1,113 @@
+"""What Prometheus is told of a run: a row a metric.
+
+Every sample has the labels ``run_id`` and ``node`` alone; nothing that a user wrote becomes one.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunMetric:
+    """One metric."""
+
+    name: str
+    """With its unit, as Prometheus names them; a counter's ends in ``_total``."""
+    help: str
+    kind: Literal["gauge", "counter"] = "gauge"
+    key: str = ""
+    """In a step's line of metrics.jsonl; empty: it is counted elsewhere."""
+    label: str = ""
+    """A label beside run_id and node, whose values are ours."""
+
+
+STEPS = (
+    RunMetric(name="shardyard_step", key="step", help="Last finished step."),
+    RunMetric(name="shardyard_loss", key="loss", help="Loss of that step."),
+    RunMetric(name="shardyard_learning_rate", key="lr", help="Learning rate of that step."),
+    RunMetric(name="shardyard_gradient_norm", key="grad_norm", help="Norm before clipping."),
+    RunMetric(
+        name="shardyard_tokens_total",
+        key="tokens",
+        kind="counter",
+        help="Tokens read since the beginning of the run; steps done twice count once.",
+    ),
+    RunMetric(
+        name="shardyard_samples_total",
+        key="samples",
+        kind="counter",
+        help="Samples read since the beginning of the run; steps done twice count once.",
+    ),
+    RunMetric(name="shardyard_tokens_per_second", key="tokens_per_s", help="Of that step."),
+    RunMetric(name="shardyard_samples_per_second", key="samples_per_s", help="Of that step."),
+    RunMetric(name="shardyard_mfu_ratio", key="mfu", help="Model FLOP utilisation, 0 to 1."),
+    RunMetric(
+        name="shardyard_step_seconds",
+        key="step_time_s",
+        help="Of that step, without evaluation and checkpoint.",
+    ),
+    RunMetric(
+        name="shardyard_data_wait_seconds",
+        key="data_wait_s",
+        help="Of that step: waiting for data.",
+    ),
+    RunMetric(
+        name="shardyard_checkpoint_blocked_seconds",
+        key="checkpoint_blocked_s",
+        help="Training stood still for a checkpoint after that step.",
+    ),
+    RunMetric(
+        name="shardyard_peak_memory_bytes",
+        key="peak_memory_bytes",
+        help="Most that the fullest rank had allocated.",
+    ),
+    RunMetric(name="shardyard_world_size", key="world_size", help="Ranks of that step."),
+)
+"""Of the newest step's line."""
+
+STATES = ("running", "draining", "finished", "drained", "failed")
+"""Those of ``state.py`` that an agent can tell of its own attempt."""
+
+STATE = RunMetric(
+    name="shardyard_run_state",
+    label="state",
+    help="The attempt, counted from 1, where its state is this one (running, draining, finished, "
+    "drained, failed), else 0.",
+)
+STEP_AGE = RunMetric(
+    name="shardyard_step_age_seconds",
+    help="Since the newest step or evaluation, or the start of this node's agent, was seen.",
+)
+CHECKPOINT_STEP = RunMetric(
+    name="shardyard_checkpoint_step", help="Step of the newest durable checkpoint."
+)
+CHECKPOINT_EVERY = RunMetric(
+    name="shardyard_checkpoint_every_steps",
+    help="Steps between checkpoints; with checkpoint.every=auto what the run came to last.",
+)
+CHECKPOINT_AGE = RunMetric(
+    name="shardyard_checkpoint_age_seconds",
+    help="Since the newest durable checkpoint, or the start of this node's agent, was seen.",
+)
+EVENTS = RunMetric(
+    name="shardyard_events_total",
+    kind="counter",
+    label="kind",
+    help="Events of the run: worker_lost, worker_hung, node_lost, node_left_out, straggler, "
+    "device_problem, ...",
+)
+COST = RunMetric(name="shardyard_cost_usd", help="What the run has cost, all attempts together.")
+COST_RATE = RunMetric(name="shardyard_cost_usd_per_hour", help="What it costs now, all nodes.")
+RANK_STEP = RunMetric(
+    name="shardyard_rank_step", label="local_rank", help="Step that a rank of this node is in."
+)
+RANK_COMPUTE = RunMetric(
+    name="shardyard_rank_compute_seconds",
+    label="local_rank",
+    help="Of a rank's last step, what it did not spend in collectives.",
+)
+
+ALL = (
+    STATE, *STEPS, STEP_AGE, CHECKPOINT_STEP, CHECKPOINT_AGE, CHECKPOINT_EVERY, EVENTS, COST,
+    COST_RATE, RANK_STEP, RANK_COMPUTE,
+)  # fmt: skip

@@ -1,0 +1,106 @@
+"""Intervals of snapshots and checkpoints, and what ``auto`` begins with.
+
+How often the run fails, as its plan expects and corrected by what it has met so far; and the
+interval that it came to before it was restarted, or that its plan expects.
+"""
+
+import json
+from collections.abc import Collection
+from contextlib import suppress
+from functools import partial
+from typing import Any, Literal
+
+import torch.distributed as dist
+
+from shardyard.checkpoint.interval import Interval
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lines import EventWriter, read_lines, read_lines_backwards
+
+UNKNOWN_MTBF_S = 86_400.0
+"""Where no plan tells how often such machines fail. Assumed: once a day."""
+FIRST_SNAPSHOTS_EVERY = 10
+FIRST_CHECKPOINTS_EVERY = 500
+"""Steps; what ``checkpoint.every`` is where nobody sets it."""
+
+Kind = Literal["snapshot_interval", "checkpoint_interval"]
+"""The event that tells of a new one."""
+_EXPECTED = {"snapshot_interval": "snapshot_mtbf_s", "checkpoint_interval": "checkpoint_mtbf_s"}
+"""What a plan calls the time between failures that each is there for."""
+
+
+def open_interval(
+    kind: Kind,
+    every: int | Literal["auto"],
+    run_dir: RunDir,
+    attempt: int,
+    *,
+    first_step: int,
+    losses: Collection[str],
+    group: dist.ProcessGroup,
+    events: EventWriter | None,
+) -> Interval:
+    """The interval of one of the two. All ranks call it.
+
+    Args:
+        first_step: Of the newest one that counts.
+        losses: Kinds of events that it is to help against.
+        group: A gloo group of all ranks.
+        events: On the rank that writes them.
+    """
+    if every != "auto":
+        return Interval(every, first_step=first_step)
+    found: list[Any] = [0.0, 0]
+    if dist.get_rank() == 0:
+        found = [
+            measured_mtbf_s(kind, run_dir, attempt, losses),
+            first_every(kind, run_dir, attempt),
+        ]
+    dist.broadcast_object_list(found, group=group, group_src=0)
+    return Interval(
+        every,
+        first_step=first_step,
+        first_every=found[1],
+        mtbf_s=found[0],
+        group=group,
+        report=None if events is None else partial(events.write, kind),
+    )
+
+
+def measured_mtbf_s(kind: Kind, run_dir: RunDir, attempt: int, losses: Collection[str]) -> float:
+    """Seconds between losses of these kinds.
+
+    What was expected counts as one failure seen after so long; each real one is one more.
+    """
+    begun_t: dict[int, float] = {}
+    ended_t: dict[int, float] = {}
+    lost: set[tuple[int, int]] = set()
+    for event in read_lines(run_dir.events):
+        number, t = event["attempt"], event["t"]
+        begun_t.setdefault(number, t)
+        ended_t[number] = t
+        if event["kind"] in losses:
+            lost.add((number, event["generation"]))
+    trained_s = sum(ended_t[number] - begun_t[number] for number in begun_t)
+    planned = _planned(run_dir, attempt, _EXPECTED[kind])
+    expected_s = UNKNOWN_MTBF_S if planned is None else planned
+    return (expected_s + trained_s) / (1 + len(lost))
+
+
+def first_every(kind: Kind, run_dir: RunDir, attempt: int) -> int:
+    """Steps: what the run came to last; before that what its plan has, or a usual number."""
+    for event in read_lines_backwards(run_dir.events, with_any=(f'"{kind}"',)):
+        if event["kind"] == kind:
+            return int(event["every"])
+    if kind == "snapshot_interval":
+        return FIRST_SNAPSHOTS_EVERY
+    planned = _planned(run_dir, attempt, "best_interval_steps")
+    return FIRST_CHECKPOINTS_EVERY if planned is None else int(planned)
+
+
+def _planned(run_dir: RunDir, attempt: int, name: str) -> float | None:
+    """A number of the plan's failures; None: no plan has one."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        content = json.loads(run_dir.plan(attempt).read_text(encoding="utf-8"))
+        plan = content["phases"][0] if content.get("phases") else content
+        return float(plan["failures"][name])
+    return None

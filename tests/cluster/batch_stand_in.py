@@ -1,0 +1,201 @@
+"""AWS Batch that keeps its state: moto's, with what moto lacks played after Batch's documents.
+
+moto's CloudFormation knows no tags of queues and no placement groups, so environment and queue of a
+stack are made by Batch's own calls. Batch deletes neither while it is enabled: a stack that is
+deleted before they are disabled fails the test. And it lies as the real one does, where asked.
+"""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import boto3
+from moto.cloudformation.models import cloudformation_backends
+
+from shardyard.cluster.world import World
+from tests.cluster.stand_in import Killed
+
+ACCOUNT, REGION = "123456789012", "us-east-1"
+_NOT_IN_MOTO = frozenset(
+    {"AWS::Batch::ComputeEnvironment", "AWS::Batch::JobQueue", "AWS::EC2::PlacementGroup",
+     "AWS::EC2::SecurityGroupEgress", "AWS::EC2::LaunchTemplate"}
+)  # fmt: skip
+
+
+@dataclass
+class Account:
+    """One AWS account."""
+
+    ran: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    """Calls that change something."""
+    jobs: list[tuple[str, str]] = field(default_factory=list)
+    """State and name of each."""
+    come_when_closed: list[tuple[str, str]] = field(default_factory=list)
+    """Jobs that come between the look and the closing of the queue."""
+    invalid: str = ""
+    """Why the compute environment is INVALID."""
+    lies: set[str] = field(default_factory=set)
+    dies_after: int | None = None
+    nodes: int = 0
+    devices: int = 8
+    reservations: list[dict[str, Any]] = field(default_factory=list)
+
+    def client(self, service: str) -> Any:
+        return boto3.client(service, region_name=REGION)
+
+    def calls(self, name: str) -> list[dict[str, Any]]:
+        return [params for call, params in self.ran if call == name]
+
+    def change(self, call: str, params: dict[str, Any]) -> None:
+        """What follows from a call beyond what moto does."""
+        match call:
+            case "update_job_queue" if params["state"] == "DISABLED":
+                self.jobs += self.come_when_closed
+            case "update_compute_environment" if "computeResources" in params:
+                self.nodes = params["computeResources"]["minvCpus"] // 96
+
+    def count(self, call: str, params: dict[str, Any]) -> None:
+        """The process may end behind a change."""
+        self.ran.append((call, params))
+        if len(self.ran) == self.dies_after:
+            raise Killed
+
+    def create(self, params: dict[str, Any]) -> dict[str, Any]:
+        """A stack with a queue in it."""
+        template = json.loads(params["TemplateBody"])
+        resources = template["Resources"]
+        assert params["Capabilities"] == ["CAPABILITY_IAM"]
+        template["Resources"] = {
+            name: one for name, one in resources.items() if one["Type"] not in _NOT_IN_MOTO
+        }
+        formation = self.client("cloudformation")
+        answer = formation.create_stack(**{**params, "TemplateBody": json.dumps(template)})
+        environment, queue = (resources[name]["Properties"] for name in ("Environment", "Queue"))
+        self._make(environment, queue)
+        return dict(answer)
+
+    def _make(self, environment: dict[str, Any], queue: dict[str, Any]) -> None:
+        batch, given = self.client("batch"), environment["ComputeResources"]
+        vpc = self.client("ec2").describe_subnets(SubnetIds=given["Subnets"])["Subnets"][0]["VpcId"]
+        profiles = self.client("iam").list_instance_profiles()["InstanceProfiles"]
+        batch.create_compute_environment(
+            computeEnvironmentName=environment["ComputeEnvironmentName"],
+            type=environment["Type"],
+            state=environment["State"],
+            serviceRole=self._service_role(),
+            computeResources={
+                "type": given["Type"], "minvCpus": 0, "maxvCpus": given["MaxvCpus"],
+                "instanceTypes": given["InstanceTypes"], "subnets": given["Subnets"],
+                "instanceRole": profiles[0]["Arn"], "securityGroupIds": [self._group(vpc)],
+            },
+            tags=environment["Tags"],
+        )  # fmt: skip
+        batch.create_job_queue(
+            jobQueueName=queue["JobQueueName"],
+            state=queue["State"],
+            priority=queue["Priority"],
+            computeEnvironmentOrder=[
+                {"order": 1, "computeEnvironment": environment["ComputeEnvironmentName"]}
+            ],
+            tags=queue["Tags"],
+        )
+        self.nodes = given["MinvCpus"] // 96
+
+    def _group(self, vpc: str) -> str:
+        only = [{"Name": "vpc-id", "Values": [vpc]}]
+        groups = self.client("ec2").describe_security_groups(Filters=only)["SecurityGroups"]
+        return str(groups[0]["GroupId"])
+
+    def _service_role(self) -> str:
+        iam = self.client("iam")
+        roles = {role["RoleName"]: role["Arn"] for role in iam.list_roles()["Roles"]}
+        if "batch" not in roles:
+            iam.create_role(RoleName="batch", AssumeRolePolicyDocument="{}")
+        return str(iam.get_role(RoleName="batch")["Role"]["Arn"])
+
+    def delete(self, name: str) -> None:
+        """A stack with a queue in it."""
+        if "DELETE_FAILED" in self.lies:
+            stack = cloudformation_backends[ACCOUNT][REGION].get_stack(name)
+            stack.status = "DELETE_FAILED"
+            return
+        batch = self.client("batch")
+        for queue in batch.describe_job_queues()["jobQueues"]:
+            assert queue["state"] == "DISABLED", "Batch deletes no queue that is enabled"
+            if "queue stays" not in self.lies:
+                batch.delete_job_queue(jobQueue=queue["jobQueueName"])
+        for one in batch.describe_compute_environments()["computeEnvironments"]:
+            assert one["state"] == "DISABLED", "Batch deletes no environment that is enabled"
+            batch.delete_compute_environment(computeEnvironment=one["computeEnvironmentName"])
+        self.client("cloudformation").delete_stack(StackName=name)
+
+    def instances(self) -> dict[str, Any]:
+        """What ECS says of those that stand."""
+        gpus = {"name": "GPU", "stringSetValue": [f"GPU-{n}" for n in range(self.devices)]}
+        return {
+            "containerInstances": [
+                {"ec2InstanceId": f"i-{n}", "agentConnected": True, "registeredResources": [gpus]}
+                for n in range(self.nodes)
+            ]
+        }
+
+
+class StandInWorld(World):
+    """A world whose AWS is the account's."""
+
+    account: Account
+
+    def ask(self, service: str, call: str, **params: Any) -> dict[str, Any] | None:
+        account = self.account
+        if call.startswith(("describe_", "list_", "get_")):
+            return self._look(service, call, params)
+        answer: dict[str, Any] | None = None
+        match call, str(params.get("StackName", "")).endswith("-batch"):
+            case "create_stack", True:
+                answer = account.create(params)
+            case "delete_stack", True:
+                account.delete(params["StackName"])
+            case _:
+                answer = super().ask(service, call, **params)
+        account.change(call, params)
+        account.count(call, params)
+        return answer
+
+    def _look(self, service: str, call: str, params: dict[str, Any]) -> dict[str, Any] | None:
+        account = self.account
+        match service, call:
+            case _, "describe_placement_groups":  # moto has none
+                return {"PlacementGroups": []}
+            case "batch", "list_jobs":
+                names = [name for state, name in account.jobs if state == params["jobStatus"]]
+                return {"jobSummaryList": [{"jobName": name} for name in names]}
+            case "ec2", "describe_capacity_reservations":
+                return {"CapacityReservations": account.reservations}
+            case "ecs", "list_container_instances":
+                return {"containerInstanceArns": [f"arn:{n}" for n in range(account.nodes)]}
+            case "ecs", "describe_container_instances":
+                return account.instances()
+        answer = super().ask(service, call, **params)
+        if call == "describe_compute_environments" and account.invalid and answer:
+            for one in answer["computeEnvironments"]:
+                one |= {"status": "INVALID", "statusReason": account.invalid}
+        if call == "describe_stacks":
+            self._name_access_points(answer)
+        return answer
+
+    def _name_access_points(self, answer: dict[str, Any] | None) -> None:
+        """moto's stacks say an object of Python in place of an access point's id."""
+        for stack in (answer or {}).get("Stacks", []):
+            for output in stack.get("Outputs", []):
+                if output["OutputKey"] == "AccessPoint":
+                    (point,) = self.account.client("efs").describe_access_points()["AccessPoints"]
+                    output["OutputValue"] = point["AccessPointId"]
+
+    def run(self, argv: list[str]) -> str:
+        raise AssertionError(f"a queue of Batch needs no program: {argv}")
+
+
+def in_account(world: World, account: Account) -> StandInWorld:
+    found = StandInWorld(folder=world.folder, given=world.given, owner=world.owner)
+    object.__setattr__(found, "account", account)
+    return found

@@ -1,0 +1,326 @@
+"""A cluster made and removed in moto's AWS: killed anywhere, lied to, beside others' clusters."""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from moto import mock_aws
+
+from shardyard.cluster.description import read_description
+from shardyard.cluster.make import make, scale
+from shardyard.cluster.remove import Removed, refuse_wrong_name, remove
+from shardyard.cluster.world import World, new_world, world_named
+from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
+from tests.cluster.stand_in import Account, Killed, in_account
+
+DESCRIBED = (
+    "name=trainers", "region=us-east-1", "zone=us-east-1a", "other_zone=us-east-1b",
+    "nodes.instance=p4d.24xlarge", "nodes.count=2", "storage.kind=efs",
+)  # fmt: skip
+OFFERS = {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "4"}
+FAST = {"poll_s": 0.0, "limit_s": 0.05}
+
+
+@pytest.fixture(autouse=True)
+def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(key, "testing")
+    with mock_aws():
+        yield
+
+
+@pytest.fixture
+def account() -> Account:
+    return Account(offers=dict(OFFERS))
+
+
+@pytest.fixture
+def world(tmp_path: Path, account: Account) -> World:
+    return in_account(new_world(read_description(DESCRIBED), tmp_path), account)
+
+
+def yes(_question: str) -> None:
+    return None
+
+
+def gone(world: World, **lies: Any) -> Removed:
+    return remove(world, agree=yes, agree_to_lose=yes, **FAST, **lies)
+
+
+def stacks() -> list[str]:
+    listed = boto3.client("cloudformation", region_name="us-east-1").describe_stacks()["Stacks"]
+    return sorted(stack["StackName"] for stack in listed)
+
+
+MADE = [
+    "eksctl-trainers-cluster", "eksctl-trainers-nodegroup-accelerators",
+    "eksctl-trainers-nodegroup-system", "shardyard-trainers-storage",
+]  # fmt: skip
+
+
+def test_accelerators_are_made_last_and_removed_first(world: World, account: Account) -> None:
+    make(world, **FAST)
+    assert stacks() == MADE
+    words = [" ".join(argv[:3]) for argv in account.ran if argv[1] != "get"]
+    assert words[0] == "eksctl create cluster"
+    groups = [argv[-1] for argv in account.ran if argv[:3] == ["eksctl", "create", "nodegroup"]]
+    assert groups == ["system", "accelerators"]
+    assert words[-1].startswith("helm upgrade"), "eksctl puts its plugin there with the group"
+    account.ran.clear()
+    removed = gone(world)
+    assert removed.is_clean, removed
+    words = [" ".join(argv[:3]) for argv in account.ran if argv[1] != "get"]
+    assert words[0] == "eksctl delete nodegroup" and words[-1] == "eksctl delete cluster"
+    assert stacks() == []
+
+
+def test_each_part_is_seen_to_be_gone(world: World) -> None:
+    make(world, **FAST)
+    removed = gone(world)
+    assert {seen.word for seen in removed.seen} == {"absent"}
+    asked = " ".join(seen.asked for seen in removed.seen)
+    assert "describe-stacks eksctl-trainers-cluster" in asked
+    assert "describe-cluster trainers" in asked
+    assert removed.seen[-1].part.startswith("EFA device plugin"), "it goes with the control plane"
+
+
+@pytest.mark.parametrize("step", range(1, 8))
+def test_a_making_killed_behind_any_program_goes_on_to_the_same_end(
+    tmp_path: Path, account: Account, world: World, step: int
+) -> None:
+    account.dies_after = step
+    with suppress(Killed):
+        make(world, **FAST)
+    account.dies_after = None
+    again = in_account(world_named("trainers", tmp_path), account)
+    assert again.owner == world.owner
+    make(again, **FAST)
+    assert stacks() == MADE
+    created = [argv for argv in account.ran if argv[:2] == ["eksctl", "create"]]
+    kinds = [" ".join(argv[2:3] + argv[-1:]) for argv in created if argv[2] != "addon"]
+    assert len(kinds) == len(set(kinds)), "nothing is made twice"
+    assert gone(again).is_clean
+
+
+@pytest.mark.parametrize("step", range(1, 5))
+def test_a_removal_killed_behind_any_program_goes_on_to_the_same_end(
+    tmp_path: Path, account: Account, world: World, step: int
+) -> None:
+    make(world, **FAST)
+    account.changes, account.dies_after = 0, step
+    with suppress(Killed):
+        gone(world)
+    account.dies_after = None
+    assert gone(in_account(world_named("trainers", tmp_path), account)).is_clean
+    assert stacks() == []
+
+
+def test_a_deletion_that_says_done_and_is_not_is_named(world: World, account: Account) -> None:
+    make(world, **FAST)
+    account.lies.add(("eksctl", "delete", "nodegroup"))
+    removed = gone(world)
+    assert not removed.is_clean
+    assert any("accelerators" in problem for problem in removed.problems)
+    assert "eksctl-trainers-cluster" in stacks(), "what stands under it is not touched"
+
+
+def vpc_of(world: World) -> str:
+    return next(entry.details["vpc"] for entry in world.ledger.all() if "vpc" in entry.details)
+
+
+def _volume(_world: World) -> None:
+    boto3.client("ec2", region_name="us-east-1").create_volume(
+        AvailabilityZone="us-east-1a",
+        Size=8,
+        TagSpecifications=[
+            {
+                "ResourceType": "volume",
+                "Tags": [{"Key": "kubernetes.io/cluster/trainers", "Value": "owned"}],
+            }
+        ],
+    )
+
+
+def _log_group(_world: World) -> None:
+    boto3.client("logs", region_name="us-east-1").create_log_group(
+        logGroupName="/aws/eks/trainers/cluster"
+    )
+
+
+def _role(_world: World) -> None:
+    boto3.client("iam").create_role(
+        RoleName="eksctl-trainers-cluster-ServiceRole-1", AssumeRolePolicyDocument="{}"
+    )
+
+
+def _file_system(_world: World) -> None:
+    boto3.client("efs", region_name="us-east-1").create_file_system(
+        CreationToken="x", Tags=[{"Key": "shardyard-cluster", "Value": "trainers"}]
+    )
+
+
+def _launch_template(_world: World) -> None:
+    boto3.client("ec2", region_name="us-east-1").create_launch_template(
+        LaunchTemplateName="eksctl-trainers-nodegroup-x", LaunchTemplateData={"ImageId": "ami-1"}
+    )
+
+
+def _instance(_world: World) -> None:
+    boto3.client("ec2", region_name="us-east-1").run_instances(
+        ImageId="ami-12c6146b",
+        MinCount=1,
+        MaxCount=1,
+        TagSpecifications=[
+            {
+                "ResourceType": "instance",
+                "Tags": [{"Key": "alpha.eksctl.io/cluster-name", "Value": "trainers"}],
+            }
+        ],
+    )
+
+
+LEFT: dict[str, Callable[[World], None]] = {
+    "volume": _volume,
+    "log group": _log_group,
+    "IAM role": _role,
+    "file system": _file_system,
+    "launch template": _launch_template,
+    "instance": _instance,
+}
+
+
+@pytest.mark.parametrize("kind", LEFT)
+def test_what_others_left_of_the_cluster_is_named_and_the_removal_is_not_clean(
+    world: World, kind: str
+) -> None:
+    make(world, **FAST)
+    LEFT[kind](world)
+    removed = gone(world)
+    assert not removed.is_clean
+    assert kind in {left.kind for left in removed.left}
+    assert stacks() == []
+
+
+def test_an_untagged_network_interface_in_its_network_is_named(world: World) -> None:
+    make(world, **FAST)
+    ec2 = boto3.client("ec2", region_name="us-east-1")
+    vpc = vpc_of(world)
+    (subnet, *_) = ec2.describe_subnets(Filters=[{"Name": "vpc-id", "Values": [vpc]}])["Subnets"]
+    interface = ec2.create_network_interface(SubnetId=subnet["SubnetId"])["NetworkInterface"]
+    removed = gone(world)
+    assert interface["NetworkInterfaceId"] in {left.id for left in removed.left}
+
+
+def test_a_cluster_of_the_name_that_somebody_else_made_is_never_touched(
+    tmp_path: Path, account: Account, world: World
+) -> None:
+    make(world, **FAST)
+    other = in_account(new_world(read_description(DESCRIBED), tmp_path / "other"), account)
+    with pytest.raises(AccessError, match=r"was not made from .*Nothing of it is touched"):
+        make(other, **FAST)
+    with pytest.raises(AccessError, match="Nothing of it is touched"):
+        gone(other)
+    assert stacks() == MADE
+
+
+def test_clusters_of_one_name_in_two_regions_do_not_meet(tmp_path: Path, world: World) -> None:
+    make(world, **FAST)
+    west = (*DESCRIBED, "region=us-west-2", "zone=us-west-2a", "other_zone=us-west-2b")
+    there = Account(region="us-west-2", offers=dict(OFFERS))
+    other = in_account(new_world(read_description(west), tmp_path), there)
+    make(other, **FAST)
+    with pytest.raises(RequestError, match=r"trainers\.us-east-1, trainers\.us-west-2"):
+        world_named("trainers", tmp_path)
+    assert gone(other).is_clean
+    assert stacks() == MADE
+    assert world_named("trainers.us-east-1", tmp_path).given == world.given
+
+
+def test_nothing_is_removed_while_pods_use_the_accelerators(world: World, account: Account) -> None:
+    make(world, **FAST)
+    account.inside["pod", "bert-0"] = {
+        "metadata": {"namespace": "team", "name": "bert-0"},
+        "status": {"phase": "Running"},
+        "spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": "8"}}}]},
+    }
+    with pytest.raises(RequestError, match=r"1 pods use its accelerators .team/bert-0.*Nothing"):
+        gone(world)
+    assert stacks() == MADE
+
+
+def test_data_is_removed_by_its_name_alone(world: World) -> None:
+    make(world, **FAST)
+    with pytest.raises(RequestError, match=r"holds data.*--delete-data shardyard-trainers-storage"):
+        remove(world, agree=yes, agree_to_lose=lambda n: refuse_wrong_name(n, "yes"), **FAST)
+    assert stacks() == MADE
+    remove(world, agree=yes, agree_to_lose=lambda n: refuse_wrong_name(n, n), **FAST)
+    assert stacks() == []
+
+
+def test_nodes_that_lack_devices_are_not_ready(world: World, account: Account) -> None:
+    account.offers["vpc.amazonaws.com/efa"] = "1"
+    with pytest.raises(CapacityError, match=r"1 of 4 vpc.amazonaws.com/efa.*device plugins"):
+        make(world, **FAST)
+
+
+def test_scaling_waits_for_nodes_and_refuses_more_than_the_group_takes(
+    world: World, account: Account
+) -> None:
+    make(world, **FAST)
+    scale(world, 5, agree=yes, **FAST)
+    assert account.nodes == 5
+    with pytest.raises(RequestError, match=r"takes 0 to 64 accelerator nodes .*not 65"):
+        scale(world, 65, agree=yes, **FAST)
+
+
+def test_another_description_under_the_same_name_is_refused(tmp_path: Path, world: World) -> None:
+    other = read_description([*DESCRIBED, "system.nodes=3"])
+    make(world, **FAST)
+    with pytest.raises(RequestError, match=r"was described otherwise.*scale"):
+        new_world(other, tmp_path)
+    assert world_named("trainers", tmp_path).given.system.nodes == 2
+    assert gone(world).is_clean
+    assert new_world(other, tmp_path).owner == world.owner, "nothing of it is there any more"
+    assert world_named("trainers", tmp_path).given.system.nodes == 3
+
+
+def test_a_description_that_was_changed_by_hand_is_refused(tmp_path: Path, world: World) -> None:
+    path = world.folder / "cluster.json"
+    path.write_text(path.read_text().replace('"name": "trainers"', '"name": "others"'))
+    with pytest.raises(RequestError, match="no description of a cluster: it describes others"):
+        world_named("trainers", tmp_path)
+
+
+def test_programs_are_told_where_they_failed(tmp_path: Path) -> None:
+    plain = new_world(read_description(DESCRIBED), tmp_path / "plain")
+    with pytest.raises(RequestError, match="no-such-program is not installed here"):
+        plain.run(["no-such-program"])
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        ("AccessDenied: not yours", AccessError),
+        ("InsufficientInstanceCapacity", CapacityError),
+        ("something else", ShardyardError),
+    ],
+)
+def test_a_failed_program_says_what_to_do(
+    tmp_path: Path, said: str, error: type[ShardyardError]
+) -> None:
+    plain = new_world(read_description(DESCRIBED), tmp_path)
+    with pytest.raises(error, match=said) as caught:
+        plain.run(["sh", "-c", f"echo {said!r} >&2; exit 1"])
+    assert type(caught.value) is error
+    assert said in plain.log.read_text()
+
+
+def test_a_cluster_that_was_not_made_from_here_is_told(tmp_path: Path, world: World) -> None:
+    with pytest.raises(RequestError, match=r"no cluster bert was made .*There are trainers\."):
+        world_named("bert", world.folder.parent)
+    with pytest.raises(RequestError, match=r"There is none\. Give another folder with --dir"):
+        world_named("bert", tmp_path / "elsewhere")

@@ -1,0 +1,126 @@
+"""What is sent: against eksctl's own schema and CloudFormation's linter, and as golden files."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft7Validator
+
+from shardyard.cluster.description import Description, read_description
+from shardyard.cluster.eksctl import render_cluster, render_nodes
+from shardyard.cluster.steps import parts_of
+from shardyard.cluster.storage import Made, render_claim, render_stack
+from tests.launchers.kubernetes.schemas import check_builtin
+
+PLACE = ("name=trainers", "region=us-east-1", "zone=us-east-1a", "other_zone=us-east-1b")
+RESERVATION = "cr-0123456789abcdef0"
+VPC = (
+    "vpc={id: vpc-0123456789abcdef0, subnets: {us-east-1a: subnet-0123456789abcdef0,"
+    " us-east-1b: subnet-0123456789abcdef1}}"
+)
+CASES: dict[str, tuple[str, ...]] = {
+    "p4de-reservation": (
+        f"nodes={{instance: p4de.24xlarge, count: 2, capacity: 'reservation:{RESERVATION}'}}",
+        "storage={kind: fsx, size_gib: 4800, bucket: s3://my-data/imagenet}",
+    ),
+    "p5-32-efa": (
+        f"nodes={{instance: p5.48xlarge, capacity: 'block:{RESERVATION}'}}",
+        "storage.kind=efs",
+        VPC,
+    ),
+    "g5": ("nodes={instance: g5.xlarge, capacity: spot, max: 8}",),
+    "p3": ("nodes={instance: p3.8xlarge, ami: ami-0123456789abcdef0}",),
+    "dl1": ("nodes={instance: dl1.24xlarge, ami: ami-0123456789abcdef0}",),
+}
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def given_of(case: str) -> Description:
+    return read_description([*PLACE, *CASES[case]])
+
+
+@pytest.fixture(scope="module")
+def eksctl() -> Draft7Validator:
+    folder = os.environ.get("SHARDYARD_CRDS")
+    if not folder:
+        pytest.skip("SHARDYARD_CRDS does not name a folder with eksctl.schema.json")
+    return Draft7Validator(json.loads((Path(folder) / "eksctl.schema.json").read_text()))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_eksctl_takes_both_files(case: str, eksctl: Draft7Validator) -> None:
+    given = given_of(case)
+    for rendered in (render_cluster(given, "0" * 16), render_nodes(given, "0" * 16)):
+        assert [error.message for error in eksctl.iter_errors(rendered)] == []
+
+
+def test_the_schema_refuses_what_eksctl_does_not_know(eksctl: Draft7Validator) -> None:
+    rendered = render_nodes(given_of("g5"), "0" * 16)
+    rendered["managedNodeGroups"][0]["efaEnable"] = True
+    assert [error.message for error in eksctl.iter_errors(rendered)] != []
+
+
+@pytest.mark.parametrize("case", ["p4de-reservation", "p5-32-efa"])
+def test_cloudformation_takes_the_stack(case: str) -> None:
+    problems = lint(render_stack(given_of(case), "0" * 16))
+    assert problems == []
+
+
+def test_the_linter_refuses_a_wrong_stack() -> None:
+    template = render_stack(given_of("p4de-reservation"), "0" * 16)
+    template["Resources"]["FileSystem"]["Properties"]["StorageCapacty"] = 1
+    assert any("StorageCapacty" in problem for problem in lint(template))
+
+
+def lint(template: dict[str, Any]) -> list[str]:
+    from cfnlint.api import ManualArgs
+    from cfnlint.api import lint as run
+
+    found = run(json.dumps(template), config=ManualArgs(regions=["us-east-1"]))
+    return [str(problem) for problem in found if not problem.rule.id.startswith("I")]
+
+
+@pytest.mark.parametrize("case", ["p4de-reservation", "p5-32-efa"])
+def test_kubernetes_takes_the_claim(case: str) -> None:
+    made = Made(file_system="fs-0123456789abcdef0", mount_name="abcd")
+    volume, claim = render_claim(given_of(case), made)
+    check_builtin(volume)
+    check_builtin(claim)
+    assert claim["spec"]["volumeName"] == volume["metadata"]["name"]
+    assert volume["spec"]["persistentVolumeReclaimPolicy"] == "Retain"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_dry_run_is_as_it_was(case: str) -> None:
+    """UPDATE_GOLDEN=1 writes it instead."""
+    given = given_of(case)
+    text = "".join(
+        f"# {part.kind} {part.name(given)}\n{part.text(given, 'OWNER')}\n"
+        for part in parts_of(given)
+    )
+    path = GOLDEN / f"{case}.txt"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+def test_a_capacity_block_takes_a_group_of_eksctls_own() -> None:
+    (group,) = render_nodes(given_of("p5-32-efa"), "0" * 16)["nodeGroups"]
+    assert group["instanceMarketOptions"] == {"marketType": "capacity-block"}
+    assert group["capacityReservation"]["capacityReservationTarget"] == {
+        "capacityReservationID": RESERVATION
+    }
+
+
+def test_pods_that_want_a_reservation_find_its_nodes() -> None:
+    (group,) = render_nodes(given_of("p4de-reservation"), "0" * 16)["managedNodeGroups"]
+    assert group["labels"]["shardyard/capacity-reservation"] == RESERVATION
+
+
+def test_nodes_with_efa_stand_in_one_zone() -> None:
+    (group,) = render_nodes(given_of("p4de-reservation"), "0" * 16)["managedNodeGroups"]
+    assert group["efaEnabled"] is True
+    assert group["availabilityZones"] == ["us-east-1a"]
