@@ -1,0 +1,69 @@
+"""How sure a mean step time is, from the steps of one run: an interval by batch means.
+
+Steps that follow each other are alike (caches, neighbours on the machine, clocks), so that each of
+them for itself would count as more evidence than it is. The steps are cut into a few stretches of
+equal length, whose means hardly depend on each other, and Student's t says how far the mean of
+these may be from the truth (Law and Kelton, Simulation Modeling and Analysis, batch means). The
+mean and not the median: a step that is slow now and then is paid for too.
+
+What differs from one run of the same size to the next (other nodes, other neighbours) is not in
+it: that takes several runs.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+STRETCHES = 10
+_LEAST_STRETCHES, _LEAST_STEPS = 4, 2
+CONFIDENCE_WORDS = "95 % interval by batch means"
+
+# 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom; above, the last one, which is on
+# the safe side (Abramowitz and Stegun, table 26.10)
+_T_975 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
+    2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
+    2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """How sure a mean is, as a share of it: on the logarithm, so that ratios are simple."""
+
+    error: float
+    """Standard error of the mean over the mean."""
+    freedom: float
+    """Degrees of freedom."""
+
+    @property
+    def factor(self) -> float:
+        """The interval goes from the value over this to the value times this."""
+        return math.exp(student(self.freedom) * self.error)
+
+    def beside(self, other: "Spread") -> "Spread":
+        """Of the ratio of two independent means (Welch and Satterthwaite)."""
+        squares = self.error**2, other.error**2
+        total = sum(squares)
+        if total == 0:
+            return Spread(error=0.0, freedom=min(self.freedom, other.freedom))
+        parts = squares[0] ** 2 / self.freedom + squares[1] ** 2 / other.freedom
+        return Spread(error=math.sqrt(total), freedom=total**2 / parts)
+
+
+def student(freedom: float) -> float:
+    """The 97.5 % quantile of Student's t, of the whole number below where it is none."""
+    return _T_975[max(1, min(len(_T_975), math.floor(freedom))) - 1]
+
+
+def spread_of(seconds: Sequence[float]) -> Spread | None:
+    """Of the mean of step times, in the order in which they came; None: too few for an interval."""
+    stretches = min(STRETCHES, len(seconds) // _LEAST_STEPS)
+    if stretches < _LEAST_STRETCHES:
+        return None
+    size = len(seconds) // stretches
+    kept = seconds[len(seconds) - size * stretches :]  # what is over is left out at the beginning
+    means = [fmean(kept[first : first + size]) for first in range(0, len(kept), size)]
+    error = stdev(means) / math.sqrt(stretches)
+    return Spread(error=error / fmean(means), freedom=stretches - 1)
