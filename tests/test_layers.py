@@ -28,7 +28,7 @@ CONTROL_ROWS = [
     {"planner", "doctor", "monitoring"},
     {"image"},
     {"launchers", "report", "bench"},
-    {"transfer", "cluster"},
+    {"transfer", "cluster", "study"},
     {"control", "terminal", "local_path"},
     {"drill"},
     {"cli", "node"},

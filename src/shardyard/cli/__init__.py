@@ -37,6 +37,7 @@ _VERBS = {
     "fetch": "brings what a run made elsewhere into its folder here",
     "export": "writes a checkpoint as a Hugging Face folder",
     "report": "writes a run's page and Markdown summary",
+    "study": "runs or plans a recipe on several numbers of nodes: a scaling table and page",
     "drill": "breaks short runs of a recipe here, and tables what became of them",
     "bench": "measures the network between the nodes of a recipe, in nccl-tests' table",
     "image": "builds the container that runs it, and pushes it to a registry",

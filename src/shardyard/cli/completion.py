@@ -141,7 +141,9 @@ def paths(word: str, *, is_wanted: Callable[[Path], bool]) -> Iterator[Item]:
 
 
 WORDS: dict[str, tuple[Completer, ...]] = {
-    **dict.fromkeys(("config", "plan", "prepare", "train", "launch", "doctor", "drill"), (recipe,)),
+    **dict.fromkeys(
+        ("config", "plan", "prepare", "train", "launch", "study", "doctor", "drill"), (recipe,)
+    ),
     **dict.fromkeys(("status", "logs", "watch", "cancel", "scale", "teardown"), (runs,)),
     **dict.fromkeys(("fetch", "export", "report"), (runs,)),
     "resume": (runs, overrides),

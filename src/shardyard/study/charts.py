@@ -90,16 +90,10 @@ def _paint_epoch(axes: Axes, rows: Sequence[Values]) -> None:
         ends = row["rate_low_share"] or 1.0, row["rate_high_share"] or 1.0
         color = ORANGE if row["origin"] == "predicted" else GREY
         _bar(axes, row["accelerators"], *(row["epoch_s"] / end for end in ends), color=color)
-    ideal = {row["accelerators"]: row["ideal_epoch_s"] for row in rows if row["ideal_epoch_s"]}
-    if ideal:
-        sizes = sorted(ideal)
-        axes.plot(
-            sizes,
-            [ideal[size] for size in sizes],
-            color=MUTED,
-            linestyle=(0, (1, 2)),
-            label="ideal",
-        )
+    base = next((row for row in rows if row["ideal_epoch_s"]), None)
+    if base is not None:
+        work_s = base["ideal_epoch_s"] * base["accelerators"]
+        _ideal(axes, rows, lambda count: work_s / count)
     axes.set_ylim(0, None)
     axes.yaxis.set_major_formatter(FuncFormatter(seconds_tick))
     _finish(axes, rows, "Time of an epoch")

@@ -26,11 +26,11 @@ waiting. No bound: some lose more. A plan takes ``SLOWER_PER_DOUBLING``."""
 _WAITS = NAMES["wait_s"][0]
 
 
-def row_of(plan: Plan, work: Work, cluster: Cluster | None) -> Row:
+def row_of(plan: Plan, work: Work | None, cluster: Cluster | None) -> Row:
     """The row of a size that is planned, with its settings, memory and price.
 
     Args:
-        work: The step that the plan is of.
+        work: The step that the plan is of; None: its speed is not asked for.
         cluster: None: no accelerators are known, and no speed is predicted.
     """
     devices = plan.layout.world_size
@@ -63,9 +63,9 @@ def settings_of(plan: Plan) -> Settings:
     )
 
 
-def _forecast(plan: Plan, work: Work, cluster: Cluster | None) -> Forecast | None:
+def _forecast(plan: Plan, work: Work | None, cluster: Cluster | None) -> Forecast | None:
     step_s = plan.step_s
-    if step_s is None or plan.speed.tokens_per_s is None:
+    if work is None or step_s is None or plan.speed.tokens_per_s is None:
         return None
     open_terms, best_s, worst_s = _range(plan, work, cluster, step_s)
     return Forecast(

@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from shardyard.report.run import RunRecord
+from shardyard.study.forecast import settings_of
 from shardyard.study.interval import spread_of
 from shardyard.study.rows import Rate, Row
 
@@ -47,6 +48,7 @@ def measured_row(record: RunRecord, planned: Row) -> Row:
         origin="measured",
         note="",
         run_id=record.run.run_id,
+        settings=planned.settings if record.plan is None else settings_of(record.plan),
         rate=Rate(
             samples_per_s=None if samples is None else samples / step_s,
             tokens_per_s=None if tokens is None or record.unit == "image" else tokens / step_s,

@@ -1,0 +1,231 @@
+"""`shardyard study`: one recipe on several numbers of nodes, as one table and one page."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import click
+
+from shardyard.cli.completion import by, launchers
+from shardyard.cli.options import (
+    any_recipe_argument,
+    json_option,
+    launchers_in,
+    runs_dir_option,
+)
+from shardyard.errors import RequestError
+from shardyard.local_path import LocalPath
+from shardyard.terminal import say, tell
+
+if TYPE_CHECKING:
+    from shardyard.control.study import Asked
+    from shardyard.study.rows import Hold, Series
+
+
+class _Sizes(click.ParamType[tuple[int, ...]]):
+    """Numbers of nodes, joined by commas."""
+
+    name = "LIST"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        words = [word.strip() for word in str(value).split(",")]
+        if not all(word.isascii() and word.isdigit() and int(word) > 0 for word in words):
+            self.fail(f"{value!r} is no list of numbers of nodes such as 1,2,4", param, ctx)
+        sizes = tuple(int(word) for word in words)
+        if len(set(sizes)) < len(sizes):
+            self.fail(f"{value!r} names a size twice", param, ctx)
+        return sizes
+
+
+@click.command()
+@any_recipe_argument
+@click.option("--nodes", type=_Sizes(), help="Sizes, such as 1,2,4,8; here CPU processes.")
+@click.option("--on", metavar="LAUNCHER", shell_complete=by(launchers), help="Run each size there.")
+@click.option("--predict", "is_predicted", is_flag=True, help="Plan each size; run nothing.")
+@click.option(
+    "--hold",
+    type=click.Choice(["batch-per-device", "global-batch"]),
+    help="What all sizes share: weak or strong scaling. Default: what the recipe gives.",
+)
+@click.option(
+    "--steps", type=click.IntRange(min=10), default=60, show_default=True, help="Of each size."
+)
+@click.option(
+    "--extrapolate",
+    "extrapolated",
+    type=_Sizes(),
+    default=(),
+    help="Sizes that are not measured: the band that they may be in.",
+)
+@click.option(
+    "--table",
+    "tables",
+    multiple=True,
+    type=LocalPath(path_type=Path),
+    help="A published table as CSV, in place of a recipe; or beside --predict.",
+)
+@click.option(
+    "--max-usd",
+    type=click.FloatRange(min=0, min_open=True),
+    help="The most that all sizes may cost in sum.",
+)
+@click.option("--yes", "is_yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Print exactly what would be sent; create nothing.")
+@runs_dir_option
+@json_option
+@click.pass_context
+def command(
+    context: click.Context,
+    recipe: tuple[str, ...],
+    *,
+    nodes: tuple[int, ...] | None,
+    on: str | None,
+    is_predicted: bool,
+    hold: Literal["batch-per-device", "global-batch"] | None,
+    steps: int,
+    extrapolated: tuple[int, ...],
+    tables: tuple[Path, ...],
+    max_usd: float | None,
+    is_yes: bool,
+    dry_run: bool,
+    runs_dir: Path,
+    as_json: bool,
+) -> int:
+    """Study how RECIPE scales: the same recipe on several numbers of nodes.
+
+    Each size is planned and run, one after the other, or planned alone with --predict. Called
+    again, it goes on: what is done is not run again. The answer is a folder below run.dir with
+    table.md, table.csv, table.json and study.html.
+    """
+    _refuse_mixture(recipe, nodes, on=on, is_predicted=is_predicted, tables=tables)
+    if tables and not recipe:
+        return _published(tables, runs_dir, as_json=as_json)
+    from shardyard.control.study import Asked  # not above: `--help` waits for no schema
+
+    assert nodes is not None  # refused above
+    asked = Asked(
+        sizes=nodes, extrapolated=extrapolated, hold=cast("Hold | None", hold), steps=steps
+    )
+    if is_predicted:
+        if max_usd is not None or dry_run:
+            raise click.UsageError("--predict starts nothing: leave --max-usd and --dry-run out.")
+        return _predicted(recipe, asked, tables, as_json=as_json)
+    assert on is not None
+    return _run(
+        context, recipe, asked, on=on, max_usd=max_usd, is_yes=is_yes, dry_run=dry_run,
+        as_json=as_json,
+    )  # fmt: skip
+
+
+def _refuse_mixture(
+    recipe: tuple[str, ...],
+    nodes: tuple[int, ...] | None,
+    *,
+    on: str | None,
+    is_predicted: bool,
+    tables: tuple[Path, ...],
+) -> None:
+    """Options that say two things at once, or too little."""
+    if not recipe and not tables:
+        raise click.UsageError("give RECIPE and --nodes, or a published table with --table.")
+    if tables and (on is not None or (recipe and not is_predicted)):
+        raise click.UsageError(
+            "--table is what somebody published: give it alone, or with RECIPE and --predict to "
+            "see the plan beside it."
+        )
+    if tables and not recipe:
+        if nodes is not None or is_predicted:
+            raise click.UsageError("--nodes and --predict are of a RECIPE: give one.")
+        return
+    if nodes is None:
+        raise click.UsageError("--nodes is missing: the sizes, such as --nodes 1,2,4,8.")
+    if (on is None) == (not is_predicted):
+        raise click.UsageError("give --on LAUNCHER to run each size, or --predict to plan it.")
+    if len(tables) > 1:
+        raise click.UsageError("a plan stands beside one published table: give one --table.")
+
+
+def _published(tables: tuple[Path, ...], runs_dir: Path, *, as_json: bool) -> int:
+    from shardyard.study.published import read_table
+
+    series = [read_table(path) for path in tables]
+    names = [each.name for each in series]
+    if len(set(names)) < len(names):
+        raise RequestError(
+            "--table: two files have one name, and a series is named after its file. Rename one."
+        )
+    name = "-".join(names)
+    return _write(runs_dir.resolve() / f"study-{name}", name, series, [], as_json=as_json)
+
+
+def _predicted(
+    recipe: tuple[str, ...], asked: "Asked", tables: tuple[Path, ...], *, as_json: bool
+) -> int:
+    from shardyard.control.study import beside, planned_rows, study_of
+    from shardyard.study.published import read_table
+
+    study = study_of(recipe, asked, None)
+    rows = planned_rows(study)
+    series = beside(read_table(tables[0]), rows) if tables else study.series(rows)
+    return _write(
+        study.folder, study.id, [series], ["Predicted; nothing was run."], as_json=as_json
+    )
+
+
+def _run(
+    context: click.Context,
+    recipe: tuple[str, ...],
+    asked: "Asked",
+    *,
+    on: str,
+    max_usd: float | None,
+    is_yes: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
+    from shardyard.cli.asking import confirm, print_requests
+    from shardyard.control.study import study_of
+    from shardyard.control.study_runs import describe, proposals, run_sizes, stand_of
+    from shardyard.control.submission import launcher_named
+
+    known = launchers_in(context)
+    launcher = launcher_named(on, known)
+    study = study_of(recipe, asked, launcher)
+    runs = stand_of(study, launcher, known, max_usd=max_usd, is_dry_run=dry_run)
+    say(f"study: {study.id} on {launcher.name}, {study.hold} held at {study.batch:,} samples")
+    for line in describe(runs):
+        say(line)
+    if dry_run:
+        print_requests(proposals(runs), as_json=as_json)
+        return 0
+    if runs.open:
+        confirm(f"run {len(runs.open)} sizes, one after the other?", is_yes=is_yes)
+    run_sizes(runs)
+    _answer(study.folder, as_json=as_json)
+    return 1 if runs.failed else 0
+
+
+def _write(
+    folder: Path, name: str, series: "list[Series]", notes: list[str], *, as_json: bool
+) -> int:
+    from shardyard.study.write import write_study
+
+    write_study(folder, name, series, notes)
+    _answer(folder, as_json=as_json)
+    return 0
+
+
+def _answer(folder: Path, *, as_json: bool) -> None:
+    """The table and where the page is."""
+    from shardyard.study.write import JSON, MARKDOWN, PAGE
+
+    if as_json:
+        content = json.loads((folder / JSON).read_text(encoding="utf-8"))
+        tell(json.dumps({**content, "folder": str(folder)}, indent=1))
+        return
+    tell((folder / MARKDOWN).read_text(encoding="utf-8"))
+    say(f"wrote {folder / PAGE}")

@@ -1,0 +1,409 @@
+"""The sizes of a study, run one after the other; called again, it goes on where it stood.
+
+What has been done is read from the folders of the runs and nowhere else, so that a kill at any
+moment loses nothing: a size that is finished is read, one that runs is followed, and only what is
+missing or failed is submitted.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from shardyard.control.hub_access import access_problems
+from shardyard.control.job import Job, launched_of, wait_until
+from shardyard.control.launch import proposal_of, submitted
+from shardyard.control.plan import predict
+from shardyard.control.study import (
+    Study,
+    failed_row,
+    planned_row,
+    refuse_another,
+)
+from shardyard.control.submission import Launchers, Proposal, refusals
+from shardyard.errors import RequestError, ShardyardError
+from shardyard.files import FILE_MODE, make_folder, write_json
+from shardyard.launchers.base import JobState, Launcher
+from shardyard.launchers.ledger import Ledger
+from shardyard.locks import take_lock
+from shardyard.report.run import RunRecord, read_run
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.spending import read_spending
+from shardyard.study.forecast import row_of
+from shardyard.study.measured import measured_row
+from shardyard.study.rows import Row
+from shardyard.study.write import write_study
+from shardyard.talk import say
+from shardyard.units import format_usd
+
+KILLED_UNCOUNTED_S = 60.0
+"""Of a node that is killed, up to the last minute is not counted."""
+
+
+@dataclass(kw_only=True)
+class Size:
+    """One size, and how it stands."""
+
+    nodes: int
+    planned: Row
+    proposal: Proposal | None = None
+    """What would be submitted; None: nothing is to be."""
+    job: Job | None = None
+    """What runs already."""
+    row: Row | None = None
+    """What came of it; None: it is still to be done."""
+    tries: list[RunDir] = field(default_factory=list)
+
+    @property
+    def usd(self) -> float | None:
+        """Predicted price of what is to be submitted; None: not known."""
+        return None if self.proposal is None else self.proposal.most_usd
+
+
+@dataclass(kw_only=True)
+class Runs:
+    """All sizes of a study on a launcher."""
+
+    study: Study
+    launcher: Launcher
+    sizes: list[Size]
+    max_usd: float | None = None
+
+    @property
+    def open(self) -> list[Size]:
+        """Those that are to be submitted."""
+        return [size for size in self.sizes if size.row is None and size.job is None]
+
+    @property
+    def open_usd(self) -> float | None:
+        """Predicted price of these; None: one is not known."""
+        prices = [size.usd for size in self.open]
+        known = [price for price in prices if price is not None]
+        return sum(known) if len(known) == len(prices) else None
+
+    @property
+    def rows(self) -> list[Row]:
+        """What is known so far; a size that is still to be done is not run."""
+        return [
+            size.row or replace(size.planned, origin="not run", note="it is still to be done.")
+            for size in self.sizes
+        ]
+
+    @property
+    def failed(self) -> list[Row]:
+        """Sizes that failed."""
+        return [row for row in self.rows if row.origin == "failed"]
+
+    def spent_usd(self) -> float:
+        """What all runs of this study have cost so far, those that failed too."""
+        found = [read_spending(run_dir) for run_dir in runs_of(self.study)]
+        return sum(spending.usd for spending in found if spending is not None)
+
+    def notes(self) -> list[str]:
+        """What the study itself has to say."""
+        done = sum(size.row is not None for size in self.sizes)
+        spent = self.spent_usd()
+        said = [f"{done} of {len(self.sizes)} sizes are done, on {self.launcher.name}."]
+        return [*said, f"Its runs have cost {format_usd(spent)}."] if spent else said
+
+    def write(self) -> None:
+        """The folder as it stands."""
+        write_study(self.study.folder, self.study.id, [self.study.series(self.rows)], self.notes())
+
+
+def runs_of(study: Study) -> list[RunDir]:
+    """Folders of all runs of a study that were begun, of any size."""
+    parent = study.folder.parent
+    if not parent.is_dir():
+        return []
+    found = sorted(
+        path for path in parent.glob(f"{study.id}-n*") if (path / "recipe.yaml").is_file()
+    )
+    return [RunDir(path) for path in found]
+
+
+def stand_of(
+    study: Study, launcher: Launcher, launchers: Launchers | None, *, max_usd: float | None,
+    is_dry_run: bool = False,
+) -> Runs:  # fmt: skip
+    """How each size stands, and what would be submitted. Creates nothing.
+
+    Raises:
+        RequestError: No size can be submitted, or the price is above the limit.
+    """
+    _read_before(study)
+    sizes = [
+        _size(study, nodes, launcher, launchers, is_dry_run=is_dry_run) for nodes in study.sizes
+    ]
+    runs = Runs(study=study, launcher=launcher, sizes=sizes, max_usd=max_usd)
+    if all(size.row is not None and size.row.origin == "failed" for size in sizes):
+        notes = "\n".join(f"{size.nodes}: {size.row.note}" for size in sizes if size.row)
+        raise RequestError(f"no size of this study can be run:\n{notes}")
+    _refuse_price(runs)
+    return runs
+
+
+def _read_before(study: Study) -> None:
+    file = study.folder / "study.json"
+    try:
+        before = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError) as error:
+        raise RequestError(
+            f"{file} cannot be read: {error}. It says what the runs beside it are a study of. "
+            "Bring it back, or choose another run.id."
+        ) from error
+    refuse_another(study, before if isinstance(before, dict) else {})
+
+
+def _size(
+    study: Study, nodes: int, launcher: Launcher, launchers: Launchers | None, *, is_dry_run: bool
+) -> Size:
+    size = Size(nodes=nodes, planned=failed_row(study, nodes, ""))
+    size.tries = _tries(study, nodes)
+    try:
+        proposal = _proposal(study, nodes, len(size.tries) + 1, launcher, is_dry_run=is_dry_run)
+    except RequestError as error:
+        size.row = failed_row(study, nodes, str(error))
+        return size
+    size.planned = _planned(study, nodes, proposal)
+    if size.tries:
+        size.row = _finished(size.tries[-1], size.planned)
+        size.job = _live(size.tries[-1], launchers) if size.row is None else None
+    if size.row is None and size.job is None:
+        size.proposal = proposal
+        against = refusals(proposal)
+        if not is_dry_run:
+            against += access_problems(proposal.request.recipe, launcher)
+        if against:
+            size.row = replace(size.planned, origin="failed", note=" ".join(against))
+    return size
+
+
+def _tries(study: Study, nodes: int) -> list[RunDir]:
+    found: list[RunDir] = []
+    while True:
+        run_dir = RunDir(study.folder.parent / study.run_id(nodes, len(found) + 1))
+        if not run_dir.recipe.is_file():
+            return found
+        found.append(run_dir)
+
+
+def _proposal(
+    study: Study, nodes: int, number: int, launcher: Launcher, *,
+    limit_usd: float | None = None, is_dry_run: bool = False,
+) -> Proposal:  # fmt: skip
+    limit = () if limit_usd is None else (f"launch.max_usd={limit_usd!r}",)
+    words = (
+        *study.measured_words(nodes), f"run.id={study.run_id(nodes, number)}",
+        f"run.dir={study.folder.parent}", *limit,
+    )  # fmt: skip
+    return proposal_of(words, launcher, is_dry_run=is_dry_run)
+
+
+def _planned(study: Study, nodes: int, proposal: Proposal) -> Row:
+    """What is planned of a size; a speed alone where its machines are named."""
+    cluster = proposal.request.recipe.cluster
+    is_named = cluster.instance is not None or cluster.file is not None
+    if is_named:
+        return planned_row(predict(study.measured_words(nodes), layouts=0))
+    if proposal.plan is None:
+        devices = proposal.request.nodes * proposal.request.devices_per_node
+        return Row(nodes=nodes, accelerators=devices, origin="predicted", note=proposal.why_no_plan)
+    return replace(row_of(proposal.plan, None, None), nodes=proposal.request.nodes)
+
+
+def _finished(run_dir: RunDir, planned: Row) -> Row | None:
+    """The row of a run that reached its end; None: it has not."""
+    record = _record(run_dir)
+    if record is None or record.last("run_finished") is None:
+        return None
+    return measured_row(record, planned)
+
+
+def _record(run_dir: RunDir) -> RunRecord | None:
+    try:
+        return read_run(run_dir)
+    except RequestError:  # no attempt yet
+        return None
+
+
+def _live(run_dir: RunDir, launchers: Launchers | None) -> Job | None:
+    """The job of a run that is not over; None: there is none, and another try may begin."""
+    if not Ledger(run_dir.ledger).jobs() and not Ledger(run_dir.ledger).live():
+        return None
+    job = launched_of(run_dir, launchers)
+    return None if job.state().is_over else job
+
+
+def _refuse_price(runs: Runs) -> None:
+    limit = runs.max_usd
+    if limit is None:
+        return
+    unknown = [str(size.nodes) for size in runs.open if size.usd is None]
+    if unknown:
+        raise RequestError(
+            f"--max-usd {limit:g}, but the price of {', '.join(unknown)} nodes is not known, so "
+            "that nothing could hold the study to it. Name the machines with cluster.instance, say what "
+            "they cost with cluster.usd_per_node_hour, or leave the limit out."
+        )
+    spent, predicted = runs.spent_usd(), runs.open_usd or 0.0
+    if spent + predicted > limit:
+        before = f"{format_usd(spent)} are spent and " if spent else ""
+        raise RequestError(
+            f"--max-usd {limit:g}: {before}the sizes that are left are predicted to cost "
+            f"{format_usd(predicted)}. Nothing was submitted. Ask for fewer sizes or steps, or "
+            "raise the limit."
+        )
+
+
+# --- running ------------------------------------------------------------------------------------
+
+
+def run_sizes(
+    runs: Runs, *, shown: Callable[[str], None] = say, sleep: Callable[[float], None] = time.sleep
+) -> None:
+    """Do what is left, the smallest size first; after each the folder is written anew.
+
+    Raises:
+        RequestError: Another command works on this study.
+        KeyboardInterrupt: This command was interrupted; the run that is followed goes on.
+    """
+    with _alone(runs.study):
+        write_json(runs.study.folder / "study.json", runs.study.to_json())
+        runs.write()
+        for size in runs.sizes:
+            if size.row is not None:
+                continue
+            try:
+                _do(runs, size, shown=shown, sleep=sleep)
+            except KeyboardInterrupt:
+                shown(
+                    "following ended; the run goes on. The same command goes on with the study, "
+                    "and does no size again that is done"
+                )
+                raise
+            except ShardyardError as error:
+                size.row = replace(size.planned, origin="failed", forecast=None, note=str(error))
+            shown(_told(size))
+            runs.write()
+
+
+def _do(
+    runs: Runs, size: Size, *, shown: Callable[[str], None], sleep: Callable[[float], None]
+) -> None:
+    if size.job is None:
+        proposal = _within_limit(runs, size)
+        if proposal is None:
+            return
+        size.job = submitted(proposal)
+        size.tries.append(size.job.run_dir)
+    job = size.job
+    shown(f"{size.nodes} nodes: job {job.id} ({job.name}) on {job.on}, run {job.run_id}")
+    status = wait_until(job, lambda now: now.state.is_over, sleep=sleep)
+    job.fetch()
+    size.row = _finished(job.run_dir, size.planned)
+    if size.row is None:
+        word = (
+            "was drained before its end" if status.state == JobState.DRAINED else "did not end well"
+        )
+        size.row = replace(
+            size.planned,
+            origin="failed",
+            run_id=job.run_id,
+            note=f"its job {word} ({status.state.value}: {status.reason}). `shardyard logs "
+            f"{job.run_dir.handle}` shows what it said; the same command tries it again.",
+        )
+
+
+def _within_limit(runs: Runs, size: Size) -> Proposal | None:
+    """What is submitted now, held to what is left; None, and the size says so: it is not enough."""
+    assert size.proposal is not None
+    study, launcher = runs.study, runs.launcher
+    if runs.max_usd is None:
+        if launcher.capabilities.is_this_machine:
+            return size.proposal
+        # proposed anew: what is left of a capacity block is less by now
+        return _proposal(study, size.nodes, len(size.tries) + 1, launcher)
+    plan, predicted = size.proposal.plan, size.usd or 0.0
+    rate = None if plan is None else plan.price.usd_per_hour
+    if rate is None:
+        return size.proposal  # of this machine: it costs nothing
+    # a drain costs too, and so does the minute that nobody counts
+    drain_s = size.proposal.request.recipe.elastic.drain_timeout_s + KILLED_UNCOUNTED_S
+    left = runs.max_usd - runs.spent_usd() - drain_s / 3600 * rate
+    if predicted > left:
+        size.row = replace(
+            size.planned,
+            origin="not run",
+            note=f"{format_usd(max(0.0, left))} are left of --max-usd {runs.max_usd:g}, without "
+            f"what a drain costs, and it is predicted to cost {format_usd(predicted)}.",
+        )
+        return None
+    return _proposal(study, size.nodes, len(size.tries) + 1, launcher, limit_usd=left)
+
+
+def _told(size: Size) -> str:
+    row = size.row
+    assert row is not None
+    if row.rate is None:
+        return f"{size.nodes} nodes: {row.origin}: {row.note}"
+    rate = row.rate
+    text = f"{rate.samples_per_s:,.4g} samples/s" if rate.samples_per_s else "done"
+    return f"{size.nodes} nodes: {text}"
+
+
+@contextmanager
+def _alone(study: Study) -> Iterator[None]:
+    """Hold the study: a second command would submit the same sizes."""
+    make_folder(study.folder)
+    path = study.folder / "study.lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    try:
+        if not take_lock(descriptor):
+            raise RequestError(
+                f"another command works on study {study.id} already. Two would run its sizes at "
+                "the same time and measure each other. Wait for it, or end it with Ctrl-C."
+            )
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def describe(runs: Runs) -> list[str]:
+    """What would be done, and its price in sum, before it is asked."""
+    lines = []
+    for size in runs.sizes:
+        if size.row is not None:
+            lines.append(f"{size.nodes} nodes: {size.row.origin} already{_why(size.row)}")
+        elif size.job is not None:
+            lines.append(f"{size.nodes} nodes: runs already as job {size.job.id}; it is followed")
+        else:
+            lines.append(f"{size.nodes} nodes: {_plan_line(size)}")
+    total = runs.open_usd
+    price = "not known" if total is None else f"about {format_usd(total)}"
+    if runs.launcher.capabilities.is_this_machine and not total:
+        return lines
+    limit = "" if runs.max_usd is None else f"; never above {format_usd(runs.max_usd)} in sum"
+    return [*lines, f"price of {len(runs.open)} sizes: {price}{limit}"]
+
+
+def _why(row: Row) -> str:
+    return f": {row.note}" if row.note else ""
+
+
+def _plan_line(size: Size) -> str:
+    proposal = size.proposal
+    if proposal is None or proposal.plan is None:
+        why = "" if proposal is None else proposal.why_no_plan
+        return f"nothing is predicted: {why}"
+    price = "" if not size.usd else f", about {format_usd(size.usd)}"
+    return f"{proposal.plan.line().removeprefix('plan: ')}{price}"
+
+
+def proposals(runs: Runs) -> Sequence[Proposal]:
+    """All that would be submitted."""
+    return [size.proposal for size in runs.open if size.proposal is not None]
