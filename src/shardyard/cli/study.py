@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
+from click.core import ParameterSource
 
 from shardyard.cli.completion import by, launchers
 from shardyard.cli.options import (
@@ -102,6 +103,9 @@ def command(
     table.md, table.csv, table.json and study.html.
     """
     _refuse_mixture(recipe, nodes, on=on, is_predicted=is_predicted, tables=tables)
+    is_placed = context.get_parameter_source("runs_dir") != ParameterSource.DEFAULT
+    if recipe and is_placed:
+        raise click.UsageError("--runs-dir is for tables alone; of a recipe run.dir says where.")
     if tables and not recipe:
         return _published(tables, runs_dir, as_json=as_json)
     from shardyard.control.study import Asked  # not above: `--help` waits for no schema

@@ -247,8 +247,8 @@ def _refuse_price(runs: Runs) -> None:
     if unknown:
         raise RequestError(
             f"--max-usd {limit:g}, but the price of {', '.join(unknown)} nodes is not known, so "
-            "that nothing could hold the study to it. Name the machines with cluster.instance, say what "
-            "they cost with cluster.usd_per_node_hour, or leave the limit out."
+            "that nothing could hold the study to it. Name the machines with cluster.instance, say "
+            "what they cost with cluster.usd_per_node_hour, or leave the limit out."
         )
     spent, predicted = runs.spent_usd(), runs.open_usd or 0.0
     if spent + predicted > limit:

@@ -209,17 +209,17 @@ def _open_words(point: Point, first: Row, where: str) -> list[str]:
         return []
     band = f"{_percent(figure.low)} to {_percent(figure.high)}"
     lacks = "; ".join(
-        f"{name} ({assumed}) would take {100 * share:.1f} points"
+        f"{name} ({assumed}): {100 * share:.1f} points"
         for name, assumed, share in open_points(point.row, first)
     )
-    text = f"{where}: predicted {_percent(figure.value)}, and anything from {band} may come of it"
+    text = f"{where}: predicted {_percent(figure.value)}, and what is open leaves {band}"
     if error is not None and point.efficiency is not None:
         inside = figure.low <= point.efficiency.value <= figure.high
         text += (
             f"; it was {_percent(point.efficiency.value)}, off by {100 * error:+.1f} points"
             f"{'' if inside else ' and outside of the band'}"
         )
-    why = f"What a plan cannot know: {lacks}. " if lacks else ""
+    why = f"What a plan cannot know, each alone at its worst: {lacks}. " if lacks else ""
     return [f"{text}. {why}The wait for data is not planned for text."]
 
 

@@ -56,6 +56,10 @@ def _error(row: Values) -> str:
     return ABSENT
 
 
+def _predicted(row: Values) -> str:
+    return percent_of(row, "predicted_efficiency")
+
+
 def _changed(row: Values) -> str:
     if row["changed"]:
         return "; ".join(row["changed"])
@@ -70,9 +74,9 @@ COLUMNS: tuple[Column, ...] = (
     ("tokens/s", "tokens_per_s", _of("tokens_per_s", _number)),
     ("per accelerator", "per_accelerator", _of("per_accelerator", _number)),
     ("efficiency", "efficiency", _efficiency),
-    ("predicted", "predicted_efficiency", lambda row: percent_of(row, "predicted_efficiency")),
-    ("error", "efficiency_error", _error),
-    ("rate predicted", "rate_error", _of("rate_error", lambda value: f"{100 * value:+.1f} %")),
+    ("predicted efficiency", "predicted_efficiency", _predicted),
+    ("off by", "efficiency_error", _error),
+    ("rate off by", "rate_error", _of("rate_error", lambda value: f"{100 * value:+.1f} %")),
     ("as printed", "printed", lambda row: str(row["printed"]) or ABSENT),
     ("epoch", "epoch_s", _of("epoch_s", format_seconds)),
     ("ideal epoch", "ideal_epoch_s", _of("ideal_epoch_s", format_seconds)),
