@@ -1,4 +1,4 @@
-"""The interval of a mean step time, held to what is known of it: its coverage, also of alike steps."""
+"""The interval of a mean step time: its coverage, also where steps are alike."""
 
 import math
 import random
@@ -22,7 +22,7 @@ def test_it_is_students_interval_of_the_means_of_ten_stretches() -> None:
 @pytest.mark.parametrize("likeness", [0.0, 0.5])
 def test_nineteen_of_twenty_intervals_hold_the_truth(likeness: float) -> None:
     """Steps that follow each other are alike: an interval of single steps would be too narrow."""
-    rng, held, alone, runs = random.Random(1), 0, 0, 400  # noqa: S311 a seed, no secret
+    rng, held, alone, runs = random.Random(1), 0, 0, 400
     for _ in range(runs):
         times, last = [], 0.0
         for _ in range(120):

@@ -76,7 +76,8 @@ def test_no_line_goes_through_a_failed_size_nor_to_one_of_other_settings() -> No
     other = replace(USUAL, micro_batch=1)
     study = series(
         row(1, 100.0), row(2, 198.0), row(4, None, "failed", note="out of memory."),
-        row(8, 760.0), row(16, 1500.0, settings=other), row(32, 2800.0), row(64, None, "extrapolated"),
+        row(8, 760.0), row(16, 1500.0, settings=other), row(32, 2800.0),
+        row(64, None, "extrapolated"),
     )  # fmt: skip
     stretches = [
         [each["accelerators"] for each in stretch]
