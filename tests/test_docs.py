@@ -26,7 +26,7 @@ PAGES = sorted(
     [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")]
 )
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
-TAKES_A_RECIPE = {"config", "plan", "prepare", "train", "launch", "drill"}
+TAKES_A_RECIPE = {"config", "plan", "prepare", "train", "launch", "study", "drill"}
 
 _FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)|<img[^>]*src=\"([^\"]+)\"")

@@ -2,7 +2,6 @@
 
 import fcntl
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,7 +106,7 @@ def test_each_size_is_run_and_the_table_has_their_efficiencies(
     captured = capsys.readouterr()
     assert "| 2 | 2 | measured |" in captured.out and "strong scaling" in captured.out
     names = {"table.md", "table.csv", "table.json", "study.html", "study.json"}
-    assert names <= set(os.listdir(tmp_path / "runs" / "first"))
+    assert names <= {each.name for each in (tmp_path / "runs" / "first").iterdir()}
 
 
 @pytest.mark.heavy
@@ -205,7 +204,7 @@ def test_the_sum_is_held_to_a_price(tmp_path: Path, capsys: Captured) -> None:
     limits = [each.recipe.launch.max_usd for each in fake.submitted if each.recipe.launch.max_usd]
     # less with each run that was paid, and always less a drain
     assert limits == sorted(limits, reverse=True) and 0 < limits[-1] < limits[0] < 12
-    assert [row["origin"] for row in table(tmp_path)][0] == "measured"
+    assert table(tmp_path)[0]["origin"] == "measured"
 
 
 @pytest.mark.heavy

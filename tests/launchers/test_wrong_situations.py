@@ -23,6 +23,7 @@ from tests.launchers.wrong_paths import PathsDesk
 from tests.launchers.wrong_prices import PricesDesk
 from tests.launchers.wrong_situations import Desk, Situation, all_situations
 from tests.launchers.wrong_slurm import SlurmDesk
+from tests.launchers.wrong_study import StudyDesk
 
 ROWS = list(all_situations())
 DESKS: dict[str, type[Desk]] = {
@@ -35,6 +36,7 @@ DESKS: dict[str, type[Desk]] = {
     "aws-batch": BatchDesk,
     "prices and bills": PricesDesk,
     "bench network": BenchDesk,
+    "study": StudyDesk,
     "cluster, kind=batch": QueueDesk,
 }
 

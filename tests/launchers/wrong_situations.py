@@ -121,6 +121,7 @@ LISTS = (
     "wrong_aws_batch",
     "wrong_prices",
     "wrong_bench",
+    "wrong_study",
     "wrong_batch_queue",
 )
 
