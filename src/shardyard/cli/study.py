@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from click.core import ParameterSource
@@ -20,7 +20,7 @@ from shardyard.terminal import say, tell
 
 if TYPE_CHECKING:
     from shardyard.control.study import Asked
-    from shardyard.study.rows import Hold, Series
+    from shardyard.study.rows import Series
 
 
 class _Sizes(click.ParamType[tuple[int, ...]]):
@@ -111,9 +111,7 @@ def command(
     from shardyard.control.study import Asked  # not above: `--help` waits for no schema
 
     assert nodes is not None  # refused above
-    asked = Asked(
-        sizes=nodes, extrapolated=extrapolated, hold=cast("Hold | None", hold), steps=steps
-    )
+    asked = Asked(sizes=nodes, extrapolated=extrapolated, hold=hold, steps=steps)
     if is_predicted:
         if max_usd is not None or dry_run:
             raise click.UsageError("--predict starts nothing: leave --max-usd and --dry-run out.")

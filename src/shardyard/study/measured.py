@@ -55,7 +55,7 @@ def measured_row(record: RunRecord, planned: Row) -> Row:
             spread=spread_of(times),
         ),
         terms=_terms(lines),
-        memory_bytes=_peak_bytes(record) or planned.memory_bytes,
+        memory_bytes=_peak_bytes(record),
         mfu=_mfu(lines, step_s),
         epoch_samples=_epoch_samples(record) or planned.epoch_samples,
         usd_per_hour=_usd_per_hour(record) or planned.usd_per_hour,

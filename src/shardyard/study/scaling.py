@@ -181,6 +181,11 @@ def remarks(series: Series) -> list[str]:
     found = points(series)
     said = [f"{series.name}: {series.kind}."]
     first = next((point for point in found if point.is_first), None)
+    if first is not None and first.row.forecast is None and any(p.row.forecast for p in found):
+        said.append(
+            f"No efficiency is predicted: {first.row.accelerators} accelerators, which the others "
+            "are held against, have no plan. Ask for that size too."
+        )
     for point in found:
         row = point.row
         where = f"{row.nodes} node{'' if row.nodes == 1 else 's'}"

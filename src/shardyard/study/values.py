@@ -7,6 +7,9 @@ from shardyard.study.scaling import Point, points
 
 Values = dict[str, Any]
 
+_SHOWN = ("measured", "published", "predicted")
+"""Origins whose own memory and MFU are shown; of others they are those of a plan."""
+
 
 def values_of(series: Series) -> list[Values]:
     """A dict for each row, smallest first; None: not known, or it has no meaning there."""
@@ -55,9 +58,9 @@ def _values(
         **_figure("extrapolated_efficiency", point.extrapolated),
         "epoch_s": epoch_s,
         "run_s": run_s,
-        "memory_bytes": None if row.origin == "failed" else row.memory_bytes,
+        "memory_bytes": row.memory_bytes if row.origin in _SHOWN else None,
         "predicted_memory_bytes": None if forecast is None else forecast.memory_bytes,
-        "mfu": row.mfu if row.origin in ("measured", "published", "predicted") else None,
+        "mfu": row.mfu if row.origin in _SHOWN else None,
         "predicted_mfu": None if forecast is None else forecast.mfu,
         "usd_per_hour": row.usd_per_hour,
         "usd_per_epoch": _usd(epoch_s, row),
@@ -78,14 +81,12 @@ def _rate(point: Point, first: Point | None) -> tuple[Rate | None, float | None,
         spread = row.rate.spread
         ends = (None, None) if spread is None else (1 / spread.factor, spread.factor)
         return row.rate, *ends
-    if row.origin == "failed":
-        return None, None, None
     figure = point.extrapolated
     if figure is not None and first is not None and first.row.rate is not None:
         scale = figure.value * row.accelerators / first.row.accelerators
         return _scaled(first.row.rate, scale), *_shares(figure)
     forecast = row.forecast
-    if forecast is None:
+    if forecast is None or row.origin != "predicted":
         return None, None, None
     rate = Rate(samples_per_s=forecast.samples_per_s, tokens_per_s=forecast.tokens_per_s)
     return rate, forecast.step_s / forecast.worst_s, forecast.step_s / forecast.best_s
