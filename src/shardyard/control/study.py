@@ -74,6 +74,8 @@ class Study:
     """Whether its sizes are devices, or processes, of this machine."""
     is_cpu: bool
     devices_per_node: int
+    names_machines: bool
+    """Whether the recipe says on what: then a speed may be predicted."""
     run_samples: int | None
     """Of the run that the recipe asks for; None: not known before the data is prepared."""
     run_epochs: float | None
@@ -185,6 +187,7 @@ def study_of(
         is_here=is_here,
         is_cpu=is_cpu,
         devices_per_node=per_node,
+        names_machines=recipe.cluster.instance is not None or recipe.cluster.file is not None,
         run_samples=run_samples,
         run_epochs=run_epochs,
     )

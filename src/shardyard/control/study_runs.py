@@ -9,7 +9,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from shardyard.control.hub_access import access_problems
@@ -206,10 +206,9 @@ def _proposal(
 
 def _planned(study: Study, nodes: int, proposal: Proposal) -> Row:
     """What is planned of a size; a speed alone where its machines are named."""
-    cluster = proposal.request.recipe.cluster
-    is_named = cluster.instance is not None or cluster.file is not None
-    if is_named:
-        return planned_row(predict(study.measured_words(nodes), layouts=0))
+    if study.names_machines and proposal.plan is not None:
+        with suppress(RequestError):  # the model may be where only nodes see it
+            return planned_row(predict(study.measured_words(nodes), layouts=0))
     if proposal.plan is None:
         devices = proposal.request.nodes * proposal.request.devices_per_node
         return Row(nodes=nodes, accelerators=devices, origin="predicted", note=proposal.why_no_plan)

@@ -21,6 +21,7 @@ _SIZE_INCHES = (5.0, 3.0)
 _STACK = ("blue", "orange", "green", "purple", "teal", "amber", "brown", "pink", "grey", "red")
 _BAND_OPACITY = 0.36
 _KNOWN = ("measured", "published")
+_IDEAL_POINTS = 40
 _TO_FILL = 8
 """Sizes with a label each on an axis; of more, every second one has."""
 
@@ -104,11 +105,12 @@ def _paint_memory(axes: Axes, rows: Sequence[Values]) -> None:
     unit, size = ("GiB", 2**30) if most >= 2**30 else ("MiB", 2**20)
     _join(axes, rows, "memory_bytes", scale=1 / size)
     known = [row for row in rows if row["predicted_memory_bytes"]]
-    axes.plot(
-        [row["accelerators"] for row in known],
-        [row["predicted_memory_bytes"] / size for row in known],
-        "_", color=ORANGE, markersize=12, label="predicted",
-    )  # fmt: skip
+    if known:
+        axes.plot(
+            [row["accelerators"] for row in known],
+            [row["predicted_memory_bytes"] / size for row in known],
+            "_", color=ORANGE, markersize=12, label="predicted",
+        )  # fmt: skip
     axes.set_ylim(0, None)
     _finish(axes, rows, f"Memory of a device, {unit}")
 
@@ -200,10 +202,13 @@ def _bar(
     )  # fmt: skip
 
 
-def _ideal(axes: Axes, rows: Sequence[Values], value: Callable[[int], float]) -> None:
+def _ideal(axes: Axes, rows: Sequence[Values], value: Callable[[float], float]) -> None:
+    """A dotted line, straight or a hyperbola, that a logarithmic axis bends."""
     sizes = sorted({row["accelerators"] for row in rows})
+    span = sizes[-1] / sizes[0]
+    smooth = [sizes[0] * span ** (step / _IDEAL_POINTS) for step in range(_IDEAL_POINTS + 1)]
     axes.plot(
-        sizes, [value(size) for size in sizes], color=MUTED, linestyle=(0, (1, 2)), label="ideal"
+        smooth, [value(size) for size in smooth], color=MUTED, linestyle=(0, (1, 2)), label="ideal"
     )
 
 
@@ -225,7 +230,7 @@ def _finish(axes: Axes, rows: Sequence[Values], title: str) -> None:
             failed, [bottom] * len(failed), "x", color=RED, markersize=7, clip_on=False,
             label="failed",
         )  # fmt: skip
-    axes.legend(
-        loc="lower right", bbox_to_anchor=(1.01, 0.98), ncols=3, labelcolor=MUTED,
+    axes.legend(  # below: up to five entries have no room beside a title
+        loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=5, labelcolor=MUTED,
         handlelength=1.1, columnspacing=1.0, borderaxespad=0.2, fontsize=7.5,
     )  # fmt: skip
