@@ -7,6 +7,7 @@ missing or failed is submitted.
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -118,10 +119,9 @@ def runs_of(study: Study) -> list[RunDir]:
     parent = study.folder.parent
     if not parent.is_dir():
         return []
-    found = sorted(
-        path for path in parent.glob(f"{study.id}-n*") if (path / "recipe.yaml").is_file()
-    )
-    return [RunDir(path) for path in found]
+    named = re.compile(rf"{re.escape(study.id)}-n\d+(-try\d+)?")
+    found = [RunDir(path) for path in sorted(parent.iterdir()) if named.fullmatch(path.name)]
+    return [run_dir for run_dir in found if run_dir.recipe.is_file()]
 
 
 def stand_of(
@@ -171,7 +171,8 @@ def _size(
         return size
     size.planned = _planned(study, nodes, proposal)
     if size.tries:
-        size.row = _finished(size.tries[-1], size.planned)
+        row = _finished(size.tries[-1], size.planned)
+        size.row = row if row is not None and row.origin == "measured" else None
         size.job = _live(size.tries[-1], launchers) if size.row is None else None
     if size.row is None and size.job is None:
         size.proposal = proposal
@@ -376,8 +377,10 @@ def describe(runs: Runs) -> list[str]:
     """What would be done, and its price in sum, before it is asked."""
     lines = []
     for size in runs.sizes:
-        if size.row is not None:
-            lines.append(f"{size.nodes} nodes: {size.row.origin} already{_why(size.row)}")
+        if size.row is not None and size.row.origin == "failed":
+            lines.append(f"{size.nodes} nodes: cannot be run: {size.row.note}")
+        elif size.row is not None:
+            lines.append(f"{size.nodes} nodes: {size.row.origin} already")
         elif size.job is not None:
             lines.append(f"{size.nodes} nodes: runs already as job {size.job.id}; it is followed")
         else:
@@ -388,10 +391,6 @@ def describe(runs: Runs) -> list[str]:
         return lines
     limit = "" if runs.max_usd is None else f"; never above {format_usd(runs.max_usd)} in sum"
     return [*lines, f"price of {len(runs.open)} sizes: {price}{limit}"]
-
-
-def _why(row: Row) -> str:
-    return f": {row.note}" if row.note else ""
 
 
 def _plan_line(size: Size) -> str:
