@@ -15,7 +15,9 @@ USUAL = Settings(micro_batch=4, accumulation=2, layout="FULL_SHARD", global_batc
 SURE = Spread(error=0.01, freedom=9)
 
 
-def row(accelerators: int, rate: float | None, origin: Origin = "measured", **more: object) -> Row:
+def row(
+    accelerators: int, rate: float | None, origin: Origin = "measured", /, **more: object
+) -> Row:
     content = {
         "nodes": accelerators,
         "accelerators": accelerators,

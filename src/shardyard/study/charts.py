@@ -6,7 +6,6 @@ extrapolated is drawn as the band that it may be in, and never as a line.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, MaxNLocator, NullLocator
@@ -43,9 +42,12 @@ def panels(series: Series, prefix: str) -> dict[str, str]:
     drawn = {}
     for name, (keys, paint) in painters.items():
         if sum(any(row[key] for key in keys) for row in rows) > 1:
-            ready = partial(paint, rows=rows)
-            drawn[name] = draw(f"{prefix}-{name}", ready, size_inches=_SIZE_INCHES)
+            drawn[name] = draw(f"{prefix}-{name}", _ready(paint, rows), size_inches=_SIZE_INCHES)
     return drawn
+
+
+def _ready(paint: Paint, rows: Sequence[Values]) -> Callable[[Axes], None]:
+    return lambda axes: paint(axes, rows)
 
 
 # --- each picture -------------------------------------------------------------------------------
