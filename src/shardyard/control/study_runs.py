@@ -58,6 +58,11 @@ class Size:
     tries: list[RunDir] = field(default_factory=list)
 
     @property
+    def words(self) -> str:
+        """``1 node``, ``4 nodes``."""
+        return f"{self.nodes} node{'' if self.nodes == 1 else 's'}"
+
+    @property
     def usd(self) -> float | None:
         """Predicted price of what is to be submitted; None: not known."""
         return None if self.proposal is None else self.proposal.most_usd
@@ -302,7 +307,7 @@ def _do(
         size.job = submitted(proposal)
         size.tries.append(size.job.run_dir)
     job = size.job
-    shown(f"{size.nodes} nodes: job {job.id} ({job.name}) on {job.on}, run {job.run_id}")
+    shown(f"{size.words}: job {job.id} ({job.name}) on {job.on}, run {job.run_id}")
     status = wait_until(job, lambda now: now.state.is_over, sleep=sleep)
     job.fetch()
     size.row = _finished(job.run_dir, size.planned)
@@ -350,10 +355,10 @@ def _told(size: Size) -> str:
     row = size.row
     assert row is not None
     if row.rate is None:
-        return f"{size.nodes} nodes: {row.origin}: {row.note}"
+        return f"{size.words}: {row.origin}: {row.note}"
     rate = row.rate
     text = f"{rate.samples_per_s:,.4g} samples/s" if rate.samples_per_s else "done"
-    return f"{size.nodes} nodes: {text}"
+    return f"{size.words}: {text}"
 
 
 @contextmanager
@@ -378,13 +383,15 @@ def describe(runs: Runs) -> list[str]:
     lines = []
     for size in runs.sizes:
         if size.row is not None and size.row.origin == "failed":
-            lines.append(f"{size.nodes} nodes: cannot be run: {size.row.note}")
+            lines.append(f"{size.words}: cannot be run: {size.row.note}")
         elif size.row is not None:
-            lines.append(f"{size.nodes} nodes: {size.row.origin} already")
+            lines.append(f"{size.words}: {size.row.origin} already")
         elif size.job is not None:
-            lines.append(f"{size.nodes} nodes: runs already as job {size.job.id}; it is followed")
+            lines.append(f"{size.words}: runs already as job {size.job.id}; it is followed")
         else:
-            lines.append(f"{size.nodes} nodes: {_plan_line(size)}")
+            lines.append(f"{size.words}: {_plan_line(size)}")
+    if not runs.open:
+        return lines
     total = runs.open_usd
     price = "not known" if total is None else f"about {format_usd(total)}"
     if runs.launcher.capabilities.is_this_machine and not total:

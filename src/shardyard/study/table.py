@@ -165,9 +165,9 @@ def _cell_text(value: Any) -> Any:
     return "" if value is None else value
 
 
-def to_markdown(name: str, series: Sequence[Series]) -> str:
+def to_markdown(name: str, series: Sequence[Series], notes: Sequence[str] = ()) -> str:
     """Tables and what must be said beside them; curves are on the page."""
-    blocks = [f"# {_escaped(name)}"]
+    blocks = [f"# {_escaped(name)}", *(_escaped(note) for note in notes)]
     for each in series:
         blocks += _series_blocks(each)
     blocks += [_escaped(text) for text in how_words(series)]

@@ -21,7 +21,7 @@ def write_study(folder: Path, name: str, series: Sequence[Series], notes: Sequen
     """
     write_json(folder / JSON, {**to_json(name, series), "notes": list(notes)})
     write_text(folder / CSV, to_csv(series))
-    write_text(folder / MARKDOWN, to_markdown(name, series))
+    write_text(folder / MARKDOWN, to_markdown(name, series, notes))
     why_none = no_pictures()
     pictures = {} if why_none else _pictures(series)
     text = render(name, series, pictures, no_pictures=why_none, notes=notes)
