@@ -137,7 +137,7 @@ def test_a_wide_forecast_says_which_term_is_open_and_the_band_it_leaves() -> Non
     study = series(planned(1, None, ALONE), planned(8, None, wide))
     figure = by_size(study)[8].predicted
     assert figure is not None
-    assert (figure.low, figure.high) == (pytest.approx(0.8), pytest.approx(1.0))
+    assert [figure.low, figure.high] == pytest.approx([0.8, 1.0])
     said = " ".join(remarks(study))
     assert "8 nodes: predicted 98.0 %, and what is open leaves 80.0 % to 100.0 %" in said
     assert "the network between nodes (slow): 18.0 points" in said
