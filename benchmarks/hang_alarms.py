@@ -1,6 +1,6 @@
 """Is a hang told where there is none, and how soon is a rank that is stopped?
 
-    python -m benchmarks.hang_alarms --steps 10000 --load 2 --stops 20
+    python -m benchmarks.hang_alarms --steps 10000 --load 2 --stops 20 [--set model.compile=true]
 
 One run at defaults with evaluations and saves, while so many processes a core compute beside it;
 no event may say that a rank hangs. Then another, in which ranks chosen at random are stopped
@@ -18,15 +18,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.real_run import kill_tree, start, write_corpus
+from benchmarks.real_run import end_by_signals, running, verb, write_corpus
 from benchmarks.record import write_result
 from shardyard.rundir.layout import RunDir
-from shardyard.rundir.lines import LOSSES, read_lines, read_steps
+from shardyard.rundir.lines import LOSSES, read_lines, read_lines_backwards, read_steps
+from shardyard.waiting import wait_for
 
 RECIPE = [
     "model.preset=llama-tiny",
@@ -39,8 +40,9 @@ RECIPE = [
     "cluster.devices=2",
     "parallel.strategy=FULL_SHARD",
 ]
-_POLL_S = 0.01
-_PATIENCE_S = 600.0
+_POLL_S = 0.02
+_PATIENCE_S = 1800.0
+"""For one step: on a busy machine an empty compile cache takes minutes to fill."""
 LONGEST_PAUSE_S = 3.0
 """Between a restart and the next stop; at least a step is finished before."""
 
@@ -55,6 +57,7 @@ def main() -> int:
     parser.add_argument("--set", nargs="*", default=[], help="settings of both runs")
     parser.add_argument("--out", type=Path, help="file of the result")
     args = parser.parse_args()
+    end_by_signals()
     folder = Path(tempfile.mkdtemp(prefix="hang-alarms-"))
     try:
         write_corpus(folder / "text")
@@ -84,7 +87,9 @@ def false_alarms(
     asked = [f"run.steps={steps}", "checkpoint.every=100", "task.eval_every_steps=50"]
     with _busy(round(load * (os.cpu_count() or 1))) as others:
         began_s = time.monotonic()
-        code = start(folder, ["train", *RECIPE, *asked, *settings, "run.id=calm"]).wait()
+        command = verb("train", *RECIPE, *asked, *settings, "run.id=calm")
+        with running(folder, command, environment=_cache(folder)) as process:
+            code = process.wait()
     events = list(read_lines(run.events))
     return {
         "exit_code": code,
@@ -92,6 +97,7 @@ def false_alarms(
         "evaluations": sum(event["kind"] == "evaluated" for event in events),
         "saves": sum(event["kind"] == "checkpoint_durable" for event in events),
         "losses": [event for event in events if event["kind"] in LOSSES],
+        "stragglers": [event for event in events if event["kind"] == "straggler"],
         "busy_processes": others,
         "seconds": round(time.monotonic() - began_s, 1),
     }
@@ -103,23 +109,29 @@ def stopped_ranks(
     """Stop a rank, again and again; for each how soon it was noticed and who was blamed."""
     run, chance = RunDir(folder / "runs" / "stopped"), random.Random(seed)
     asked = ["run.steps=1000000", "checkpoint.every=5", f"elastic.max_restarts={stops}"]
-    process = start(folder, ["train", *RECIPE, *asked, *settings, "run.id=stopped"])
-    try:
-        return [_stop_one(run, generation, chance) for generation in range(stops)]
-    finally:
-        kill_tree(process)
+    command = verb("train", *RECIPE, *asked, *settings, "run.id=stopped")
+    with running(folder, command, environment=_cache(folder)) as process:
+        return [_stop_one(process, run, generation, chance) for generation in range(stops)]
 
 
-def _stop_one(run: RunDir, generation: int, chance: random.Random) -> dict[str, Any]:
-    _wait_for_step(run, generation)
+def _cache(folder: Path) -> dict[str, str]:
+    """Of the compiler, where the model is compiled: empty at first, and of these two runs alone."""
+    return {"TORCHINDUCTOR_CACHE_DIR": str(folder / "compiled")}
+
+
+def _stop_one(
+    process: subprocess.Popen[bytes], run: RunDir, generation: int, chance: random.Random
+) -> dict[str, Any]:
+    _wait_for_step(process, run, generation)
     time.sleep(chance.uniform(0.0, LONGEST_PAUSE_S))
     (met,) = (e for e in _events(run, "rendezvous") if e["generation"] == generation)
     victim = chance.choice(met["workers"])
     usual_s = statistics.median(line["step_time_s"] for line in read_steps(run.metrics)[-20:])
     os.kill(victim["pid"], signal.SIGSTOP)
     stopped_s, stopped_t = time.monotonic(), time.time()
-    hung = _wait_for(lambda: [e for e in _events(run, *LOSSES) if e["generation"] == generation])
-    _wait_for_step(run, generation + 1)
+    _wait_for(process, lambda: _losses(run, generation))
+    _wait_for_step(process, run, generation + 1)
+    hung = _losses(run, generation)  # all that was told of it
     noticed_s, next_step_s = hung[0]["t"] - stopped_t, time.monotonic() - stopped_s
     return {
         "rank": victim["rank"],
@@ -137,17 +149,31 @@ def is_soon(noticed_s: float, next_step_s: float, usual_s: float) -> bool:
     return noticed_s <= max(5.0, 10 * usual_s) and next_step_s - noticed_s <= 5.0
 
 
-def _wait_for_step(run: RunDir, generation: int) -> None:
-    _wait_for(lambda: any(line["generation"] == generation for line in read_steps(run.metrics)))
+def _wait_for_step(process: subprocess.Popen[bytes], run: RunDir, generation: int) -> None:
+    def has_stepped() -> bool:
+        newest = next(read_lines_backwards(run.metrics), {})
+        return newest.get("generation") == generation
+
+    _wait_for(process, has_stepped)
 
 
-def _wait_for(look: Any) -> Any:
-    until_s = time.monotonic() + _PATIENCE_S
-    while not (found := look()):
-        if time.monotonic() > until_s:
-            raise SystemExit("waited in vain")
-        time.sleep(_POLL_S)
-    return found
+def _wait_for(process: subprocess.Popen[bytes], look: Callable[[], Any]) -> None:
+    """Until something is found.
+
+    Raises:
+        SystemExit: The run has ended, or it does not come for long.
+    """
+
+    def found() -> bool:
+        return bool(look()) or process.poll() is not None
+
+    is_found = wait_for(found, every_s=_POLL_S, within_s=_PATIENCE_S)
+    if not is_found or process.returncode is not None:
+        raise SystemExit(f"waited in vain; the run's exit code: {process.returncode}")
+
+
+def _losses(run: RunDir, generation: int) -> list[dict[str, Any]]:
+    return [event for event in _events(run, *LOSSES) if event["generation"] == generation]
 
 
 def _events(run: RunDir, *kinds: str) -> list[dict[str, Any]]:

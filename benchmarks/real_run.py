@@ -1,10 +1,24 @@
-"""A run as a user starts it, on some text: a process, killed with all its children."""
+"""A run as a user starts it, on some text: a process, ended with all that it has started.
+
+Whatever ends a benchmark ends its runs: an error, Ctrl-C, SIGTERM and SIGHUP (`end_by_signals`) by
+the blocks that they leave, and SIGKILL by the kernel, which then asks what was started to stop.
+"""
 
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from types import FrameType
+
+from shardyard.drill.marked import Marked
+from shardyard.elastic.drain import signal_at_parent_death
+
+_MARK = "SHARDYARD_BENCHMARK"
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def write_corpus(folder: Path) -> None:
@@ -15,54 +29,53 @@ def write_corpus(folder: Path) -> None:
         (folder / f"{index:03d}.txt").write_text(file.read_text() or "# empty\n")
 
 
-def start(folder: Path, arguments: list[str]) -> subprocess.Popen[bytes]:
-    """Start a verb; what it says goes into log.txt."""
-    command = [sys.executable, "-m", "shardyard", *arguments]
+def verb(*words: str) -> list[str]:
+    """A command of the product."""
+    return [sys.executable, "-m", "shardyard", *words]
+
+
+@contextmanager
+def running(
+    folder: Path,
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str] | None = None,
+    marked: Marked | None = None,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a command in a folder; what it says goes into log.txt there.
+
+    Behind the block nothing of it runs, whatever session or parent it has taken.
+
+    Args:
+        environment: Beside what it inherits.
+        marked: Finds what it has started; for who signals some of that.
+    """
+    marked = marked or new_mark()
     with (folder / "log.txt").open("ab") as log:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            start_new_session=True,
+            start_new_session=True, preexec_fn=partial(signal_at_parent_death, signal.SIGTERM),
+            env={**os.environ, **(environment or {}), **marked.environment},
         )  # fmt: skip
-
-
-def kill_tree(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL a process and all that descend from it, again until none is left."""
-    family = {process.pid}
-    while True:
-        family |= _descendants(family)
-        alive = [pid for pid in family if _is_alive(pid)]
-        if not alive:
-            break
-        for pid in alive:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        process.poll()
-    process.wait()
-
-
-def _descendants(family: set[int]) -> set[int]:
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            fields = _stat(int(entry.name))
-            if fields is not None:
-                parents[int(entry.name)] = int(fields[1])
-    found: set[int] = set()
-    while new := {pid for pid, parent in parents.items() if parent in family | found} - found:
-        found |= new
-    return found - family
-
-
-def _stat(pid: int) -> list[str] | None:
-    """Fields of /proc/PID/stat after the name: state, parent, ..."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
+        yield process
+    finally:
+        marked.kill_all()
+        process.wait()
 
 
-def _is_alive(pid: int) -> bool:
-    fields = _stat(pid)
-    return fields is not None and fields[0] != "Z"
+def new_mark() -> Marked:
+    """Of one command and all that it starts; a drill among it has marks of its own."""
+    return Marked(_MARK)
+
+
+def end_by_signals() -> None:
+    """Have signals end this program as an error does: through all blocks that end its runs."""
+    for number in _ENDING:
+        signal.signal(number, _end)
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    for each in _ENDING:
+        signal.signal(each, signal.SIG_IGN)  # what ends the runs is not interrupted
+    raise SystemExit(128 + number)

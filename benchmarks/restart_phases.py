@@ -38,7 +38,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.page_cache import cached_bytes, drop, read_bytes
-from benchmarks.real_run import kill_tree, start, write_corpus
+from benchmarks.real_run import end_by_signals, running, verb, write_corpus
 from benchmarks.record import write_result
 from shardyard.elastic.parked import READY_NAME
 from shardyard.rundir.layout import RunDir
@@ -65,7 +65,7 @@ VARIANTS = (
     "model.compile=true,elastic.parked=false",
     "model.compile=true,elastic.parked=true",
 )
-_STEPS_BETWEEN = 12
+STEPS_BETWEEN = 12
 """Steps from a restart to the next kill, at the least."""
 _PATIENCE_S = 900.0
 """Without a word of the run: on a busy machine an empty compile cache takes minutes to fill."""
@@ -82,6 +82,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="file of the result")
     parser.add_argument("settings", nargs="*", help="for all variants")
     args = parser.parse_args()
+    end_by_signals()
     found, failures = measure(args.variants, args.kills, args.kills_a_start, args.settings)
     summary = {name: summarize(rows) for name, rows in found.items() if rows}
     write_result(
@@ -125,8 +126,7 @@ def measure(
                 wanted = [*RECIPE, *settings, *filter(None, name.split(","))]
                 many = min(kills_a_start, kills - len(found[name]))
                 try:
-                    for row in _one_run(folder, run, wanted, many):
-                        found[name].append(row)
+                    kill_in_one_run(folder, run, wanted, many, found[name])
                 except RunError as error:
                     failures.setdefault(name, []).append(str(error))
                     print(f"{name}: {error}", file=sys.stderr)
@@ -141,16 +141,18 @@ class RunError(Exception):
     """A run ended by itself, or said nothing for long."""
 
 
-def _one_run(
-    folder: Path, run: RunDir, settings: Sequence[str], kills: int
-) -> Iterator[dict[str, Any]]:
-    process = start(folder, ["train", *settings, f"run.id={run.run_id}"])
-    try:
-        parks = "elastic.parked=true" in settings
+def kill_in_one_run(
+    folder: Path, run: RunDir, settings: Sequence[str], kills: int, rows: list[dict[str, Any]]
+) -> None:
+    """Start a run, kill its workers in turn, and append what was measured to the rows.
+
+    Raises:
+        RunError: It ended before there were so many kills.
+    """
+    parks = "elastic.parked=true" in settings
+    with running(folder, verb("train", *settings, f"run.id={run.run_id}")) as process:
         for number in range(kills):
-            yield _kill(process, run, rank=(number + 1) % 2, parks=parks)
-    finally:
-        kill_tree(process)
+            rows.append(_kill(process, run, rank=(number + 1) % 2, parks=parks))
 
 
 def _kill(
@@ -165,7 +167,7 @@ def _kill(
     for _ in _looks(process, run):
         generation = _newest_generation(run)
         steps = [line for line in read_lines(run.metrics) if line.get("generation") == generation]
-        if len(steps) >= _STEPS_BETWEEN and _is_durable(run, generation):
+        if len(steps) >= STEPS_BETWEEN and _is_durable(run, generation):
             break  # without a new checkpoint the agent would pause before the restart
     (met,) = _of(run, generation, "rendezvous")
     pids = {worker["rank"]: worker["pid"] for worker in met["workers"]}

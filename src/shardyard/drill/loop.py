@@ -72,32 +72,54 @@ class KillLoop:
         return asdict(self)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Due:
+    """A kill that is to come."""
+
+    after_s: float
+    """Since the first step of the run."""
+    share: float
+    """Of the ranks, in order, up to the one that is killed; below 1."""
+
+    def among(self, ranks: Sequence[int]) -> int:
+        """Which of these ranks it is."""
+        return sorted(ranks)[int(self.share * len(ranks))]
+
+
+def schedule(*, mtbf_s: float, for_s: float, seed: int) -> list[Due]:
+    """Kills so far apart on average, exponentially; one seed gives one schedule to whoever asks."""
+    draw, found, after_s = random.Random(f"{seed} loop"), list[Due](), 0.0
+    while (after_s := after_s + draw.expovariate(1 / mtbf_s)) < for_s:
+        found.append(Due(after_s=after_s, share=draw.random()))
+    return found
+
+
 @dataclass
 class _Loop:
     """A loop under way."""
 
     scene: Scene
     is_over: Callable[[], bool]
-    mtbf_s: float
     kills: list[Kill] = field(default_factory=list)
 
-    def run(self, for_s: float) -> None:
+    def run(self, due: Sequence[Due], for_s: float) -> None:
         """Kill ranks until the time is over."""
         self.scene.wait(lambda: self.scene.events("first_step"), "the first step")
-        end_s = time.monotonic() + for_s
-        while True:
-            at_s = time.monotonic() + self.scene.draw.expovariate(1 / self.mtbf_s)
-            while time.monotonic() < min(at_s, end_s):
-                if self.is_over():
-                    raise Missed("the run ended under the kills")
-                time.sleep(_POLL_S)
-            if at_s >= end_s:
-                return
-            self._kill()
+        began_s = time.monotonic()
+        for each in due:
+            self._wait_until(began_s + each.after_s)
+            self._kill(each)
+        self._wait_until(began_s + for_s)
 
-    def _kill(self) -> None:
+    def _wait_until(self, at_s: float) -> None:
+        while time.monotonic() < at_s:
+            if self.is_over():
+                raise Missed("the run ended under the kills")
+            time.sleep(_POLL_S)
+
+    def _kill(self, due: Due) -> None:
         met, workers = self.scene.events("rendezvous")[-1], self.scene.workers()
-        rank = self.scene.draw.choice(sorted(workers))
+        rank = due.among(list(workers))
         now_t = time.time()
         try:
             self.scene.kill(workers[rank])
@@ -127,8 +149,8 @@ def run_loop(drilled: Drilled, place: Place, *, mtbf_s: float, for_s: float, see
         verb = ("launch", "--on", "local", "--yes", "--force") if scene.is_launched else ("train",)
         try:
             with commands.started((*verb, *endless.of(place.runs, run.run_id))) as is_over:
-                loop = _Loop(scene=scene, is_over=is_over, mtbf_s=mtbf_s)
-                loop.run(for_s)
+                loop = _Loop(scene=scene, is_over=is_over)
+                loop.run(schedule(mtbf_s=mtbf_s, for_s=for_s, seed=seed), for_s)
         except Missed as why:
             words = commands.ends[-1].last_words if commands.ends else ""
             raise ShardyardError(

@@ -19,15 +19,20 @@ _POLL_S = 0.05
 
 
 class Marked:
-    """The processes of one case."""
+    """The processes of one case.
 
-    def __init__(self) -> None:
+    Args:
+        name: Of the environment variable; who starts whole drills takes another.
+    """
+
+    def __init__(self, name: str = _NAME) -> None:
+        self._name = name
         self._value = secrets.token_hex(8)
 
     @property
     def environment(self) -> dict[str, str]:
         """For what is started; its children inherit it."""
-        return {_NAME: self._value}
+        return {self._name: self._value}
 
     def pids(self) -> list[int]:
         """All that run; ended ones that nobody has asked about do not count."""
@@ -35,7 +40,7 @@ class Marked:
 
     def has(self, pid: int) -> bool:
         """Whether a process is one of these and has not ended."""
-        mark = f"{_NAME}={self._value}".encode()
+        mark = f"{self._name}={self._value}".encode()
         try:
             return mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         except OSError:
