@@ -23,7 +23,7 @@ from benchmarks.real_run import write_corpus
 from benchmarks.record import write_result
 from benchmarks.restart_phases import RECIPE
 
-ALIVE = ("sigstop", "gil", "sleep", "slow", "network-cut")
+ALIVE = ("sigstop", "gil", "sleep", "slow", "pulses", "network-cut")
 """Kinds in which nothing dies: bars of their own."""
 _HOSTS = ("cluster.devices=1", "precision.reduce=exact")
 LAYOUTS: dict[str, tuple[str, ...]] = {
@@ -44,11 +44,12 @@ _SETTINGS = (
 _OWN_SETTINGS = {
     "kill-in-snapshot": ("elastic.snapshot_every=2",),
     "bit": ("parallel.strategy=NO_SHARD",),
+    "pulses": ("--steps", "600"),
 }
 """Of faults that need drills of their own: with snapshots a restart reads no checkpoint; of a shard
-there is one copy."""
-_FEWEST_REPLICAS = {"bit": ("4x1", "4x4")}
-"""Layouts of which a fault needs one."""
+there is one copy; a rank that is stopped now and then is told by the mean of many steps."""
+_ONLY_ON = {"bit": ("4x1", "4x4"), "pulses": ("2x1", "4x1", "2x2")}
+"""Layouts of which a fault needs one: enough replicas; quick enough for many steps."""
 _STEPS = 200
 
 
@@ -87,7 +88,7 @@ def possible(folder: Path, layout: str, faults: str | None) -> dict[str, tuple[s
     return {
         name: own
         for name, own in found.items()
-        if (layout != "8x1" or name in ALIVE) and layout in _FEWEST_REPLICAS.get(name, LAYOUTS)
+        if (layout != "8x1" or name in ALIVE) and layout in _ONLY_ON.get(name, LAYOUTS)
     }
 
 
@@ -119,7 +120,7 @@ def _drills(
 
 def _shardyard(folder: Path, layout: str, own: Sequence[str], words: Sequence[str]) -> str:
     recipe = [word for word in RECIPE if not word.startswith(_OTHERS_OWN)]
-    settings = (*LAYOUTS[layout], *_SETTINGS, *own, "--steps", str(_STEPS))
+    settings = (*LAYOUTS[layout], *_SETTINGS, "--steps", str(_STEPS), *own)
     program = [sys.executable, "-m", "shardyard", "drill", *recipe, *settings, *words]
     answer = subprocess.run(program, cwd=folder, stdout=subprocess.PIPE, text=True, check=False)
     if answer.returncode not in (0, 1):

@@ -256,10 +256,12 @@ def test_other_attempts_are_left_out() -> None:
                 "compute_s": 0.4,
                 "peers_s": 0.2,
                 "is_over": False,
+                "is_held_up": True,
                 "stays": "elastic.min_nodes=2 needs all 2 nodes",
             },
-            "rank 3 on n1 is a straggler, 2.0 times as slow: it computes 400 ms a step, its peers "
-            "200 ms; not left out: elastic.min_nodes=2 needs all 2 nodes",
+            "rank 3 on n1 is a straggler, 2.0 times as slow: it computes 400 ms a step on average, "
+            "held up now and then, its peers 200 ms; not left out: elastic.min_nodes=2 needs all 2 "
+            "nodes",
         ),
         (
             {"kind": "node_left_out", "node": "b", "node_rank": 1, "cause": "3 losses in a row"},

@@ -8,11 +8,12 @@ import pytest
 
 from shardyard.cli import main
 from shardyard.cli.completion import faults
-from shardyard.drill.faults import FAULTS, turn_bytes
+from shardyard.drill.faults import FAULTS
 from shardyard.drill.judge import judge
 from shardyard.drill.page import render_drill
 from shardyard.drill.recipe import Drilled
 from shardyard.drill.run import Case, Chosen, Drill, chosen
+from shardyard.drill.strikes import turn_bytes
 from shardyard.elastic.faults import ONCE, read_faults
 from shardyard.rundir.drilled import FAULTS_VARIABLE
 from tests.drill.test_judge import KILLED, TWIN
@@ -76,6 +77,8 @@ def test_faults_are_tried_once_each_in_the_order_asked() -> None:
     asked = chosen(None, replace(ONE_NODE, nodes=2), repeat=1)
     assert "node-0" in asked.names
     assert asked.impossible["agent"] == "of a run on one node; this one has 2"
+    assert "--steps 500 leaves room" in asked.impossible["pulses"]
+    assert "pulses" in chosen(None, replace(ONE_NODE, steps=500), repeat=1).names
 
 
 def test_a_fault_that_the_recipe_or_the_machine_does_not_allow_says_why(

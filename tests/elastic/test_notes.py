@@ -72,6 +72,11 @@ def test_a_step_is_its_own_work_and_its_waits(memory: AgentMemory, mine: Written
     mine.end_step()
     read = read_notes(memory, 2)[1]
     assert read.step_ns - read.compute_ns >= 10**9
+    assert read.computed_ns == read.compute_ns
+    mine.begin_step(3, is_first=False)
+    mine.end_step()
+    after = read_notes(memory, 2)[1]
+    assert after.computed_ns == read.computed_ns + after.compute_ns
 
 
 def test_a_phase_ends_in_the_one_before_also_by_an_error(

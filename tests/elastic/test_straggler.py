@@ -10,6 +10,8 @@ import pytest
 from shardyard.elastic.notes import RankNotes
 from shardyard.elastic.straggler import (
     LOOKS,
+    MEANS,
+    WINDOW_OF_MEANS,
     WINDOW_STEPS,
     Judge,
     Pace,
@@ -27,11 +29,16 @@ def watched(seconds: Seconds, *, ranks: int = 4, steps: int, stage: int = 4) -> 
     """What is told of a run, looked at every ten steps."""
     judge, found = Judge(stage), []
     windows = [deque[float](maxlen=WINDOW_STEPS) for _ in range(ranks)]
+    computed_s = [0.0] * ranks
     for step in range(1, steps + 1):
         for rank, window in enumerate(windows):
             window.append(seconds(rank, step))
+            computed_s[rank] += window[-1]
         if step % 10 == 0 and step >= WINDOW_STEPS:
-            paces = [pace_of(w, rank=r, node=f"n{r}", step=step) for r, w in enumerate(windows)]
+            paces = [
+                pace_of(w, rank=r, node=f"n{r}", step=step, computed_s=computed_s[r])
+                for r, w in enumerate(windows)
+            ]
             found += judge.look(paces)
     return found
 
@@ -39,8 +46,27 @@ def watched(seconds: Seconds, *, ranks: int = 4, steps: int, stage: int = 4) -> 
 def test_a_slow_rank_is_named_and_named_no_more_when_it_is_well() -> None:
     named, well = watched(lambda rank, step: 0.2 if rank == 2 and step < 100 else 0.1, steps=250)
     assert (named.rank, named.node, named.factor, named.is_over) == (2, "n2", 2.0, False)
+    assert not named.is_held_up and not well.is_held_up
     assert named.step == WINDOW_STEPS + 10 * (LOOKS - 1)
     assert (well.rank, well.is_over) == (2, True) and well.factor < 1.25
+
+
+def test_a_rank_that_is_held_up_now_and_then_is_named_by_the_mean_of_its_steps() -> None:
+    """As by pulses of SIGSTOP: of forty steps one is long, and no quartile shows it."""
+
+    def seconds(rank: int, step: int) -> float:
+        return 1.02 if rank == 1 and step % 40 == 0 and step < 400 else 0.02
+
+    named, well = watched(seconds, steps=900)
+    assert (named.rank, named.is_over, named.is_held_up) == (1, False, True)
+    assert named.step == WINDOW_STEPS + MEANS * WINDOW_OF_MEANS
+    assert named.factor > 2 and named.peers_s == pytest.approx(0.02)
+    assert (well.rank, well.is_over, well.is_held_up) == (1, True, True)
+
+
+def test_what_is_slow_in_each_step_is_told_once() -> None:
+    found = watched(lambda rank, _: 0.3 if rank == 1 else 0.1, steps=900)
+    assert [(each.rank, each.is_held_up) for each in found] == [(1, False)]
 
 
 def test_one_of_two_is_named_by_the_other() -> None:
@@ -87,7 +113,9 @@ def test_only_ranks_of_the_same_stage_are_compared() -> None:
 
 def test_a_look_at_steps_that_were_seen_says_nothing_new() -> None:
     judge = Judge(2)
-    paces = [pace_of([0.1 * (1 + r)] * 20, rank=r, node="n", step=50) for r in range(2)]
+    paces = [
+        pace_of([0.1 * (1 + r)] * 20, rank=r, node="n", step=50, computed_s=5.0) for r in range(2)
+    ]
     assert not any(judge.look(paces) for _ in range(9))
     assert judge.look([]) == []
 
@@ -122,5 +150,5 @@ def test_agents_tell_each_other_and_one_of_them_judges(monkeypatch: pytest.Monke
 
 NOTE = RankNotes(
     pid=1, step=0, phase=Phase.STEP, collectives_begun=0, collectives_ended=0, step_ns=10**8,
-    compute_ns=10**8, save_ns=0, moved_ns=0,
+    compute_ns=10**8, computed_ns=0, save_ns=0, moved_ns=0,
 )  # fmt: skip

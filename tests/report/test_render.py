@@ -143,6 +143,8 @@ def test_a_straggler_is_told_with_both_times() -> None:
     event = {"kind": "straggler", "rank": 3, "node": "n1", "compute_s": 0.41, "peers_s": 0.2}
     assert describe(event) == "rank 3 on n1: computes 410 ms a step, its peers 200 ms"
     assert describe({**event, "is_over": True}).endswith("200 ms, no longer a straggler")
+    held_up = describe({**event, "is_held_up": True})
+    assert "410 ms a step on average, held up now and then, its peers" in held_up
 
 
 def test_a_node_that_is_left_out_is_told_with_the_cause() -> None:

@@ -285,7 +285,8 @@ def describe_straggler(event: dict[str, Any]) -> str:
     """How long a rank computes beside its peers."""
     who = f"rank {event['rank']} on {event['node']}"
     compute, peers = (format_seconds(event[key]) for key in ("compute_s", "peers_s"))
-    times = f"it computes {compute} a step, its peers {peers}"
+    held_up = " on average, held up now and then" if event.get("is_held_up") else ""
+    times = f"it computes {compute} a step{held_up}, its peers {peers}"
     if event["is_over"]:
         return f"{who} is no straggler any more: {times}"
     stays = f"; not left out: {event['stays']}" if event.get("stays") else ""

@@ -1,35 +1,18 @@
-"""All that a drill breaks, one row each; how it is done is a small function above the table."""
+"""All that a drill breaks, one row each; how it is done from outside: `strikes.py`."""
 
-import shutil
-import signal
-import subprocess
-import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from statistics import median
 from typing import Literal
 
-from shardyard.drill.apart import SHARED_MEMORY, is_apart, why_not_apart
-from shardyard.drill.disks import fill, make_room
-from shardyard.drill.marked import environment_of, words_of
-from shardyard.drill.network import Weather
+from shardyard.drill import strikes
+from shardyard.drill.apart import why_not_apart
 from shardyard.drill.recipe import Drilled
-from shardyard.drill.scene import Missed, Scene
-from shardyard.drill.slots import SlotWatch
+from shardyard.drill.scene import Scene
 from shardyard.drill.surroundings import why_no_network
 
 BY_COMMAND = "answer"
 """Stands among kinds of events for the last words of the command line, of a run that ended."""
 
-
-_LOAD_S = 0.1
-"""From the first look into a checkpoint until a small model has read it, and some more."""
-_DELAY_S, _LOSS = 0.005, 0.01
-"""Of a bad network: each way, and of packets."""
-_HOUR_S = 3600.0
 _FEWEST_REPLICAS = 3
 """Of two that differ, either may be the wrong one."""
 
@@ -78,6 +61,8 @@ class Fault:
     """Whether it is seen where ranks compare a weight that each of them holds, and only there."""
     node: Literal["first", "last"] | None = None
     """The node that is the target; None: any rank is."""
+    fewest_steps: int = 1
+    """Of the run, for the fault to be told before its end."""
     fewest_nodes: int = 1
     most_nodes: int = 10**6
     is_early: bool = False
@@ -89,6 +74,8 @@ class Fault:
             return f"the recipe has {drilled.nodes} node; cluster.nodes=2 launches two here"
         if drilled.nodes > self.most_nodes:
             return f"of a run on one node; this one has {drilled.nodes}"
+        if drilled.steps < self.fewest_steps:
+            return f"it is told after some 300 steps; --steps {self.fewest_steps} leaves room"
         if self.needs_spare_node and drilled.fewest_nodes >= drilled.nodes:
             return f"the run needs all {drilled.nodes} nodes; elastic.min_nodes lets it go on"
         if self.needs_snapshots and not drilled.takes_snapshots:
@@ -119,220 +106,6 @@ def _why_no_comparison(drilled: Drilled) -> str:
     return ""
 
 
-# --- from outside -------------------------------------------------------------------------------
-
-
-def _kill_rank(scene: Scene) -> None:
-    scene.kill(scene.worker)
-
-
-def _stop_rank(scene: Scene) -> None:
-    scene.kill(scene.worker, signal.SIGSTOP)
-
-
-def _end_rank(scene: Scene) -> None:
-    scene.kill(scene.worker, signal.SIGTERM)
-
-
-def _end_run(scene: Scene) -> None:
-    scene.kill(scene.top, signal.SIGTERM)
-
-
-def _kill_fork_server(scene: Scene) -> None:
-    scene.kill(scene.fork_server)
-
-
-def _kill_agent(scene: Scene) -> None:
-    scene.kill(scene.agent)
-
-
-def _kill_command_line(scene: Scene) -> None:
-    scene.kill(scene.top)
-
-
-def _kill_supervisor(scene: Scene) -> None:
-    scene.kill(scene.top)
-
-
-def _kill_node(scene: Scene) -> None:
-    """Its program, and with it by the kernel its agent, fork server and ranks."""
-    scene.kill(scene.above_agent)
-
-
-def _kill_everything(scene: Scene) -> None:
-    scene.marked.kill_all()
-
-
-def _lose_memory(_scene: Scene) -> None:
-    """Shared memory goes with the power; elsewhere than apart it is not the drill's to clear."""
-    if is_apart():
-        for name in SHARED_MEMORY.iterdir():
-            name.unlink()
-
-
-def _kill_in_save(scene: Scene) -> None:
-    """Kill a rank at a random moment of a save."""
-    took_s = [float(event["seconds"]) for event in scene.events("checkpoint_durable")]
-    worker = scene.worker
-    scene.wait(lambda: _half_written(scene), "a save")
-    time.sleep(scene.draw.uniform(0.0, median(took_s) if took_s else 0.0))
-    scene.notes["was_inside"] = _half_written(scene)
-    scene.kill(worker)
-
-
-def _half_written(scene: Scene) -> bool:
-    return any(scene.run.checkpoints.glob("*.tmp"))
-
-
-def _kill_in_load(scene: Scene) -> None:
-    """Kill a rank, and once more at a random moment while the restart reads its checkpoint."""
-    scene.kill(scene.worker)
-    before = len(scene.events("rendezvous"))
-    scene.wait(lambda: len(scene.events("rendezvous")) > before, "the restart")
-    worker, generation = scene.worker, scene.events("rendezvous")[-1]["generation"]
-
-    def has_loaded() -> bool:
-        return any(e["generation"] == generation for e in scene.events("checkpoint_loaded"))
-
-    scene.wait(lambda: scene.has_open(worker, scene.run.checkpoints) or has_loaded(), "a load")
-    time.sleep(scene.draw.uniform(0.0, _LOAD_S))
-    scene.notes["was_inside"] = not has_loaded()
-    scene.kill(worker)
-
-
-def _kill_in_snapshot(scene: Scene) -> None:
-    """Kill a rank at a random moment of a copy, once it is known how long one takes."""
-    worker = scene.worker
-    with closing(SlotWatch(scene.agent, scene.rank % scene.devices)) as slots:
-        scene.wait_closely(slots.is_copying, "a snapshot")
-        began_s = time.monotonic()
-        scene.wait_closely(lambda: not slots.is_copying(), "the end of a snapshot")
-        took_s = time.monotonic() - began_s
-        scene.wait_closely(slots.is_copying, "another snapshot")
-        end_s = time.monotonic() + scene.draw.uniform(0.0, took_s)
-        while time.monotonic() < end_s:
-            pass
-        scene.kill(worker)
-        scene.wait_until_gone(worker, "the killed rank")
-        scene.notes["was_inside"] = slots.is_copying()
-
-
-def _damage_checkpoint(scene: Scene) -> None:
-    """Kill a rank, and turn over bytes of the newest checkpoint before the restart reads it."""
-    scene.wait(lambda: len(scene.run.checkpoint_steps()) > 1, "a second checkpoint")
-    before = len(scene.events("worker_lost"))
-    scene.kill(scene.worker)
-    scene.wait(lambda: len(scene.events("worker_lost")) > before, "the notice of the loss")
-    newest = scene.run.checkpoint(scene.run.checkpoint_steps()[-1])
-    turn_bytes(max(newest.glob("*.safetensors"), key=lambda file: file.stat().st_size))
-    scene.notes["damaged"] = newest.name
-
-
-def turn_bytes(file: Path) -> None:
-    """Turn over the last 64 bytes: its size stays, its content does not."""
-    with file.open("r+b") as content:
-        content.seek(-64, 2)
-        last = content.read()
-        content.seek(-64, 2)
-        content.write(bytes(byte ^ 0xFF for byte in last))
-
-
-def _take_folder_away(scene: Scene) -> None:
-    scene.run.path.rename(_aside(scene))
-
-
-def _bring_folder_back(scene: Scene) -> None:
-    if scene.run.path.exists():  # something was made anew in its place
-        scene.notes["made_anew"] = sorted(path.name for path in scene.run.path.iterdir())
-        shutil.rmtree(scene.run.path)
-    _aside(scene).rename(scene.run.path)
-
-
-def _aside(scene: Scene) -> Path:
-    return scene.run.path.with_name(f"{scene.run.run_id}-aside")
-
-
-def _fill_run_folder(scene: Scene) -> None:
-    fill(scene.run.path)
-
-
-def _empty_run_folder(scene: Scene) -> None:
-    make_room(scene.run.path)
-
-
-def _fill_scratch(scene: Scene) -> None:
-    fill(scene.scratch)
-
-
-def _fill_shared_memory(scene: Scene) -> None:
-    """Full, and a rank killed: a restart makes semaphores there, a step does not."""
-    fill(SHARED_MEMORY)
-    scene.kill(scene.worker)
-
-
-def _empty_shared_memory(_scene: Scene) -> None:
-    make_room(SHARED_MEMORY)
-
-
-def _cut_network(scene: Scene) -> None:
-    """Cut the target's node off, until its agent has ended or the others go on without it."""
-    assert scene.network is not None
-    agent, before = scene.agent, scene.world_size
-    scene.struck_t = time.time()
-    scene.network.become(Weather(cut=(scene.node,)))
-    try:
-        scene.wait(
-            lambda: not scene.marked.has(agent) or scene.world_size not in (0, before),
-            "a meeting of the others",
-        )
-    except Missed as why:
-        scene.notes["while_cut"] = str(why)
-    scene.network.become(Weather())
-
-
-def _break_node(scene: Scene) -> None:
-    """Kill a rank of a node at each start, until the others go on without that node."""
-    while not scene.events("node_left_out"):
-        before = len(scene.events("rendezvous"))
-        scene.aim(at_node=True)
-        scene.kill(scene.worker)
-        scene.wait(partial(_has_met_since, scene, before), "the restart")
-
-
-def _has_met_since(scene: Scene, meetings: int) -> bool:
-    return len(scene.events("rendezvous")) > meetings
-
-
-def _make_network_bad(scene: Scene) -> None:
-    assert scene.network is not None
-    scene.struck_t = time.time()
-    scene.network.become(Weather(delay_s=_DELAY_S, loss=_LOSS))
-
-
-def _move_clock(scene: Scene) -> None:
-    assert scene.clock is not None
-    scene.notes["seconds"] = seconds = scene.draw.choice((-_HOUR_S, _HOUR_S))
-    scene.struck_t = time.time()
-    scene.clock.move(seconds)
-
-
-def _replace_node(scene: Scene) -> None:
-    """Kill a node, and once the others go on without it start it anew, as a person would."""
-    program, before = scene.above_agent, scene.world_size
-    words, environment = words_of(program), environment_of(program)
-    scene.kill(program)
-    scene.wait(lambda: scene.world_size not in (0, before), "a meeting without the node")
-    step = scene.last_step()
-    scene.wait(lambda: scene.last_step() > step + 1, "a step without the node")
-    scene.struck_t = time.time()
-    log = scene.run.path / "logs" / "joining-node.log"
-    with log.open("ab") as talk:
-        subprocess.Popen(
-            words, env=environment, stdin=subprocess.DEVNULL, stdout=talk, stderr=talk,
-            start_new_session=True,
-        )  # fmt: skip
-
-
 # --- the table ----------------------------------------------------------------------------------
 
 
@@ -350,21 +123,21 @@ FAULTS: Mapping[str, Fault] = {
         how="SIGKILL to its process",
         acts_on="rank",
         named=_lost("SIGKILL"),
-        strike=_kill_rank,
+        strike=strikes.kill_rank,
     ),
     "sigterm": Fault(
         what="the run is asked to stop",
         how="SIGTERM to the command line, or to the supervisor of several nodes",
         acts_on="run",
         named=Named(kinds=("draining",), words="SIGTERM"),
-        strike=_end_run,
+        strike=strikes.end_run,
     ),
     "sigstop": Fault(
         what="a rank is stopped",
         how="SIGSTOP to its process",
         acts_on="rank",
         named=_hung("stopped"),
-        strike=_stop_rank,
+        strike=strikes.stop_rank,
     ),
     "exception": Fault(
         what="a rank raises an exception",
@@ -416,6 +189,16 @@ FAULTS: Mapping[str, Fault] = {
         named=Named(kinds=("straggler",), words="", who="rank"),
         inside="slow",
     ),
+    "pulses": Fault(
+        what="a rank is stopped now and then, for less than a hang",
+        how=f"from an early step on, in turn stopped for {strikes.STOPPED_S:g} s (SIGSTOP) and let "
+        f"go for {strikes.LET_GO_S:g} s (SIGCONT), until it is told",
+        is_early=True,
+        acts_on="rank",
+        named=Named(kinds=("straggler",), words="", who="rank"),
+        strike=strikes.pulse_rank,
+        fewest_steps=500,
+    ),
     "nan": Fault(
         what="a weight is not finite",
         how="NaN into a weight of each rank after a step",
@@ -437,14 +220,14 @@ FAULTS: Mapping[str, Fault] = {
         how="SIGKILL to the parent of its ranks",
         acts_on="node",
         named=Named(kinds=("worker_lost",), words="fork server .* SIGKILL"),
-        strike=_kill_fork_server,
+        strike=strikes.kill_fork_server,
     ),
     "agent": Fault(
         what="the agent is killed",
         how="SIGKILL to the parent of the fork server",
         acts_on="node",
         named=Named(kinds=(BY_COMMAND,), words="agent .* SIGKILL"),
-        strike=_kill_agent,
+        strike=strikes.kill_agent,
         most_nodes=1,
     ),
     "command-line": Fault(
@@ -452,7 +235,7 @@ FAULTS: Mapping[str, Fault] = {
         how="SIGKILL to `shardyard train`",
         acts_on="run",
         named=Named(kinds=("draining",), words="SIGHUP"),
-        strike=_kill_command_line,
+        strike=strikes.kill_command_line,
         most_nodes=1,
     ),
     "supervisor": Fault(
@@ -460,7 +243,7 @@ FAULTS: Mapping[str, Fault] = {
         how="SIGKILL to the process that `launch --on local` left",
         acts_on="run",
         named=Named(kinds=("draining",), words="SIGTERM"),
-        strike=_kill_supervisor,
+        strike=strikes.kill_supervisor,
         fewest_nodes=2,
     ),
     "lost-node": Fault(
@@ -468,7 +251,7 @@ FAULTS: Mapping[str, Fault] = {
         how="SIGKILL to its program, and by the kernel to its agent and ranks",
         acts_on="node",
         named=Named(kinds=("node_lost",), words="", who="node"),
-        strike=_kill_node,
+        strike=strikes.kill_node,
         node="last",
         fewest_nodes=2,
     ),
@@ -477,7 +260,7 @@ FAULTS: Mapping[str, Fault] = {
         how="as lost-node, of node 0",
         acts_on="node",
         named=Named(kinds=("node_lost",), words="", who="node"),
-        strike=_kill_node,
+        strike=strikes.kill_node,
         node="first",
         fewest_nodes=2,
     ),
@@ -486,7 +269,7 @@ FAULTS: Mapping[str, Fault] = {
         how="SIGKILL to a rank of it, at each start, until the others go on without it",
         acts_on="node",
         named=Named(kinds=("node_left_out",), words="losses in a row", who="node"),
-        strike=_break_node,
+        strike=strikes.break_node,
         node="last",
         fewest_nodes=2,
         needs_spare_node=True,
@@ -496,7 +279,7 @@ FAULTS: Mapping[str, Fault] = {
         how="one is killed, and started again once the others go on without it",
         acts_on="node",
         named=Named(kinds=("resized",), words="world_size"),
-        strike=_replace_node,
+        strike=strikes.replace_node,
         node="last",
         fewest_nodes=2,
         needs_spare_node=True,
@@ -506,17 +289,18 @@ FAULTS: Mapping[str, Fault] = {
         how="none of its packets arrives, until its agent has ended or the others go on",
         acts_on="node",
         named=Named(kinds=("node_lost",), words="", who="node"),
-        strike=_cut_network,
+        strike=strikes.cut_network,
         node="last",
         fewest_nodes=2,
         needs_network=True,
     ),
     "delay-and-loss": Fault(
         what="the network between the nodes is bad",
-        how=f"each packet comes {1e3 * _DELAY_S:g} ms late, and {_LOSS:.0%} of them do not come",
+        how=f"each packet comes {1e3 * strikes.DELAY_S:g} ms late, and {strikes.LOSS:.0%} of them "
+        "do not come",
         acts_on="run",
         named=None,
-        strike=_make_network_bad,
+        strike=strikes.make_network_bad,
         fewest_nodes=2,
         needs_network=True,
     ),
@@ -525,7 +309,7 @@ FAULTS: Mapping[str, Fault] = {
         how="that of the Python processes of the last node, forwards or back",
         acts_on="node",
         named=None,
-        strike=_move_clock,
+        strike=strikes.move_clock,
         node="last",
         needs_clock=True,
     ),
@@ -534,21 +318,21 @@ FAULTS: Mapping[str, Fault] = {
         how="SIGKILL at a random moment of a save",
         acts_on="rank",
         named=_lost("SIGKILL"),
-        strike=_kill_in_save,
+        strike=strikes.kill_in_save,
     ),
     "kill-in-load": Fault(
         what="a rank is killed, and again while the restart loads",
         how="SIGKILL, and another at a random moment of the restart's load",
         acts_on="rank",
         named=_lost("SIGKILL"),
-        strike=_kill_in_load,
+        strike=strikes.kill_in_load,
     ),
     "kill-in-snapshot": Fault(
         what="a rank is killed while its state is copied into a snapshot",
         how="SIGKILL at a random moment of a copy",
         acts_on="rank",
         named=_lost("SIGKILL"),
-        strike=_kill_in_snapshot,
+        strike=strikes.kill_in_snapshot,
         needs_snapshots=True,
     ),
     "damaged-checkpoint": Fault(
@@ -556,15 +340,15 @@ FAULTS: Mapping[str, Fault] = {
         how="SIGKILL to a rank, then the last 64 bytes of a tensor file turned over",
         acts_on="run",
         named=Named(kinds=("checkpoint_loaded",), words="damaged.*SHA-256"),
-        strike=_damage_checkpoint,
+        strike=strikes.damage_checkpoint,
     ),
     "vanished-folder": Fault(
         what="the run folder vanishes, and comes back before the run is resumed",
         how="the folder is renamed",
         acts_on="run",
         named=Named(kinds=(BY_COMMAND,), words="is not there any more"),
-        strike=_take_folder_away,
-        mend=_bring_folder_back,
+        strike=strikes.take_folder_away,
+        mend=strikes.bring_folder_back,
         most_nodes=1,
     ),
     "full-run-folder": Fault(
@@ -572,8 +356,8 @@ FAULTS: Mapping[str, Fault] = {
         how="its file system, of the case's own, is made as small as what it holds",
         acts_on="run",
         named=Named(kinds=("attempt_ended", BY_COMMAND), words="[Nn]o space left"),
-        strike=_fill_run_folder,
-        mend=_empty_run_folder,
+        strike=strikes.fill_run_folder,
+        mend=strikes.empty_run_folder,
         own_disk="run",
     ),
     "full-scratch": Fault(
@@ -581,7 +365,7 @@ FAULTS: Mapping[str, Fault] = {
         how="as full-run-folder; a run that trains needs no more of it",
         acts_on="run",
         named=None,
-        strike=_fill_scratch,
+        strike=strikes.fill_scratch,
         own_disk="scratch",
     ),
     "full-shm": Fault(
@@ -589,8 +373,8 @@ FAULTS: Mapping[str, Fault] = {
         how="as full-run-folder, and SIGKILL to a rank",
         acts_on="node",
         named=Named(kinds=("attempt_ended", BY_COMMAND), words="/dev/shm is full"),
-        strike=_fill_shared_memory,
-        mend=_empty_shared_memory,
+        strike=strikes.fill_shared_memory,
+        mend=strikes.empty_shared_memory,
         own_disk="shared memory",
     ),
     "power": Fault(
@@ -598,8 +382,8 @@ FAULTS: Mapping[str, Fault] = {
         how="SIGKILL to every process of the run",
         acts_on="machine",
         named=None,
-        strike=_kill_everything,
-        mend=_lose_memory,
+        strike=strikes.kill_everything,
+        mend=strikes.lose_memory,
     ),
 }
 """Name -> fault, in the order of the result."""

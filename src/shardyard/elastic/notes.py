@@ -51,8 +51,10 @@ COLLECTIVES = (
 )
 """Public functions of torch.distributed in which a rank waits for others; no version has all."""
 
-_PID, _STEP, _PHASE, _BEGUN, _ENDED, _STEP_NS, _COMPUTE_NS, _SAVE_NS, _MOVED_NS = range(9)
-_RECORD = struct.Struct("9q")
+(
+    _PID, _STEP, _PHASE, _BEGUN, _ENDED, _STEP_NS, _COMPUTE_NS, _COMPUTED_NS, _SAVE_NS, _MOVED_NS,
+) = range(10)  # fmt: skip
+_RECORD = struct.Struct("10q")
 _NUMBERS = _RECORD.size // 8
 
 
@@ -73,6 +75,8 @@ class RankNotes:
     told, as it is unlike the others."""
     compute_ns: int
     """What of it the rank did not spend in collectives; its wait for samples is in it."""
+    computed_ns: int
+    """The same of all steps that this process has told so far."""
     save_ns: int
     """How long the longest copy for a checkpoint or a snapshot took; 0: it made none yet."""
     moved_ns: int
@@ -156,7 +160,9 @@ class WrittenNotes(Notes):
         now_ns = time.monotonic_ns()
         if self._fields[_PHASE] != Phase.FIRST_STEP:
             step_ns = now_ns - self._step_began_ns
-            self._fields[_COMPUTE_NS] = step_ns - (self._waited_ns - self._waited_before_step_ns)
+            compute_ns = step_ns - (self._waited_ns - self._waited_before_step_ns)
+            self._fields[_COMPUTE_NS] = compute_ns
+            self._fields[_COMPUTED_NS] += compute_ns
             self._fields[_STEP_NS] = step_ns
         self._fields[_MOVED_NS] = now_ns
 
@@ -200,8 +206,9 @@ def _noted(function: Callable[..., Any], notes: WrittenNotes) -> Callable[..., A
 
 def _read(view: mmap, local_rank: int) -> RankNotes:
     pid, step, phase, *rest = _RECORD.unpack_from(view, local_rank * _RECORD.size)
-    begun, ended, step_ns, compute_ns, save_ns, moved_ns = rest
+    begun, ended, step_ns, compute_ns, computed_ns, save_ns, moved_ns = rest
     return RankNotes(
         pid=pid, step=step, phase=Phase(phase), collectives_begun=begun, collectives_ended=ended,
-        step_ns=step_ns, compute_ns=compute_ns, save_ns=save_ns, moved_ns=moved_ns,
+        step_ns=step_ns, compute_ns=compute_ns, computed_ns=computed_ns, save_ns=save_ns,
+        moved_ns=moved_ns,
     )  # fmt: skip

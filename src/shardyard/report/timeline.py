@@ -38,7 +38,9 @@ def describe(event: Line) -> str:
         rank, node = fields.get("rank", "?"), fields.get("node", "?")
         compute_s, peers_s = fields.get("compute_s", 0.0), fields.get("peers_s", 0.0)
         over = ", no longer a straggler" if fields.get("is_over") else ""
-        times = f"{format_seconds(compute_s)} a step, its peers {format_seconds(peers_s)}"
+        held_up = " on average, held up now and then" if fields.get("is_held_up") else ""
+        mine, peers = f"{format_seconds(compute_s)} a step{held_up}", format_seconds(peers_s)
+        times = f"{mine}, its peers {peers}"
         return f"rank {rank} on {node}: computes {times}{over}"
     if kind == "model_ready" and "seconds" in fields:
         return f"{fields.get('parameters', 0):,} parameters, {format_seconds(fields['seconds'])}"
