@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.elastic.losses import Loss, describe_loss, first_cause
+from shardyard.elastic.losses import Loss, causes, describe_dead, describe_loss, first_cause
 
 PEER = {
     "noted_s": 11.0,
@@ -24,10 +24,13 @@ OWN = {
 }
 
 
-def loss(rank: int, exit_status: int, failure: dict[str, Any] | None = None) -> Loss:
+def loss(
+    rank: int, exit_status: int, failure: dict[str, Any] | None = None, *, waited: bool = False
+) -> Loss:
     return describe_loss(
-        rank=rank, node="n0", pid=7, exit_status=exit_status, failure=failure, agreed_s=10.0
-    )
+        rank=rank, node="n0", pid=7, exit_status=exit_status, failure=failure, agreed_s=10.0,
+        waited=waited,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -58,3 +61,47 @@ def test_the_first_cause_is_a_signal_then_a_purpose_then_the_earliest() -> None:
     assert first_cause([peer, meant]) is meant
     later = loss(3, 1, {**PEER, "noted_s": 11.5})
     assert first_cause([later, peer]) is peer
+
+
+KILLED = loss(2, -9)
+FOLLOWED = [
+    loss(0, -6, waited=True),  # native code gave up in a collective
+    loss(0, -6),  # or in one that is not noted
+    loss(0, -11, waited=True),
+    loss(0, 1, {**PEER, "noted_s": 10.5}),  # its collective broke, and it said so first
+    loss(0, 1, OWN),
+]
+
+
+@pytest.mark.parametrize("peer", FOLLOWED)
+def test_what_followed_a_kill_is_never_named_for_it(peer: Loss) -> None:
+    for losses in ([peer, KILLED], [KILLED, peer]):
+        assert first_cause(losses) is KILLED and causes(losses) == [KILLED]
+    assert KILLED.is_clear
+
+
+def test_native_code_that_gives_up_elsewhere_is_the_cause_of_what_gives_up_in_a_collective() -> (
+    None
+):
+    crashed, aborted, broken = loss(3, -11), loss(0, -6, waited=True), loss(1, 1, PEER)
+    assert causes([aborted, broken, crashed]) == [crashed] and crashed.is_clear
+    assert causes([aborted, broken, loss(3, 1, OWN)]) == [loss(3, 1, OWN)]
+    assert not aborted.is_clear and not broken.is_clear  # others are asked before one is named
+    assert causes([broken, aborted]) == [aborted]  # nobody else can have begun it
+
+
+def test_all_that_were_killed_at_once_are_told() -> None:
+    assert [each.rank for each in causes([loss(3, -9), loss(1, 1, PEER), KILLED])] == [2, 3]
+    assert causes([loss(1, 1, PEER)]) == [loss(1, 1, PEER)]
+
+
+def test_a_rank_that_noted_that_it_waits_may_have_followed() -> None:
+    class Ended:
+        pid, exitcode = 7, -6
+
+    found = describe_dead(
+        {0: Ended(), 1: Ended()}, node="n0", server=None, last_words=lambda _rank: None,
+        agreed_s=0.0, waiting=[0],
+    )  # fmt: skip
+    assert [each.waited for each in found] == [True, False] and first_cause(found).rank == 1
+    assert "waited" not in found[0].event()

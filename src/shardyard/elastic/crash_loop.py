@@ -15,13 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shardyard.elastic.hang import Doing, Hang
-from shardyard.elastic.losses import Loss, LostNode
+from shardyard.elastic.losses import OWN_SIGNALS, Loss, LostNode
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_lines, read_lines_backwards
 
 HOUR_S = 3600.0
-_OWN_SIGNALS = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP")
-"""A process brings these on itself; all others come from outside."""
 _OWN_HANGS = (Doing.COMPUTING, Doing.SLEEPING, Doing.WAITING)
 """What a rank does of itself; its process was stopped, its storage or processor failed it from
 outside."""
@@ -63,7 +61,7 @@ class Failure:
     @staticmethod
     def _of(fields: Mapping[str, Any]) -> "Failure | None":
         signal = fields.get("signal")
-        if signal is not None and signal not in _OWN_SIGNALS:
+        if signal is not None and signal not in OWN_SIGNALS:
             return None
         return Failure(_NUMBERS.sub("#", str(fields.get("cause"))), fields["step"])
 

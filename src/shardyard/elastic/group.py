@@ -8,7 +8,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -39,6 +39,7 @@ from shardyard.elastic.leave_out import LeftOut, Verdicts, began_on
 from shardyard.elastic.losses import (
     Loss,
     LostNode,
+    causes,
     describe_dead,
     describe_hung,
     describe_unanswered,
@@ -235,7 +236,11 @@ class GroupAgent(ProcessesAgent):
         self._announce(worker_group, pids)
         self._hangs = []
         self._hang_finder = self._find_hangs_of(worker_group, pids)
-        self._stragglers = self._watch_for_stragglers(worker_group)
+        if self._stages is not None:
+            self._stragglers = StragglerWatch(
+                self._notices, node=self._node.name, ranks=list(self._pids_by_rank()),
+                ranks_of_stage=max(1, self._world_size // self._stages),
+            )  # fmt: skip
         return pids
 
     def _pause(self, seconds: float) -> None:
@@ -279,15 +284,6 @@ class GroupAgent(ProcessesAgent):
         self.write_event("rendezvous", seconds=round(self._rendezvous_s, 3), **facts)
         if (resize := self._notices.resize_to(world_size)) is not None:
             self.write_event("resized", **resize)
-
-    def _watch_for_stragglers(self, group: WorkerGroup) -> StragglerWatch | None:
-        if self._stages is None:
-            return None
-        ranks = [worker.global_rank for worker in group.workers]
-        of_stage = max(1, group.workers[0].world_size // self._stages)
-        return StragglerWatch(
-            self._notices, node=self._node.name, ranks=ranks, ranks_of_stage=of_stage
-        )
 
     # -- watch ------------------------------------------------------------------------------
 
@@ -428,7 +424,7 @@ class GroupAgent(ProcessesAgent):
         """
         hung = self._end_hung(found)
         mine = hung or self._describe_dead()
-        if mine and not hung and not _is_clear(mine):
+        if mine and not hung and not any(loss.is_clear for loss in mine):
             time.sleep(_SETTLE_S)
             mine = self._describe_dead()
         self._notices.publish("losses", [asdict(loss) for loss in mine])  # others wait for it
@@ -476,7 +472,7 @@ class GroupAgent(ProcessesAgent):
 
         A node that has nothing to say by then is gone, and the next meeting begins without it.
         """
-        is_clear = _is_clear(mine)
+        is_clear = any(loss.is_clear for loss in mine)
         theirs = self._notices.from_others("losses", wait_s=0.0 if is_clear else _PEER_REPORT_S)
         self.losses = mine + [Loss(**loss) for loss in theirs]
         if not is_clear and (silent := self._notices.silent("losses")):
@@ -551,10 +547,9 @@ class GroupAgent(ProcessesAgent):
             self.write_event("worker_hung", **hang.event(), finished_step=finished)
         if self._hangs:
             return  # the peers that lost contact with it are no news
-        signalled = [loss for loss in self.losses if loss.signal]
-        broken_off = [] if self.lost_nodes or not self.losses else [first_cause(self.losses)]
-        for loss in signalled or broken_off:
-            self.write_event("worker_lost", **loss.event())
+        for loss in causes(self.losses) if self.losses else ():
+            if not self.lost_nodes or (loss.signal and loss.is_clear):  # else it followed from that
+                self.write_event("worker_lost", **loss.event())
 
     def _at_its_step(self, losses: list[Loss]) -> list[Loss]:
         if not losses:
@@ -564,6 +559,8 @@ class GroupAgent(ProcessesAgent):
         return [replace(loss, step=step, durable_step=durable) for loss in losses]
 
     def _describe_dead(self) -> list[Loss]:
+        notes = read_notes(self._notes, len(self._processes()))
+        noted = zip(self._pids_by_rank(), notes, strict=False)
         losses = describe_dead(
             self._dead(),
             node=self._node.name,
@@ -572,6 +569,7 @@ class GroupAgent(ProcessesAgent):
                 failure_path(self._run, self._attempt, rank), self.generation
             ),
             agreed_s=self._agreed_s,
+            waiting=[rank for rank, note in noted if note.is_in_collective],
         )
         return self._at_its_step(losses)
 
@@ -597,7 +595,3 @@ class GroupAgent(ProcessesAgent):
 
 def _have_drained(result: RunResult) -> bool:
     return result.state is WorkerState.SUCCEEDED and DRAINED in result.return_values.values()
-
-
-def _is_clear(losses: Iterable[Loss]) -> bool:
-    return any(loss.signal or loss.is_final for loss in losses)

@@ -14,7 +14,7 @@ from typing import Any
 
 from shardyard.elastic.crash_loop import HOUR_S, Restarts
 from shardyard.elastic.hang import Hang
-from shardyard.elastic.losses import Loss, LostNode, first_cause
+from shardyard.elastic.losses import Loss, LostNode, causes
 from shardyard.elastic.notices import Node
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_lines_backwards
@@ -107,8 +107,7 @@ def began_on(
         return None
     else:
         hung = [hang.rank for hang in hangs if hang.rank is not None]
-        killed = [loss.rank for loss in losses if loss.signal]
-        ranks = hung or killed or ([first_cause(losses).rank] if losses else [])
+        ranks = hung or ([loss.rank for loss in causes(losses)] if losses else [])
         groups = {rank // ranks_per_node for rank in ranks}
     only = groups.pop() if len(groups) == 1 else -1
     return None if only < 0 else only

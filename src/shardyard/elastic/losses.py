@@ -1,7 +1,7 @@
 """A lost worker: which one, and why in words; and which of several losses was the first cause."""
 
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -15,6 +15,8 @@ _SIGNAL_HINTS = {
     "SIGBUS": "often a full /dev/shm, or a mapped file that shrank",
     "SIGILL": "an instruction that this processor lacks; check the wheel of torch",
 }
+OWN_SIGNALS = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP")
+"""A process brings these on itself; all others come from outside."""
 
 
 class Process(Protocol):
@@ -37,6 +39,8 @@ class Loss:
     cause: str
     is_final: bool = False
     """An error that a restart cannot cure; ``cause`` is its whole message."""
+    waited: bool = False
+    """Whether it waited for other ranks when a signal ended it, as far as it could note that."""
     t: float = 0.0
     """Seconds after all nodes agreed on the generation at which the worker itself noted its end, by
     a clock of its own node that nobody sets; 0: it could not."""
@@ -48,11 +52,37 @@ class Loss:
     def event(self) -> dict[str, Any]:
         """Fields of the event worker_lost."""
         fields = asdict(self)
-        del fields["is_final"], fields["t"]
+        del fields["is_final"], fields["waited"], fields["t"]
         return fields
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether no other loss can have brought it about.
+
+        An exception may be a collective that broke, and native code gives up at that too.
+        """
+        return self._kind < _MAY_FOLLOW
+
+    @property
+    def _kind(self) -> int:
+        if self.signal is not None:
+            if self.signal not in OWN_SIGNALS:
+                return 0
+            return _MAY_FOLLOW if self.waited else 1
+        return 2 if self.is_final else _MAY_FOLLOW + 1
+
+    @property
+    def order(self) -> tuple[int, float, int]:
+        """By which the first cause comes first."""
+        return (self._kind, self.t, self.rank)
 
     def __str__(self) -> str:
         return f"rank {self.rank} on {self.node} was lost ({self.cause})"
+
+
+_MAY_FOLLOW = 3
+"""From this kind of loss on: native code that gives up in a collective, exceptions. Before it: a
+signal from outside, native code that gives up elsewhere, an error raised on purpose."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,10 +118,12 @@ def describe_loss(
     exit_status: int,
     failure: dict[str, Any] | None,
     agreed_s: float,
+    waited: bool = False,
 ) -> Loss:
     """Put a worker's exit status and its own last words together.
 
     Args:
+        waited: Whether it had noted that it waits for other ranks.
         agreed_s: When all nodes agreed on the generation, by this node's monotonic clock.
         exit_status: As in ``Process.exitcode``: negative for a signal.
         failure: Content of its failure file.
@@ -100,7 +132,9 @@ def describe_loss(
         name = _signal_name(-exit_status)
         hint = _SIGNAL_HINTS.get(name)
         cause = f"killed by {name}" + (f": {hint}" if hint else "")
-        return Loss(rank=rank, node=node, pid=pid, exit_code=None, signal=name, cause=cause)
+        return Loss(
+            rank=rank, node=node, pid=pid, exit_code=None, signal=name, cause=cause, waited=waited
+        )
     if failure is None:
         cause = f"ended with exit code {exit_status} and without a message"
         return Loss(rank=rank, node=node, pid=pid, exit_code=exit_status, signal=None, cause=cause)
@@ -166,10 +200,12 @@ def describe_dead(
     server: ServerEnd | None,
     last_words: Callable[[int], dict[str, Any] | None],
     agreed_s: float,
+    waiting: Collection[int] = (),
 ) -> list[Loss]:
     """This node's ranks whose processes have ended.
 
     Args:
+        waiting: Ranks that had noted that they wait for others.
         server: How the fork server ended, and they with it; None: it runs.
         last_words: Content of a rank's failure file.
         agreed_s: When all nodes agreed on the generation, by this node's monotonic clock.
@@ -182,19 +218,29 @@ def describe_dead(
     return [
         describe_loss(
             rank=rank, node=node, pid=process.pid, exit_status=process.exitcode,
-            failure=last_words(rank), agreed_s=agreed_s,
+            failure=last_words(rank), agreed_s=agreed_s, waited=rank in waiting,
         )
         for rank, process in dead.items()
     ]  # fmt: skip
 
 
-def first_cause(losses: Sequence[Loss]) -> Loss:
+def first_cause(losses: Iterable[Loss]) -> Loss:
     """The loss that brought the others about.
 
-    A signal comes from outside, so it comes first; then an error raised on purpose; the rest are
-    mostly peers whose collective broke, of which the earliest stands.
+    A signal from outside first, then native code that gave up outside of a collective, then an
+    error raised on purpose; the rest are mostly peers whose collective broke: native code that gave
+    up in one, which may be the fault of its own, and of exceptions the earliest.
     """
-    return min(losses, key=lambda loss: (loss.signal is None, not loss.is_final, loss.t, loss.rank))
+    return min(losses, key=lambda loss: loss.order)
+
+
+def causes(losses: Sequence[Loss]) -> list[Loss]:
+    """What is to be told: the first cause, and other signals of its kind; none that may follow."""
+    first = first_cause(losses)
+    if first.signal is None:
+        return [first]
+    alike = [loss for loss in losses if loss.order[0] == first.order[0]]
+    return sorted(alike, key=lambda loss: loss.order)
 
 
 def _signal_name(number: int) -> str:
