@@ -59,30 +59,23 @@ class Loss:
     def is_clear(self) -> bool:
         """Whether no other loss can have brought it about.
 
-        An exception may be a collective that broke, and native code gives up at that too.
+        Where a collective breaks, exceptions are raised, and native code may give up.
         """
-        return self._kind < _MAY_FOLLOW
-
-    @property
-    def _kind(self) -> int:
-        if self.signal is not None:
-            if self.signal not in OWN_SIGNALS:
-                return 0
-            return _MAY_FOLLOW if self.waited else 1
-        return 2 if self.is_final else _MAY_FOLLOW + 1
+        return self.is_final or (self.signal is not None and self.signal not in OWN_SIGNALS)
 
     @property
     def order(self) -> tuple[int, float, int]:
-        """By which the first cause comes first."""
-        return (self._kind, self.t, self.rank)
+        """By which the first cause comes first: its kind, when it ended, its rank."""
+        if self.signal is None:
+            kind = 2 if self.is_final else 4
+        elif self.is_clear:
+            kind = 0
+        else:
+            kind = 3 if self.waited else 1
+        return (kind, self.t, self.rank)
 
     def __str__(self) -> str:
         return f"rank {self.rank} on {self.node} was lost ({self.cause})"
-
-
-_MAY_FOLLOW = 3
-"""From this kind of loss on: native code that gives up in a collective, exceptions. Before it: a
-signal from outside, native code that gives up elsewhere, an error raised on purpose."""
 
 
 @dataclass(frozen=True, kw_only=True)
