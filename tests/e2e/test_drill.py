@@ -53,3 +53,15 @@ def test_an_interrupted_drill_ends_what_it_has_started(place: Place, prepared: A
         stopped = running.wait()
     assert stopped.code == 130 and re.search(r"^interrupted$", stopped.err, re.MULTILINE)
     place.assert_nothing_left()
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_stopped_now_and_then_is_named_and_nothing_is_lost(
+    place: Place, prepared: Answer
+) -> None:
+    assert prepared.code == 0
+    words = ("drill", "tiny.yaml", "--faults", "pulses", *BRIEF, "--steps", "600")
+    answer = place.run(*words, "--dir", str(place.folder / "pulses"), "--json")
+    assert answer.code == 0, (answer.err, answer.out)
+    (case,) = answer.json["cases"]
+    assert case["verdict"]["steps_lost"] == 0 and case["verdict"]["exact"] == "equal"

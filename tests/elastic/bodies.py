@@ -76,6 +76,19 @@ def abort_at_once(_run: RunDir, _attempt: int, _generation: int, _drained: Drain
     os.abort()
 
 
+def abort_at_lost_contact(run: RunDir, attempt: int, generation: int, drained: Drained) -> str:
+    """As native code that gives up where a collective breaks."""
+    if generation > 0:
+        return finish(run, attempt, generation, drained)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    (run.path / f"started-{dist.get_rank()}").touch()
+    try:
+        while True:
+            _step(lambda: False)
+    except RuntimeError:
+        os.abort()
+
+
 def step_until_alone(run: RunDir, attempt: int, generation: int, drained: Drained) -> str:
     return _pace_until_alone(run, attempt, generation, drained, seconds=0.05)
 

@@ -195,6 +195,44 @@ def test_a_rank_that_sleeps_in_its_compute_is_named_until_it_is_well(agents: Age
     assert (well["rank"], well["is_over"]) == (1, True) and well["factor"] < 1.25
 
 
+@pytest.mark.system
+def test_a_rank_that_is_stopped_in_pulses_is_a_straggler_and_no_hang(agents: Agents) -> None:
+    agents.prepare()
+    agents.start("step_for_ever")
+    agents.wait_for_training()
+    pid = agents.events("attempt_started")[0]["workers"][1]["pid"]
+    until_s = time.monotonic() + 180.0
+    while not agents.events("straggler"):
+        assert time.monotonic() < until_s, "it was never named"
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(0.4)
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.2)
+    (named,) = agents.events("straggler")
+    assert (named["rank"], named["is_over"], named["is_held_up"]) == (1, False, True)
+    assert named["factor"] >= 2.0
+    assert not agents.events("worker_hung") and not agents.events("worker_lost")
+
+
+@pytest.mark.system
+def test_a_rank_whose_native_code_gives_up_at_the_loss_of_another_is_not_named(
+    agents: Agents,
+) -> None:
+    agents.prepare(devices=1, nodes=2)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    nodes = [
+        agents.start("abort_at_lost_contact", "--rendezvous", endpoint, "--node-rank", str(rank))
+        for rank in range(2)
+    ]
+    agents.wait_for_training()
+    workers = agents.events("attempt_started")[0]["workers"]
+    os.kill(next(each["pid"] for each in workers if each["rank"] == 1), signal.SIGKILL)
+    assert [answer(node)["outcome"] for node in nodes] == ["finished", "finished"]
+    (lost,) = agents.events("worker_lost")
+    assert (lost["rank"], lost["signal"]) == (1, "SIGKILL")
+
+
 @pytest.mark.heavy
 def test_an_error_that_no_restart_cures_ends_the_attempt_at_once(agents: Agents) -> None:
     agents.prepare(max_restarts=3)
