@@ -12,14 +12,13 @@ each layout, and the table of all that were asked for at the end.
 import argparse
 import json
 import math
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.real_run import write_corpus
+from benchmarks.real_run import answer_of, end_by_signals, verb, write_corpus
 from benchmarks.record import write_result
 from benchmarks.restart_phases import RECIPE
 
@@ -62,6 +61,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, help="folder of the results")
     args = parser.parse_args()
+    end_by_signals()
     cases: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="drill-table-") as scratch:
         folder = Path(scratch)
@@ -121,11 +121,10 @@ def _drills(
 def _shardyard(folder: Path, layout: str, own: Sequence[str], words: Sequence[str]) -> str:
     recipe = [word for word in RECIPE if not word.startswith(_OTHERS_OWN)]
     settings = (*LAYOUTS[layout], *_SETTINGS, "--steps", str(_STEPS), *own)
-    program = [sys.executable, "-m", "shardyard", "drill", *recipe, *settings, *words]
-    answer = subprocess.run(program, cwd=folder, stdout=subprocess.PIPE, text=True, check=False)
-    if answer.returncode not in (0, 1):
-        raise SystemExit(f"the drill of {layout} ended with {answer.returncode}")
-    return answer.stdout
+    code, answer = answer_of(folder, verb("drill", *recipe, *settings, *words))
+    if code not in (0, 1):
+        raise SystemExit(f"the drill of {layout} ended with {code}")
+    return answer
 
 
 def table(cases: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:

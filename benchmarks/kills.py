@@ -19,14 +19,13 @@ Writes one JSON file.
 import argparse
 import json
 import math
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.real_run import write_corpus
+from benchmarks.real_run import answer_of, end_by_signals, verb, write_corpus
 from benchmarks.record import write_result
 from benchmarks.restart_phases import RECIPE
 
@@ -49,6 +48,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="file of the result")
     parser.add_argument("settings", nargs="*", help="for all runs")
     args = parser.parse_args()
+    end_by_signals()
     wanted = {name: math.ceil(count * args.scale) for name, count in WANTED.items()}
     cases: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="kills-") as scratch:
@@ -85,15 +85,15 @@ def _drill(
 ) -> list[dict[str, Any]]:
     recipe = [word for word in RECIPE if not word.startswith(_DRILLS_OWN)] + [*_BRIEF]
     place = folder / f"drill-{seed}-{faults.replace(',', '-')}"
-    program = [
-        sys.executable, "-m", "shardyard", "drill", *recipe, *settings, "--steps", str(_STEPS),
+    command = verb(
+        "drill", *recipe, *settings, "--steps", str(_STEPS),
         "--faults", faults, "--repeat", str(repeat), "--seed", str(seed), "--json",
         "--dir", str(place),
-    ]  # fmt: skip
-    answer = subprocess.run(program, cwd=folder, stdout=subprocess.PIPE, text=True, check=False)
-    if answer.returncode not in (0, 1):
-        raise SystemExit(f"the drill of {faults} ended with {answer.returncode}")
-    cases: list[dict[str, Any]] = json.loads(answer.stdout)["cases"]
+    )  # fmt: skip
+    code, answer = answer_of(folder, command)
+    if code not in (0, 1):
+        raise SystemExit(f"the drill of {faults} ended with {code}")
+    cases: list[dict[str, Any]] = json.loads(answer)["cases"]
     return cases
 
 

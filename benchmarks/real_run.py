@@ -8,11 +8,13 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 from shardyard.drill.marked import Marked
 from shardyard.elastic.drain import signal_at_parent_death
@@ -41,6 +43,7 @@ def running(
     *,
     environment: Mapping[str, str] | None = None,
     marked: Marked | None = None,
+    out: IO[bytes] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Start a command in a folder; what it says goes into log.txt there.
 
@@ -49,19 +52,31 @@ def running(
     Args:
         environment: Beside what it inherits.
         marked: Finds what it has started; for who signals some of that.
+        out: Takes its answer; what it says beside that is then said here.
     """
-    marked = marked or new_mark()
-    with (folder / "log.txt").open("ab") as log:
-        process = subprocess.Popen(
-            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            start_new_session=True, preexec_fn=partial(signal_at_parent_death, signal.SIGTERM),
-            env={**os.environ, **(environment or {}), **marked.environment},
-        )  # fmt: skip
+    marked, process = marked or new_mark(), None
     try:
+        with (folder / "log.txt").open("ab") as log:
+            process = subprocess.Popen(
+                command, cwd=folder, stdin=subprocess.DEVNULL, stdout=out or log,
+                stderr=None if out else log, start_new_session=True,
+                preexec_fn=partial(signal_at_parent_death, signal.SIGTERM),
+                env={**os.environ, **(environment or {}), **marked.environment},
+            )  # fmt: skip
         yield process
     finally:
         marked.kill_all()
-        process.wait()
+        if process is not None:
+            process.wait()
+
+
+def answer_of(folder: Path, command: Sequence[str]) -> tuple[int, str]:
+    """Run a command to its end; its exit code and its answer."""
+    with tempfile.TemporaryFile() as out:
+        with running(folder, command, out=out) as process:
+            code = process.wait()
+        out.seek(0)
+        return code, out.read().decode()
 
 
 def new_mark() -> Marked:

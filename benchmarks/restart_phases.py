@@ -146,13 +146,16 @@ def kill_in_one_run(
 ) -> None:
     """Start a run, kill its workers in turn, and append what was measured to the rows.
 
+    Args:
+        rows: Of all kills of this kind; in which the ranks take turns, whatever run they are of.
+
     Raises:
         RunError: It ended before there were so many kills.
     """
     parks = "elastic.parked=true" in settings
     with running(folder, verb("train", *settings, f"run.id={run.run_id}")) as process:
-        for number in range(kills):
-            rows.append(_kill(process, run, rank=(number + 1) % 2, parks=parks))
+        for _ in range(kills):
+            rows.append(_kill(process, run, rank=(len(rows) + 1) % 2, parks=parks))
 
 
 def _kill(

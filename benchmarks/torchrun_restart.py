@@ -114,12 +114,12 @@ def kill_in_one_start(folder: Path, kills: int, rows: list[dict[str, Any]]) -> N
         RunError: It never stepped, or steps and never saves.
     """
     with started(folder) as torchrun:
-        for number in range(kills):
+        for _ in range(kills):
             steps, saved = len(torchrun.steps()) + STEPS_BETWEEN, torchrun.saved_step
             how = torchrun.wait(partial(_is_warm, torchrun, steps, saved), within_s=_START_S)
             if how != "stepped":
                 raise RunError(f"torchrun {how} by itself: {_last_words(torchrun.folder)}")
-            rows.append(kill_one(torchrun, rank=(number + 1) % RANKS))
+            rows.append(kill_one(torchrun, rank=(len(rows) + 1) % RANKS))
             if rows[-1]["outcome"] != "stepped":
                 return
 
