@@ -54,7 +54,8 @@ def running(
         marked: Finds what it has started; for who signals some of that.
         out: Takes its answer; what it says beside that is then said here.
     """
-    marked, process = marked or new_mark(), None
+    marked = marked or new_mark()
+    process: subprocess.Popen[bytes] | None = None
     try:
         with (folder / "log.txt").open("ab") as log:
             process = subprocess.Popen(
