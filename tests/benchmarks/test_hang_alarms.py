@@ -9,11 +9,12 @@ from benchmarks.real_run import write_corpus
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("settings", [(), ("model.compile=true",)])
 def test_no_false_alarm_beside_evaluations_and_saves_and_a_stopped_rank_is_blamed(
-    tmp_path: Path,
+    settings: tuple[str, ...], tmp_path: Path
 ) -> None:
     write_corpus(tmp_path / "text")
-    small = ["data.seq_len=64", "checkpoint.every=10", "task.eval_every_steps=5"]
+    small = ["data.seq_len=64", "checkpoint.every=10", "task.eval_every_steps=5", *settings]
     calm = false_alarms(tmp_path, steps=30, load=1.0, settings=small)
     assert (calm["exit_code"], calm["steps"], calm["losses"]) == (0, 30, [])
     assert calm["evaluations"] == 6 and calm["saves"] >= 3

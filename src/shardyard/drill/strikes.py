@@ -37,11 +37,15 @@ def pulse_rank(scene: Scene) -> None:
     """Stop a rank for a moment and let it go on, again and again, until the run says so."""
     worker = scene.worker
     scene.struck_t = time.time()
-    while scene.marked.signal(worker, signal.SIGSTOP) and not scene.events("straggler"):
+    step, since_s = scene.last_step(), time.monotonic()
+    while not scene.events("straggler") and scene.marked.signal(worker, signal.SIGSTOP):
         time.sleep(STOPPED_S)
         scene.marked.signal(worker, signal.SIGCONT)
         time.sleep(LET_GO_S)
-    scene.marked.signal(worker, signal.SIGCONT)
+        if (now := scene.last_step()) != step:
+            step, since_s = now, time.monotonic()
+        elif time.monotonic() - since_s > scene.within_s:
+            raise Missed("a step between the pulses did not come")
 
 
 def end_run(scene: Scene) -> None:
