@@ -52,8 +52,8 @@ def main() -> None:
 
 def _load(folder: Path, loop: Any) -> int:
     """The newest state that was saved; returns its step, or 0."""
-    import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     newest = folder / "newest"
     if not newest.exists():
@@ -61,7 +61,7 @@ def _load(folder: Path, loop: Any) -> int:
     step = int(newest.read_text())
     weights, states = get_state_dict(loop.model, loop.optimizer)
     state = {"model": weights, "optimizer": states}
-    dcp.load(state, checkpoint_id=str(folder / f"step-{step}"))
+    load(state, checkpoint_id=str(folder / f"step-{step}"))
     set_state_dict(loop.model, loop.optimizer, model_state_dict=weights, optim_state_dict=states)
     return step
 
@@ -69,11 +69,11 @@ def _load(folder: Path, loop: Any) -> int:
 def _save(folder: Path, loop: Any, step: int) -> None:
     """Save all ranks' states, and once they are there say so; the one before is removed."""
     import torch.distributed as dist
-    import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     weights, states = get_state_dict(loop.model, loop.optimizer)
-    dcp.save({"model": weights, "optimizer": states}, checkpoint_id=str(folder / f"step-{step}"))
+    save({"model": weights, "optimizer": states}, checkpoint_id=str(folder / f"step-{step}"))
     if dist.get_rank() == 0:
         (folder / "newest.part").write_text(str(step))
         (folder / "newest.part").replace(folder / "newest")
