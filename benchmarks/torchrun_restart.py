@@ -22,7 +22,6 @@ from benchmarks.real_run import new_mark, running
 from benchmarks.restart_phases import STEPS_BETWEEN, RunError
 from shardyard.drill.marked import Marked
 from shardyard.families.presets import PRESETS
-from shardyard.rundir.lines import read_lines
 from shardyard.waiting import wait_for
 
 RANKS = 2
@@ -44,11 +43,11 @@ class Torchrun:
 
     def steps(self) -> list[dict[str, Any]]:
         """Each finished step, repeated ones too."""
-        return list(read_lines(self.folder / "steps.jsonl"))
+        return _noted(self.folder / "steps.jsonl")
 
     def workers(self) -> dict[int, int]:
         """Rank -> process, of the newest start."""
-        return {line["rank"]: line["pid"] for line in read_lines(self.folder / "workers.jsonl")}
+        return {line["rank"]: line["pid"] for line in _noted(self.folder / "workers.jsonl")}
 
     def kill(self, pid: int) -> bool:
         """Kill a worker; False: it had ended."""
@@ -147,6 +146,12 @@ def kill_one(torchrun: Torchrun, *, rank: int) -> dict[str, Any]:
         "seconds": round(stepped[0]["t"] - killed_t, 4) if stepped else None,
         "waited_s": round(time.monotonic() - killed_s, 4),
     }
+
+
+def _noted(file: Path) -> list[dict[str, Any]]:
+    """What the script has noted; a line that a kill tore, or that is under way, is passed over."""
+    text = file.read_text() if file.exists() else ""
+    return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
 
 
 def _last_words(folder: Path) -> str:
