@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -150,8 +150,11 @@ def kill_one(torchrun: Torchrun, *, rank: int) -> dict[str, Any]:
 
 def _noted(file: Path) -> list[dict[str, Any]]:
     """What the script has noted; a line that a kill tore, or that is under way, is passed over."""
-    text = file.read_text() if file.exists() else ""
-    return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+    found: list[dict[str, Any]] = []
+    for line in file.read_text().splitlines() if file.exists() else ():
+        with suppress(ValueError):
+            found.append(json.loads(line))
+    return found
 
 
 def _last_words(folder: Path) -> str:
