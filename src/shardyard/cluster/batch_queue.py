@@ -95,13 +95,19 @@ def _condition(
 
 
 def jobs_of(world: World) -> list[str]:
-    """Names of the jobs that wait or run; of each state the first page."""
+    """Names of the jobs that wait or run.
+
+    Raises:
+        ShardyardError: Batch does not say it.
+    """
     if queue_of(world) is None:
         return []
-    found = []
+    name, found = world.given.name, []
     for status in ALIVE:
-        answer = world.ask("batch", "list_jobs", jobQueue=world.given.name, jobStatus=status) or {}
-        found += [str(job["jobName"]) for job in answer.get("jobSummaryList", [])]
+        asked = world.listed(
+            "batch", "list_jobs", "jobSummaryList", jobQueue=name, jobStatus=status
+        )
+        found += [str(job["jobName"]) for job in asked]
     return found
 
 

@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from shardyard.cluster.make import LAUNCHER, LIMIT_S, POLL_S, entry_of
-from shardyard.cluster.steps import ControlPlane, Part, State, kubectl_json, parts_of
-from shardyard.cluster.sweep import Left, left_of
+from shardyard.cluster.steps import ControlPlane, Part, State, every_part, kubectl_json, parts_of
+from shardyard.cluster.sweep import SETTLE_S, Left, Unanswered, sweep
 from shardyard.cluster.world import World
-from shardyard.errors import RequestError, ShardyardError
+from shardyard.errors import CapacityError, RequestError, ShardyardError
 from shardyard.launchers.kubernetes.resources import device_resource
 from shardyard.launchers.ledger import Entry
 from shardyard.talk import say, warn
@@ -18,10 +18,11 @@ from shardyard.waiting import wait_for
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """That a part is gone: who was asked, and when."""
+    """How a part stood at the end: who was asked, and when."""
 
     part: str
     word: str
+    """As of ``State``, or ``not known``: nobody answered."""
     asked: str
     unix_s: float
 
@@ -31,15 +32,18 @@ class Removed:
     """What a removal did."""
 
     seen: list[Seen]
+    """Each part that was ever begun."""
     left: list[Left]
+    unanswered: list[Unanswered]
+    """Questions about what is left that nobody answered: something may be."""
     problems: list[str]
     """Parts that could not be removed, and why."""
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing is there any more."""
+        """Whether nothing is there any more, and all who were asked say so."""
         gone = all(seen.word == "absent" for seen in self.seen)
-        return gone and not self.left and not self.problems
+        return gone and not self.left and not self.unanswered and not self.problems
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "is_clean": self.is_clean}
@@ -58,69 +62,99 @@ def remove(
     Args:
         agree: Asked once before; raises if the answer is no.
         agree_to_lose: Asked for the name of what holds data; raises unless it is given.
+        limit_s: For each part to go, and for what it does by itself before.
 
     Raises:
         RequestError: Pods that use accelerators run there.
         AccessError: Something of the name is somebody else's.
     """
-    begun = [part for part in parts_of(world.given) if _is_begun(part, world)]
-    if not begun:
+    ever = ever_begun(world)
+    if not ever:
         say(f"nothing of {world.given.name} was made from here, says {world.ledger.path}")
     _refuse_busy(world)
-    names = ", ".join(f"{part.kind} {part.name(world.given)}" for part in reversed(begun))
-    if begun:
+    standing = [part for part in ever if _is_begun(part, world) or _is_there(part, world)]
+    names = ", ".join(f"{part.kind} {part.name(world.given)}" for part in reversed(standing))
+    if standing:
         agree(f"remove {names}?")
-    for part in begun:
-        if part.holds_data and part.state(world).word != "absent":
+    for part in standing:
+        if part.holds_data and _is_there(part, world):
             agree_to_lose(part.name(world.given))
-    seen: list[Seen] = []
+    problems = _take_down(standing, world, poll_s=poll_s, limit_s=limit_s)
+    seen = [_look(part, world) for part in reversed(ever)]
+    swept = sweep(world, every_s=poll_s, within_s=min(limit_s, SETTLE_S))
+    return Removed(
+        seen=seen, left=list(swept.left), unanswered=list(swept.unanswered), problems=problems
+    )
+
+
+def ever_begun(world: World) -> list[Part]:
+    """Each part that was begun at some time, gone or not, in the order of making."""
+    kinds = {entry.kind for _, _, entry in world.ledger.history()}
+    return [part for part in every_part() if part.kind in kinds]
+
+
+def _take_down(parts: list[Part], world: World, *, poll_s: float, limit_s: float) -> list[str]:
+    """Remove parts, the last first; what did not go, and why."""
     problems: list[str] = []
-    for part in reversed([part for part in begun if not part.goes_with_cluster]):
+    for part in reversed([part for part in parts if not part.goes_with_cluster]):
+        name = f"{part.kind} {part.name(world.given)}"
         try:
             state = _remove(part, world, poll_s=poll_s, limit_s=limit_s)
         except ShardyardError as error:
-            problems.append(f"{part.kind} {part.name(world.given)}: {error}")
-            warn(problems[-1])
-            if not part.is_inside:
-                break  # what stands under it cannot go while it is there
-            continue
-        seen.append(_seen(part, state, world))
-        if state.word != "absent":
-            problems.append(f"{part.kind} {part.name(world.given)} is {state.word}: {state.why}")
-            if not part.is_inside:
-                break
-    inner = [part for part in begun if part.goes_with_cluster]
-    if inner and (plane := ControlPlane().state(world)).word == "absent":
-        for part in inner:
-            _strike(part, world)
-            seen.append(_seen(part, plane, world))
-    return Removed(seen=seen, left=left_of(world), problems=problems)
+            problems.append(f"{name}: {error}")
+        else:
+            if state.word == "absent":
+                continue
+            problems.append(f"{name} is {state.word}: {state.why}".rstrip(": "))
+        warn(problems[-1])
+        if not part.is_inside:
+            break  # what stands under it cannot go while it is there
+    return problems
 
 
-def _seen(part: Part, state: State, world: World) -> Seen:
-    name = f"{part.kind} {part.name(world.given)}"
-    return Seen(part=name, word=state.word, asked=state.asked, unix_s=time.time())
+def _look(part: Part, world: World) -> Seen:
+    """How a part stands behind all removals; what is back is written down again."""
+    name = part.name(world.given)
+    try:
+        state = _state(part, world)
+    except ShardyardError as error:
+        state = State(word="not known", why=str(error), asked=str(error))
+    if state.word == "absent":
+        _strike(part, world)
+    elif not _is_begun(part, world):
+        world.ledger.intend(part.kind, name, launcher=LAUNCHER)
+    return Seen(part=f"{part.kind} {name}", word=state.word, asked=state.asked, unix_s=time.time())
+
+
+def _state(part: Part, world: World) -> State:
+    """How a part stands; one inside the cluster is gone with its control plane."""
+    if part.is_inside and (plane := ControlPlane().state(world)).word == "absent":
+        return State(word="absent", asked=plane.asked)
+    return part.state(world)
+
+
+def _is_there(part: Part, world: World) -> bool:
+    return _state(part, world).word != "absent"
 
 
 def _strike(part: Part, world: World) -> None:
     """Write down that it is gone."""
-    name = part.name(world.given)
-    world.ledger.remove(Entry(kind=part.kind, name=name, launcher=LAUNCHER))
+    if _is_begun(part, world):
+        name = part.name(world.given)
+        world.ledger.remove(Entry(kind=part.kind, name=name, launcher=LAUNCHER))
 
 
 def _is_begun(part: Part, world: World) -> bool:
+    """Whether the ledger says that it may be there."""
     return entry_of(part, world.ledger, part.name(world.given)) is not None
 
 
 def _remove(part: Part, world: World, *, poll_s: float, limit_s: float) -> State:
+    """Remove a part, and wait until it neither is there nor goes any more."""
     name = part.name(world.given)
-    if part.is_inside:
-        plane = ControlPlane().state(world)
-        if plane.word == "absent":  # and so is all in it
-            _strike(part, world)
-            return State(word="absent", asked=plane.asked)
-    state = part.state(world)
+    state = _state(part, world)
     if state.word not in ("absent", "going"):
+        _wait_for_its_end(part, world, poll_s=poll_s, limit_s=limit_s)
         say(f"removing {part.kind} {name}")
         part.remove(world)
     gone = wait_for(lambda: _gone(part, world), every_s=poll_s, within_s=limit_s)
@@ -133,8 +167,26 @@ def _remove(part: Part, world: World, *, poll_s: float, limit_s: float) -> State
 
 def _gone(part: Part, world: World) -> State | None:
     """A state that does not change by itself any more; None: it is still going."""
-    state = part.state(world)
+    state = _state(part, world)
     return state if state.word in ("absent", "failed") else None
+
+
+def _wait_for_its_end(part: Part, world: World, *, poll_s: float, limit_s: float) -> None:
+    """Until what a part does by itself is over.
+
+    Raises:
+        CapacityError: It is not in time.
+    """
+    unfinished = part.unfinished(world)
+    if not unfinished:
+        return
+    say(f"waiting for what {part.name(world.given)} does: {unfinished}")
+    if not wait_for(lambda: not part.unfinished(world), every_s=poll_s, within_s=limit_s):
+        raise CapacityError(
+            f"{part.name(world.given)} is not removed while it does what would be lost: "
+            f"{part.unfinished(world)}. Run the same command again once that has ended, or end it "
+            "(`aws fsx cancel-data-repository-task`)."
+        )
 
 
 def _refuse_busy(world: World) -> None:

@@ -13,7 +13,15 @@ from typing import Any, ClassVar
 
 from shardyard.cluster.batch_place import default_group
 from shardyard.cluster.description import Description
-from shardyard.cluster.eksctl import GROUP, NAME_TAG, OWNER_TAG, render_cluster, render_nodes
+from shardyard.cluster.eksctl import (
+    GROUP,
+    NAME_TAG,
+    OWNER_TAG,
+    SYSTEM_GROUP,
+    render_cluster,
+    render_nodes,
+)
+from shardyard.cluster.exports import running_exports
 from shardyard.cluster.storage import (
     Made,
     as_json,
@@ -22,6 +30,7 @@ from shardyard.cluster.storage import (
     render_stack,
     stack_name,
 )
+from shardyard.cluster.sweep import details_of_network
 from shardyard.cluster.world import World
 from shardyard.errors import AccessError, ShardyardError
 from shardyard.launchers.kubernetes.objects import to_yaml
@@ -79,7 +88,11 @@ class Part(ABC):
         """Finish what was interrupted behind what ``state`` sees."""
 
     def held_by(self, world: World) -> str:  # noqa: ARG002 - most by nothing
-        """What has to end before it may be removed; empty: nothing."""
+        """What somebody has to end before it may be removed; empty: nothing."""
+        return ""
+
+    def unfinished(self, world: World) -> str:  # noqa: ARG002 - most do nothing by themselves
+        """What ends by itself and is waited for before it is removed; empty: nothing."""
         return ""
 
 
@@ -160,7 +173,7 @@ class ControlPlane(Stack):
         )  # fmt: skip
 
     def details(self, world: World) -> dict[str, str]:
-        return {"vpc": stack_outputs(world, self.stack(world.given))["VPC"]}
+        return details_of_network(stack_outputs(world, self.stack(world.given)))
 
     def state(self, world: World) -> State:
         stack, given = super().state(world), world.given
@@ -316,6 +329,9 @@ class FileSystem(Stack):
             ClientRequestToken=f"shardyard-{world.owner}",
         )
 
+    def unfinished(self, world: World) -> str:
+        return running_exports(world) if world.given.storage.kind == "fsx" else ""
+
     def remove(self, world: World) -> None:
         world.ask("cloudformation", "delete_stack", StackName=self.stack(world.given))
 
@@ -385,7 +401,7 @@ def _parts(given: Description) -> Iterator[Part]:
         yield from _parts_of_batch(given)
         return
     yield ControlPlane()
-    yield NodeGroup("system")
+    yield NodeGroup(SYSTEM_GROUP)
     if given.storage.kind == "fsx":
         yield Driver()
     if given.storage.kind != "none":
@@ -394,6 +410,14 @@ def _parts(given: Description) -> Iterator[Part]:
     yield NodeGroup(GROUP)  # late: they bill
     if given.has_efa:
         yield EfaPlugin()  # behind the group, with which eksctl puts its own there
+
+
+def every_part() -> list[Part]:
+    """Each part that any cluster may have, in the order in which they are made."""
+    from shardyard.cluster.batch_environment import Environment  # it is made of parts of here
+
+    return [ControlPlane(), NodeGroup(SYSTEM_GROUP), Driver(), FileSystem(), Claim(),
+            Environment(), NodeGroup(GROUP), EfaPlugin()]  # fmt: skip
 
 
 def _parts_of_batch(given: Description) -> Iterator[Part]:

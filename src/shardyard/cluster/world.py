@@ -6,12 +6,13 @@ import secrets
 import shlex
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from shardyard.aws import aws_client, aws_errors, aws_session, error_code
+from shardyard.aws import UncertainError, aws_client, aws_errors, aws_session, error_code
 from shardyard.cluster.description import Description
 from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
 from shardyard.files import make_folder
@@ -28,6 +29,9 @@ _GONE = frozenset(
      "InvalidSubnetID.NotFound", "InvalidCapacityReservationId.NotFound",
      "ClusterNotFoundException"}
 )  # fmt: skip
+_GONE_IN_WORDS = frozenset({"ValidationError", "ClientException"})
+"""Codes of CloudFormation and Batch for much, of which "does not exist" is one. A refusal that says
+so too ("... or it does not exist") is no such code."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +63,15 @@ class World:
         """Of the cluster's region."""
         return aws_session(self.given.region)
 
+    @cached_property
+    def _clients(self) -> dict[str, Any]:
+        return {}
+
     def client(self, service: str) -> Any:
-        """A client of a service in the cluster's region."""
-        return aws_client(self.session, service)
+        """A client of a service in the cluster's region; made once, as that reads megabytes."""
+        if service not in self._clients:
+            self._clients[service] = aws_client(self.session, service)
+        return self._clients[service]
 
     def ask(self, service: str, call: str, **params: Any) -> dict[str, Any] | None:
         """The answer of AWS; None: it was asked for something that there is not.
@@ -79,11 +89,46 @@ class World:
                 answer: dict[str, Any] = method(**params)
             except botocore.exceptions.ClientError as error:
                 said = str(error.response.get("Error", {}).get("Message", ""))
+                code, is_said = error_code(error), "does not exist" in said
                 is_question = call.startswith(("describe_", "list_", "get_"))
-                if is_question and (error_code(error) in _GONE or "does not exist" in said):
+                if is_question and (code in _GONE or (code in _GONE_IN_WORDS and is_said)):
                     return None
                 raise
         return answer
+
+    def pages(self, service: str, call: str, **params: Any) -> Iterator[dict[str, Any]]:
+        """Each page of an answer, to the last.
+
+        Raises:
+            AccessError: These credentials may not ask.
+            CapacityError: AWS cannot be reached, or is too busy.
+            RequestError: AWS does not accept the call, or names a page as the one behind itself.
+        """
+        client = self.client(service)
+        with aws_errors(f"ask {service} ({call})", self.given.region):
+            if client.can_paginate(call):
+                yield from client.get_paginator(call).paginate(**params)
+            else:
+                yield from _pages(getattr(client, call), params)
+
+    def listed(self, service: str, call: str, at: str, **params: Any) -> Iterator[Any]:
+        """What a list has, of all its pages.
+
+        Args:
+            at: Where the list is in the answer, such as ``Reservations.Instances``.
+
+        Raises:
+            UncertainError: An answer has no list, which is not the same as an empty one.
+            ShardyardError: It was not answered: what ``pages`` raises.
+        """
+        for page in self.pages(service, call, **params):
+            if at.partition(".")[0] not in page:
+                raise UncertainError(
+                    f"{service} ({call}) in {self.given.region} answered without a list of "
+                    f"{at.partition('.')[0]}, so it is not known what is there. Look at your proxy "
+                    "and AWS_ENDPOINT_URL, and run the same command again."
+                )
+            yield from _at(page, at)
 
     def run(self, argv: list[str]) -> str:
         """Run a program to its end; what it printed on stdout.
@@ -118,6 +163,32 @@ class World:
         if done.returncode:
             raise _failed(argv, done.stdout + b"\n" + done.stderr, self.log)
         return done.stdout.decode(errors="replace")
+
+
+def _pages(method: Any, params: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Of a call whose pages botocore does not know."""
+    token: dict[str, Any] = {}
+    while True:
+        answer: dict[str, Any] = method(**params, **token)
+        yield answer
+        behind = {key: answer[key] for key in ("NextToken", "nextToken") if answer.get(key)}
+        if not behind:
+            return
+        if behind == token:
+            raise RequestError(
+                f"a page of {method.__name__} names itself as the page behind it, so the list has "
+                "no end. Look at your proxy and AWS_ENDPOINT_URL, and run the same command again."
+            )
+        token = behind
+
+
+def _at(answer: dict[str, Any], path: str) -> Iterator[Any]:
+    first, _, rest = path.partition(".")
+    for item in answer.get(first, []):
+        if rest:
+            yield from _at(item, rest)
+        else:
+            yield item
 
 
 def _failed(argv: list[str], output: bytes, log: Path) -> ShardyardError:
