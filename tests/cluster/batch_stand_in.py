@@ -6,16 +6,17 @@ deleted before they are disabled fails the test. And it lies as the real one doe
 """
 
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import boto3
 from moto.cloudformation.models import cloudformation_backends
 
 from shardyard.cluster.world import World
+from tests.cluster.clients import REGION, client_of
 from tests.cluster.stand_in import Killed
 
-ACCOUNT, REGION = "123456789012", "us-east-1"
+ACCOUNT = "123456789012"
 _NOT_IN_MOTO = frozenset(
     {"AWS::Batch::ComputeEnvironment", "AWS::Batch::JobQueue", "AWS::EC2::PlacementGroup",
      "AWS::EC2::SecurityGroupEgress", "AWS::EC2::LaunchTemplate"}
@@ -35,13 +36,15 @@ class Account:
     invalid: str = ""
     """Why the compute environment is INVALID."""
     lies: set[str] = field(default_factory=set)
+    after_delete: dict[str, Callable[[], None]] = field(default_factory=dict)
+    """Stack -> what happens behind its deletion."""
     dies_after: int | None = None
     nodes: int = 0
     devices: int = 8
     reservations: list[dict[str, Any]] = field(default_factory=list)
 
     def client(self, service: str) -> Any:
-        return boto3.client(service, region_name=REGION)
+        return client_of(service)
 
     def calls(self, name: str) -> list[dict[str, Any]]:
         return [params for call, params in self.ran if call == name]
@@ -57,6 +60,8 @@ class Account:
     def count(self, call: str, params: dict[str, Any]) -> None:
         """The process may end behind a change."""
         self.ran.append((call, params))
+        if call == "delete_stack" and params["StackName"] in self.after_delete:
+            self.after_delete[params["StackName"]]()
         if len(self.ran) == self.dies_after:
             raise Killed
 
@@ -145,6 +150,15 @@ class StandInWorld(World):
 
     account: Account
 
+    def client(self, service: str) -> Any:
+        return self.account.client(service)
+
+    def pages(self, service: str, call: str, **params: Any) -> Iterator[dict[str, Any]]:
+        if call == "list_jobs":
+            yield self._look(service, call, params) or {}
+        else:
+            yield from super().pages(service, call, **params)
+
     def ask(self, service: str, call: str, **params: Any) -> dict[str, Any] | None:
         account = self.account
         if call.startswith(("describe_", "list_", "get_")):
@@ -164,8 +178,6 @@ class StandInWorld(World):
     def _look(self, service: str, call: str, params: dict[str, Any]) -> dict[str, Any] | None:
         account = self.account
         match service, call:
-            case _, "describe_placement_groups":  # moto has none
-                return {"PlacementGroups": []}
             case "batch", "list_jobs":
                 names = [name for state, name in account.jobs if state == params["jobStatus"]]
                 return {"jobSummaryList": [{"jobName": name} for name in names]}

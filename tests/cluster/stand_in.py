@@ -5,14 +5,15 @@ as real ones do, where a test asks for it.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import boto3
 import yaml
 
 from shardyard.cluster.world import World
+from tests.cluster.clients import client_of
 
 ROLE = "arn:aws:iam::123456789012:role/eks"
 
@@ -31,15 +32,16 @@ class Account:
     ran: list[list[str]] = field(default_factory=list)
     lies: set[tuple[str, ...]] = field(default_factory=set)
     """First words of commands that say that they are done and do nothing."""
+    after: dict[tuple[str, ...], Callable[[], None]] = field(default_factory=dict)
+    """First words of commands -> what happens behind them."""
     dies_after: int | None = None
     """Our process ends behind so many commands that change something."""
     changes: int = 0
     nodes: int = 0
-    placement_groups: list[dict[str, Any]] = field(default_factory=list)
     offers: dict[str, str] = field(default_factory=dict)
 
     def client(self, service: str) -> Any:
-        return boto3.client(service, region_name=self.region)
+        return client_of(service, self.region)
 
     def run(self, argv: list[str]) -> str:
         words = tuple(word for word in argv if not word.startswith("-"))
@@ -48,6 +50,9 @@ class Account:
             return self._get(argv)
         if not any(words[: len(lie)] == lie for lie in self.lies):
             self._change(argv, words)
+        for first, happens in self.after.items():
+            if words[: len(first)] == first:
+                happens()
         self.changes += 1
         if self.changes == self.dies_after:
             raise Killed
@@ -81,7 +86,7 @@ class Account:
     def _create_cluster(self, config: dict[str, Any]) -> None:
         name, tags = config["metadata"]["name"], config["metadata"]["tags"]
         stack = f"eksctl-{name}-cluster"
-        self._stack(stack, _network(config["availabilityZones"]), tags)
+        self._stack(stack, _network(config), tags)
         outputs = {
             output["OutputKey"]: output["OutputValue"]
             for output in self.client("cloudformation").describe_stacks(StackName=stack)["Stacks"][
@@ -151,9 +156,13 @@ class StandInWorld(World):
 
     account: Account
 
+    def client(self, service: str) -> Any:
+        return self.account.client(service)
+
     def ask(self, service: str, call: str, **params: Any) -> dict[str, Any] | None:
-        if call == "describe_placement_groups":  # moto has none
-            return {"PlacementGroups": self.account.placement_groups}
+        if call == "create_stack" and "AWS::FSx::FileSystem" in params["TemplateBody"]:
+            params |= {"TemplateBody": json.dumps(_LUSTRE)}  # moto has none in CloudFormation
+            del params["Parameters"]
         return super().ask(service, call, **params)
 
     def run(self, argv: list[str]) -> str:
@@ -169,7 +178,39 @@ def in_account(world: World, account: Account) -> World:
     return found
 
 
-def _network(zones: list[str]) -> dict[str, Any]:
+_LUSTRE = {
+    "Resources": {"Topic": {"Type": "AWS::SNS::Topic"}},
+    "Outputs": {"FileSystem": {"Value": "fs-0123"}, "MountName": {"Value": "abcd"}},
+}
+
+
+def _network(config: dict[str, Any]) -> dict[str, Any]:
+    """Of the stack of the control plane, in a network of its own or in one that is there."""
+    if "vpc" in config:
+        vpc, resources = config["vpc"]["id"], {}
+        subnets: Any = ",".join(s["id"] for s in config["vpc"]["subnets"]["private"].values())
+    else:
+        vpc, zones = {"Ref": "VPC"}, config["availabilityZones"]
+        resources = _subnets(zones)
+        subnets = {"Fn::Join": [",", [{"Ref": f"Subnet{n}"} for n in range(len(zones))]]}
+    for name in ("Cluster", "Shared"):
+        resources[name] = {
+            "Type": "AWS::EC2::SecurityGroup",
+            "Properties": {"GroupDescription": name, "VpcId": vpc},
+        }
+    outputs = {
+        "VPC": vpc,
+        "SubnetsPrivate": subnets,
+        "ClusterSecurityGroupId": {"Fn::GetAtt": ["Cluster", "GroupId"]},
+        "SharedNodeSecurityGroup": {"Fn::GetAtt": ["Shared", "GroupId"]},
+    }
+    return {
+        "Resources": resources,
+        "Outputs": {key: {"Value": value} for key, value in outputs.items()},
+    }
+
+
+def _subnets(zones: list[str]) -> dict[str, Any]:
     resources: dict[str, Any] = {
         "VPC": {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.9.0.0/16"}},
     }
@@ -182,22 +223,7 @@ def _network(zones: list[str]) -> dict[str, Any]:
                 "AvailabilityZone": zone,
             },
         }
-    for name in ("Cluster", "Shared"):
-        resources[name] = {
-            "Type": "AWS::EC2::SecurityGroup",
-            "Properties": {"GroupDescription": name, "VpcId": {"Ref": "VPC"}},
-        }
-    subnets = {"Fn::Join": [",", [{"Ref": f"Subnet{n}"} for n in range(len(zones))]]}
-    outputs = {
-        "VPC": {"Ref": "VPC"},
-        "SubnetsPrivate": subnets,
-        "ClusterSecurityGroupId": {"Fn::GetAtt": ["Cluster", "GroupId"]},
-        "SharedNodeSecurityGroup": {"Fn::GetAtt": ["Shared", "GroupId"]},
-    }
-    return {
-        "Resources": resources,
-        "Outputs": {key: {"Value": value} for key, value in outputs.items()},
-    }
+    return resources
 
 
 def _after(argv: list[str], option: str) -> str:

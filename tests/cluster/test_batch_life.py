@@ -5,9 +5,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-import boto3
 import pytest
-from moto import mock_aws
 
 from shardyard.cluster.batch_environment import write_settings
 from shardyard.cluster.batch_queue import ALIVE
@@ -20,6 +18,7 @@ from shardyard.config.check import check
 from shardyard.config.load import load_recipe
 from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
 from tests.cluster.batch_stand_in import Account, StandInWorld, in_account
+from tests.cluster.clients import client_of, playing_aws
 from tests.cluster.stand_in import Killed
 
 pytestmark = pytest.mark.heavy
@@ -30,17 +29,15 @@ RESERVATION = "cr-0123456789abcdef0"
 
 
 @pytest.fixture(autouse=True)
-def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(key, "testing")
-    with mock_aws():
+def aws() -> Iterator[None]:
+    with playing_aws():
         open_default_group()
         yield
 
 
 def open_default_group() -> None:
     """As a VPC's default group is at first; moto's is not."""
-    ec2 = boto3.client("ec2", region_name="us-east-1")
+    ec2 = client_of("ec2")
     wanted = [{"Name": "group-name", "Values": ["default"]}]
     (group,) = ec2.describe_security_groups(Filters=wanted)["SecurityGroups"]
     pair = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group["GroupId"]}]}
@@ -54,7 +51,7 @@ def account() -> Account:
 
 def described(*more: str) -> list[str]:
     """Settings that name the default network of moto's account."""
-    ec2 = boto3.client("ec2", region_name="us-east-1")
+    ec2 = client_of("ec2")
     only = [{"Name": "availability-zone", "Values": ["us-east-1a"]}]
     (subnet,) = ec2.describe_subnets(Filters=only)["Subnets"]
     place = f"{{id: {subnet['VpcId']}, subnets: {{us-east-1a: {subnet['SubnetId']}}}}}"
@@ -82,12 +79,12 @@ def gone(world: World) -> Removed:
 
 
 def stacks() -> list[str]:
-    listed = boto3.client("cloudformation", region_name="us-east-1").describe_stacks()["Stacks"]
+    listed = client_of("cloudformation").describe_stacks()["Stacks"]
     return sorted(stack["StackName"] for stack in listed)
 
 
 def queues() -> dict[str, str]:
-    listed = boto3.client("batch", region_name="us-east-1").describe_job_queues()["jobQueues"]
+    listed = client_of("batch").describe_job_queues()["jobQueues"]
     return {queue["jobQueueName"]: queue["state"] for queue in listed}
 
 
@@ -222,8 +219,8 @@ def test_a_queue_of_the_name_without_our_tags_is_never_touched(
     world: StandInWorld,
 ) -> None:
     make(world, **FAST)
-    arn = boto3.client("batch", region_name="us-east-1").describe_job_queues()["jobQueues"][0]
-    boto3.client("batch", region_name="us-east-1").untag_resource(
+    arn = client_of("batch").describe_job_queues()["jobQueues"][0]
+    client_of("batch").untag_resource(
         resourceArn=arn["jobQueueArn"], tagKeys=["shardyard-cluster-id"]
     )
     with pytest.raises(AccessError, match="shardyard-cluster-id is missing"):
@@ -233,7 +230,7 @@ def test_a_queue_of_the_name_without_our_tags_is_never_touched(
 
 def test_an_eks_cluster_of_the_name_is_neither_asked_nor_named(world: StandInWorld) -> None:
     make(world, **FAST)
-    boto3.client("eks", region_name="us-east-1").create_cluster(
+    client_of("eks").create_cluster(
         name="trainers", roleArn="arn:aws:iam::123456789012:role/eks", resourcesVpcConfig={}
     )
     assert gone(world).is_clean

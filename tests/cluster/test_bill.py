@@ -6,20 +6,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import pytest
-from moto import mock_aws
 
 from shardyard.cli import main
 from shardyard.cluster.bill import Bill, Stage, bill_of, nodes_asked, predicted_bill
 from shardyard.cluster.description import Description, read_description
 from shardyard.cluster.make import LAUNCHER, make, scale
 from shardyard.cluster.remove import remove
+from shardyard.cluster.sweep import Swept
 from shardyard.cluster.world import World, new_world
 from shardyard.errors import CapacityError, StorageError
 from shardyard.hardware.prices import Rate
 from shardyard.launchers.ledger import Ledger
+from tests.cluster.clients import playing_aws
 from tests.cluster.stand_in import Account, StandInWorld
 
 HOUR_S = 3600.0
@@ -64,22 +64,12 @@ class ClockedWorld(StandInWorld):
         self.clock.pass_hours(TAKES_MIN.get(tuple(argv[:3]), 0) / 60)
         return super().run(argv)
 
-    def ask(self, service: str, call: str, **params: Any) -> dict[str, Any] | None:
-        if call == "create_stack":  # moto has no Lustre in CloudFormation
-            resources = {"Topic": {"Type": "AWS::SNS::Topic"}}
-            names = {"FileSystem": "fs-0123", "MountName": "abcd"}
-            outputs = {key: {"Value": value} for key, value in names.items()}
-            template = {"Resources": resources, "Outputs": outputs}
-            params |= {"TemplateBody": json.dumps(template)}
-            del params["Parameters"]
-        return super().ask(service, call, **params)
-
 
 @pytest.fixture(autouse=True)
 def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(key, "testing")
-    with mock_aws():
+    with playing_aws():
         yield
 
 
@@ -248,7 +238,8 @@ def test_show_says_what_was_paid_and_what_the_next_hours_cost(
 def test_the_closing_table_of_delete_tells_the_bill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("shardyard.cluster.remove.left_of", lambda _: [])  # moto lacks a call
+    nothing = Swept(left=(), unanswered=())  # moto lacks a call
+    monkeypatch.setattr("shardyard.cluster.remove.sweep", lambda _, **__: nothing)
     begun_hours_ago(tmp_path, 10)
     assert main(["cluster", "delete", "trainers", "--dir", str(tmp_path), "--yes"]) == 0
     said = " ".join(capsys.readouterr().out.split())
@@ -259,7 +250,8 @@ def test_the_closing_table_of_delete_tells_the_bill(
 def test_a_queue_of_batch_says_where_the_cost_of_its_jobs_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("shardyard.cluster.remove.left_of", lambda _: [])
+    nothing = Swept(left=(), unanswered=())
+    monkeypatch.setattr("shardyard.cluster.remove.sweep", lambda _, **__: nothing)
     network = "vpc={id: vpc-0123456789abcdef0, subnets: {us-east-1a: subnet-0123456789abcdef0}}"
     described = ["kind=batch", *PLACE[:3], network, "nodes.instance=p4d.24xlarge"]
     new_world(read_description(described), tmp_path)

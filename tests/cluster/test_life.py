@@ -5,15 +5,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
-from moto import mock_aws
 
 from shardyard.cluster.description import read_description
 from shardyard.cluster.make import make, scale
 from shardyard.cluster.remove import Removed, refuse_wrong_name, remove
 from shardyard.cluster.world import World, new_world, world_named
 from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
+from tests.cluster.clients import client_of, playing_aws
 from tests.cluster.stand_in import Account, Killed, in_account
 
 DESCRIBED = (
@@ -25,10 +24,8 @@ FAST = {"poll_s": 0.0, "limit_s": 0.05}
 
 
 @pytest.fixture(autouse=True)
-def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(key, "testing")
-    with mock_aws():
+def aws() -> Iterator[None]:
+    with playing_aws():
         yield
 
 
@@ -51,7 +48,7 @@ def gone(world: World, **lies: Any) -> Removed:
 
 
 def stacks() -> list[str]:
-    listed = boto3.client("cloudformation", region_name="us-east-1").describe_stacks()["Stacks"]
+    listed = client_of("cloudformation").describe_stacks()["Stacks"]
     return sorted(stack["StackName"] for stack in listed)
 
 
@@ -132,7 +129,7 @@ def vpc_of(world: World) -> str:
 
 
 def _volume(_world: World) -> None:
-    boto3.client("ec2", region_name="us-east-1").create_volume(
+    client_of("ec2").create_volume(
         AvailabilityZone="us-east-1a",
         Size=8,
         TagSpecifications=[
@@ -145,31 +142,29 @@ def _volume(_world: World) -> None:
 
 
 def _log_group(_world: World) -> None:
-    boto3.client("logs", region_name="us-east-1").create_log_group(
-        logGroupName="/aws/eks/trainers/cluster"
-    )
+    client_of("logs").create_log_group(logGroupName="/aws/eks/trainers/cluster")
 
 
 def _role(_world: World) -> None:
-    boto3.client("iam").create_role(
+    client_of("iam").create_role(
         RoleName="eksctl-trainers-cluster-ServiceRole-1", AssumeRolePolicyDocument="{}"
     )
 
 
 def _file_system(_world: World) -> None:
-    boto3.client("efs", region_name="us-east-1").create_file_system(
+    client_of("efs").create_file_system(
         CreationToken="x", Tags=[{"Key": "shardyard-cluster", "Value": "trainers"}]
     )
 
 
 def _launch_template(_world: World) -> None:
-    boto3.client("ec2", region_name="us-east-1").create_launch_template(
+    client_of("ec2").create_launch_template(
         LaunchTemplateName="eksctl-trainers-nodegroup-x", LaunchTemplateData={"ImageId": "ami-1"}
     )
 
 
 def _instance(_world: World) -> None:
-    boto3.client("ec2", region_name="us-east-1").run_instances(
+    client_of("ec2").run_instances(
         ImageId="ami-12c6146b",
         MinCount=1,
         MaxCount=1,
@@ -186,7 +181,7 @@ LEFT: dict[str, Callable[[World], None]] = {
     "volume": _volume,
     "log group": _log_group,
     "IAM role": _role,
-    "file system": _file_system,
+    "EFS file system": _file_system,
     "launch template": _launch_template,
     "instance": _instance,
 }
@@ -206,7 +201,7 @@ def test_what_others_left_of_the_cluster_is_named_and_the_removal_is_not_clean(
 
 def test_an_untagged_network_interface_in_its_network_is_named(world: World) -> None:
     make(world, **FAST)
-    ec2 = boto3.client("ec2", region_name="us-east-1")
+    ec2 = client_of("ec2")
     vpc = vpc_of(world)
     (subnet, *_) = ec2.describe_subnets(Filters=[{"Name": "vpc-id", "Values": [vpc]}])["Subnets"]
     interface = ec2.create_network_interface(SubnetId=subnet["SubnetId"])["NetworkInterface"]

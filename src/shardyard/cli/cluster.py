@@ -266,6 +266,13 @@ def _show_removed(world: World, removed: Removed, *, as_json: bool) -> None:
         tell(f"not removed: {problem}")
     for left in removed.left:
         tell(f"still in {world.given.region}: {left.kind} {left.id} ({left.cost})")
+    for one in removed.unanswered:
+        tell(f"not known whether any is left: {one.kind} ({one.asked}): {one.why}")
+    if world.given.capacity.kind == "reservation":
+        tell(
+            f"{world.given.capacity.reservation} is your reservation and bills on, used or not, "
+            "until you cancel it"
+        )
     if removed.is_clean:
         tell(f"nothing of {world.given.name} is left in {world.given.region}; {world.folder} stays")
 

@@ -1,0 +1,208 @@
+"""Each lie of a service makes delete exit 1 and is named; what is foreign is neither."""
+
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from shardyard.cli import main
+from shardyard.cluster import remove as removal
+from shardyard.cluster.make import make
+from shardyard.cluster.remove import Seen, remove
+from shardyard.cluster.steps import Part
+from shardyard.cluster.sweep import Swept
+from shardyard.cluster.world import World
+from tests.cluster.clients import client_of, playing_aws
+from tests.cluster.lies import LIES, Case, Lie, case_of
+from tests.cluster.test_batch_life import open_default_group
+
+pytestmark = pytest.mark.heavy
+
+FAST = {"poll_s": 0.0, "limit_s": 0.02}
+TWO = "trainers-two"
+"""A cluster of somebody else, whose name begins as ours does."""
+
+
+@pytest.fixture(autouse=True)
+def aws() -> Iterator[None]:
+    with playing_aws():
+        open_default_group()
+        yield
+
+
+Delete = Callable[[Case], tuple[int, str]]
+
+
+@pytest.fixture
+def delete(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Delete:
+    """The command, in no time: its exit code, and what it said."""
+
+    def run(case: Case) -> tuple[int, str]:
+        monkeypatch.setattr("shardyard.cli.cluster.world_named", lambda *_: case.world)
+        monkeypatch.setattr("shardyard.cli.cluster.remove", partial(remove, **FAST))
+        capsys.readouterr()
+        words = ["--yes", "--delete-data", "shardyard-trainers-storage"]
+        code = main(["cluster", "delete", "trainers", *words])
+        return code, " ".join("".join(capsys.readouterr()).split())
+
+    return run
+
+
+def stands(on: str, folder: Path) -> Case:
+    case = case_of(on, folder)
+    make(case.world, **FAST)
+    return case
+
+
+def foreign_things() -> dict[str, str]:
+    """One of several kinds, each as somebody else's cluster of a longer name has it."""
+    ec2 = client_of("ec2")
+    tags = [{"Key": f"kubernetes.io/cluster/{TWO}", "Value": "owned"},
+            {"Key": "shardyard-cluster", "Value": TWO}]  # fmt: skip
+    named = [{"ResourceType": "volume", "Tags": tags}]
+    volume = ec2.create_volume(AvailabilityZone="us-east-1a", Size=8, TagSpecifications=named)
+    vpc = ec2.create_vpc(CidrBlock="10.77.0.0/16")["Vpc"]["VpcId"]
+    subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.77.1.0/24")["Subnet"]["SubnetId"]
+    interface = ec2.create_network_interface(SubnetId=subnet)["NetworkInterface"]
+    body = '{"Resources": {"Topic": {"Type": "AWS::SNS::Topic"}}}'
+    client_of("cloudformation").create_stack(StackName=f"shardyard-{TWO}-batch", TemplateBody=body)
+    client_of("logs").create_log_group(logGroupName=f"/aws/eks/{TWO}/cluster")
+    client_of("logs").create_log_group(logGroupName=f"/shardyard/{TWO}")
+    return {"volume": volume["VolumeId"], "interface": interface["NetworkInterfaceId"]}
+
+
+def see_untouched(things: dict[str, str]) -> None:
+    ec2 = client_of("ec2")
+    assert ec2.describe_volumes(VolumeIds=[things["volume"]])["Volumes"]
+    found = ec2.describe_network_interfaces(NetworkInterfaceIds=[things["interface"]])
+    assert found["NetworkInterfaces"]
+    stacks = client_of("cloudformation").describe_stacks()["Stacks"]
+    assert f"shardyard-{TWO}-batch" in {stack["StackName"] for stack in stacks}
+    groups = client_of("logs").describe_log_groups()["logGroups"]
+    assert {group["logGroupName"] for group in groups} >= {
+        f"/aws/eks/{TWO}/cluster", f"/shardyard/{TWO}",
+    }  # fmt: skip
+
+
+def is_shown(row: Lie, code: int, said: str) -> bool:
+    return code == 1 and re.search(row.named, said) is not None
+
+
+def test_there_are_at_least_25_of_them() -> None:
+    assert len(LIES) >= 25
+
+
+ON = sorted({row.on for row in LIES.values()})
+
+
+@pytest.mark.parametrize("on", ON)
+def test_without_a_lie_nothing_is_left_and_nothing_foreign_named(
+    tmp_path: Path, delete: Delete, on: str
+) -> None:
+    case, things = stands(on, tmp_path), foreign_things()
+    code, said = delete(case)
+    assert (code, "nothing of trainers is left in us-east-1" in said) == (0, True), said
+    assert TWO not in said
+    see_untouched(things)
+
+
+@pytest.mark.parametrize("row", LIES.values(), ids=LIES)
+def test_each_lie_makes_delete_exit_1_and_is_named(
+    tmp_path: Path, delete: Delete, row: Lie
+) -> None:
+    case, things = stands(row.on, tmp_path), foreign_things()
+    row.begin(case)
+    code, said = delete(case)
+    assert is_shown(row, code, said), (code, said)
+    assert TWO not in said and not any(id in said for id in things.values()), said
+    assert "nothing of trainers is left" not in said
+    see_untouched(things)
+
+
+def trust_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A removal that takes each program's word, looks at nothing and asks nobody what is left."""
+
+    def take_down(parts: list[Part], world: World, **_: float) -> list[str]:
+        for part in reversed(parts):
+            if not part.goes_with_cluster:
+                part.remove(world)
+        return []
+
+    def look(part: Part, world: World) -> Seen:
+        return Seen(part=part.name(world.given), word="absent", asked="nobody", unix_s=0.0)
+
+    monkeypatch.setattr(removal, "_take_down", take_down)
+    monkeypatch.setattr(removal, "_look", look)
+    monkeypatch.setattr(removal, "sweep", lambda _, **__: Swept(left=(), unanswered=()))
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("row", LIES.values(), ids=LIES)
+def test_whoever_trusts_everybody_is_caught_by_no_row(
+    tmp_path: Path, delete: Delete, monkeypatch: pytest.MonkeyPatch, row: Lie
+) -> None:
+    """So each row can fail: it is the looking that names the lie, and nothing else."""
+    case = stands(row.on, tmp_path)
+    row.begin(case)
+    trust_everybody(monkeypatch)
+    code, said = delete(case)
+    assert not is_shown(row, code, said)
+    assert code == 0, said
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    "what", ["a log group behind an empty page", "a tagged thing behind a page of others"]
+)
+def test_who_reads_the_first_page_alone_is_caught_by_the_rows_of_pages(
+    tmp_path: Path, delete: Delete, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    real = World.pages
+    monkeypatch.setattr(World, "pages", lambda *a, **k: iter([next(real(*a, **k))]))
+    case = stands("eks", tmp_path)
+    LIES[what].begin(case)
+    code, _ = delete(case)
+    assert code == 0
+
+
+def test_what_the_tagging_service_still_tells_of_is_not_left_where_its_own_service_knows_better(
+    tmp_path: Path, delete: Delete
+) -> None:
+    from tests.cluster.lies import tell
+
+    case = stands("eks", tmp_path)
+    arn = "arn:aws:ec2:us-east-1:123456789012:instance/i-0123456789abcdef0"
+    told = {"ResourceTagMappingList": [{"ResourceARN": arn, "Tags": case.ours}]}
+    tell("resourcegroupstaggingapi", "GetResources", told)
+    code, said = delete(case)
+    assert (code, "instance" in said) == (0, False), said
+
+
+def test_what_is_told_late_of_what_is_gone_is_asked_again(tmp_path: Path, delete: Delete) -> None:
+    from tests.cluster.clients import TOLD
+
+    case, looks = stands("eks", tmp_path), []
+
+    def late(params: dict[str, object]) -> dict[str, object] | None:
+        looks.append(params)
+        gone = {"NatGatewayId": "nat-1", "State": "deleting", "VpcId": case.vpc}
+        return {"NatGateways": [gone]} if len(looks) == 1 else None
+
+    TOLD["ec2", "DescribeNatGateways"] = late
+    monkey = pytest.MonkeyPatch()
+    monkey.setitem(FAST, "limit_s", 5.0)
+    code, said = delete(case)
+    monkey.undo()
+    assert code == 0, said
+    assert len(looks) == 3, "one that tells of it, and two running that do not"
+
+
+def test_a_part_that_was_removed_before_is_looked_at_again(tmp_path: Path, delete: Delete) -> None:
+    case = stands("eks", tmp_path)
+    assert delete(case)[0] == 0
+    assert case.world.ledger.live() == []
+    _, said = delete(case)
+    assert "control plane eksctl-trainers-cluster absent" in said
+    assert "accelerators nodes eksctl-trainers-nodegroup-accelerators absent" in said
