@@ -240,7 +240,7 @@ def _(case: Case) -> None:
 
 
 @lie("the volume of a claim", named=r"volume vol-\w+ \(8 GiB")
-def _(case: Case) -> None:
+def _(_case: Case) -> None:
     claim_volume()
 
 
@@ -252,7 +252,7 @@ def claim_volume() -> None:
 
 
 @lie("a volume that is listed late", named="volume vol-")
-def _(case: Case) -> None:
+def _(_case: Case) -> None:
     claim_volume()
     looks = []
 
@@ -265,7 +265,7 @@ def _(case: Case) -> None:
 
 
 @lie("a snapshot of a claim", named=r"snapshot snap-\w+ \(")
-def _(case: Case) -> None:
+def _(_case: Case) -> None:
     ec2 = client_of("ec2")
     volume = ec2.create_volume(AvailabilityZone="us-east-1a", Size=8)["VolumeId"]
     tags = [{"Key": "kubernetes.io/cluster/trainers", "Value": "owned"}]
@@ -294,7 +294,7 @@ def _(case: Case) -> None:
 
 
 @lie("an address that was kept", named="elastic address eipalloc-.*\\$0.005 an hour")
-def _(case: Case) -> None:
+def _(_case: Case) -> None:
     tags = [{"Key": "alpha.eksctl.io/cluster-name", "Value": "trainers"}]
     named = [{"ResourceType": "elastic-ip", "Tags": tags}]
     client_of("ec2").allocate_address(Domain="vpc", TagSpecifications=named)
@@ -307,12 +307,12 @@ def _(case: Case) -> None:
 
 
 @lie("a log group that the control plane wrote on", named="log group /aws/eks/trainers/cluster")
-def _(case: Case) -> None:
+def _(_case: Case) -> None:
     client_of("logs").create_log_group(logGroupName="/aws/eks/trainers/cluster")
 
 
 @lie("a log group behind an empty page", named="log group /aws/eks/trainers/cluster .5 bytes")
-def _(case: Case) -> None:
+def _(_case: Case) -> None:
     group = {"logGroupName": "/aws/eks/trainers/cluster", "storedBytes": 5}
 
     def answer(params: dict[str, Any]) -> dict[str, Any]:
@@ -341,27 +341,27 @@ def _(case: Case) -> None:
     "a page that names itself as the one behind it",
     named=r"not known whether any is left: snapshot \(ec2 describe_snapshots\)",
 )
-def _(case: Case) -> None:
+def _(_case: Case) -> None:
     tell("ec2", "DescribeSnapshots", {"Snapshots": [], "NextToken": "1"})
 
 
 @lie("a list that is refused", named=r"not known whether any is left: load balancer .*the right to")
-def _(case: Case) -> None:
+def _(_case: Case) -> None:
     refuse("elbv2", "DescribeLoadBalancers", "AccessDenied", "not authorized")
 
 
 @lie("a list that is throttled", named="not known whether any is left: EFS file system .*too often")
-def _(case: Case) -> None:
+def _(_case: Case) -> None:
     refuse("efs", "DescribeFileSystems", "ThrottlingException", "Rate exceeded")
 
 
 @lie("an answer without a list", named="not known whether any is left: EFS .*without a list of")
-def _(case: Case) -> None:
+def _(_case: Case) -> None:
     tell("efs", "DescribeFileSystems", {})
 
 
 @lie("a service that cannot be reached", named="not known whether any is left: ECS cluster ")
-def _(case: Case) -> None:
+def _(_case: Case) -> None:
     from botocore.exceptions import EndpointConnectionError
 
     def answer(_params: dict[str, Any]) -> dict[str, Any]:
@@ -371,18 +371,18 @@ def _(case: Case) -> None:
 
 
 @lie("a tagging service that refuses", named="not known whether any is left: tag shardyard-cluster")
-def _(case: Case) -> None:
+def _(_case: Case) -> None:
     refuse("resourcegroupstaggingapi", "GetResources", "AccessDeniedException", "not authorized")
 
 
 @lie("a role of the cluster's", named="IAM role eksctl-trainers-cluster-ServiceRole-1")
-def _(case: Case) -> None:
+def _(_case: Case) -> None:
     name = "eksctl-trainers-cluster-ServiceRole-1"
     client_of("iam").create_role(RoleName=name, AssumeRolePolicyDocument="{}")
 
 
 @lie("an identity provider of the cluster's", named="OIDC provider arn:aws:iam::")
-def _(case: Case) -> None:
+def _(_case: Case) -> None:
     client_of("iam").create_open_id_connect_provider(
         Url="https://oidc.eks.us-east-1.amazonaws.com/id/0123456789ABCDEF",
         ThumbprintList=["0" * 40],
@@ -444,7 +444,7 @@ def _(case: Case) -> None:
 
 
 @lie("an ECS cluster that Batch forgot", named="ECS cluster .*AWSBatch-shardyard", on="batch")
-def _(case: Case) -> None:
+def _(_case: Case) -> None:
     name = "AWSBatch-shardyard-trainers-01234567-89ab-cdef-0123-456789abcdef"
     client_of("ecs").create_cluster(clusterName=name)
 

@@ -68,6 +68,8 @@ def condition_of(world: World) -> Condition:
     if not there:
         return Condition(word="absent")
     missing = [kind for kind in named if kind not in there]
+    if missing and all(one.get("status") == "DELETING" for one in there.values()):
+        return Condition(word="going", tags=tags)
     if missing:
         return Condition(word="failed", why=f"there is no {missing[0]}", tags=tags)
     for kind, one in there.items():

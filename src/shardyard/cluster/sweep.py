@@ -68,8 +68,8 @@ class _Answer:
     """What a service has of one kind."""
 
     kind: Kind
-    there: frozenset[str]
-    """Ids of all that is not over, whoever's."""
+    there: dict[str, Any]
+    """Id -> what the service says of it, of all that is not over, whoever's."""
     left: tuple[Left, ...]
 
 
@@ -161,12 +161,13 @@ def _ask(kind: Kind, world: World, traces: Traces) -> _Answer:
     Raises:
         ShardyardError: It was not answered.
     """
-    there, left = set(), []
+    there: dict[str, Any] = {}
+    left = []
     for item in world.listed(kind.service, kind.call, kind.at, **kind.params):
         if kind.id and kind.state(item) in OVER:
             continue
         id = str(item[kind.id] if kind.id else item)
-        there.add(id)
+        there[id] = item
         if not kind.is_of(item, traces):
             continue
         tags = tags_of(item)
@@ -175,7 +176,7 @@ def _ask(kind: Kind, world: World, traces: Traces) -> _Answer:
             if is_of_another(tags, traces) or (kind.id == "Arn" and not is_tagged(tags, traces)):
                 continue
         left.append(_left(kind.name, id, kind.cost(item), tags, traces))
-    return _Answer(kind=kind, there=frozenset(there), left=tuple(left))
+    return _Answer(kind=kind, there=there, left=tuple(left))
 
 
 def _left(kind: str, id: str, cost: str, tags: dict[str, str], traces: Traces) -> Left:
@@ -203,7 +204,7 @@ def _tagged(key: str, world: World, traces: Traces, answers: list[_Answer]) -> I
             continue
         answer, id = known
         if id in answer.there:
-            cost = "as others of its kind"
+            cost = answer.kind.cost(answer.there[id])
             yield _left(answer.kind.name, id, cost, tags_of(item), traces)
 
 
