@@ -24,7 +24,10 @@ from shardyard.cluster.make import make, node_report, scale
 from shardyard.cluster.price import Cost, standing_costs
 from shardyard.cluster.remove import Removed, refuse_wrong_name, remove
 from shardyard.cluster.steps import parts_of
+from shardyard.cluster.storage import as_json as as_json_text
+from shardyard.cluster.terraform import render_terraform
 from shardyard.cluster.world import World, new_world, world_named
+from shardyard.errors import RequestError
 from shardyard.hardware.prices import Rate
 from shardyard.local_path import LocalPath
 from shardyard.terminal import tell, tell_exactly
@@ -64,6 +67,12 @@ def command() -> None:
 @click.argument("description", nargs=-1, required=True, metavar="FILE|KEY=VALUE...")
 @_dir_option
 @click.option("--dry-run", is_flag=True, help="Print what would be run and sent; make nothing.")
+@click.option(
+    "--terraform",
+    "is_terraform",
+    is_flag=True,
+    help="With --dry-run: print the same cluster as main.tf.json for Terraform.",
+)
 @_hours_option
 @_prices_option
 @_yes_option
@@ -73,6 +82,7 @@ def create(
     description: tuple[str, ...],
     clusters: Path,
     dry_run: bool,
+    is_terraform: bool,
     hours: float,
     prices: str,
     is_yes: bool,
@@ -83,6 +93,9 @@ def create(
     docs/verbs/cluster.md lists the settings.
     """
     given = read_description(description)
+    if is_terraform:
+        _show_terraform(given, dry_run=dry_run)
+        return
     rate = _day_rate(given) if prices == "aws" else None
     stage = Stage(hours=hours, nodes=given.nodes.count)
     if dry_run:
@@ -100,6 +113,20 @@ def create(
     tell(f"{given.name} stands; its files are in {world.folder}")
     for line in _next_steps(world) if settings is None else _next_steps_of_batch(world, settings):
         tell(line)
+
+
+def _show_terraform(given: Description, *, dry_run: bool) -> None:
+    """What Terraform would make, which is nothing that we do.
+
+    Raises:
+        RequestError: It was not asked as a dry run, or only eksctl or CloudFormation can make it.
+    """
+    if not dry_run:
+        raise RequestError(
+            "--terraform prints a file, and Terraform makes what is in it. Add --dry-run and write "
+            "it to main.tf.json, or leave --terraform out."
+        )
+    tell_exactly(as_json_text(render_terraform(given)))
 
 
 def _next_steps_of_batch(world: World, settings: Path) -> list[str]:

@@ -1,0 +1,423 @@
+"""The same cluster for Terraform, as one ``main.tf.json`` of the AWS provider's own resources.
+
+For whoever keeps all of an account in Terraform: the values are those that eksctl and
+CloudFormation are given (``eksctl.py``, ``storage.py``), in a network that is there. What is inside
+the cluster - device plugins, drivers, the claim - is none of it. Terraform keeps its own state and
+removes what it made; our ledger knows nothing of it.
+"""
+
+from typing import Any
+
+from shardyard.cluster.description import Description
+from shardyard.cluster.eksctl import GROUP, SYSTEM_GROUP, render_cluster, render_nodes, tags_of
+from shardyard.cluster.storage import as_json
+from shardyard.cluster.terraform_storage import storage_of
+from shardyard.errors import RequestError
+from shardyard.hardware import nvidia
+
+PROVIDER = "6.66.0"
+"""Of hashicorp/aws; its documents of this version are what the arguments are from."""
+
+OWNER = "terraform"
+"""In the place of a making's id: `cluster create` takes what has it for somebody else's."""
+
+_CLUSTER = "aws_eks_cluster.this"
+_CLUSTER_GROUP = f"${{{_CLUSTER}.vpc_config[0].cluster_security_group_id}}"
+_USER_DATA = "accelerators_user_data"
+
+_ROLES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "cluster": ("eks.amazonaws.com", ("AmazonEKSClusterPolicy",)),
+    "nodes": (
+        "ec2.amazonaws.com",
+        ("AmazonEKSWorkerNodePolicy", "AmazonEC2ContainerRegistryPullOnly"),
+    ),
+}
+"""Role -> the service that takes it, and AWS's policies with no more than it needs."""
+
+_BEFORE_NODES = ("aws_eks_addon.vpc-cni", "aws_eks_addon.eks-pod-identity-agent")
+"""Without them a node does not become ready."""
+
+_POD_ROLES: dict[str, tuple[str, str]] = {
+    "vpc-cni": ("aws-node", "AmazonEKS_CNI_Policy"),
+    "aws-efs-csi-driver": ("efs-csi-controller-sa", "service-role/AmazonEFSCSIDriverPolicy"),
+}
+"""Add-on that calls AWS -> its service account, and the policy that EKS documents for it."""
+
+Resources = dict[str, dict[str, Any]]
+"""Type of resource -> name -> arguments."""
+
+
+def render_terraform(given: Description) -> dict[str, Any]:
+    """What ``main.tf.json`` holds.
+
+    Raises:
+        RequestError: It is described in a way that only eksctl or CloudFormation can make.
+    """
+    _refuse_unfit(given)
+    config, nodes = render_cluster(given, OWNER), render_nodes(given, OWNER)
+    resources: Resources = {}
+    for part in (_control_plane(given, config), _system(given, config), _accelerators(given, nodes),
+                 storage_of(given, _CLUSTER_GROUP)):  # fmt: skip
+        for kind, named in part.items():
+            resources.setdefault(kind, {}).update(named)
+    found: dict[str, Any] = {
+        "terraform": {
+            "required_version": ">= 1.9",
+            "required_providers": {"aws": {"source": "hashicorp/aws", "version": PROVIDER}},
+        },
+        "provider": {
+            "aws": {"region": given.region, "default_tags": {"tags": tags_of(given, OWNER)}}
+        },
+        "data": {"aws_partition": {"here": {}}},
+        "resource": resources,
+        "output": _outputs(given),
+    }
+    if _has_own_user_data(given):
+        found["locals"] = {_USER_DATA: _user_data(given)}
+    if _has_own_group(given) and given.nodes.ami is None:
+        found["data"]["aws_ssm_parameter"] = {"image": {"name": _image_parameter(given)}}
+    return found
+
+
+def _refuse_unfit(given: Description) -> None:
+    if given.kind != "eks":
+        raise RequestError(
+            "--terraform renders an EKS cluster, and this is kind=batch, which is two stacks of "
+            "CloudFormation. --dry-run alone prints them; Terraform takes them as they are "
+            "(aws_cloudformation_stack)."
+        )
+    if given.vpc.id is None:
+        raise RequestError(
+            "--terraform renders a cluster in a network that is there, and vpc.id is not given. "
+            "Give vpc={id: vpc-..., subnets: {...}}, or leave --terraform out: eksctl makes a "
+            "network of its own."
+        )
+
+
+def _control_plane(given: Description, config: dict[str, Any]) -> Resources:
+    found: Resources = {
+        "aws_eks_cluster": {
+            "this": {
+                "name": given.name,
+                "version": given.version,
+                "role_arn": "${aws_iam_role.cluster.arn}",
+                "access_config": {"authentication_mode": "API_AND_CONFIG_MAP"},
+                "vpc_config": {"subnet_ids": list(given.vpc.subnets.values())},
+                # Roles have to outlive what they remove.
+                "depends_on": _attached("cluster"),
+            }
+        },
+        "aws_iam_openid_connect_provider": {
+            "this": {
+                "url": f"${{{_CLUSTER}.identity[0].oidc[0].issuer}}",
+                "client_id_list": ["sts.amazonaws.com"],
+            }
+        },
+        "aws_eks_addon": {
+            addon["name"]: _addon(addon["name"]) for addon in config["addons"]
+        },
+        **_roles(given, config),
+    }  # fmt: skip
+    return found
+
+
+def _addon(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "cluster_name": f"${{{_CLUSTER}.name}}",
+        "addon_name": name,
+        "resolve_conflicts_on_create": "OVERWRITE",
+    }
+    if name in _POD_ROLES:
+        found["depends_on"] = [f"aws_eks_pod_identity_association.{name}"]
+    if name in ("coredns", "aws-efs-csi-driver"):  # their pods need a node to become ready
+        found["depends_on"] = [*found.get("depends_on", []), f"aws_eks_node_group.{SYSTEM_GROUP}"]
+    return found
+
+
+def _roles(given: Description, config: dict[str, Any]) -> Resources:
+    roles = {name: _role(service) for name, (service, _) in _ROLES.items()}
+    attached = {
+        f"{name}_{policy}": _attachment(name, policy)
+        for name, (_, policies) in _ROLES.items()
+        for policy in policies
+    }
+    links = {}
+    for addon in config["addons"]:
+        if not addon.get("useDefaultPodIdentityAssociations"):
+            continue
+        name = addon["name"]
+        account, policy = _POD_ROLES[name]
+        roles[name] = _role("pods.eks.amazonaws.com", "sts:AssumeRole", "sts:TagSession")
+        attached[f"{name}_{policy.rpartition('/')[2]}"] = _attachment(name, policy)
+        links[name] = {
+            "cluster_name": f"${{{_CLUSTER}.name}}",
+            "namespace": "kube-system",
+            "service_account": account,
+            "role_arn": f"${{aws_iam_role.{name}.arn}}",
+        }
+    if _has_own_group(given):  # EKS lets only the role of its own groups in by itself
+        service, policies = _ROLES["nodes"]
+        roles[GROUP] = _role(service)
+        attached |= {f"{GROUP}_{policy}": _attachment(GROUP, policy) for policy in policies}
+    return {
+        "aws_iam_role": roles,
+        "aws_iam_role_policy_attachment": attached,
+        "aws_eks_pod_identity_association": links,
+    }
+
+
+def _role(service: str, *actions: str) -> dict[str, Any]:
+    """Names are Terraform's: roles are of all regions."""
+    trust = {"Effect": "Allow", "Principal": {"Service": service},
+             "Action": list(actions or ("sts:AssumeRole",))}  # fmt: skip
+    policy = {"Version": "2012-10-17", "Statement": [trust]}
+    return {"assume_role_policy": as_json(policy)}
+
+
+def _attachment(role: str, policy: str) -> dict[str, Any]:
+    return {
+        "role": f"${{aws_iam_role.{role}.name}}",
+        "policy_arn": f"arn:${{data.aws_partition.here.partition}}:iam::aws:policy/{policy}",
+    }
+
+
+def _attached(role: str, policies_of: str = "") -> list[str]:
+    _, policies = _ROLES[policies_of or role]
+    return [f"aws_iam_role_policy_attachment.{role}_{policy}" for policy in policies]
+
+
+def _system(given: Description, config: dict[str, Any]) -> Resources:
+    (group,) = config["managedNodeGroups"]
+    return {
+        "aws_launch_template": {SYSTEM_GROUP: _plain_template(given, group)},
+        "aws_eks_node_group": {
+            SYSTEM_GROUP: {
+                **_group(group),
+                "subnet_ids": list(given.vpc.subnets.values()),
+                "ami_type": "AL2023_x86_64_STANDARD",
+                "capacity_type": "ON_DEMAND",
+                "depends_on": [*_attached("nodes"), *_BEFORE_NODES],
+            }
+        },
+    }
+
+
+def _plain_template(given: Description, group: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "block_device_mappings": _disk(group),
+        "tag_specifications": _tagged(given),
+        # Two hops: pods without the host's network may ask, as EKS's own templates let them.
+        "metadata_options": {"http_tokens": "required", "http_put_response_hop_limit": 2},
+    }
+
+
+def _group(group: dict[str, Any]) -> dict[str, Any]:
+    """What every group that EKS manages has, of eksctl's values."""
+    name = group["name"]
+    found: dict[str, Any] = {
+        "cluster_name": f"${{{_CLUSTER}.name}}",
+        "node_group_name": name,
+        "node_role_arn": "${aws_iam_role.nodes.arn}",
+        "instance_types": [group["instanceType"]],
+        "scaling_config": {
+            "min_size": group["minSize"],
+            "desired_size": group["desiredCapacity"],
+            "max_size": group["maxSize"],
+        },
+        "launch_template": {
+            "id": f"${{aws_launch_template.{name}.id}}",
+            "version": f"${{aws_launch_template.{name}.latest_version}}",
+        },
+    }
+    return found | ({"labels": group["labels"]} if "labels" in group else {})
+
+
+def _disk(group: dict[str, Any]) -> dict[str, Any]:
+    ebs = {
+        "volume_size": group["volumeSize"],
+        "volume_type": "gp3",
+        "encrypted": group["volumeEncrypted"],
+        "delete_on_termination": True,
+    }
+    return {"device_name": "/dev/xvda", "ebs": ebs}
+
+
+def _tagged(given: Description) -> list[dict[str, Any]]:
+    """The provider's own tags do not reach what a template starts."""
+    tags = tags_of(given, OWNER)
+    kinds = ("instance", "volume", "network-interface")
+    return [{"resource_type": kind, "tags": tags} for kind in kinds]
+
+
+def _has_own_group(given: Description) -> bool:
+    """Whether the nodes are no group that EKS manages, as eksctl's of a capacity block."""
+    return given.capacity.kind == "block"
+
+
+def _has_own_user_data(given: Description) -> bool:
+    """Whether nodes are told where their cluster is by us: EKS does so only for its own images."""
+    return _has_own_group(given) or given.nodes.ami is not None
+
+
+def _accelerators(given: Description, config: dict[str, Any]) -> Resources:
+    (group,) = config.get("managedNodeGroups", []) + config.get("nodeGroups", [])
+    found: Resources = {"aws_launch_template": {GROUP: _template(given, group)}}
+    if group.get("efaEnabled"):
+        found |= _efa_group(given)
+    if _is_placed(given):
+        strategy = {"name": f"{given.name}-{GROUP}", "strategy": "cluster"}
+        found["aws_placement_group"] = {GROUP: strategy}
+    if _has_own_group(given):
+        return found | _own_group(given, group)
+    nodes: dict[str, Any] = {
+        **_group(group),
+        "subnet_ids": group["subnets"],
+        "capacity_type": "SPOT" if group.get("spot") else "ON_DEMAND",
+        "depends_on": [*_attached("nodes"), *_BEFORE_NODES],
+    }
+    if given.nodes.ami is None:
+        nodes["ami_type"] = f"AL2023_x86_64_{_image_kind(given).upper()}"
+    found["aws_eks_node_group"] = {GROUP: nodes}
+    return found
+
+
+def _is_placed(given: Description) -> bool:
+    """eksctl places nodes with EFA together; what is reserved lies where it was reserved."""
+    return given.has_efa and given.capacity.reservation is None
+
+
+def _image_kind(given: Description) -> str:
+    accelerator = given.instance.accelerator
+    if accelerator in nvidia.ROWS:
+        return "nvidia"
+    return "neuron" if accelerator.device == "xla" else "standard"
+
+
+def _image_parameter(given: Description) -> str:
+    """Where AWS says the newest image of a version."""
+    kind = f"amazon-linux-2023/x86_64/{_image_kind(given)}"
+    return f"/aws/service/eks/optimized-ami/{given.version}/{kind}/recommended/image_id"
+
+
+def _template(given: Description, group: dict[str, Any]) -> dict[str, Any]:
+    found = _plain_template(given, group)
+    if _has_own_user_data(given):
+        newest = "${data.aws_ssm_parameter.image.value}"
+        found["image_id"] = given.nodes.ami or newest
+        found["user_data"] = f"${{base64encode(local.{_USER_DATA})}}"
+    if group.get("efaEnabled"):
+        found["network_interfaces"] = [
+            {
+                "network_card_index": card,
+                "device_index": 0 if card == 0 else 1,  # as eksctl does
+                "interface_type": "efa",
+                "security_groups": [_CLUSTER_GROUP, "${aws_security_group.efa.id}"],
+                "delete_on_termination": True,
+            }
+            for card in range(given.instance.efa_count)
+        ]
+    elif _has_own_user_data(given):  # EKS adds the cluster's group only where it starts the nodes
+        found["vpc_security_group_ids"] = [_CLUSTER_GROUP]
+    if _is_placed(given):
+        found["placement"] = {"group_name": f"${{aws_placement_group.{GROUP}.name}}"}
+    if "capacityReservation" in group:
+        target = group["capacityReservation"]["capacityReservationTarget"]
+        id = {"capacity_reservation_id": target["capacityReservationID"]}
+        found["capacity_reservation_specification"] = {"capacity_reservation_target": id}
+    if "instanceMarketOptions" in group:
+        market = group["instanceMarketOptions"]["marketType"]
+        found["instance_market_options"] = {"market_type": market}
+    if _has_own_group(given):
+        found["instance_type"] = group["instanceType"]
+        profile = {"arn": f"${{aws_iam_instance_profile.{GROUP}.arn}}"}
+        found["iam_instance_profile"] = profile
+    return found
+
+
+def _efa_group(given: Description) -> Resources:
+    """EFA takes all traffic within a group, and asks for a rule of its own for each direction."""
+    itself = {
+        "security_group_id": "${aws_security_group.efa.id}",
+        "referenced_security_group_id": "${aws_security_group.efa.id}",
+        "ip_protocol": "-1",
+    }
+    group = {
+        "name_prefix": f"{given.name}-efa-",
+        "description": f"accelerator nodes of {given.name} reach each other",
+        "vpc_id": given.vpc.id,
+    }
+    return {
+        "aws_security_group": {"efa": group},
+        "aws_vpc_security_group_ingress_rule": {"efa": itself},
+        "aws_vpc_security_group_egress_rule": {"efa": dict(itself)},
+    }
+
+
+def _own_group(given: Description, group: dict[str, Any]) -> Resources:
+    """An Auto Scaling group whose nodes join by themselves, as eksctl's ``nodeGroups`` do."""
+    tags = {**tags_of(given, OWNER), f"kubernetes.io/cluster/{given.name}": "owned",
+            "Name": f"{given.name}-{GROUP}"}  # fmt: skip
+    scaling = {
+        "name": f"{given.name}-{GROUP}",
+        "min_size": group["minSize"],
+        "desired_capacity": group["desiredCapacity"],
+        "max_size": group["maxSize"],
+        "vpc_zone_identifier": group["subnets"],
+        "launch_template": {
+            "id": f"${{aws_launch_template.{GROUP}.id}}",
+            "version": f"${{aws_launch_template.{GROUP}.latest_version}}",
+        },
+        "tag": [
+            {"key": key, "value": value, "propagate_at_launch": True}
+            for key, value in tags.items()
+        ],
+        "depends_on": [
+            *_attached(GROUP, "nodes"),
+            f"aws_eks_access_entry.{GROUP}",
+            *_BEFORE_NODES,
+        ],
+    }  # fmt: skip
+    entry = {
+        "cluster_name": f"${{{_CLUSTER}.name}}",
+        "principal_arn": f"${{aws_iam_role.{GROUP}.arn}}",
+        "type": "EC2_LINUX",
+    }
+    profile = {"role": f"${{aws_iam_role.{GROUP}.name}}"}
+    return {
+        "aws_autoscaling_group": {GROUP: scaling},
+        "aws_eks_access_entry": {GROUP: entry},
+        "aws_iam_instance_profile": {GROUP: profile},
+    }
+
+
+def _user_data(given: Description) -> str:
+    """Where nodeadm of Amazon Linux 2023 finds the cluster, and the labels of its node."""
+    (group,) = [
+        group
+        for kind in ("managedNodeGroups", "nodeGroups")
+        for group in render_nodes(given, OWNER).get(kind, [])
+    ]
+    labels = ",".join(f"{key}={value}" for key, value in group["labels"].items())
+    return (
+        'MIME-Version: 1.0\nContent-Type: multipart/mixed; boundary="==SHARDYARD=="\n\n'
+        "--==SHARDYARD==\nContent-Type: application/node.eks.aws\n\n"
+        "apiVersion: node.eks.aws/v1alpha1\nkind: NodeConfig\nspec:\n"
+        f"  cluster:\n    name: {given.name}\n"
+        f"    apiServerEndpoint: ${{{_CLUSTER}.endpoint}}\n"
+        f"    certificateAuthority: ${{{_CLUSTER}.certificate_authority[0].data}}\n"
+        f"    cidr: ${{{_CLUSTER}.kubernetes_network_config[0].service_ipv4_cidr}}\n"
+        f'  kubelet:\n    flags: ["--node-labels={labels}"]\n'
+        "\n--==SHARDYARD==--\n"
+    )
+
+
+def _outputs(given: Description) -> dict[str, Any]:
+    """What comes next, and what a claim names."""
+    told = f"aws eks update-kubeconfig --region {given.region} --name {given.name}"
+    found = {"kubeconfig": {"value": told}}
+    if given.storage.kind == "fsx":
+        found["mount_name"] = {"value": "${aws_fsx_lustre_file_system.this.mount_name}"}
+    if given.storage.kind != "none":
+        kind = "fsx_lustre" if given.storage.kind == "fsx" else "efs"
+        found["file_system"] = {"value": f"${{aws_{kind}_file_system.this.id}}"}
+    return found
