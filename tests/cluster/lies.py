@@ -421,6 +421,16 @@ def _(case: Case) -> None:
     tell("fsx", "DescribeDataRepositoryTasks", {"DataRepositoryTasks": [task]})
 
 
+@lie(
+    "a page of export tasks that names itself as the one behind it",
+    named="names itself as the page behind it", on="eks with lustre",
+)  # fmt: skip
+def _(case: Case) -> None:
+    lustre(case)
+    pages = {"DataRepositoryTasks": [], "NextToken": "1"}
+    tell("fsx", "DescribeDataRepositoryTasks", pages)
+
+
 @lie("an environment gone INVALID", named="INVALID: CLIENT_ERROR", on="batch")
 def _(case: Case) -> None:
     case.batch.invalid = "CLIENT_ERROR"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from docs.generate.pages import DOCS, made
+from tests.cluster.clients import playing_aws
 from tests.hub import running_hub
 from tests.launchers.batch_endpoint import batch_endpoint
 from tests.launchers.batch_server import BatchServer
@@ -16,6 +17,7 @@ from tests.launchers.wrong_anywhere import AnyDesk
 from tests.launchers.wrong_aws_batch import BatchDesk
 from tests.launchers.wrong_batch_queue import QueueDesk
 from tests.launchers.wrong_bench import BenchDesk
+from tests.launchers.wrong_cluster import ClusterDesk
 from tests.launchers.wrong_hub import HubDesk
 from tests.launchers.wrong_kubernetes import KubernetesDesk
 from tests.launchers.wrong_monitoring import MonitoringDesk
@@ -38,6 +40,7 @@ DESKS: dict[str, type[Desk]] = {
     "bench network": BenchDesk,
     "study": StudyDesk,
     "cluster, kind=batch": QueueDesk,
+    "cluster": ClusterDesk,
 }
 
 
@@ -69,6 +72,8 @@ def desks(
             if isinstance(desk, BatchDesk):
                 pytest.importorskip("boto3", reason="needs shardyard[aws]")
                 desk.connect(stack.enter_context(batch_endpoint()), ask_moto)
+            if isinstance(desk, ClusterDesk):
+                stack.enter_context(playing_aws())
             if isinstance(desk, QueueDesk):
                 stack.enter_context(pytest.importorskip("moto").mock_aws())
                 desk.connect()

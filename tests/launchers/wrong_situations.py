@@ -123,6 +123,7 @@ LISTS = (
     "wrong_bench",
     "wrong_study",
     "wrong_batch_queue",
+    "wrong_cluster",
 )
 
 
