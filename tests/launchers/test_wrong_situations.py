@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from docs.generate.pages import DOCS, made
-from tests.cluster.clients import playing_aws
 from tests.hub import running_hub
 from tests.launchers.batch_endpoint import batch_endpoint
 from tests.launchers.batch_server import BatchServer
@@ -73,6 +72,9 @@ def desks(
                 pytest.importorskip("boto3", reason="needs shardyard[aws]")
                 desk.connect(stack.enter_context(batch_endpoint()), ask_moto)
             if isinstance(desk, ClusterDesk):
+                pytest.importorskip("moto", reason="needs moto")
+                from tests.cluster.clients import playing_aws
+
                 stack.enter_context(playing_aws())
             if isinstance(desk, QueueDesk):
                 stack.enter_context(pytest.importorskip("moto").mock_aws())

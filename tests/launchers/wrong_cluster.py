@@ -4,12 +4,19 @@ from functools import partial
 
 from shardyard.cluster.make import make
 from shardyard.cluster.remove import remove
-from tests.cluster.lies import EKS, LIES, case_of, network_that_is_there
 from tests.launchers.wrong_situations import Desk, Situations
 
 SITUATIONS = Situations("cluster")
 row = SITUATIONS.row
 
+_EKS = (
+    "name=trainers", "region=us-east-1", "zone=us-east-1a", "other_zone=us-east-1b",
+    "nodes.instance=p4d.24xlarge",
+)  # fmt: skip
+_VPC = (
+    "vpc={id: vpc-0123456789abcdef0, subnets: {us-east-1a: subnet-0123456789abcdef0,"
+    " us-east-1b: subnet-0123456789abcdef1}}"
+)
 _FAST = {"poll_s": 0.0, "limit_s": 0.02}
 
 
@@ -18,10 +25,12 @@ class ClusterDesk(Desk):
 
     def render(self, *words: str) -> int:
         """For Terraform, or what else is asked with it."""
-        return self.shardyard("cluster", "create", *EKS, *words, "--terraform")
+        return self.shardyard("cluster", "create", *_EKS, *words, "--terraform")
 
     def delete(self, lie: str) -> int:
         """A cluster that stands, with a service that tells of it what is not so."""
+        from tests.cluster.lies import LIES, case_of  # moto, which the page does without
+
         row = LIES[lie]
         case = case_of(row.on, self.folder / "clusters")
         make(case.world, **_FAST)
@@ -37,7 +46,7 @@ class ClusterDesk(Desk):
     says="--terraform prints a file, and Terraform makes what is in it", do="Add --dry-run",
 )  # fmt: skip
 def _(desk: ClusterDesk) -> int:
-    return desk.render(network_that_is_there())
+    return desk.render(_VPC)
 
 
 @row(
@@ -55,13 +64,10 @@ def _(desk: ClusterDesk) -> int:
     do="--dry-run alone prints them",
 )  # fmt: skip
 def _(desk: ClusterDesk) -> int:
-    more = "nodes={instance: g5.xlarge, max: 2}"
-    words = [word for word in EKS if "other_zone" not in word]
-    place = network_that_is_there()
-    first = place.partition(", us-east-1b")[0] + "}}"
-    return desk.shardyard(
-        "cluster", "create", *words, "kind=batch", first, more, "--terraform", "--dry-run"
-    )
+    words = [word for word in _EKS if "other_zone" not in word]
+    place = "vpc={id: vpc-0123456789abcdef0, subnets: {us-east-1a: subnet-0123456789abcdef0}}"
+    asked = ("kind=batch", place, "--terraform", "--dry-run")
+    return desk.shardyard("cluster", "create", *words, *asked)
 
 
 @row(
