@@ -35,7 +35,7 @@ class Account:
     after: dict[tuple[str, ...], Callable[[], None]] = field(default_factory=dict)
     """First words of commands -> what happens behind them."""
     dies_after: int | None = None
-    """Our process ends behind so many commands that change something."""
+    """Our process ends behind so many commands and calls that change something."""
     changes: int = 0
     nodes: int = 0
     offers: dict[str, str] = field(default_factory=dict)
@@ -53,10 +53,14 @@ class Account:
         for first, happens in self.after.items():
             if words[: len(first)] == first:
                 happens()
+        self.count()
+        return ""
+
+    def count(self) -> None:
+        """Our process may end behind a change."""
         self.changes += 1
         if self.changes == self.dies_after:
             raise Killed
-        return ""
 
     def _change(self, argv: list[str], words: tuple[str, ...]) -> None:
         match words[:3]:
@@ -163,7 +167,10 @@ class StandInWorld(World):
         if call == "create_stack" and "AWS::FSx::FileSystem" in params["TemplateBody"]:
             params |= {"TemplateBody": json.dumps(_LUSTRE)}  # moto has none in CloudFormation
             del params["Parameters"]
-        return super().ask(service, call, **params)
+        answer = super().ask(service, call, **params)
+        if not call.startswith(("describe_", "list_", "get_")):
+            self.account.count()
+        return answer
 
     def run(self, argv: list[str]) -> str:
         assert "--kubeconfig" in argv or argv[0] == "eksctl", f"{argv} names no cluster"

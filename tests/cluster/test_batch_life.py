@@ -104,7 +104,7 @@ def test_the_queue_is_made_behind_the_file_system_and_both_are_seen_to_be_gone(
     assert "batch describe-compute-environments shardyard-trainers" in asked
 
 
-@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("step", [1, pytest.param(2, marks=pytest.mark.system)])
 def test_a_making_killed_behind_any_step_goes_on_to_the_same_end(
     tmp_path: Path, account: Account, world: StandInWorld, step: int
 ) -> None:
@@ -119,7 +119,9 @@ def test_a_making_killed_behind_any_step_goes_on_to_the_same_end(
     assert gone(again).is_clean
 
 
-@pytest.mark.parametrize("step", range(1, 5))
+@pytest.mark.parametrize(
+    "step", [1, *(pytest.param(step, marks=pytest.mark.system) for step in range(2, 5))]
+)
 def test_a_removal_killed_behind_any_step_goes_on_to_the_same_end(
     tmp_path: Path, account: Account, world: StandInWorld, step: int
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from shardyard.cluster.description import read_description
 from shardyard.cluster.make import make, scale
 from shardyard.cluster.remove import Removed, refuse_wrong_name, remove
+from shardyard.cluster.steps import parts_of
 from shardyard.cluster.world import World, new_world, world_named
 from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
 from tests.cluster.clients import client_of, playing_aws
@@ -84,31 +85,82 @@ def test_each_part_is_seen_to_be_gone(world: World) -> None:
     assert removed.seen[-1].part.startswith("EFA device plugin"), "it goes with the control plane"
 
 
-@pytest.mark.parametrize("step", range(1, 8))
-def test_a_making_killed_behind_any_program_goes_on_to_the_same_end(
-    tmp_path: Path, account: Account, world: World, step: int
+def test_a_making_that_was_killed_goes_on_to_the_same_end(
+    tmp_path: Path, account: Account, world: World
 ) -> None:
-    account.dies_after = step
-    with suppress(Killed):
+    account.dies_after = 3
+    with pytest.raises(Killed):
         make(world, **FAST)
     account.dies_after = None
     again = in_account(world_named("trainers", tmp_path), account)
     assert again.owner == world.owner
     make(again, **FAST)
     assert stacks() == MADE
+    assert made_once(account)
+
+
+def made_once(account: Account) -> bool:
+    """What eksctl was told to create; add-ons are looked at again by it."""
     created = [argv for argv in account.ran if argv[:2] == ["eksctl", "create"]]
     kinds = [" ".join(argv[2:3] + argv[-1:]) for argv in created if argv[2] != "addon"]
-    assert len(kinds) == len(set(kinds)), "nothing is made twice"
-    assert gone(again).is_clean
+    return len(kinds) == len(set(kinds))
 
 
-@pytest.mark.parametrize("step", range(1, 5))
-def test_a_removal_killed_behind_any_program_goes_on_to_the_same_end(
+STEPS_UP, STEPS = 8, 13
+"""Commands and calls that change something: until it is made and scaled, and in all its life."""
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("step", range(1, STEPS + 1))
+def test_a_life_that_is_killed_behind_any_step_ends_beside_others_as_if_it_was_not(
     tmp_path: Path, account: Account, world: World, step: int
 ) -> None:
+    """Two users with two clusters each, two of one name in two regions."""
+    west = ("region=us-west-2", "zone=us-west-2a", "other_zone=us-west-2b")
+    there = Account(region="us-west-2", offers=dict(OFFERS))
+    second = Account(offers=dict(OFFERS))
+    others = [
+        in_account(new_world(read_description([*DESCRIBED, *west]), tmp_path), there),
+        in_account(new_world(read_description([*DESCRIBED, "name=berts"]), tmp_path / "b"), second),
+    ]
+    for other in others:
+        make(other, **FAST)
+    account.dies_after = step
+    for act in (make, lambda world, **fast: scale(world, 3, agree=yes, **fast), remove_all):
+        for _ in range(2):
+            with suppress(Killed):
+                act(in_account(world_named("trainers.us-east-1", tmp_path), account), **FAST)
+                break
+    assert account.changes >= STEPS, "it was killed, or nothing was left out"
+    assert made_once(account)
+    assert gone(in_account(world_named("trainers.us-east-1", tmp_path), account)).is_clean
+    assert stacks() == [name.replace("trainers", "berts") for name in MADE]
+    for other in others:
+        parts = parts_of(other.given)
+        assert {part.state(other).word for part in parts} == {"there"}
+        assert gone(other).is_clean
+    assert stacks() == []
+
+
+def remove_all(world: World, **fast: float) -> None:
+    assert remove(world, agree=yes, agree_to_lose=yes, **fast).is_clean
+
+
+@pytest.mark.system
+def test_a_life_has_so_many_steps(account: Account, world: World) -> None:
     make(world, **FAST)
-    account.changes, account.dies_after = 0, step
-    with suppress(Killed):
+    scale(world, 3, agree=yes, **FAST)
+    assert account.changes == STEPS_UP
+    assert gone(world).is_clean
+    assert account.changes == STEPS
+
+
+def test_a_removal_that_was_killed_goes_on_to_the_same_end(
+    tmp_path: Path, account: Account, world: World
+) -> None:
+    make(world, **FAST)
+    account.dies_after = account.changes + 3
+    with pytest.raises(Killed):
         gone(world)
     account.dies_after = None
     assert gone(in_account(world_named("trainers", tmp_path), account)).is_clean
