@@ -115,7 +115,7 @@ STEPS_UP, STEPS = 8, 13
 def test_a_life_that_is_killed_behind_any_step_ends_beside_others_as_if_it_was_not(
     tmp_path: Path, account: Account, world: World, step: int
 ) -> None:
-    """Two users with two clusters each, two of one name in two regions."""
+    """Of two users; one has two clusters of one name, in two regions."""
     west = ("region=us-west-2", "zone=us-west-2a", "other_zone=us-west-2b")
     there = Account(region="us-west-2", offers=dict(OFFERS))
     second = Account(offers=dict(OFFERS))
@@ -131,7 +131,8 @@ def test_a_life_that_is_killed_behind_any_step_ends_beside_others_as_if_it_was_n
             with suppress(Killed):
                 act(in_account(world_named("trainers.us-east-1", tmp_path), account), **FAST)
                 break
-    assert account.changes >= STEPS, "it was killed, or nothing was left out"
+    assert world_named("trainers.us-east-1", tmp_path).owner == world.owner
+    assert account.changes >= STEPS, "it was killed and went on, and left nothing out"
     assert made_once(account)
     assert gone(in_account(world_named("trainers.us-east-1", tmp_path), account)).is_clean
     assert stacks() == [name.replace("trainers", "berts") for name in MADE]
