@@ -11,7 +11,7 @@ from typing import Any
 from shardyard.cluster.description import read_description
 from shardyard.cluster.world import World, new_world
 from tests.cluster import batch_stand_in, stand_in
-from tests.cluster.clients import REGION, TOLD, client_of, real
+from tests.cluster.clients import REGION, TOLD, client_of, image, real
 
 PLACE = ("name=trainers", f"region={REGION}", "zone=us-east-1a")
 EKS = (*PLACE, "other_zone=us-east-1b", "nodes.instance=p4d.24xlarge")
@@ -209,7 +209,7 @@ def _(case: Case) -> None:
     tags = [{"Key": "eks:cluster-name", "Value": "trainers"}]
     run = client_of("ec2").run_instances
     case.eks.after[DELETE_NODES] = lambda: run(
-        ImageId="ami-12c6146b", MinCount=1, MaxCount=1,
+        ImageId=image(), MinCount=1, MaxCount=1,
         TagSpecifications=[{"ResourceType": "instance", "Tags": tags}],
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ from shardyard.cluster.remove import Removed, refuse_wrong_name, remove
 from shardyard.cluster.steps import parts_of
 from shardyard.cluster.world import World, new_world, world_named
 from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
-from tests.cluster.clients import client_of, playing_aws
+from tests.cluster.clients import client_of, image, playing_aws
 from tests.cluster.stand_in import Account, Killed, in_account
 
 DESCRIBED = (
@@ -218,7 +218,7 @@ def _launch_template(_world: World) -> None:
 
 def _instance(_world: World) -> None:
     client_of("ec2").run_instances(
-        ImageId="ami-12c6146b",
+        ImageId=image(),
         MinCount=1,
         MaxCount=1,
         TagSpecifications=[
