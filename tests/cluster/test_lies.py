@@ -67,7 +67,11 @@ def foreign_things() -> dict[str, str]:
     subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.77.1.0/24")["Subnet"]["SubnetId"]
     interface = ec2.create_network_interface(SubnetId=subnet)["NetworkInterface"]
     body = '{"Resources": {"Topic": {"Type": "AWS::SNS::Topic"}}}'
-    client_of("cloudformation").create_stack(StackName=f"shardyard-{TWO}-batch", TemplateBody=body)
+    make_stack = client_of("cloudformation").create_stack
+    make_stack(StackName=f"shardyard-{TWO}-batch", TemplateBody=body)
+    make_stack(StackName=f"eksctl-{TWO}-cluster", TemplateBody=body, Tags=tags)
+    iam = client_of("iam")
+    iam.create_role(RoleName=f"eksctl-{TWO}-x", AssumeRolePolicyDocument="{}", Tags=tags)
     client_of("logs").create_log_group(logGroupName=f"/aws/eks/{TWO}/cluster")
     client_of("logs").create_log_group(logGroupName=f"/shardyard/{TWO}")
     return {"volume": volume["VolumeId"], "interface": interface["NetworkInterfaceId"]}
@@ -79,7 +83,10 @@ def see_untouched(things: dict[str, str]) -> None:
     found = ec2.describe_network_interfaces(NetworkInterfaceIds=[things["interface"]])
     assert found["NetworkInterfaces"]
     stacks = client_of("cloudformation").describe_stacks()["Stacks"]
-    assert f"shardyard-{TWO}-batch" in {stack["StackName"] for stack in stacks}
+    assert {stack["StackName"] for stack in stacks} >= {
+        f"shardyard-{TWO}-batch", f"eksctl-{TWO}-cluster",
+    }  # fmt: skip
+    assert client_of("iam").get_role(RoleName=f"eksctl-{TWO}-x")["Role"]
     groups = client_of("logs").describe_log_groups()["logGroups"]
     assert {group["logGroupName"] for group in groups} >= {
         f"/aws/eks/{TWO}/cluster", f"/shardyard/{TWO}",

@@ -66,7 +66,9 @@ class Kind:
     arn: str = ""
     """Pattern of ``service:resource`` of its ARN, with the id in a group; empty: it has none."""
     tags_call: str = ""
-    """Call that tells its tags, where names alone are ambiguous: those of all regions."""
+    """Call that tells its tags, and key of its id there, where the list does not."""
+    tags_decide: bool = False
+    """Whether its tags alone say whose it is."""
 
 
 def tags_of(item: Any) -> dict[str, str]:
@@ -91,6 +93,11 @@ def is_of_another(tags: Mapping[str, str], traces: Traces) -> bool:
     return tags.get(OWNER_TAG, traces.owner) != traces.owner
 
 
+def is_of_other_name(tags: Mapping[str, str], traces: Traces) -> bool:
+    """Whether tags name another cluster: names of things alone do not tell a-b of a."""
+    return any(tags.get(key, traces.given.name) != traces.given.name for key in NAME_TAGS)
+
+
 def _by_tag(item: Any, traces: Traces) -> bool:
     return is_tagged(tags_of(item), traces)
 
@@ -99,6 +106,7 @@ def _by_name(key: str, *starts: str) -> Callable[[Any, Traces], bool]:
     def is_of(item: Any, traces: Traces) -> bool:
         name = str(item.get(key, ""))
         found = name.startswith(tuple(start.format(name=traces.given.name) for start in starts))
+        found = found and not is_of_other_name(tags_of(item), traces)
         return found or _by_tag(item, traces)
 
     return is_of
@@ -133,7 +141,9 @@ def is_group(item: Any, traces: Traces) -> bool:
         return False
     starts = (f"eksctl-{name}-", f"eks-cluster-sg-{name}-", f"{stack_name(traces.given)}-Group-",
               f"shardyard-{name}-storage-Group-")  # fmt: skip
-    return str(item.get("GroupName", "")).startswith(starts) or _in_network(item, traces)
+    named = str(item.get("GroupName", "")).startswith(starts)
+    named = named and not is_of_other_name(tags_of(item), traces)
+    return named or _in_network(item, traces)
 
 
 def _is_cluster(item: Any, traces: Traces) -> bool:
@@ -288,6 +298,7 @@ KINDS = (
          is_of=_role, cost=_FREE, tags_call="list_role_tags:RoleName"),
     Kind(name="OIDC provider", service="iam", call="list_open_id_connect_providers",
          at="OpenIDConnectProviderList", id="Arn", is_of=_oidc_provider, cost=_FREE,
+         tags_decide=True,
          tags_call="list_open_id_connect_provider_tags:OpenIDConnectProviderArn"),
 )  # fmt: skip
 """Every kind that is looked for; each is asked for whole, page by page."""

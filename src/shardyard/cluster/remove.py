@@ -89,7 +89,7 @@ def remove(
 
 def ever_begun(world: World) -> list[Part]:
     """Each part that was begun at some time, gone or not, in the order of making."""
-    kinds = {entry.kind for _, _, entry in world.ledger.history()}
+    kinds = {entry.kind for entry in world.ledger.begun()}
     return [part for part in every_part() if part.kind in kinds]
 
 

@@ -20,6 +20,7 @@ from shardyard.cluster.kinds import (
     Traces,
     is_group,
     is_of_another,
+    is_of_other_name,
     is_tagged,
     tags_of,
 )
@@ -171,12 +172,19 @@ def _ask(kind: Kind, world: World, traces: Traces) -> _Answer:
         if not kind.is_of(item, traces):
             continue
         tags = tags_of(item)
-        if kind.tags_call:  # of all regions: another's of the name is told apart by its tags
+        if kind.tags_call:
             tags = _asked_tags(kind, id, world)
-            if is_of_another(tags, traces) or (kind.id == "Arn" and not is_tagged(tags, traces)):
+            if _is_anothers(kind, tags, traces):
                 continue
         left.append(_left(kind.name, id, kind.cost(item), tags, traces))
     return _Answer(kind=kind, there=there, left=tuple(left))
+
+
+def _is_anothers(kind: Kind, tags: dict[str, str], traces: Traces) -> bool:
+    """Of what is of all regions: the name may be that of a cluster in another one."""
+    if kind.tags_decide and not is_tagged(tags, traces):
+        return True
+    return is_of_another(tags, traces) or is_of_other_name(tags, traces)
 
 
 def _left(kind: str, id: str, cost: str, tags: dict[str, str], traces: Traces) -> Left:

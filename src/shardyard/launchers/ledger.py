@@ -156,6 +156,11 @@ class Ledger:
                 )
         return [(float(line["t"]), line["action"], _entry(line)) for line in lines]
 
+    def begun(self) -> list[Entry]:
+        """Everything that was ever intended or confirmed, there or not, oldest first."""
+        lines = [line for line in self._lines() if line["action"] in ("intended", "created")]
+        return [_entry(line) for line in lines]
+
     def all(self) -> list[Entry]:
         """Everything that was ever confirmed, oldest first."""
         return [_entry(line) for line in self._lines() if line["action"] == "created"]
