@@ -33,6 +33,7 @@ def test_what_was_only_intended_may_exist(tmp_path: Path) -> None:
     assert names(ledger.all()) == ["b"]
     ledger.remove(job)
     assert names(ledger.live()) == ["a"]
+    assert names(ledger.begun()) == ["a", "b", "b"], "what is gone was begun, too"
 
 
 def test_a_torn_line_costs_itself_and_no_other(tmp_path: Path) -> None:
