@@ -164,7 +164,7 @@ def _(case: Case) -> None:
 
 @lie("a stack that is gone when it is looked for, and back later", named=rf"{STACK} there")
 def _(case: Case) -> None:
-    looks = []
+    looks: list[Any] = []
 
     def answer(params: dict[str, Any]) -> dict[str, Any] | None:
         if params.get("StackName") != STACK:
@@ -254,7 +254,7 @@ def claim_volume() -> None:
 @lie("a volume that is listed late", named="volume vol-")
 def _(_case: Case) -> None:
     claim_volume()
-    looks = []
+    looks: list[Any] = []
 
     def answer(params: dict[str, Any]) -> dict[str, Any]:
         looks.append(params)

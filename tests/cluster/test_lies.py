@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,8 +15,8 @@ from shardyard.cluster.remove import Seen, remove
 from shardyard.cluster.steps import Part
 from shardyard.cluster.sweep import Swept
 from shardyard.cluster.world import World
-from tests.cluster.clients import client_of, playing_aws
-from tests.cluster.lies import LIES, Case, Lie, case_of
+from tests.cluster.clients import TOLD, client_of, playing_aws
+from tests.cluster.lies import LIES, Case, Lie, case_of, tell
 from tests.cluster.test_batch_life import open_default_group
 
 pytestmark = pytest.mark.heavy
@@ -177,8 +178,6 @@ def test_who_reads_the_first_page_alone_is_caught_by_the_rows_of_pages(
 def test_what_the_tagging_service_still_tells_of_is_not_left_where_its_own_service_knows_better(
     tmp_path: Path, delete: Delete
 ) -> None:
-    from tests.cluster.lies import tell
-
     case = stands("eks", tmp_path)
     arn = "arn:aws:ec2:us-east-1:123456789012:instance/i-0123456789abcdef0"
     told = {"ResourceTagMappingList": [{"ResourceARN": arn, "Tags": case.ours}]}
@@ -187,21 +186,20 @@ def test_what_the_tagging_service_still_tells_of_is_not_left_where_its_own_servi
     assert (code, "instance" in said) == (0, False), said
 
 
-def test_what_is_told_late_of_what_is_gone_is_asked_again(tmp_path: Path, delete: Delete) -> None:
-    from tests.cluster.clients import TOLD
+def test_what_is_told_late_of_what_is_gone_is_asked_again(
+    tmp_path: Path, delete: Delete, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = stands("eks", tmp_path)
+    looks: list[Any] = []
 
-    case, looks = stands("eks", tmp_path), []
-
-    def late(params: dict[str, object]) -> dict[str, object] | None:
+    def late(params: dict[str, Any]) -> dict[str, Any] | None:
         looks.append(params)
         gone = {"NatGatewayId": "nat-1", "State": "deleting", "VpcId": case.vpc}
         return {"NatGateways": [gone]} if len(looks) == 1 else None
 
     TOLD["ec2", "DescribeNatGateways"] = late
-    monkey = pytest.MonkeyPatch()
-    monkey.setitem(FAST, "limit_s", 5.0)
+    monkeypatch.setitem(FAST, "limit_s", 5.0)
     code, said = delete(case)
-    monkey.undo()
     assert code == 0, said
     assert len(looks) == 3, "one that tells of it, and two running that do not"
 

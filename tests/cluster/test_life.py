@@ -126,7 +126,8 @@ def test_a_life_that_is_killed_behind_any_step_ends_beside_others_as_if_it_was_n
     for other in others:
         make(other, **FAST)
     account.dies_after = step
-    for act in (make, lambda world, **fast: scale(world, 3, agree=yes, **fast), remove_all):
+    acts: tuple[Callable[..., None], ...] = (make, scale_to_3, remove_all)
+    for act in acts:
         for _ in range(2):
             with suppress(Killed):
                 act(in_account(world_named("trainers.us-east-1", tmp_path), account), **FAST)
@@ -141,6 +142,10 @@ def test_a_life_that_is_killed_behind_any_step_ends_beside_others_as_if_it_was_n
         assert {part.state(other).word for part in parts} == {"there"}
         assert gone(other).is_clean
     assert stacks() == []
+
+
+def scale_to_3(world: World, **fast: float) -> None:
+    scale(world, 3, agree=yes, **fast)
 
 
 def remove_all(world: World, **fast: float) -> None:
