@@ -197,7 +197,8 @@ def _instance_cost(item: Any) -> str:
 
 def _fsx_cost(item: Any) -> str:
     size = int(item.get("StorageCapacity") or 0)
-    speed = int(item.get("LustreConfiguration", {}).get("PerUnitStorageThroughput") or 0)
+    lustre = item.get("LustreConfiguration") or {}
+    speed = int(lustre.get("PerUnitStorageThroughput") or 0)
     usd = fsx_usd_per_month(size, speed)
     return f"{size} GiB, " + ("by its size" if usd is None else f"${usd:,.2f} a month")
 
