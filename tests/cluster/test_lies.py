@@ -16,7 +16,7 @@ from shardyard.cluster.steps import Part
 from shardyard.cluster.sweep import Swept
 from shardyard.cluster.world import World
 from tests.cluster.clients import TOLD, client_of, playing_aws
-from tests.cluster.lies import LIES, Case, Lie, case_of, tell
+from tests.cluster.lies import LIES, Case, Lie, case_of, lustre, tell
 from tests.cluster.test_batch_life import open_default_group
 
 pytestmark = pytest.mark.heavy
@@ -212,3 +212,22 @@ def test_a_part_that_was_removed_before_is_looked_at_again(tmp_path: Path, delet
     _, said = delete(case)
     assert "control plane eksctl-trainers-cluster absent" in said
     assert "accelerators nodes eksctl-trainers-nodegroup-accelerators absent" in said
+
+
+def test_exports_are_waited_for_and_one_that_failed_is_told(tmp_path: Path, delete: Delete) -> None:
+    case = stands("eks with lustre", tmp_path)
+    usual = {"FileSystemId": lustre(case), "Type": "EXPORT_TO_REPOSITORY"}
+    states = iter(["PENDING", "EXECUTING", "FAILED", "FAILED"])
+
+    def tasks(_params: dict[str, Any]) -> dict[str, Any]:
+        state = next(states)
+        before = {"TaskId": "task-1", "CreationTime": 1, "Lifecycle": "SUCCEEDED", **usual}
+        newest = {"TaskId": "task-2", "CreationTime": 2, "Lifecycle": state, **usual}
+        return {"DataRepositoryTasks": [newest, before]}
+
+    TOLD["fsx", "DescribeDataRepositoryTasks"] = tasks
+    _, said = delete(case)
+    waited = "waiting for what shardyard-trainers-storage does: exports into its bucket: task-2 is"
+    assert waited in said
+    assert "task-2, failed: FSx gives no reason. What it was to write into the bucket goes" in said
+    assert "file system shardyard-trainers-storage absent" in said
