@@ -214,7 +214,10 @@ def test_a_part_that_was_removed_before_is_looked_at_again(tmp_path: Path, delet
     assert "accelerators nodes eksctl-trainers-nodegroup-accelerators absent" in said
 
 
-def test_exports_are_waited_for_and_one_that_failed_is_told(tmp_path: Path, delete: Delete) -> None:
+def test_exports_are_waited_for_and_one_that_failed_is_told(
+    tmp_path: Path, delete: Delete, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FAST, "limit_s", 0.1)
     case = stands("eks with lustre", tmp_path)
     usual = {"FileSystemId": lustre(case), "Type": "EXPORT_TO_REPOSITORY"}
     states = iter(["PENDING", "EXECUTING", "FAILED", "FAILED"])
