@@ -159,6 +159,7 @@ LIES: dict[str, Callable[[Account], None]] = {
 }
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("named", LIES)
 def test_what_does_not_go_is_named_and_what_it_stands_on_stays(
     world: StandInWorld, account: Account, named: str
@@ -262,6 +263,7 @@ def _role(account: Account, world: StandInWorld) -> None:
 LEFT = {"ECS cluster": _ecs, "log group": _log_group, "IAM role": _role}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("kind", LEFT)
 def test_what_is_left_is_found_and_named(world: StandInWorld, account: Account, kind: str) -> None:
     LEFT[kind](account, world)

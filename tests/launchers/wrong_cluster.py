@@ -36,7 +36,9 @@ class ClusterDesk(Desk):
         make(case.world, **_FAST)
         row.begin(case)
         self.environ.setattr("shardyard.cli.cluster.world_named", lambda *_: case.world)
-        self.environ.setattr("shardyard.cli.cluster.remove", partial(remove, **_FAST))
+        self.environ.setattr(
+            "shardyard.cli.cluster.remove", partial(remove, poll_s=0.0, limit_s=0.0)
+        )
         words = ["--yes", "--delete-data", "shardyard-trainers-storage"]
         return self.shardyard("cluster", "delete", "trainers", *words)
 
