@@ -33,7 +33,7 @@ class Case:
     @property
     def vpc(self) -> str:
         """The network that it is in."""
-        made = [entry.details["vpc"] for entry in self.world.ledger.all() if entry.details]
+        made = [e.details["vpc"] for e in self.world.ledger.all() if "vpc" in e.details]
         return self.world.given.vpc.id or made[0]
 
     @property

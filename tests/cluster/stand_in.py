@@ -68,6 +68,9 @@ class Account:
                 self._create_cluster(_file(argv))
             case ("eksctl", "create", "nodegroup"):
                 self._create_group(_file(argv), _after(argv, "--include"))
+                is_asked = "--install-nvidia-plugin=false" not in argv
+                if is_asked and _after(argv, "--include") == "accelerators":
+                    self._daemonset("nvidia-device-plugin-daemonset", "nvidia/k8s-device-plugin")
             case ("eksctl", "create", "addon") | ("eksctl", "utils", _):
                 pass
             case ("eksctl", "scale", "nodegroup"):
@@ -82,8 +85,13 @@ class Account:
                 self._apply(argv)
             case ("kubectl", "delete", _):
                 self._kubectl_delete(argv)
+            case ("kubectl", "label", kind):
+                labels = dict(word.split("=") for word in argv if "=" in word)
+                self.inside[kind, argv[3]]["metadata"].setdefault("labels", {}).update(labels)
             case ("helm", "upgrade", name):
-                self.inside["daemonset", name] = {"metadata": {"name": name}}
+                self._daemonset(name, f"eks/{name}")
+            case ("helm", "uninstall", name):
+                self.inside.pop(("daemonset", name), None)
             case _:
                 raise AssertionError(f"no stand-in for {argv}")
 
@@ -109,6 +117,9 @@ class Account:
         template = {"Resources": {"Topic": {"Type": "AWS::SNS::Topic"}}}
         self._stack(f"eksctl-{name}-nodegroup-{group}", template, config["metadata"]["tags"])
         if group == "accelerators":
+            if config.get("managedNodeGroups", [{}])[0].get("efaEnabled"):
+                name = "aws-efa-k8s-device-plugin"
+                self._daemonset(f"{name}-daemonset", f"eks/{name}:v0.5.4")
             (found,) = config.get("managedNodeGroups", []) + config.get("nodeGroups", [])
             self.nodes = found["desiredCapacity"]
 
@@ -124,16 +135,36 @@ class Account:
         self.client("cloudformation").delete_stack(StackName=f"eksctl-{name}-cluster")
         self.inside.clear()
 
+    def _daemonset(self, name: str, image: str, namespace: str = "kube-system") -> None:
+        pod = {"spec": {"containers": [{"image": image}]}}
+        metadata = {"name": name, "namespace": namespace}
+        before = self.inside.get(("daemonset", name), {}).get("metadata", {})
+        self.inside["daemonset", name] = {
+            "metadata": {**before, **metadata}, "spec": {"template": pod},
+        }  # fmt: skip
+
     def _apply(self, argv: list[str]) -> None:
         if "-k" in argv:
-            self.inside["csidriver", "fsx.csi.aws.com"] = {"metadata": {}}
+            self.inside.setdefault(("csidriver", "fsx.csi.aws.com"), {"metadata": {}})
+            return
+        if _after(argv, "-f").startswith("https://"):
+            self._daemonset("nvidia-device-plugin-daemonset", "nvidia/k8s-device-plugin")
             return
         for item in _documents(_after(argv, "-f")):
             key = (item["kind"].lower(), item["metadata"]["name"])
             self.inside[key] = item
 
     def _kubectl_delete(self, argv: list[str]) -> None:
+        if "-k" in argv:
+            self.inside.pop(("csidriver", "fsx.csi.aws.com"), None)
+            return
         if "-f" not in argv:
+            pairs = [word.partition("/") for word in argv[2:] if "/" in word and word[0] != "/"]
+            for kind, _, name in pairs or [(argv[2], "", argv[3])]:
+                self.inside.pop((kind, name), None)
+            return
+        if _after(argv, "-f").startswith("https://"):
+            self.inside.pop(("daemonset", "nvidia-device-plugin-daemonset"), None)
             return
         for item in _documents(_after(argv, "-f")):
             self.inside.pop((item["kind"].lower(), item["metadata"]["name"]), None)
@@ -151,6 +182,9 @@ class Account:
         if kind == "pods":
             pods = [item for (kind, _), item in self.inside.items() if kind == "pod"]
             return json.dumps({"items": pods})
+        if argv[3] == "--all-namespaces":
+            of_kind = [item for (one, _), item in self.inside.items() if one == kind]
+            return json.dumps({"items": of_kind})
         found = self.inside.get((kind, argv[3]))
         return "" if found is None else json.dumps(found)
 
@@ -174,9 +208,27 @@ class StandInWorld(World):
 
     def run(self, argv: list[str]) -> str:
         assert "--kubeconfig" in argv or argv[0] == "eksctl", f"{argv} names no cluster"
-        if argv[:3] == ["eksctl", "create", "cluster"]:
-            self.kubeconfig.write_text("{}")
-        return self.account.run(argv)
+        try:
+            return self.account.run(argv)
+        finally:
+            if argv[:3] in (
+                ["eksctl", "create", "cluster"],
+                ["eksctl", "utils", "write-kubeconfig"],
+            ):
+                write_kubeconfig(self, self.account)
+
+
+def write_kubeconfig(world: World, account: Account, server: str = "") -> None:
+    """As eksctl does, of the cluster or of another server."""
+    if not server:
+        cluster = account.client("eks").describe_cluster(name=world.given.name)["cluster"]
+        server = cluster["endpoint"]
+    content = {
+        "current-context": "me",
+        "contexts": [{"name": "me", "context": {"cluster": "it", "user": "me"}}],
+        "clusters": [{"name": "it", "cluster": {"server": server}}],
+    }
+    world.kubeconfig.write_text(json.dumps(content))
 
 
 def in_account(world: World, account: Account) -> World:

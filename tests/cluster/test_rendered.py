@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from jsonschema import Draft7Validator
 
-from shardyard.cluster.description import Description, read_description
+from shardyard.cluster.adopted import AdoptedCluster
+from shardyard.cluster.description import Description, Vpc, read_description
 from shardyard.cluster.eksctl import render_cluster, render_nodes
 from shardyard.cluster.steps import parts_of
 from shardyard.cluster.storage import Made, render_claim, render_stack
@@ -56,6 +57,40 @@ def test_eksctl_takes_both_files(case: str, eksctl: Draft7Validator) -> None:
         assert [error.message for error in eksctl.iter_errors(rendered)] == []
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_eksctl_takes_the_group_that_is_added_to_a_cluster(
+    case: str, eksctl: Draft7Validator
+) -> None:
+    given = added_to_a_cluster(case)
+    rendered = render_nodes(given, "0" * 16)
+    assert [error.message for error in eksctl.iter_errors(rendered)] == []
+    assert rendered["vpc"] == {
+        "id": "vpc-0123456789abcdef0",
+        "securityGroup": "sg-0123456789abcdef0",
+        "subnets": {"private": {"us-east-1a": {"id": "subnet-0123456789abcdef0"}}},
+    }
+
+
+def added_to_a_cluster(case: str) -> AdoptedCluster:
+    asked = given_of(case).model_copy(update={"other_zone": None})
+    values = {name: getattr(asked, name) for name in Description.model_fields}
+    network = Vpc(id="vpc-0123456789abcdef0", subnets={"us-east-1a": "subnet-0123456789abcdef0"})
+    return AdoptedCluster(
+        **{**values, "vpc": network},
+        arn="arn:aws:eks:us-east-1:123456789012:cluster/trainers",
+        control_group="sg-0123456789abcdef0",
+        node_group="sg-0123456789abcdef1",
+        adds=("file system", "accelerators nodes"),
+        asked=asked,
+    )
+
+
+def test_cloudformation_takes_the_file_system_of_a_cluster_that_was_there() -> None:
+    template = render_stack(added_to_a_cluster("p4de-reservation"), "0" * 16)
+    assert lint(template) == []
+    assert set(template["Parameters"]) == {"Vpc", "Subnet", "NodeGroup"}
+
+
 def test_the_schema_refuses_what_eksctl_does_not_know(eksctl: Draft7Validator) -> None:
     rendered = render_nodes(given_of("g5"), "0" * 16)
     rendered["managedNodeGroups"][0]["efaEnable"] = True
@@ -85,7 +120,7 @@ def lint(template: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize("case", ["p4de-reservation", "p5-32-efa"])
 def test_kubernetes_takes_the_claim(case: str) -> None:
     made = Made(file_system="fs-0123456789abcdef0", mount_name="abcd")
-    volume, claim = render_claim(given_of(case), made)
+    volume, claim = render_claim(given_of(case), made, "0" * 16)
     check_builtin(volume)
     check_builtin(claim)
     assert claim["spec"]["volumeName"] == volume["metadata"]["name"]

@@ -12,6 +12,7 @@ from tests.hub import running_hub
 from tests.launchers.batch_endpoint import batch_endpoint
 from tests.launchers.batch_server import BatchServer
 from tests.launchers.kubernetes.api_server import TOKEN, running_server
+from tests.launchers.wrong_adopt import AdoptDesk
 from tests.launchers.wrong_anywhere import AnyDesk
 from tests.launchers.wrong_aws_batch import BatchDesk
 from tests.launchers.wrong_batch_queue import QueueDesk
@@ -40,6 +41,7 @@ DESKS: dict[str, type[Desk]] = {
     "study": StudyDesk,
     "cluster, kind=batch": QueueDesk,
     "cluster": ClusterDesk,
+    "cluster adopt, and the cluster that is meant": AdoptDesk,
 }
 
 
@@ -79,6 +81,9 @@ def desks(
             if isinstance(desk, QueueDesk):
                 stack.enter_context(pytest.importorskip("moto").mock_aws())
                 desk.connect()
+            if isinstance(desk, AdoptDesk):
+                pytest.importorskip("moto")
+                desk.connect(stack)
             return desk
 
         yield make

@@ -132,6 +132,17 @@ def _(desk: AnyDesk) -> int:
 
 
 @row(
+    "run.id in use by a benchmark",
+    2,
+    says="It is a benchmark (bench network), which is not continued",
+    do="or its tables with `shardyard logs",
+)
+def _(desk: AnyDesk) -> int:
+    desk.submitted("7", bench="network")
+    return desk.launch()
+
+
+@row(
     "submission died between intent and confirmation",
     2,
     says="was interrupted before it became a job",

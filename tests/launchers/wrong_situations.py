@@ -124,6 +124,7 @@ LISTS = (
     "wrong_study",
     "wrong_batch_queue",
     "wrong_cluster",
+    "wrong_adopt",
 )
 
 

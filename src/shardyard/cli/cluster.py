@@ -1,36 +1,42 @@
-"""`shardyard cluster create|show|scale|delete`: an EKS cluster or a Batch queue, and its end.
+"""`shardyard cluster create|adopt|show|scale|delete`: an EKS cluster or a Batch queue, and its end.
 
 eksctl, CloudFormation, kubectl and helm do it; the order, the waiting, the price and the proof that
 nothing is left are ours.
 """
 
 import json
+import tempfile
 import time
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
 from shardyard.cli.asking import confirm
 from shardyard.cli.options import json_option
 from shardyard.cli.tables import print_table
+from shardyard.cluster.adopt import Need, begun_before, survey
+from shardyard.cluster.adopted import AdoptedCluster
 from shardyard.cluster.batch_environment import write_settings
 from shardyard.cluster.batch_queue import jobs_of
 from shardyard.cluster.bill import Bill, Stage, bill_of, nodes_asked, predicted_bill
 from shardyard.cluster.day_prices import ask_prices, question, rate_for
 from shardyard.cluster.description import Description, read_description
-from shardyard.cluster.make import make, node_report, scale
+from shardyard.cluster.make import make, node_report, nodes_part, scale, scaling, warn_of_pods
+from shardyard.cluster.preview import Preview, preview_removal
 from shardyard.cluster.price import Cost, standing_costs
-from shardyard.cluster.remove import Removed, refuse_wrong_name, remove
-from shardyard.cluster.steps import parts_of
+from shardyard.cluster.reach import refuse_other_account
+from shardyard.cluster.remove import Removed, part_state, refuse_wrong_name, remove
+from shardyard.cluster.steps import parts_of, plane_of
 from shardyard.cluster.storage import as_json as as_json_text
 from shardyard.cluster.terraform import render_terraform
 from shardyard.cluster.world import World, new_world, world_named
 from shardyard.errors import RequestError
 from shardyard.hardware.prices import Rate
 from shardyard.local_path import LocalPath
-from shardyard.terminal import tell, tell_exactly
+from shardyard.terminal import say, tell, tell_exactly
 
 _dir_option = click.option(
     "--dir",
@@ -101,13 +107,13 @@ def create(
     if dry_run:
         _show_request(given, stage, rate, as_json=as_json)
         return
-    _show_costs(given, stage, rate)
+    _show_costs(given, stage, rate, is_talk=as_json)
     confirm(f"make {given.name} in {given.region}?", is_yes=is_yes)
     world = new_world(given, clusters)
     make(world)
     settings = write_settings(world) if given.kind == "batch" else None
     if as_json:
-        content = {"name": given.name, "folder": str(world.folder)}
+        content = {"name": given.name, "folder": str(world.folder), **_costs(given, stage, rate)}
         tell(json.dumps(content | ({"recipe": str(settings)} if settings else {}), indent=1))
         return
     tell(f"{given.name} stands; its files are in {world.folder}")
@@ -127,6 +133,85 @@ def _show_terraform(given: Description, *, dry_run: bool) -> None:
             "it to main.tf.json, or leave --terraform out."
         )
     tell_exactly(as_json_text(render_terraform(given)))
+
+
+@command.command()
+@click.argument("description", nargs=-1, required=True, metavar="RECIPE|FILE|KEY=VALUE...")
+@_dir_option
+@click.option("--dry-run", is_flag=True, help="Print what would be run and sent; change nothing.")
+@_hours_option
+@_prices_option
+@_yes_option
+@json_option
+def adopt(
+    *,
+    description: tuple[str, ...],
+    clusters: Path,
+    dry_run: bool,
+    hours: float,
+    prices: str,
+    is_yes: bool,
+    as_json: bool,
+) -> None:
+    """Add to an EKS cluster that exists what a recipe needs and it lacks. Killed, it goes on.
+
+    `delete` then removes what was added, and neither the cluster nor what was there before.
+    """
+    begun, given, needs = _to_be_added(description, clusters)
+    rate = _day_rate(given) if prices == "aws" else None
+    stage = Stage(hours=hours, nodes=given.nodes.count)
+    content = {
+        "name": given.name,
+        "needs": [need.to_json() for need in needs],
+        "adds": list(given.adds),
+        **_costs(given, stage, rate),
+    }
+    if dry_run and as_json:
+        tell(json.dumps(content | {"parts": _texts(given)}, indent=1))
+        return
+    _show_needs(given, needs, is_talk=as_json)
+    if not given.adds:
+        tell(json.dumps(content, indent=1) if as_json else f"{given.name} lacks nothing of it")
+        return
+    _show_costs(given, stage, rate, is_talk=as_json)
+    if dry_run:
+        _show_request(given, stage, rate, as_json=False)
+        return
+    confirm(f"add these to {given.name} in {given.region}?", is_yes=is_yes)
+    world = new_world(given, clusters) if begun is None else begun
+    make(world)
+    if as_json:
+        tell(json.dumps(content | {"folder": str(world.folder)}, indent=1))
+        return
+    tell(f"{given.name} has what was added; its files are in {world.folder}")
+    for line in _next_steps(world):
+        tell(line)
+
+
+def _to_be_added(
+    description: tuple[str, ...], clusters: Path
+) -> tuple[World | None, AdoptedCluster, tuple[Need, ...]]:
+    """What was begun from here, or what is found by looking; looking leaves nothing behind."""
+    asked = read_description(description, is_adopted=True)
+    begun = begun_before(asked, clusters)
+    if begun is not None and isinstance(begun.given, AdoptedCluster):
+        return begun, begun.given, ()
+    with tempfile.TemporaryDirectory() as folder:
+        found = survey(World(folder=Path(folder), given=asked, owner=""))
+    return None, found.cluster, found.needs
+
+
+def _show_needs(given: AdoptedCluster, needs: tuple[Need, ...], *, is_talk: bool) -> None:
+    """What is needed, what of it is there, and what would be done about it."""
+    rows = [
+        (need.what, need.found or "no", ", ".join(need.adds) or need.by_hand or "nothing")
+        for need in needs
+    ] or [(kind, "begun before", "goes on") for kind in given.adds]
+    if is_talk:
+        for what, found, added in rows:
+            say(f"{what}: there: {found}; added: {added}")
+        return
+    print_table(("needed", "there", "added"), rows)
 
 
 def _next_steps_of_batch(world: World, settings: Path) -> list[str]:
@@ -149,7 +234,7 @@ def _next_steps(world: World) -> list[str]:
     if given.storage.kind != "none":
         claim = given.storage.claim
         found.append(f"in the recipe: launch.volumes=[{{path: /shared, claim: {claim}}}]")
-    if not given.nodes.count:
+    if not given.nodes.count and nodes_part(given) is not None:
         found.append(f"accelerator nodes, which cost: shardyard cluster scale {given.name} N")
     found.append(f"at the end: shardyard cluster delete {given.name}")
     return found
@@ -168,21 +253,34 @@ def _day_rate(given: Description) -> Rate:
 
 
 def _show_request(given: Description, stage: Stage, rate: Rate | None, *, as_json: bool) -> None:
-    parts = [(part.kind, part.name(given), part.text(given, "OWNER")) for part in parts_of(given)]
+    parts = _texts(given)
     if as_json:
-        content = {
-            "parts": [{"kind": kind, "name": name, "text": text} for kind, name, text in parts],
-            "costs": [asdict(cost) for cost in standing_costs(given, nodes=stage.nodes, rate=rate)],
-            "predicted": predicted_bill(given, [stage], rate=rate).to_json(),
-        }
-        tell(json.dumps(content, indent=1))
+        tell(json.dumps({"parts": parts, **_costs(given, stage, rate)}, indent=1))
         return
-    for kind, name, text in parts:
-        if text:
-            tell_exactly(f"# {kind} {name}\n{text}\n")
+    for part in parts:
+        if part["text"]:
+            tell_exactly(f"# {part['kind']} {part['name']}\n{part['text']}\n")
 
 
-def _show_costs(given: Description, stage: Stage, rate: Rate | None) -> None:
+def _texts(given: Description) -> list[dict[str, str]]:
+    """Exactly what would be run and sent, part by part."""
+    return [
+        {"kind": part.kind, "name": part.name(given), "text": part.text(given, "OWNER")}
+        for part in parts_of(given)
+    ]
+
+
+def _costs(given: Description, stage: Stage, rate: Rate | None) -> dict[str, Any]:
+    return {
+        "costs": [asdict(cost) for cost in standing_costs(given, nodes=stage.nodes, rate=rate)],
+        "predicted": predicted_bill(given, [stage], rate=rate).to_json(),
+    }
+
+
+def _show_costs(
+    given: Description, stage: Stage, rate: Rate | None, *, is_talk: bool = False
+) -> None:
+    """What it costs while it stands, as an answer, or beside one that is JSON."""
     costs = standing_costs(given, nodes=stage.nodes, rate=rate)
     rows = [(cost.what, _usd(cost), cost.source) for cost in costs]
     total = sum(cost.usd_per_hour or 0 for cost in costs)
@@ -190,6 +288,10 @@ def _show_costs(given: Description, stage: Stage, rate: Rate | None) -> None:
     rows.append(("while it stands", f"${total:,.2f} an hour{unknown}", ""))
     bill = predicted_bill(given, [stage], rate=rate)
     rows.append((f"in {stage.hours:g} h", bill.words(), "without traffic, requests and disks"))
+    if is_talk:
+        for what, usd, source in rows:
+            say(f"{what}: {usd}" + (f" ({source})" if source else ""))
+        return
     print_table(("what", "costs", ""), rows)
 
 
@@ -206,10 +308,11 @@ def _usd(cost: Cost) -> str:
 def show(*, name: str, clusters: Path, hours: float, prices: str, as_json: bool) -> None:
     """Show how each part of cluster NAME stands, asked of AWS and of the cluster itself."""
     world = world_named(name, clusters)
+    refuse_other_account(world)
     rate = _day_rate(world.given) if prices == "aws" else None
     so_far = bill_of(world.given, world.ledger, now=time.time(), rate=rate)
     stage = Stage(hours=hours, nodes=nodes_asked(world.given, world.ledger))
-    states = [(part, part.state(world)) for part in parts_of(world.given)]
+    states = [(part, part_state(part, world)) for part in parts_of(world.given)]
     if as_json:
         content = [
             {"kind": part.kind, "name": part.name(world.given), "state": state.word,
@@ -226,6 +329,8 @@ def show(*, name: str, clusters: Path, hours: float, prices: str, as_json: bool)
         (f"{part.kind} {part.name(world.given)}", f"{state.word} {state.why}".strip())
         for part, state in states
     ]
+    if isinstance(world.given, AdoptedCluster):
+        rows.insert(0, ("cluster, which was there before", plane_of(world.given).state(world).word))
     print_table(("part", "state"), rows)
     if world.given.kind == "batch":
         tell(f"jobs in its queue: {', '.join(jobs_of(world)) or 'none'}")
@@ -241,9 +346,19 @@ def show(*, name: str, clusters: Path, hours: float, prices: str, as_json: bool)
 @_dir_option
 @_hours_option
 @_prices_option
+@click.option("--dry-run", is_flag=True, help="Print what would be run; change nothing.")
 @_yes_option
+@json_option
 def scale_(
-    *, name: str, nodes: int, clusters: Path, hours: float, prices: str, is_yes: bool
+    *,
+    name: str,
+    nodes: int,
+    clusters: Path,
+    hours: float,
+    prices: str,
+    dry_run: bool,
+    is_yes: bool,
+    as_json: bool,
 ) -> None:
     """Have NODES accelerator nodes in cluster NAME, and wait until they are ready.
 
@@ -251,9 +366,34 @@ def scale_(
     """
     world = world_named(name, clusters)
     rate = _day_rate(world.given) if prices == "aws" else None
-    _show_costs(world.given, Stage(hours=hours, nodes=nodes), rate)
+    stage = Stage(hours=hours, nodes=nodes)
+    before = nodes_asked(world.given, world.ledger)
+    content = {
+        "name": world.given.name, "nodes": nodes, "before": before,
+        **_costs(world.given, stage, rate),
+    }  # fmt: skip
+    if dry_run:
+        act = scaling(world, nodes).words(world)
+        warn_of_pods(world, nodes)
+        change = _usd_per_hour(world.given, nodes, rate) - _usd_per_hour(world.given, before, rate)
+        if as_json:
+            tell(json.dumps(content | {"commands": [act], "usd_per_hour_more": change}, indent=1))
+            return
+        tell(act)
+        tell(f"{before} nodes become {nodes}, ${change:+,.2f} an hour of known prices")
+    _show_costs(world.given, stage, rate, is_talk=as_json)
+    if dry_run:
+        return
     scale(world, nodes, agree=partial(confirm, is_yes=is_yes))
+    if as_json:
+        tell(json.dumps(content, indent=1))
+        return
     tell(f"{world.given.name} has {nodes} accelerator nodes")
+
+
+def _usd_per_hour(given: Description, nodes: int, rate: Rate | None) -> float:
+    costs = standing_costs(given, nodes=nodes, rate=rate)
+    return sum(cost.usd_per_hour or 0.0 for cost in costs)
 
 
 @command.command()
@@ -261,12 +401,25 @@ def scale_(
 @_dir_option
 @_yes_option
 @click.option("--delete-data", metavar="NAME", help="Name of the file system whose data may go.")
+@click.option("--dry-run", is_flag=True, help="Print what would be removed, and how; do nothing.")
 @json_option
 def delete(
-    *, name: str, clusters: Path, is_yes: bool, delete_data: str | None, as_json: bool
+    *,
+    name: str,
+    clusters: Path,
+    is_yes: bool,
+    delete_data: str | None,
+    dry_run: bool,
+    as_json: bool,
 ) -> int:
-    """Remove cluster NAME, and ask AWS what is left. The exit code is 0 only if nothing is."""
+    """Remove cluster NAME, and ask AWS what is left. The exit code is 0 only if nothing is.
+
+    Of an adopted one, remove what was added.
+    """
     world = world_named(name, clusters)
+    if dry_run:
+        _show_preview(world, preview_removal(world), as_json=as_json)
+        return 0
 
     def agree_to_lose(what: str) -> None:
         refuse_wrong_name(what, delete_data or "")
@@ -274,6 +427,28 @@ def delete(
     removed = remove(world, agree=partial(confirm, is_yes=is_yes), agree_to_lose=agree_to_lose)
     _show_removed(world, removed, as_json=as_json)
     return 0 if removed.is_clean else 1
+
+
+def _show_preview(world: World, preview: Preview, *, as_json: bool) -> None:
+    """What a removal would do."""
+    if as_json:
+        tell(json.dumps({"name": world.given.name, **preview.to_json()}, indent=1))
+        return
+    for step in preview.steps:
+        tell(f"# {step.part}, which is {step.word}")
+        for line in step.commands:
+            tell(line)
+        if not step.commands and step.word not in ("absent", "going"):
+            tell("# goes with the control plane")
+    unknown = "" if preview.is_price_whole else " and what is not known"
+    tell(f"# ends ${preview.usd_per_hour:,.2f} an hour{unknown}")
+    tell(f"# then AWS is asked for {preview.asks_for} kinds of things that may be left")
+    for name in preview.data:
+        tell(f"# holds data, which would be lost: needs --delete-data {name}")
+    if isinstance(world.given, AdoptedCluster):
+        tell(f"# {world.given.name} itself stays, with all that was there before")
+    if preview.refused:
+        tell(f"# refused now: {preview.refused}")
 
 
 def _show_removed(world: World, removed: Removed, *, as_json: bool) -> None:
@@ -300,7 +475,9 @@ def _show_removed(world: World, removed: Removed, *, as_json: bool) -> None:
             f"{world.given.capacity.reservation} is your reservation and bills on, used or not, "
             "until you cancel it"
         )
-    if removed.is_clean:
+    if removed.is_clean and isinstance(world.given, AdoptedCluster):
+        tell(f"nothing of what was added to {world.given.name} is left; the cluster stays")
+    elif removed.is_clean:
         tell(f"nothing of {world.given.name} is left in {world.given.region}; {world.folder} stays")
 
 

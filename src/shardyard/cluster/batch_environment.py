@@ -2,8 +2,16 @@
 
 from pathlib import Path
 
+from shardyard.cluster.act import Act
 from shardyard.cluster.batch import environment_name, render_environment, stack_name
-from shardyard.cluster.batch_queue import asked_of, close, condition_of, jobs_of, launch_settings
+from shardyard.cluster.batch_queue import (
+    asked_of,
+    close,
+    closing,
+    condition_of,
+    jobs_of,
+    launch_settings,
+)
 from shardyard.cluster.description import Description
 from shardyard.cluster.eksctl import tags_of
 from shardyard.cluster.steps import FileSystem, Stack, State, refuse_foreign, stack_outputs
@@ -68,9 +76,14 @@ class Environment(Stack):
             "(`shardyard cancel`, `shardyard teardown`), or ask their owners"
         )
 
+    def removal(self, world: World) -> list[Act]:
+        params = {"StackName": self.stack(world.given)}
+        deletion = Act(service="cloudformation", call="delete_stack", params=params)
+        return [*closing(world.given), deletion]
+
     def remove(self, world: World) -> None:
-        close(world, self.held_by)
-        world.ask("cloudformation", "delete_stack", StackName=self.stack(world.given))
+        close(world, self.held_by)  # each of its acts is waited for, and jobs are looked at again
+        self.removal(world)[-1].do(world)
 
 
 def file_system_of(world: World) -> Made | None:

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from shardyard.cluster.act import Act
 from shardyard.cluster.batch import SHARED, environment_name, log_group
+from shardyard.cluster.description import Description
 from shardyard.cluster.storage import Made
 from shardyard.cluster.world import World
 from shardyard.errors import CapacityError, RequestError, ShardyardError
@@ -113,6 +115,23 @@ def jobs_of(world: World) -> list[str]:
     return found
 
 
+def closing(given: Description) -> list[Act]:
+    """What closes queue and environment, and lets Batch delete them."""
+    return [
+        _queue_act(given, "DISABLED"),
+        Act(
+            service="batch",
+            call="update_compute_environment",
+            params={"computeEnvironment": environment_name(given), "state": "DISABLED"},
+        ),
+    ]
+
+
+def _queue_act(given: Description, state: str) -> Act:
+    params = {"jobQueue": given.name, "state": state}
+    return Act(service="batch", call="update_job_queue", params=params)
+
+
 def close(world: World, held_by: Callable[[World], str]) -> None:
     """Let the queue take no job any more, and the environment start no instance.
 
@@ -126,7 +145,9 @@ def close(world: World, held_by: Callable[[World], str]) -> None:
         RequestError: Jobs have come; the queue is open again.
         CapacityError: Batch does not end an update.
     """
-    name, environment = world.given.name, environment_name(world.given)
+    given = world.given
+    name, environment = given.name, environment_name(given)
+    _, disabling = closing(given)
     if queue_of(world) is not None:
         _set_queue(world, "DISABLED")
         if held := held_by(world):
@@ -135,9 +156,7 @@ def close(world: World, held_by: Callable[[World], str]) -> None:
     if environment_of(world) is None:
         return
     try:
-        world.ask(
-            "batch", "update_compute_environment", computeEnvironment=environment, state="DISABLED"
-        )
+        disabling.do(world)
     except RequestError as error:  # an INVALID one may refuse; whether it goes, its stack says
         warn(f"{environment} is not disabled: {error}")
         return
@@ -145,8 +164,7 @@ def close(world: World, held_by: Callable[[World], str]) -> None:
 
 
 def _set_queue(world: World, state: str) -> None:
-    name = world.given.name
-    world.ask("batch", "update_job_queue", jobQueue=name, state=state)
+    _queue_act(world.given, state).do(world)
     _settled(world, "queue")
 
 
@@ -164,14 +182,13 @@ def _settled(world: World, what: Literal["environment", "queue"]) -> None:
         )
 
 
-def resize(world: World, nodes: int) -> None:
-    """Let so many instances stand without a job; more come with jobs, up to nodes.max."""
-    world.ask(
-        "batch",
-        "update_compute_environment",
-        computeEnvironment=environment_name(world.given),
-        computeResources={"minvCpus": nodes * world.given.instance.vcpus},
-    )
+def resizing(given: Description, nodes: int) -> Act:
+    """What lets so many instances stand without a job; more come with jobs, up to nodes.max."""
+    params = {
+        "computeEnvironment": environment_name(given),
+        "computeResources": {"minvCpus": nodes * given.instance.vcpus},
+    }
+    return Act(service="batch", call="update_compute_environment", params=params)
 
 
 def instances_of(world: World) -> list[dict[str, Any]]:

@@ -29,6 +29,7 @@ from shardyard.config.section import Section
 from shardyard.config.setting import section_of
 from shardyard.errors import Problem, RecipeError, RequestError
 from shardyard.hardware.catalogue import Instance, instance
+from shardyard.launchers.kubernetes.eks import eks_cluster
 from shardyard.yaml_text import read_yaml
 
 SYSTEM_USD_PER_HOUR = {"c5.2xlarge": 0.34, "m5.8xlarge": 1.536}
@@ -55,6 +56,9 @@ OF_KIND: dict[str, tuple[str, ...]] = {
 
 NEEDED: dict[str, tuple[str, ...]] = {"eks": ("other_zone",), "batch": ("vpc.id", "vpc.subnets")}
 """Kind -> settings that it needs, and others do not."""
+
+OF_A_STANDING_CLUSTER = ("other_zone", "version", "system", "vpc.id")
+"""Settings that ``adopt`` reads off the cluster."""
 
 _CAPACITY = re.compile(r"on-demand|spot|(reservation|block):cr-[0-9a-f]{8,17}", re.ASCII)
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", re.ASCII)
@@ -191,8 +195,12 @@ class Capacity:
     reservation: str | None
 
 
-def read_description(sources: Sequence[str]) -> Description:
+def read_description(sources: Sequence[str], *, is_adopted: bool = False) -> Description:
     """The cluster of files and ``key=value`` overrides, complete and possible.
+
+    Args:
+        sources: A recipe is one, too, as if it were named by ``recipe=``.
+        is_adopted: Whether it is there, so that its network and version are not described.
 
     Raises:
         RequestError: A file cannot be read, or the recipe is wrong.
@@ -201,8 +209,11 @@ def read_description(sources: Sequence[str]) -> Description:
     tree: dict[str, Any] = {}
     for source in sources:
         _merge(tree, _override(source) if _is_override(source) else _file(Path(source)))
+    if is_adopted:
+        tree = {**_place_of(tree), **tree}
     problems: list[Problem] = []
     known = _known(tree, problems)
+    problems += _of_another(known) if is_adopted else _missing(known)
     problems += _wrong_kind(known)
     try:
         description = Description.model_validate(known)
@@ -211,6 +222,7 @@ def read_description(sources: Sequence[str]) -> Description:
     else:
         description = _with_recipe(description, problems)
         problems += _impossible(description)
+        problems += () if is_adopted else _wrong_network(description)
     if problems:
         raise RecipeError(list(dict.fromkeys(problems)), "the cluster")
     return description
@@ -248,7 +260,20 @@ def _file(path: Path) -> dict[str, Any]:
             f"cluster file {path} holds no settings. Write `name: trainers` and what else "
             "docs/verbs/cluster.md lists."
         )
+    if content and content.keys() <= Recipe.model_fields.keys():
+        return {"recipe": str(path)}
     return content
+
+
+def _place_of(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Name and region of the EKS cluster that the recipe's context is, where it says so."""
+    recipe = tree.get("recipe")
+    context = load_recipe(recipe).launch.kubernetes.context if isinstance(recipe, str) else None
+    try:
+        region, name = eks_cluster(context or "")
+    except RequestError:
+        return {}
+    return {"name": name, "region": region}
 
 
 def _merge(into: dict[str, Any], tree: Mapping[str, Any]) -> None:
@@ -289,16 +314,35 @@ def _known(tree: Mapping[str, Any], problems: list[Problem], at: str = "") -> di
 
 
 def _wrong_kind(tree: Mapping[str, Any]) -> list[Problem]:
-    """Settings that the kind does not read, and those that it needs."""
+    """Settings that the kind does not read."""
     kind, found = tree.get("kind", "eks"), []
     for other, names in OF_KIND.items() if kind in OF_KIND else ():
         for name in names if other != kind else ():
             if _value(tree, name) is not None:
                 text = f"belongs to kind={other}, and this is kind={kind}. Leave it out."
                 found.append(Problem(name, text))
-    for name in NEEDED.get(kind, ()):
+    return found
+
+
+def _missing(tree: Mapping[str, Any]) -> list[Problem]:
+    """Settings that the kind needs."""
+    found = []
+    for name in NEEDED.get(tree.get("kind", "eks"), ()):
         if _value(tree, name) is None:
             text = f"is missing: {settings()[name].sentence} Give it in a file, or as {name}=..."
+            found.append(Problem(name, text))
+    return found
+
+
+def _of_another(tree: Mapping[str, Any]) -> list[Problem]:
+    """Settings that say how a cluster is made, of one that is there."""
+    found = []
+    if tree.get("kind", "eks") != "eks":
+        text = f"={tree['kind']}: only an EKS cluster is adopted. Leave it out, or use `create`."
+        found.append(Problem("kind", text))
+    for name in OF_A_STANDING_CLUSTER:
+        if _value(tree, name) is not None:
+            text = "is read off the cluster, which is there. Leave it out."
             found.append(Problem(name, text))
     return found
 
@@ -378,7 +422,7 @@ def _with_jobs(given: Description, recipe: Recipe) -> Description:
 
 def _impossible(given: Description) -> list[Problem]:
     return [
-        *_wrong_names(given), *_wrong_network(given), *_wrong_nodes(given), *_wrong_storage(given),
+        *_wrong_names(given), *_wrong_nodes(given), *_wrong_storage(given),
         *(_wrong_batch(given) if given.kind == "batch" else ()),
     ]  # fmt: skip
 

@@ -6,6 +6,7 @@ schema of ``eksctl.io/v1alpha5`` (v0.230).
 
 from typing import Any
 
+from shardyard.cluster.adopted import AdoptedCluster
 from shardyard.cluster.description import Description
 from shardyard.launchers.kubernetes.capacity import RESERVATION
 
@@ -92,7 +93,10 @@ def _network(given: Description) -> dict[str, Any]:
     if given.vpc.id is None:
         return {"availabilityZones": zones}
     private = {zone: {"id": given.vpc.subnets[zone]} for zone in zones}
-    return {"vpc": {"id": given.vpc.id, "subnets": {"private": private}}}
+    vpc: dict[str, Any] = {"id": given.vpc.id, "subnets": {"private": private}}
+    if isinstance(given, AdoptedCluster):  # eksctl has no stack to read it from
+        vpc["securityGroup"] = given.control_group
+    return {"vpc": vpc}
 
 
 def _group(given: Description, owner: str) -> dict[str, Any]:

@@ -5,16 +5,21 @@ from collections.abc import Callable
 from typing import Any
 
 from shardyard.cluster import batch_queue
+from shardyard.cluster.act import Act, program
 from shardyard.cluster.batch_place import check_place
 from shardyard.cluster.bill import NODE_COUNT, nodes_asked
+from shardyard.cluster.busy import busy_pods
+from shardyard.cluster.description import Description
 from shardyard.cluster.eksctl import GROUP
-from shardyard.cluster.steps import NodeGroup, Part, State, kubectl_json, parts_of
+from shardyard.cluster.price import ACCELERATORS, BATCH_ENVIRONMENT
+from shardyard.cluster.reach import kubectl_json, refuse_other_account
+from shardyard.cluster.steps import Part, State, parts_of
 from shardyard.cluster.world import World
 from shardyard.errors import CapacityError, RequestError, ShardyardError
 from shardyard.hardware import nvidia
 from shardyard.launchers.kubernetes.resources import EFA, device_resource
 from shardyard.launchers.ledger import Ledger
-from shardyard.talk import say
+from shardyard.talk import say, warn
 from shardyard.waiting import wait_for
 
 LAUNCHER = "cluster"
@@ -33,11 +38,12 @@ def make(world: World, *, poll_s: float = POLL_S, limit_s: float = LIMIT_S) -> N
         CapacityError: There is no capacity, or something has not come in time.
         ShardyardError: A part failed.
     """
+    refuse_other_account(world)
     if world.given.kind == "batch":
         check_place(world)
     for part in parts_of(world.given):
         _make(part, world, poll_s=poll_s, limit_s=limit_s)
-    if world.given.nodes.count:
+    if world.given.nodes.count and nodes_part(world.given) is not None:
         wait_for_nodes(world, world.given.nodes.count, poll_s=poll_s, limit_s=limit_s)
 
 
@@ -175,6 +181,57 @@ def node_report(world: World) -> str:
     return "; ".join(words)
 
 
+def nodes_part(given: Description) -> Part | None:
+    """The part that has the accelerator nodes; None: they were there before."""
+    kinds = (ACCELERATORS, BATCH_ENVIRONMENT)
+    return next((part for part in parts_of(given) if part.kind in kinds), None)
+
+
+def scaling(world: World, nodes: int) -> Act:
+    """What has another number of accelerator nodes.
+
+    Raises:
+        RequestError: The group takes no so many, does not stand, or is not ours.
+    """
+    given = world.given
+    if not 0 <= nodes <= (given.nodes.max or 0):
+        raise RequestError(
+            f"{given.name} takes 0 to {given.nodes.max} accelerator nodes (nodes.max), not "
+            f"{nodes}. Take a number in it, or make a cluster with a larger nodes.max."
+        )
+    refuse_other_account(world)
+    part = nodes_part(given)
+    if part is None:
+        raise RequestError(
+            f"the accelerator nodes of {given.name} were there when it was adopted, so they are "
+            "not ours to start or end. Ask whoever made their group, or `eksctl scale nodegroup`."
+        )
+    state = part.state(world)
+    if state.word != "there":
+        raise RequestError(
+            f"the {part.kind} of {given.name} is {state.word}. Run `shardyard "
+            "cluster create` with the same description first; it goes on where it ended."
+        )
+    if given.kind == "batch":
+        return batch_queue.resizing(given, nodes)
+    _nodes(world)  # a kubeconfig of another cluster is refused before anything is paid
+    return program(
+        "eksctl", "scale", "nodegroup", "--cluster", given.name, "--region", given.region,
+        "--name", GROUP, "--nodes", str(nodes),
+    )  # fmt: skip
+
+
+def warn_of_pods(world: World, nodes: int) -> None:
+    """Say whose pods a smaller number of nodes may end: AWS chooses the nodes that go."""
+    if world.given.kind != "eks" or nodes >= nodes_asked(world.given, world.ledger):
+        return
+    if busy := busy_pods(world):
+        warn(
+            f"{len(busy)} pods use accelerators of {world.given.name} ({', '.join(busy[:5])}); "
+            "those on nodes that go are ended. `shardyard scale` and `cancel` end runs in order"
+        )
+
+
 def scale(
     world: World,
     nodes: int,
@@ -186,34 +243,18 @@ def scale(
     """Another number of accelerator nodes; waits until they are ready.
 
     Raises:
-        RequestError: The group takes no so many, or does not stand.
+        RequestError: The group takes no so many, does not stand, or is not ours.
         CapacityError: They do not come.
     """
     given = world.given
-    if not 0 <= nodes <= (given.nodes.max or 0):
-        raise RequestError(
-            f"{given.name} takes 0 to {given.nodes.max} accelerator nodes (nodes.max), not "
-            f"{nodes}. Take a number in it, or make a cluster with a larger nodes.max."
-        )
-    part = parts_of(given)[-1] if given.kind == "batch" else NodeGroup(GROUP)
-    state = part.state(world)
-    if state.word != "there":
-        raise RequestError(
-            f"the {part.kind} of {given.name} is {state.word}. Run `shardyard "
-            "cluster create` with the same description first; it goes on where it ended."
-        )
+    act = scaling(world, nodes)
+    warn_of_pods(world, nodes)
     agree(f"have {nodes} x {given.instance.name} in {given.name}?")
     is_more = nodes > nodes_asked(given, world.ledger)
     if is_more:  # they cost from now on, whether this comes to its end or not
         world.ledger.note(NODE_COUNT, str(nodes), launcher=LAUNCHER)
     started = time.monotonic()
-    if given.kind == "batch":
-        batch_queue.resize(world, nodes)
-    else:
-        world.run(
-            ["eksctl", "scale", "nodegroup", "--cluster", given.name, "--region", given.region,
-             "--name", GROUP, "--nodes", str(nodes)]
-        )  # fmt: skip
+    act.do(world)
     wait_for_nodes(world, nodes, poll_s=poll_s, limit_s=limit_s)
     if not is_more:
         world.ledger.note(NODE_COUNT, str(nodes), launcher=LAUNCHER)

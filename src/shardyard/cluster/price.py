@@ -5,6 +5,7 @@ The price of an instance is that of ``hardware/prices.py``, by which runs are pl
 
 from dataclasses import dataclass
 
+from shardyard.cluster.adopted import AdoptedCluster
 from shardyard.cluster.description import SYSTEM_USD_PER_HOUR, Description
 from shardyard.cluster.eksctl import GROUP, SYSTEM_GROUP
 from shardyard.hardware.prices import Rate, rate_of
@@ -67,6 +68,8 @@ def standing_costs(given: Description, *, nodes: int, rate: Rate | None = None) 
         found.append(Cost(what="EFS, by what is stored", usd_per_hour=None, part=_FILES))
     if nodes:
         found.append(_nodes(given, nodes, rate or rate_of(given.instance, given.capacity.kind)))
+    if isinstance(given, AdoptedCluster):  # what was there before costs without us, too
+        return [cost for cost in found if cost.part in given.adds]
     return found
 
 

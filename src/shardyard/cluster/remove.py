@@ -5,12 +5,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from shardyard.cluster.busy import busy_pods
 from shardyard.cluster.make import LAUNCHER, LIMIT_S, POLL_S, entry_of
-from shardyard.cluster.steps import ControlPlane, Part, State, every_part, kubectl_json, parts_of
+from shardyard.cluster.reach import refuse_other_account
+from shardyard.cluster.steps import ForeignError, Part, State, every_part, parts_of, plane_of
 from shardyard.cluster.sweep import SETTLE_S, Left, Unanswered, sweep
 from shardyard.cluster.world import World
 from shardyard.errors import CapacityError, RequestError, ShardyardError
-from shardyard.launchers.kubernetes.resources import device_resource
 from shardyard.launchers.ledger import Entry
 from shardyard.talk import say, warn
 from shardyard.waiting import wait_for
@@ -68,19 +69,20 @@ def remove(
         RequestError: Pods that use accelerators run there.
         AccessError: Something of the name is somebody else's.
     """
+    refuse_other_account(world)
     ever = ever_begun(world)
     if not ever:
         say(f"nothing of {world.given.name} was made from here, says {world.ledger.path}")
-    _refuse_busy(world)
-    standing = [part for part in ever if _is_begun(part, world) or _is_there(part, world)]
-    names = ", ".join(f"{part.kind} {part.name(world.given)}" for part in reversed(standing))
+    refuse_busy(world)
+    standing = to_be_removed(world)
+    names = ", ".join(f"{part.kind} {part.name(world.given)}" for part in standing)
     if standing:
         agree(f"remove {names}?")
     for part in standing:
         if part.holds_data and _is_there(part, world):
             agree_to_lose(part.name(world.given))
     problems = _take_down(standing, world, poll_s=poll_s, limit_s=limit_s)
-    seen = [_look(part, world) for part in reversed(ever)]
+    seen = [_look(part, world) for part in _downwards(ever)]
     swept = sweep(world, every_s=poll_s, within_s=min(limit_s, SETTLE_S))
     return Removed(
         seen=seen, left=list(swept.left), unanswered=list(swept.unanswered), problems=problems
@@ -90,13 +92,26 @@ def remove(
 def ever_begun(world: World) -> list[Part]:
     """Each part that was begun at some time, gone or not, in the order of making."""
     kinds = {entry.kind for entry in world.ledger.begun()}
-    return [part for part in every_part() if part.kind in kinds]
+    return [part for part in every_part(world.given) if part.kind in kinds]
+
+
+def to_be_removed(world: World) -> list[Part]:
+    """Each part that is there or may be, in the order of removing."""
+    ever = _downwards(ever_begun(world))
+    return [part for part in ever if _is_begun(part, world) or _is_there(part, world)]
+
+
+def _downwards(parts: list[Part]) -> list[Part]:
+    """The last made first; what goes with the control plane is behind it."""
+    down = parts[::-1]
+    own = [part for part in down if not part.goes_with_cluster]
+    return own + [part for part in down if part.goes_with_cluster]
 
 
 def _take_down(parts: list[Part], world: World, *, poll_s: float, limit_s: float) -> list[str]:
-    """Remove parts, the last first; what did not go, and why."""
+    """Remove parts in their order; what did not go, and why."""
     problems: list[str] = []
-    for part in reversed([part for part in parts if not part.goes_with_cluster]):
+    for part in [part for part in parts if not part.goes_with_cluster]:
         name = f"{part.kind} {part.name(world.given)}"
         try:
             state = _remove(part, world, poll_s=poll_s, limit_s=limit_s)
@@ -116,7 +131,7 @@ def _look(part: Part, world: World) -> Seen:
     """How a part stands behind all removals; what is back is written down again."""
     name = part.name(world.given)
     try:
-        state = _state(part, world)
+        state = part_state(part, world)
     except ShardyardError as error:
         state = State(word="not known", why=str(error), asked=str(error))
     if state.word == "absent":
@@ -126,15 +141,21 @@ def _look(part: Part, world: World) -> Seen:
     return Seen(part=f"{part.kind} {name}", word=state.word, asked=state.asked, unix_s=time.time())
 
 
-def _state(part: Part, world: World) -> State:
+def part_state(part: Part, world: World) -> State:
     """How a part stands; one inside the cluster is gone with its control plane."""
-    if part.is_inside and (plane := ControlPlane().state(world)).word == "absent":
+    if part.is_inside and (plane := plane_of(world.given).state(world)).word == "absent":
         return State(word="absent", asked=plane.asked)
-    return part.state(world)
+    try:
+        return part.state(world)
+    except ForeignError as error:
+        if _is_begun(part, world):
+            raise
+        # Ours is gone, by the ledger, and somebody made another of its name since.
+        return State(word="absent", why=str(error), asked=f"tags of {part.name(world.given)}")
 
 
 def _is_there(part: Part, world: World) -> bool:
-    return _state(part, world).word != "absent"
+    return part_state(part, world).word != "absent"
 
 
 def _strike(part: Part, world: World) -> None:
@@ -152,7 +173,7 @@ def _is_begun(part: Part, world: World) -> bool:
 def _remove(part: Part, world: World, *, poll_s: float, limit_s: float) -> State:
     """Remove a part, and wait until it neither is there nor goes any more."""
     name = part.name(world.given)
-    state = _state(part, world)
+    state = part_state(part, world)
     if state.word not in ("absent", "going"):
         _wait_for_its_end(part, world, poll_s=poll_s, limit_s=limit_s)
         say(f"removing {part.kind} {name}")
@@ -167,7 +188,7 @@ def _remove(part: Part, world: World, *, poll_s: float, limit_s: float) -> State
 
 def _gone(part: Part, world: World) -> State | None:
     """A state that does not change by itself any more; None: it is still going."""
-    state = _state(part, world)
+    state = part_state(part, world)
     return state if state.word in ("absent", "failed") else None
 
 
@@ -189,7 +210,7 @@ def _wait_for_its_end(part: Part, world: World, *, poll_s: float, limit_s: float
         )
 
 
-def _refuse_busy(world: World) -> None:
+def refuse_busy(world: World) -> None:
     """Pods with accelerators, and jobs, are somebody's run; removing its nodes would end it.
 
     Raises:
@@ -206,29 +227,15 @@ def _refuse_busy(world: World) -> None:
 
 
 def _refuse_pods(world: World) -> None:
-    if ControlPlane().state(world).word != "there":
+    if plane_of(world.given).state(world).word == "absent":
         return
-    listed = kubectl_json(world, "pods", "--all-namespaces") or {"items": []}
-    resource = device_resource(world.given.instance.accelerator)
-    busy = [
-        f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
-        for pod in listed["items"]
-        if pod.get("status", {}).get("phase") in ("Pending", "Running") and _asks(pod, resource)
-    ]
+    busy = busy_pods(world)  # of a cluster that answers, however its stack is
     if busy:
         raise RequestError(
             f"{world.given.name} is not removed: {len(busy)} pods use its accelerators "
             f"({', '.join(busy[:5])}). End their runs first (`shardyard cancel`, `shardyard "
             "teardown`), or ask their owners. Nothing was removed."
         )
-
-
-def _asks(pod: dict[str, Any], resource: str) -> bool:
-    return any(
-        resource in container.get("resources", {}).get("requests", {})
-        or resource in container.get("resources", {}).get("limits", {})
-        for container in pod["spec"]["containers"]
-    )
 
 
 def refuse_wrong_name(name: str, given: str) -> None:

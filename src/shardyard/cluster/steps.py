@@ -5,12 +5,13 @@ and of the cluster, never taken from what a program said: eksctl and CloudFormat
 what is still there.
 """
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
+from shardyard.cluster.act import Act, program
+from shardyard.cluster.adopted import AdoptedCluster
 from shardyard.cluster.batch_place import default_group
 from shardyard.cluster.description import Description
 from shardyard.cluster.eksctl import (
@@ -22,6 +23,7 @@ from shardyard.cluster.eksctl import (
     render_nodes,
 )
 from shardyard.cluster.exports import running_exports
+from shardyard.cluster.reach import account_of, kubectl_json
 from shardyard.cluster.storage import (
     Made,
     as_json,
@@ -29,12 +31,13 @@ from shardyard.cluster.storage import (
     render_claim,
     render_stack,
     stack_name,
+    volume_name,
 )
 from shardyard.cluster.sweep import details_of_network
 from shardyard.cluster.world import World
 from shardyard.errors import AccessError, ShardyardError
 from shardyard.launchers.kubernetes.objects import to_yaml
-from shardyard.launchers.kubernetes.prerequisites import DEVICE_PLUGINS, FSX
+from shardyard.launchers.kubernetes.prerequisites import DEVICE_PLUGINS, FSX, Prerequisite
 from shardyard.launchers.kubernetes.resources import EFA
 
 
@@ -48,6 +51,10 @@ class State:
     """Of a failed one."""
     asked: str = ""
     """Who was asked."""
+
+
+class ForeignError(AccessError):
+    """What has a part's name was not made from here."""
 
 
 class Part(ABC):
@@ -77,8 +84,13 @@ class Part(ABC):
         """How it stands, asked anew."""
 
     @abstractmethod
+    def removal(self, world: World) -> list[Act]:
+        """What begins its removal, in order; none: it goes with the control plane."""
+
     def remove(self, world: World) -> None:
         """Begin its removal."""
+        for act in self.removal(world):
+            act.do(world)
 
     def details(self, world: World) -> dict[str, str]:  # noqa: ARG002 - most have none
         """What the ledger keeps of it."""
@@ -126,19 +138,27 @@ class Stack(Part):
         why = f"{status}: {stack.get('StackStatusReason', 'no reason is given')}"
         return State(word="failed", why=why, asked=asked)
 
+    def details(self, world: World) -> dict[str, str]:
+        """The account: asked of another one, CloudFormation says that there is no such stack."""
+        answer = world.ask("cloudformation", "describe_stacks", StackName=self.stack(world.given))
+        stacks = (answer or {}).get("Stacks") or [{}]
+        account = account_of(str(stacks[0].get("StackId", "")))
+        return {"account": account} if account else {}
+
 
 def refuse_foreign(name: str, tags: dict[str, str], world: World) -> None:
     """That nothing is touched that was not made from here.
 
     Raises:
-        AccessError: Its tags are another's, or none.
+        ForeignError: Its tags are another's, or none.
     """
     if tags.get(NAME_TAG) == world.given.name and tags.get(OWNER_TAG) == world.owner:
         return
-    raise AccessError(
+    raise ForeignError(
         f"{name} in {world.given.region} is there and was not made from {world.folder}: its tag "
         f"{OWNER_TAG} is {tags.get(OWNER_TAG, 'missing')}, not {world.owner}. Nothing of it is "
-        "touched. Give your cluster another name, or work in the folder that made it."
+        "touched. Give your cluster another name, work in the folder that made it, or remove it "
+        "where nobody needs it."
     )
 
 
@@ -173,7 +193,8 @@ class ControlPlane(Stack):
         )  # fmt: skip
 
     def details(self, world: World) -> dict[str, str]:
-        return details_of_network(stack_outputs(world, self.stack(world.given)))
+        network = details_of_network(stack_outputs(world, self.stack(world.given)))
+        return {**super().details(world), **network}
 
     def state(self, world: World) -> State:
         stack, given = super().state(world), world.given
@@ -188,12 +209,14 @@ class ControlPlane(Stack):
         word = "going" if answer["cluster"]["status"] == "DELETING" else "failed"
         return State(word=word, why="it is there without its stack", asked=asked)
 
-    def remove(self, world: World) -> None:
+    def removal(self, world: World) -> list[Act]:
         given = world.given
-        world.run(
-            ["eksctl", "delete", "cluster", "--name", given.name, "--region", given.region,
-             "--wait", "--disable-nodegroup-eviction"]
-        )  # fmt: skip
+        return [
+            program(
+                "eksctl", "delete", "cluster", "--name", given.name, "--region", given.region,
+                "--wait", "--disable-nodegroup-eviction",
+            )
+        ]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -214,21 +237,26 @@ class NodeGroup(Stack):
         return render_nodes(given, owner) if self.group == GROUP else render_cluster(given, owner)
 
     def text(self, given: Description, owner: str) -> str:
-        command = f"# eksctl create nodegroup -f {self.group}.yaml --include {self.group}\n"
+        command = f"# {' '.join(self._create(f'{self.group}.yaml'))}\n"
         # The system group stands in the file of the control plane already.
         return command + (to_yaml((self._rendered(given, owner),)) if self.group == GROUP else "")
 
     def make(self, world: World) -> None:
         text = to_yaml((self._rendered(world.given, world.owner),))
         file = _write(world, f"{self.group}.yaml", text)
-        world.run(["eksctl", "create", "nodegroup", "-f", file, "--include", self.group])
+        world.run([*self._create(file)])
 
-    def remove(self, world: World) -> None:
+    def _create(self, file: str) -> tuple[str, ...]:
+        return ("eksctl", "create", "nodegroup", "-f", file, "--include", self.group)
+
+    def removal(self, world: World) -> list[Act]:
         given = world.given
-        world.run(
-            ["eksctl", "delete", "nodegroup", "--cluster", given.name, "--region", given.region,
-             "--name", self.group, "--wait", "--drain=false"]
-        )  # fmt: skip
+        return [
+            program(
+                "eksctl", "delete", "nodegroup", "--cluster", given.name, "--region", given.region,
+                "--name", self.group, "--wait", "--drain=false",
+            )
+        ]  # fmt: skip
 
 
 class Driver(Part):
@@ -241,25 +269,19 @@ class Driver(Part):
     def name(self, given: Description) -> str:  # noqa: ARG002 - the same in all clusters
         return FSX.label
 
-    def _argv(self, world: World) -> list[str]:
-        assert FSX.release is not None
-        argv = FSX.release.install("-")
-        return [*argv[: argv.index("--context")], "--kubeconfig", str(world.kubeconfig)]
-
     def text(self, given: Description, owner: str) -> str:  # noqa: ARG002
-        assert FSX.release is not None
-        return f"# kubectl apply --server-side -k {FSX.release.url}\n"
+        return f"# {' '.join(install_act(FSX).argv)}\n"
 
     def make(self, world: World) -> None:
-        world.run(self._argv(world))
+        install_act(FSX).do(world)
 
     def state(self, world: World) -> State:
         found = kubectl_json(world, "csidriver", FSX.provides)
         asked = f"kubectl get csidriver {FSX.provides}"
         return State(word="there" if found else "absent", asked=asked)
 
-    def remove(self, world: World) -> None:
-        """It goes with the control plane."""
+    def removal(self, world: World) -> list[Act]:  # noqa: ARG002
+        return []
 
 
 class EfaPlugin(Part):
@@ -272,23 +294,13 @@ class EfaPlugin(Part):
     def name(self, given: Description) -> str:  # noqa: ARG002
         return DEVICE_PLUGINS[EFA].label
 
-    def _argv(self) -> list[str]:
-        release = DEVICE_PLUGINS[EFA].release
-        assert release is not None
-        argv = release.install("-")
-        return argv[: argv.index("--kube-context")]
-
     def text(self, given: Description, owner: str) -> str:  # noqa: ARG002
-        return f"# {' '.join(self._argv())}\n"
+        return f"# {' '.join(install_act(DEVICE_PLUGINS[EFA]).argv)}\n"
 
     def make(self, world: World) -> None:
         # eksctl's own one, where it was put, is older and lacks types; two of them fight.
-        world.run(
-            ["kubectl", "delete", "daemonset", "aws-efa-k8s-device-plugin-daemonset",
-             "--namespace", "kube-system", "--ignore-not-found",
-             "--kubeconfig", str(world.kubeconfig)]
-        )  # fmt: skip
-        world.run([*self._argv(), "--kubeconfig", str(world.kubeconfig)])
+        WITHOUT_EKSCTLS_EFA_PLUGIN.do(world)
+        install_act(DEVICE_PLUGINS[EFA]).do(world)
 
     def state(self, world: World) -> State:
         asked = "kubectl get daemonset aws-efa-k8s-device-plugin -n kube-system"
@@ -297,8 +309,31 @@ class EfaPlugin(Part):
         )
         return State(word="there" if found else "absent", asked=asked)
 
-    def remove(self, world: World) -> None:
-        """It goes with the control plane."""
+    def removal(self, world: World) -> list[Act]:  # noqa: ARG002
+        return []
+
+
+def install_act(part: Prerequisite) -> Act:
+    """What installs a part of the product's own list into the cluster of a kubeconfig."""
+    return _without_context(part, "install")
+
+
+def uninstall_act(part: Prerequisite) -> Act:
+    """What removes it; safe to repeat."""
+    return _without_context(part, "remove")
+
+
+def _without_context(part: Prerequisite, what: Literal["install", "remove"]) -> Act:
+    assert part.release is not None
+    argv = part.release.install("-") if what == "install" else part.release.remove("-")
+    context = next(word for word in ("--context", "--kube-context") if word in argv)
+    return program(*argv[: argv.index(context)])
+
+
+WITHOUT_EKSCTLS_EFA_PLUGIN = program(
+    "kubectl", "delete", "daemonset", "aws-efa-k8s-device-plugin-daemonset",
+    "--namespace", "kube-system", "--ignore-not-found",
+)  # fmt: skip
 
 
 class FileSystem(Stack):
@@ -332,8 +367,9 @@ class FileSystem(Stack):
     def unfinished(self, world: World) -> str:
         return running_exports(world) if world.given.storage.kind == "fsx" else ""
 
-    def remove(self, world: World) -> None:
-        world.ask("cloudformation", "delete_stack", StackName=self.stack(world.given))
+    def removal(self, world: World) -> list[Act]:
+        params = {"StackName": self.stack(world.given)}
+        return [Act(service="cloudformation", call="delete_stack", params=params)]
 
 
 def _network_of(world: World) -> dict[str, str]:
@@ -343,6 +379,12 @@ def _network_of(world: World) -> dict[str, str]:
         found = {"Vpc": str(given.vpc.id), "Subnet": given.vpc.subnets[given.zone]}
         groups = {client: default_group(world)["GroupId"] for client in clients_of(given)}
         return found | groups
+    if isinstance(given, AdoptedCluster):
+        return {
+            "Vpc": str(given.vpc.id),
+            "Subnet": given.vpc.subnets[given.zone],
+            "NodeGroup": given.node_group,
+        }
     outputs = stack_outputs(world, ControlPlane().stack(given))
     return {
         "Vpc": outputs["VPC"],
@@ -361,15 +403,15 @@ class Claim(Part):
     def name(self, given: Description) -> str:
         return f"{given.storage.namespace}/{given.storage.claim}"
 
-    def text(self, given: Description, owner: str) -> str:  # noqa: ARG002
+    def text(self, given: Description, owner: str) -> str:
         made = Made(file_system="FILE-SYSTEM", mount_name="MOUNT-NAME")
-        return to_yaml(render_claim(given, made))
+        return to_yaml(render_claim(given, made, owner))
 
     def make(self, world: World) -> None:
         outputs = stack_outputs(world, stack_name(world.given))
         made = Made(file_system=outputs["FileSystem"], mount_name=outputs.get("MountName", ""))
-        file = _write(world, "claim.yaml", to_yaml(render_claim(world.given, made)))
-        world.run(["kubectl", "apply", "-f", file, "--kubeconfig", str(world.kubeconfig)])
+        text = to_yaml(render_claim(world.given, made, world.owner))
+        program("kubectl", "apply", "-f", _write(world, "claim.yaml", text)).do(world)
 
     def state(self, world: World) -> State:
         storage = world.given.storage
@@ -382,13 +424,15 @@ class Claim(Part):
         going = "deletionTimestamp" in found["metadata"]
         return State(word="going" if going else "there", asked=asked)
 
-    def remove(self, world: World) -> None:
-        outputs = Made(file_system="x", mount_name="x")  # only kinds and names are read
-        file = _write(world, "claim.yaml", to_yaml(render_claim(world.given, outputs)))
-        world.run(
-            ["kubectl", "delete", "-f", file, "--ignore-not-found", "--wait=false",
-             "--kubeconfig", str(world.kubeconfig)]
-        )  # fmt: skip
+    def removal(self, world: World) -> list[Act]:
+        storage = world.given.storage
+        return [
+            program(
+                "kubectl", "delete", f"persistentvolumeclaim/{storage.claim}",
+                f"persistentvolume/{volume_name(world.given)}",
+                "--namespace", storage.namespace, "--ignore-not-found", "--wait=false",
+            )
+        ]  # fmt: skip
 
 
 def parts_of(given: Description) -> list[Part]:
@@ -399,6 +443,11 @@ def parts_of(given: Description) -> list[Part]:
 def _parts(given: Description) -> Iterator[Part]:
     if given.kind == "batch":
         yield from _parts_of_batch(given)
+        return
+    if isinstance(given, AdoptedCluster):
+        from shardyard.cluster.adopted_parts import added_parts  # it is made of parts of here
+
+        yield from added_parts(given)
         return
     yield ControlPlane()
     yield NodeGroup(SYSTEM_GROUP)
@@ -412,8 +461,21 @@ def _parts(given: Description) -> Iterator[Part]:
         yield EfaPlugin()  # behind the group, with which eksctl puts its own there
 
 
-def every_part() -> list[Part]:
-    """Each part that any cluster may have, in the order in which they are made."""
+def plane_of(given: Description) -> Part:
+    """The control plane that everything stands on, made by us or there before."""
+    if isinstance(given, AdoptedCluster):
+        from shardyard.cluster.adopted_parts import StandingCluster  # it is made of parts of here
+
+        return StandingCluster()
+    return ControlPlane()
+
+
+def every_part(given: Description) -> list[Part]:
+    """Each part that such a cluster may ever have had, in the order in which they are made."""
+    if isinstance(given, AdoptedCluster):
+        from shardyard.cluster.adopted_parts import all_added  # it is made of parts of here
+
+        return all_added(given)
     from shardyard.cluster.batch_environment import Environment  # it is made of parts of here
 
     return [ControlPlane(), NodeGroup(SYSTEM_GROUP), Driver(), FileSystem(), Claim(),
@@ -456,18 +518,6 @@ def _subnet_in(world: World, outputs: dict[str, str]) -> str:
         f"the cluster's network has no private subnet in {world.given.zone}. Somebody changed it. "
         "Delete the cluster with `shardyard cluster delete` and make it anew."
     )
-
-
-def kubectl_json(world: World, *words: str) -> dict[str, Any] | None:
-    """What kubectl gets; None: there is nothing of the kind and name, or no cluster."""
-    if not world.kubeconfig.exists():
-        return None
-    text = world.run(
-        ["kubectl", "get", *words, "--ignore-not-found", "-o", "json",
-         "--kubeconfig", str(world.kubeconfig)]
-    )  # fmt: skip
-    found: dict[str, Any] | None = json.loads(text) if text.strip() else None
-    return found
 
 
 def _write(world: World, name: str, text: str) -> str:

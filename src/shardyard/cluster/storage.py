@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from shardyard.cluster.adopted import AdoptedCluster
 from shardyard.cluster.description import Description
 from shardyard.cluster.eksctl import tags_of
 from shardyard.image.dockerfile import USER_ID
@@ -89,6 +90,8 @@ def clients_of(given: Description) -> tuple[str, ...]:
     Nodes that EKS manages are in one group, eksctl's own in another. ECS mounts EFS through the
     container's interface, which has the VPC's default group where the template has interfaces.
     """
+    if isinstance(given, AdoptedCluster):
+        return ("NodeGroup",)  # eksctl gives its own groups that of EKS where there is no other
     if given.kind == "eks":
         return ("NodeGroup", "SharedNodeGroup")
     return ("DefaultGroup",) if given.storage.kind == "efs" and given.has_efa else ()
@@ -211,12 +214,17 @@ def made_of(outputs: Mapping[str, str]) -> Made:
     )
 
 
-def render_claim(given: Description, made: Made) -> tuple[dict[str, Any], ...]:
+def volume_name(given: Description) -> str:
+    """Of the volume that the claim is on."""
+    return f"shardyard-{given.name}-{given.storage.claim}"
+
+
+def render_claim(given: Description, made: Made, owner: str) -> tuple[dict[str, Any], ...]:
     """The volume and the claim on it; deleting the claim deletes no data."""
     storage = given.storage
-    volume = f"shardyard-{given.name}-{storage.claim}"
+    volume = volume_name(given)
     size = f"{storage.size_gib if storage.kind == 'fsx' else 1}Gi"  # EFS has none; one is required
-    labels = {"shardyard-cluster": given.name}
+    labels = tags_of(given, owner)
     spec = {
         "capacity": {"storage": size},
         "volumeMode": "Filesystem",

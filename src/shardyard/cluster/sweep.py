@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from shardyard.cluster.adopted import AdoptedCluster
+from shardyard.cluster.eksctl import OWNER_TAG
 from shardyard.cluster.kinds import (
     KINDS,
     NAME_TAGS,
@@ -120,7 +122,7 @@ def _round(world: World) -> Swept:
             asked = f"{kind.service} {kind.call}"
             unanswered.append(Unanswered(kind=kind.name, asked=asked, why=str(error)))
     left = [left for answer in answers for left in answer.left]
-    for key in (*NAME_TAGS, f"kubernetes.io/cluster/{world.given.name}"):
+    for key in _keys(world):
         try:
             left += _tagged(key, world, traces, answers)
         except ShardyardError as error:
@@ -128,6 +130,13 @@ def _round(world: World) -> Swept:
             unanswered.append(Unanswered(kind=f"tag {key}", asked=asked, why=str(error)))
     first = {(one.kind, one.id): one for one in reversed(left)}  # which says what it costs
     return Swept(left=tuple(reversed(first.values())), unanswered=tuple(unanswered))
+
+
+def _keys(world: World) -> tuple[str, ...]:
+    """Tags of what is the cluster's; of one that was adopted, of what was added to it."""
+    if isinstance(world.given, AdoptedCluster):
+        return (OWNER_TAG,)
+    return (*NAME_TAGS, f"kubernetes.io/cluster/{world.given.name}")
 
 
 def traces_of(world: World) -> Traces:
@@ -169,13 +178,15 @@ def _ask(kind: Kind, world: World, traces: Traces) -> _Answer:
             continue
         id = str(item[kind.id] if kind.id else item)
         there[id] = item
+        tags = tags_of(item)
         if not kind.is_of(item, traces):
             continue
-        tags = tags_of(item)
         if kind.tags_call:
             tags = _asked_tags(kind, id, world)
             if _is_anothers(kind, tags, traces):
                 continue
+        if isinstance(world.given, AdoptedCluster) and tags.get(OWNER_TAG) != world.owner:
+            continue  # it was there before, or is of what was
         left.append(_left(kind.name, id, kind.cost(item), tags, traces))
     return _Answer(kind=kind, there=there, left=tuple(left))
 
@@ -202,7 +213,8 @@ def _tagged(key: str, world: World, traces: Traces, answers: list[_Answer]) -> I
 
     It tells for hours of what is gone: of kinds that were asked, their own service's word counts.
     """
-    values = {} if "/cluster/" in key else {"Values": [traces.given.name]}
+    value = traces.owner if key == OWNER_TAG else traces.given.name
+    values = {} if "/cluster/" in key else {"Values": [value]}
     call = ("resourcegroupstaggingapi", "get_resources", "ResourceTagMappingList")
     for item in world.listed(*call, TagFilters=[{"Key": key, **values}]):
         arn = str(item["ResourceARN"])

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.aws import UncertainError, aws_client, aws_errors, aws_session, error_code
+from shardyard.cluster.adopted import AdoptedCluster
 from shardyard.cluster.description import Description
 from shardyard.errors import AccessError, CapacityError, RequestError, ShardyardError
 from shardyard.files import make_folder
@@ -145,7 +146,9 @@ class World:
                 "or look at what would be run with --dry-run."
             )
         say(f"running: {shlex.join(argv)}")
-        environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
+        # helm's variables would name another cluster than its kubeconfig.
+        ours = {key: value for key, value in os.environ.items() if not key.startswith("HELM_KUBE")}
+        environment = {**ours, "KUBECONFIG": str(self.kubeconfig)}
         with self.log.open("ab") as log:
             log.write(f"$ {shlex.join(argv)}\n".encode())
             log.flush()
@@ -215,6 +218,11 @@ def folder_of(given: Description, clusters: Path) -> Path:
     return clusters / f"{given.name}.{given.region}"
 
 
+def described(folder: Path) -> Path:
+    """The file that says what a cluster's folder is of."""
+    return folder / _DESCRIPTION
+
+
 def new_world(given: Description, clusters: Path) -> World:
     """The folder of a cluster that is to be made, or of the one that was begun here.
 
@@ -235,7 +243,11 @@ def new_world(given: Description, clusters: Path) -> World:
             )
         owner = world.owner  # nothing of it is there, so it may be described anew
     make_folder(folder)
-    content = {"owner": owner, "cluster": given.model_dump(mode="json")}
+    content = {
+        "owner": owner,
+        "is_adopted": isinstance(given, AdoptedCluster),
+        "cluster": given.model_dump(mode="json"),
+    }
     temporary = folder / f"{_DESCRIPTION}.tmp"
     temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     temporary.rename(folder / _DESCRIPTION)
@@ -274,7 +286,8 @@ def world_at(folder: Path) -> World:
     path = folder / _DESCRIPTION
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        given = Description.model_validate(content["cluster"])
+        kind = AdoptedCluster if content.get("is_adopted") else Description
+        given = kind.model_validate(content["cluster"])
         owner = content["owner"]
         if not (isinstance(owner, str) and len(bytes.fromhex(owner)) == 8):
             raise ValueError(f"owner={owner!r}")

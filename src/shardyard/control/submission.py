@@ -256,10 +256,17 @@ def refuse_existing(run_dir: RunDir) -> None:
         return
     jobs = Ledger(run_dir.ledger).jobs()
     job = f" as {jobs[-1].launcher} job {jobs[-1].id}" if jobs else ""
+    bench = jobs[-1].details.get(BENCH_DETAIL) if jobs else None
+    next_step = f"continue it with `shardyard resume {run_dir.handle}`, or choose another id."
+    if bench is not None:
+        next_step = (
+            f"or its tables with `shardyard logs {run_dir.handle}`. It is a benchmark (bench "
+            f"{bench}), which is not continued: choose another id."
+        )
     raise RequestError(
         f"run.id={run_dir.run_id!r} exists already in {run_dir.path.parent}{job}. A second run in "
         f"its folder would mix their files. See it with `shardyard status {run_dir.handle}`, "
-        f"continue it with `shardyard resume {run_dir.handle}`, or choose another id."
+        f"{next_step}"
     )
 
 

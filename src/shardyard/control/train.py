@@ -22,7 +22,8 @@ from shardyard.control.follow import Shown, said
 from shardyard.control.last_report import write_last_report
 from shardyard.control.request import Request, take_secrets
 from shardyard.control.resume import data_as_before, is_finished, newest_attempt, refuse_other_run
-from shardyard.errors import RequestError, StorageError
+from shardyard.control.submission import refuse_existing
+from shardyard.errors import StorageError
 from shardyard.files import write_text
 from shardyard.launchers.trust import refuse_unwritable
 from shardyard.report.summary import Summary
@@ -69,7 +70,8 @@ def first_attempt(request: Request) -> Attempt:
         StorageError: No run folder can be made.
     """
     run = request.recipe.run
-    _refuse_existing(request)
+    if run.id is not None:
+        refuse_existing(RunDir(Path(run.dir).expanduser().resolve() / run.id))
     _refuse_unwritable(Path(run.dir).expanduser())
     refuse_other_nodes(request.recipe)
     for warning in check_packages(engines_for(request.recipe)):
@@ -136,19 +138,6 @@ def train(attempt: Attempt, *, shown: Shown = said) -> Trained:
         attempt.run_dir, attempt.number, attempt.resolved.recipe, left_s=left_s
     )
     return Trained(run_dir=attempt.run_dir, answer=answer, summary=summary)
-
-
-def _refuse_existing(request: Request) -> None:
-    run = request.recipe.run
-    if run.id is None:
-        return
-    run_dir = RunDir(Path(run.dir).expanduser().resolve() / run.id)
-    if run_dir.recipe.exists():
-        raise RequestError(
-            f"run.id={run.id!r} exists already in {run.dir}. A second run in its folder would mix "
-            f"their files. Continue it with `shardyard resume {run_dir.handle}`, or choose another "
-            "id."
-        )
 
 
 def _refuse_unwritable(runs_dir: Path) -> None:
