@@ -18,7 +18,6 @@ from tests.cluster.stand_in import ROLE, Account, Killed, StandInWorld, in_accou
 
 NAME, REGION, ZONE = "theirs", "us-east-1", "us-east-1a"
 ARN = f"arn:aws:eks:{REGION}:123456789012:cluster/{NAME}"
-NODE_GROUP = "sg-0123456789abcdef0"
 OFFERS = {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "4"}
 
 
@@ -29,6 +28,8 @@ class Standing(Account):
     addons: dict[str, dict[str, Any]] = field(default_factory=dict)
     vpc: str = ""
     subnet: str = ""
+    node_group: str = ""
+    """Security group that EKS made."""
 
     def build(self) -> None:
         """Make the network and the cluster."""
@@ -39,6 +40,9 @@ class Standing(Account):
             for n, zone in enumerate((ZONE, "us-east-1b"))
         ]
         self.subnet, other = (made["Subnet"]["SubnetId"] for made in subnets)
+        self.node_group = ec2.create_security_group(
+            VpcId=self.vpc, GroupName=f"eks-cluster-sg-{NAME}-1", Description="of EKS"
+        )["GroupId"]
         client_of("eks").create_cluster(
             name=NAME, roleArn=ROLE, version="1.34",
             resourcesVpcConfig={"subnetIds": [self.subnet, other]},
@@ -52,7 +56,7 @@ class Standing(Account):
         if params["name"] != NAME or NAME not in client_of("eks").list_clusters()["clusters"]:
             return None
         answer = real("eks", "DescribeCluster", params)
-        network = {"vpcId": self.vpc, "clusterSecurityGroupId": NODE_GROUP}
+        network = {"vpcId": self.vpc, "clusterSecurityGroupId": self.node_group}
         answer["cluster"]["resourcesVpcConfig"] |= network
         return answer
 

@@ -24,7 +24,6 @@ from tests.cluster.stand_in import Killed, in_account
 from tests.cluster.standing import (
     ARN,
     NAME,
-    NODE_GROUP,
     OFFERS,
     REGION,
     ZONE,
@@ -213,7 +212,12 @@ def test_the_group_is_rendered_for_a_cluster_that_eksctl_has_no_stack_of(
     (part,) = [part for part in parts_of(world.given) if part.kind == "accelerators nodes"]
     text = part.text(world.given, "OWNER")
     assert "--install-nvidia-plugin=false" in text
-    for word in (account.vpc, account.subnet, f"securityGroup: {NODE_GROUP}", "version: '1.34'"):
+    for word in (
+        account.vpc,
+        account.subnet,
+        f"securityGroup: {account.node_group}",
+        "version: '1.34'",
+    ):
         assert word in text
     assert "availabilityZones" not in text
 
