@@ -38,7 +38,7 @@ TRAINING_ROWS = [
     {"data", "models"},
     {"parallel"},
     {"tasks"},
-    {"checkpoint", "observe"},
+    {"checkpoint", "observe", "telemetry"},
     {"train"},
     {"elastic", "library"},
 ]

@@ -369,6 +369,9 @@ class Observe(Section):
     """Write into each rank's log which samples it reads at each step, to audit data and order."""
     tensorboard: bool = False
     """Also write TensorBoard files into the run folder; needs shardyard[tensorboard]."""
+    telemetry_every_s: Annotated[float, Field(ge=0.5, le=3600)] | None = 5.0
+    """Seconds between the lines of telemetry/node-<k>.jsonl: each node's devices, processors and
+    ranks; null: none are written."""
     prometheus: (
         Annotated[int, Field(ge=0, le=65535)]
         | Annotated[

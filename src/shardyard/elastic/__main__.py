@@ -31,6 +31,7 @@ from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
 from shardyard.rundir.resolved import read_resolved
 from shardyard.rundir.store_place import read_store_place
+from shardyard.telemetry.beside import Ranks, telemetry_beside
 
 if TYPE_CHECKING:
     from shardyard.elastic.agent import Answer, Worker
@@ -118,8 +119,16 @@ def _conduct(
             every=None if every == "auto" else every,
         )
         place = metrics_place(resolved.recipe.observe.prometheus)
+        telemetry = telemetry_beside(
+            run.telemetry / f"node-{args.node_rank}.jsonl",
+            attempt=args.attempt,
+            every_s=resolved.recipe.observe.telemetry_every_s,
+            devices=_accelerators(resolved),
+            ranks=partial(_ranks, notes, resolved),
+        )
         with exporting(reader, run, place, node_rank=args.node_rank) as scrapes:
-            answer = attempt.conduct()
+            with telemetry:
+                answer = attempt.conduct()
             if may_wait(answer):
                 scrapes.wait_for_one_more()
             return answer
@@ -140,11 +149,34 @@ def may_wait(answer: "Answer") -> bool:
 
 
 def _rank_seconds(notes: AgentMemory | None, resolved: Resolved) -> list[tuple[int, float]]:
+    found = _ranks(notes, resolved)
+    pairs = zip(found.get("step", ()), found.get("compute_s", ()), strict=True)
+    return [(int(step or 0), compute_s or 0.0) for step, compute_s in pairs]
+
+
+def _ranks(notes: AgentMemory | None, resolved: Resolved) -> Ranks:
+    """The last step of each rank of this node; empty before any has noted one."""
     from shardyard.elastic.notes import read_notes  # imports torch, as the fork server does first
 
-    ranks = resolved.recipe.cluster.devices
-    assert isinstance(ranks, int)
-    return [(note.step, note.compute_ns / 1e9) for note in read_notes(notes, ranks)]
+    count = resolved.recipe.cluster.devices
+    assert isinstance(count, int)
+    found = read_notes(notes, count)
+    return {
+        "step": [note.step for note in found],
+        "step_s": [_seconds(note.step_ns) for note in found],
+        "compute_s": [_seconds(note.compute_ns) for note in found],
+    } if found else {}  # fmt: skip
+
+
+def _seconds(duration_ns: int) -> float | None:
+    """None: the rank has told none yet."""
+    return round(duration_ns / 1e9, 6) if duration_ns else None
+
+
+def _accelerators(resolved: Resolved) -> int:
+    cluster = resolved.recipe.cluster
+    assert isinstance(cluster.devices, int)
+    return 0 if cluster.device == "cpu" else cluster.devices
 
 
 def _parse(argv: Sequence[str] | None) -> Any:

@@ -1,4 +1,4 @@
-"""Bytes that this machine's network interfaces have sent, as the kernel counts them.
+"""Bytes that this machine's network interfaces have moved, as the kernel counts them.
 
 A log names the network that a library chose; what went over it, only the counters say.
 """
@@ -30,12 +30,12 @@ def sent_bytes(root: Path = Path("/")) -> dict[str, int]:
             continue  # InfiniBand, whose counters have other names
         sums = [sum(values[name] or 0 for name in names) for names in (_ALL_SENT, _BY_KIND)]
         found[f"{EFA}/{ports.parents[2].name}"] = max(sums)
-    with suppress(OSError):
-        # /proc/self/net, and not /sys/class/net: that of the process's own network namespace
-        for line in (root / "proc/self/net/dev").read_text().splitlines()[2:]:
-            name, _, counters = line.partition(":")
-            found[name.strip()] = int(counters.split()[8])  # the ninth: transmitted bytes
-    return found
+    return found | _column(root, 8)
+
+
+def received_bytes(root: Path = Path("/")) -> dict[str, int]:
+    """Interface -> bytes received since it is there, without those of EFA."""
+    return _column(root, 0)
 
 
 def since(before: dict[str, int], now: dict[str, int]) -> dict[str, int]:
@@ -53,6 +53,17 @@ def busiest(sent: dict[str, int], *, is_one_machine: bool) -> str | None:
     """
     between = {name: size for name, size in sent.items() if (name in _LOOPBACK) == is_one_machine}
     return max(between, key=lambda name: between[name], default=None)
+
+
+def _column(root: Path, column: int) -> dict[str, int]:
+    """Interface -> a number of /proc/self/net/dev, not of /sys/class/net: the former is of the
+    process's own network namespace."""
+    found = {}
+    with suppress(OSError):
+        for line in (root / "proc/self/net/dev").read_text().splitlines()[2:]:
+            name, _, counters = line.partition(":")
+            found[name.strip()] = int(counters.split()[column])
+    return found
 
 
 def _number(path: Path) -> int | None:

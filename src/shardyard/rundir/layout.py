@@ -92,6 +92,11 @@ class RunDir:
         return self.path / "tensorboard"
 
     @property
+    def telemetry(self) -> Path:
+        """Folder with a file a node: its devices every few seconds."""
+        return self.path / "telemetry"
+
+    @property
     def report_html(self) -> Path:
         return self.path / "report.html"
 

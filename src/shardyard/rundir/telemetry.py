@@ -1,0 +1,240 @@
+"""What `telemetry/node-<k>.jsonl` holds: a node's devices, its processors and its ranks over time.
+
+The first line of each process that writes says whom the others are of; they hold a list a field,
+one value a device or rank, so that a day of eight devices every five seconds is some 20 MB. What a
+device did not tell is null, never 0. Counters are written as they stand; rates are made on reading.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from shardyard.rundir.layout import RunDir
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """One number of a device or a node."""
+
+    name: str
+    """With its unit; without one: a share from 0 to 1."""
+    title: str
+    kind: Literal["gauge", "counter"] = "gauge"
+    """A counter only grows, until its owner is started anew."""
+    never_rests: bool = False
+    """Of a device that works it is never twice the same."""
+
+
+DEVICE_FIELDS = (
+    Field(name="utilisation", title="Time in which any kernel ran"),
+    Field(name="memory_used_bytes", title="Memory in use"),
+    Field(name="memory_copy_utilisation", title="Time in which memory was read or written"),
+    Field(name="sm_clock_mhz", title="Clock of the multiprocessors"),
+    Field(name="temperature_c", title="Temperature"),
+    Field(name="power_w", title="Power", never_rests=True),
+    Field(name="ecc_uncorrected", title="Memory errors that were not corrected", kind="counter"),
+    Field(name="pcie_sent_bytes", title="Sent over PCIe", kind="counter", never_rests=True),
+    Field(name="pcie_received_bytes", title="Received over PCIe", kind="counter", never_rests=True),
+    Field(name="nvlink_sent_bytes", title="Sent over NVLink", kind="counter", never_rests=True),
+    Field(
+        name="nvlink_received_bytes", title="Received over NVLink", kind="counter", never_rests=True
+    ),
+)
+"""Numbers of a device."""
+
+NODE_FIELDS = (
+    Field(name="cpu_busy_cores", title="Cores at work"),
+    Field(name="memory_available_bytes", title="Memory that programs could have"),
+    Field(name="page_cache_bytes", title="Files held in memory"),
+    Field(name="disk_read_bytes", title="Read from disks", kind="counter"),
+    Field(name="disk_written_bytes", title="Written to disks", kind="counter"),
+    Field(name="network_sent_bytes", title="Sent over the network", kind="counter"),
+    Field(name="network_received_bytes", title="Received over the network", kind="counter"),
+    Field(name="efa_sent_bytes", title="Sent over EFA", kind="counter"),
+)
+"""Numbers of a node; those of a network are of all its interfaces but loopback."""
+
+SLOWED_BY = "slowed_by"
+"""Of each device, why its clock is held down: heat, power brake, ...; empty: it is not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """Whom the lines behind it are of."""
+
+    t: float
+    node: str
+    attempt: int
+    cores: int
+    names: tuple[str, ...]
+    """Of the devices, in the order of all lists."""
+    memory_bytes: tuple[int | None, ...]
+
+    def line(self) -> dict[str, Any]:
+        """As it is written."""
+        return {
+            "t": self.t,
+            "node": self.node,
+            "attempt": self.attempt,
+            "cores": self.cores,
+            "names": list(self.names),
+            "memory_bytes": list(self.memory_bytes),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One line of a node."""
+
+    head: Head
+    t: float
+    devices: dict[str, tuple[float | None, ...]]
+    """By field."""
+    slowed_by: tuple[str | None, ...]
+    xid: tuple[tuple[int, int], ...]
+    """(device, code) of the errors that the driver told since the line before."""
+    unanswered: tuple[int, ...]
+    """Devices whose counters did not answer in time."""
+    stuck: dict[str, tuple[int, ...]]
+    """Field -> devices whose number stands still while that of others moves."""
+    numbers: dict[str, float | None]
+    """Those of the node by field."""
+    ranks: dict[str, tuple[float | None, ...]]
+    """``step``, ``step_s``, ``compute_s`` of each rank of the node, by local rank."""
+
+
+def telemetry_of(run: RunDir) -> dict[int, Path]:
+    """Node rank -> its file, of the nodes that have one."""
+    found = {}
+    for path in run.telemetry.glob("node-*.jsonl"):
+        number = path.stem.removeprefix("node-")
+        if number.isascii() and number.isdigit():
+            found[int(number)] = path
+    return dict(sorted(found.items()))
+
+
+def read_telemetry(path: Path, *, begin_byte: int = 0) -> Iterator[Sample]:
+    """The lines of a node, in order; what is not of the form that is written is passed over.
+
+    Args:
+        begin_byte: From there on, where an earlier head still holds: begin at 0 without one.
+    """
+    head: Head | None = None
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        file.seek(begin_byte)
+        for line in file:
+            content = _object(line)
+            if content is None:
+                continue
+            if "names" in content:
+                head = _head(content)
+            elif head is not None and (sample := _sample(head, content)) is not None:
+                yield sample
+
+
+def newest_sample(path: Path) -> Sample | None:
+    """The last line of a node, read without those before it."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _TAIL_BYTES))
+            tail = file.read()
+            file.seek(0)
+            first = file.read(_TAIL_BYTES)
+    except OSError:
+        return None
+    heads = [content for line in (first + b"\n" + tail).splitlines() if (content := _object(line))]
+    head = next((_head(each) for each in reversed(heads) if "names" in each), None)
+    if head is None:
+        return None
+    lines = [content for line in tail.splitlines() if (content := _object(line))]
+    return next((s for c in reversed(lines) if (s := _sample(head, c)) is not None), None)
+
+
+_TAIL_BYTES = 16 * 2**10
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    is_timed = isinstance(content, dict) and isinstance(content.get("t"), int | float)
+    return content if is_timed else None
+
+
+def _head(content: dict[str, Any]) -> Head | None:
+    names, sizes = content["names"], content.get("memory_bytes")
+    if not isinstance(names, list) or not isinstance(sizes, list) or len(names) != len(sizes):
+        return None
+    return Head(
+        t=content["t"],
+        node=str(content.get("node")),
+        attempt=_whole(content.get("attempt")) or 0,
+        cores=_whole(content.get("cores")) or 0,
+        names=tuple(map(str, names)),
+        memory_bytes=tuple(map(_whole, sizes)),
+    )
+
+
+def _sample(head: Head, content: dict[str, Any]) -> Sample | None:
+    if "names" in content:
+        return None
+    count = len(head.names)
+    devices = _mapping(content.get("devices"))
+    slowed = devices.pop(SLOWED_BY, None)
+    stuck = _mapping(content.get("stuck"))
+    xid = content.get("xid")
+    return Sample(
+        head=head,
+        t=content["t"],
+        devices={
+            name: tuple(map(_number, values))
+            for name, values in devices.items()
+            if isinstance(values, list) and len(values) == count
+        },
+        slowed_by=(
+            tuple(v if isinstance(v, str) else None for v in slowed)
+            if isinstance(slowed, list) and len(slowed) == count
+            else (None,) * count
+        ),
+        xid=tuple(
+            (int(pair[0]), int(pair[1]))
+            for pair in (xid if isinstance(xid, list) else [])
+            if isinstance(pair, list)
+            and len(pair) == 2
+            and all(_whole(n) is not None for n in pair)
+        ),
+        unanswered=_indices(content.get("unanswered")),
+        stuck={name: _indices(values) for name, values in stuck.items()},
+        numbers={name: _number(value) for name, value in _mapping(content.get("host")).items()},
+        ranks={
+            name: tuple(map(_number, values))
+            for name, values in _mapping(content.get("ranks")).items()
+            if isinstance(values, list)
+        },
+    )
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return dict(value) if isinstance(value, dict) else {}
+
+
+def _indices(value: Any) -> tuple[int, ...]:
+    found = value if isinstance(value, list) else []
+    return tuple(index for index in found if _whole(index) is not None)
+
+
+def _number(value: Any) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number else None
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,89 @@
+"""What a node's kernel counts: processors, memory, disks and network. Missing is None, never 0."""
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from shardyard.hardware.network_counters import EFA, received_bytes, sent_bytes
+
+_SECTOR_BYTES = 512
+"""Of /proc/diskstats, whatever a disk's own are."""
+_IDLE = (3, 4)
+"""Of a processor's times in /proc/stat: idle, and idle while a disk is waited for."""
+
+
+class Host:
+    """This node, since the last look."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+        self._ticks_s = 1 / os.sysconf("SC_CLK_TCK")
+        self._looked_s = time.monotonic()
+        self._busy_s = self._cpu_busy_s()
+
+    def read(self) -> dict[str, float | None]:
+        """The numbers of NODE_FIELDS."""
+        memory = self._memory()
+        read, written = self._disks()
+        return {
+            "cpu_busy_cores": self._busy_cores(),
+            "memory_available_bytes": memory.get("MemAvailable"),
+            "page_cache_bytes": memory.get("Cached"),
+            "disk_read_bytes": read,
+            "disk_written_bytes": written,
+            "network_sent_bytes": _of_network(sent_bytes(self._root)),
+            "network_received_bytes": _of_network(received_bytes(self._root)),
+            "efa_sent_bytes": _of_efa(sent_bytes(self._root)),
+        }
+
+    def _busy_cores(self) -> float | None:
+        now_s, busy_s = time.monotonic(), self._cpu_busy_s()
+        took_s, before_s = now_s - self._looked_s, self._busy_s
+        self._looked_s, self._busy_s = now_s, busy_s
+        if busy_s is None or before_s is None or took_s <= 0:
+            return None
+        return round((busy_s - before_s) / took_s, 2)
+
+    def _cpu_busy_s(self) -> float | None:
+        try:
+            with (self._root / "proc/stat").open() as file:
+                times = [int(part) for part in file.readline().split()[1:9]]
+        except (OSError, ValueError):
+            return None
+        return sum(t for k, t in enumerate(times) if k not in _IDLE) * self._ticks_s
+
+    def _memory(self) -> dict[str, int]:
+        found = {}
+        with suppress(OSError, ValueError):
+            for line in (self._root / "proc/meminfo").read_text().splitlines():
+                name, _, value = line.partition(":")
+                if name in ("MemAvailable", "Cached"):
+                    found[name] = int(value.split()[0]) * 1024
+        return found
+
+    def _disks(self) -> tuple[int | None, int | None]:
+        """Bytes read and written of whole disks; their partitions would count twice."""
+        read = written = None
+        with suppress(OSError, ValueError, IndexError):
+            for line in (self._root / "proc/diskstats").read_text().splitlines():
+                parts = line.split()
+                if not (self._root / "sys/block" / parts[2] / "device").exists():
+                    continue  # a partition, a loop device, or a volume over other disks
+                read = (read or 0) + int(parts[5]) * _SECTOR_BYTES
+                written = (written or 0) + int(parts[9]) * _SECTOR_BYTES
+        return read, written
+
+
+def _of_network(by_interface: dict[str, int]) -> int | None:
+    sizes = [
+        size
+        for name, size in by_interface.items()
+        if name not in ("lo", "lo0") and not name.startswith(f"{EFA}/")
+    ]
+    return sum(sizes) if sizes else None
+
+
+def _of_efa(by_interface: dict[str, int]) -> int | None:
+    sizes = [size for name, size in by_interface.items() if name.startswith(f"{EFA}/")]
+    return sum(sizes) if sizes else None

@@ -1,0 +1,186 @@
+"""NVIDIA's devices, by NVML through its own Python binding (nvidia-ml-py).
+
+What a device or a driver lacks is not asked again: a refusal costs as much as an answer. PCIe is
+read from byte counters, where driver and device have them: NVML's older question for its rate
+watches the link for 20 ms each time.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from shardyard.telemetry.counters import Device, Reading
+
+_SLOWED_BY = {
+    0x08: "hardware",
+    0x20: "heat",  # by the driver
+    0x40: "heat",  # by the device itself
+    0x80: "power brake",
+}
+"""Bits of nvmlClocksEventReasons that no healthy device has for long. The power cap (0x4) is usual
+at full load."""
+
+_ALL_LINKS = 0xFFFFFFFF
+"""As the scope of a field: the sum over a device's links."""
+
+
+def open_nvml(most: int) -> "Nvml | None":
+    """NVML with the devices that this process may use, so many at most."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+        handles = _visible(pynvml)[:most]
+    except pynvml.NVMLError:
+        return None  # no driver
+    return Nvml(pynvml, handles) if handles else None
+
+
+def _visible(nvml: Any) -> list[Any]:
+    """Handles of all devices, or of those that CUDA_VISIBLE_DEVICES names."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is None:
+        count = nvml.nvmlDeviceGetCount()
+        return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+    found = []
+    for name in filter(None, (part.strip() for part in named.split(","))):
+        try:
+            by_index = name.isascii() and name.isdigit()
+            ask = nvml.nvmlDeviceGetHandleByIndex if by_index else nvml.nvmlDeviceGetHandleByUUID
+            found.append(ask(int(name) if by_index else name))
+        except nvml.NVMLError:
+            break  # CUDA, too, sees none behind the first name that it does not know
+    return found
+
+
+class Nvml:
+    """All handles, opened once."""
+
+    def __init__(self, nvml: Any, handles: list[Any]) -> None:
+        self._nvml = nvml
+        self._handles = handles
+        self._lacks: list[set[str]] = [set() for _ in handles]
+        """Of each device, the questions that it does not answer."""
+        self._errors = self._listen()
+
+    @property
+    def count(self) -> int:
+        """Of devices."""
+        return len(self._handles)
+
+    def device(self, index: int) -> Device:
+        """See Counters."""
+        handle = self._handles[index]
+        return Device(
+            name=self._nvml.nvmlDeviceGetName(handle),
+            memory_bytes=self._ask(index, "memory", lambda: self._memory(handle).total),
+        )
+
+    def read(self, index: int) -> Reading:
+        """See Counters."""
+        nvml, handle = self._nvml, self._handles[index]
+        use = self._ask(index, "use", lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
+        milliwatts = self._ask(index, "power", lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+        reasons = self._ask(index, "reasons", lambda: self._reasons(handle))
+        fields = self._fields(index)
+        return Reading(
+            utilisation=None if use is None else use.gpu / 100,
+            memory_copy_utilisation=None if use is None else use.memory / 100,
+            memory_used_bytes=self._ask(index, "memory", lambda: self._memory(handle).used),
+            sm_clock_mhz=self._ask(
+                index, "clock", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)
+            ),
+            temperature_c=self._ask(
+                index,
+                "temperature",
+                lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+            ),
+            power_w=None if milliwatts is None else milliwatts / 1000,
+            slowed_by=None if reasons is None else _slowed_by(reasons),
+            **fields,
+        )
+
+    def wait_for_error(self, wait_s: float) -> tuple[int, int] | None:
+        """See Counters; without the right to listen it only waits."""
+        nvml = self._nvml
+        if self._errors is None:
+            raise NotImplementedError("this driver tells no errors")
+        try:
+            told = nvml.nvmlEventSetWait_v2(self._errors, int(wait_s * 1000))
+        except nvml.NVMLError_Timeout:
+            return None
+        uuids = [nvml.nvmlDeviceGetUUID(handle) for handle in self._handles]
+        return uuids.index(nvml.nvmlDeviceGetUUID(told.device)), int(told.eventData)
+
+    def _listen(self) -> Any:
+        nvml = self._nvml
+        try:
+            events = nvml.nvmlEventSetCreate()
+            for handle in self._handles:
+                nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
+        except nvml.NVMLError:
+            return None
+        return events
+
+    def _memory(self, handle: Any) -> Any:
+        return self._nvml.nvmlDeviceGetMemoryInfo(handle)
+
+    def _reasons(self, handle: Any) -> int:
+        nvml = self._nvml
+        return int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
+
+    def _fields(self, index: int) -> dict[str, int | None]:
+        """Counters that are asked together; those of links count KiB."""
+        nvml = self._nvml
+        wanted = {
+            "ecc_uncorrected": (nvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL, 0, 1),
+            "pcie_sent_bytes": (nvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, 0, 1),
+            "pcie_received_bytes": (nvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES, 0, 1),
+            "nvlink_sent_bytes": (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, _ALL_LINKS, 1024),
+            "nvlink_received_bytes": (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, _ALL_LINKS, 1024),
+        }
+        found: dict[str, int | None] = dict.fromkeys(wanted)
+        names = [name for name in wanted if name not in self._lacks[index]]
+        ids = [wanted[name][:2] for name in names]
+        values = self._ask(
+            index,
+            "fields",
+            lambda: nvml.nvmlDeviceGetFieldValues(self._handles[index], ids) if ids else [],
+        )
+        for name, value in zip(names, values or [], strict=False):
+            if value.nvmlReturn == nvml.NVML_SUCCESS:
+                found[name] = _value(nvml, value) * wanted[name][2]
+            elif value.nvmlReturn == nvml.NVML_ERROR_NOT_SUPPORTED:
+                self._lacks[index].add(name)
+        return found
+
+    def _ask(self, index: int, name: str, question: Callable[[], Any]) -> Any:
+        """An answer; None: not now, or never, which is remembered."""
+        if name in self._lacks[index]:
+            return None
+        try:
+            return question()
+        except self._nvml.NVMLError_NotSupported:
+            self._lacks[index].add(name)
+        except self._nvml.NVMLError:
+            pass
+        return None
+
+
+def _value(nvml: Any, field: Any) -> int:
+    """What a field holds, by the type that it says."""
+    match field.valueType:
+        case nvml.NVML_VALUE_TYPE_DOUBLE:
+            return int(field.value.dVal)
+        case nvml.NVML_VALUE_TYPE_UNSIGNED_INT:
+            return int(field.value.uiVal)
+        case nvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG:
+            return int(field.value.sllVal)
+        case _:
+            return int(field.value.ullVal)
+
+
+def _slowed_by(reasons: int) -> str:
+    return " and ".join(dict.fromkeys(w for bit, w in _SLOWED_BY.items() if reasons & bit))
