@@ -23,6 +23,7 @@ BASE_ROWS = [
     {"hardware", "complete", "families", "locks"},
     {"config"},
     {"rundir"},
+    {"health"},
 ]
 CONTROL_ROWS = [
     {"planner", "doctor", "monitoring"},

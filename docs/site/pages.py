@@ -52,6 +52,7 @@ _PLACES = {
         "docs/launch-kubernetes.md",
         "docs/launch-aws-batch.md",
         "docs/monitoring.md",
+        "docs/telemetry.md",
     ),
     "Errors": ("docs/errors.md",),
     "Python": ("docs/python.md", PYTHON_API, "docs/library.md", "docs/own-module.md"),

@@ -255,3 +255,19 @@ def test_names_are_as_prometheus_wants_them() -> None:
         assert metric.name.startswith("shardyard_")
         assert metric.name.endswith("_total") == (metric.kind == "counter")
     assert {metric.key for metric in STEPS} <= set(METRIC_KEYS)
+
+
+def test_devices_are_told_by_the_newest_line_of_this_attempts_telemetry(run: RunDir) -> None:
+    file = run.telemetry_of(0)
+    head = {"t": 1.0, "node": "a", "attempt": 0, "cores": 8, "names": ["H100"] * 2,
+            "memory_bytes": [1, 1]}  # fmt: skip
+    lines = LineWriter(file)
+    for line in (head, {"t": 2.0, "devices": {"power_w": [1.0, 1.0]}},
+                 {"t": 3.0, "devices": {"power_w": [650.5, None], "ecc_uncorrected": [0, 2]}}):  # fmt: skip
+        lines.append(line)
+    found = samples(RunReader(run, list, attempt=0, telemetry=file))
+    assert found["shardyard_device_power_watts", "0"] == 650.5
+    assert ("shardyard_device_power_watts", "1") not in found
+    assert found["shardyard_device_ecc_errors_total", "1"] == 2
+    later = samples(RunReader(run, list, attempt=1, telemetry=file))
+    assert not [name for name, _ in later if name.startswith("shardyard_device_")]

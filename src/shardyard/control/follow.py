@@ -222,8 +222,8 @@ def describe_event(event: dict[str, Any]) -> str | None:
             return f"{who}{where} hung in step {event['step']}: {event['reason']}"
         case "straggler":
             return describe_straggler(event)
-        case "device_problem":
-            return f"rank {event['rank']} on {event['node']} is odd: {event['cause']}"
+        case "device_problem" | "device_well" | "program_error":
+            return _describe_device(event)
         case "rendezvous" if event["generation"] > 0:
             return f"restarted with {event['world_size']} processes"
         case "resized":
@@ -279,6 +279,18 @@ def _snapshots_refused(event: dict[str, Any]) -> str:
         f"({refused['reason']})"
         for refused in event.get("snapshots_refused") or ()
     )
+
+
+def _describe_device(event: dict[str, Any]) -> str:
+    """A rank whose numbers are wrong, or what a node's telemetry says of one of its devices."""
+    if event.get("device") is None:
+        return f"rank {event['rank']} on {event['node']} is odd: {event['cause']}"
+    who = f"device {event['device']} on {event['node']}"
+    if event["kind"] == "device_well":
+        return f"{who} is well again: {event['cause']} no more"
+    is_programs = event["kind"] == "program_error"
+    words = "; mostly the program's fault, not the device's" if is_programs else ""
+    return f"{who}: {event['cause']}{words}"
 
 
 def describe_straggler(event: dict[str, Any]) -> str:

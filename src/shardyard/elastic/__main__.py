@@ -31,7 +31,7 @@ from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
 from shardyard.rundir.resolved import read_resolved
 from shardyard.rundir.store_place import read_store_place
-from shardyard.telemetry.beside import Ranks, telemetry_beside
+from shardyard.telemetry.beside import Ranks, TelemetryBeside
 
 if TYPE_CHECKING:
     from shardyard.elastic.agent import Answer, Worker
@@ -97,6 +97,14 @@ def _conduct(
         from shardyard.elastic.neighbour import Neighbour
         from shardyard.elastic.worker import run_worker
 
+        telemetry_file = run.telemetry_of(args.node_rank)
+        telemetry = TelemetryBeside(
+            telemetry_file,
+            attempt=args.attempt,
+            every_s=resolved.recipe.observe.telemetry_every_s,
+            devices=_accelerators(resolved),
+            ranks=partial(_ranks, notes, resolved),
+        )
         attempt = Attempt(
             run=run,
             number=args.attempt,
@@ -110,6 +118,7 @@ def _conduct(
             notes=notes,
             neighbour=Neighbour.of(slots, resolved.recipe),
             store_moves=args.store_moves,
+            findings=telemetry.findings,
         )
         every = resolved.recipe.checkpoint.every
         reader = RunReader(
@@ -117,17 +126,11 @@ def _conduct(
             partial(_rank_seconds, notes, resolved),
             attempt=args.attempt,
             every=None if every == "auto" else every,
+            telemetry=telemetry_file,
         )
         place = metrics_place(resolved.recipe.observe.prometheus)
-        telemetry = telemetry_beside(
-            run.telemetry / f"node-{args.node_rank}.jsonl",
-            attempt=args.attempt,
-            every_s=resolved.recipe.observe.telemetry_every_s,
-            devices=_accelerators(resolved),
-            ranks=partial(_ranks, notes, resolved),
-        )
         with exporting(reader, run, place, node_rank=args.node_rank) as scrapes:
-            with telemetry:
+            with telemetry.running():
                 answer = attempt.conduct()
             if may_wait(answer):
                 scrapes.wait_for_one_more()

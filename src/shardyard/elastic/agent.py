@@ -30,6 +30,7 @@ from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Recipe
 from shardyard.config.timeouts import restart_timeout_s
 from shardyard.elastic.agent_memory import AgentMemory
+from shardyard.elastic.device_watch import Findings
 from shardyard.elastic.drain import DrainRequest
 from shardyard.elastic.etcd import etcd_rendezvous
 from shardyard.elastic.folder_watch import FolderWatch
@@ -94,6 +95,8 @@ class Attempt:
     """Has this node's snapshots kept by the next one; None: it has none, or keeps them alone."""
     store_moves: bool = False
     """Whether the others go on where the node that serves the store is lost."""
+    findings: Findings = tuple
+    """What telemetry has found wrong with this node's devices."""
     _succession: Succession = field(init=False)
     _agent: GroupAgent | None = field(default=None, init=False)
     _answer: Answer | None = field(default=None, init=False)
@@ -189,6 +192,7 @@ class Attempt:
             is_run_left=self._succession.is_run_left,
             min_nodes=meeting.min_nodes,
             leaves_stragglers=recipe.elastic.straggler == "leave_out",
+            findings=self.findings,
         )
         try:
             while isinstance(end := self._run_until_lost(self._agent), Exception):

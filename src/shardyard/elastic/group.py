@@ -31,6 +31,7 @@ from shardyard.elastic.crash_loop import (
     earlier_failures,
     last_finished_step,
 )
+from shardyard.elastic.device_watch import DeviceWatch, Findings
 from shardyard.elastic.drain import DrainRequest
 from shardyard.elastic.hang import Hang
 from shardyard.elastic.hang_finder import HangFinder
@@ -101,6 +102,7 @@ class GroupAgent(ProcessesAgent):
         is_run_left: Callable[[], bool] = lambda: True,
         min_nodes: int = 1,
         leaves_stragglers: bool = False,
+        findings: Findings = tuple,
     ) -> None:
         """Args:
         stages: Of a pipeline, or 1; None: on these devices notes do not tell ranks apart.
@@ -109,6 +111,7 @@ class GroupAgent(ProcessesAgent):
         is_run_left: Whether no agent of another node holds the run.
         min_nodes: The run goes on with no fewer.
         leaves_stragglers: Out, and not only tells of them.
+        findings: What is wrong with this node's devices, asked now and then.
         """
         super().__init__(spec)
         self._run = run
@@ -137,6 +140,8 @@ class GroupAgent(ProcessesAgent):
         self._told_lost: set[int] = set()
         """Nodes whose loss in this generation is told."""
         self._leaves_stragglers = leaves_stragglers
+        self._findings = findings
+        self._devices: DeviceWatch  # of this generation; set with its workers
         self._is_left_out = False
         self._join_interval_s = join_interval_s
         self._joined_s = -math.inf
@@ -241,6 +246,9 @@ class GroupAgent(ProcessesAgent):
                 self._notices, node=self._node.name, ranks=list(self._pids_by_rank()),
                 ranks_of_stage=max(1, self._world_size // self._stages),
             )  # fmt: skip
+        self._devices = DeviceWatch(
+            self._run, self._attempt, self._notices, self._node, self._findings
+        )
         return pids
 
     def _pause(self, seconds: float) -> None:
@@ -298,6 +306,8 @@ class GroupAgent(ProcessesAgent):
         if result.state is WorkerState.FAILED:  # died between the look above and torch's own
             return self._lose()
         self._look_for_stragglers()
+        for kind, problem in self._devices.look(writes=self.writes_events):
+            self._write_event(kind, **problem)
         if self._is_to_go_on_without_one(result):
             return RunResult(state=WorkerState.UNHEALTHY)  # all drain, and meet again
         is_resize = self._is_resize(result)

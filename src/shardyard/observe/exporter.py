@@ -27,6 +27,7 @@ from shardyard.rundir.run_metrics import (
     CHECKPOINT_STEP,
     COST,
     COST_RATE,
+    DEVICES,
     EVENTS,
     RANK_COMPUTE,
     RANK_STEP,
@@ -38,6 +39,7 @@ from shardyard.rundir.run_metrics import (
 )
 from shardyard.rundir.spending import read_spending
 from shardyard.rundir.state import state_of
+from shardyard.rundir.telemetry import newest_sample
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -56,17 +58,25 @@ class RunReader:
     """Reads a run folder at each scrape."""
 
     def __init__(
-        self, run: RunDir, ranks: RankSeconds, *, attempt: int, every: int | None = None
+        self,
+        run: RunDir,
+        ranks: RankSeconds,
+        *,
+        attempt: int,
+        every: int | None = None,
+        telemetry: Path | None = None,
     ) -> None:
         """Begin to count ages.
 
         Args:
+            telemetry: This node's.
             every: Steps between checkpoints; None: ``auto``, which the run's events tell.
         """
         self._run = run
         self._ranks = ranks
         self._attempt = attempt
         self._every = every
+        self._telemetry = telemetry
         self._events: Counter[str] = Counter()
         self._telling: list[dict[str, Any]] = []
         self._read_bytes = 0
@@ -96,6 +106,16 @@ class RunReader:
         for local_rank, (step, seconds) in enumerate(self._ranks()):
             yield RANK_STEP, str(local_rank), float(step)
             yield RANK_COMPUTE, str(local_rank), seconds
+        yield from self._of_devices()
+
+    def _of_devices(self) -> Iterator[Sample]:
+        newest = None if self._telemetry is None else newest_sample(self._telemetry)
+        if newest is None or newest.head.attempt != self._attempt:
+            return
+        for metric in DEVICES:
+            for device, value in enumerate(newest.devices.get(metric.key, ())):
+                if value is not None:
+                    yield metric, str(device), float(value)
 
     def _state(self) -> str:
         has_ended = any(event["kind"] == "attempt_ended" for event in self._telling)

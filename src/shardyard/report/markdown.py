@@ -22,6 +22,8 @@ def render_markdown(record: RunRecord, summary: Summary) -> str:
     blocks.append(_table(("", "", ""), tiles(summary)))
     blocks.append(_cell(f"MFU: {summary.mfu_note}."))
     blocks += [] if summary.cost is None else [_cell(summary.cost.words())]
+    blocks.append(_cell(summary.health.words))
+    blocks += [f"- {_cell(text)}" for text in summary.health.problems]
     blocks += ["## Where the wall time went", summary.effective_words(), _phases(summary)]
     if summary.comparisons:
         rows = [

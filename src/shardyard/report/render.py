@@ -36,7 +36,8 @@ def render(
     """
     parts = [
         _header(record, summary),
-        _curves(panels, no_pictures or "No step was finished yet."),
+        _curves(_of(panels, is_of_devices=False), no_pictures or "No step was finished yet."),
+        _devices(summary, panels),
         sources_section(record),
         _wall_time(summary),
         _comparison(record, summary.comparisons),
@@ -80,6 +81,21 @@ def _curves(panels: dict[str, str], why_none: str) -> str:
         return render_section("curves", "Curves", f'<p class="muted">{esc(why_none)}</p>')
     figures = "".join(f'<figure id="{esc(name)}">{svg}</figure>' for name, svg in panels.items())
     return render_section("curves", "Curves", f'<div class="panels">{figures}</div>')
+
+
+def _of(panels: dict[str, str], *, is_of_devices: bool) -> dict[str, str]:
+    return {k: svg for k, svg in panels.items() if k.startswith("device-") == is_of_devices}
+
+
+def _devices(summary: Summary, panels: dict[str, str]) -> str:
+    shown = _of(panels, is_of_devices=True)
+    health = summary.health
+    if not (shown or health.problems or health.watched_nodes):
+        return ""
+    figures = "".join(f'<figure id="{esc(name)}">{svg}</figure>' for name, svg in shown.items())
+    listed = "".join(f'<p class="bad">{esc(text)}</p>' for text in health.problems)
+    body = f'<p>{esc(health.words)}</p>{listed}<div class="panels">{figures}</div>'
+    return render_section("devices", "Devices and nodes", body)
 
 
 def _wall_time(summary: Summary) -> str:

@@ -13,6 +13,7 @@ from shardyard.report.compare import (
     steady,
 )
 from shardyard.report.cost import Cost, cost_of
+from shardyard.report.health import Health, health_of
 from shardyard.report.run import RunRecord
 from shardyard.report.walltime import AttemptTime, account, effective_share, total_phases
 from shardyard.rundir.network import Network, network_of
@@ -68,6 +69,7 @@ class Summary:
     """Losses of processes that a new generation followed."""
     data_limit: str
     """Why steps waited for samples that could come no quicker; empty: nobody has found that."""
+    health: Health
     comparisons: tuple[Comparison, ...]
     network: Network | None
     """Between nodes, as it was really used; None: one node, or it was not told."""
@@ -167,6 +169,7 @@ def summarize(record: RunRecord) -> Summary:
         effective_share_predicted=_predicted_share(record),
         restarts=_restarts(record),
         data_limit=str((record.last("data_limit") or {}).get("reason", "")),
+        health=health_of(record),
         comparisons=tuple(compare(record, times)),
         network=network_of(record.last("network") or {}),
         cost=cost_of(record, times, last_step=_steps_planned(record)),

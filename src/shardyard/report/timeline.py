@@ -26,9 +26,14 @@ def describe(event: Line) -> str:
     kind = fields["kind"]
     if kind in ("attempt_started", "rendezvous"):
         return _describe_workers(fields)
-    if kind in ("worker_lost", "device_problem"):
-        rank, node = fields.get("rank", "?"), fields.get("node", "?")
-        return f"rank {rank} on {node}: {fields.get('cause', 'cause not known')}"
+    if kind in ("worker_lost", "device_problem", "device_well", "program_error"):
+        node, cause = fields.get("node", "?"), fields.get("cause", "cause not known")
+        who = (
+            f"device {fields['device']}"
+            if "device" in fields
+            else f"rank {fields.get('rank', '?')}"
+        )
+        return f"{who} on {node}: {cause}"
     if kind == "worker_hung":
         who = "all ranks" if fields.get("rank") is None else f"rank {fields['rank']}"
         return f"{who} on {fields.get('node', '?')}: {fields.get('reason', 'reason not known')}"

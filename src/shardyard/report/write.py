@@ -29,6 +29,8 @@ def write_report(run: RunDir) -> Summary:
 
 
 def _panels(record: RunRecord) -> dict[str, str]:
-    from shardyard.report.plots import panels  # matplotlib: half a second, not for a refused recipe
+    # matplotlib: half a second, not for a refused recipe
+    from shardyard.report.device_plots import device_panels
+    from shardyard.report.plots import panels
 
-    return panels(record)
+    return {**panels(record), **device_panels(record)}

@@ -96,6 +96,10 @@ class RunDir:
         """Folder with a file a node: its devices every few seconds."""
         return self.path / "telemetry"
 
+    def telemetry_of(self, node_rank: int) -> Path:
+        """Lines of one node."""
+        return self.telemetry / f"node-{node_rank}.jsonl"
+
     @property
     def report_html(self) -> Path:
         return self.path / "report.html"

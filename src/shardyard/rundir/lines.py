@@ -41,6 +41,8 @@ EVENT_KINDS = (
     "straggler",
     "data_limit",
     "device_problem",
+    "device_well",
+    "program_error",
     "store_moved",
     "network",
     "resized",

@@ -103,9 +103,11 @@ class Sample:
     """Those of the node by field."""
     ranks: dict[str, tuple[float | None, ...]]
     """``step``, ``step_s``, ``compute_s`` of each rank of the node, by local rank."""
+    findings: tuple[dict[str, Any], ...] = ()
+    """What was found wrong with a device, or is over (``health/device_judge.py``)."""
 
 
-def telemetry_of(run: RunDir) -> dict[int, Path]:
+def nodes_with_telemetry(run: RunDir) -> dict[int, Path]:
     """Node rank -> its file, of the nodes that have one."""
     found = {}
     for path in run.telemetry.glob("node-*.jsonl"):
@@ -134,8 +136,33 @@ def read_telemetry(path: Path, *, begin_byte: int = 0) -> Iterator[Sample]:
                 continue
             if "names" in content:
                 head = _head(content)
-            elif head is not None and (sample := _sample(head, content)) is not None:
-                yield sample
+            elif head is not None:
+                yield sample_of(head, content)
+
+
+def read_thinned(path: Path, *, most: int) -> list[Sample]:
+    """So many lines of a node at most, evenly spread over its file, however long that is."""
+    try:
+        size = path.stat().st_size
+    except OSError:
+        return []
+    if size <= most * _LINE_BYTES:
+        return list(read_telemetry(path))
+    found, head = [], _NO_HEAD
+    with path.open("rb") as file:
+        for number in range(most):
+            file.seek(size * number // most)
+            if number:
+                file.readline()  # the rest of a line
+            for line in (file.readline(), file.readline()):
+                content = _object(line)
+                if content is None:
+                    continue
+                if "names" not in content:
+                    found.append(sample_of(head, content))
+                    break
+                head = _head(content) or head
+    return found
 
 
 def newest_sample(path: Path) -> Sample | None:
@@ -154,10 +181,13 @@ def newest_sample(path: Path) -> Sample | None:
     if head is None:
         return None
     lines = [content for line in tail.splitlines() if (content := _object(line))]
-    return next((s for c in reversed(lines) if (s := _sample(head, c)) is not None), None)
+    return next((sample_of(head, line) for line in reversed(lines) if "names" not in line), None)
 
 
 _TAIL_BYTES = 16 * 2**10
+_LINE_BYTES = 1500
+"""Of a node of eight devices, about."""
+_NO_HEAD = Head(t=0.0, node="", attempt=0, cores=0, names=(), memory_bytes=())
 
 
 def _object(line: bytes) -> dict[str, Any] | None:
@@ -183,14 +213,12 @@ def _head(content: dict[str, Any]) -> Head | None:
     )
 
 
-def _sample(head: Head, content: dict[str, Any]) -> Sample | None:
-    if "names" in content:
-        return None
-    count = len(head.names)
+def sample_of(head: Head, content: dict[str, Any]) -> Sample:
+    """A line behind a head; what of it is not of the form that is written is left out."""
     devices = _mapping(content.get("devices"))
     slowed = devices.pop(SLOWED_BY, None)
+    count = next((len(values) for values in devices.values() if isinstance(values, list)), 0)
     stuck = _mapping(content.get("stuck"))
-    xid = content.get("xid")
     return Sample(
         head=head,
         t=content["t"],
@@ -206,7 +234,7 @@ def _sample(head: Head, content: dict[str, Any]) -> Sample | None:
         ),
         xid=tuple(
             (int(pair[0]), int(pair[1]))
-            for pair in (xid if isinstance(xid, list) else [])
+            for pair in _list(content.get("xid"))
             if isinstance(pair, list)
             and len(pair) == 2
             and all(_whole(n) is not None for n in pair)
@@ -219,6 +247,9 @@ def _sample(head: Head, content: dict[str, Any]) -> Sample | None:
             for name, values in _mapping(content.get("ranks")).items()
             if isinstance(values, list)
         },
+        findings=tuple(
+            found for found in _list(content.get("findings")) if isinstance(found, dict)
+        ),
     )
 
 
@@ -226,9 +257,12 @@ def _mapping(value: Any) -> dict[str, Any]:
     return dict(value) if isinstance(value, dict) else {}
 
 
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
 def _indices(value: Any) -> tuple[int, ...]:
-    found = value if isinstance(value, list) else []
-    return tuple(index for index in found if _whole(index) is not None)
+    return tuple(index for index in _list(value) if _whole(index) is not None)
 
 
 def _number(value: Any) -> float | None:

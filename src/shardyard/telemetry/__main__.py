@@ -1,7 +1,8 @@
 """`python -m shardyard.telemetry FILE`: writes what a node does, line by line, until stdin ends.
 
 A process of its own, started by the node's agent: what it asks may hang, or cost time, and no
-training waits for it. Each line of stdin holds the newest steps of the node's ranks, as JSON.
+training waits for it. Each line of stdin holds the newest steps of the node's ranks, as JSON; each
+of stdout something that is wrong with a device, or is over.
 """
 
 import argparse
@@ -20,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from shardyard.errors import StorageError
+from shardyard.health.device_judge import DeviceJudge
 from shardyard.rundir.lines import LineWriter
-from shardyard.rundir.telemetry import DEVICE_FIELDS, SLOWED_BY, Head
+from shardyard.rundir.telemetry import DEVICE_FIELDS, SLOWED_BY, Head, sample_of
 from shardyard.telemetry.amd import open_amdsmi
 from shardyard.telemetry.counters import Counters, Device, Opens, Reading
 from shardyard.telemetry.gaudi import open_hlml
@@ -142,12 +144,17 @@ def write_lines(
         names=tuple(device.name for device in devices.devices),
         memory_bytes=tuple(device.memory_bytes for device in devices.devices),
     )
+    judge = DeviceJudge()
     lines: deque[dict[str, Any]] = deque([head.line()])
     next_s = time.monotonic() + every_s
     while agent.wait(next_s):
         next_s = max(next_s + every_s, time.monotonic())  # a machine that slept is not caught up
         t = {"t": round(time.time(), 3)}
-        lines.append({**t, **devices.read(), "host": host.read(), **agent.take()})
+        line = {**t, **devices.read(), "host": host.read(), **agent.take()}
+        if found := [each.fields() for each in judge.look(sample_of(head, line))]:
+            line["findings"] = found
+            print(*map(json.dumps, found), sep="\n", flush=True)
+        lines.append(line)
         with suppress(StorageError):  # a full disk: the head, and the newest, once there is room
             while lines:
                 file.append(lines[0])

@@ -1,0 +1,93 @@
+"""Brings what each node's telemetry finds wrong with its devices to the node that writes events."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from shardyard.elastic.notices import Node, Notices
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lines import read_lines
+
+_LOOK_EVERY_S = 2.0
+PROBLEM, WELL, PROGRAM = "device_problem", "device_well", "program_error"
+"""Events: something is wrong with a device, or is over; a device tells an error that is mostly the
+program's own."""
+
+Findings = Callable[[], Sequence[Mapping[str, Any]]]
+"""What a node's telemetry has found in this attempt so far, in order."""
+
+
+class DeviceWatch:
+    """One node's part of it, in one generation.
+
+    Each node tells all that it has found in the attempt, as whoever writes events may have changed;
+    what the file holds is not written twice.
+    """
+
+    def __init__(
+        self, run: RunDir, attempt: int, notices: Notices, node: Node, findings: Findings
+    ) -> None:
+        self._run = run
+        self._attempt = attempt
+        self._notices = notices
+        self._node = node
+        self._findings = findings
+        self._published = 0
+        self._written: set[tuple[Any, ...]] | None = None
+        self._looked_s = time.monotonic()
+
+    def look(self, *, writes: bool) -> list[tuple[str, dict[str, Any]]]:
+        """Now and then, tell the others, or find what is to be written.
+
+        Args:
+            writes: Whether this node's agent writes events.
+
+        Returns:
+            Kinds and fields of events.
+        """
+        if time.monotonic() - self._looked_s < _LOOK_EVERY_S:
+            return []
+        self._looked_s = time.monotonic()
+        mine = [{**found, **self._node.event()} for found in self._findings()]
+        if not writes:
+            if len(mine) > self._published:
+                self._notices.publish("findings", mine)
+                self._published = len(mine)
+            return []
+        if self._written is None:
+            self._written = {
+                _key(event)
+                for event in read_lines(self._run.events)
+                if event["kind"] in (PROBLEM, WELL, PROGRAM)
+                and event.get("attempt") == self._attempt
+            }
+        new = []
+        for found in [*mine, *self._notices.from_others("findings")]:
+            event = _event(found)
+            if _key(event) not in self._written:
+                self._written.add(_key(event))
+                new.append((_kind(found), event))
+        return new
+
+
+def _kind(found: Mapping[str, Any]) -> str:
+    if found["is_over"]:
+        return WELL
+    return PROGRAM if found["whose"] == "program" else PROBLEM
+
+
+def _event(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of the event; its own time and kind are those of when it is written."""
+    return {
+        "node": found["node"],
+        "node_rank": found["node_rank"],
+        "device": found["device"],
+        "problem": found["kind"],
+        "cause": found["cause"],
+        "whose": found["whose"],
+        "found_t": found["t"],
+    }
+
+
+def _key(event: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(event.get(key) for key in ("node_rank", "device", "problem", "found_t"))

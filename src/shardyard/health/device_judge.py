@@ -1,0 +1,147 @@
+"""What is wrong with the devices of one node, in words, from its telemetry line by line.
+
+A number speaks against a device only beside its peers, or where the device itself says why; one
+that is missing speaks against nobody. What passes within a few lines is not said.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any, Literal
+
+from shardyard.health.xid import Whose, xid
+from shardyard.rundir.telemetry import Sample
+
+Kind = Literal["xid", "ecc", "slowed", "slow_clock", "silent"]
+
+_ROW = 4
+"""Lines in a row that say the same, before it is said, or said to be over."""
+_SLOW_CLOCK = 0.93
+"""Of the median of its peers; boards of one kind differ by a few steps of 15 MHz."""
+_WORKS = 0.5
+"""A device that is used less has no reason for its full clock."""
+_SAME_XID_S = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Something that is wrong, or is over."""
+
+    t: float
+    """When it was found, by the node's clock."""
+    kind: Kind
+    device: int
+    cause: str
+    whose: Whose = "device"
+    is_over: bool = False
+
+    def fields(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+
+class DeviceJudge:
+    """One node's, over the lines of one process that writes them."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[Kind, int], int] = {}
+        self._said: dict[tuple[Kind, int], str] = {}
+        self._ecc: dict[int, float] = {}
+        self._xids: dict[tuple[int, int], float] = {}
+
+    def look(self, sample: Sample) -> list[Finding]:
+        """What is new with this line."""
+        return [
+            *self._driver_errors(sample),
+            *self._memory_errors(sample),
+            *self._lasting(sample, "slowed", self._held_down(sample)),
+            *self._lasting(sample, "slow_clock", self._behind_peers(sample)),
+            *self._lasting(sample, "silent", self._without_answer(sample)),
+        ]
+
+    def _driver_errors(self, sample: Sample) -> Iterator[Finding]:
+        for device, code in sample.xid:
+            told_t = self._xids.get((device, code))
+            self._xids[device, code] = sample.t
+            if told_t is not None and sample.t - told_t < _SAME_XID_S:
+                continue
+            known = xid(code)
+            yield Finding(
+                t=sample.t, kind="xid", device=device, whose=known.whose,
+                cause=f"XID {code}: {known.words}",
+            )  # fmt: skip
+
+    def _memory_errors(self, sample: Sample) -> Iterator[Finding]:
+        for device, count in enumerate(sample.devices.get("ecc_uncorrected", ())):
+            if count is None:
+                continue
+            before = self._ecc.get(device)
+            self._ecc[device] = count
+            if before is not None and count > before:
+                words = f"{count - before:.0f} memory errors that were not corrected"
+                yield Finding(t=sample.t, kind="ecc", device=device, cause=words)
+
+    def _held_down(self, sample: Sample) -> dict[int, str]:
+        return {
+            device: f"its clock is held down by {why}"
+            for device, why in enumerate(sample.slowed_by)
+            if why
+        }
+
+    def _behind_peers(self, sample: Sample) -> dict[int, str]:
+        clocks = sample.devices.get("sm_clock_mhz", ())
+        used = sample.devices.get("utilisation", ())
+        at_work = {
+            device: clock
+            for device, (clock, share) in enumerate(zip(clocks, used, strict=False))
+            if clock is not None and share is not None and share >= _WORKS
+        }
+        found = {}
+        for device, clock in at_work.items():
+            peers = [other for k, other in at_work.items() if k != device]
+            is_held = device < len(sample.slowed_by) and sample.slowed_by[device]
+            if len(peers) > 1 and clock < _SLOW_CLOCK * median(peers) and not is_held:
+                found[device] = f"its clock is {clock:.0f} MHz, its peers' {median(peers):.0f}"
+        return found
+
+    def _without_answer(self, sample: Sample) -> dict[int, str]:
+        return dict.fromkeys(sample.unanswered, "its counters do not answer")
+
+    def _lasting(self, sample: Sample, kind: Kind, now: dict[int, str]) -> Iterator[Finding]:
+        """What so many lines in a row say that the line before did not."""
+        for device in range(len(sample.head.names)):
+            key = (kind, device)
+            is_turning = (device in now) != (key in self._said)
+            self._rows[key] = self._rows.get(key, 0) + 1 if is_turning else 0
+            if self._rows[key] < _ROW:
+                continue
+            self._rows[key] = 0
+            if device in now:
+                self._said[key] = now[device]
+                yield Finding(t=sample.t, kind=kind, device=device, cause=now[device])
+            else:
+                cause = self._said.pop(key)
+                yield Finding(t=sample.t, kind=kind, device=device, cause=cause, is_over=True)
+
+
+def verdict(findings: Sequence[tuple[int, str, Finding]]) -> list[str]:
+    """What is wrong, or was, in a line each; none: nothing.
+
+    Args:
+        findings: With the node's rank and name, in order of time.
+    """
+    return [
+        f"node {rank} ({node}), device {found.device}: {found.cause}" + _whose(found)
+        for rank, node, found in findings
+        if not found.is_over
+    ]
+
+
+def _whose(found: Finding) -> str:
+    if found.kind != "xid":
+        return ""
+    return {
+        "program": "; mostly the program's own fault, not the device's",
+        "device": "; mostly the device's fault",
+        "either": "",
+    }[found.whose]

@@ -1,0 +1,74 @@
+"""What was wrong with nodes and devices, in words, by the run's events."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from shardyard.report.run import Line, RunRecord
+from shardyard.report.timeline import describe
+from shardyard.rundir.telemetry import nodes_with_telemetry
+from shardyard.units import format_seconds
+
+_MOST = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Health:
+    """The verdict."""
+
+    problems: tuple[str, ...]
+    """In a line each, the oldest first; those that are over say so."""
+    watched_nodes: int
+    """Nodes whose telemetry is in the folder."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+    @property
+    def words(self) -> str:
+        """In one sentence."""
+        count = len(self.problems)
+        if count:
+            return f"{count} thing{'' if count == 1 else 's'} to look at."
+        if not self.watched_nodes:
+            return "Nothing was found; no node wrote telemetry (observe.telemetry_every_s)."
+        nodes = "one node" if self.watched_nodes == 1 else f"{self.watched_nodes} nodes"
+        return f"Healthy: {nodes} watched, nothing found."
+
+
+def health_of(record: RunRecord) -> Health:
+    """What its events say; the newest dozen of many."""
+    begun = record.attempts[0].events[0]["t"] if record.attempts[0].events else 0.0
+    events = [event for attempt in record.attempts for event in attempt.events]
+    told = [
+        f"{describe(event)}, from {_since(event, begun)} on{_until(event, events[number:], begun)}"
+        for number, event in enumerate(events)
+        if _is_problem(event)
+    ]
+    limits = [str(event["reason"]) for event in record.all("data_limit")[-1:] if "reason" in event]
+    return Health(
+        problems=(*told[-_MOST:], *limits), watched_nodes=len(nodes_with_telemetry(record.run))
+    )
+
+
+def _is_problem(event: Line) -> bool:
+    if event["kind"] == "straggler":
+        return not event.get("is_over")
+    return event["kind"] in ("device_problem", "program_error", "node_left_out")
+
+
+def _until(event: Line, later: Sequence[Line], begun_t: float) -> str:
+    """When it was over, if it was."""
+    same = ("rank", "node") if event["kind"] == "straggler" else ("node_rank", "device", "problem")
+    for other in later:
+        is_end = other["kind"] == "device_well" or (
+            other["kind"] == "straggler" and other.get("is_over")
+        )
+        if is_end and all(other.get(key) == event.get(key) for key in same):
+            return f" until {_since(other, begun_t)}"
+    return ""
+
+
+def _since(event: Line, begun_t: float) -> str:
+    return format_seconds(max(0.0, event["t"] - begun_t))

@@ -1,0 +1,83 @@
+"""What telemetry finds on any node is written once, whoever writes events when."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardyard.elastic import device_watch
+from shardyard.elastic.device_watch import DeviceWatch
+from shardyard.elastic.notices import Node, Notices
+from shardyard.health.device_judge import Finding
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lines import EventWriter
+
+
+class Store:
+    """The part of the rendezvous store that notices use."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+
+    def set(self, key: str, value: str) -> None:
+        self._values[key] = value.encode()
+
+    def get(self, key: str) -> bytes:
+        return self._values[key]
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self._values for key in keys)
+
+
+def found(**fields: Any) -> dict[str, Any]:
+    usual: dict[str, Any] = {"t": 5.0, "kind": "xid", "device": 3, "cause": "XID 79: gone"}
+    return Finding(**{**usual, **fields}).fields()
+
+
+@pytest.fixture(autouse=True)
+def _looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_watch, "_LOOK_EVERY_S", -1.0)
+
+
+def watches(run: RunDir, store: Store, *found_by_node: list[dict[str, Any]]) -> list[DeviceWatch]:
+    count = len(found_by_node)
+    return [
+        DeviceWatch(
+            run,
+            0,
+            Notices(store, group_rank=k, num_nodes=count),
+            Node(f"n{k}", k),
+            lambda f=f: f,  # type: ignore[misc]
+        )
+        for k, f in enumerate(found_by_node)
+    ]
+
+
+def test_the_first_node_writes_what_each_has_found_once(tmp_path: Path) -> None:
+    mine, theirs = [found()], [found(device=1, kind="slowed", cause="heat")]
+    first, second = watches(RunDir(tmp_path), Store(), mine, theirs)
+    assert second.look(writes=False) == []
+    told = first.look(writes=True)
+    assert [(kind, event["node_rank"], event["device"]) for kind, event in told] == [
+        ("device_problem", 0, 3), ("device_problem", 1, 1),
+    ]  # fmt: skip
+    assert first.look(writes=True) == []
+    theirs.append(found(t=9.0, device=1, kind="slowed", cause="heat", is_over=True))
+    second.look(writes=False)
+    assert [kind for kind, _ in first.look(writes=True)] == ["device_well"]
+
+
+def test_another_writer_does_not_write_again_what_the_file_holds(tmp_path: Path) -> None:
+    run, mine = RunDir(tmp_path), [found()]
+    (first,) = watches(run, Store(), mine)
+    writer = EventWriter(run.events, attempt=0, generation=0)
+    for kind, event in first.look(writes=True):
+        writer.write(kind, **event)
+    (later,) = watches(run, Store(), [*mine, found(t=8.0)])
+    assert [event["found_t"] for _, event in later.look(writes=True)] == [8.0]
+
+
+def test_an_error_of_the_program_is_not_held_against_the_device(tmp_path: Path) -> None:
+    (first,) = watches(RunDir(tmp_path), Store(), [found(whose="program", cause="XID 31: a fault")])
+    ((kind, event),) = first.look(writes=True)
+    assert (kind, event["whose"]) == ("program_error", "program")

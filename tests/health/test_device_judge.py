@@ -1,0 +1,103 @@
+"""What a node's telemetry says of its devices: what is wrong, since when, and whose fault it is."""
+
+from typing import Any
+
+import pytest
+
+from shardyard.health.device_judge import DeviceJudge, Finding, verdict
+from shardyard.rundir.telemetry import Head, Sample
+
+HEAD = Head(t=0.0, node="a", attempt=1, cores=8, names=("H100",) * 4, memory_bytes=(None,) * 4)
+
+
+def sample(t: float, **said: Any) -> Sample:
+    """One of four healthy devices at work, but for what is said."""
+    usual: dict[str, Any] = {
+        "devices": {
+            "utilisation": (0.97,) * 4,
+            "sm_clock_mhz": (1980, 1965, 1980, 1965),
+            "ecc_uncorrected": (0,) * 4,
+            **said.pop("devices", {}),
+        },
+        "slowed_by": ("",) * 4,
+        "xid": (),
+        "unanswered": (),
+        "stuck": {},
+        "numbers": {},
+        "ranks": {},
+    }
+    return Sample(head=HEAD, t=t, **{**usual, **said})
+
+
+def look(*samples: Sample) -> list[Finding]:
+    judge = DeviceJudge()
+    return [found for each in samples for found in judge.look(each)]
+
+
+def test_healthy_devices_are_not_spoken_of() -> None:
+    assert look(*(sample(float(t)) for t in range(1000))) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "whose"),
+    [(13, "program"), (31, "program"), (43, "program"), (45, "program"), (79, "device"),
+     (48, "device"), (74, "device"), (999, "either")],
+)  # fmt: skip
+def test_an_error_of_the_driver_is_the_programs_or_the_devices(code: int, whose: str) -> None:
+    (found,) = look(sample(1.0), sample(2.0, xid=((2, code),)))
+    assert (found.kind, found.device, found.whose, found.t) == ("xid", 2, whose, 2.0)
+    assert found.cause.startswith(f"XID {code}: ")
+
+
+def test_the_same_error_is_said_once_in_ten_minutes() -> None:
+    found = look(
+        *(sample(float(t), xid=((2, 79),)) for t in range(0, 600, 5)),
+        sample(2000.0, xid=((2, 79),)),
+    )
+    assert [each.t for each in found] == [0.0, 2000.0]
+
+
+def test_a_clock_that_is_held_down_is_said_after_four_lines_and_when_it_is_over() -> None:
+    slow = [sample(float(t), slowed_by=("", "heat", "", "")) for t in range(4)]
+    well = [sample(float(t)) for t in range(4, 9)]
+    begun, over = look(*slow, *well)
+    assert (begun.t, begun.device, begun.is_over) == (3.0, 1, False) and "heat" in begun.cause
+    assert (over.t, over.device, over.is_over) == (7.0, 1, True)
+
+
+def test_what_passes_within_a_few_lines_is_not_said() -> None:
+    reasons = [("", "heat", "", "") if t % 4 else ("",) * 4 for t in range(100)]
+    assert look(*(sample(float(t), slowed_by=why) for t, why in enumerate(reasons))) == []
+
+
+def test_a_clock_behind_that_of_its_peers_names_the_device() -> None:
+    slow = {"sm_clock_mhz": (1980, 1965, 1410, 1965)}
+    (found,) = look(*(sample(float(t), devices=slow) for t in range(10)))
+    assert (found.kind, found.device) == ("slow_clock", 2)
+    assert "1410 MHz, its peers' 1965" in found.cause
+
+
+def test_a_device_without_work_may_be_slow() -> None:
+    idle = {"sm_clock_mhz": (1980, 345, 1980, 1965), "utilisation": (0.97, 0.0, 0.97, 0.97)}
+    assert look(*(sample(float(t), devices=idle) for t in range(10))) == []
+
+
+def test_missing_numbers_speak_against_nobody() -> None:
+    none = {"sm_clock_mhz": (1980, None, 1980, 1965), "ecc_uncorrected": (None, 3, None, None)}
+    assert look(*(sample(float(t), devices=none) for t in range(10))) == []
+
+
+def test_memory_errors_count_from_the_first_line_on() -> None:
+    old, new = {"ecc_uncorrected": (5, 0, 0, 0)}, {"ecc_uncorrected": (5, 2, 0, 0)}
+    (found,) = look(sample(0.0, devices=old), sample(1.0, devices=new))
+    assert (found.kind, found.device) == ("ecc", 1) and found.cause.startswith("2 memory errors")
+
+
+def test_the_verdict_is_a_line_a_problem_with_whose_fault_it_is() -> None:
+    found = look(sample(1.0, xid=((0, 31),)), sample(2.0, xid=((3, 79),)))
+    assert verdict([(4, "node-e", each) for each in found]) == [
+        "node 4 (node-e), device 0: XID 31: a page fault: memory was addressed that is not mapped; "
+        "mostly the program's own fault, not the device's",
+        "node 4 (node-e), device 3: XID 79: the device has fallen off the bus; mostly the device's "
+        "fault",
+    ]
