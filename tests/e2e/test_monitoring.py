@@ -27,13 +27,14 @@ from shardyard.observe.exporter import RunReader, exporting, found_by
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import EventWriter, LineWriter, read_steps
 from shardyard.rundir.metric_keys import METRIC_KEYS
+from shardyard.rundir.telemetry import DEVICE_FIELDS
 from shardyard.yaml_text import write_yaml
 from tests.debian_packages import need
 from tests.e2e.shardyard import Answer, Place, events, wait_for, wait_for_step
 from tests.image.registries import free_port
 from tests.launchers.local_runs import TWO_NODES, LocalRuns
 
-NOT_ON_A_CPU = ("shardyard_mfu_ratio", "shardyard_cost_usd")
+NOT_ON_A_CPU = ("shardyard_mfu_ratio", "shardyard_cost_usd", "shardyard_device_")
 OFF_THE_BUS = 79
 
 
@@ -123,7 +124,10 @@ def written_run(runs: Path) -> Iterator[str]:
     told.write("spent", usd=2.5, usd_per_hour=98.0)
     run.checkpoint(1).mkdir(parents=True)
     run.latest.write_text("step-00000001\n")
-    reader = RunReader(run, lambda: [(1, 0.5)], attempt=0, every=500)
+    telemetry = LineWriter(run.telemetry_of(0))
+    telemetry.append({"t": 1.0, "node": "n0", "attempt": 0, "names": ["H100"], "memory_bytes": [1]})
+    telemetry.append({"t": 2.0, "devices": {field.name: [1] for field in DEVICE_FIELDS}})
+    reader = RunReader(run, lambda: [(1, 0.5)], attempt=0, every=500, telemetry=run.telemetry_of(0))
     try:
         with exporting(reader, run, MetricsPlace("127.0.0.1", 0), node_rank=0):
             yield run.run_id
@@ -178,7 +182,7 @@ def test_every_panel_and_alert_finds_what_a_real_run_and_its_devices_tell(
         wait_for_answers(address, queries(dashboards.RUN, run=written))
         wait_for_answers(address, queries(dashboards.CLUSTER, node=".*"))
         assert [query for query in missing if asked(address, query)] == []
-        assert len(missing) == 3
+        assert len(missing) == 3 + len(DEVICE_FIELDS)
 
         (loss, other) = asked(address, 'last_over_time(shardyard_loss{run_id="watched"}[10m])')
         assert set(loss["metric"]) - {"__name__"} == {"instance", "job", "node", "run_id"}

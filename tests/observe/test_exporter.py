@@ -262,9 +262,9 @@ def test_devices_are_told_by_the_newest_line_of_this_attempts_telemetry(run: Run
     head = {"t": 1.0, "node": "a", "attempt": 0, "cores": 8, "names": ["H100"] * 2,
             "memory_bytes": [1, 1]}  # fmt: skip
     lines = LineWriter(file)
-    for line in (head, {"t": 2.0, "devices": {"power_w": [1.0, 1.0]}},
-                 {"t": 3.0, "devices": {"power_w": [650.5, None], "ecc_uncorrected": [0, 2]}}):  # fmt: skip
-        lines.append(line)
+    lines.append(head)
+    lines.append({"t": 2.0, "devices": {"power_w": [1.0, 1.0]}})
+    lines.append({"t": 3.0, "devices": {"power_w": [650.5, None], "ecc_uncorrected": [0, 2]}})
     found = samples(RunReader(run, list, attempt=0, telemetry=file))
     assert found["shardyard_device_power_watts", "0"] == 650.5
     assert ("shardyard_device_power_watts", "1") not in found

@@ -70,7 +70,32 @@ def _by(labels: str, metric: str, more: str = "") -> str:
 
 _STATE = 'shardyard_run_state{run_id="$run"}'
 _RANK = "node {{node}} rank {{local_rank}}"
-_LOSSES = ',kind=~"worker_lost|worker_hung|node_lost|node_left_out|straggler|device_problem"'
+_LOSSES = ',kind=~"worker_lost|worker_hung|node_lost|node_left_out|straggler|device_problem|program_error"'
+
+
+def _device(title: str, metric: str, unit: str, *, note: str = "") -> Panel:
+    """Of each device, as its node's agent tells it."""
+    query = _by("node, device", f"shardyard_device_{metric}")
+    return Panel(
+        title=title, queries=((query, "node {{node}} device {{device}}"),), unit=unit, note=note
+    )
+
+
+def _traffic(title: str, link: str) -> Panel:
+    """What each device sends and receives in a second."""
+    return Panel(
+        title=title,
+        queries=tuple(
+            (
+                f"max by (node, device) "
+                f'(rate(shardyard_device_{link}_{way}_bytes_total{{run_id="$run"}}[2m]))',
+                f"node {{{{node}}}} device {{{{device}}}} {way}",
+            )
+            for way in ("sent", "received")
+        ),
+        unit="Bps",
+    )
+
 
 RUN = Dashboard(
     name="shardyard-run",
@@ -183,6 +208,15 @@ RUN = Dashboard(
             queries=((_of_run("shardyard_cost_usd_per_hour"), "$ an hour"),),
             unit="currencyUSD",
         ),
+        _device("Devices at work", "utilisation_ratio", "percentunit"),
+        _device("Their memory copies", "memory_copy_ratio", "percentunit"),
+        _device("Their memory in use", "memory_used_bytes", "bytes"),
+        _device("Their clocks, MHz", "sm_clock_megahertz", "none"),
+        _device("Their temperatures", "temperature_celsius", "celsius"),
+        _device("Their power", "power_watts", "watt"),
+        _device("Memory errors not corrected", "ecc_errors_total", "none"),
+        _traffic("Their traffic over PCIe", "pcie"),
+        _traffic("Their traffic over NVLink", "nvlink"),
     ),
 )
 
