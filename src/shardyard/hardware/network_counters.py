@@ -13,7 +13,7 @@ EFA = "efa"
 # and reads move is not documented, so the larger of both sums is taken: it never says more than was
 # sent, as each byte is in either sum once.
 _ALL_SENT = ("tx_bytes",)
-_LOOPBACK = ("lo", "lo0")
+LOOPBACK = ("lo", "lo0")
 _BY_KIND = ("send_bytes", "rdma_write_bytes", "rdma_read_resp_bytes")
 
 
@@ -23,6 +23,11 @@ def sent_bytes(root: Path = Path("/")) -> dict[str, int]:
     Args:
         root: Where /sys and /proc are.
     """
+    return efa_sent_bytes(root) | {n: sent for n, (_, sent) in moved_bytes(root).items()}
+
+
+def efa_sent_bytes(root: Path = Path("/")) -> dict[str, int]:
+    """The same of EFA's interfaces alone."""
     found = {}
     for ports in sorted((root / "sys/class/infiniband").glob("*/ports/1/hw_counters")):
         values = {name: _number(ports / name) for name in (*_ALL_SENT, *_BY_KIND)}
@@ -30,12 +35,19 @@ def sent_bytes(root: Path = Path("/")) -> dict[str, int]:
             continue  # InfiniBand, whose counters have other names
         sums = [sum(values[name] or 0 for name in names) for names in (_ALL_SENT, _BY_KIND)]
         found[f"{EFA}/{ports.parents[2].name}"] = max(sums)
-    return found | _column(root, 8)
+    return found
 
 
-def received_bytes(root: Path = Path("/")) -> dict[str, int]:
-    """Interface -> bytes received since it is there, without those of EFA."""
-    return _column(root, 0)
+def moved_bytes(root: Path = Path("/")) -> dict[str, tuple[int, int]]:
+    """Interface -> bytes received and sent since it is there, without those of EFA."""
+    found = {}
+    with suppress(OSError):
+        # /proc/self/net, and not /sys/class/net: that of the process's own network namespace
+        for line in (root / "proc/self/net/dev").read_text().splitlines()[2:]:
+            name, _, counters = line.partition(":")
+            numbers = counters.split()
+            found[name.strip()] = (int(numbers[0]), int(numbers[8]))
+    return found
 
 
 def since(before: dict[str, int], now: dict[str, int]) -> dict[str, int]:
@@ -51,19 +63,8 @@ def busiest(sent: dict[str, int], *, is_one_machine: bool) -> str | None:
         is_one_machine: Whether all nodes are this machine, so that loopback is between them; else
             it only carries what never leaves it.
     """
-    between = {name: size for name, size in sent.items() if (name in _LOOPBACK) == is_one_machine}
+    between = {name: size for name, size in sent.items() if (name in LOOPBACK) == is_one_machine}
     return max(between, key=lambda name: between[name], default=None)
-
-
-def _column(root: Path, column: int) -> dict[str, int]:
-    """Interface -> a number of /proc/self/net/dev, not of /sys/class/net: the former is of the
-    process's own network namespace."""
-    found = {}
-    with suppress(OSError):
-        for line in (root / "proc/self/net/dev").read_text().splitlines()[2:]:
-            name, _, counters = line.partition(":")
-            found[name.strip()] = int(counters.split()[column])
-    return found
 
 
 def _number(path: Path) -> int | None:

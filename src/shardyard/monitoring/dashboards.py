@@ -70,7 +70,10 @@ def _by(labels: str, metric: str, more: str = "") -> str:
 
 _STATE = 'shardyard_run_state{run_id="$run"}'
 _RANK = "node {{node}} rank {{local_rank}}"
-_LOSSES = ',kind=~"worker_lost|worker_hung|node_lost|node_left_out|straggler|device_problem|program_error"'
+_LOSSES = (
+    ',kind=~"worker_lost|worker_hung|node_lost|node_left_out|straggler|'
+    'device_problem|program_error"'
+)
 
 
 def _device(title: str, metric: str, unit: str, *, note: str = "") -> Panel:

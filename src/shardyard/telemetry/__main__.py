@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from shardyard.errors import StorageError
@@ -46,7 +47,7 @@ class Devices:
 
     def __init__(self, counters: Counters | None, *, patience_s: float) -> None:
         self._patience_s = patience_s
-        self._answered = threading.Condition()
+        self._answered: SimpleQueue[None] = SimpleQueue()
         self._watched = [
             Watched(partial(counters.device, k), partial(counters.read, k), self._answered)
             for k in range(counters.count)
@@ -63,12 +64,13 @@ class Devices:
 
     def ask(self) -> None:
         """Have all of them read at once, and wait for those that answer soon."""
-        for watched in self._watched:
-            watched.ask()
-        with self._answered:
-            self._answered.wait_for(
-                lambda: all(each.has_answered for each in self._watched), self._patience_s
-            )
+        asked = [watched for watched in self._watched if watched.ask()]
+        until_s = time.monotonic() + self._patience_s
+        while not all(watched.has_answered for watched in asked):
+            try:
+                self._answered.get(timeout=max(0.0, until_s - time.monotonic()))
+            except Empty:
+                return
 
     def read(self) -> dict[str, Any]:
         """The part of a line that is theirs."""

@@ -5,7 +5,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from shardyard.hardware.network_counters import EFA, received_bytes, sent_bytes
+from shardyard.hardware.network_counters import LOOPBACK, efa_sent_bytes, moved_bytes
 
 _SECTOR_BYTES = 512
 """Of /proc/diskstats, whatever a disk's own are."""
@@ -26,15 +26,18 @@ class Host:
         """The numbers of NODE_FIELDS."""
         memory = self._memory()
         read, written = self._disks()
+        efa = efa_sent_bytes(self._root)
+        interfaces = moved_bytes(self._root).items()
+        moved = [both for name, both in interfaces if name not in LOOPBACK]
         return {
             "cpu_busy_cores": self._busy_cores(),
             "memory_available_bytes": memory.get("MemAvailable"),
             "page_cache_bytes": memory.get("Cached"),
             "disk_read_bytes": read,
             "disk_written_bytes": written,
-            "network_sent_bytes": _of_network(sent_bytes(self._root)),
-            "network_received_bytes": _of_network(received_bytes(self._root)),
-            "efa_sent_bytes": _of_efa(sent_bytes(self._root)),
+            "network_sent_bytes": sum(sent for _, sent in moved) if moved else None,
+            "network_received_bytes": sum(received for received, _ in moved) if moved else None,
+            "efa_sent_bytes": sum(efa.values()) if efa else None,
         }
 
     def _busy_cores(self) -> float | None:
@@ -73,17 +76,3 @@ class Host:
                 read = (read or 0) + int(parts[5]) * _SECTOR_BYTES
                 written = (written or 0) + int(parts[9]) * _SECTOR_BYTES
         return read, written
-
-
-def _of_network(by_interface: dict[str, int]) -> int | None:
-    sizes = [
-        size
-        for name, size in by_interface.items()
-        if name not in ("lo", "lo0") and not name.startswith(f"{EFA}/")
-    ]
-    return sum(sizes) if sizes else None
-
-
-def _of_efa(by_interface: dict[str, int]) -> int | None:
-    sizes = [size for name, size in by_interface.items() if name.startswith(f"{EFA}/")]
-    return sum(sizes) if sizes else None

@@ -3,60 +3,72 @@
 import sys
 import threading
 from collections.abc import Callable
+from queue import SimpleQueue
 
 from shardyard.telemetry.counters import Device, Reading
 
 
 class Watched:
-    """Asks for a reading when told to, and says when it has one."""
+    """Reads when asked to, and says so to whoever waits.
+
+    Args:
+        name: What the device is; asked once.
+        read: Its numbers.
+        answered: Told whenever a question is answered. A queue, as a condition that all devices
+            share would wake all of their threads at each answer.
+    """
 
     def __init__(
         self,
         name: Callable[[], Device],
         read: Callable[[], Reading],
-        answered: threading.Condition,
+        answered: "SimpleQueue[None]",
     ) -> None:
         self.device = Device(name="", memory_bytes=None)
         """What it is, from its first answer on."""
         self._name = name
         self._read = read
         self._answered = answered
-        self._wanted = 0
-        self._given = 0
-        self._reading: Reading | None = None
+        self._questions: SimpleQueue[int] = SimpleQueue()
+        self._asked = 0
+        self._answer: tuple[int, Reading | None] = (0, None)
         self._complaint = ""
-        threading.Thread(target=self._answer, daemon=True).start()
+        threading.Thread(target=self._answer_all, daemon=True).start()
 
-    def ask(self) -> None:
-        """Want a reading of now; one that is still under way is not asked twice."""
-        with self._answered:
-            self._wanted += 1
-            self._answered.notify_all()
+    def ask(self) -> bool:
+        """Want a reading of now.
+
+        Returns:
+            False: the question before is still open, so this one is not asked.
+        """
+        if not self.has_answered:
+            return False
+        self._asked += 1
+        self._questions.put(self._asked)
+        return True
 
     @property
     def has_answered(self) -> bool:
-        """Whether the last question is answered; hold the condition."""
-        return self._given == self._wanted
+        """Whether no question is open."""
+        return self._answer[0] == self._asked
 
     def take(self) -> Reading | None:
         """The answer to the last question; None: it has not come, or it was an error."""
-        with self._answered:
-            return self._reading if self.has_answered else None
+        number, reading = self._answer
+        return reading if number == self._asked else None
 
-    def _answer(self) -> None:
+    def _answer_all(self) -> None:
         while True:
-            with self._answered:
-                self._answered.wait_for(lambda: self._wanted > self._given)
-                wanted = self._wanted
+            number = self._questions.get()
+            reading, complaint = None, ""
             try:
                 if not self.device.name:
                     self.device = self._name()
                 reading = self._read()
-                complaint = ""
             except Exception as error:  # noqa: BLE001  a library's errors are its own
-                reading, complaint = None, f"{type(error).__name__}: {error}"
+                complaint = f"{type(error).__name__}: {error}"
             if complaint and complaint != self._complaint:
                 print(f"telemetry: a device's counters: {complaint}", file=sys.stderr, flush=True)
-            with self._answered:
-                self._given, self._reading, self._complaint = wanted, reading, complaint
-                self._answered.notify_all()
+            self._complaint = complaint
+            self._answer = (number, reading)
+            self._answered.put(None)

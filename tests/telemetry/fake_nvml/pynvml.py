@@ -1,11 +1,10 @@
 # ruff: noqa: N801, N802, N816, N818  names are the binding's
 """Stands in for NVIDIA's binding: the functions that are asked, over devices that a file describes.
 
-`FAKE_NVML` names a JSON file that is read anew at each question, so that a test can change what the
-devices do: {"devices": 8, "call_s": 0.0001, "hang": [3], "raise": [2], "lacks": ["power"],
-"still": [1], "clocks": {"0": 900}, "reasons": {"0": 64}, "xid": [[5, 79]],
-"no_driver": true}. Each question takes `call_s`, as
-long as a real one sleeps in the driver.
+`FAKE_NVML` names a JSON file that is read anew when it changes, so that a test can say what the
+devices do from now on: {"devices": 8, "call_s": 0.0001, "hang": [3], "raise": [2],
+"lacks": ["power"], "still": [1], "clocks": {"0": 900}, "reasons": {"0": 64}, "xid": [[5, 79]],
+"no_driver": true}. Each question sleeps for `call_s`, as a real one does in the driver.
 """
 
 import json
@@ -43,9 +42,16 @@ class NVMLError_Timeout(NVMLError):
 _told_xids = 0
 
 
+_read: tuple[int, dict[str, Any]] = (0, {})
+
+
 def _world() -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(Path(os.environ["FAKE_NVML"]).read_text())
-    return content
+    global _read
+    file = Path(os.environ["FAKE_NVML"])
+    changed_ns = file.stat().st_mtime_ns
+    if _read[0] != changed_ns:
+        _read = (changed_ns, json.loads(file.read_text()))
+    return _read[1]
 
 
 def _asked(name: str, handle: int) -> dict[str, Any]:
