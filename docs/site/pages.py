@@ -53,6 +53,7 @@ _PLACES = {
         "docs/launch-aws-batch.md",
         "docs/monitoring.md",
         "docs/telemetry.md",
+        "docs/alerts.md",
     ),
     "Errors": ("docs/errors.md",),
     "Python": ("docs/python.md", PYTHON_API, "docs/library.md", "docs/own-module.md"),

@@ -6,6 +6,7 @@ One small function for each kind of problem; all are run, so that a user sees ev
 import difflib
 from collections.abc import Callable, Iterable, Sequence
 
+from shardyard.config.alerts import alert_problems
 from shardyard.config.credentials import HIDDEN, find_credential
 from shardyard.config.data_formats import DATA_FORMATS
 from shardyard.config.data_problems import data_problems, formats_of
@@ -454,6 +455,7 @@ _CHECKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
     launch_problems,
     timeout_problems,
     straggler_problems,
+    alert_problems,
     _bits,
 )
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from shardyard.config.alerts import Alert
 from shardyard.config.data_section import Data
 from shardyard.config.launch_section import Launch
 from shardyard.config.optimizers import OptimizerName
@@ -382,6 +383,9 @@ class Observe(Section):
     ) = None
     """Port at which each node's agent offers metrics to Prometheus, on loopback (in a pod: its own
     address); 0: any free one; host:port: there. Needs shardyard[prometheus]."""
+    alerts: Annotated[tuple[Alert, ...], Field(strict=False)] = ()
+    """Addresses that are told when a run fails, stands still, reaches its target, costs more than a
+    sum or has a device problem: `[{when: [failed], webhook: NAME}]`, NAME one of secrets."""
     peak_tflops: Annotated[float, Field(gt=0)] | None = None
     """Peak TFLOP/s of one device for MFU, where the catalogue does not know the device."""
 

@@ -11,6 +11,7 @@ from shardyard.config.check import load_checked_recipe
 from shardyard.config.compatibility import check_packages, engines_for
 from shardyard.config.load import dump_recipe
 from shardyard.control.agent_process import run_agent_process
+from shardyard.control.alerts import alerting
 from shardyard.control.attempt import (
     Attempt,
     no_plan,
@@ -132,7 +133,8 @@ def train(attempt: Attempt, *, shown: Shown = said) -> Trained:
     prediction = attempt.plan()
     write_down(attempt, prediction)
     say(no_plan() if prediction is None else prediction.line())
-    answer = run_agent_process(attempt.run_dir, attempt.number, shown=shown)
+    with alerting(attempt.run_dir, attempt.asked.observe.alerts, os.environ):
+        answer = run_agent_process(attempt.run_dir, attempt.number, shown=shown)
     left_s = answer.pop("drain_left_s", None)
     summary = write_last_report(
         attempt.run_dir, attempt.number, attempt.resolved.recipe, left_s=left_s

@@ -24,6 +24,7 @@ from shardyard.config.load import dump_recipe
 from shardyard.config.resolved import Resolved
 from shardyard.config.schema import Recipe
 from shardyard.control.agent_process import run_node_process
+from shardyard.control.alerts import alerting
 from shardyard.control.attempt import Attempt, no_plan, resolve_here, write_down
 from shardyard.control.last_report import write_last_report
 from shardyard.control.request import Request
@@ -252,6 +253,7 @@ def _lead(lead: _Lead, talk: Session, *, began_s: float) -> int:
         _failure_told(talk),
         answering(files, number, resolved),
         talk.announced(number) as begin,
+        alerting(run, attempt.asked.observe.alerts, os.environ),
         held_to_limits(run, number, terms),
     ):
         wait_for_nodes(files, number, resolved, say=say)

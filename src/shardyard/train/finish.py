@@ -8,7 +8,7 @@ from shardyard.rundir.lines import read_evaluations, read_steps
 from shardyard.train.training import Training
 
 
-def finish(training: Training) -> None:
+def finish(training: Training, *, is_target_met: bool) -> None:
     """Generate a sample if one was asked for, and report run_finished. All ranks call it."""
     started = time.monotonic()
     with training.judged():
@@ -28,6 +28,7 @@ def finish(training: Training) -> None:
         loss=steps[-1]["loss"] if steps else None,
         eval=evaluations[-1]["eval"] if evaluations else None,
         sample=sample,
+        is_target_met=is_target_met,
         peak_bytes_by_rank=peaks,
         reserved_bytes_by_rank=reserved,
         seconds=time.monotonic() - started,

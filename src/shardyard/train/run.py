@@ -29,7 +29,7 @@ def train(run_dir: RunDir, attempt: int, hooks: Hooks) -> str:
             began_t = loop.step_ended_at
             hooks.notes.enter(Phase.FINISH)
             if outcome == FINISHED and is_last:
-                finish(training)
+                finish(training, is_target_met=loop.target_met)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise

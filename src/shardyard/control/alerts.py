@@ -1,0 +1,174 @@
+"""Tells addresses of one's own what happens to a run: ``observe.alerts``.
+
+Read from the run's events as they grow, by the process that looks after the agent of node 0; the
+training knows nothing of it. Each address has a thread: one that is slow or down holds up neither
+the run nor another address. What could not be delivered is said in the log, without the address.
+"""
+
+import http.client
+import json
+import os
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from queue import SimpleQueue
+from typing import Any
+
+from shardyard.config.alerts import Alert, When
+from shardyard.control.follow import Tail, describe_event
+from shardyard.rundir.layout import RunDir
+from shardyard.talk import warn
+from shardyard.units import format_usd
+from shardyard.waiting import meanwhile
+
+_LOOK_S = 1.0
+_ANSWER_S = 10.0
+_TRIES_AFTER_S = (0.0, 1.0, 4.0)
+_LAST_WAIT_S = 20.0
+"""For what is not delivered when the run has ended."""
+
+
+@contextmanager
+def alerting(run: RunDir, alerts: Sequence[Alert], environ: Mapping[str, str]) -> Iterator[None]:
+    """Send alerts of what is written while the block runs.
+
+    Args:
+        environ: Holds the addresses by the names of their secrets.
+    """
+    if not alerts:
+        yield
+        return
+    tail = Tail(run.events)
+    tail.read()  # of earlier attempts
+    senders = [_Sender(alert, environ.get(alert.webhook, "")) for alert in alerts]
+
+    def look() -> None:
+        for event in tail.read():
+            for sender in senders:
+                sender.hear(event, run)
+
+    with ExitStack() as stack:
+        for sender in senders:
+            stack.callback(sender.close)
+        with meanwhile(look, every_s=_LOOK_S, name="alerts", looks_at_end=True):
+            yield
+
+
+def what_it_is(event: Mapping[str, Any], alert: Alert) -> When | None:
+    """What an alert is to be sent of, if of this event any."""
+    found: When | None = None
+    match event.get("kind"):
+        case "attempt_ended" if event.get("outcome") == "failed":
+            found = "failed"
+        case "stalled" if event.get("seconds"):
+            found = "stalled"
+        case "run_finished" if event.get("is_target_met"):
+            found = "target"
+        case "spent" if alert.above_usd is not None and event.get("usd", 0) > alert.above_usd:
+            found = "cost"
+        case "device_problem":
+            found = "device_problem"
+    return found if found in alert.when else None
+
+
+class _Sender:
+    """One address."""
+
+    def __init__(self, alert: Alert, address: str) -> None:
+        self._alert = alert
+        self._address = address
+        self._queue: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
+        self._has_told_cost = False
+        self._thread = threading.Thread(target=self._send_all, name="alert", daemon=True)
+        self._thread.start()
+
+    def hear(self, event: dict[str, Any], run: RunDir) -> None:
+        """Send what follows from an event, if anything does."""
+        what = what_it_is(event, self._alert)
+        if what is None or (what == "cost" and self._has_told_cost):
+            return
+        self._has_told_cost |= what == "cost"
+        words = f"{run.run_id}: {_words(what, event)}"
+        facts = {key: value for key, value in event.items() if not isinstance(value, dict | list)}
+        self._queue.put({"text": words, "what": what, "run_id": run.run_id, "event": facts})
+
+    def close(self) -> None:
+        """Deliver what is left, for a while."""
+        self._queue.put(None)
+        self._thread.join(_LAST_WAIT_S)
+        if self._thread.is_alive():
+            warn(f"observe.alerts: {self._alert.webhook} did not take an alert in time")
+
+    def _send_all(self) -> None:
+        while (content := self._queue.get()) is not None:
+            if why := self._send(content):
+                warn(
+                    f"observe.alerts: {self._alert.webhook} did not take the alert "
+                    f"{content['what']!r}: {why}. Look at the address in secrets."
+                )
+
+    def _send(self, content: dict[str, Any]) -> str:
+        """Post; why it was not taken, or empty."""
+        why = ""
+        for wait_s in _TRIES_AFTER_S:
+            time.sleep(wait_s)
+            why, is_final = post(self._address, content)
+            if not why or is_final:
+                return why
+        return why
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """An alert goes where the secret says, and nowhere else."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+_OPENER = urllib.request.OpenerDirector()
+for _handler in (
+    urllib.request.ProxyHandler(),
+    urllib.request.HTTPHandler(),
+    urllib.request.HTTPSHandler(),
+    urllib.request.HTTPDefaultErrorHandler(),
+    urllib.request.HTTPErrorProcessor(),
+    _NoRedirect(),
+):
+    _OPENER.add_handler(_handler)  # no file:, no ftp:
+
+
+def post(address: str, content: Mapping[str, Any]) -> tuple[str, bool]:
+    """Post JSON; why it was not taken (empty: it was), and whether another try would not help."""
+    if not address.startswith(("https://", "http://")):
+        return "the secret holds no http(s) address", True
+    headers = {"Content-Type": "application/json", "User-Agent": "shardyard"}
+    try:
+        request = urllib.request.Request(address, json.dumps(content).encode(), headers)
+        with _OPENER.open(request, timeout=_ANSWER_S) as answer:
+            answer.read(1024)
+        return "", True
+    except urllib.error.HTTPError as error:
+        with error:
+            is_final = 300 <= error.code < 500 and error.code not in (408, 425, 429)
+            return f"it answered with HTTP {error.code}", is_final
+    except urllib.error.URLError as error:
+        reason = error.reason
+        words = os.strerror(reason.errno) if getattr(reason, "errno", None) else "not reached"
+        return words, False
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        return type(error).__name__, False
+
+
+def _words(what: When, event: dict[str, Any]) -> str:
+    match what:
+        case "failed":
+            return f"failed: {event.get('reason', 'no reason given')}"
+        case "stalled" | "device_problem":
+            return describe_event(event) or what
+        case "target":
+            return f"reached its target at step {event.get('step')}"
+        case "cost":
+            return f"has cost {format_usd(event['usd'])}"
