@@ -99,8 +99,8 @@ ALERTS = (
         expr=f"max by (run_id) (last_over_time({_PROBLEMS}[{_REMEMBERED}]))"
         f" > min by (run_id) (min_over_time({_PROBLEMS}[{_REMEMBERED}]))",
         severity="critical",
-        summary="A device of run {{ $labels.run_id }} computed wrongly.",
-        todo="`shardyard report {{ $labels.run_id }}` names node and rank. Take that node out "
+        summary="Something is wrong with a device of run {{ $labels.run_id }}.",
+        todo="`shardyard report {{ $labels.run_id }}` names node and device. Take that node out "
         "(drain it in the scheduler), have it checked, and resume the run without it.",
     ),
     Alert(
