@@ -31,7 +31,7 @@ CONTROL_ROWS = [
     {"launchers", "report", "bench"},
     {"transfer", "cluster", "study"},
     {"control", "terminal", "local_path"},
-    {"drill"},
+    {"drill", "serve"},
     {"cli", "node"},
 ]
 TRAINING_ROWS = [

@@ -34,6 +34,7 @@ _VERBS = {
     "scale": "goes on with another number of nodes",
     "teardown": "removes what launching created elsewhere",
     "runs": "lists the runs and how they stand",
+    "serve": "shows all runs of a folder in a browser: list, curves, events",
     "fetch": "brings what a run made elsewhere into its folder here",
     "export": "writes a checkpoint as a Hugging Face folder",
     "report": "writes a run's page and Markdown summary",

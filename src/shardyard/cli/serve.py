@@ -1,0 +1,49 @@
+"""`shardyard serve`: a read-only page of all runs in a folder."""
+
+import signal
+import threading
+from pathlib import Path
+
+import click
+
+from shardyard.errors import RequestError
+from shardyard.local_path import LocalPath
+from shardyard.rundir.layout import RUNS_DIR
+from shardyard.serve.server import LOOPBACK, Server
+from shardyard.terminal import say, tell
+
+
+@click.command()
+@click.argument("folder", metavar="DIR", type=LocalPath(path_type=Path), default=RUNS_DIR)
+@click.option("--port", type=click.IntRange(0, 65535), default=8347, show_default=True,
+              help="Where to listen; 0: any free one.")  # fmt: skip
+@click.option("--host", default=LOOPBACK[0], show_default=True, help="Where to listen.")
+def command(folder: Path, *, port: int, host: str) -> int:
+    """Show all runs of DIR (runs) in a browser: list, curves that grow, events. Ctrl-C ends it.
+
+    Nothing is written but a cache of the list, and nothing can be changed from the page.
+    """
+    if not folder.is_dir():
+        raise RequestError(
+            f"{folder} is no folder. Give the one that holds the runs, their run.dir: "
+            "`shardyard serve DIR`."
+        )
+    server = Server(folder.resolve(), host=host, port=port)
+    if not server.is_on_loopback:
+        say(
+            f"warning: whoever reaches {host} reads losses, events and names of runs; nothing is "
+            "encrypted, and nobody is asked for a password"
+        )
+    is_over = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: is_over.set())
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.2})
+    thread.start()
+    tell(server.url)
+    say("Ctrl-C ends it")
+    is_over.wait()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+    server.pages.index.write()
+    return 0

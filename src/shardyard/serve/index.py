@@ -1,0 +1,180 @@
+"""The runs of a folder as rows, read again only where their files have changed.
+
+What was read is kept in a file beside the runs, so that a page of ten thousand runs is there at
+once; it is a cache that may be deleted at any time. Whether a run goes on is asked of its lease
+each time, as a process that was killed changes no file.
+"""
+
+import json
+import os
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from shardyard.errors import StorageError
+from shardyard.files import write_text
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lease import is_held
+from shardyard.rundir.lines import read_lines_backwards
+from shardyard.rundir.state import read_state
+
+FILE = ".shardyard-runs.json"
+_VERSION = 1
+_LEAST_S = 0.5
+_SHARE = 10
+"""A look takes at most so much of the time: of ten thousand runs one may take a while."""
+_WRITE_EVERY_S = 30.0
+_MOVING = ("running", "draining", "lost")
+"""States that change without a file: a process ends without a word, or one takes up the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One run of the list."""
+
+    id: str
+    state: str
+    step: int | None
+    loss: float | None
+    eval_loss: float | None
+    tokens_per_s: float | None
+    started_t: float | None
+    updated_t: float | None
+
+
+Stamp = tuple[int, int, int, int]
+"""Size and time of change of events.jsonl and of metrics.jsonl."""
+
+
+class Index:
+    """All runs of a folder; may be asked by several threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[Stamp, Row]] = self._read_cache()
+        self._rows: list[Row] = []
+        self._looked_s = self._took_s = 0.0
+        self._written_s = time.monotonic()
+        self._is_changed = False
+
+    def rows(self) -> list[Row]:
+        """The runs, the most recently changed first; looked at anew now and then."""
+        with self._lock:
+            now_s = time.monotonic()
+            if not self._rows or now_s - self._looked_s > max(_LEAST_S, _SHARE * self._took_s):
+                self._rows = self._look()
+                self._looked_s = time.monotonic()
+                self._took_s = self._looked_s - now_s
+                self._write_now_and_then()
+            return self._rows
+
+    def has(self, run_id: str) -> bool:
+        """Whether there is such a run: an id from outside is never a path before."""
+        return any(row.id == run_id for row in self.rows())
+
+    def write(self) -> None:
+        """Keep what is known for the next start."""
+        with self._lock:
+            self._write()
+
+    def _look(self) -> list[Row]:
+        found: dict[str, tuple[Stamp, Row]] = {}
+        try:
+            entries = list(os.scandir(self.folder))
+        except OSError:
+            entries = []
+        for entry in entries:
+            if entry.name.startswith(".") or not entry.is_dir():
+                continue
+            stamp = _stamp(entry.path)
+            known = self._known.get(entry.name)
+            if known is None or known[0] != stamp:
+                if not (Path(entry.path) / "recipe.yaml").is_file():
+                    continue
+                known = (stamp, _read(RunDir(Path(entry.path))))
+                self._is_changed = True
+            elif known[1].state in _MOVING:
+                known = (stamp, _as_it_goes_on(RunDir(Path(entry.path)), known[1]))
+            found[entry.name] = known
+        self._is_changed |= found.keys() != self._known.keys()
+        self._known = found
+        rows = [row for _, row in found.values()]
+        return sorted(rows, key=lambda row: (row.updated_t or 0.0, row.id), reverse=True)
+
+    def _read_cache(self) -> dict[str, tuple[Stamp, Row]]:
+        try:
+            content = json.loads((self.folder / FILE).read_bytes())
+            if content["version"] != _VERSION:
+                return {}
+            return {
+                entry["row"]["id"]: (_as_stamp(entry["stamp"]), Row(**entry["row"]))
+                for entry in content["runs"]
+            }
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+
+    def _write_now_and_then(self) -> None:
+        if self._is_changed and time.monotonic() - self._written_s > _WRITE_EVERY_S:
+            self._write()
+
+    def _write(self) -> None:
+        if not self._is_changed:
+            return
+        entries = [{"stamp": stamp, "row": asdict(row)} for stamp, row in self._known.values()]
+        with suppress(StorageError):  # a folder of somebody else: it is read anew each time
+            text = json.dumps({"version": _VERSION, "runs": entries})
+            write_text(self.folder / FILE, text)
+        self._written_s, self._is_changed = time.monotonic(), False
+
+
+def _stamp(folder: str) -> Stamp:
+    sizes: list[int] = []
+    for name in ("events.jsonl", "metrics.jsonl"):
+        try:
+            found = os.stat(f"{folder}/{name}")  # noqa: PTH116  ten thousand times: Path costs twice
+            sizes += [found.st_size, found.st_mtime_ns]
+        except OSError:
+            sizes += [0, 0]
+    return sizes[0], sizes[1], sizes[2], sizes[3]
+
+
+def _as_stamp(numbers: Any) -> Stamp:
+    a, b, c, d = map(int, numbers)
+    return a, b, c, d
+
+
+def _read(run: RunDir) -> Row:
+    state = read_state(run)
+    lines = read_lines_backwards(run.metrics)
+    step = next((line for line in lines if "eval" not in line), {})
+    evaluations = read_lines_backwards(run.metrics, with_any=('"eval"',))
+    evaluation = next((line for line in evaluations if "eval" in line), {}) if step else {}
+    return Row(
+        id=run.run_id,
+        state=state.state,
+        step=state.step,
+        loss=state.loss,
+        eval_loss=evaluation.get("eval", {}).get("loss"),
+        tokens_per_s=step.get("tokens_per_s"),
+        started_t=_started_t(run),
+        updated_t=state.updated_at,
+    )
+
+
+def _as_it_goes_on(run: RunDir, row: Row) -> Row:
+    """The same row if a process holds the run as before, else read anew."""
+    is_going = row.state in ("running", "draining")
+    return row if is_held(run.lease) == is_going else replace(row, state=read_state(run).state)
+
+
+def _started_t(run: RunDir) -> float | None:
+    try:
+        with run.events.open("rb") as file:
+            t = json.loads(file.readline())["t"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return t if isinstance(t, int | float) else None
