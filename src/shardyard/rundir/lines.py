@@ -137,11 +137,14 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
                 yield content
 
 
-def read_lines_backwards(path: Path, *, with_any: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+def read_lines_backwards(
+    path: Path, *, with_any: Sequence[str] = (), most_bytes: int | None = None
+) -> Iterator[dict[str, Any]]:
     """As ``read_lines``, the last line first, reading no more of the file than is asked for.
 
     Args:
         with_any: Pass over lines that hold none of these texts, without parsing them.
+        most_bytes: Look no further back than so far; None: to the beginning.
     """
     wanted = [text.encode() for text in with_any]
     try:
@@ -150,8 +153,9 @@ def read_lines_backwards(path: Path, *, with_any: Sequence[str] = ()) -> Iterato
         return
     with file:
         place = file.seek(0, os.SEEK_END)
+        least = 0 if most_bytes is None else max(0, place - most_bytes)
         begun = b""  # of a line whose beginning is not read yet
-        while place > 0:
+        while place > least:
             size = min(_BLOCK_BYTES, place)
             place -= size
             file.seek(place)
@@ -162,7 +166,7 @@ def read_lines_backwards(path: Path, *, with_any: Sequence[str] = ()) -> Iterato
                     continue
                 if content := _object(line):
                     yield content
-        if content := _object(begun):
+        if place == 0 and (content := _object(begun)):
             yield content
 
 

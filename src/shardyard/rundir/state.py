@@ -52,6 +52,8 @@ class RunState:
     """What a step took before that."""
     phase: int | None = None
     """Of that step, from 1, in a run with phases."""
+    tokens_per_s: float | None = None
+    """Of that step, all ranks."""
     left_out: tuple[LeftOutNode, ...] = ()
 
 
@@ -85,6 +87,7 @@ def read_state(run_dir: RunDir, *, is_training_elsewhere: bool = False) -> RunSt
         no_step_s=no_step_s,
         usual_step_s=usual_step_s,
         phase=step.get("phase") if step else None,
+        tokens_per_s=step.get("tokens_per_s") if step else None,
         left_out=tuple(_left_out(events)),
     )
 

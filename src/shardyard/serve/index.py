@@ -27,6 +27,8 @@ _LEAST_S = 0.5
 _SHARE = 10
 """A look takes at most so much of the time: of ten thousand runs one may take a while."""
 _WRITE_EVERY_S = 30.0
+_NEWEST_BYTES = 2**18
+"""An evaluation that is further back than some hundred steps is not looked for."""
 _MOVING = ("running", "draining", "lost")
 """States that change without a file: a process ends without a word, or one takes up the run."""
 
@@ -41,7 +43,6 @@ class Row:
     loss: float | None
     eval_loss: float | None
     tokens_per_s: float | None
-    started_t: float | None
     updated_t: float | None
 
 
@@ -149,18 +150,15 @@ def _as_stamp(numbers: Any) -> Stamp:
 
 def _read(run: RunDir) -> Row:
     state = read_state(run)
-    lines = read_lines_backwards(run.metrics)
-    step = next((line for line in lines if "eval" not in line), {})
-    evaluations = read_lines_backwards(run.metrics, with_any=('"eval"',))
-    evaluation = next((line for line in evaluations if "eval" in line), {}) if step else {}
+    lines = read_lines_backwards(run.metrics, with_any=('"eval"',), most_bytes=_NEWEST_BYTES)
+    evaluation = next((line["eval"] for line in lines if "eval" in line), {})
     return Row(
         id=run.run_id,
         state=state.state,
         step=state.step,
         loss=state.loss,
-        eval_loss=evaluation.get("eval", {}).get("loss"),
-        tokens_per_s=step.get("tokens_per_s"),
-        started_t=_started_t(run),
+        eval_loss=evaluation.get("loss"),
+        tokens_per_s=state.tokens_per_s,
         updated_t=state.updated_at,
     )
 
@@ -169,12 +167,3 @@ def _as_it_goes_on(run: RunDir, row: Row) -> Row:
     """The same row if a process holds the run as before, else read anew."""
     is_going = row.state in ("running", "draining")
     return row if is_held(run.lease) == is_going else replace(row, state=read_state(run).state)
-
-
-def _started_t(run: RunDir) -> float | None:
-    try:
-        with run.events.open("rb") as file:
-            t = json.loads(file.readline())["t"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return t if isinstance(t, int | float) else None

@@ -1,0 +1,202 @@
+"""How quick is the page of all runs, and what does it hold and send?
+
+    python -m benchmarks.serve_runs [--runs 1000 10000] [--rounds 5]
+
+Folders of runs are written, and a server of its own process is started and asked over HTTP:
+
+| figure | what | bar |
+|---|---|---|
+| cold | the list, nothing kept from before | 0.5 s of 1,000 runs, 3 s of 10,000 |
+| warm | the same by a new server that finds what the last one kept | 0.15 s, 0.3 s |
+| curves | 100 runs of 10,000 steps overlaid, first time asked | 1 s, 1 MB sent |
+| polling | bytes a second of a page with 100 curves, of a folder that rests | 1 KB |
+| memory | largest of the server | 300 MB |
+
+The pages of files are in the cache of the system, as after a first look at the folder. Medians of
+the rounds. Writes one JSON file.
+"""
+
+import argparse
+import http.client
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.record import write_result
+from shardyard.rundir.layout import RunDir
+from shardyard.rundir.metric_keys import METRIC_KEYS
+from shardyard.serve.index import FILE
+
+BARS = {1000: {"cold_s": 0.5, "warm_s": 0.15}, 10_000: {"cold_s": 3.0, "warm_s": 0.3}}
+CURVES_BAR_S, CURVES_BAR_BYTES = 1.0, 10**6
+POLLING_BAR_BYTES_PER_S, MEMORY_BAR_BYTES = 1000, 300 * 10**6
+_BEGAN_T = 1_795_000_000.0
+_PAGE_S = 2.0
+_LONG_RUNS, _LONG_STEPS = 100, 10_000
+
+
+def main() -> int:
+    """Measure, print, write the result file; returns 1 if a bar is missed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, nargs="+", default=[1000, 10_000])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path, help="file of the result")
+    args = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="serve-runs-"))
+    try:
+        lists = [measure_list(folder / str(n), n, rounds=args.rounds) for n in args.runs]
+        curves = measure_curves(folder / "long", rounds=args.rounds)
+    finally:
+        shutil.rmtree(folder)
+    is_met = (
+        curves["seconds"] <= CURVES_BAR_S
+        and curves["sent_bytes"] <= CURVES_BAR_BYTES
+        and curves["polling_bytes_per_s"] <= POLLING_BAR_BYTES_PER_S
+    )
+    for row in lists:
+        bars = BARS.get(row["runs"], {})
+        is_met &= all(row[name] <= bar for name, bar in bars.items())
+        print(
+            f"{row['runs']:,} runs: cold {row['cold_s']:.3f} s, warm {row['warm_s']:.3f} s {bars}"
+        )
+    peak = max(row["peak_bytes"] for row in [*lists, curves])
+    is_met &= peak <= MEMORY_BAR_BYTES
+    sent, polled = curves["sent_bytes"] / 1e6, curves["polling_bytes_per_s"]
+    print(
+        f"{_LONG_RUNS} curves of {_LONG_STEPS:,} steps: {curves['seconds']:.3f} s, {sent:.2f} MB; "
+        f"a folder at rest {polled:.0f} bytes a second; memory {peak / 1e6:.0f} MB"
+    )
+    write_result("serve-runs", {"lists": lists, "curves": curves, "is_met": is_met}, args.out)
+    return 0 if is_met else 1
+
+
+def measure_list(folder: Path, count: int, *, rounds: int) -> dict[str, Any]:
+    """Of so many short runs."""
+    for number in range(count):
+        write_run(folder, f"run-{number:05d}", steps=20)
+    rounds_s: dict[str, list[float]] = {"cold_s": [], "warm_s": []}
+    peak = 0
+    for _ in range(rounds):
+        (folder / FILE).unlink(missing_ok=True)
+        for way in rounds_s:
+            with served(folder) as (port, process):
+                began_s = time.monotonic()
+                _, body = ask(port, "/api/runs")
+                rounds_s[way].append(time.monotonic() - began_s)
+                assert len(json.loads(body)) == count
+                peak = max(peak, _peak_bytes(process.pid))
+    medians = {way: round(median(all_s), 4) for way, all_s in rounds_s.items()}
+    return {"runs": count, **medians, "rounds": rounds_s, "peak_bytes": peak}
+
+
+def measure_curves(folder: Path, *, rounds: int) -> dict[str, Any]:
+    """Of long runs, all on one page."""
+    names = [f"run-{number:03d}" for number in range(_LONG_RUNS)]
+    for name in names:
+        write_run(folder, name, steps=_LONG_STEPS)
+    path = "/api/curves?y=loss&x=step&" + "&".join(f"run={name}" for name in names)
+    seconds, sent, polled, peak = [], 0, 0.0, 0
+    for _ in range(rounds):
+        with served(folder) as (port, process):
+            ask(port, "/api/runs")
+            began_s = time.monotonic()
+            sent, body = ask(port, path, zips=True)
+            seconds.append(time.monotonic() - began_s)
+            assert body
+            polled = poll(port, ("/api/runs", path)) / _PAGE_S
+            peak = max(peak, _peak_bytes(process.pid))
+    return {
+        "seconds": round(median(seconds), 4),
+        "rounds": seconds,
+        "sent_bytes": sent,
+        "polling_bytes_per_s": round(polled, 1),
+        "peak_bytes": peak,
+    }
+
+
+def write_run(folder: Path, name: str, *, steps: int) -> None:
+    """A run that has finished."""
+    run = RunDir(folder / name)
+    run.path.mkdir(parents=True)
+    run.recipe.write_text("model: {preset: llama-tiny}\n")
+    place = {"attempt": 0, "generation": 0}
+    kinds = ("run_started", "attempt_started", "first_step", "checkpoint_durable", "run_finished")
+    events = [{"t": _BEGAN_T + k, "kind": kind, **place} for k, kind in enumerate(kinds)]
+    events.append({"t": _BEGAN_T + 9, "kind": "attempt_ended", **place, "exit_code": 0})
+    run.events.write_text("".join(json.dumps(event) + "\n" for event in events))
+    usual = {**dict.fromkeys(METRIC_KEYS, 1.2345), **place, "world_size": 2}
+    lines = (
+        json.dumps({**usual, "step": step, "tokens": step * 4096, "loss": 3 + 5 / step})
+        for step in range(1, steps + 1)
+    )
+    run.metrics.write_text("".join(f"{line}\n" for line in lines))
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[tuple[int, "subprocess.Popen[str]"]]:
+    """A server of its own process; its port."""
+    command = [sys.executable, "-m", "shardyard", "serve", str(folder), "--port", "0"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        yield int(url.rstrip("/").rpartition(":")[2]), process
+    finally:
+        process.terminate()
+        process.wait(60)
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def ask(port: int, path: str, *, zips: bool = False) -> tuple[int, bytes]:
+    """An answer: how many bytes of content were sent, and the content."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    try:
+        connection.request("GET", path, headers={"Accept-Encoding": "gzip"} if zips else {})
+        answer = connection.getresponse()
+        body = answer.read()
+        assert answer.status == 200, body
+        return len(body), body
+    finally:
+        connection.close()
+
+
+def poll(port: int, paths: tuple[str, ...]) -> float:
+    """Bytes of one look of a page that has seen it all, answers with their heads."""
+    total = 0
+    for path in paths:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            answer.read()
+            tag = answer.getheader("ETag") or ""
+            connection.request("GET", path, headers={"If-None-Match": tag})
+            answer = connection.getresponse()
+            assert answer.status == 304
+            head = sum(len(name) + len(value) + 4 for name, value in answer.getheaders())
+            total += head + len(answer.read()) + len("HTTP/1.1 304 Not Modified\r\n\r\n")
+        finally:
+            connection.close()
+    return total
+
+
+def _peak_bytes(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise ValueError("the system does not tell a process's largest memory")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
