@@ -150,7 +150,7 @@ def _median_step(run: RunDir, folder: Path, steps: int) -> float:
     finally:
         kill_tree(process)
     lines = read_steps(run.metrics)[_WARM_UP:]
-    return median(line["step_time_s"] for line in lines)
+    return float(median(line["step_time_s"] for line in lines))
 
 
 def _steps_done(run: RunDir) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardyard.control.runs import runs as runs_of_the_verb
+from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import Lease
 from shardyard.serve import index as index_module
 from shardyard.serve.index import FILE, Index
@@ -40,7 +41,12 @@ def test_only_what_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.Mon
     index.rows()
     read: list[str] = []
     whole = index_module._read
-    monkeypatch.setattr(index_module, "_read", lambda run: read.append(run.run_id) or whole(run))
+
+    def noted(run: RunDir) -> index_module.Row:
+        read.append(run.run_id)
+        return whole(run)
+
+    monkeypatch.setattr(index_module, "_read", noted)
     index.rows()
     assert read == []
     with first.metrics.open("a") as file:

@@ -36,6 +36,7 @@ def url(tmp_path: Path) -> Iterator[str]:
     finally:
         process.terminate()
         assert process.wait(10) == 0
+        assert process.stdout is not None
         process.stdout.close()
     assert (tmp_path / "runs" / ".shardyard-runs.json").is_file()
 

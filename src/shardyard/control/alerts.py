@@ -155,9 +155,8 @@ def post(address: str, content: Mapping[str, Any]) -> tuple[str, bool]:
             is_final = 300 <= error.code < 500 and error.code not in (408, 425, 429)
             return f"it answered with HTTP {error.code}", is_final
     except urllib.error.URLError as error:
-        reason = error.reason
-        words = os.strerror(reason.errno) if getattr(reason, "errno", None) else "not reached"
-        return words, False
+        number = error.reason.errno if isinstance(error.reason, OSError) else None
+        return os.strerror(number) if number else "it was not reached", False
     except (OSError, ValueError, http.client.HTTPException) as error:
         return type(error).__name__, False
 

@@ -7,6 +7,7 @@ stretch without a number is a gap.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from statistics import median
 
@@ -62,9 +63,8 @@ def device_panels(record: RunRecord) -> dict[str, str]:
             continue  # errors are told in words
         if any(value is not None for one in series for value in one.values):
             name = f"device-{field.name.replace('_', '-')}"
-            found[name] = draw(
-                name, lambda axes, f=field, s=series: _paint(axes, f, s, record, begun_t)
-            )  # type: ignore[misc]
+            paint = partial(_paint, field=field, series=series, record=record, begun_t=begun_t)
+            found[name] = draw(name, paint)
     return found
 
 

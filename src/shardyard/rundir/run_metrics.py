@@ -107,26 +107,28 @@ RANK_COMPUTE = RunMetric(
     help="Of a rank's last step, what it did not spend in collectives.",
 )
 
+_Kind = Literal["gauge", "counter"]
+_OF_A_DEVICE: tuple[tuple[str, str, _Kind, str], ...] = (
+    ("utilisation_ratio", "utilisation", "gauge", "Share of the time in which any kernel ran."),
+    ("memory_used_bytes", "memory_used_bytes", "gauge", "Of its memory."),
+    (
+        "memory_copy_ratio",
+        "memory_copy_utilisation",
+        "gauge",
+        "Share of the time in which memory was read or written.",
+    ),
+    ("sm_clock_megahertz", "sm_clock_mhz", "gauge", "Clock of its multiprocessors."),
+    ("temperature_celsius", "temperature_c", "gauge", "Its temperature."),
+    ("power_watts", "power_w", "gauge", "Its power."),
+    ("ecc_errors_total", "ecc_uncorrected", "counter", "Memory errors not corrected."),
+    ("pcie_sent_bytes_total", "pcie_sent_bytes", "counter", "Over PCIe."),
+    ("pcie_received_bytes_total", "pcie_received_bytes", "counter", "Over PCIe."),
+    ("nvlink_sent_bytes_total", "nvlink_sent_bytes", "counter", "Over all its links."),
+    ("nvlink_received_bytes_total", "nvlink_received_bytes", "counter", "Over all its links."),
+)
 DEVICES = tuple(
     RunMetric(name=f"shardyard_device_{name}", key=key, kind=kind, label="device", help=words)
-    for name, key, kind, words in (
-        ("utilisation_ratio", "utilisation", "gauge", "Share of the time in which any kernel ran."),
-        ("memory_used_bytes", "memory_used_bytes", "gauge", "Of its memory."),
-        (
-            "memory_copy_ratio",
-            "memory_copy_utilisation",
-            "gauge",
-            "Share of the time in which memory was read or written.",
-        ),
-        ("sm_clock_megahertz", "sm_clock_mhz", "gauge", "Clock of its multiprocessors."),
-        ("temperature_celsius", "temperature_c", "gauge", "Its temperature."),
-        ("power_watts", "power_w", "gauge", "Its power."),
-        ("ecc_errors_total", "ecc_uncorrected", "counter", "Memory errors not corrected."),
-        ("pcie_sent_bytes_total", "pcie_sent_bytes", "counter", "Over PCIe."),
-        ("pcie_received_bytes_total", "pcie_received_bytes", "counter", "Over PCIe."),
-        ("nvlink_sent_bytes_total", "nvlink_sent_bytes", "counter", "Over all its links."),
-        ("nvlink_received_bytes_total", "nvlink_received_bytes", "counter", "Over all its links."),
-    )
+    for name, key, kind, words in _OF_A_DEVICE
 )
 """Of the newest line of the node's telemetry, where it has devices."""
 

@@ -151,7 +151,7 @@ def _as_stamp(numbers: Any) -> Stamp:
 def _read(run: RunDir) -> Row:
     state = read_state(run)
     lines = read_lines_backwards(run.metrics, with_any=('"eval"',), most_bytes=_NEWEST_BYTES)
-    evaluation = next((line["eval"] for line in lines if "eval" in line), {})
+    evaluation: dict[str, Any] = next((line["eval"] for line in lines if "eval" in line), {})
     return Row(
         id=run.run_id,
         state=state.state,

@@ -62,8 +62,9 @@ def asked(question: Callable[[], object], *, times: float = 1.0) -> float | None
         found = question()
     except Exception:  # noqa: BLE001  each library has errors of its own, one for each field it lacks
         return None
-    is_number = isinstance(found, int | float) and not isinstance(found, bool)
-    return found * times if is_number else None  # amdsmi answers "N/A"
+    if not isinstance(found, int | float) or isinstance(found, bool):
+        return None  # amdsmi answers "N/A"
+    return found * times
 
 
 def asked_whole(question: Callable[[], object], *, times: int = 1) -> int | None:
