@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from shardyard.hardware.visible import named_devices
 from shardyard.telemetry.counters import Device, Reading
 
 _SLOWED_BY = {
@@ -39,13 +40,13 @@ def open_nvml(most: int) -> "Nvml | None":
 
 
 def _visible(nvml: Any) -> list[Any]:
-    """Handles of all devices, or of those that CUDA_VISIBLE_DEVICES names."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    """Handles of all devices, or of those that the environment names."""
+    named = named_devices(os.environ)
     if named is None:
         count = nvml.nvmlDeviceGetCount()
         return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
     found = []
-    for name in filter(None, (part.strip() for part in named.split(","))):
+    for name in named:
         try:
             by_index = name.isascii() and name.isdigit()
             ask = nvml.nvmlDeviceGetHandleByIndex if by_index else nvml.nvmlDeviceGetHandleByUUID
