@@ -1,5 +1,6 @@
 """What telemetry finds on any node is written once, whoever writes events when."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +40,25 @@ def _looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_watch, "_LOOK_EVERY_S", -1.0)
 
 
-def watches(run: RunDir, store: Store, *found_by_node: list[dict[str, Any]]) -> list[DeviceWatch]:
+class Watch:
+    """One node's, with its notices."""
+
+    def __init__(self, notices: Notices, watch: DeviceWatch) -> None:
+        self._notices = notices
+        self._watch = watch
+
+    def look(self, *, writes: bool) -> list[tuple[str, dict[str, Any]]]:
+        return self._watch.look(self._notices, writes=writes)
+
+
+def watches(run: RunDir, store: Store, *found_by_node: list[dict[str, Any]]) -> list[Watch]:
     count = len(found_by_node)
-    return [
-        DeviceWatch(
-            run,
-            0,
-            Notices(store, group_rank=k, num_nodes=count),
-            Node(f"n{k}", k),
-            lambda f=f: f,  # type: ignore[misc]
-        )
-        for k, f in enumerate(found_by_node)
-    ]
+    made = []
+    for k, found in enumerate(found_by_node):
+        notices = Notices(store, group_rank=k, num_nodes=count)
+        watch = DeviceWatch(run, 0, Node(f"n{k}", k), partial(list, found))
+        made.append(Watch(notices, watch))
+    return made
 
 
 def test_the_first_node_writes_what_each_has_found_once(tmp_path: Path) -> None:

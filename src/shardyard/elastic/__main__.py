@@ -97,14 +97,7 @@ def _conduct(
         from shardyard.elastic.neighbour import Neighbour
         from shardyard.elastic.worker import run_worker
 
-        telemetry_file = run.telemetry_of(args.node_rank)
-        telemetry = TelemetryBeside(
-            telemetry_file,
-            attempt=args.attempt,
-            every_s=resolved.recipe.observe.telemetry_every_s,
-            devices=_accelerators(resolved),
-            ranks=partial(_ranks, notes, resolved),
-        )
+        telemetry = _telemetry(run, args, resolved, notes)
         attempt = Attempt(
             run=run,
             number=args.attempt,
@@ -120,14 +113,7 @@ def _conduct(
             store_moves=args.store_moves,
             findings=telemetry.findings,
         )
-        every = resolved.recipe.checkpoint.every
-        reader = RunReader(
-            run,
-            partial(_rank_seconds, notes, resolved),
-            attempt=args.attempt,
-            every=None if every == "auto" else every,
-            telemetry=telemetry_file,
-        )
+        reader = _reader(run, args, resolved, notes)
         place = metrics_place(resolved.recipe.observe.prometheus)
         with exporting(reader, run, place, node_rank=args.node_rank) as scrapes:
             with telemetry.running():
@@ -140,6 +126,31 @@ def _conduct(
         drain.stop_listening()
         if lease:
             lease.close()
+
+
+def _telemetry(
+    run: RunDir, args: argparse.Namespace, resolved: Resolved, notes: AgentMemory | None
+) -> TelemetryBeside:
+    return TelemetryBeside(
+        run.telemetry_of(args.node_rank),
+        attempt=args.attempt,
+        every_s=resolved.recipe.observe.telemetry_every_s,
+        devices=_accelerators(resolved),
+        ranks=partial(_ranks, notes, resolved),
+    )
+
+
+def _reader(
+    run: RunDir, args: argparse.Namespace, resolved: Resolved, notes: AgentMemory | None
+) -> RunReader:
+    every = resolved.recipe.checkpoint.every
+    return RunReader(
+        run,
+        partial(_rank_seconds, notes, resolved),
+        attempt=args.attempt,
+        every=None if every == "auto" else every,
+        telemetry=run.telemetry_of(args.node_rank),
+    )
 
 
 def may_wait(answer: "Answer") -> bool:

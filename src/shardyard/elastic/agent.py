@@ -202,13 +202,7 @@ class Attempt:
                     handler = self._move(self._agent, handler, end)
             return end
         except LeftOut:
-            self._agent.leave()
-            if self.neighbour is not None:
-                self.neighbour.close()
-            serves = self._succession.serves  # then nobody else holds the lease
-            return self._stay_away(
-                handler.has_others if serves else lambda: not self._succession.is_run_left()
-            )
+            return self._leave(self._agent, handler)
         finally:
             handler.shutdown()
             if self.neighbour is not None:
@@ -220,6 +214,16 @@ class Attempt:
             return self._judge(agent, agent.run())
         except (RendezvousConnectionError, DistError) as error:
             return error
+
+    def _leave(self, agent: GroupAgent, handler: Rendezvous) -> Answer:
+        """The others go on without this node."""
+        agent.leave()
+        if self.neighbour is not None:
+            self.neighbour.close()
+        serves = self._succession.serves  # then nobody else holds the lease
+        return self._stay_away(
+            handler.has_others if serves else lambda: not self._succession.is_run_left()
+        )
 
     def _stay_away(self, are_others_there: Callable[[], bool]) -> Answer:
         """Wait without workers until the others have ended the attempt, and end as they did.

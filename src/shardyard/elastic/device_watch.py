@@ -18,28 +18,27 @@ Findings = Callable[[], Sequence[Mapping[str, Any]]]
 
 
 class DeviceWatch:
-    """One node's part of it, in one generation.
+    """One node's part of it.
 
-    Each node tells all that it has found in the attempt, as whoever writes events may have changed;
-    what the file holds is not written twice.
+    In each generation a node tells all that it has found in the attempt, as whoever writes events
+    may have changed; what the file holds is not written twice.
     """
 
-    def __init__(
-        self, run: RunDir, attempt: int, notices: Notices, node: Node, findings: Findings
-    ) -> None:
+    def __init__(self, run: RunDir, attempt: int, node: Node, findings: Findings) -> None:
         self._run = run
         self._attempt = attempt
-        self._notices = notices
         self._node = node
+        self._notices: Notices | None = None
         self._findings = findings
         self._published = 0
         self._written: set[tuple[Any, ...]] | None = None
         self._looked_s = time.monotonic()
 
-    def look(self, *, writes: bool) -> list[tuple[str, dict[str, Any]]]:
+    def look(self, notices: Notices, *, writes: bool) -> list[tuple[str, dict[str, Any]]]:
         """Now and then, tell the others, or find what is to be written.
 
         Args:
+            notices: Those of the generation.
             writes: Whether this node's agent writes events.
 
         Returns:
@@ -48,10 +47,12 @@ class DeviceWatch:
         if time.monotonic() - self._looked_s < _LOOK_EVERY_S:
             return []
         self._looked_s = time.monotonic()
+        if notices is not self._notices:
+            self._notices, self._published, self._written = notices, 0, None
         mine = [{**found, **self._node.event()} for found in self._findings()]
         if not writes:
             if len(mine) > self._published:
-                self._notices.publish("findings", mine)
+                notices.publish("findings", mine)
                 self._published = len(mine)
             return []
         if self._written is None:
@@ -62,7 +63,7 @@ class DeviceWatch:
                 and event.get("attempt") == self._attempt
             }
         new = []
-        for found in [*mine, *self._notices.from_others("findings")]:
+        for found in [*mine, *notices.from_others("findings")]:
             event = _event(found)
             if _key(event) not in self._written:
                 self._written.add(_key(event))

@@ -140,8 +140,7 @@ class GroupAgent(ProcessesAgent):
         self._told_lost: set[int] = set()
         """Nodes whose loss in this generation is told."""
         self._leaves_stragglers = leaves_stragglers
-        self._findings = findings
-        self._devices: DeviceWatch  # of this generation; set with its workers
+        self._devices = DeviceWatch(run, attempt, self._node, findings)
         self._is_left_out = False
         self._join_interval_s = join_interval_s
         self._joined_s = -math.inf
@@ -246,9 +245,6 @@ class GroupAgent(ProcessesAgent):
                 self._notices, node=self._node.name, ranks=list(self._pids_by_rank()),
                 ranks_of_stage=max(1, self._world_size // self._stages),
             )  # fmt: skip
-        self._devices = DeviceWatch(
-            self._run, self._attempt, self._notices, self._node, self._findings
-        )
         return pids
 
     def _pause(self, seconds: float) -> None:
@@ -306,7 +302,7 @@ class GroupAgent(ProcessesAgent):
         if result.state is WorkerState.FAILED:  # died between the look above and torch's own
             return self._lose()
         self._look_for_stragglers()
-        for kind, problem in self._devices.look(writes=self.writes_events):
+        for kind, problem in self._devices.look(self._notices, writes=self.writes_events):
             self._write_event(kind, **problem)
         if self._is_to_go_on_without_one(result):
             return RunResult(state=WorkerState.UNHEALTHY)  # all drain, and meet again
