@@ -18,6 +18,7 @@ from tests.launchers.wrong_aws_batch import BatchDesk
 from tests.launchers.wrong_batch_queue import QueueDesk
 from tests.launchers.wrong_bench import BenchDesk
 from tests.launchers.wrong_cluster import ClusterDesk
+from tests.launchers.wrong_compare import CompareDesk
 from tests.launchers.wrong_hub import HubDesk
 from tests.launchers.wrong_kubernetes import KubernetesDesk
 from tests.launchers.wrong_monitoring import MonitoringDesk
@@ -39,6 +40,7 @@ DESKS: dict[str, type[Desk]] = {
     "prices and bills": PricesDesk,
     "bench network": BenchDesk,
     "study": StudyDesk,
+    "compare": CompareDesk,
     "cluster, kind=batch": QueueDesk,
     "cluster": ClusterDesk,
     "cluster adopt, and the cluster that is meant": AdoptDesk,

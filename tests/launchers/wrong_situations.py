@@ -122,6 +122,7 @@ LISTS = (
     "wrong_prices",
     "wrong_bench",
     "wrong_study",
+    "wrong_compare",
     "wrong_batch_queue",
     "wrong_cluster",
     "wrong_adopt",

@@ -39,6 +39,7 @@ _VERBS = {
     "export": "writes a checkpoint as a Hugging Face folder",
     "report": "writes a run's page and Markdown summary",
     "study": "runs or plans a recipe on several numbers of nodes: a scaling table and page",
+    "compare": "puts runs side by side: curves, speed, cost to a target, what differs",
     "drill": "breaks short runs of a recipe here, and tables what became of them",
     "bench": "measures the network between the nodes of a recipe, in nccl-tests' table",
     "image": "builds the container that runs it, and pushes it to a registry",

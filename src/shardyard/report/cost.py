@@ -5,6 +5,7 @@ since the first step over the steps that stand: evaluations, saves, restarts and
 it, the first start is not, and neither is waiting between attempts, when no node is paid.
 """
 
+from bisect import bisect_right
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -104,7 +105,9 @@ def cost_of(record: RunRecord, times: list[AttemptTime], *, last_step: int | Non
         why_open=why_open if is_open else "",
         target=_target_words(record),
         target_step=None if reached is None else reached.get("step"),
-        target_usd=None if reached is None else _usd_at(record, reached),
+        target_usd=None
+        if reached is None
+        else Spent(record).usd_at(reached.get("attempt", 0), reached["t"]),
     )
 
 
@@ -148,15 +151,24 @@ def _reached(record: RunRecord) -> Line | None:
     return None
 
 
-def _usd_at(record: RunRecord, event: Line) -> float | None:
-    """What the run had cost when an event was written: the count before it, and the time since."""
-    attempt = event.get("attempt", 0)
-    before = [
-        each
-        for each in record.all("spent")
-        if each.get("attempt", 0) == attempt and each["t"] <= event["t"]
-    ]
-    if not before:
-        return None
-    count = before[-1]
-    return float(count["usd"] + (event["t"] - count["t"]) / 3600 * count["usd_per_hour"])
+class Spent:
+    """What a run had cost at any moment: the count before it, and the time since at its rate."""
+
+    def __init__(self, record: RunRecord) -> None:
+        self._counts: dict[int, list[Line]] = {}
+        for event in record.all("spent"):
+            if event.get("usd") is not None and event.get("usd_per_hour") is not None:
+                self._counts.setdefault(event.get("attempt", 0), []).append(event)
+
+    def usd_at(self, attempt: int, t: float) -> float | None:
+        """All attempts together; None: nothing was counted in this one by then.
+
+        Args:
+            t: Unix seconds.
+        """
+        counts = self._counts.get(attempt, [])
+        place = bisect_right(counts, t, key=lambda count: float(count["t"]))
+        if not place:
+            return None
+        count = counts[place - 1]
+        return float(count["usd"] + (t - count["t"]) / 3600 * count["usd_per_hour"])

@@ -12,13 +12,14 @@ def esc(text: object) -> str:
     return escape(printable(str(text)), quote=True)
 
 
-def render_page(title: str, body: str, *, footer: str) -> str:
+def render_page(title: str, body: str, *, footer: str, css: str = "") -> str:
     """A whole file that opens from disk, without network and without script.
 
     Args:
         title: Plain text.
         body: HTML.
         footer: HTML.
+        css: Rules of this page alone.
     """
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -26,7 +27,7 @@ def render_page(title: str, body: str, *, footer: str) -> str:
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{esc(title)}</title>
-<style>{CSS}</style>
+<style>{CSS}{css}</style>
 </head>
 <body>
 <main>

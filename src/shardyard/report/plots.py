@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
-from shardyard.report.compare import memory_by_rank
+from shardyard.report.against_plan import memory_by_rank
 from shardyard.report.run import RunRecord
 
 MAX_POINTS = 600

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardyard.config.resolved import flatten
-from shardyard.report.compare import Comparison
+from shardyard.report.against_plan import PlanRow
 from shardyard.report.headline import tiles
 from shardyard.report.markup import esc, render_page, render_section, render_table
 from shardyard.report.run import Line, RunRecord
@@ -141,7 +141,7 @@ def _bar(phases: dict[str, float]) -> str:
     return f'<div class="bar">{spans}</div>'
 
 
-def _comparison(record: RunRecord, rows: Sequence[Comparison]) -> str:
+def _comparison(record: RunRecord, rows: Sequence[PlanRow]) -> str:
     title = "Predicted against measured"
     if not rows:
         text = "There is no readable plan.json, so there is nothing to compare with."

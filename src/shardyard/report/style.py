@@ -29,7 +29,8 @@ p { margin: 6px 0; } .lead { max-width: 78ch; margin-top: 10px; }
 .muted, .note { color: var(--muted); } .note { font-size: 13px; max-width: 92ch; }
 header .eyebrow { color: var(--muted); font-size: 13px; margin-bottom: 2px; }
 .badge { display: inline-block; border-radius: 999px; padding: 2px 11px; font-size: 13px;
-  font-weight: 600; color: var(--card); background: var(--grey); vertical-align: 3px; }
+  font-weight: 600; color: var(--card); background: var(--grey); vertical-align: 3px;
+  white-space: nowrap; }
 .badge.finished { background: var(--green); } .badge.failed { background: var(--red); }
 .badge.running { background: var(--blue); } .badge.drained { background: var(--orange); }
 .badge.draining { background: var(--orange); } .badge.lost { background: var(--red); }
@@ -83,6 +84,17 @@ figure.wide { max-width: 640px; }
 .unexplained { background:
   repeating-linear-gradient(45deg, var(--muted) 0 3px, var(--card) 3px 6px); }
 .good { color: var(--green); } .bad { color: var(--red); font-weight: 600; }
+.choice, .sides { display: flex; flex-wrap: wrap; gap: 6px 8px; align-items: center;
+  margin: 4px 0 10px; }
+.choice input { position: absolute; opacity: 0; }
+.choice label { border: 1px solid var(--line); border-radius: 999px; padding: 3px 13px;
+  cursor: pointer; background: var(--card); font-size: 14px; }
+.choice input:checked + label { background: var(--blue); border-color: var(--blue);
+  color: var(--card); font-weight: 600; }
+.choice input:focus-visible + label { outline: 2px solid var(--ink); outline-offset: 2px; }
+.sides .side { display: inline-flex; align-items: center; gap: 6px; font-size: 13px;
+  cursor: pointer; overflow-wrap: anywhere; margin-right: 10px; }
+.sides .side:has(:not(:checked)) { color: var(--muted); } svg.look { flex: none; }
 details { background: var(--card); border: 1px solid var(--line); border-radius: 10px;
   padding: 10px 16px; margin-bottom: 10px; }
 summary { cursor: pointer; font-weight: 600; } details > *:nth-child(2) { margin-top: 10px; }

@@ -5,9 +5,9 @@ from statistics import median
 from typing import Any
 
 from shardyard.config.tasks import BITS_PER_BYTE
-from shardyard.report.compare import (
-    Comparison,
-    compare,
+from shardyard.report.against_plan import (
+    PlanRow,
+    against_plan,
     median_tokens_per_s,
     memory_by_rank,
     steady,
@@ -70,7 +70,7 @@ class Summary:
     data_limit: str
     """Why steps waited for samples that could come no quicker; empty: nobody has found that."""
     health: Health
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[PlanRow, ...]
     network: Network | None
     """Between nodes, as it was really used; None: one node, or it was not told."""
     cost: Cost | None
@@ -170,7 +170,7 @@ def summarize(record: RunRecord) -> Summary:
         restarts=_restarts(record),
         data_limit=str((record.last("data_limit") or {}).get("reason", "")),
         health=health_of(record),
-        comparisons=tuple(compare(record, times)),
+        comparisons=tuple(against_plan(record, times)),
         network=network_of(record.last("network") or {}),
         cost=cost_of(record, times, last_step=_steps_planned(record)),
     )

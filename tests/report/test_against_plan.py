@@ -8,7 +8,7 @@ import pytest
 
 from shardyard.hardware.machine import Machine
 from shardyard.planner.plan import Plan
-from shardyard.report.compare import Comparison, compare, steady
+from shardyard.report.against_plan import PlanRow, against_plan, steady
 from shardyard.report.run import read_run
 from shardyard.report.walltime import account
 from shardyard.report.write import write_report
@@ -46,10 +46,10 @@ def whole_run(folder: Path, **finished: Any) -> RunDir:
     return writer.write()
 
 
-def rows_of(run: RunDir) -> tuple[dict[str, Comparison], Plan]:
+def rows_of(run: RunDir) -> tuple[dict[str, PlanRow], Plan]:
     record = read_run(run)
     assert record.plan is not None
-    return {row.name: row for row in compare(record, account(record))}, record.plan
+    return {row.name: row for row in against_plan(record, account(record))}, record.plan
 
 
 def test_a_step_and_its_mfu_stand_beside_their_prediction(tmp_path: Path) -> None:

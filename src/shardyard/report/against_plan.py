@@ -10,7 +10,7 @@ from shardyard.rundir.lines import LOSSES
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class PlanRow:
     """One term. ``unit`` is bytes, s, tokens/s, images/s, USD or share."""
 
     name: str
@@ -27,7 +27,7 @@ class Comparison:
         return self.predicted / self.measured - 1
 
 
-def compare(record: RunRecord, times: list[AttemptTime]) -> list[Comparison]:
+def against_plan(record: RunRecord, times: list[AttemptTime]) -> list[PlanRow]:
     """All terms that have a prediction or a measurement; empty if there is no plan.
 
     Args:
@@ -75,7 +75,7 @@ def steady(lines: tuple[Line, ...], key: str) -> list[float]:
     return rest or warm
 
 
-def _memory(record: RunRecord, plan: Plan) -> list[Comparison]:
+def _memory(record: RunRecord, plan: Plan) -> list[PlanRow]:
     rows = memory_by_rank(record)
 
     def largest(key: str) -> float | None:
@@ -84,68 +84,68 @@ def _memory(record: RunRecord, plan: Plan) -> list[Comparison]:
     durable = record.last("checkpoint_durable") or {}
     reserved = largest("reserved_bytes")
     return [
-        Comparison(
+        PlanRow(
             name="parameters, largest rank", unit="bytes", note="fp32 master weights",
             predicted=plan.memory_term("parameters"), measured=largest("parameters_bytes"),
         ),
-        Comparison(
+        PlanRow(
             name="optimizer, largest rank", unit="bytes", note="averages of gradients",
             predicted=plan.memory_term("optimizer"), measured=largest("optimizer_bytes"),
         ),
-        Comparison(
+        PlanRow(
             name="peak memory, largest rank", unit="bytes",
             note=f"the sum of its terms {plan.memory_moment}; what the allocator wastes is in none",
             predicted=plan.memory_bytes, measured=largest("peak_bytes"),
         ),
-        Comparison(
+        PlanRow(
             name="reserved memory, largest rank", unit="bytes", note="what the allocator holds",
             predicted=plan.reserved_bytes if reserved else None, measured=reserved,
         ),
-        Comparison(
+        PlanRow(
             name="checkpoint on disk", unit="bytes", note="weights and optimizer, all ranks",
             predicted=plan.checkpoint_bytes, measured=durable.get("bytes"),
         ),
     ]  # fmt: skip
 
 
-def _pace(record: RunRecord, plan: Plan) -> list[Comparison]:
+def _pace(record: RunRecord, plan: Plan) -> list[PlanRow]:
     steps_s = sum(line.get("step_time_s") or 0.0 for line in record.steps)
     is_whole, spent = record.last("run_finished") is not None, record.last("spent") or {}
     return [
-        Comparison(
+        PlanRow(
             name="time of a step", unit="s", note=plan.speed.reason,
             predicted=plan.step_s, measured=_median(record, "step_time_s"),
         ),
-        Comparison(
+        PlanRow(
             name="throughput", unit=f"{plan.units}/s", note="of all ranks",
             predicted=plan.speed.tokens_per_s, measured=median_tokens_per_s(record),
         ),
-        Comparison(
+        PlanRow(
             name="MFU", unit="share",
             note="FLOP counted with full attention"
             if plan.unit == "token" else "FLOP of convolutions and products",
             predicted=plan.mfu, measured=_median(record, "mfu"),
         ),
-        Comparison(
+        PlanRow(
             name="time of all steps", unit="s",
             note="without start and evaluation",
             predicted=plan.seconds, measured=steps_s if is_whole else None,
         ),
-        Comparison(
+        PlanRow(
             name="cost", unit="USD", note="predicted without preparation and evaluation",
             predicted=plan.usd, measured=spent.get("usd") if is_whole else None,
         ),
     ]  # fmt: skip
 
 
-def _failures(record: RunRecord, plan: Plan, times: list[AttemptTime]) -> list[Comparison]:
+def _failures(record: RunRecord, plan: Plan, times: list[AttemptTime]) -> list[PlanRow]:
     """What saves and failures left of the wall time; its length of a run that reached its end."""
     outlook, phases = plan.failures, total_phases(times)
     wall_s = sum(attempt.seconds for attempt in times) - phases.get("waiting", 0.0)
     losses = [event for kind in LOSSES for event in record.all(kind)]
     lost = len({(event.get("attempt", 0), event.get("generation", 0)) for event in losses})
     expected = "" if outlook is None else f"{outlook.expected_failures:.3g} failures expected, "
-    effective = Comparison(
+    effective = PlanRow(
         name="effective time", unit="share",
         note=f"of the wall time, steps whose result stands; {expected}{lost} happened",
         predicted=None if outlook is None else outlook.ettr, measured=effective_share(phases),
@@ -153,12 +153,12 @@ def _failures(record: RunRecord, plan: Plan, times: list[AttemptTime]) -> list[C
     if outlook is None or record.last("run_finished") is None:
         return [effective]
     return [
-        Comparison(
+        PlanRow(
             name="wall time", unit="s",
             note="without waiting between attempts; predicted without evaluation",
             predicted=outlook.wall_s, measured=wall_s,
         ),
-        Comparison(
+        PlanRow(
             name="blocked by saves", unit="s", note="training stood still",
             predicted=outlook.checkpoint_blocked_s, measured=phases.get("checkpoint-blocked", 0.0),
         ),
@@ -171,5 +171,5 @@ def _median(record: RunRecord, key: str) -> float | None:
     return median(values) if values else None
 
 
-def _has_any(row: Comparison) -> bool:
+def _has_any(row: PlanRow) -> bool:
     return row.measured is not None or row.predicted is not None

@@ -1,0 +1,102 @@
+"""`shardyard compare`: runs side by side, in the terminal and on a page."""
+
+import json
+import os
+from pathlib import Path
+
+import click
+
+from shardyard.cli.completion import by, runs
+from shardyard.cli.options import json_option, runs_dir_option
+from shardyard.cli.tables import print_table
+from shardyard.local_path import LocalPath
+from shardyard.report.compare.comparison import Comparison
+from shardyard.report.compare.targets import parse_target
+from shardyard.report.compare.words import (
+    Table,
+    left_out_words,
+    runs_table,
+    settings_table,
+    speeds_table,
+    surroundings_table,
+    targets_table,
+)
+from shardyard.report.compare.write import write_comparison
+from shardyard.rundir.layout import find_run
+from shardyard.terminal import say, tell
+
+PAGE = "compare.html"
+"""Beside the folder of the first run."""
+
+
+@click.command()
+@click.argument(
+    "sides",
+    metavar="RUN RUN...",
+    nargs=-1,
+    required=True,
+    callback=lambda context, param, words: [_names(word, param, context) for word in words],
+    shell_complete=by(runs),
+)
+@click.option(
+    "--target",
+    "targets",
+    metavar="METRIC=VALUE",
+    multiple=True,
+    help="When and for how much each run reached it; default: their own run.target.",
+)
+@click.option(
+    "--page",
+    type=LocalPath(path_type=Path, dir_okay=False),
+    help=f"Write the page here; default: {PAGE} in the folder of the first run's folder.",
+)
+@runs_dir_option
+@json_option
+def command(
+    sides: list[list[str]],
+    *,
+    targets: tuple[str, ...],
+    page: Path | None,
+    runs_dir: Path,
+    as_json: bool,
+) -> None:
+    """Compare runs (each a path, an id, or its beginning) with the first of them.
+
+    Repeats of one kind are joined by commas and are one side: A1,A2,A3 B1,B2,B3. Reads their
+    folders alone; a run that goes on or has failed can be compared too.
+    """
+    found = [[find_run(run, runs_dir) for run in side] for side in sides]
+    path = page or found[0][0].path.parent / PAGE
+    asked = dict(parse_target(text) for text in targets)
+    comparison = write_comparison(found, path, target=asked)
+    if as_json:
+        tell(json.dumps({**comparison.to_json(), "page": str(path)}, indent=1))
+        return
+    _show(comparison)
+    say("the page with the curves:")
+    tell(path)
+
+
+def _names(word: str, param: click.Parameter, context: click.Context) -> list[str]:
+    """The runs that one word names; a path may hold a comma."""
+    is_path = os.path.exists(word)  # noqa: PTH110 (many names are longer than a path may be)
+    names = [word] if is_path else word.split(",")
+    return [LocalPath().convert(name, param, context) for name in names]
+
+
+def _show(comparison: Comparison) -> None:
+    for title, table in (
+        ("runs", runs_table(comparison)),
+        ("speed, beside the first", speeds_table(comparison)),
+        ("time and cost to a target", targets_table(comparison)),
+        ("settings that differ", settings_table(comparison)),
+        ("around them", surroundings_table(comparison)),
+    ):
+        _print(title, table)
+    say(left_out_words(comparison))
+
+
+def _print(title: str, table: Table) -> None:
+    heads, rows = table
+    if rows:
+        print_table([head.removeprefix("#") for head in heads], rows, title=title)

@@ -1,0 +1,192 @@
+"""A run as curves: each step that stands with its place on every axis a comparison can be read by.
+
+A run that was resumed or rolled back has each step once: the last one counts, and what was lost and
+not done again is not shown. Nothing here knows of another run: what is shown beside a run changes
+none of its numbers.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from shardyard.report.cost import Spent
+from shardyard.report.run import AttemptRecord, Line, RunRecord
+from shardyard.report.walltime import AttemptTime
+
+AXES = {
+    "steps": "step",
+    "epochs": "epoch",
+    "samples": "samples",
+    "tokens": "tokens (or images)",
+    "hours": "hours of wall time, without waiting between attempts",
+    "dollars": "US dollars",
+}
+"""What curves can be drawn against, and how the axis is called."""
+
+Place = Mapping[str, float | None]
+"""By axis; None: not known, so that a curve has no point there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """Values in order of their steps; None is a gap, never 0."""
+
+    places: tuple[Place, ...]
+    values: tuple[float | None, ...]
+    is_of_each_step: bool
+    """Whether a step that is missing between two is a gap, too."""
+
+    def stretches(self, axis: str) -> list[list[tuple[float, float]]]:
+        """Points between gaps, each stretch in order; a place that is not known has no point."""
+        found: list[list[tuple[float, float]]] = []
+        last_step: float | None = None
+        for place, value in zip(self.places, self.values, strict=True):
+            step, x = place["steps"], place[axis]
+            if value is None or x is None or step is None:
+                last_step = None
+                continue
+            is_next = last_step is not None and step == last_step + 1
+            if not found or last_step is None or (self.is_of_each_step and not is_next):
+                found.append([])
+            found[-1].append((x, value))
+            last_step = step
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCurves:
+    """What one run shows."""
+
+    steps: tuple[Line, ...]
+    """Lines of the steps that stand."""
+    places: tuple[Place, ...]
+    """Of each of them, at its end."""
+    evaluations: tuple[tuple[Place, Line], ...]
+    """Scores of each evaluation that stands, and where it ended."""
+
+    def of_steps(self, key: str) -> Curve:
+        """A number of each step's line."""
+        values = tuple(line.get(key) for line in self.steps)
+        return Curve(places=self.places, values=values, is_of_each_step=True)
+
+    def of_evaluations(self, metric: str) -> Curve:
+        """A score of each evaluation."""
+        return Curve(
+            places=tuple(place for place, _ in self.evaluations),
+            values=tuple(scores.get(metric) for _, scores in self.evaluations),
+            is_of_each_step=False,
+        )
+
+
+def curves_of(record: RunRecord, times: Sequence[AttemptTime]) -> RunCurves:
+    """All of a run.
+
+    Args:
+        times: Wall time of its attempts, from ``account``.
+    """
+    steps = standing_steps(record)
+    ends, clock = _ends(record), _Clock(record, times)
+    places = tuple(_place(line, ends.get(_key(line)), clock) for line in steps)
+    numbers = [line["step"] for line in steps]
+    told = {e.get("step"): e for e in record.all("evaluated")}
+    evaluations: list[tuple[Place, Line]] = []
+    for each in record.evaluations:
+        index = bisect_left(numbers, each["step"])
+        if index == len(numbers) or numbers[index] != each["step"]:
+            continue  # of a step that was lost
+        place, event = dict(places[index]), told.get(each["step"])
+        if event is not None:
+            place |= clock.read(event.get("attempt", 0), event["t"])
+        evaluations.append((place, each["eval"]))
+    return RunCurves(steps=tuple(steps), places=places, evaluations=tuple(evaluations))
+
+
+def standing_steps(record: RunRecord) -> list[Line]:
+    """Each step once: lines of an earlier start beyond where a later one began were lost."""
+    standing: list[Line] = []
+    newest = (-1, -1)
+    for line in record.steps:
+        start = start_of(line)
+        if start >= newest:
+            standing.append(line)
+            newest = start
+    return standing
+
+
+def start_of(line: Line) -> tuple[int, int]:
+    """The start of processes that a line or an event is of: attempt and generation."""
+    return line.get("attempt", 0), line.get("generation", 0)
+
+
+class _Clock:
+    """From unix seconds to hours and dollars of a run."""
+
+    def __init__(self, record: RunRecord, times: Sequence[AttemptTime]) -> None:
+        self._spent = Spent(record)
+        self._began_t: dict[int, float] = {}
+        waited_s = 0.0
+        for time in times:
+            waited_s += time.phases.get("waiting", 0.0)
+            self._began_t[time.number] = times[0].began_t + waited_s
+
+    def read(self, attempt: int, t: float) -> Place:
+        began_t = self._began_t.get(attempt)
+        return {
+            "hours": None if began_t is None else (t - began_t) / 3600,
+            "dollars": self._spent.usd_at(attempt, t),
+        }
+
+
+def _place(line: Line, end_t: float | None, clock: _Clock) -> Place:
+    told: Place = {"hours": None, "dollars": None}
+    if end_t is not None:
+        told = clock.read(line.get("attempt", 0), end_t)
+    return {
+        "steps": line["step"],
+        "epochs": line.get("epoch"),
+        "samples": line.get("samples"),
+        "tokens": line.get("tokens"),
+        **told,
+    }
+
+
+_Key = tuple[int, int, int]
+
+
+def _key(line: Line) -> _Key:
+    """Attempt, generation and step: no start does a step twice."""
+    return (*start_of(line), line["step"])
+
+
+def _ends(record: RunRecord) -> dict[_Key, float]:
+    """Unix seconds at which each line's step ended.
+
+    Lines carry durations and no clock. Events of the same step do, so that the error of a sum of
+    durations ends at the next of them.
+    """
+    ends: dict[_Key, float] = {}
+    for attempt in record.attempts:
+        for generation in attempt.generations:
+            _lay_out(attempt, generation, ends)
+    return ends
+
+
+def _lay_out(attempt: AttemptRecord, generation: int, ends: dict[_Key, float]) -> None:
+    first = {e.get("step"): e for e in attempt.all("first_step", generation)}
+    pauses = [*attempt.all("evaluated", generation), *attempt.all("checkpoint_started", generation)]
+    after: dict[object, float] = {}
+    for event in pauses:
+        after[event.get("step")] = max(after.get(event.get("step"), 0.0), event["t"])
+    ready = attempt.first("model_ready", generation)
+    clock_t: float | None = None if ready is None else ready["t"]
+    for line in attempt.lines:
+        if line.get("generation", 0) != generation:
+            continue
+        step, began = line["step"], first.get(line["step"])
+        if began is not None:
+            clock_t = began["t"]
+        elif clock_t is not None:
+            clock_t += line.get("step_time_s") or 0.0
+        if clock_t is not None:
+            ends[_key(line)] = clock_t
+            clock_t = max(clock_t, after.get(step, 0.0))

@@ -1,0 +1,104 @@
+"""What differs between runs: settings with every default and ``auto`` resolved, and surroundings.
+
+Only what differs is told. A setting that a resume changed differs by itself, and is told by all the
+values that it had.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from shardyard.config.resolved import Resolved, flatten, settings_in
+from shardyard.report.run import AttemptRecord, RunRecord
+
+OWN = ("run.id", "run.dir")
+"""Settings that every run has a value of its own for."""
+_PACKAGES = ("torch", "transformers", "torchao")
+ABSENT = "-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One setting, or one fact about where a run ran."""
+
+    name: str
+    values: tuple[str, ...]
+    """Of each run, in the order in which they were named; `` -> `` where a resume changed it."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def settings_that_differ(records: Sequence[RunRecord]) -> list[Difference]:
+    """By dotted name, in the order of the schema."""
+    return _differing([[_settings(a.resolved) for a in r.attempts if a.resolved] for r in records])
+
+
+def surroundings_that_differ(records: Sequence[RunRecord]) -> list[Difference]:
+    """Data, size of the model, ranks, devices, versions."""
+    return _differing([[_surroundings(a) for a in r.attempts] for r in records])
+
+
+def _differing(runs: Sequence[Sequence[dict[str, str]]]) -> list[Difference]:
+    """
+    Args:
+        runs: Of each run, of each attempt: value by name; a name that is missing is not known.
+    """
+    names = dict.fromkeys(name for run in runs for attempt in run for name in attempt)
+    found = []
+    for name in names:
+        values = tuple(_over_attempts(name, run) for run in runs)
+        if len(set(values)) > 1 or any(" -> " in value for value in values):
+            found.append(Difference(name=name, values=values))
+    return found
+
+
+def _over_attempts(name: str, attempts: Sequence[dict[str, str]]) -> str:
+    """Each value once, in the order in which attempts had it."""
+    kept: list[str] = []
+    for attempt in attempts:
+        value = attempt.get(name)
+        if value is not None and (not kept or kept[-1] != value):
+            kept.append(value)
+    return " -> ".join(kept) or ABSENT
+
+
+def _settings(resolved: Resolved) -> dict[str, str]:
+    found = settings_in(resolved.recipe.model_dump(mode="json"))
+    told = {name: _text(value) for name, value in found.items() if name not in OWN}
+    if not resolved.phases:
+        return told
+    for number, phase in enumerate(resolved.phases, start=1):
+        own = settings_in(phase.recipe.model_dump(mode="json"))
+        told |= {
+            f"phases.{number}.{name}": _text(value)
+            for name, value in own.items()
+            if value != found.get(name) and name not in OWN
+        }
+    return told
+
+
+def _surroundings(attempt: AttemptRecord) -> dict[str, str]:
+    told: dict[str, Any] = {}
+    ready, resolved = attempt.last("model_ready") or {}, attempt.resolved
+    told["parameters"] = ready.get("parameters")
+    if resolved is not None:
+        told["data fingerprint"] = resolved.data.fingerprint
+        told["steps of the whole run"] = resolved.steps
+    rendezvous = attempt.last("rendezvous") or attempt.last("attempt_started") or {}
+    told["ranks"] = rendezvous.get("world_size")
+    manifest = flatten(attempt.manifest)
+    for key, name in (
+        ("hostname", "host"), ("machine.name", "device"), ("machine.cores", "cores"),
+        ("shardyard", "shardyard"),
+        ("git.commit", "commit"), ("python", "python"),
+    ):  # fmt: skip
+        told[name] = manifest.get(key)
+    told |= {name: manifest.get(f"packages.{name}") for name in _PACKAGES}
+    return {name: _text(value) for name, value in told.items() if value is not None}
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

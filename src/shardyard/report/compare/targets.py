@@ -1,0 +1,123 @@
+"""When each run reached a target, and for how much: by the first evaluation that stands."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from shardyard.config.task_names import task_row
+from shardyard.config.tasks import BITS_PER_BYTE, Metric
+from shardyard.errors import RequestError
+from shardyard.report.compare.curves import AXES, RunCurves
+from shardyard.report.run import RunRecord
+
+Target = Mapping[str, float]
+"""Metric -> value, as run.target has it: all of them at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reached:
+    """One run and one target."""
+
+    target: dict[str, float]
+    run: str
+    at: dict[str, float | None]
+    """By axis; empty: the target was not reached."""
+    why_not: str
+    """And what it came to; empty where it was reached."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def parse_target(text: str) -> tuple[str, float]:
+    """``loss=2.0``, as ``--target`` takes it.
+
+    Raises:
+        RequestError: It is not a metric and a number.
+    """
+    name, equals, value = text.partition("=")
+    try:
+        number = float(value)
+    except ValueError:
+        number = float("nan")
+    if not name or not equals or number != number:
+        raise RequestError(
+            f"--target {text!r} is not a metric and a number. Give it as --target loss=2.0; "
+            "several are reached together."
+        )
+    return name, number
+
+
+def targets_of(records: Sequence[RunRecord], asked: Target) -> list[dict[str, float]]:
+    """What was asked for; else each target that a run has itself, once.
+
+    Raises:
+        RequestError: No run is evaluated by a metric that was asked for.
+    """
+    if asked:
+        _refuse_unknown(records, asked)
+        return [dict(asked)]
+    found: list[dict[str, float]] = []
+    for record in records:
+        own = None if record.resolved is None else record.resolved.recipe.run.target
+        if own and dict(own) not in found:
+            found.append(dict(own))
+    return found
+
+
+def reached(record: RunRecord, curves: RunCurves, target: Target) -> Reached:
+    """The first evaluation that stands and is all that the target asks for."""
+
+    def told(why_not: str, at: Mapping[str, float | None]) -> Reached:
+        return Reached(target=dict(target), run=record.run.run_id, at=dict(at), why_not=why_not)
+
+    metrics = _metrics(record)
+    if not curves.evaluations:
+        return told("never evaluated", {})
+    scored = {name for _, scores in curves.evaluations for name in scores}
+    unknown = [name for name in target if name not in metrics or name not in scored]
+    if unknown:
+        return told(f"not evaluated by {', '.join(unknown)}", {})
+    for place, scores in curves.evaluations:
+        values = {name: scores.get(name) for name in target}
+        if all(
+            value is not None and metrics[name].is_reached(value, target[name])
+            for name, value in values.items()
+        ):
+            return told("", {axis: place[axis] for axis in AXES})
+    best = ", ".join(_best(curves, name, metrics[name]) for name in target)
+    return told(f"not reached: {best}", {})
+
+
+def _best(curves: RunCurves, name: str, metric: Metric) -> str:
+    found = [
+        (value, place["steps"])
+        for place, scores in curves.evaluations
+        if (value := scores.get(name)) is not None
+    ]
+    if not found:
+        return f"{name} was never a number"
+    value, step = (max if metric.is_better_higher else min)(found, key=lambda each: each[0])
+    return f"best {name} {value:.4g} at step {step:,.0f}"
+
+
+def _metrics(record: RunRecord) -> Mapping[str, Metric]:
+    """Of the run's task; of one that cannot be told, those that every text has."""
+    usual = {"loss": Metric(), "perplexity": Metric(), BITS_PER_BYTE: Metric()}
+    if record.resolved is None:
+        return usual
+    try:
+        return task_row(record.resolved.recipe.task.name).targets
+    except RequestError:  # of a package that is not here
+        return usual
+
+
+def _refuse_unknown(records: Sequence[RunRecord], asked: Target) -> None:
+    known = dict.fromkeys(name for record in records for name in _metrics(record))
+    for name in asked:
+        if name not in known:
+            raise RequestError(
+                f"--target {name}={asked[name]:g}: no run of these is evaluated by {name!r}. They "
+                f"are by {', '.join(known)}."
+            )
