@@ -30,6 +30,7 @@ _VERBS = {
     "status": "says how a launched run and its job stand",
     "logs": "prints the output of a launched run",
     "watch": "follows a launched run until its end",
+    "top": "shows a run as it stands, all nodes and ranks",
     "cancel": "asks a launched run to save and end",
     "scale": "goes on with another number of nodes",
     "teardown": "removes what launching created elsewhere",
