@@ -1,6 +1,7 @@
 """`shardyard top`: a table once in a pipe, again and again on a terminal, of 8 ranks and of 512."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ from shardyard.cli import main
 from shardyard.cli.top import fitting, node_table, rank_table
 from shardyard.control.board import read_board
 from shardyard.rundir.layout import RunDir
+from shardyard.rundir.lease import Lease
 from tests.control.test_board import append, workers
 from tests.report.compare.some_runs import write_run
+from tests.terminal import terminal
 
 
 def run_of(folder: Path, *, nodes: int, each: int) -> RunDir:
@@ -98,3 +101,25 @@ def test_telemetry_fills_the_columns_and_a_node_shows_what_binds(
     assert rows[7] == "7 node-0 1007 61 500 ms - 70.0 GiB - 600 W"
     (row,) = node_table(read_board(run))[1]
     assert row[:-1] == ("node-0", "0-7", "61", "500 ms", "20%", "70.0 GiB", "97%", "4,800 W")
+
+
+@pytest.mark.heavy
+def test_a_terminal_is_drawn_until_the_run_is_over(tmp_path: Path) -> None:
+    """Of 512 ranks with the newest mark first; the run takes a step and ends meanwhile."""
+    run = run_of(tmp_path, nodes=64, each=8)
+    events = run.events.read_text().splitlines()
+    over = [line for line in events if '"run_finished"' in line or '"attempt_ended"' in line]
+    run.events.write_text("\n".join(line for line in events if line not in over) + "\n")
+    lease = Lease(run.lease)
+    command = [sys.executable, "-m", "shardyard", "top", str(run.path), "--every", "0.2"]
+    with terminal(command, folder=tmp_path, environ={"TERM": "xterm"}) as shown:
+        shown.wait(r"run  running")
+        shown.wait(r"node-0 +0-7 .* rank 5: computes 2 times as long")
+        shown.wait(r"and 21 more nodes, nothing wrong with them")
+        with run.metrics.open("a") as file:
+            file.write(json.dumps({"step": 61, "loss": 1.2345, "step_time_s": 0.5}) + "\n")
+        shown.wait(r"step 61 of 60 +loss 1\.2345")
+        with run.events.open("a") as file:
+            file.write("\n".join(over) + "\n")
+        lease.close()
+        shown.wait(r"run  finished")
