@@ -27,7 +27,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.real_run import kill_tree, start, write_corpus
+from benchmarks.real_run import end_by_signals, running, verb, write_corpus
 from benchmarks.record import write_result
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_steps
@@ -63,6 +63,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=300, help="of each run")
     parser.add_argument("--out", type=Path, help="file of the result")
     args = parser.parse_args()
+    end_by_signals()
     call_s = args.call_us / 1e6
     alone = measure_alone(args.minutes * 60, every_s=args.every, call_s=call_s)
     print(
@@ -134,11 +135,10 @@ def measure_steps(
 
 def _median_step(run: RunDir, folder: Path, steps: int) -> float:
     """Of a run to its end; a device hangs from two thirds of its steps on."""
-    words = ["train", *SETTINGS, f"data.source={folder}/text", f"data.dir={folder}/prepared"]
-    words += [f"run.dir={folder}", f"run.id={run.run_id}", f"run.steps={steps}", "--no-report"]
+    words = [*SETTINGS, f"data.source={folder}/text", f"data.dir={folder}/prepared"]
+    words += [f"run.dir={folder}", f"run.id={run.run_id}", f"run.steps={steps}"]
     _describe(folder, hang=[])
-    process = start(folder, words)
-    try:
+    with running(folder, verb("train", *words)) as process:
         wait_for(
             lambda: process.poll() is not None or _steps_done(run) >= steps * 2 // 3,
             every_s=0.5,
@@ -147,8 +147,6 @@ def _median_step(run: RunDir, folder: Path, steps: int) -> float:
         _describe(folder, hang=[3])
         if process.wait(_PATIENCE_S):
             raise SystemExit((folder / "log.txt").read_text()[-2000:])
-    finally:
-        kill_tree(process)
     lines = read_steps(run.metrics)[_WARM_UP:]
     return float(median(line["step_time_s"] for line in lines))
 
