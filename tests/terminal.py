@@ -58,7 +58,9 @@ def terminal(
     if pid == 0:
         try:
             os.chdir(folder)
-            os.execvpe(command[0], list(command), {**os.environ, **environ})
+            # a size that the tests' own workers are told is not this terminal's
+            inherited = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
+            os.execvpe(command[0], list(command), {**inherited, **environ})
         finally:
             os._exit(127)
     fcntl.ioctl(descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 200, 0, 0))

@@ -122,8 +122,10 @@ def _drawn(board: Board, height: int) -> "RenderableType":
 
     heads, rows, more = fitting(board, height - _AROUND)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in heads:
-        table.add_column(name, no_wrap=True)
+    for place, name in enumerate(heads):
+        widest = max(len(text) for text in (name, *(row[place] for row in rows)))
+        is_marks = place == len(heads) - 1  # what is wrong, in words: the only one that is cut
+        table.add_column(name, no_wrap=True, min_width=None if is_marks else widest)
     for row in rows:
         is_marked = bool(row[-1])
         table.add_row(*(Text(printable(c), style="bold red" if is_marked else "") for c in row))
