@@ -153,7 +153,7 @@ def trust_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
     """A removal that takes each program's word, looks at nothing and asks nobody what is left."""
 
     def take_down(parts: list[Part], world: World, **_: float) -> list[str]:
-        for part in reversed(parts):
+        for part in parts:
             if not part.goes_with_cluster:
                 part.remove(world)
         return []
