@@ -11,10 +11,11 @@ from pathlib import Path
 
 
 def drop(folder: Path) -> None:
-    """Drop what is on disk of all files below; what is not written yet stays."""
+    """Write what is not on disk yet of all files below, and drop it from memory."""
     for path in _files(folder):
         descriptor = os.open(path, os.O_RDONLY)
         try:
+            os.fsync(descriptor)  # a page that is not written stays, as if it had been read
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)

@@ -197,7 +197,8 @@ def _kill(
         "usual step": median(line["step_time_s"] for line in steps[1:] if "step_time_s" in line),
         "state_bytes": _state_bytes(run, generation + 1),
         "read_bytes": sum(read_bytes(pid) - read_before.get(pid, 0) for pid in pids_after),
-        "cached_bytes": cached_bytes(run.checkpoints),
+        # not of `latest`, a line that the agent reads to know which checkpoint is the newest
+        "cached_bytes": sum(cached_bytes(step) for step in run.checkpoints.glob("step-*")),
         "parked_bytes": max(parked_bytes, default=0),
     }
 
