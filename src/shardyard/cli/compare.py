@@ -9,6 +9,7 @@ import click
 from shardyard.cli.completion import by, runs
 from shardyard.cli.options import json_option, runs_dir_option
 from shardyard.cli.tables import print_table
+from shardyard.errors import RequestError
 from shardyard.local_path import LocalPath
 from shardyard.report.compare.comparison import Comparison
 from shardyard.report.compare.targets import parse_target
@@ -23,6 +24,10 @@ from shardyard.report.compare.words import (
 )
 from shardyard.report.compare.write import write_comparison
 from shardyard.rundir.layout import find_run
+from shardyard.study.beside import is_study, read_study
+from shardyard.study.beside_page import write_beside
+from shardyard.study.beside_words import how_words, sizes_table
+from shardyard.study.beside_words import settings_table as study_settings_table
 from shardyard.terminal import say, tell
 
 PAGE = "compare.html"
@@ -60,11 +65,16 @@ def command(
     runs_dir: Path,
     as_json: bool,
 ) -> None:
-    """Compare runs (each a path, an id, or its beginning) with the first of them.
+    """Compare runs (each a path, an id, or its beginning) with the first of them; or studies.
 
     Repeats of one kind are joined by commas and are one side: A1,A2,A3 B1,B2,B3. Reads their
-    folders alone; a run that goes on or has failed can be compared too.
+    folders alone; a run that goes on or has failed can be compared too. Studies, named by their
+    whole name or path, are compared size by size.
     """
+    studies = [[_study(word, runs_dir) for word in side] for side in sides]
+    if any(study is not None for side in studies for study in side):
+        _compare_studies(sides, studies, targets=targets, page=page, as_json=as_json)
+        return
     found = [[find_run(run, runs_dir) for run in side] for side in sides]
     path = page or found[0][0].path.parent / PAGE
     asked = dict(parse_target(text) for text in targets)
@@ -82,6 +92,50 @@ def _names(word: str, param: click.Parameter, context: click.Context) -> list[st
     is_path = os.path.exists(word)  # noqa: PTH110 (many names are longer than a path may be)
     names = [word] if is_path else word.split(",")
     return [LocalPath().convert(name, param, context) for name in names]
+
+
+def _study(word: str, runs_dir: Path) -> Path | None:
+    """The folder of the study that a word names; None: it names none."""
+    named = [folder for folder in (Path(word), runs_dir / word) if is_study(folder)]
+    return named[0] if named else None
+
+
+def _compare_studies(
+    sides: list[list[str]],
+    studies: list[list[Path | None]],
+    *,
+    targets: tuple[str, ...],
+    page: Path | None,
+    as_json: bool,
+) -> None:
+    others = [
+        word
+        for words, folders in zip(sides, studies, strict=True)
+        for word, folder in zip(words, folders, strict=True)
+        if folder is None
+    ]
+    if others:
+        raise RequestError(
+            f"{', '.join(others)}: no study of this name is there, and the others are studies. "
+            "Compare studies with studies, by their whole names, or runs with runs."
+        )
+    if targets:
+        raise RequestError(
+            "--target is for runs: the sizes of a study train too few steps to reach one. Leave "
+            "it out."
+        )
+    tables = [[read_study(folder) for folder in side if folder is not None] for side in studies]
+    path = page or tables[0][0].folder.parent / PAGE
+    beside = write_beside(tables, path)
+    if as_json:
+        tell(json.dumps({**beside.to_json(), "page": str(path)}, indent=1))
+        return
+    _print("sizes, beside the first study", sizes_table(beside))
+    _print("settings that differ", study_settings_table(beside))
+    for text in how_words(beside):
+        say(text)
+    say("the page with the curves:")
+    tell(path)
 
 
 def _show(comparison: Comparison) -> None:

@@ -15,17 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
+from shardyard.report.compare.student import student
+
 STRETCHES = 10
 _LEAST_STRETCHES, _LEAST_STEPS = 4, 2
+CONFIDENCE = 0.95
 CONFIDENCE_WORDS = "95 % interval by batch means"
-
-# 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom; above, the last one, which is on
-# the safe side (Abramowitz and Stegun, table 26.10)
-_T_975 = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
-    2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
-    2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +35,8 @@ class Spread:
     @property
     def factor(self) -> float:
         """The interval goes from the value over this to the value times this."""
-        return math.exp(student(self.freedom) * self.error)
+        # of the whole number below where it is none: the next wider interval
+        return math.exp(student(max(1, math.floor(self.freedom)), CONFIDENCE) * self.error)
 
     def beside(self, other: "Spread") -> "Spread":
         """Of the ratio of two independent means (Welch and Satterthwaite)."""
@@ -50,11 +46,6 @@ class Spread:
             return Spread(error=0.0, freedom=min(self.freedom, other.freedom))
         parts = squares[0] ** 2 / self.freedom + squares[1] ** 2 / other.freedom
         return Spread(error=math.sqrt(total), freedom=total**2 / parts)
-
-
-def student(freedom: float) -> float:
-    """The 97.5 % quantile of Student's t, of the whole number below where it is none."""
-    return _T_975[max(1, min(len(_T_975), math.floor(freedom))) - 1]
 
 
 def spread_of(seconds: Sequence[float]) -> Spread | None:
