@@ -78,7 +78,7 @@ def test_a_size_whose_run_is_gone_is_told(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["compare", "old", "new", "--runs-dir", str(tmp_path)]) == 0
     shown = capsys.readouterr()
-    assert "No speed is judged of new, 4 accelerators" in " ".join(shown.err.split())
+    assert "No speed is judged of new on 4" in " ".join(shown.err.split())
     assert "matplotlib is not installed" in shown.err
 
 

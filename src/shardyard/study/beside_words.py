@@ -7,12 +7,12 @@ from shardyard.units import format_count
 
 
 def sizes_table(beside: StudiesBeside) -> Table:
-    """A row a size and side."""
+    """A row a side and a size that it has."""
     heads = [
         "#accelerators", "study", f"#{beside.unit}/s", "#efficiency", "speed", "#step time",
-        "#interval", "scaling", "#efficiency beside", "#interval",
+        "#interval", "scaling", "#its share", "#interval",
     ]  # fmt: skip
-    return heads, [_row(beside, size) for size in beside.sizes]
+    return heads, [_row(beside, size) for size in beside.sizes if size.rate is not None]
 
 
 def _row(beside: StudiesBeside, size: SizeBeside) -> list[str]:
@@ -62,13 +62,13 @@ def how_words(beside: StudiesBeside) -> list[str]:
 def _reasons(beside: StudiesBeside) -> list[str]:
     """Why a speed has no verdict, or no number."""
     said = [
-        f"{beside.name(size.side)}, {size.accelerators} accelerators: {size.speed.why}"
+        f"{beside.name(size.side)} on {size.accelerators}: {size.speed.why}"
         + (f"; {size.speed.how}." if size.speed.how else ".")
         for size in beside.sizes
         if size.speed is not None and size.speed.verdict == "inconclusive"
     ]
     missing = [
-        f"{beside.name(size.side)}, {size.accelerators} accelerators"
+        f"{beside.name(size.side)} on {size.accelerators}"
         for size in beside.sizes
         if size.side and size.speed is None and size.rate is not None
     ]
