@@ -18,6 +18,8 @@ demo: .venv/installed
 
 # One thread a process: the ranks of a test are as many as the cores, or more.
 export OMP_NUM_THREADS ?= 1
+# Where it is set, each of the many processes of a test compiles every module anew. Empty: not set.
+export PYTHONDONTWRITEBYTECODE :=
 
 # Kinds of tests: tests/selection.py. Two files at a time; those that measure time or fill the
 # machine with processes of their own are of the system half, which runs alone.
