@@ -2,8 +2,11 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from shardyard.report.device_plots import Series, device_panels, in_buckets
 from shardyard.report.health import health_of
@@ -57,6 +60,24 @@ def test_panels_of_what_there_are_numbers_for(tmp_path: Path) -> None:
     }  # fmt: skip
     assert "0.0" in found["device-power-w"], "a line a device"
     assert "first step" in found["device-utilisation"]
+
+
+@pytest.mark.parametrize("lines", [2, 60])
+def test_an_attempt_that_no_sample_is_of_is_still_inside_of_the_picture(
+    tmp_path: Path, lines: int
+) -> None:
+    """Two samples, then a resume an hour later: its marks were hundreds of widths to the right."""
+    writer = run_of(tmp_path)
+    writer.end(0, "finished")
+    writer.clock_t += 3600
+    writer.begin()
+    writer.start(load_step=40)
+    writer.write()
+    write_telemetry(writer.run, 0, devices=1, lines=lines)
+    panel = device_panels(read_run(writer.run))["device-cpu-busy-cores"]
+    (drawn,) = re.findall(r'viewBox="0 0 ([\d.]+) ', panel)
+    places = [float(x) for x in re.findall(r'<text[^>]*x="([\d.]+)"', panel)]
+    assert places and max(places) < float(drawn)
 
 
 def test_of_many_devices_the_middle_and_the_band(tmp_path: Path) -> None:

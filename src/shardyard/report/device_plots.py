@@ -56,6 +56,9 @@ def device_panels(record: RunRecord) -> dict[str, str]:
     if not nodes or not times:
         return {}
     begun_t = min(times)
+    # the marks of an attempt that no sample is of would be far outside of the picture
+    end_t = max(*times, *(samples[-1].t for samples in nodes.values()))
+    span = (begun_t, end_t)
     found = {}
     for field in (*DEVICE_FIELDS, *(f for f in NODE_FIELDS if f.name in _NODE_PANELS)):
         series = _series(field, nodes)
@@ -63,7 +66,7 @@ def device_panels(record: RunRecord) -> dict[str, str]:
             continue  # errors are told in words
         if any(value is not None for one in series for value in one.values):
             name = f"device-{field.name.replace('_', '-')}"
-            paint = partial(_paint, field=field, series=series, record=record, begun_t=begun_t)
+            paint = partial(_paint, field=field, series=series, record=record, span=span)
             found[name] = draw(name, paint)
     return found
 
@@ -110,9 +113,13 @@ def in_buckets(series: Series, begun_t: float, end_t: float) -> list[float]:
 
 
 def _paint(
-    axes: Axes, field: Field, series: Sequence[Series], record: RunRecord, begun_t: float
+    axes: Axes,
+    field: Field,
+    series: Sequence[Series],
+    record: RunRecord,
+    span: tuple[float, float],
 ) -> None:
-    end_t = max(max(one.t) for one in series)
+    begun_t, end_t = span
     unit_s, unit = (3600.0, "hours") if end_t - begun_t > 2 * 3600 else (60.0, "minutes")
     xs = [(k + 0.5) * (end_t - begun_t) / _BUCKETS / unit_s for k in range(_BUCKETS)]
     rows = [in_buckets(one, begun_t, end_t) for one in series]
