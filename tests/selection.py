@@ -5,7 +5,7 @@
 | (no mark) | starts no process and takes at most half a second | test-fast, test, test-all |
 | heavy | starts processes, or takes longer: the smallest layouts of each kind | test, test-all |
 | system | launchers, schedulers, containers, whole runs, more layouts | test-system, test-all |
-| slow | minutes long | test-all |
+| slow | minutes long, or layouts, launchers and benchmarks beyond what CI has time for | test-all |
 | gpu | needs an accelerator | by hand |
 
 Whole folders have their kind here; elsewhere a test or a file says it. A mark of a test itself that

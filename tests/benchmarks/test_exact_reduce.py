@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.exact_reduce import Case, measure
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.slow
 
 
 def test_it_measures_both_and_counts_their_bytes() -> None:

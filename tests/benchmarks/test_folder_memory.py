@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.folder_memory import measure
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.slow
 
 FIXED_BYTES = 32 * 2**20
 """What does not grow with a model, which of one so small is more than a tensor of it."""

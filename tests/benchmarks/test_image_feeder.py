@@ -37,7 +37,7 @@ def test_a_missed_bar_is_told() -> None:
     assert "missed: crop_flip_per_folder" in table(result) and not result["is_met"]
 
 
-@pytest.mark.system
+@pytest.mark.slow
 def test_the_program_measures_each_way_that_can_be_had(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     program = [sys.executable, "-m", "benchmarks.image_feeder", "--pictures", "40", "--rounds", "1"]

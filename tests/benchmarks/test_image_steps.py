@@ -10,7 +10,7 @@ SMALL = Work(size=32, classes=2, pictures=16, micro_batch=2, warm_up=2, pairs=2)
 @pytest.mark.parametrize(
     "beside",
     [
-        pytest.param("trainer", marks=pytest.mark.system),
+        pytest.param("trainer", marks=pytest.mark.slow),
         pytest.param("bare", marks=pytest.mark.slow),
     ],
 )

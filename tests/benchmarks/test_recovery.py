@@ -102,6 +102,7 @@ def test_a_copy_is_taken_by_all_processes_at_once() -> None:
 
 
 @pytest.mark.system
+@pytest.mark.slow
 def test_kills_of_ours_and_of_torchrun_are_measured() -> None:
     found = recovery.measure(
         ("tiny", "large", "torchrun"), 2, 2, ["checkpoint.every=5"], large_blocks=1
@@ -139,8 +140,15 @@ def mark() -> Iterator[Marked]:
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("kind", ["tiny", "torchrun"])
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [
+        ("tiny", signal.SIGTERM),
+        ("torchrun", signal.SIGKILL),
+        pytest.param("tiny", signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param("torchrun", signal.SIGTERM, marks=pytest.mark.slow),
+    ],
+)
 def test_a_benchmark_that_is_ended_ends_what_it_started(
     kind: str, number: signal.Signals, mark: Marked
 ) -> None:

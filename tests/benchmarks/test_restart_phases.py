@@ -5,7 +5,7 @@ import pytest
 from benchmarks.restart_phases import PHASES, measure
 
 
-@pytest.mark.system
+@pytest.mark.slow
 def test_the_phases_of_a_restart_are_measured() -> None:
     found, failures = measure([""], kills=2, kills_a_start=2, settings=["checkpoint.every=5"])
     assert not failures

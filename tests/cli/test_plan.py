@@ -272,6 +272,7 @@ def test_a_wish_that_nothing_meets_is_told_what_comes_nearest(
 
 
 @pytest.mark.system
+@pytest.mark.slow
 def test_offers_without_a_named_machine_do_not_talk_of_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

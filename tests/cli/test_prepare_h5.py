@@ -77,6 +77,7 @@ def test_what_training_sees_is_written_and_read_as_the_same(
 
 
 @pytest.mark.system
+@pytest.mark.slow
 def test_both_train_with_the_same_loss(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A step of a whole epoch has the same samples, whatever their order."""
     settings = [*recipe_in(tmp_path, "bert_pretraining"), "data.eval_fraction=0"]

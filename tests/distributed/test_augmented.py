@@ -61,6 +61,7 @@ def test_two_processes_learn_from_the_same_mixtures(pictures: Path, tmp_path: Pa
 
 
 @pytest.mark.system
+@pytest.mark.slow
 def test_a_resumed_run_draws_what_it_would_have_drawn(pictures: Path, tmp_path: Path) -> None:
     network, two = write_network(tmp_path / "network", "resnet"), _sections(processes=2)
     whole = make_image_run(tmp_path / "whole", pictures, network, two)

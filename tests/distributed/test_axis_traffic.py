@@ -19,7 +19,7 @@ NAMES = (
 
 @pytest.mark.parametrize(
     "names",
-    [NAMES[:1], pytest.param(NAMES[1:], marks=pytest.mark.system)],
+    [NAMES[:1], pytest.param(NAMES[1:], marks=pytest.mark.slow)],
     ids=["one", "more"],
 )
 def test_what_is_sent_is_what_the_plan_says(tmp_path: Path, names: tuple[str, ...]) -> None:

@@ -167,7 +167,7 @@ def _numbers(run_dir: RunDir) -> list[float]:
     ("layouts", "dropout"),
     [
         (LAYOUTS[:2], 0.2),
-        pytest.param(LAYOUTS[2:], 0.2, marks=pytest.mark.system),
+        pytest.param(LAYOUTS[2:], 0.2, marks=pytest.mark.slow),
         pytest.param(MORE, 0.2, marks=pytest.mark.slow),
         pytest.param([*LAYOUTS, *MORE], 0.0, marks=pytest.mark.slow),
     ],

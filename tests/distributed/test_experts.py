@@ -96,7 +96,7 @@ def _same_steps(
     ("layouts", "dropout"),
     [
         (LAYOUTS[2:4], 0.2),
-        pytest.param([*LAYOUTS[:2], *LAYOUTS[4:]], 0.2, marks=pytest.mark.system),
+        pytest.param([*LAYOUTS[:2], *LAYOUTS[4:]], 0.2, marks=pytest.mark.slow),
         pytest.param(LAYOUTS, 0.0, marks=pytest.mark.slow),
     ],
     ids=["two", "more", "all, no dropout"],

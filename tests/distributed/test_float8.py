@@ -46,7 +46,7 @@ def _values(run_dir: RunDir, key: str) -> list[float]:
 
 @pytest.mark.parametrize(
     "layouts",
-    [LAYOUTS[2:3], pytest.param([*LAYOUTS[:2], *LAYOUTS[3:]], marks=pytest.mark.system)],
+    [LAYOUTS[2:3], pytest.param([*LAYOUTS[:2], *LAYOUTS[3:]], marks=pytest.mark.slow)],
     ids=["one", "more"],
 )
 def test_losses_follow_those_of_bf16_in_every_layout(

@@ -106,7 +106,7 @@ def _is_frozen(name: str, frozen: tuple[str, ...]) -> bool:
 
 @pytest.mark.parametrize("frozen", [BELOW, INSIDE], ids=["below", "inside"])
 @pytest.mark.parametrize(
-    "layouts", [LAYOUTS, pytest.param(MORE, marks=SYSTEM)], ids=["smallest", "more"]
+    "layouts", [LAYOUTS, pytest.param(MORE, marks=pytest.mark.slow)], ids=["smallest", "more"]
 )
 def test_gradients_are_those_of_a_run_that_freezes_nothing(
     corpus: Corpus,

@@ -54,6 +54,10 @@ FEW = ("2 zero 2, recompute", "3 zero 3")
 SOME = ("1, selective", "4 hybrid, recompute")
 """Beside them of one kind of network."""
 KINDS = ("resnet", "efficientnet", "vit")
+SYSTEM_KINDS = [
+    pytest.param("resnet", marks=pytest.mark.system),
+    *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:]),
+]
 
 
 @pytest.fixture(scope="module")
@@ -115,8 +119,7 @@ def test_a_resnet_is_the_same_on_two_processes(pictures: Path, tmp_path: Path) -
     hold_to_one_process("resnet", pictures, tmp_path, QUICK)
 
 
-@pytest.mark.system
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SYSTEM_KINDS)
 def test_a_network_is_the_same_in_a_few_layouts(kind: str, pictures: Path, tmp_path: Path) -> None:
     few = (*FEW, *SOME) if kind == "resnet" else FEW
     hold_to_one_process(kind, pictures, tmp_path, {name: MORE[name] for name in few})
@@ -175,8 +178,7 @@ def test_a_run_goes_on_with_three_processes(pictures: Path, tmp_path: Path) -> N
         assert found == pytest.approx(wanted, rel=1e-5)
 
 
-@pytest.mark.system
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SYSTEM_KINDS)
 def test_an_export_opens_in_transformers_and_here(
     kind: str, pictures: Path, tmp_path: Path
 ) -> None:
@@ -243,13 +245,8 @@ OVER_STEP: Layouts = {
 }
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param("resnet", marks=pytest.mark.system),
-        pytest.param("efficientnet", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["resnet", "efficientnet"])
 def test_norms_over_a_step_are_those_of_one_micro_batch(
     kind: str, pictures: Path, tmp_path: Path
 ) -> None:

@@ -116,7 +116,7 @@ def _train_all(run_dirs: list[RunDir]) -> None:
 
 
 @pytest.mark.parametrize(
-    "cases", [SMALLEST, pytest.param(MORE, marks=SYSTEM)], ids=["smallest", "more"]
+    "cases", [SMALLEST, pytest.param(MORE, marks=pytest.mark.slow)], ids=["smallest", "more"]
 )
 def test_every_layout_takes_the_steps_of_one_process(
     corpus: Corpus, tmp_path: Path, cases: dict[str, Case]

@@ -10,7 +10,6 @@ from shardyard.rundir.lines import read_evaluations, read_steps
 from tests.distributed.ranks import run_on_ranks
 from tests.distributed.runs import Corpus, make_run, train_here
 
-SYSTEM = pytest.mark.system
 EXACT = 1e-5
 BF16 = 3e-2
 
@@ -104,7 +103,7 @@ def _pair(line: dict[str, Any]) -> tuple[float, float]:
     "cases",
     [
         {name: CASES[name] for name in ("tp", "bf16")},
-        pytest.param({**CASES, **MORE}, marks=SYSTEM),
+        pytest.param({**CASES, **MORE}, marks=pytest.mark.slow),
     ],
     ids=["two", "all"],
 )

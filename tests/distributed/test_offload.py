@@ -78,7 +78,7 @@ def _differing(pairs: list[tuple[RunDir, RunDir]]) -> list[tuple[list[str], int]
     ("processes", "layouts"),
     [
         (2, LAYOUTS[:1]),
-        pytest.param(2, LAYOUTS[1:11], marks=pytest.mark.system),
+        pytest.param(2, LAYOUTS[1:11], marks=pytest.mark.slow),
         pytest.param(4, LAYOUTS[11:], marks=pytest.mark.system),
     ],
     ids=["one", "more", "four processes"],

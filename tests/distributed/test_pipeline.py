@@ -126,6 +126,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, dict[str, Any]]]] = {
 
 
 @pytest.mark.system
+@pytest.mark.slow
 def test_recompute_and_formats_work_in_stages_as_in_a_whole_model(
     corpus: Corpus, tmp_path: Path
 ) -> None:

@@ -155,7 +155,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
 @pytest.mark.parametrize(
     "names",
     [["zero-1"], pytest.param([name for name in LAYOUTS if name != "zero-1"], marks=[
-        pytest.mark.system])],
+        pytest.mark.slow])],
     ids=["one", "more"],
 )  # fmt: skip
 def test_every_layout_takes_the_steps_of_one_process(

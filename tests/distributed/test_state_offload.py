@@ -101,7 +101,7 @@ def _check_equal(corpus: Corpus, folder: Path, what: str, layouts: dict[str, Lay
 
 @pytest.mark.parametrize(
     "names",
-    [["zero 3"], pytest.param([*STATES][1:], marks=pytest.mark.system)],
+    [["zero 3"], pytest.param([*STATES][1:], marks=pytest.mark.slow)],
     ids=["one", "more"],
 )
 def test_steps_are_those_without_and_a_resume_may_change_it(
@@ -112,7 +112,7 @@ def test_steps_are_those_without_and_a_resume_may_change_it(
 
 @pytest.mark.parametrize(
     "names",
-    [["zero 3"], pytest.param([*WEIGHTS][1:], marks=pytest.mark.system)],
+    [["zero 3"], pytest.param([*WEIGHTS][1:], marks=pytest.mark.slow)],
     ids=["one", "more"],
 )
 def test_steps_with_weights_in_host_memory_are_those_without(

@@ -4,6 +4,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_lines, read_steps
 from tests.e2e.shardyard import Answer, Place, events, wait_for
@@ -40,6 +42,7 @@ def _tensors(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in sorted(folder.glob("*.safetensors"))}
 
 
+@pytest.mark.slow
 def test_kills_in_both_phases_and_between_them_change_no_bit(
     place: Place, prepared: Answer
 ) -> None:

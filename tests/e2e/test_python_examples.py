@@ -46,6 +46,7 @@ def test_one_run_is_planned_launched_and_read(tmp_path: Path, text: Path) -> Non
     assert Path(page).read_text().lower().startswith("<!doctype html>")
 
 
+@pytest.mark.slow
 def test_a_sweep_runs_two_at_a_time_and_prints_the_best(tmp_path: Path, text: Path) -> None:
     said = run("sweep.py", tmp_path, text)
     losses = dict(re.findall(r"^lr (\S+): (\S+) nats a token$", said, re.MULTILINE))

@@ -168,7 +168,14 @@ def pods(folder: Path) -> Iterator[tuple[str, Path, tuple[str, ...], dict[str, s
 NODES = {"local": local_nodes, "slurm": slurm_nodes, "kubernetes": pods}
 
 
-@pytest.fixture(scope="module", params=NODES)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param("local", marks=pytest.mark.slow),
+        "slurm",  # a real one
+        pytest.param("kubernetes", marks=pytest.mark.slow),
+    ],
+)
 def site(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Site]:
