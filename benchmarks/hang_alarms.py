@@ -97,7 +97,7 @@ def false_alarms(
         "evaluations": sum(event["kind"] == "evaluated" for event in events),
         "saves": sum(event["kind"] == "checkpoint_durable" for event in events),
         "losses": [event for event in events if event["kind"] in LOSSES],
-        "stragglers": [event for event in events if event["kind"] == "straggler"],
+        "stragglers": [e for e in events if e["kind"] in ("straggler", "slow_link")],
         "busy_processes": others,
         "seconds": round(time.monotonic() - began_s, 1),
     }

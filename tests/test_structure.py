@@ -9,7 +9,6 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "shardyard"
 FILE_LINES, FUNCTION_LINES = 600, 60
 ABOVE = {
-    "elastic/group.py": 603,
     "parallel/apply.py:parallelize": 62,
     "train/setup.py:set_up_phase": 62,
 }

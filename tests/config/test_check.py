@@ -207,19 +207,39 @@ PROBLEMS = [
         "elastic.snapshot_neighbour=true needs a second node, which keeps the copies. Leave it at",
     ),
     (
-        ["elastic.straggler=leave_out", "cluster.nodes=3"],
-        "elastic.straggler=leave_out goes on with a node less, and elastic.min_nodes=3 needs all "
-        "of the 3 that there may be. Set elastic.min_nodes below, or leave it at report.",
+        ["elastic.leave_out_for=[slow_rank]", "cluster.nodes=3"],
+        "elastic.leave_out_for=[slow_rank] goes on with a node less, and elastic.min_nodes=3 needs "
+        "all of the 3 that there may be. Set elastic.min_nodes below, or leave it empty.",
     ),
     (
         [
-            "elastic.straggler=leave_out",
+            "elastic.leave_out_for=[xid,slow_rank]",
             "cluster.nodes=2",
             "elastic.min_nodes=1",
             "cluster.instance=p5.48xlarge",
         ],
-        "elastic.straggler=leave_out with cluster.device=cuda: there a collective returns once it",
+        "elastic.leave_out_for=[slow_rank] with cluster.device=cuda: there a collective returns",
     ),
+    (
+        [
+            "elastic.leave_out_for=[xid,slow_network]",
+            "cluster.nodes=2",
+            "elastic.min_nodes=1",
+            "cluster.device=cpu",
+        ],
+        "elastic.leave_out_for=[xid] with cluster.device=cpu: processors have no counters of dev",
+    ),
+    (
+        [
+            "elastic.leave_out_for=[xid]",
+            "cluster.nodes=2",
+            "elastic.min_nodes=1",
+            "observe.telemetry_every_s=null",
+        ],
+        "elastic.leave_out_for=[xid] follows from what telemetry finds, and "
+        "observe.telemetry_every_s=null writes none. Give it seconds, or leave these out.",
+    ),
+    (["elastic.straggler=leave_out"], "elastic.straggler: there is no such setting any more: ela"),
     (["launch.volumes=[{path: /a}]"], "launch.volumes[0]: names nothing to mount at /a. Give one"),
     (["launch.volumes=[{path: /a, claim: c, efs: f}]"], "names claim and efs at /a."),
     (

@@ -142,6 +142,9 @@ def test_a_dict_is_left_as_it_was() -> None:
         load_recipe(tree)
     load_recipe({"run": tree["run"]}, of_run=True)
     load_recipe({"launch": {"aws_batch": {"ami": "ami-1", "queue": "trainers"}}}, of_run=True)
+    for straggler, rules in (("leave_out", ("slow_rank",)), ("report", ())):
+        recipe = load_recipe({"elastic": {"straggler": straggler}}, of_run=True)
+        assert recipe.elastic.leave_out_for == rules
     assert tree == {"run": {"target_loss": 2.5}, "optim": {"lr": "fast"}}
 
 

@@ -264,6 +264,64 @@ def test_other_attempts_are_left_out() -> None:
             "nodes",
         ),
         (
+            {
+                "kind": "straggler",
+                "rank": 3,
+                "node": "n1",
+                "what": "data",
+                "step": 70,
+                "factor": 1.5,
+                "compute_s": 0.3,
+                "peers_s": 0.2,
+                "is_over": False,
+                "is_since_start": True,
+            },
+            "rank 3 on n1 is a straggler, 1.5 times as slow, since the start: it computes and "
+            "waits for samples for 300 ms a step, its peers 200 ms",
+        ),
+        (
+            {
+                "kind": "slow_link",
+                "ranks": [8, 9, 10, 11],
+                "nodes": ["n1"],
+                "step": 70,
+                "factor": 2.5,
+                "exchange_s": 0.05,
+                "peers_s": 0.02,
+                "is_over": False,
+                "is_since_start": True,
+            },
+            "the link between ranks 8 to 11 on n1 is slow, 2.5 times as long, since the start: "
+            "their collectives take 50 ms a step, those of their peers 20 ms",
+        ),
+        (
+            {
+                "kind": "slow_link",
+                "ranks": [0, 8, 16, 24],
+                "nodes": ["n0", "n1"],
+                "step": 90,
+                "factor": 1.0,
+                "exchange_s": 0.02,
+                "peers_s": 0.02,
+                "is_over": True,
+            },
+            "the link between ranks 0, 8, ... 24 on n0, n1 is as quick as others again: their "
+            "collectives take 20 ms a step, those of their peers 20 ms",
+        ),
+        (
+            {
+                "kind": "device_problem",
+                "node": "n1",
+                "node_rank": 1,
+                "device": None,
+                "problem": "slow_network",
+                "cause": "its network links are set to 1 Gbit/s, its peers' to 100",
+                "stays": "elastic.min_nodes=2 needs all 2 nodes",
+            },
+            "node n1: its network links are set to 1 Gbit/s, its peers' to 100; not left out: "
+            "elastic.min_nodes=2 needs all 2 nodes",
+        ),
+        (
             {"kind": "node_left_out", "node": "b", "node_rank": 1, "cause": "3 losses in a row"},
             "node 1 (b) is left out: 3 losses in a row",
         ),

@@ -89,20 +89,21 @@ def abort_at_lost_contact(run: RunDir, attempt: int, generation: int, drained: D
         os.abort()
 
 
-def step_until_alone(run: RunDir, attempt: int, generation: int, drained: Drained) -> str:
-    return _pace_until_alone(run, attempt, generation, drained, seconds=0.05)
+def step_until_one_leaves(run: RunDir, attempt: int, generation: int, drained: Drained) -> str:
+    return _pace_until_one_leaves(run, attempt, generation, drained, seconds=0.01)
 
 
-def straggle_until_alone(run: RunDir, attempt: int, generation: int, drained: Drained) -> str:
-    return _pace_until_alone(run, attempt, generation, drained, seconds=0.2)
+def straggle_until_one_leaves(run: RunDir, attempt: int, generation: int, drained: Drained) -> str:
+    return _pace_until_one_leaves(run, attempt, generation, drained, seconds=0.06)
 
 
-def _pace_until_alone(
+def _pace_until_one_leaves(
     run: RunDir, attempt: int, generation: int, drained: Drained, *, seconds: float
 ) -> str:
+    """A node that is left out has no part in the next generation."""
     notes = own_notes()
     for step in count(1):
-        if dist.get_world_size() == 1:
+        if generation > 0 and '"node_left_out"' in run.events.read_text():
             break
         notes.begin_step(step, is_first=step == 1)
         time.sleep(seconds)

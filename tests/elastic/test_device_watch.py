@@ -51,12 +51,18 @@ class Watch:
         return self._watch.look(self._notices, writes=writes)
 
 
-def watches(run: RunDir, store: Store, *found_by_node: list[dict[str, Any]]) -> list[Watch]:
+def watches(
+    run: RunDir, store: Store, *found_by_node: list[dict[str, Any]], bits_per_s: Any = None
+) -> list[Watch]:
+    """Args:
+    bits_per_s: Node rank -> what its links are set to; None: no node says so.
+    """
     count = len(found_by_node)
     made = []
     for k, found in enumerate(found_by_node):
         notices = Notices(store, group_rank=k, num_nodes=count)
-        watch = DeviceWatch(run, 0, Node(f"n{k}", k), partial(list, found))
+        speed = (bits_per_s or {}).get
+        watch = DeviceWatch(run, 0, Node(f"n{k}", k), partial(list, found), partial(speed, k))
         made.append(Watch(notices, watch))
     return made
 
@@ -89,3 +95,25 @@ def test_an_error_of_the_program_is_not_held_against_the_device(tmp_path: Path) 
     (first,) = watches(RunDir(tmp_path), Store(), [found(whose="program", cause="XID 31: a fault")])
     ((kind, event),) = first.look(writes=True)
     assert (kind, event["whose"]) == ("program_error", "program")
+
+
+def test_a_node_whose_network_is_slower_than_its_peers_is_told_until_it_is_not(
+    tmp_path: Path,
+) -> None:
+    speeds: dict[int, int | None] = {0: 100 * 10**9, 1: 10**9, 2: None}
+    first, *others = watches(RunDir(tmp_path), Store(), [], [], [], bits_per_s=speeds)
+
+    def look() -> list[tuple[str, dict[str, Any]]]:
+        for other in others:
+            other.look(writes=False)
+        return first.look(writes=True)
+
+    assert [look() for _ in range(3)] == [[], [], []]
+    ((kind, event),) = look()
+    assert (kind, event["problem"], event["node"], event["device"]) == (
+        "device_problem", "slow_network", "n1", None
+    )  # fmt: skip
+    assert event["cause"] == "its network links are set to 1 Gbit/s, its peers' to 100"
+    speeds[1] = 100 * 10**9
+    told = [each for _ in range(8) for each in look()]
+    assert [(kind, event["node_rank"]) for kind, event in told] == [("device_well", 1)]

@@ -110,7 +110,7 @@ class Node:
         self.notes = [
             RankNotes(
                 pid=pid, step=1, phase=Phase.STEP, collectives_begun=1, collectives_ended=1,
-                step_ns=0, compute_ns=0, computed_ns=0, save_ns=0, moved_ns=1,
+                step_ns=0, compute_ns=0, save_ns=0, moved_ns=1,
             )
             for pid in (100, 101)
         ]  # fmt: skip

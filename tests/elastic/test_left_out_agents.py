@@ -74,16 +74,23 @@ def test_a_node_whose_ranks_die_at_each_start_is_left_out_and_the_others_finish(
     assert [event["exit_code"] for event in agents.events("attempt_ended")] == [0]
 
 
-@pytest.mark.slow
-def test_the_node_of_a_straggler_leaves_with_its_last_step_saved(agents: Agents) -> None:
-    settings = {"min_nodes": 1, "max_nodes": 2, "straggler": "leave_out"}
-    agents.prepare(devices=1, nodes=2, **settings)
-    nodes = start(agents, "step_until_alone", "straggle_until_alone")
-    assert [answer(node)["outcome"] for node in nodes] == ["finished", "finished"]
-    (slow,), (left,) = agents.events("straggler"), agents.events("node_left_out")
-    assert left["node_rank"] == 1
+@pytest.mark.system
+def test_the_node_of_a_slow_rank_leaves_with_its_last_step_saved_and_two_go_on(
+    agents: Agents,
+) -> None:
+    settings = {"min_nodes": 2, "max_nodes": 3, "leave_out_for": ("xid", "slow_rank")}
+    agents.prepare(devices=1, nodes=3, **settings)
+    bodies = ("step_until_one_leaves", "step_until_one_leaves", "straggle_until_one_leaves")
+    nodes = start(agents, *bodies)
+    assert [answer(node)["outcome"] for node in nodes] == ["finished"] * 3
+    slow, (left,) = agents.events("straggler")[0], agents.events("node_left_out")
+    assert (slow["what"], slow["is_since_start"], slow["node"]) == (
+        "compute", True, socket.gethostname()
+    )  # fmt: skip
+    assert (left["node_rank"], left["nodes_left"], left["verdict"]) == (2, 2, "slow_rank")
+    assert left["rule"] == "elastic.leave_out_for=[xid, slow_rank]"
     assert left["cause"].startswith(f"rank {slow['rank']} is a straggler, ")
-    assert [event["world_size"] for event in agents.events("rendezvous")] == [2, 1]
+    assert [event["world_size"] for event in agents.events("rendezvous")] == [3, 2]
     assert not agents.events("worker_lost")
 
 
@@ -91,9 +98,9 @@ def test_the_node_of_a_straggler_leaves_with_its_last_step_saved(agents: Agents)
 def test_a_straggler_without_whose_node_too_few_are_left_stays_and_the_event_says_so(
     agents: Agents,
 ) -> None:
-    settings = {"min_nodes": 2, "max_nodes": 3, "straggler": "leave_out"}
+    settings = {"min_nodes": 2, "max_nodes": 3, "leave_out_for": ("slow_rank",)}
     agents.prepare(devices=1, nodes=2, **settings)
-    nodes = start(agents, "step_until_alone", "straggle_until_alone")
+    nodes = start(agents, "step_until_one_leaves", "straggle_until_one_leaves")
     wait_until(lambda: bool(agents.events("straggler")))
     nodes[0].terminate()
     assert [answer(node)["outcome"] for node in nodes] == ["drained", "drained"]

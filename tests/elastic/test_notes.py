@@ -11,7 +11,15 @@ import torch.distributed as dist
 
 from shardyard.elastic import notes
 from shardyard.elastic.agent_memory import NOTES, AgentMemory
-from shardyard.elastic.notes import WrittenNotes, forget_notes, own_notes, read_notes
+from shardyard.elastic.notes import (
+    STEPS_KEPT,
+    NotedStep,
+    WrittenNotes,
+    forget_notes,
+    own_notes,
+    read_notes,
+    read_steps,
+)
 from shardyard.train.hooks import Notes, Phase
 
 
@@ -72,11 +80,46 @@ def test_a_step_is_its_own_work_and_its_waits(memory: AgentMemory, mine: Written
     mine.end_step()
     read = read_notes(memory, 2)[1]
     assert read.step_ns - read.compute_ns >= 10**9
-    assert read.computed_ns == read.compute_ns
-    mine.begin_step(3, is_first=False)
-    mine.end_step()
-    after = read_notes(memory, 2)[1]
-    assert after.computed_ns == read.computed_ns + after.compute_ns
+
+
+def test_the_newest_steps_are_kept_without_waits_for_others_and_for_samples(
+    memory: AgentMemory, mine: WrittenNotes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_ns = [0]
+    monkeypatch.setattr("shardyard.elastic.notes.time.monotonic_ns", lambda: now_ns[0])
+    group = notes._number_of_ranks([2, 4, 6])
+    for step in range(1, STEPS_KEPT + 3):
+        mine.begin_step(step, is_first=step == 1)
+        with mine.during(Phase.DATA):
+            now_ns[0] += 10
+        now_ns[0] += 100 + step
+        for number, took_ns in ((0, 1000), (group, 2000), (group, 3000)):
+            began_ns = mine.begin_collective()
+            now_ns[0] += took_ns
+            mine.end_collective(began_ns, number)
+        mine.end_step()
+    nothing, steps = read_steps(memory, 2, after=[0, 0])
+    assert nothing == [] and [each.step for each in steps] == list(range(3, STEPS_KEPT + 3))
+    assert steps[0] == NotedStep(
+        step=3, compute_ns=103, data_ns=10, exchange_ns={"2-6-3": 5000}
+    )  # fmt: skip
+    newest = read_steps(memory, 2, after=[0, STEPS_KEPT + 1])[1]
+    assert [each.step for each in newest] == [STEPS_KEPT + 2]
+    forget_notes(memory)
+    assert read_steps(memory, 2, after=[0, 0]) == [[], []]
+
+
+def test_a_step_that_is_being_written_is_not_read(memory: AgentMemory, mine: WrittenNotes) -> None:
+    for step in (1, 2, 3):
+        mine.begin_step(step, is_first=step == 1)
+        mine.end_step()
+    mine._steps[3 % STEPS_KEPT * notes._STEP_NUMBERS] = 0  # as before its last store
+    assert [each.step for each in read_steps(memory, 2, after=[0, 0])[1]] == [2]
+
+
+@pytest.mark.parametrize("ranks", [[0], [1, 2, 4], [], [0, 2**21]])
+def test_a_group_of_one_or_of_uneven_ranks_has_no_number(ranks: list[int]) -> None:
+    assert notes._number_of_ranks(ranks) == 0
 
 
 def test_a_phase_ends_in_the_one_before_also_by_an_error(

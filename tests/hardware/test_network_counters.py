@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from shardyard.hardware.network_counters import busiest, sent_bytes, since
+from shardyard.hardware.network_counters import busiest, link_bits_per_s, sent_bytes, since
 
 _NET = """\
 Inter-|   Receive                                                |  Transmit
@@ -53,3 +53,32 @@ def test_loopback_is_between_nodes_only_where_they_are_one_machine() -> None:
     assert busiest(sent, is_one_machine=False) == "eth1"
     assert busiest(sent, is_one_machine=True) == "lo"
     assert busiest({}, is_one_machine=False) is None
+
+
+def test_what_links_are_set_to_is_summed_of_those_that_are_up_and_say_so(tmp_path: Path) -> None:
+    cards = {"eth0": ("25000", "up"), "eth1": ("25000", "down"), "eth2": ("-1", "up"), "eth3": None}
+    for name, said in cards.items():
+        folder = tmp_path / "sys/class/net" / name
+        (folder / "device").mkdir(parents=True)
+        if said is not None:
+            (folder / "speed").write_text(said[0] + "\n")
+            (folder / "operstate").write_text(said[1] + "\n")
+    bridge = tmp_path / "sys/class/net/docker0"
+    bridge.mkdir()
+    (bridge / "speed").write_text("10000\n")
+    (bridge / "operstate").write_text("up\n")
+    assert link_bits_per_s(tmp_path) == 25 * 10**9
+    for name, rate, state in (("mlx5_0", "200 Gb/sec (4X HDR)", "4: ACTIVE"),
+                              ("mlx5_1", "200 Gb/sec (4X HDR)", "1: DOWN"),
+                              ("rdmap16s27", "what", "4: ACTIVE")):  # fmt: skip
+        port = tmp_path / "sys/class/infiniband" / name / "ports/1"
+        port.mkdir(parents=True)
+        (port / "rate").write_text(rate + "\n")
+        (port / "state").write_text(state + "\n")
+    assert link_bits_per_s(tmp_path) == 225 * 10**9
+
+
+def test_a_machine_whose_links_say_nothing_has_no_speed_rather_than_none_at_all(
+    tmp_path: Path,
+) -> None:
+    assert link_bits_per_s(tmp_path) is None

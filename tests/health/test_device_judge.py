@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from shardyard.health.device_judge import DeviceJudge, Finding, verdict
+from shardyard.health.device_judge import DeviceJudge, Finding, NetworkJudge, verdict
 from shardyard.rundir.telemetry import Head, Sample
 
 HEAD = Head(t=0.0, node="a", attempt=1, cores=8, names=("H100",) * 4, memory_bytes=(None,) * 4)
@@ -100,4 +100,53 @@ def test_the_verdict_is_a_line_a_problem_with_whose_fault_it_is() -> None:
         "mostly the program's own fault, not the device's",
         "node 4 (node-e), device 3: XID 79: the device has fallen off the bus; mostly the device's "
         "fault",
+    ]
+
+
+FULL, HALF = 63_015_384_608, 31_507_692_304
+
+
+def pcie(now: tuple[float | None, ...], could: tuple[float | None, ...] = (FULL,) * 4) -> Any:
+    return {"pcie_link_bytes_per_s": now, "pcie_link_most_bytes_per_s": could}
+
+
+def test_a_pcie_link_below_what_it_could_be_is_said_until_it_is_not() -> None:
+    slow = [sample(float(t), devices=pcie((FULL, FULL, HALF, FULL))) for t in range(4)]
+    well = [sample(float(t), devices=pcie((FULL,) * 4)) for t in range(4, 9)]
+    begun, over = look(*slow, *well)
+    assert (begun.kind, begun.device, begun.whose) == ("slow_pcie", 2, "device")
+    assert begun.cause == "its PCIe link is set to 31.5 GB/s, and could be to 63.0"
+    assert (over.device, over.is_over) == (2, True)
+
+
+def test_a_pcie_link_below_its_peers_is_said_where_nobody_knows_what_it_could_be() -> None:
+    devices = pcie((FULL, HALF, FULL, None), (None,) * 4)
+    (found,) = look(*(sample(float(t), devices=devices) for t in range(9)))
+    assert (found.device, found.cause) == (
+        1, "its PCIe link is set to 31.5 GB/s, its peers' to 63.0"
+    )  # fmt: skip
+
+
+def test_a_device_at_rest_may_lower_its_link_and_says_nothing_of_it() -> None:
+    resting = {"utilisation": (0.97, 0.0, 0.97, 0.97), **pcie((FULL, HALF / 8, FULL, FULL))}
+    assert look(*(sample(float(t), devices=resting) for t in range(9))) == []
+    slow = [sample(float(t), devices=pcie((FULL, HALF, FULL, FULL))) for t in range(4)]
+    rests = [sample(float(t), devices=resting) for t in range(4, 20)]
+    assert [each.is_over for each in look(*slow, *rests)] == [False]
+
+
+def test_a_link_of_which_nothing_is_known_speaks_against_nobody() -> None:
+    unknown = pcie((None, 0.0, None, None), (None,) * 4)
+    assert look(*(sample(float(t), devices=unknown) for t in range(9))) == []
+
+
+def test_the_network_of_nodes_is_compared_with_that_of_their_peers() -> None:
+    judge = NetworkJudge()
+    told = [judge.look(float(t), {0: 4e11, 1: 2e11, 2: 4e11, 3: None}) for t in range(6)]
+    assert [list(each) for each in told] == [[], [], [], [1], [], []]
+    assert told[3][1].device is None
+    alone = NetworkJudge()
+    assert not any(alone.look(float(t), {0: 1e9, 1: None}) for t in range(9))
+    assert verdict([(1, "b", told[3][1])]) == [
+        "node 1 (b): its network links are set to 200 Gbit/s, its peers' to 400"
     ]

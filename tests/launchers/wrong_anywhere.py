@@ -274,31 +274,42 @@ def _(desk: AnyDesk) -> int:
 @row(
     "stragglers to be left out where all nodes are needed",
     2,
-    says="elastic.straggler=leave_out goes on with a node less, and elastic.min_nodes=2 needs all",
+    says="elastic.leave_out_for=[slow_rank] goes on with a node less, and elastic.min_nodes=2",
     do="Set elastic.min_nodes below",
 )
 def _(desk: AnyDesk) -> int:
-    return desk.launch("elastic.straggler=leave_out")
+    return desk.launch("elastic.leave_out_for=[slow_rank]")
 
 
 @row(
     "stragglers to be left out on accelerators",
     2,
-    says="elastic.straggler=leave_out with cluster.device=cuda",
-    do="Leave it at report",
+    says="elastic.leave_out_for=[slow_rank] with cluster.device=cuda",
+    do="Leave slow_rank out",
 )
 def _(desk: AnyDesk) -> int:
-    return desk.launch("elastic.straggler=leave_out", "elastic.min_nodes=1", *_RENTED)
+    return desk.launch("elastic.leave_out_for=[slow_rank]", "elastic.min_nodes=1", *_RENTED)
 
 
 @row(
-    "unknown wish about stragglers",
+    "nodes to be left out for what telemetry finds, without telemetry",
     2,
-    says="elastic.straggler='drop'",
-    do="leave_out",
+    says="elastic.leave_out_for=[xid] follows from what telemetry finds",
+    do="Give it seconds",
 )
 def _(desk: AnyDesk) -> int:
-    return desk.launch("elastic.straggler=drop")
+    rules = ("elastic.leave_out_for=[xid]", "observe.telemetry_every_s=null")
+    return desk.launch(*rules, "elastic.min_nodes=1", *_RENTED)
+
+
+@row(
+    "an unknown verdict to leave nodes out for",
+    2,
+    says="elastic.leave_out_for",
+    do="slow_rank",
+)
+def _(desk: AnyDesk) -> int:
+    return desk.launch("elastic.leave_out_for=[slow_ranks]")
 
 
 @row(

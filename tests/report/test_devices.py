@@ -113,6 +113,27 @@ def test_the_verdict_says_what_was_wrong_and_until_when(tmp_path: Path) -> None:
     assert 'id="devices-section"' in writer.run.report_html.read_text()
 
 
+def test_ranks_of_a_node_that_become_slow_together_are_one_line_and_a_link_is_another(
+    tmp_path: Path,
+) -> None:
+    writer = run_of(tmp_path)
+    slow = {"node": "n1", "what": "compute", "factor": 1.2, "compute_s": 0.12, "peers_s": 0.1}
+    for rank, step in ((8, 64), (9, 64), (10, 64), (3, 80)):
+        node = {"node": "n0"} if rank == 3 else {}
+        writer.event("straggler", **{**slow, **node}, rank=rank, step=step, is_over=False)
+    link = {"ranks": [0, 1], "nodes": ["n0"], "exchange_s": 0.2, "peers_s": 0.1, "step": 90}
+    writer.event("slow_link", **link, factor=2.0, is_over=False)
+    writer.clock_t += 30
+    writer.event("straggler", **slow, rank=8, step=128, is_over=True)
+    writer.event("slow_link", **link, factor=1.0, is_over=True)
+    writer.write()
+    of_node, of_rank, of_link = health_of(read_run(writer.run)).problems
+    assert of_node.startswith("rank 8 on n1: computes 120 ms") and " until " in of_node
+    assert "(and 2 more ranks there)" in of_node
+    assert of_rank.startswith("rank 3 on n0: ") and " until " not in of_rank
+    assert of_link.startswith("link of 2 ranks from 0 to 1 on n0: ") and " until " in of_link
+
+
 def test_watched_and_nothing_found_is_healthy(tmp_path: Path) -> None:
     writer = run_of(tmp_path)
     writer.write()

@@ -147,6 +147,20 @@ def test_a_straggler_is_told_with_both_times() -> None:
     assert "410 ms a step on average, held up now and then, its peers" in held_up
 
 
+def test_late_samples_a_slow_link_and_a_slow_network_are_told_as_what_they_are() -> None:
+    late = {"kind": "straggler", "rank": 3, "node": "n1", "what": "data", "is_since_start": True}
+    times = {"compute_s": 0.3, "peers_s": 0.2}
+    words = "rank 3 on n1: computes and waits for samples 300 ms a step, its peers 200 ms, so since"
+    assert describe({**late, **times}).startswith(words)
+    link = {"kind": "slow_link", "ranks": [0, 8], "nodes": ["n0", "n1"], "is_over": True}
+    assert describe({**link, "exchange_s": 0.05, "peers_s": 0.02}) == (
+        "link of 2 ranks from 0 to 8 on n0, n1: collectives take 50 ms a step, those of its peers "
+        "20 ms, no longer slow"
+    )
+    network = {"kind": "device_problem", "node": "n1", "device": None, "problem": "slow_network"}
+    assert describe({**network, "cause": "1 Gbit/s"}) == "n1: 1 Gbit/s"
+
+
 def test_a_node_that_is_left_out_is_told_with_the_cause() -> None:
     event = {"kind": "node_left_out", "node": "b", "node_rank": 1, "machine": "7f", "cause": "lost"}
     assert describe(event) == "b: lost"

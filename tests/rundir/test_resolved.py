@@ -74,6 +74,17 @@ def test_a_run_of_before_run_target_goes_on_with_the_loss_that_it_aimed_at(
         load_checked_recipe([asked])
 
 
+@pytest.mark.parametrize(("asked", "rules"), [("leave_out", ("slow_rank",)), ("report", ())])
+def test_a_run_of_before_leave_out_for_goes_on_as_it_was_asked_about_stragglers(
+    tmp_path: Path, asked: str, rules: tuple[str, ...]
+) -> None:
+    content = resolved(run={"seed": 5}).to_json()
+    del content["settings"]["elastic.leave_out_for"]
+    content["settings"]["elastic.straggler"] = {"value": asked, "reason": "given"}
+    write_json(tmp_path / "resolved.json", content)
+    assert read_resolved(tmp_path / "resolved.json").recipe.elastic.leave_out_for == rules
+
+
 def test_a_run_of_before_that_said_how_its_queue_was_made_is_read(tmp_path: Path) -> None:
     content = resolved(run={"seed": 5}).to_json()
     content["settings"]["launch.aws_batch.subnets"] = {"value": ["subnet-1"], "reason": "given"}

@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from shardyard.rundir.telemetry import DEVICE_FIELDS, NODE_FIELDS, read_telemetry
+from shardyard.rundir.telemetry import (
+    DEVICE_FIELDS,
+    LINK_FIELDS,
+    NODE_FIELDS,
+    read_telemetry,
+)
 from tests.telemetry.program import telemetry
 
 pytestmark = pytest.mark.heavy  # starts a process
@@ -20,7 +25,8 @@ def test_each_field_of_each_device_is_written_and_what_it_lacks_is_null(tmp_path
     assert sample.head.names == tuple(f"NVIDIA Fake {k}" for k in range(8))
     assert sample.head.memory_bytes == (80 * 2**30,) * 8
     lacking = {"temperature_c", "pcie_sent_bytes"}
-    assert set(sample.devices) == {field.name for field in DEVICE_FIELDS} - lacking
+    fields = {field.name for field in (*DEVICE_FIELDS, *LINK_FIELDS)}
+    assert set(sample.devices) == fields - lacking
     assert sample.devices["utilisation"] == (0.97,) * 8
     assert sample.devices["memory_used_bytes"] == tuple(60 * 2**30 + k for k in range(8))
     assert set(sample.numbers) == {field.name for field in NODE_FIELDS}
@@ -73,6 +79,16 @@ def test_why_a_clock_is_held_down_is_told_but_not_the_usual_power_cap(tmp_path: 
     with telemetry(tmp_path, reasons={"0": 0x40, "1": 0x4, "2": 0x28}) as program:
         sample = program.wait_for(1)[0]
     assert sample.slowed_by == ("heat", "", "hardware and heat", "", "", "", "", "")
+
+
+def test_a_link_that_is_set_to_less_than_it_could_be_is_found(tmp_path: Path) -> None:
+    with telemetry(tmp_path, pcie={"2": [5, 8]}, every_s=0.1) as program:
+        samples = program.wait_for(6)
+    sample = samples[-1]
+    assert sample.devices["pcie_link_bytes_per_s"][1:3] == (63_015_384_608, 31_507_692_304)
+    assert sample.devices["pcie_link_most_bytes_per_s"] == (63_015_384_608,) * 8
+    (found,) = [found for sample in samples for found in sample.findings]
+    assert (found["kind"], found["device"]) == ("slow_pcie", 2)
 
 
 def test_only_the_devices_that_the_run_may_use_are_read(tmp_path: Path) -> None:

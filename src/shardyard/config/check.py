@@ -16,6 +16,7 @@ from shardyard.config.exact_problems import exact_problems
 from shardyard.config.format_problems import format_problems
 from shardyard.config.image_problems import image_problems
 from shardyard.config.launch_problems import launch_problems
+from shardyard.config.left_out_nodes import left_out_problems
 from shardyard.config.load import Sources, name_of, read_settings
 from shardyard.config.lora_problems import lora_problems
 from shardyard.config.machines import chosen_cluster, devices_of_node
@@ -27,7 +28,6 @@ from shardyard.config.phases import phase_problems, problems_of_each
 from shardyard.config.schema import Optim, Recipe, Task
 from shardyard.config.secret_reference import is_variable, parse_references
 from shardyard.config.section import section_key
-from shardyard.config.straggler import straggler_problems
 from shardyard.config.task_names import task_row
 from shardyard.config.tasks import TASKS
 from shardyard.config.text_problems import text_problems, texts
@@ -454,7 +454,7 @@ _CHECKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
     _machines,
     launch_problems,
     timeout_problems,
-    straggler_problems,
+    left_out_problems,
     alert_problems,
     _bits,
 )

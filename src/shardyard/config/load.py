@@ -115,6 +115,10 @@ def _rename_of_before(content: dict[str, Any]) -> None:
     if isinstance(run, dict) and "target_loss" in run:
         loss = run.pop("target_loss")
         run.setdefault("target", None if loss is None else {"loss": loss})
+    elastic = content.get("elastic")
+    if isinstance(elastic, dict) and "straggler" in elastic:
+        is_asked = elastic.pop("straggler") == "leave_out"
+        elastic.setdefault("leave_out_for", ["slow_rank"] if is_asked else [])
     launch = content.get("launch")
     aws_batch = launch.get("aws_batch") if isinstance(launch, dict) else None
     if isinstance(aws_batch, dict):

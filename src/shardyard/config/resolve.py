@@ -25,6 +25,7 @@ from shardyard.config.format_problems import without_bf16
 from shardyard.config.generic_model import is_generic
 from shardyard.config.hub import commit_of, digest_of
 from shardyard.config.image_problems import network_problems
+from shardyard.config.left_out_nodes import device_problems
 from shardyard.config.legality import resolve_layout
 from shardyard.config.machines import devices_of_node
 from shardyard.config.model_problems import misfits, vocabulary_problems
@@ -33,7 +34,6 @@ from shardyard.config.plug_in_settings import recipe_with_defaults
 from shardyard.config.resolved import DataFacts, Resolved, fingerprint, settings_in
 from shardyard.config.schema import Recipe
 from shardyard.config.section import Own, Section
-from shardyard.config.straggler import device_problems
 from shardyard.config.tasks import BITS_PER_BYTE
 from shardyard.errors import Problem, RecipeError
 from shardyard.families.images.network import ImageNetwork

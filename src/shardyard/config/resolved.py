@@ -176,9 +176,13 @@ _UNTIL_THERE_WAS_A_CHOICE = {"data.bos": {"value": False, "reason": "as the run 
 
 
 def _by_names_of_now(settings: dict[str, Any]) -> dict[str, Any]:
-    """run.target took the place of run.target_loss; what is a queue's, no run says any more."""
+    """What took the place of a setting of before; what is a queue's, no run says any more."""
     gone = {f"launch.aws_batch.{name}" for name in OF_QUEUES}
     now = {name: entry for name, entry in settings.items() if name not in gone}
+    if "elastic.straggler" in now:
+        straggler = now.pop("elastic.straggler")
+        rules = ["slow_rank"] if straggler["value"] == "leave_out" else []
+        now["elastic.leave_out_for"] = {**straggler, "value": rules}
     if "run.target_loss" not in now:
         return now
     loss = now.pop("run.target_loss")

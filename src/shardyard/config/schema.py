@@ -291,6 +291,12 @@ class Checkpoint(Section):
     loss where there is no target."""
 
 
+LeaveOutFor = Literal[
+    "xid", "ecc", "slowed", "slow_clock", "silent", "slow_pcie", "slow_network", "slow_rank"
+]
+"""Verdicts that name a node: of its devices, of its network, of its ranks."""
+
+
 class Elastic(Section):
     """What happens when processes die or nodes come and go."""
 
@@ -313,9 +319,9 @@ class Elastic(Section):
     auto: with model.compile."""
     check_bits_every: Annotated[int, Field(ge=1)] | None = None
     """Steps between checks that all ranks compute the same bits of one micro-batch; null: never."""
-    straggler: Literal["report", "leave_out"] = "report"
-    """What is done about a rank that computes longer than its peers: report tells of it; leave_out
-    goes on without its node, once it is told, if elastic.min_nodes are left. CPU processes only."""
+    leave_out_for: Annotated[tuple[LeaveOutFor, ...], Field(strict=False)] = ()
+    """Verdicts for which the others go on without the node, while elastic.min_nodes are left and
+    one an hour at most: those of telemetry, and on CPUs slow_rank; see docs/telemetry.md."""
     drain_timeout_s: Annotated[float, Field(gt=0)] = 120.0
     """Seconds that a drain (SIGTERM, Ctrl-C) may take before the processes are killed."""
     collective_timeout_s: Annotated[float, Field(gt=0)] = 600.0

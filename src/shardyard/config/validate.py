@@ -56,6 +56,8 @@ _ELSEWHERE = {
 _REPLACED = {
     "run.target_loss": "run.target names the metric that is to be reached. Write "
     "`run: {target: {loss: 2.5}}`, or run.target.loss=2.5 as an override.",
+    "elastic.straggler": "elastic.leave_out_for names the verdicts for which a node is left out. "
+    "Write elastic.leave_out_for=[slow_rank] for leave_out, and nothing for report.",
 } | dict.fromkeys(
     (f"launch.aws_batch.{name}" for name in OF_QUEUES),
     "it is the queue's. `shardyard cluster create kind=batch` makes one; docs/verbs/cluster.md.",

@@ -226,7 +226,8 @@ def _rank_marks(events: Sequence[Line]) -> dict[int, str]:
             continue
         if kind == "straggler":
             factor = event.get("factor") or math.nan
-            marks[rank] = "" if event.get("is_over") else f"computes {factor:.2g} times as long"
+            does = "waits for samples," if event.get("what") == "data" else "computes"
+            marks[rank] = "" if event.get("is_over") else f"{does} {factor:.2g} times as long"
         elif kind == "device_problem":
             marks[rank] = f"odd: {event.get('cause')}"
         elif kind in LOSSES:

@@ -8,7 +8,7 @@ nothing and works for a run that was started elsewhere.
 import json
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from subprocess import Popen
@@ -222,6 +222,8 @@ def describe_event(event: dict[str, Any]) -> str | None:
             return f"{who}{where} hung in step {event['step']}: {event['reason']}"
         case "straggler":
             return describe_straggler(event)
+        case "slow_link":
+            return describe_slow_link(event)
         case "device_problem" | "device_well" | "program_error":
             return _describe_device(event)
         case "rendezvous" if event["generation"] > 0:
@@ -283,26 +285,55 @@ def _snapshots_refused(event: dict[str, Any]) -> str:
 
 def _describe_device(event: dict[str, Any]) -> str:
     """A rank whose numbers are wrong, or what a node's telemetry says of one of its devices."""
-    if event.get("device") is None:
+    if event.get("rank") is not None:
         return f"rank {event['rank']} on {event['node']} is odd: {event['cause']}"
-    who = f"device {event['device']} on {event['node']}"
+    device = event.get("device")
+    who = f"node {event['node']}" if device is None else f"device {device} on {event['node']}"
     if event["kind"] == "device_well":
         return f"{who} is well again: {event['cause']} no more"
     is_programs = event["kind"] == "program_error"
     words = "; mostly the program's fault, not the device's" if is_programs else ""
-    return f"{who}: {event['cause']}{words}"
+    return f"{who}: {event['cause']}{words}{_stays(event)}"
 
 
 def describe_straggler(event: dict[str, Any]) -> str:
-    """How long a rank computes beside its peers."""
+    """How long a rank computes, or waits for its samples, beside its peers."""
     who = f"rank {event['rank']} on {event['node']}"
     compute, peers = (format_seconds(event[key]) for key in ("compute_s", "peers_s"))
     held_up = " on average, held up now and then" if event.get("is_held_up") else ""
-    times = f"it computes {compute} a step{held_up}, its peers {peers}"
+    is_data = event.get("what") == "data"
+    does = "computes and waits for samples for" if is_data else "computes"
+    times = f"it {does} {compute} a step{held_up}, its peers {peers}"
     if event["is_over"]:
         return f"{who} is no straggler any more: {times}"
-    stays = f"; not left out: {event['stays']}" if event.get("stays") else ""
-    return f"{who} is a straggler, {event['factor']:.1f} times as slow: {times}{stays}"
+    since = ", since the start" if event.get("is_since_start") else ""
+    stays = _stays(event)
+    return f"{who} is a straggler, {event['factor']:.1f} times as slow{since}: {times}{stays}"
+
+
+def describe_slow_link(event: dict[str, Any]) -> str:
+    """How long a group's collectives take beside those of groups like it."""
+    who = f"the link between ranks {span(event['ranks'])} on {', '.join(event['nodes'])}"
+    took, peers = (format_seconds(event[key]) for key in ("exchange_s", "peers_s"))
+    times = f"their collectives take {took} a step, those of their peers {peers}"
+    if event["is_over"]:
+        return f"{who} is as quick as others again: {times}"
+    since = ", since the start" if event.get("is_since_start") else ""
+    return f"{who} is slow, {event['factor']:.1f} times as long{since}: {times}"
+
+
+def span(ranks: Sequence[int]) -> str:
+    """Ranks that are evenly apart, in few words: 0 to 7, or 0, 8, ... 56."""
+    if len(ranks) <= 3:
+        return ", ".join(map(str, ranks))
+    if ranks[-1] - ranks[0] == len(ranks) - 1:
+        return f"{ranks[0]} to {ranks[-1]}"
+    return f"{ranks[0]}, {ranks[1]}, ... {ranks[-1]}"
+
+
+def _stays(event: dict[str, Any]) -> str:
+    """Why a rule of elastic.leave_out_for was not followed."""
+    return f"; not left out: {event['stays']}" if event.get("stays") else ""
 
 
 def _describe_node(event: dict[str, Any]) -> str:

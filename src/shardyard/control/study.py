@@ -30,7 +30,7 @@ _MEASURED_LENGTH = (
     "task.eval_every_steps=null", "task.eval_every_epochs=null", "task.generate_tokens=0",
     "optim.warmup_steps=auto", "optim.warmup_share=null", "optim.warmup_epochs=null",
     "optim.decay_steps=auto",
-    "elastic.min_nodes=auto", "elastic.max_nodes=auto", "elastic.straggler=report",
+    "elastic.min_nodes=auto", "elastic.max_nodes=auto", "elastic.leave_out_for=[]",
 )  # fmt: skip
 """A size is measured over its steps alone, on the nodes that it is named after."""
 

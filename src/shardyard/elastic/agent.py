@@ -191,7 +191,7 @@ class Attempt:
             neighbour=self.neighbour,
             is_run_left=self._succession.is_run_left,
             min_nodes=meeting.min_nodes,
-            leaves_stragglers=recipe.elastic.straggler == "leave_out",
+            leave_out_for=recipe.elastic.leave_out_for,
             findings=self.findings,
         )
         try:

@@ -1,10 +1,15 @@
-"""Brings what each node's telemetry finds wrong with its devices to the node that writes events."""
+"""Brings what each node's telemetry finds wrong with its devices to the node that writes events.
+
+That one also compares what the nodes' network links are set to, which no node can judge alone.
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from shardyard.elastic.notices import Node, Notices
+from shardyard.hardware.network_counters import link_bits_per_s
+from shardyard.health.device_judge import NetworkJudge
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_lines
 
@@ -22,15 +27,28 @@ class DeviceWatch:
 
     In each generation a node tells all that it has found in the attempt, as whoever writes events
     may have changed; what the file holds is not written twice.
+
+    Args:
+        link_bits_per_s: What this node's network links are set to; None: it does not say.
     """
 
-    def __init__(self, run: RunDir, attempt: int, node: Node, findings: Findings) -> None:
+    def __init__(
+        self,
+        run: RunDir,
+        attempt: int,
+        node: Node,
+        findings: Findings,
+        link_bits_per_s: Callable[[], int | None] = link_bits_per_s,
+    ) -> None:
         self._run = run
         self._attempt = attempt
         self._node = node
         self._notices: Notices | None = None
         self._findings = findings
         self._published = 0
+        self._link_bits_per_s = link_bits_per_s
+        self._told_link: list[dict[str, Any]] = []
+        self._network = NetworkJudge()
         self._written: set[tuple[Any, ...]] | None = None
         self._looked_s = time.monotonic()
 
@@ -49,8 +67,13 @@ class DeviceWatch:
         self._looked_s = time.monotonic()
         if notices is not self._notices:
             self._notices, self._published, self._written = notices, 0, None
+            self._told_link = []
         mine = [{**found, **self._node.event()} for found in self._findings()]
+        link = [{**self._node.event(), "bits_per_s": self._link_bits_per_s()}]
         if not writes:
+            if link != self._told_link:
+                notices.publish("links", link)
+                self._told_link = link
             if len(mine) > self._published:
                 notices.publish("findings", mine)
                 self._published = len(mine)
@@ -63,12 +86,21 @@ class DeviceWatch:
                 and event.get("attempt") == self._attempt
             }
         new = []
-        for found in [*mine, *notices.from_others("findings")]:
+        of_network = self._judge_network([*link, *notices.from_others("links")])
+        for found in [*mine, *notices.from_others("findings"), *of_network]:
             event = _event(found)
             if _key(event) not in self._written:
                 self._written.add(_key(event))
                 new.append((_kind(found), event))
         return new
+
+    def _judge_network(self, links: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        speeds = {link["node_rank"]: link["bits_per_s"] for link in links}
+        names = {link["node_rank"]: link["node"] for link in links}
+        return [
+            {**found.fields(), "node": names[rank], "node_rank": rank}
+            for rank, found in self._network.look(time.time(), speeds).items()
+        ]
 
 
 def _kind(found: Mapping[str, Any]) -> str:

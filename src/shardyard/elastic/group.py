@@ -8,7 +8,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -47,13 +47,14 @@ from shardyard.elastic.losses import (
     first_cause,
 )
 from shardyard.elastic.neighbour import Neighbour, Place
-from shardyard.elastic.notes import forget_notes, read_notes
+from shardyard.elastic.notes import forget_notes, read_notes, read_steps
 from shardyard.elastic.notices import Node, Notices
 from shardyard.elastic.parked import Parking
 from shardyard.elastic.processes import OwnLogs, ProcessesAgent
 from shardyard.elastic.rendezvous import Rendezvous
 from shardyard.elastic.shared_memory import semaphores_told
-from shardyard.elastic.straggler import Straggler, StragglerWatch
+from shardyard.elastic.straggler import StragglerWatch
+from shardyard.elastic.verdict_rules import VerdictRules
 from shardyard.elastic.worker import failure_path, read_failure
 from shardyard.errors import StorageError
 from shardyard.rundir.layout import RunDir
@@ -101,7 +102,7 @@ class GroupAgent(ProcessesAgent):
         neighbour: Neighbour | None = None,
         is_run_left: Callable[[], bool] = lambda: True,
         min_nodes: int = 1,
-        leaves_stragglers: bool = False,
+        leave_out_for: Sequence[str] = (),
         findings: Findings = tuple,
     ) -> None:
         """Args:
@@ -110,7 +111,7 @@ class GroupAgent(ProcessesAgent):
         has_met: Told the nodes of each meeting, and those that were left out.
         is_run_left: Whether no agent of another node holds the run.
         min_nodes: The run goes on with no fewer.
-        leaves_stragglers: Out, and not only tells of them.
+        leave_out_for: Verdicts of which not only is told.
         findings: What is wrong with this node's devices, asked now and then.
         """
         super().__init__(spec)
@@ -139,7 +140,6 @@ class GroupAgent(ProcessesAgent):
         self._is_run_left = is_run_left
         self._told_lost: set[int] = set()
         """Nodes whose loss in this generation is told."""
-        self._leaves_stragglers = leaves_stragglers
         self._devices = DeviceWatch(run, attempt, self._node, findings)
         self._is_left_out = False
         self._join_interval_s = join_interval_s
@@ -150,6 +150,7 @@ class GroupAgent(ProcessesAgent):
         self.generation = -1
         restarts = Restarts(max_restarts, earlier_failures(run, attempt))
         self.verdicts = Verdicts(restarts, min_nodes=min_nodes)
+        self._rules = VerdictRules(leave_out_for, self.verdicts)
         self.losses: list[Loss] = []
         """What ended the newest generation, on all nodes; empty while it is well."""
         self.lost_nodes: list[LostNode] = []
@@ -243,6 +244,7 @@ class GroupAgent(ProcessesAgent):
         if self._stages is not None:
             self._stragglers = StragglerWatch(
                 self._notices, node=self._node.name, ranks=list(self._pids_by_rank()),
+                world_size=self._world_size,
                 ranks_of_stage=max(1, self._world_size // self._stages),
             )  # fmt: skip
         return pids
@@ -303,7 +305,8 @@ class GroupAgent(ProcessesAgent):
             return self._lose()
         self._look_for_stragglers()
         for kind, problem in self._devices.look(self._notices, writes=self.writes_events):
-            self._write_event(kind, **problem)
+            stays = self._rules.on_device(kind, problem, self._notices, self.nodes_left())
+            self._write_event(kind, **problem, **({"stays": stays} if stays else {}))
         if self._is_to_go_on_without_one(result):
             return RunResult(state=WorkerState.UNHEALTHY)  # all drain, and meet again
         is_resize = self._is_resize(result)
@@ -375,31 +378,22 @@ class GroupAgent(ProcessesAgent):
     def _look_for_stragglers(self) -> None:
         if self._stragglers is None or self._drain.is_requested:
             return
-        notes = read_notes(self._notes, len(self._processes()))
-        for straggler in self._stragglers.look(notes, judges=self.writes_events):
-            stays = self._let_go(straggler) if self._leaves_stragglers else None
-            self.write_event(
-                "straggler", **straggler.event(), **({"stays": stays} if stays else {})
-            )
-
-    def _let_go(self, straggler: Straggler) -> str | None:
-        """Have all go on without the node of a straggler, or say why they cannot."""
-        if straggler.is_over or self._notices.decided("left_out"):
-            return None
-        if why := self.verdicts.why_stays(self._node_of(straggler.rank), self.nodes_left()):
-            return why
-        cause = f"rank {straggler.rank} is a straggler, {straggler.factor:.1f} times as slow"
-        self._notices.decide("left_out", [{"rank": straggler.rank, "cause": cause}])
-        return None
+        steps = read_steps(self._notes, len(self._processes()), after=self._stragglers.newest)
+        for straggler in self._stragglers.look(steps, judges=self.writes_events):
+            node = self._node_of(straggler.slowness.ranks[0])
+            stays = self._rules.on_straggler(straggler, node, self._notices, self.nodes_left())
+            said = {**straggler.event(), **({"stays": stays} if stays else {})}
+            self.write_event(straggler.kind, **said)
 
     def _is_to_go_on_without_one(self, result: RunResult) -> bool:
-        """Whether the agent that judges stragglers has found one, whose node leaves now."""
+        """Whether a rule of the recipe has all go on without a node, which leaves now."""
         has_finished = result.state is WorkerState.SUCCEEDED and not _have_drained(result)
-        if not self._leaves_stragglers or self._drain.is_requested or has_finished:
+        if self._drain.is_requested or has_finished:
             return False
-        if not (told := self._notices.decided("left_out")):
+        if (decided := self._rules.decided(self._notices)) is None:
             return False
-        self._leave_out(self._node_of(told[0]["rank"]), told[0]["cause"])
+        node, cause, verdict = decided
+        self._leave_out(node, cause, verdict=verdict, rule=self._rules.words)
         return True
 
     def _node_of(self, rank: int) -> Node:
@@ -461,12 +455,12 @@ class GroupAgent(ProcessesAgent):
             self._leave_out(node, verdict.leaves_out)
         return verdict.is_restart_worth
 
-    def _leave_out(self, node: Node, cause: str) -> None:
+    def _leave_out(self, node: Node, cause: str, **why: str) -> None:
         """Go on without a node, which may be this one."""
         self.verdicts.held.leave_out(node)
         left = sum(each != node for each in self.nodes_left())
         fields = {**node.event(), "machine": node.machine, "cause": cause, "nodes_left": left}
-        self.write_event("node_left_out", **fields)
+        self.write_event("node_left_out", **fields, **why)
         self._is_left_out = node == self._node
 
     def leave(self) -> None:

@@ -10,21 +10,24 @@ is waited for later (``async_op``, sends of a pipeline). On an accelerator a col
 soon as it is queued: there the counts say how far the host is, and compute holds the waits.
 """
 
+import inspect
 import os
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, wraps
 from mmap import mmap
 from threading import get_ident
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch.compiler import is_compiling
 
 from shardyard.elastic.agent_memory import NOTES, AgentMemory, attach
+from shardyard.health.rank_judge import group_name
 from shardyard.train.hooks import Notes, Phase
 
 COLLECTIVES = (
@@ -52,10 +55,23 @@ COLLECTIVES = (
 """Public functions of torch.distributed in which a rank waits for others; no version has all."""
 
 (
-    _PID, _STEP, _PHASE, _BEGUN, _ENDED, _STEP_NS, _COMPUTE_NS, _COMPUTED_NS, _SAVE_NS, _MOVED_NS,
-) = range(10)  # fmt: skip
-_RECORD = struct.Struct("10q")
-_NUMBERS = _RECORD.size // 8
+    _PID, _STEP, _PHASE, _BEGUN, _ENDED, _STEP_NS, _COMPUTE_NS, _SAVE_NS, _MOVED_NS,
+) = range(9)  # fmt: skip
+_RECORD = struct.Struct("9q")
+
+STEPS_KEPT = 32
+"""Of each rank, the newest: a look that comes later than this many steps has missed some."""
+_GROUPS_KEPT = 3
+"""Of a step: groups of ranks that are not all of them, whose collectives are timed apart."""
+_KEPT = struct.Struct(f"{3 + 2 * _GROUPS_KEPT}q")
+"""Number, compute, wait for samples; then (group, time in its collectives) of each."""
+_STEP_NUMBERS = _KEPT.size // 8
+_NUMBER = struct.Struct("q")
+_NUMBERS = (_RECORD.size + STEPS_KEPT * _KEPT.size) // 8
+_BYTES = 8 * _NUMBERS
+"""Of a rank."""
+_PART_BITS = 20
+"""Of each of the three numbers that name a group: its first and last rank, and how many it has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +91,6 @@ class RankNotes:
     told, as it is unlike the others."""
     compute_ns: int
     """What of it the rank did not spend in collectives; its wait for samples is in it."""
-    computed_ns: int
-    """The same of all steps that this process has told so far."""
     save_ns: int
     """How long the longest copy for a checkpoint or a snapshot took; 0: it made none yet."""
     moved_ns: int
@@ -88,6 +102,19 @@ class RankNotes:
         return self.collectives_begun > self.collectives_ended
 
 
+@dataclass(frozen=True, kw_only=True)
+class NotedStep:
+    """One step of one rank."""
+
+    step: int
+    compute_ns: int
+    """Without its waits for other ranks and for samples."""
+    data_ns: int
+    """Its wait for samples."""
+    exchange_ns: Mapping[str, int] = field(default_factory=dict)
+    """Time in collectives of groups that are not all ranks, by ``first-last-count``."""
+
+
 def read_notes(memory: AgentMemory | None, ranks: int) -> list[RankNotes]:
     """The records of a node's workers by local rank; empty until one of them has noted anything."""
     view = None if memory is None else memory.view()
@@ -95,6 +122,21 @@ def read_notes(memory: AgentMemory | None, ranks: int) -> list[RankNotes]:
         return []
     with view:
         return [_read(view, local_rank) for local_rank in range(ranks)]
+
+
+def read_steps(
+    memory: AgentMemory | None, ranks: int, *, after: Sequence[int]
+) -> list[list[NotedStep]]:
+    """The newest steps of a node's ranks that are whole, by local rank, in order.
+
+    Args:
+        after: By local rank, the step up to which all are known.
+    """
+    view = None if memory is None else memory.view()
+    if view is None:
+        return []
+    with view:
+        return [_read_steps(view, rank, after=after[rank]) for rank in range(ranks)]
 
 
 def forget_notes(memory: AgentMemory | None) -> None:
@@ -110,7 +152,7 @@ def own_notes() -> Notes:
     """Where this worker notes what it does, from now on its collectives too; outside an agent,
     nowhere."""
     ranks, local_rank = (int(os.environ.get(n, 0)) for n in ("LOCAL_WORLD_SIZE", "LOCAL_RANK"))
-    memory = attach(NOTES, ranks * _RECORD.size) if ranks else None
+    memory = attach(NOTES, ranks * _BYTES) if ranks else None
     if memory is None:
         return Notes()
     notes = WrittenNotes(memory, local_rank)
@@ -123,7 +165,11 @@ class WrittenNotes(Notes):
 
     def __init__(self, memory: mmap, local_rank: int) -> None:
         self._fields = memoryview(memory).cast("q")[local_rank * _NUMBERS :]
+        self._steps = self._fields[_RECORD.size // 8 : _NUMBERS]
         self._waited_ns = 0
+        self._data_ns = 0
+        self._exchanged_ns: dict[int, int] = {}
+        """Of the step under way, by group."""
         self._step_began_ns = 0
         self._waited_before_step_ns = 0
         self._fields[_PID] = os.getpid()
@@ -144,9 +190,11 @@ class WrittenNotes(Notes):
             yield
         finally:
             self.enter(before)
+            took_ns = self._fields[_MOVED_NS] - began_ns
             if phase is Phase.SAVE:
-                took_ns = self._fields[_MOVED_NS] - began_ns
                 self._fields[_SAVE_NS] = max(self._fields[_SAVE_NS], took_ns)
+            elif phase is Phase.DATA:
+                self._data_ns += took_ns
 
     def begin_step(self, step: int, *, is_first: bool) -> None:
         """As in Notes."""
@@ -154,6 +202,8 @@ class WrittenNotes(Notes):
         self.enter(Phase.FIRST_STEP if is_first else Phase.STEP)
         self._step_began_ns = self._fields[_MOVED_NS]
         self._waited_before_step_ns = self._waited_ns
+        self._data_ns = 0
+        self._exchanged_ns.clear()
 
     def end_step(self) -> None:
         """As in Notes."""
@@ -162,9 +212,23 @@ class WrittenNotes(Notes):
             step_ns = now_ns - self._step_began_ns
             compute_ns = step_ns - (self._waited_ns - self._waited_before_step_ns)
             self._fields[_COMPUTE_NS] = compute_ns
-            self._fields[_COMPUTED_NS] += compute_ns
             self._fields[_STEP_NS] = step_ns
+            self._keep_step(compute_ns)
         self._fields[_MOVED_NS] = now_ns
+
+    def _keep_step(self, compute_ns: int) -> None:
+        """Its number comes last: until then the place holds no step."""
+        step, steps = self._fields[_STEP], self._steps
+        at = step % STEPS_KEPT * _STEP_NUMBERS
+        steps[at] = 0
+        steps[at + 1] = compute_ns - self._data_ns
+        steps[at + 2] = self._data_ns
+        groups = list(self._exchanged_ns.items())[:_GROUPS_KEPT]
+        for place in range(_GROUPS_KEPT):
+            group, took_ns = groups[place] if place < len(groups) else (0, 0)
+            steps[at + 3 + 2 * place] = group
+            steps[at + 4 + 2 * place] = took_ns
+        steps[at] = step
 
     def begin_collective(self) -> int:
         """The training thread waits for other ranks from now on; returns when, for its end."""
@@ -173,12 +237,19 @@ class WrittenNotes(Notes):
         fields[_MOVED_NS] = now_ns
         return now_ns
 
-    def end_collective(self, began_ns: int) -> None:
-        """It is over, or has failed."""
+    def end_collective(self, began_ns: int, group: int = 0) -> None:
+        """It is over, or has failed.
+
+        Args:
+            group: Number of its group; 0: all ranks, or one that has no number.
+        """
         fields, now_ns = self._fields, time.monotonic_ns()
         fields[_ENDED] += 1
         fields[_MOVED_NS] = now_ns
-        self._waited_ns += now_ns - began_ns
+        took_ns = now_ns - began_ns
+        self._waited_ns += took_ns
+        if group:
+            self._exchanged_ns[group] = self._exchanged_ns.get(group, 0) + took_ns
 
 
 def note_collectives(notes: WrittenNotes) -> None:
@@ -190,6 +261,8 @@ def note_collectives(notes: WrittenNotes) -> None:
 
 def _noted(function: Callable[..., Any], notes: WrittenNotes) -> Callable[..., Any]:
     training_thread = get_ident()
+    names = list(inspect.signature(function).parameters)
+    place = names.index("group") if "group" in names else len(names)
 
     @wraps(function)
     def noted(*args: Any, **kwargs: Any) -> Any:
@@ -199,16 +272,70 @@ def _noted(function: Callable[..., Any], notes: WrittenNotes) -> Callable[..., A
         try:
             return function(*args, **kwargs)
         finally:
-            notes.end_collective(began_ns)
+            group = kwargs.get("group") if len(args) <= place else args[place]
+            notes.end_collective(began_ns, 0 if group is None else _number_of(group))
 
     return noted
 
 
+def _number_of(group: Any) -> int:
+    """By which a group is noted; 0: it is all ranks, was left, or is not evenly spread."""
+    if not isinstance(group, dist.ProcessGroup):
+        return 0
+    if group not in _NUMBERS_OF:
+        _NUMBERS_OF[group] = _number_of_ranks(_ranks_of(group))
+    return _NUMBERS_OF[group]
+
+
+_NUMBERS_OF: "WeakKeyDictionary[Any, int]" = WeakKeyDictionary()
+
+
+def _ranks_of(group: Any) -> list[int]:
+    try:
+        ranks = dist.get_process_group_ranks(group)
+        return ranks if len(ranks) < dist.get_world_size() else []
+    except (KeyError, ValueError, RuntimeError):  # no group of this process, or no more
+        return []
+
+
+def _number_of_ranks(ranks: list[int]) -> int:
+    if group_name(ranks) is None or ranks[-1] >> _PART_BITS:
+        return 0
+    return ranks[0] | ranks[-1] << _PART_BITS | len(ranks) << 2 * _PART_BITS
+
+
+def _name_of(number: int) -> str:
+    mask = (1 << _PART_BITS) - 1
+    parts = (number >> shift * _PART_BITS & mask for shift in range(3))
+    return "-".join(map(str, parts))
+
+
+def _read_steps(view: mmap, local_rank: int, *, after: int) -> list[NotedStep]:
+    begin = local_rank * _BYTES + _RECORD.size
+    found = []
+    for place in range(STEPS_KEPT):
+        at = begin + place * _KEPT.size
+        (step,) = _NUMBER.unpack_from(view, at)
+        if step <= after:
+            continue
+        number, compute_ns, data_ns, *groups = _KEPT.unpack_from(view, at)
+        if _NUMBER.unpack_from(view, at) != (step,) or number != step:
+            continue  # it is being written
+        exchange_ns = {
+            _name_of(group): took_ns
+            for group, took_ns in zip(groups[::2], groups[1::2], strict=True)
+            if group
+        }
+        found.append(
+            NotedStep(step=step, compute_ns=compute_ns, data_ns=data_ns, exchange_ns=exchange_ns)
+        )
+    return sorted(found, key=lambda noted: noted.step)
+
+
 def _read(view: mmap, local_rank: int) -> RankNotes:
-    pid, step, phase, *rest = _RECORD.unpack_from(view, local_rank * _RECORD.size)
-    begun, ended, step_ns, compute_ns, computed_ns, save_ns, moved_ns = rest
+    pid, step, phase, *rest = _RECORD.unpack_from(view, local_rank * _BYTES)
+    begun, ended, step_ns, compute_ns, save_ns, moved_ns = rest
     return RankNotes(
         pid=pid, step=step, phase=Phase(phase), collectives_begun=begun, collectives_ended=ended,
-        step_ns=step_ns, compute_ns=compute_ns, computed_ns=computed_ns, save_ns=save_ns,
-        moved_ns=moved_ns,
+        step_ns=step_ns, compute_ns=compute_ns, save_ns=save_ns, moved_ns=moved_ns,
     )  # fmt: skip

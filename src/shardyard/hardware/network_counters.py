@@ -50,6 +50,24 @@ def moved_bytes(root: Path = Path("/")) -> dict[str, tuple[int, int]]:
     return found
 
 
+def link_bits_per_s(root: Path = Path("/")) -> int | None:
+    """What all links that are up are set to, in bits/s; None: no network device says so.
+
+    A virtual device has no link, and says none or -1.
+    """
+    speeds = []
+    for device in (root / "sys/class/net").glob("*/device"):
+        speed = _number(device.parent / "speed")  # in Mbit/s
+        if speed is not None and speed > 0 and _text(device.parent / "operstate") == "up":
+            speeds.append(speed * 10**6)
+    for port in (root / "sys/class/infiniband").glob("*/ports/*"):
+        rate, _, unit = _text(port / "rate").partition(" Gb/sec")  # 200 Gb/sec (4X HDR)
+        is_up = _text(port / "state").endswith("ACTIVE")
+        if is_up and unit and rate.replace(".", "", 1).isdigit():
+            speeds.append(round(float(rate) * 10**9))
+    return sum(speeds) if speeds else None
+
+
 def since(before: dict[str, int], now: dict[str, int]) -> dict[str, int]:
     """Interface -> bytes sent between two answers of ``sent_bytes``; none that sent nothing."""
     grown = {name: value - before.get(name, 0) for name, value in now.items()}
@@ -65,6 +83,13 @@ def busiest(sent: dict[str, int], *, is_one_machine: bool) -> str | None:
     """
     between = {name: size for name, size in sent.items() if (name in LOOPBACK) == is_one_machine}
     return max(between, key=lambda name: between[name], default=None)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
 
 
 def _number(path: Path) -> int | None:

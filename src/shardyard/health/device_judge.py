@@ -4,7 +4,7 @@ A number speaks against a device only beside its peers, or where the device itse
 that is missing speaks against nobody. What passes within a few lines is not said.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Literal
@@ -12,7 +12,7 @@ from typing import Any, Literal
 from shardyard.health.xid import Whose, xid
 from shardyard.rundir.telemetry import Sample
 
-Kind = Literal["xid", "ecc", "slowed", "slow_clock", "silent"]
+Kind = Literal["xid", "ecc", "slowed", "slow_clock", "silent", "slow_pcie", "slow_network"]
 
 _ROW = 4
 """Lines in a row that say the same, before it is said, or said to be over."""
@@ -21,6 +21,8 @@ _SLOW_CLOCK = 0.93
 _WORKS = 0.5
 """A device that is used less has no reason for its full clock."""
 _SAME_XID_S = 600.0
+_SLOW_LINK = 0.9
+"""Of what the link could be set to, or of its peers': the next lower setting is half."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +32,8 @@ class Finding:
     t: float
     """When it was found, by the node's clock."""
     kind: Kind
-    device: int
+    device: int | None
+    """None: it is the node's, and no device's."""
     cause: str
     whose: Whose = "device"
     is_over: bool = False
@@ -57,6 +60,7 @@ class DeviceJudge:
             *self._lasting(sample, "slowed", self._held_down(sample)),
             *self._lasting(sample, "slow_clock", self._behind_peers(sample)),
             *self._lasting(sample, "silent", self._without_answer(sample)),
+            *self._lasting(sample, "slow_pcie", *self._behind_on_pcie(sample)),
         ]
 
     def _driver_errors(self, sample: Sample) -> Iterator[Finding]:
@@ -104,12 +108,38 @@ class DeviceJudge:
                 found[device] = f"its clock is {clock:.0f} MHz, its peers' {median(peers):.0f}"
         return found
 
+    def _behind_on_pcie(self, sample: Sample) -> tuple[dict[int, str], set[int]]:
+        """What is wrong, and the devices of which the line says nothing.
+
+        A device at rest lowers its link, lawfully; so only those at work are looked at.
+        """
+        now, most, used = (
+            sample.devices.get(name, (None,) * len(sample.head.names))
+            for name in ("pcie_link_bytes_per_s", "pcie_link_most_bytes_per_s", "utilisation")
+        )
+        known = {
+            device: (speed, could)
+            for device, (speed, could, share) in enumerate(zip(now, most, used, strict=False))
+            if speed is not None and share is not None and share >= _WORKS
+        }
+        found = {}
+        for device, (speed, could) in known.items():
+            words = f"its PCIe link is set to {speed / 1e9:.1f} GB/s"
+            peers = [other for k, (other, _) in known.items() if k != device]
+            if could is not None and speed < _SLOW_LINK * could:
+                found[device] = f"{words}, and could be to {could / 1e9:.1f}"
+            elif len(peers) > 1 and speed < _SLOW_LINK * median(peers):
+                found[device] = f"{words}, its peers' to {median(peers) / 1e9:.1f}"
+        return found, set(range(len(sample.head.names))) - known.keys()
+
     def _without_answer(self, sample: Sample) -> dict[int, str]:
         return dict.fromkeys(sample.unanswered, "its counters do not answer")
 
-    def _lasting(self, sample: Sample, kind: Kind, now: dict[int, str]) -> Iterator[Finding]:
+    def _lasting(
+        self, sample: Sample, kind: Kind, now: dict[int, str], unknown: Collection[int] = ()
+    ) -> Iterator[Finding]:
         """What so many lines in a row say that the line before did not."""
-        for device in range(len(sample.head.names)):
+        for device in set(range(len(sample.head.names))).difference(unknown):
             key = (kind, device)
             is_turning = (device in now) != (key in self._said)
             self._rows[key] = self._rows.get(key, 0) + 1 if is_turning else 0
@@ -124,6 +154,42 @@ class DeviceJudge:
                 yield Finding(t=sample.t, kind=kind, device=device, cause=cause, is_over=True)
 
 
+class NetworkJudge:
+    """Of all nodes, by what their network's links are set to."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, int] = {}
+        self._said: dict[int, str] = {}
+
+    def look(self, t: float, speeds: Mapping[int, float | None]) -> dict[int, Finding]:
+        """Node rank -> what is new of it.
+
+        Args:
+            speeds: Node rank -> bits/s of all of its links; None: it does not say, which speaks
+                against nobody.
+        """
+        known = {node: speed for node, speed in speeds.items() if speed is not None}
+        found = {}
+        for node, speed in known.items():
+            peers = [other for k, other in known.items() if k != node]
+            is_slow = bool(peers) and speed < _SLOW_LINK * median(peers)
+            is_turning = is_slow != (node in self._said)
+            self._rows[node] = self._rows.get(node, 0) + 1 if is_turning else 0
+            if self._rows[node] < _ROW:
+                continue
+            self._rows[node] = 0
+            if is_slow:
+                self._said[node] = (
+                    f"its network links are set to {speed / 1e9:g} Gbit/s, its peers' to "
+                    f"{median(peers) / 1e9:g}"
+                )
+            cause = self._said[node] if is_slow else self._said.pop(node)
+            found[node] = Finding(
+                t=t, kind="slow_network", device=None, cause=cause, is_over=not is_slow
+            )
+        return found
+
+
 def verdict(findings: Sequence[tuple[int, str, Finding]]) -> list[str]:
     """What is wrong, or was, in a line each; none: nothing.
 
@@ -131,7 +197,8 @@ def verdict(findings: Sequence[tuple[int, str, Finding]]) -> list[str]:
         findings: With the node's rank and name, in order of time.
     """
     return [
-        f"node {rank} ({node}), device {found.device}: {found.cause}" + _whose(found)
+        f"node {rank} ({node}){'' if found.device is None else f', device {found.device}'}: "
+        f"{found.cause}{_whose(found)}"
         for rank, node, found in findings
         if not found.is_over
     ]

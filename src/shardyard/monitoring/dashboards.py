@@ -71,7 +71,7 @@ def _by(labels: str, metric: str, more: str = "") -> str:
 _STATE = 'shardyard_run_state{run_id="$run"}'
 _RANK = "node {{node}} rank {{local_rank}}"
 _LOSSES = (
-    ',kind=~"worker_lost|worker_hung|node_lost|node_left_out|straggler|'
+    ',kind=~"worker_lost|worker_hung|node_lost|node_left_out|straggler|slow_link|'
     'device_problem|program_error"'
 )
 

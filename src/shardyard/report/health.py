@@ -10,6 +10,8 @@ from shardyard.rundir.telemetry import nodes_with_telemetry
 from shardyard.units import format_seconds
 
 _MOST = 12
+_JUDGED = {"straggler": ("rank", "node", "what"), "slow_link": ("ranks",)}
+"""Kinds that the judge of ranks tells -> what names the same rank or link in its next event."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +43,14 @@ def health_of(record: RunRecord) -> Health:
     """What its events say; the newest dozen of many."""
     begun = record.attempts[0].events[0]["t"] if record.attempts[0].events else 0.0
     events = [event for attempt in record.attempts for event in attempt.events]
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for number, event in enumerate(events):
+        if _is_problem(event):
+            alike.setdefault(_place(event), []).append(number)
     told = [
-        f"{describe(event)}, from {_since(event, begun)} on{_until(event, events[number:], begun)}"
-        for number, event in enumerate(events)
-        if _is_problem(event)
+        f"{describe(events[first])}{_more(len(more))}, from {_since(events[first], begun)} on"
+        f"{_until(events[first], events[first:], begun)}"
+        for first, *more in alike.values()
     ]
     limits = [str(event["reason"]) for event in record.all("data_limit")[-1:] if "reason" in event]
     return Health(
@@ -52,19 +58,29 @@ def health_of(record: RunRecord) -> Health:
     )
 
 
+def _place(event: Line) -> tuple[Any, ...]:
+    """Equal for ranks of one node that became slow in the same step, which are said in one line."""
+    if event["kind"] != "straggler":
+        return (id(event),)
+    return tuple(event.get(key) for key in ("attempt", "generation", "node", "step", "what"))
+
+
+def _more(ranks: int) -> str:
+    return f" (and {ranks} more rank{'' if ranks == 1 else 's'} there)" if ranks else ""
+
+
 def _is_problem(event: Line) -> bool:
-    if event["kind"] == "straggler":
+    if event["kind"] in _JUDGED:
         return not event.get("is_over")
     return event["kind"] in ("device_problem", "program_error", "node_left_out")
 
 
 def _until(event: Line, later: Sequence[Line], begun_t: float) -> str:
     """When it was over, if it was."""
-    same = ("rank", "node") if event["kind"] == "straggler" else ("node_rank", "device", "problem")
+    same = _JUDGED.get(event["kind"], ("node_rank", "device", "problem"))
+    end = event["kind"] if event["kind"] in _JUDGED else "device_well"
     for other in later:
-        is_end = other["kind"] == "device_well" or (
-            other["kind"] == "straggler" and other.get("is_over")
-        )
+        is_end = other["kind"] == end and (end == "device_well" or other.get("is_over"))
         if is_end and all(other.get(key) == event.get(key) for key in same):
             return f" until {_since(other, begun_t)}"
     return ""

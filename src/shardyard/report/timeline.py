@@ -27,13 +27,7 @@ def describe(event: Line) -> str:
     if kind in ("attempt_started", "rendezvous"):
         return _describe_workers(fields)
     if kind in ("worker_lost", "device_problem", "device_well", "program_error"):
-        node, cause = fields.get("node", "?"), fields.get("cause", "cause not known")
-        who = (
-            f"device {fields['device']}"
-            if "device" in fields
-            else f"rank {fields.get('rank', '?')}"
-        )
-        return f"{who} on {node}: {cause}"
+        return _describe_problem(fields)
     if kind == "worker_hung":
         who = "all ranks" if fields.get("rank") is None else f"rank {fields['rank']}"
         return f"{who} on {fields.get('node', '?')}: {fields.get('reason', 'reason not known')}"
@@ -43,10 +37,14 @@ def describe(event: Line) -> str:
         rank, node = fields.get("rank", "?"), fields.get("node", "?")
         compute_s, peers_s = fields.get("compute_s", 0.0), fields.get("peers_s", 0.0)
         over = ", no longer a straggler" if fields.get("is_over") else ""
+        over = ", so since the start" if fields.get("is_since_start") else over
+        does = "computes and waits for samples" if fields.get("what") == "data" else "computes"
         held_up = " on average, held up now and then" if fields.get("is_held_up") else ""
         mine, peers = f"{format_seconds(compute_s)} a step{held_up}", format_seconds(peers_s)
         times = f"{mine}, its peers {peers}"
-        return f"rank {rank} on {node}: computes {times}{over}"
+        return f"rank {rank} on {node}: {does} {times}{over}"
+    if kind == "slow_link":
+        return _describe_link(fields)
     if kind == "model_ready" and "seconds" in fields:
         return f"{fields.get('parameters', 0):,} parameters, {format_seconds(fields['seconds'])}"
     if kind in ("checkpoint_loaded", "snapshot_restored"):
@@ -70,6 +68,28 @@ def describe(event: Line) -> str:
             f"exit code {fields.get('exit_code', '?')}: {fields.get('reason', 'no reason given')}"
         )
     return _describe_rest(fields)
+
+
+def _describe_problem(fields: Line) -> str:
+    """Of a rank, of a device, or of a node's network."""
+    node, cause = fields.get("node", "?"), fields.get("cause", "cause not known")
+    if "device" in fields:
+        return f"device {fields['device']} on {node}: {cause}"
+    if "problem" in fields:
+        return f"{node}: {cause}"
+    return f"rank {fields.get('rank', '?')} on {node}: {cause}"
+
+
+def _describe_link(fields: Line) -> str:
+    ranks, nodes = fields.get("ranks") or ["?"], fields.get("nodes") or ["?"]
+    took_s, peers_s = fields.get("exchange_s", 0.0), fields.get("peers_s", 0.0)
+    over = ", no longer slow" if fields.get("is_over") else ""
+    over = ", so since the start" if fields.get("is_since_start") else over
+    return (
+        f"link of {len(ranks)} ranks from {ranks[0]} to {ranks[-1]} on {', '.join(nodes[:4])}"
+        f"{', ...' if len(nodes) > 4 else ''}: collectives take {format_seconds(took_s)} a step, "
+        f"those of its peers {format_seconds(peers_s)}{over}"
+    )
 
 
 def describe_interval(fields: Line) -> str:

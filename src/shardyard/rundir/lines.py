@@ -39,6 +39,7 @@ EVENT_KINDS = (
     "node_lost",
     "node_left_out",
     "straggler",
+    "slow_link",
     "data_limit",
     "device_problem",
     "device_well",

@@ -44,6 +44,12 @@ DEVICE_FIELDS = (
 )
 """Numbers of a device."""
 
+LINK_FIELDS = (
+    Field(name="pcie_link_bytes_per_s", title="What its PCIe link is set to"),
+    Field(name="pcie_link_most_bytes_per_s", title="What its PCIe link could be set to"),
+)
+"""Numbers of a device that rest for good: they are judged, and not drawn."""
+
 NODE_FIELDS = (
     Field(name="cpu_busy_cores", title="Cores at work"),
     Field(name="memory_available_bytes", title="Memory that programs could have"),

@@ -24,7 +24,7 @@ from typing import Any
 from shardyard.errors import StorageError
 from shardyard.health.device_judge import DeviceJudge
 from shardyard.rundir.lines import LineWriter
-from shardyard.rundir.telemetry import DEVICE_FIELDS, SLOWED_BY, Head, sample_of
+from shardyard.rundir.telemetry import DEVICE_FIELDS, LINK_FIELDS, SLOWED_BY, Head, sample_of
 from shardyard.telemetry.amd import open_amdsmi
 from shardyard.telemetry.counters import Counters, Device, Opens, Reading
 from shardyard.telemetry.gaudi import open_hlml
@@ -80,7 +80,7 @@ class Devices:
         readings = [watched.take() for watched in self._watched]
         columns = {
             field.name: [_short(getattr(r or Reading(), field.name)) for r in readings]
-            for field in DEVICE_FIELDS
+            for field in (*DEVICE_FIELDS, *LINK_FIELDS)
         }
         told: dict[str, Any] = {"devices": {k: v for k, v in columns.items() if _any(v)}}
         if any(r is not None and r.slowed_by for r in readings):

@@ -21,6 +21,10 @@ class Reading:
     pcie_received_bytes: int | None = None
     nvlink_sent_bytes: int | None = None
     nvlink_received_bytes: int | None = None
+    pcie_link_bytes_per_s: int | None = None
+    """What its link is set to now, one way; a device at rest may lower it."""
+    pcie_link_most_bytes_per_s: int | None = None
+    """What it and its slot could be set to."""
     slowed_by: str | None = None
     """Why its clock is held down, beyond what is usual; empty: it is not."""
 

@@ -7,6 +7,7 @@ watches the link for 20 ms each time.
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from shardyard.hardware.visible import named_devices
@@ -20,6 +21,13 @@ _SLOWED_BY = {
 }
 """Bits of nvmlClocksEventReasons that no healthy device has for long. The power cap (0x4) is usual
 at full load."""
+
+_LANE_BYTES_PER_S = {
+    1: 250_000_000, 2: 500_000_000, 3: 984_615_385, 4: 1_969_230_769, 5: 3_938_461_538,
+    6: 7_562_500_000,
+}  # fmt: skip
+"""Of one lane of a PCIe generation, one way: 2.5, 5, 8, 16, 32, 64 GT/s less their coding (8b/10b;
+128b/130b; 242 of 256 bytes of a flit). Source: PCI Express Base Specification 6.0."""
 
 _ALL_LINKS = 0xFFFFFFFF
 """As the scope of a field: the sum over a device's links."""
@@ -64,6 +72,7 @@ class Nvml:
         self._handles = handles
         self._lacks: list[set[str]] = [set() for _ in handles]
         """Of each device, the questions that it does not answer."""
+        self._most: dict[int, int | None] = {}
         self._errors = self._listen()
 
     @property
@@ -100,6 +109,8 @@ class Nvml:
             ),
             power_w=None if milliwatts is None else milliwatts / 1000,
             slowed_by=None if reasons is None else _slowed_by(reasons),
+            pcie_link_bytes_per_s=self._pcie_link(index, "Curr"),
+            pcie_link_most_bytes_per_s=self._pcie_most(index),
             **fields,
         )
 
@@ -124,6 +135,22 @@ class Nvml:
         except nvml.NVMLError:
             return None
         return events
+
+    def _pcie_most(self, index: int) -> int | None:
+        """Asked once: it does not change while the driver is loaded."""
+        if index not in self._most:
+            self._most[index] = self._pcie_link(index, "Max")
+        return self._most[index]
+
+    def _pcie_link(self, index: int, which: str) -> int | None:
+        nvml, handle = self._nvml, self._handles[index]
+        parts = []
+        for part in ("Generation", "Width"):
+            function = getattr(nvml, f"nvmlDeviceGet{which}PcieLink{part}")
+            parts.append(self._ask(index, f"pcie {which} {part}", partial(function, handle)))
+        generation, lanes = parts
+        lane = _LANE_BYTES_PER_S.get(generation)
+        return None if lane is None or not lanes else lane * lanes
 
     def _memory(self, handle: Any) -> Any:
         return self._nvml.nvmlDeviceGetMemoryInfo(handle)

@@ -4,7 +4,8 @@
 `FAKE_NVML` names a JSON file that is read anew when it changes, so that a test can say what the
 devices do from now on: {"devices": 8, "call_s": 0.0001, "hang": [3], "raise": [2],
 "lacks": ["power"], "still": [1], "clocks": {"0": 900}, "reasons": {"0": 64}, "xid": [[5, 79]],
-"no_driver": true}. Each question sleeps for `call_s`, as a real one does in the driver.
+"pcie": {"0": [3, 8]}, "no_driver": true}. Each question sleeps for `call_s`, as a real one does in
+the driver.
 """
 
 import json
@@ -128,6 +129,24 @@ def nvmlDeviceGetPowerUsage(handle: int) -> int:
 def nvmlDeviceGetCurrentClocksEventReasons(handle: int) -> int:
     world = _asked("reasons", handle)
     return int(world.get("reasons", {}).get(str(handle), 0x4))
+
+
+def nvmlDeviceGetCurrPcieLinkGeneration(handle: int) -> int:
+    return int(_asked("pcie", handle).get("pcie", {}).get(str(handle), [5, 16])[0])
+
+
+def nvmlDeviceGetCurrPcieLinkWidth(handle: int) -> int:
+    return int(_asked("pcie", handle).get("pcie", {}).get(str(handle), [5, 16])[1])
+
+
+def nvmlDeviceGetMaxPcieLinkGeneration(handle: int) -> int:
+    _asked("pcie", handle)
+    return 5
+
+
+def nvmlDeviceGetMaxPcieLinkWidth(handle: int) -> int:
+    _asked("pcie", handle)
+    return 16
 
 
 def nvmlDeviceGetFieldValues(handle: int, ids: list[tuple[int, int]]) -> list[Any]:

@@ -1,0 +1,113 @@
+"""A rule of the recipe has the others go on without a node, within bounds, and says so."""
+
+from typing import Any, get_args
+
+import pytest
+
+from shardyard.config.schema import LeaveOutFor
+from shardyard.elastic.crash_loop import Restarts
+from shardyard.elastic.leave_out import Verdicts
+from shardyard.elastic.notices import Node
+from shardyard.elastic.straggler import Straggler
+from shardyard.elastic.verdict_rules import SLOW_RANK, VerdictRules
+from shardyard.health import device_judge
+from shardyard.health.rank_judge import Slowness
+
+NODES = [Node(f"n{rank}", rank) for rank in range(3)]
+XID = {"node": "n1", "node_rank": 1, "device": 4, "problem": "xid", "cause": "XID 79: fell off"}
+
+
+class Board:
+    """The notices of a generation."""
+
+    def __init__(self) -> None:
+        self.nodes = NODES
+        self.told: list[dict[str, Any]] = []
+
+    def decide(self, kind: str, entries: list[dict[str, Any]]) -> None:
+        assert kind == "left_out" and not self.told
+        self.told = entries
+
+    def decided(self, kind: str) -> list[dict[str, Any]]:
+        assert kind == "left_out"
+        return self.told
+
+
+def rules(*names: str, min_nodes: int = 2) -> VerdictRules:
+    return VerdictRules(names, Verdicts(Restarts(3), min_nodes=min_nodes))
+
+
+def straggler(factor: float = 2.0, **differs: Any) -> Straggler:
+    fields = {
+        "what": "compute", "ranks": (2,), "step": 80, "factor": factor, "took_s": 0.2,
+        "peers_s": 0.1, "is_over": False, "is_since_start": False, "is_held_up": False,
+    }  # fmt: skip
+    return Straggler(slowness=Slowness(**{**fields, **differs}), nodes=("n2",))
+
+
+def test_each_verdict_that_names_a_node_can_be_a_rule() -> None:
+    assert {*get_args(LeaveOutFor)} == {*get_args(device_judge.Kind), SLOW_RANK}
+
+
+def test_a_device_that_a_rule_names_has_its_node_left_out_once() -> None:
+    board, two = Board(), rules("ecc", "xid")
+    assert two.on_device("device_problem", XID, board, NODES) == ""  # type: ignore[arg-type]
+    assert two.decided(board) == (NODES[1], "device 4: XID 79: fell off", "xid")  # type: ignore[arg-type]
+    other = {**XID, "node_rank": 2, "problem": "ecc"}
+    assert two.on_device("device_problem", other, board, NODES) == ""  # type: ignore[arg-type]
+    assert board.told[0]["node_rank"] == 1  # the others drain already
+    assert two.words == "elastic.leave_out_for=[ecc, xid]"
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [("device_problem", {"problem": "slowed"}), ("device_well", {}), ("program_error", {}),
+     ("device_problem", {"node_rank": 7})],
+)  # fmt: skip
+def test_what_no_rule_names_or_is_over_or_the_programs_leaves_nobody_out(
+    kind: str, problem: dict[str, Any]
+) -> None:
+    board = Board()
+    assert rules("xid").on_device(kind, {**XID, **problem}, board, NODES) == ""  # type: ignore[arg-type]
+    assert board.told == [] and rules("xid").decided(board) is None  # type: ignore[arg-type]
+
+
+def test_a_slow_rank_leaves_only_where_the_others_are_quicker_without_it() -> None:
+    board, one = Board(), rules("slow_rank")
+    words = "a step takes 1.40 times as long with it, and 1.50 times without it on 2 of 3 nodes"
+    assert one.on_straggler(straggler(1.4), NODES[2], board, NODES) == words  # type: ignore[arg-type]
+    assert board.told == []
+    assert one.on_straggler(straggler(1.6), NODES[2], board, NODES) == ""  # type: ignore[arg-type]
+    assert board.told == [
+        {
+            "node_rank": 2,
+            "verdict": "slow_rank",
+            "cause": "rank 2 is a straggler, 1.6 times as slow",
+        }
+    ]
+
+
+@pytest.mark.parametrize("differs", [{"is_over": True}, {"what": "data"}, {"what": "link"}])
+def test_a_rank_that_is_well_or_waits_for_samples_or_a_link_is_not_left_out(
+    differs: dict[str, Any],
+) -> None:
+    board = Board()
+    told = straggler(9.0, **differs)
+    assert rules("slow_rank").on_straggler(told, NODES[2], board, NODES) == ""  # type: ignore[arg-type]
+    assert board.told == []
+
+
+def test_it_stays_where_too_few_are_left_and_within_an_hour_of_another_one() -> None:
+    board, all_needed = Board(), rules("xid", min_nodes=3)
+    why = all_needed.on_device("device_problem", XID, board, NODES)  # type: ignore[arg-type]
+    assert why == "elastic.min_nodes=3 needs all 3 nodes"
+    verdicts = Verdicts(Restarts(3), min_nodes=1)
+    verdicts.held.leave_out(NODES[0])
+    spent = VerdictRules(("xid",), verdicts)
+    why = spent.on_device("device_problem", XID, board, NODES[1:])  # type: ignore[arg-type]
+    assert why == "node 0 (n0) was within the last hour" and board.told == []
+
+
+def test_without_rules_the_store_is_not_even_asked() -> None:
+    assert rules().decided(None) is None  # type: ignore[arg-type]
+    assert rules().on_device("device_problem", XID, None, NODES) == ""  # type: ignore[arg-type]
