@@ -1,4 +1,4 @@
-"""What moves on a terminal: a bar while an attempt trains, a bar while files come.
+"""What moves on a terminal: a bar while an attempt trains, while files come, while a model is dry-run.
 
 Where stderr is no terminal, the plain lines that control/ says take their place.
 """
@@ -24,6 +24,8 @@ from shardyard.config.resolved import Resolved
 from shardyard.config.tasks import unit_of
 from shardyard.control.bring import said_progress
 from shardyard.control.follow import View, describe_scores, describe_step, said
+from shardyard.control.plan import said_phase
+from shardyard.planner.dry_run import Told as ToldPhase
 from shardyard.printable import printable
 from shardyard.transfer.receive import Told
 
@@ -56,6 +58,25 @@ def bytes_progress(total_bytes: int) -> Iterator[Told]:
 
         def show(name: str, size: int) -> None:
             bar.update(task, description=printable(Path(name).name), advance=size)
+
+        yield show
+
+
+@contextmanager
+def phases_progress() -> Iterator[ToldPhase]:
+    """A bar on a terminal, which goes away with the last phase; a line each elsewhere."""
+    console = Console(file=sys.stderr)
+    if not console.is_terminal:
+        yield said_phase
+        return
+    with Progress(
+        SpinnerColumn(), BarColumn(bar_width=_BAR_WIDTH), MofNCompleteColumn(),
+        TextColumn("{task.description}", markup=False), console=console, transient=True,
+    ) as bar:  # fmt: skip
+        task = bar.add_task("", total=None)
+
+        def show(phase: str, done: int, of: int) -> None:
+            bar.update(task, description=printable(phase), completed=done, total=of or None)
 
         yield show
 

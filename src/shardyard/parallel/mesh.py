@@ -1,11 +1,4 @@
-"""The device mesh: which rank is where on each axis.
-
-Ranks count like digits, the last axis fastest: ``pp, dp_replicate, dp_shard, cp, tp``. So the ranks
-of a tensor group are neighbours (they talk most), those of a shard group are near (gathers stay
-inside a node as far as the degree allows), and only gradients of replicas and activations between
-stages cross nodes. Parameters are split over dp_shard and cp together: ranks of a context group
-hold the same weights, like ranks that read other samples. ``ep`` takes its ranks from those two.
-"""
+"""The device mesh: which rank is where on each axis, as ``config/ranks.py`` numbers them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,6 +8,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from shardyard.config.layout import Layout
+from shardyard.config.ranks import Shape, context_shape, dense_shape, expert_shape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,20 +79,16 @@ def names_on_all_stages(names: Iterable[str], mesh: Mesh) -> set[str]:
 
 def build_mesh(layout: Layout, device_type: str) -> Mesh:
     """The meshes of a layout. All ranks call it together."""
-    fsdp = layout.dp_shard * layout.cp
-    dense = init_device_mesh(
-        device_type,
-        (layout.pp, layout.dp_replicate, fsdp, layout.tp),
-        mesh_dim_names=("pp", "dp_replicate", "fsdp", "tp"),
-    )
+    dense = _mesh(device_type, dense_shape(layout))
     experts = context = None
     if layout.ep > 1:
-        experts = init_device_mesh(
-            device_type,
-            (layout.pp, layout.dp_replicate, fsdp // layout.ep, layout.ep, layout.tp),
-            mesh_dim_names=("pp", "dp_replicate", "expert_shard", "ep", "tp"),
-        )
+        experts = _mesh(device_type, expert_shape(layout))
     if layout.cp > 1:
-        ranks = torch.arange(layout.world_size).view(-1, layout.cp, layout.tp)
-        context = DeviceMesh(device_type, ranks, mesh_dim_names=("others", "cp", "tp"))
+        shape = context_shape(layout)
+        ranks = torch.arange(layout.world_size).view(*shape.values())
+        context = DeviceMesh(device_type, ranks, mesh_dim_names=tuple(shape))
     return Mesh(layout=layout, dense=dense, experts=experts, context=context)
+
+
+def _mesh(device_type: str, shape: Shape) -> DeviceMesh:
+    return init_device_mesh(device_type, tuple(shape.values()), mesh_dim_names=tuple(shape))

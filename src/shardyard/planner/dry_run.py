@@ -1,15 +1,17 @@
 """What a rank would allocate, asked of the real model on fake devices, in a process of its own.
 
-The question needs torch, which the control half never imports; the answer is one line of JSON
-(`train/dry_run.py`). It is slower than ``planner/memory.py`` by a factor of a hundred thousand, and
+The question needs torch, which the control half never imports; the answer is one line of JSON, and
+before it stands a line for each phase (`train/dry_run.py`). It is slower than ``planner/memory.py`` by a factor of a hundred thousand, and
 what that is checked against.
 """
 
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from threading import Event, Timer
 from typing import Any
 
 from shardyard.config.layout import Layout
@@ -21,6 +23,11 @@ from shardyard.families.shape import ModelShape
 _PROGRAM = (sys.executable, "-m", "shardyard.train.dry_run")
 _TIMEOUT_S = 900.0
 """A block takes about 0.1 s: the deepest models need a minute, on a busy machine several."""
+
+
+Told = Callable[[str, int, int], None]
+"""Is told of each phase as it begins: its name, how many there were before it, and of how many; 0:
+not known yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +79,7 @@ def dry_run(
     shape: ModelShape,
     layout: Layout,
     *,
+    told: Told | None = None,
     program: Sequence[str] = _PROGRAM,
 ) -> DryRun:
     """Take one step of the real model without devices: what rank 0 allocates, which holds most.
@@ -79,6 +87,7 @@ def dry_run(
     Args:
         recipe: Without any ``auto`` in data, optim, precision and memory.
         layout: Wins over the degrees in ``recipe.parallel``.
+        told: None: nobody is told how far it is.
         program: What answers.
 
     Raises:
@@ -91,25 +100,65 @@ def dry_run(
         "shape": shape.to_dict(),
         "layout": asdict(layout),
     }
+    output = _output(program, json.dumps(request), told or _untold)
     try:
-        answer = subprocess.run(
-            program,
-            input=json.dumps(request),
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=True,
-        )
-        return DryRun.from_json(json.loads(answer.stdout.splitlines()[-1]))
-    except subprocess.TimeoutExpired as error:
-        raise _failed(f"gave no answer in {_TIMEOUT_S:.0f} s") from error
-    except subprocess.CalledProcessError as error:
-        if error.returncode == RequestError.exit_code and error.stderr.strip():
-            raise RequestError(error.stderr.strip()) from error
-        lines = error.stderr.strip().splitlines() or ["no output"]
-        raise _failed(f"failed with exit code {error.returncode}: {lines[-1]}") from error
+        return DryRun.from_json(json.loads(output))
     except (ValueError, TypeError, KeyError, IndexError) as error:
         raise _failed("gave an answer that is no description of memory") from error
+
+
+def _untold(_phase: str, _done: int, _of: int) -> None:
+    pass
+
+
+def _output(program: Sequence[str], request: str, told: Told) -> str:
+    """The last line of what the program prints; those of phases are told as they come."""
+    told("starting torch", 0, 0)
+    last, is_late = "", Event()
+    with tempfile.TemporaryFile("w+") as asked, tempfile.TemporaryFile("w+") as said:
+        asked.write(request)
+        asked.seek(0)
+        with subprocess.Popen(
+            program, stdin=asked, stdout=subprocess.PIPE, stderr=said, text=True
+        ) as process:
+
+            def end() -> None:
+                is_late.set()
+                process.kill()
+
+            limit = Timer(_TIMEOUT_S, end)
+            limit.start()
+            try:
+                assert process.stdout is not None  # it was asked for
+                for line in process.stdout:
+                    if (phase := _phase(line)) is None:
+                        last = line
+                    else:
+                        told(*phase)
+            except BaseException:  # Ctrl-C
+                process.kill()
+                raise
+            finally:
+                limit.cancel()
+        said.seek(0)
+        words = said.read().strip()
+    if is_late.is_set():
+        raise _failed(f"gave no answer in {_TIMEOUT_S:.0f} s")
+    if process.returncode == RequestError.exit_code and words:
+        raise RequestError(words)
+    if process.returncode:
+        end_line = (words.splitlines() or ["no output"])[-1]
+        raise _failed(f"failed with exit code {process.returncode}: {end_line}")
+    return last
+
+
+def _phase(line: str) -> tuple[str, int, int] | None:
+    """What a line says of the phase that begins; None: it is no such line."""
+    try:
+        content = json.loads(line)
+        return content["phase"], content["done"], content["of"]
+    except (ValueError, TypeError, KeyError):
+        return None
 
 
 def _refuse_untrainable(recipe: Recipe, layout: Layout) -> None:

@@ -90,13 +90,20 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Enter it inside a FakeTensorMode, build and step, then ask for the peaks."""
 
     def __init__(
-        self, *, vocab_size: int, tokens: int, micro_batches: int, chunk: int | None = None
+        self,
+        *,
+        vocab_size: int,
+        tokens: int,
+        micro_batches: int,
+        chunk: int | None = None,
+        told: Callable[[Phase], None] = lambda _phase: None,
     ) -> None:
         """Args:
         vocab_size: Entries of the vocabulary: logits are known by their shape.
         tokens: Of one micro-batch, those with logits.
         chunk: Tokens of a chunk of the loss, the last of which may have fewer.
         micro_batches: Of the step; after the last backward pass comes the optimizer.
+        told: Is told of each phase of the step as it begins.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self.operators: set[str] = set()
@@ -108,6 +115,7 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Of each event."""
         self._live: dict[int, tuple[weakref.ref[Any], Allocation | None]] = {}
         self._phase = Phase(SET_UP, 0)
+        self._told = told
         self._stretch = 0
         self._is_recorded = False
         self._original_resize = torch.UntypedStorage.resize_
@@ -211,11 +219,17 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         recomputes = is_backward and is_recorded != self._is_recorded
         if phase != self._phase or recomputes:
             self._stretch += 1
-        self._phase, self._is_recorded = phase, is_recorded
+        self._is_recorded = is_recorded
+        self._enter(phase)
+
+    def _enter(self, phase: Phase) -> None:
+        if phase != self._phase:
+            self._phase = phase
+            self._told(phase)
 
     def begin_step(self) -> None:
         """What follows is the first forward pass."""
-        self._phase = Phase(FORWARD, 1)
+        self._enter(Phase(FORWARD, 1))
         self._stretch += 1
 
     def _seen(self, tensor: Tensor, operator: str) -> None:
@@ -226,7 +240,7 @@ class AllocationLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         rows = tensor.numel() // max(1, tensor.shape[-1]) if tensor.dim() else 0
         is_logits = tensor.dim() > 0 and (rows, tensor.shape[-1]) in self._logits_shapes
         if is_logits and self._phase.name == FORWARD:
-            self._phase = Phase(LOSS, self._phase.micro_batch)
+            self._enter(Phase(LOSS, self._phase.micro_batch))
         allocation = self._born(storage, operator)
         if allocation is not None and is_logits:
             allocation.category = LOGITS

@@ -4,14 +4,15 @@ Everything is as in training (model, sharding, recompute, step, optimizer) excep
 sizes and no content, and that the other ranks do not exist: collectives return at once. Any world
 size runs in one process.
 
-Run as a program: a request (`planner/dry_run.py`) as JSON on stdin, the answer as one line of JSON.
+Run as a program: a request (`planner/dry_run.py`) as JSON on stdin, the answer as one line of JSON;
+before it a line for each phase as it begins, which says how far it is.
 """
 
 import gc
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -36,6 +37,7 @@ from shardyard.train.allocations import (
     PARAMETERS,
     SET_UP,
     AllocationLog,
+    Phase,
 )
 from shardyard.train.loss_scaling import LossScaling
 from shardyard.train.setup import averages_of, build_optimizer, build_sharded
@@ -43,8 +45,24 @@ from shardyard.train.state import OF_OPTIMIZER
 from shardyard.train.step import Stepper
 
 
+Told = Callable[[str, int, int], None]
+"""Is told of each phase as it begins: its name, how many there were before it, how many there are."""
+
+_OF_EACH_PASS = 3
+"""Forward, loss and backward."""
+
+
+def _untold(_phase: str, _done: int, _of: int) -> None:
+    pass
+
+
 def dry_run(
-    recipe: Recipe, shape: ModelShape, layout: Layout, *, most_passes: int = 2
+    recipe: Recipe,
+    shape: ModelShape,
+    layout: Layout,
+    *,
+    most_passes: int = 2,
+    told: Told = _untold,
 ) -> dict[str, Any]:
     """Build the model and take one step as rank 0, which holds most.
 
@@ -65,15 +83,19 @@ def dry_run(
         )
     started = time.monotonic()
     passes = min(most_passes, _passes(recipe, layout))
+    phases = _Phases(told, passes=passes)
+    phases.begin(f"building the model for {layout.world_size:,} ranks")
     chunk = recipe.memory.loss_chunk
     log = AllocationLog(
         vocab_size=-(-shape.vocab_size // layout.tp),
         tokens=_logits_rows(recipe, shape, layout),
         micro_batches=passes,
         chunk=chunk if isinstance(chunk, int) else None,
+        told=phases.of_step,
     )
     with _rank_0_of(layout.world_size):
         _take_a_step(recipe, shape, layout, log=log, passes=passes)
+    phases.begin("finding the peaks")
     moments = [asdict(peak) for peak in log.peaks() if peak.phase != SET_UP]
     return {
         "moments": moments,
@@ -82,6 +104,25 @@ def dry_run(
         "seconds": round(time.monotonic() - started, 3),
         "torch": torch.__version__,
     }
+
+
+class _Phases:
+    """Counts what has begun."""
+
+    def __init__(self, told: Told, *, passes: int) -> None:
+        self._told, self._passes = told, passes
+        self._of = 3 + _OF_EACH_PASS * passes  # the model, the optimizer step, the peaks
+        self._begun = 0
+
+    def begin(self, name: str) -> None:
+        """Say that a phase begins."""
+        self._told(name, self._begun, self._of)
+        self._begun += 1
+
+    def of_step(self, phase: Phase) -> None:
+        """The same of a phase of the step."""
+        which = f", micro-batch {phase.micro_batch} of {self._passes}" if phase.micro_batch else ""
+        self.begin(f"{phase.name}{which}")
 
 
 @contextmanager
@@ -171,12 +212,17 @@ def main() -> int:
             Recipe.model_validate(request["recipe"]),
             ModelShape(**request["shape"]),
             Layout(**request["layout"]),
+            told=_tell,
         )
     except ShardyardError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     print(json.dumps(answer))
     return 0
+
+
+def _tell(phase: str, done: int, of: int) -> None:
+    print(json.dumps({"phase": phase, "done": done, "of": of}), flush=True)
 
 
 if __name__ == "__main__":

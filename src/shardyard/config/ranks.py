@@ -1,0 +1,140 @@
+"""Which rank is where on each axis of a layout: the one place that numbers ranks.
+
+Ranks count like digits, the last axis fastest: ``pp, dp_replicate, dp_shard, cp, tp``. So the ranks
+of a tensor group are neighbours (they talk most), those of a shard group are near (gathers stay
+inside a node as far as the degree allows), and only gradients of replicas and activations between
+stages cross nodes. Parameters are split over dp_shard and cp together: ranks of a context group
+hold the same weights, like ranks that read other samples. ``ep`` takes its ranks from those two.
+
+The training half builds its meshes of these shapes (``parallel/mesh.py``); a plan prints them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from shardyard.config.layout import Layout
+
+Shape = dict[str, int]
+"""Name of each axis of a mesh and its degree, the slowest first."""
+
+
+def dense_shape(layout: Layout) -> Shape:
+    """The mesh where most parameters live; ``fsdp`` is dp_shard x cp."""
+    return {
+        "pp": layout.pp,
+        "dp_replicate": layout.dp_replicate,
+        "fsdp": layout.dp_shard * layout.cp,
+        "tp": layout.tp,
+    }
+
+
+def expert_shape(layout: Layout) -> Shape:
+    """The mesh of experts: expert_shard x ep is the ``fsdp`` of the dense one."""
+    fsdp = layout.dp_shard * layout.cp
+    return {
+        "pp": layout.pp,
+        "dp_replicate": layout.dp_replicate,
+        "expert_shard": fsdp // layout.ep,
+        "ep": layout.ep,
+        "tp": layout.tp,
+    }
+
+
+def context_shape(layout: Layout) -> Shape:
+    """The mesh in which ranks of one sample find each other."""
+    others = layout.world_size // (layout.cp * layout.tp)
+    return {"others": others, "cp": layout.cp, "tp": layout.tp}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """One axis of a layout: its ranks are split into groups of ``degree``, ``stride`` apart."""
+
+    name: str
+    """As settings call it; with cp ``dp_shard x cp``, over both of which parameters are split."""
+    degree: int
+    stride: int
+
+    def place(self, rank: int) -> int:
+        """Where a rank is in its group, from 0."""
+        return rank // self.stride % self.degree
+
+    def group(self, rank: int) -> int:
+        """Which group a rank is in; groups count by their first rank."""
+        return rank // (self.stride * self.degree) * self.stride + rank % self.stride
+
+    def ranks(self, group: int) -> range:
+        """The ranks of a group, in the order of their places."""
+        first = group // self.stride * self.stride * self.degree + group % self.stride
+        return range(first, first + self.stride * self.degree, self.stride)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """All ranks of a layout: on which node and device each is, and where on each axis."""
+
+    layout: Layout
+    devices_per_node: int
+
+    @property
+    def count(self) -> int:
+        """All of them."""
+        return self.layout.world_size
+
+    @property
+    def nodes(self) -> int:
+        """That they are on."""
+        return -(-self.count // self.devices_per_node)
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """Those that are split, the slowest first."""
+        layout = self.layout
+        dense, experts = dense_shape(layout), expert_shape(layout)
+        shards = "dp_shard x cp" if layout.cp > 1 else "dp_shard"
+        found = [_axis(dense, "pp"), _axis(dense, "dp_replicate"), _axis(dense, "fsdp", shards)]
+        found.append(_axis(context_shape(layout), "cp"))
+        if layout.ep > 1:
+            found += [_axis(experts, "expert_shard"), _axis(experts, "ep")]
+        found.append(_axis(dense, "tp"))
+        return tuple(axis for axis in found if axis.degree > 1)
+
+    def node(self, rank: int) -> int:
+        """The node that a rank is on, from 0."""
+        return rank // self.devices_per_node
+
+    def device(self, rank: int) -> int:
+        """The device of its node that a rank computes on, from 0."""
+        return rank % self.devices_per_node
+
+    def on_node(self, node: int) -> range:
+        """The ranks of a node."""
+        first = node * self.devices_per_node
+        return range(first, min(first + self.devices_per_node, self.count))
+
+    def nodes_of(self, axis: Axis) -> int:
+        """Most nodes that one group of an axis is on."""
+        groups = range(self.count // axis.degree)
+        return max(len({self.node(rank) for rank in axis.ranks(group)}) for group in groups)
+
+    def to_json(self) -> Iterator[dict[str, Any]]:
+        """One object a rank: its node and device, its group and place on each split axis."""
+        axes = self.axes
+        for rank in range(self.count):
+            yield {
+                "rank": rank,
+                "node": self.node(rank),
+                "device": self.device(rank),
+                "axes": {
+                    axis.name: {"group": axis.group(rank), "place": axis.place(rank)}
+                    for axis in axes
+                },
+            }
+
+
+def _axis(shape: Shape, name: str, called: str = "") -> Axis:
+    degrees = list(shape.values())
+    after = list(shape).index(name) + 1
+    return Axis(name=called or name, degree=shape[name], stride=prod(degrees[after:]))
