@@ -1,4 +1,4 @@
-"""What moves on a terminal: a bar while an attempt trains, while files come, while a model is dry-run.
+"""What moves on a terminal: a bar while an attempt trains, files come, or a model is dry-run.
 
 Where stderr is no terminal, the plain lines that control/ says take their place.
 """

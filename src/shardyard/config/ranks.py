@@ -116,8 +116,14 @@ class Ranks:
 
     def nodes_of(self, axis: Axis) -> int:
         """Most nodes that one group of an axis is on."""
-        groups = range(self.count // axis.degree)
-        return max(len({self.node(rank) for rank in axis.ranks(group)}) for group in groups)
+        each, block = self.devices_per_node, axis.stride * axis.degree
+        if axis.stride >= each:
+            return axis.degree
+        # where groups begin in a node comes again after so many blocks
+        blocks = min(each, self.count // block)
+        firsts = (b * block + first for b in range(blocks) for first in range(axis.stride))
+        reach = block - axis.stride
+        return max((first + reach) // each - first // each + 1 for first in firsts)
 
     def to_json(self) -> Iterator[dict[str, Any]]:
         """One object a rank: its node and device, its group and place on each split axis."""

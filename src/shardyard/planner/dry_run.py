@@ -1,8 +1,8 @@
 """What a rank would allocate, asked of the real model on fake devices, in a process of its own.
 
 The question needs torch, which the control half never imports; the answer is one line of JSON, and
-before it stands a line for each phase (`train/dry_run.py`). It is slower than ``planner/memory.py`` by a factor of a hundred thousand, and
-what that is checked against.
+before it stands a line for each phase (`train/dry_run.py`). It is slower than
+``planner/memory.py`` by a factor of a hundred thousand, and what that is checked against.
 """
 
 import json

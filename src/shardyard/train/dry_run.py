@@ -44,9 +44,8 @@ from shardyard.train.setup import averages_of, build_optimizer, build_sharded
 from shardyard.train.state import OF_OPTIMIZER
 from shardyard.train.step import Stepper
 
-
 Told = Callable[[str, int, int], None]
-"""Is told of each phase as it begins: its name, how many there were before it, how many there are."""
+"""Is told of each phase as it begins: its name, how many were before it, how many there are."""
 
 _OF_EACH_PASS = 3
 """Forward, loss and backward."""

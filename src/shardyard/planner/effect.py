@@ -1,0 +1,174 @@
+"""What a change of a recipe does to its plan, in words: the difference of two plans, term by term.
+
+Nothing is predicted here. Both plans are the planner's; what is said comes from their terms alone.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from shardyard.config.ranks import Ranks
+from shardyard.hardware.cluster import Cluster
+from shardyard.planner.plan import Plan
+from shardyard.units import format_bytes, format_seconds
+
+NOTABLE = 0.01
+"""Share of the plan's memory or step from which a difference is told."""
+
+_MOST = 3
+"""Terms that are named; the largest."""
+
+_AXES = {
+    "all-gather": "dp_shard",
+    "reduce-scatter": "dp_shard",
+    "all-reduce": "dp_replicate",
+    "tokens of tp": "tp",
+    "sums of tp": "tp",
+    "attention of cp": "cp",
+    "visits of ep": "ep",
+    "hidden states of pp": "pp",
+    "tied table of pp": "pp",
+}
+"""Traffic's term -> the axis that it goes over."""
+
+Change = tuple[str, float]
+"""Name of a term, and by how much it is larger than before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effect:
+    """What becomes of a plan."""
+
+    verdict: str
+    """Whether it helps, in a few words."""
+    why: tuple[str, ...]
+    """The terms that change: of memory, of what is sent, of the step."""
+
+    def words(self) -> str:
+        """All of it, as a line."""
+        return "; ".join((self.verdict, *self.why))
+
+
+def effect(now: Plan, then: Plan, cluster: Cluster | None) -> Effect:
+    """What another plan of the same model and batch changes, and why.
+
+    Args:
+        cluster: Its links are named; None: not known.
+    """
+    memory = (
+        _changes((t.name, t.bytes) for t in now.memory),
+        _changes((t.name, t.bytes) for t in then.memory),
+    )
+    why = [_memory(_difference(*memory, of=now.memory_bytes))]
+    if why[0] and now.memory_moment != then.memory_moment:
+        why.append(f"the peak is then {then.memory_moment}")
+    why += [_sent(now, then, cluster), _time(now, then)]
+    if then.fits in ("tight", "does not fit"):
+        why.append(then.fits_reason)
+    return Effect(verdict=verdict(now, then), why=tuple(part for part in why if part))
+
+
+def verdict(now: Plan, then: Plan) -> str:
+    """Whether a change helps: by what fits, then by memory and time together."""
+    if _is_same(now, then):
+        return "no other than this recipe"
+    fitted, fits = now.fits != "does not fit", then.fits != "does not fit"
+    if fitted != fits:
+        return "makes it fit" if fits else "does not fit"
+    lighter, heavier = _compared(then.device_bytes, now.device_bytes)
+    if now.step_s is None or then.step_s is None:
+        found = "takes less memory" if lighter else "takes more memory" if heavier else "no help"
+    else:
+        faster, slower = _compared(then.step_s, now.step_s)
+        found = _by_both(lighter, heavier, faster, slower)
+    return found if fits else f"{found}, and still does not fit"
+
+
+def _by_both(lighter: bool, heavier: bool, faster: bool, slower: bool) -> str:
+    if faster:
+        return "buys time with memory" if heavier else "faster"
+    if slower:
+        return "buys memory with time" if lighter else "does not help: slower"
+    if lighter:
+        return "less memory, no slower"
+    return "does not help: more memory" if heavier else "makes no difference"
+
+
+def _compared(then: float, now: float) -> tuple[bool, bool]:
+    """Whether it is notably less, and notably more."""
+    return then < now * (1 - NOTABLE), then > now * (1 + NOTABLE)
+
+
+def _is_same(now: Plan, then: Plan) -> bool:
+    return (now.layout, now.memory, now.time) == (then.layout, then.memory, then.time)
+
+
+def _changes(terms: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Sums by name: a plan may have a term twice."""
+    found: dict[str, float] = {}
+    for name, size in terms:
+        found[name] = found.get(name, 0) + size
+    return found
+
+
+def _difference(now: dict[str, float], then: dict[str, float], *, of: float) -> list[Change]:
+    """What is notably more or less, the largest first."""
+    names = list(dict.fromkeys((*now, *then)))
+    found = [(name, then.get(name, 0) - now.get(name, 0)) for name in names]
+    notable = [(name, more) for name, more in found if abs(more) > NOTABLE * of]
+    return sorted(notable, key=lambda change: -abs(change[1]))[:_MOST]
+
+
+def _memory(changes: Sequence[Change]) -> str:
+    less = [f"{format_bytes(-more)} of {name}" for name, more in changes if more < 0]
+    added = [f"{format_bytes(more)} of {name}" for name, more in changes if more > 0]
+    parts = [f"takes {_joined(less)} off each device"] if less else []
+    parts += [f"adds {_joined(added)} to each" if less else f"adds {_joined(added)} to each device"
+              for _ in added[:1]]  # fmt: skip
+    return ", ".join(parts)
+
+
+def _time(now: Plan, then: Plan) -> str:
+    if now.step_s is None or then.step_s is None:
+        return ""
+    reasons = {term.name: term.reason for term in (*now.time, *then.time)}
+    changes = _difference(
+        _changes((term.name, term.seconds) for term in now.time),
+        _changes((term.name, term.seconds) for term in then.time),
+        of=now.step_s,
+    )
+    each = [
+        f"{'+' if more > 0 else '-'}{format_seconds(abs(more))} of {name} ({reasons[name]})"
+        for name, more in changes
+    ]
+    return f"a step: {', '.join(each)}" if each else ""
+
+
+def _sent(now: Plan, then: Plan, cluster: Cluster | None) -> str:
+    """What each rank sends more or less in a step, and over which link."""
+    before = _changes((term.name, term.bytes) for term in now.communication)
+    after = _changes((term.name, term.bytes) for term in then.communication)
+    most = max(sum(before.values()), sum(after.values()))
+    parts = []
+    for name, more in _difference(before, after, of=most):
+        plan = then if more > 0 else now
+        size = f"{format_bytes(abs(more))} {'more' if more > 0 else 'less'}"
+        parts.append(f"{size} {name}{_over(plan, name, cluster)}")
+    return f"each rank sends {_joined(parts)} a step" if parts else ""
+
+
+def _over(plan: Plan, name: str, cluster: Cluster | None) -> str:
+    """The link that a term of traffic goes over."""
+    axis_name = _AXES.get(name)
+    if cluster is None or axis_name is None:
+        return ""
+    ranks = Ranks(layout=plan.layout, devices_per_node=cluster.reach)
+    for axis in ranks.axes:
+        if axis.name.partition(" ")[0] == axis_name:
+            within = ranks.nodes_of(axis) == 1
+            return f" over {(cluster.inside if within else cluster.between).name}"
+    return ""
+
+
+def _joined(parts: Sequence[str]) -> str:
+    *first, last = parts
+    return f"{', '.join(first)} and {last}" if first else last
