@@ -2,12 +2,14 @@
 
 import json
 import math
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
 import click
 
 from shardyard.cli.options import json_option, recipe_argument
+from shardyard.cli.plan_advice import show_advice
 from shardyard.cli.plan_tables import (
     show_day_prices,
     show_details,
@@ -23,6 +25,7 @@ from shardyard.control.plan import Prediction, predict
 from shardyard.errors import RequestError
 from shardyard.hardware.accelerator import Accelerator
 from shardyard.local_path import LocalPath
+from shardyard.planner.dry_run import Told
 from shardyard.planner.kernels import missing
 from shardyard.terminal import say, tell
 from shardyard.units import parse_seconds
@@ -56,7 +59,9 @@ class _AboveZero(click.ParamType[float]):
 @click.command()
 @recipe_argument
 @json_option
-@click.option("--details", is_flag=True, help="Show every term with its reason.")
+@click.option(
+    "--details", is_flag=True, help="Every term with its reason, ranks, levers, techniques."
+)
 @click.option("--page", type=LocalPath(path_type=Path, dir_okay=False), help="Write a page here.")
 @click.option(
     "--layouts",
@@ -107,17 +112,20 @@ def command(
 
     For the machines of cluster.instance or cluster.file, else for this machine. Needs no data.
     """
-    found = predict(
-        recipe,
-        layouts=best,
-        calibrate=calibrate,
-        dry_run_model=dry_run_model,
-        with_offers=wants_offers,
-        deadline_s=deadline,
-        budget_usd=budget,
-        critical_batch=critical_batch,
-        prices=prices,
-    )
+    with _progress(is_shown=dry_run_model and not as_json) as told:
+        found = predict(
+            recipe,
+            layouts=best,
+            calibrate=calibrate,
+            dry_run_model=dry_run_model,
+            told=told,
+            details=details,
+            with_offers=wants_offers,
+            deadline_s=deadline,
+            budget_usd=budget,
+            critical_batch=critical_batch,
+            prices=prices,
+        )
     if page is not None:
         _write_page(found.page(), page)
     if as_json:
@@ -132,6 +140,17 @@ def command(
         show_dry_run(found.plan, found.dry_run)
     if details:
         show_details(found.plan, found.why_steps)
+    if found.advice is not None:
+        show_advice(found.advice)
+
+
+def _progress(*, is_shown: bool) -> AbstractContextManager[Told | None]:
+    """How far a dry run is."""
+    if not is_shown:
+        return nullcontext()
+    from shardyard.cli.progress import phases_progress  # rich takes as long as a plan
+
+    return phases_progress()
 
 
 def _show(found: Prediction, *, critical_batch: float | None, details: bool) -> None:

@@ -5,7 +5,6 @@ are the same. What it was trained on, how long and where it was saved may differ
 """
 
 import json
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -14,6 +13,7 @@ from typing import Any
 from shardyard.config.resolved import settings_in
 from shardyard.config.schema import Recipe
 from shardyard.errors import ShardyardError
+from shardyard.planner.advice import Measured
 from shardyard.report.against_plan import median_tokens_per_s, memory_by_rank, steady
 from shardyard.report.run import read_run
 from shardyard.rundir.layout import RunDir
@@ -32,19 +32,6 @@ _SETTINGS = (
 )  # fmt: skip
 _SAID_OTHERWISE = ("parallel.strategy", "model.revision", "model.dir", "model.config")
 """Of these sections, what changes no speed, or stands in another setting too."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """What a run measured."""
-
-    run_id: str
-    steps: int
-    step_s: float
-    """Median, without the first step of each start."""
-    tokens_per_s: float | None
-    memory_bytes: int | None
-    """Most that tensors took on any rank; None: its device does not say."""
 
 
 class PastRuns:

@@ -8,23 +8,26 @@ from typing import Any, Literal
 from shardyard.cluster.day_prices import Asked, ask_prices, question, rate_for
 from shardyard.config.layout import Layout
 from shardyard.config.load import Source
+from shardyard.config.ranks import Ranks
 from shardyard.config.resolve import Preview
 from shardyard.config.schema import Parallel, Recipe
-from shardyard.control.request import Request, refuse_misfits, sources_of
-from shardyard.errors import RecipeError, RequestError
+from shardyard.control.advice import advise
+from shardyard.control.past_runs import PastRuns
+from shardyard.control.replan import Replanner, plan_of, refuse_unplannable
+from shardyard.control.request import Request, sources_of
+from shardyard.errors import RequestError
 from shardyard.families.shape import ModelShape
 from shardyard.hardware.cluster import Cluster
 from shardyard.hardware.machine import Machine
 from shardyard.hardware.prices import Rate
 from shardyard.hardware.probe import probe
+from shardyard.planner.advice import Advice
 from shardyard.planner.calibration import Calibration, combined, read_calibration
-from shardyard.planner.dry_run import DryRun, dry_run
-from shardyard.planner.images.image_recipe import uncounted
+from shardyard.planner.dry_run import DryRun, Told, dry_run
 from shardyard.planner.kernels import missing
 from shardyard.planner.kinds import Model, Work, memory_of, work_of, work_with
 from shardyard.planner.layouts import Candidate, Search, nodes_that_fit, search
 from shardyard.planner.offers import Offers, offers
-from shardyard.planner.phases import plan_phases
 from shardyard.planner.plan import (
     Plan,
     layout_name,
@@ -34,7 +37,7 @@ from shardyard.planner.plan import (
 from shardyard.planner.restart import Recovery
 from shardyard.planner.throughput import Price
 from shardyard.planner.workload import Workload
-from shardyard.talk import warn
+from shardyard.talk import say, warn
 
 ANY_INSTANCE = "p5.48xlarge"
 """Settles what `auto` depends on where --offers looks at all instance types anyway."""
@@ -63,6 +66,8 @@ class Prediction:
     """How many more samples the batch needs than a small one, of a critical batch."""
     day_prices: tuple[Asked, ...] = ()
     """What a node costs today, rented in each way; none: AWS was not asked."""
+    advice: Advice | None = None
+    """What each lever and technique would do, and who is which rank, where details are wanted."""
 
     def enough(self) -> tuple[int, Candidate] | None:
         """Where nothing fits: nodes on which something does, and what."""
@@ -93,6 +98,8 @@ class Prediction:
             content["dry_run"] = asdict(self.dry_run)
         if self.day_prices:
             content["day_prices"] = [each.to_json() for each in self.day_prices]
+        if self.advice is not None:
+            content["advice"] = self.advice.to_json()
         return content
 
     def page(self) -> str:
@@ -111,7 +118,13 @@ class Prediction:
         return plan_page(
             self.plan, search=self.search, offers=self.offers, bars=bars,
             title=f"Plan of {self.plan.model}", no_pictures=why_none,
+            advice=self.advice,
         )  # fmt: skip
+
+
+def said_phase(phase: str, done: int, of: int) -> None:
+    """Say how far a dry run is."""
+    say(f"dry run{f' {done + 1}/{of}' if of else ''}: {phase}")
 
 
 def predict(
@@ -120,6 +133,8 @@ def predict(
     layouts: int = 3,
     calibrate: Sequence[Path] = (),
     dry_run_model: bool = False,
+    told: Told | None = said_phase,
+    details: bool = False,
     with_offers: bool = False,
     deadline_s: float | None = None,
     budget_usd: float | None = None,
@@ -136,6 +151,8 @@ def predict(
         layouts: How many of the best layouts are looked for; 0: none.
         calibrate: Measured tables of collectives, step profiles, folders of runs.
         dry_run_model: Also build and step the real model on no device, in a process of its own.
+        told: Is told of each phase of that; None: nobody is.
+        details: Also plan each lever and technique (``Prediction.advice``); takes about a second.
         with_offers: Also compare all instance types; as a deadline or a budget does.
         deadline_s: The cheapest offer within it is looked for.
         budget_usd: The fastest offer within it is looked for.
@@ -150,24 +167,13 @@ def predict(
     request, preview, machine, assumed = _resolved(sources_of(recipe, overrides), is_open=is_open)
     settled, shape = preview.recipe, request.planned_model
     day_prices = _day_prices(settled, is_open=is_open) if prices == "aws" else ()
+    refuse_unplannable(request, preview)
     devices = settled.cluster.devices
     assert isinstance(devices, int)  # an instance and a machine both say how many
-    for phase in preview.of_phases:
-        refuse_misfits(phase.recipe, request.shape)
-        if request.network is not None and (problems := list(uncounted(phase.recipe))):
-            raise RecipeError(problems)
     cluster = planned_cluster(settled, machine, devices_per_node=devices)
     calibration = _calibration(calibrate, cluster)
-    plan = plan_phases(
-        preview.of_phases,
-        shape=shape,
-        world_size=settled.cluster.nodes * devices,
-        devices_per_node=devices,
-        machine=machine,
-        calibration=calibration,
-    )
-    if day_prices:
-        plan = _at_day_price(plan, rate_for(day_prices, _kind(settled)))
+    rate = rate_for(day_prices, _kind(settled)) if day_prices else None
+    plan = _priced(plan_of(request, preview, machine, calibration), rate)
     # layouts are looked for where most memory is needed
     needs_most = plan.phases.index(max(plan.phases, key=_memory)) if plan.phases else 0
     part = preview.of_phases[needs_most]
@@ -184,11 +190,34 @@ def predict(
         offers=_offers(workload, plan, settled, preview.why_steps, deadline_s, budget_usd)
         if is_open
         else None,
-        dry_run=_dry_run(settled, shape, plan.layout) if dry_run_model else None,
+        dry_run=_dry_run(settled, shape, plan.layout, told) if dry_run_model else None,
         cluster=cluster,
         assumed=assumed,
         samples_factor=None if critical_batch is None else plan.samples_factor(critical_batch),
         day_prices=day_prices,
+        advice=_advice(
+            Replanner(
+                request, settled, phase=needs_most, machine=machine, calibration=calibration,
+                priced=lambda again: _priced(again, rate),
+            ),
+            plan.phases[needs_most] if plan.phases else plan,
+            cluster,
+        )
+        if details and assumed is None
+        else None,
+    )  # fmt: skip
+
+
+def _advice(replanner: Replanner, plan: Plan, cluster: Cluster | None) -> Advice:
+    settled = replanner.settled
+    devices = settled.cluster.devices
+    assert isinstance(devices, int)  # it has been planned
+    return advise(
+        replanner,
+        plan,
+        cluster=cluster,
+        past=PastRuns(Path(settled.run.dir)),
+        ranks=Ranks(layout=plan.layout, devices_per_node=devices),
     )
 
 
@@ -221,22 +250,24 @@ def _day_prices(recipe: Recipe, *, is_open: bool) -> tuple[Asked, ...]:
     return tuple(ask_prices(question(cluster.instance, region=region, nodes=cluster.nodes)))
 
 
-def _at_day_price(plan: Plan, rate: Rate) -> Plan:
-    """The same plan, its nodes at another price."""
+def _priced(plan: Plan, rate: Rate | None) -> Plan:
+    """The same plan, its nodes at another price; None: at the table's."""
+    if rate is None:
+        return plan
     usd = rate.usd_per_hour
     price = Price(usd_per_hour=None if usd is None else usd * plan.nodes, source=rate.source)
     phases = tuple(replace(phase, price=price) for phase in plan.phases)
     return replace(plan, price=price, phases=phases)
 
 
-def _dry_run(recipe: Recipe, model: Model, layout: Layout) -> DryRun:
+def _dry_run(recipe: Recipe, model: Model, layout: Layout, told: Told | None) -> DryRun:
     if not isinstance(model, ModelShape):
         raise RequestError(
             "--dry-run-model steps a transformer on no device, and this is a network for images, "
             "which it does not build yet. Leave it out; the plan's memory is counted operator by "
             "operator."
         )
-    return dry_run(recipe, model, layout)
+    return dry_run(recipe, model, layout, told=told)
 
 
 def _memory(plan: Plan) -> int:

@@ -14,6 +14,9 @@ from shardyard.units import format_bytes, format_seconds
 NOTABLE = 0.01
 """Share of the plan's memory or step from which a difference is told."""
 
+SAME = "is what this recipe does"
+"""The verdict on a change that changes nothing."""
+
 _MOST = 3
 """Terms that are named; the largest."""
 
@@ -70,7 +73,7 @@ def effect(now: Plan, then: Plan, cluster: Cluster | None) -> Effect:
 def verdict(now: Plan, then: Plan) -> str:
     """Whether a change helps: by what fits, then by memory and time together."""
     if _is_same(now, then):
-        return "no other than this recipe"
+        return SAME
     fitted, fits = now.fits != "does not fit", then.fits != "does not fit"
     if fitted != fits:
         return "makes it fit" if fits else "does not fit"
@@ -85,7 +88,7 @@ def verdict(now: Plan, then: Plan) -> str:
 
 def _by_both(lighter: bool, heavier: bool, faster: bool, slower: bool) -> str:
     if faster:
-        return "buys time with memory" if heavier else "faster"
+        return "buys time with memory" if heavier else f"faster{' and less memory' * lighter}"
     if slower:
         return "buys memory with time" if lighter else "does not help: slower"
     if lighter:
@@ -122,8 +125,8 @@ def _memory(changes: Sequence[Change]) -> str:
     less = [f"{format_bytes(-more)} of {name}" for name, more in changes if more < 0]
     added = [f"{format_bytes(more)} of {name}" for name, more in changes if more > 0]
     parts = [f"takes {_joined(less)} off each device"] if less else []
-    parts += [f"adds {_joined(added)} to each" if less else f"adds {_joined(added)} to each device"
-              for _ in added[:1]]  # fmt: skip
+    if added:
+        parts.append(f"adds {_joined(added)}{'' if less else ' to each device'}")
     return ", ".join(parts)
 
 

@@ -84,15 +84,7 @@ def memory_bars(
     plan: Plan, search: Search | None, bars: Sequence[tuple[str, Memory]]
 ) -> tuple[Bar, ...]:
     """The plan's memory and that of the search's best, without the plan's own among them."""
-    drawn = [
-        Bar(
-            name=_planned_name(plan, search),
-            numbers=_memory_numbers(plan.memory_bytes, plan.reserved_bytes, plan.device_bytes),
-            parts=tuple((term.name, term.bytes) for term in plan.memory),
-            reserved=plan.reserved_bytes,
-            device=plan.device_bytes,
-        )
-    ]
+    drawn = [bars_of(_planned_name(plan, search), plan)[0]]
     best = search.best if search is not None else ()
     for place, (candidate, (name, needed)) in enumerate(zip(best, bars, strict=False), start=1):
         if not is_planned(candidate, plan):
@@ -114,9 +106,7 @@ def time_bars(plan: Plan, search: Search | None) -> tuple[Bar, ...]:
     """The plan's step and those of the search's best; empty where no speed can be said."""
     drawn: list[Bar] = []
     if plan.step_s is not None:
-        parts = tuple((term.name, term.seconds) for term in plan.time)
-        numbers = _time_numbers(parts, plan.speed.tokens_per_s, plan.units)
-        drawn.append(Bar(name=_planned_name(plan, search), numbers=numbers, parts=parts))
+        drawn.append(bars_of(_planned_name(plan, search), plan)[1])
     for place, candidate in enumerate(search.best if search is not None else (), start=1):
         if plan.step_s is not None and is_planned(candidate, plan):
             continue
@@ -129,6 +119,20 @@ def time_bars(plan: Plan, search: Search | None) -> tuple[Bar, ...]:
         numbers = _time_numbers(parts, candidate.tokens_per_s, plan.units)
         drawn.append(Bar(name=name, numbers=numbers, parts=parts))
     return tuple(drawn)
+
+
+def bars_of(name: str, plan: Plan) -> tuple[Bar, Bar]:
+    """A plan's memory and its step, under one name; without a speed the second has no parts."""
+    memory = Bar(
+        name=name,
+        numbers=_memory_numbers(plan.memory_bytes, plan.reserved_bytes, plan.device_bytes),
+        parts=tuple((term.name, term.bytes) for term in plan.memory),
+        reserved=plan.reserved_bytes,
+        device=plan.device_bytes,
+    )
+    parts = tuple((term.name, term.seconds) for term in plan.time)
+    numbers = _time_numbers(parts, plan.speed.tokens_per_s, plan.units) if parts else ""
+    return memory, Bar(name=name, numbers=numbers, parts=parts)
 
 
 def own_share(parts: Sequence[tuple[str, float]]) -> float:

@@ -6,11 +6,13 @@ may hold any text, so that everything shown passes through ``esc``.
 
 from collections.abc import Sequence
 
+from shardyard.planner.advice import Advice
 from shardyard.planner.failures import FailureOutlook
 from shardyard.planner.layouts import Candidate, Search, strength
 from shardyard.planner.memory import RULE_BYTES_PER_PARAMETER, Memory
 from shardyard.planner.offers import Offer, Offers
 from shardyard.planner.plan import Plan, layout_name
+from shardyard.report.advice_page import advice_sections
 from shardyard.report.markup import esc, render_page, render_section, render_table, swatch
 from shardyard.report.plan_bars import (
     MEMORY_COLOURS,
@@ -33,6 +35,7 @@ def plan_page(
     offers: Offers | None,
     title: str,
     bars: Sequence[tuple[str, Memory]] = (),
+    advice: Advice | None = None,
     no_pictures: str = "",
 ) -> str:
     """The whole page as text: no network, no script, nothing beside it.
@@ -40,6 +43,7 @@ def plan_page(
     Args:
         search: Its best layouts are drawn beside the plan.
         bars: Name and memory of each of ``search.best``, in its order.
+        advice: What each technique and lever would do; None: nobody asked.
         title: The page's first line.
         no_pictures: Why there are none; empty: they are drawn.
     """
@@ -49,6 +53,7 @@ def plan_page(
         _memory(plan),
         _time(plan),
         _layouts(plan, search),
+        *([] if advice is None else advice_sections(advice, has_picture=not no_pictures)),
         _failures(plan),
         _price(plan),
         _offers(offers, has_picture=not no_pictures),

@@ -36,8 +36,12 @@ _FAR = 3.0
 """A limit so many times above the widest bar is not drawn: the bars would be too small to read."""
 
 
-def draw_memory(bars: Sequence[Bar], limit_bytes: int | None) -> str:
-    """The bars as SVG, with ticks where reserved, the device's use and its limit are."""
+def draw_memory(bars: Sequence[Bar], limit_bytes: int | None, *, name: str = "plan-memory") -> str:
+    """The bars as SVG, with ticks where reserved, the device's use and its limit are.
+
+    Args:
+        name: Of the picture, no other of whose page has it.
+    """
     widest = _widest(bars)
     limit = limit_bytes if limit_bytes is not None and shows_limit(bars, limit_bytes) else None
     end = max(widest, limit or 0.0)
@@ -59,8 +63,8 @@ def draw_memory(bars: Sequence[Bar], limit_bytes: int | None) -> str:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g} {unit}"))
         axes.set_title("Memory of one rank")
 
-    svg = draw("plan-memory", paint, size_inches=_size(bars))
-    return _with_tooltips(svg, "plan-memory", bars, format_bytes)
+    svg = draw(name, paint, size_inches=_size(bars))
+    return _with_tooltips(svg, name, bars, format_bytes)
 
 
 def shows_limit(bars: Sequence[Bar], limit_bytes: int) -> bool:
@@ -68,8 +72,8 @@ def shows_limit(bars: Sequence[Bar], limit_bytes: int) -> bool:
     return limit_bytes <= _FAR * _widest(bars)
 
 
-def draw_time(bars: Sequence[Bar]) -> str:
-    """The bars as SVG."""
+def draw_time(bars: Sequence[Bar], *, name: str = "plan-time") -> str:
+    """The bars as SVG; ``name`` is as of ``draw_memory``."""
 
     def paint(axes: Axes) -> None:
         _stack(axes, bars, TIME_COLOURS, unit=1.0)
@@ -78,8 +82,8 @@ def draw_time(bars: Sequence[Bar]) -> str:
         axes.xaxis.set_major_formatter(FuncFormatter(seconds_tick))
         axes.set_title("Time of one step")
 
-    svg = draw("plan-time", paint, size_inches=_size(bars))
-    return _with_tooltips(svg, "plan-time", bars, format_seconds)
+    svg = draw(name, paint, size_inches=_size(bars))
+    return _with_tooltips(svg, name, bars, format_seconds)
 
 
 # --- on the page ---------------------------------------------------------------------------------
@@ -88,13 +92,27 @@ def draw_time(bars: Sequence[Bar]) -> str:
 def figures(plan: Plan, search: Search | None, needed: Sequence[tuple[str, Memory]]) -> str:
     """Memory beside step time, each with its legend below, as HTML; no speed: memory alone."""
     stacked, steps = memory_bars(plan, search, needed), time_bars(plan, search)
-    memory = draw_memory(stacked, plan.memory_limit_bytes)
-    keys = _memory_keys(stacked, plan.memory_limit_bytes)
+    return side_by_side(stacked, steps, plan.memory_limit_bytes)
+
+
+def side_by_side(
+    stacked: Sequence[Bar], steps: Sequence[Bar], limit: int | None, *, prefix: str = ""
+) -> str:
+    """Bars of memory beside bars of step time, each with its legend below, as HTML.
+
+    Args:
+        steps: None where no speed can be said: memory then stands alone.
+        limit: Bytes of a device.
+        prefix: Of the pictures' names, to tell them from others of their page.
+    """
+    memory = draw_memory(stacked, limit, name=f"{prefix}plan-memory")
+    memory += _memory_keys(stacked, limit)
     if not steps:
-        return f'<figure id="memory-picture" class="wide">{memory}{keys}</figure>'
+        return f'<figure id="{prefix}memory-picture" class="wide">{memory}</figure>'
+    time = draw_time(steps, name=f"{prefix}plan-time") + _time_keys(steps)
     return (
-        f'<div class="panels"><figure id="memory-picture">{memory}{keys}</figure>'
-        f'<figure id="time-picture">{draw_time(steps)}{_time_keys(steps)}</figure></div>'
+        f'<div class="panels"><figure id="{prefix}memory-picture">{memory}</figure>'
+        f'<figure id="{prefix}time-picture">{time}</figure></div>'
     )
 
 

@@ -1,0 +1,197 @@
+"""What `shardyard plan --details` prints beside the plan's terms: who is which rank, what each lever
+and each technique would do.
+"""
+
+from collections.abc import Sequence
+
+from shardyard.cli.tables import print_table
+from shardyard.config.ranks import Axis, Ranks
+from shardyard.planner.advice import Advice, Change, Measured
+from shardyard.planner.plan import Plan
+from shardyard.terminal import tell
+from shardyard.units import format_bytes, format_count, format_seconds, format_usd
+
+MOST_RANKS = 64
+"""That have a line each; of more, each node has one."""
+
+MOST_NODES = 128
+"""That have a line each; of more, the first and the last."""
+
+_FIRST_NODES = 8
+_MOST_IN_WORDS = 8
+"""Numbers that are listed one by one."""
+
+Row = tuple[str, ...]
+
+
+def show_advice(advice: Advice) -> None:
+    """Ranks, levers, techniques."""
+    show_ranks(advice.ranks)
+    _show_levers(advice)
+    _show_techniques(advice)
+
+
+def show_ranks(ranks: Ranks) -> None:
+    """Rank -> node, device, and its group and place on each axis that is split."""
+    axes = ranks.axes
+    if axes:
+        tell()
+        rows = [_axis_row(axis, ranks) for axis in axes]
+        print_table(("axis", "ranks", "groups", "ranks of group 0", "a group is"), rows)
+    tell()
+    names = [axis.name for axis in axes]
+    if ranks.count <= MOST_RANKS:
+        note = "group:place on each axis" if axes else ""
+        rows = [_rank_row(rank, ranks, axes) for rank in range(ranks.count)]
+        print_table(("rank", "node", "device", *names, note), [(*row, "") for row in rows])
+        return
+    nodes: list[int] = list(range(ranks.nodes))
+    left_out = nodes[_FIRST_NODES:-1] if ranks.nodes > MOST_NODES else []
+    shown = [node for node in nodes if node not in set(left_out)]
+    rows = [_node_row(node, ranks, axes) for node in shown]
+    if left_out:
+        rows.insert(_FIRST_NODES, ("...", *[""] * (len(names) + 2)))
+    note = "groups:places on each axis; --json has every rank"
+    print_table(("node", "ranks", "devices", *names, note), [(*row, "") for row in rows])
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Rising numbers in words: ``0-7``, ``0, 8, ..., 56``, ``3``."""
+    if len(numbers) == 1:
+        return str(numbers[0])
+    steps = {after - before for before, after in zip(numbers, numbers[1:], strict=False)}
+    if steps == {1}:
+        return f"{numbers[0]}-{numbers[-1]}"
+    if len(steps) == 1 and len(numbers) > 3:
+        return f"{numbers[0]}, {numbers[1]}, ..., {numbers[-1]}"
+    if len(numbers) <= _MOST_IN_WORDS:
+        return ", ".join(map(str, numbers))
+    return f"{len(numbers)} from {numbers[0]} to {numbers[-1]}"
+
+
+def _axis_row(axis: Axis, ranks: Ranks) -> Row:
+    nodes = ranks.nodes_of(axis)
+    where = "inside a node" if nodes == 1 else f"on {nodes} nodes"
+    groups = f"{ranks.count // axis.degree:,}"
+    return (axis.name, str(axis.degree), groups, spans(axis.ranks(0)), where)
+
+
+def _rank_row(rank: int, ranks: Ranks, axes: Sequence[Axis]) -> Row:
+    places = [f"{axis.group(rank)}:{axis.place(rank)}" for axis in axes]
+    return (str(rank), str(ranks.node(rank)), str(ranks.device(rank)), *places)
+
+
+def _node_row(node: int, ranks: Ranks, axes: Sequence[Axis]) -> Row:
+    here = ranks.on_node(node)
+    places = [
+        f"{spans(sorted({axis.group(rank) for rank in here}))}:"
+        f"{spans(sorted({axis.place(rank) for rank in here}))}"
+        for axis in axes
+    ]
+    return (str(node), spans(here), spans([ranks.device(rank) for rank in here]), *places)
+
+
+# --- levers and techniques ----------------------------------------------------------------------
+
+
+def _show_levers(advice: Advice) -> None:
+    now = advice.now
+    tell(
+        "\nEach row below is this recipe with the settings of its row, planned again; batch and "
+        "micro-batch stay.\n"
+    )
+    rows = [("this recipe", *_numbers(now), "")]
+    rows += [
+        (change.name, *_numbers(change.plan, now), _settings(change))
+        for change in advice.levers
+        if change.plan is not None
+    ]
+    heads = ("lever", "device", "", "fits", "step", "", f"{now.units}/s", "price", "settings")
+    print_table(heads, rows)
+    _show_refused("lever", advice.levers)
+    _show_measured(advice)
+
+
+def _show_techniques(advice: Advice) -> None:
+    tell()
+    rows = [
+        (change.name, _device(change.plan), _step(change.plan), _why(change))
+        for change in advice.techniques
+        if change.plan is not None
+    ]
+    this = ("this recipe", _device(advice.now), _step(advice.now), "")
+    print_table(("technique", "device", "step", "what it does here, and why"), [this, *rows])
+    _show_refused("technique", advice.techniques)
+
+
+def _show_refused(kind: str, changes: Sequence[Change]) -> None:
+    refused = [(change.name, change.refused) for change in changes if change.plan is None]
+    if refused:
+        tell()
+        print_table((f"{kind}, not here", "why"), refused)
+
+
+def _show_measured(advice: Advice) -> None:
+    """Measured values beside the predicted ones, where a run of before had these settings."""
+    found = [("this recipe", advice.now, advice.measured)]
+    found += [
+        (each.name, each.plan, each.measured) for each in advice.levers if each.plan is not None
+    ]
+    rows = [
+        _measured_row(name, plan, measured)
+        for name, plan, measured in found
+        if measured is not None
+    ]
+    if rows:
+        tell()
+        heads = ("measured", "step", "planned", "tensors", "planned", "run")
+        print_table(heads, rows)
+
+
+def _measured_row(name: str, plan: Plan, measured: Measured) -> Row:
+    tensors = "-" if measured.memory_bytes is None else format_bytes(measured.memory_bytes)
+    run = f"{measured.run_id}, median of {measured.steps} steps"
+    return (
+        name, format_seconds(measured.step_s), _step(plan), tensors,
+        format_bytes(plan.memory_bytes), run,
+    )  # fmt: skip
+
+
+def _numbers(plan: Plan, now: Plan | None = None) -> Row:
+    """Device, step, rate and price, with the difference where there is something to compare."""
+    rate = plan.speed.tokens_per_s
+    return (
+        format_bytes(plan.device_bytes),
+        "" if now is None else _change(plan.device_bytes, now.device_bytes),
+        plan.fits,
+        _step(plan),
+        "" if now is None else _change(plan.step_s, now.step_s),
+        "-" if rate is None else format_count(rate),
+        "-" if plan.usd is None else format_usd(plan.usd),
+    )
+
+
+def _change(then: float | None, now: float | None) -> str:
+    return "" if not then or not now else f"{then / now - 1:+.0%}"
+
+
+def _device(plan: Plan) -> str:
+    return f"{format_bytes(plan.device_bytes)} {plan.fits}"
+
+
+def _step(plan: Plan) -> str:
+    return "-" if plan.step_s is None else format_seconds(plan.step_s)
+
+
+def _settings(change: Change) -> str:
+    written = " ".join(change.settings)
+    return f"{written} ({change.note})" if change.note else written
+
+
+def _why(change: Change) -> str:
+    assert change.effect is not None  # it has a plan
+    return f"{change.what}. {_sentence(change.effect.words())}: {_settings(change)}"
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:]
