@@ -59,9 +59,7 @@ class _AboveZero(click.ParamType[float]):
 @click.command()
 @recipe_argument
 @json_option
-@click.option(
-    "--details", is_flag=True, help="Every term with its reason, ranks, levers, techniques."
-)
+@click.option("--details", is_flag=True, help="Every term and why; ranks, levers, techniques.")
 @click.option("--page", type=LocalPath(path_type=Path, dir_okay=False), help="Write a page here.")
 @click.option(
     "--layouts",

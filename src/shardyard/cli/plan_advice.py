@@ -1,8 +1,7 @@
-"""What `shardyard plan --details` prints beside the plan's terms: who is which rank, what each lever
-and each technique would do.
-"""
+"""What `shardyard plan --details` prints beside the terms: who is which rank, what can be changed"""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from shardyard.cli.tables import print_table
 from shardyard.config.ranks import Axis, Ranks
@@ -59,7 +58,7 @@ def spans(numbers: Sequence[int]) -> str:
     """Rising numbers in words: ``0-7``, ``0, 8, ..., 56``, ``3``."""
     if len(numbers) == 1:
         return str(numbers[0])
-    steps = {after - before for before, after in zip(numbers, numbers[1:], strict=False)}
+    steps = {after - before for before, after in pairwise(numbers)}
     if steps == {1}:
         return f"{numbers[0]}-{numbers[-1]}"
     if len(steps) == 1 and len(numbers) > 3:
@@ -96,10 +95,7 @@ def _node_row(node: int, ranks: Ranks, axes: Sequence[Axis]) -> Row:
 
 def _show_levers(advice: Advice) -> None:
     now = advice.now
-    tell(
-        "\nEach row below is this recipe with the settings of its row, planned again; batch and "
-        "micro-batch stay.\n"
-    )
+    tell("\nThis recipe with other settings, planned again; the batch stays:\n")
     rows = [("this recipe", *_numbers(now), "")]
     rows += [
         (change.name, *_numbers(change.plan, now), _settings(change))

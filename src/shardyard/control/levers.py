@@ -69,7 +69,7 @@ def levers(asked: Recipe, settled: Recipe) -> Iterator[Ask]:
         asked: The recipe with what it leaves open.
         settled: What it came to.
     """
-    yield from _packing(settled)
+    yield from _packing(asked, settled)
     compiled = settled.model.compile
     yield _ask(
         "without compile" if compiled else "compile",
@@ -143,7 +143,7 @@ def _ask(name: str, what: str, *settings: str) -> Ask:
     return Ask(name=name, what=what, choices=(settings,))
 
 
-def _packing(settled: Recipe) -> Iterator[Ask]:
+def _packing(asked: Recipe, settled: Recipe) -> Iterator[Ask]:
     if settled.task.name == "image_classification":
         return
     if settled.data.pack == "stream":
@@ -154,7 +154,9 @@ def _packing(settled: Recipe) -> Iterator[Ask]:
             "token is padding",
         )
         what = "samples are whole documents, each for itself; what they leave free is padding"
-        yield _ask("pack whole documents", what, "data.pack=whole")
+        # their room is needed when data is prepared
+        length = () if asked.data.seq_len != "auto" else (f"data.seq_len={settled.data.seq_len}",)
+        yield _ask("pack whole documents", what, "data.pack=whole", *length)
         return
     yield Ask(
         name="packing",

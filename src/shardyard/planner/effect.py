@@ -148,28 +148,33 @@ def _time(now: Plan, then: Plan) -> str:
 
 def _sent(now: Plan, then: Plan, cluster: Cluster | None) -> str:
     """What each rank sends more or less in a step, and over which link."""
-    before = _changes((term.name, term.bytes) for term in now.communication)
-    after = _changes((term.name, term.bytes) for term in then.communication)
+    before, after = _traffic(now, cluster), _traffic(then, cluster)
     most = max(sum(before.values()), sum(after.values()))
-    parts = []
-    for name, more in _difference(before, after, of=most):
-        plan = then if more > 0 else now
-        size = f"{format_bytes(abs(more))} {'more' if more > 0 else 'less'}"
-        parts.append(f"{size} {name}{_over(plan, name, cluster)}")
+    parts = [
+        f"{format_bytes(abs(more))} {'more' if more > 0 else 'less'} {name}"
+        for name, more in _difference(before, after, of=most)
+    ]
     return f"each rank sends {_joined(parts)} a step" if parts else ""
 
 
-def _over(plan: Plan, name: str, cluster: Cluster | None) -> str:
-    """The link that a term of traffic goes over."""
-    axis_name = _AXES.get(name)
-    if cluster is None or axis_name is None:
-        return ""
+def _traffic(plan: Plan, cluster: Cluster | None) -> dict[str, float]:
+    """Bytes that a rank sends, by what they are and the link they go over."""
+    links = {} if cluster is None else _links(plan, cluster)
+    return _changes(
+        (f"{term.name}{links.get(_AXES.get(term.name, ''), '')}", term.bytes)
+        for term in plan.communication
+    )
+
+
+def _links(plan: Plan, cluster: Cluster) -> dict[str, str]:
+    """Axis -> the link that its groups talk over, in words."""
     ranks = Ranks(layout=plan.layout, devices_per_node=cluster.reach)
-    for axis in ranks.axes:
-        if axis.name.partition(" ")[0] == axis_name:
-            within = ranks.nodes_of(axis) == 1
-            return f" over {(cluster.inside if within else cluster.between).name}"
-    return ""
+    return {
+        axis.name.partition(" ")[0]: f" over {cluster.inside.name}"
+        if ranks.nodes_of(axis) == 1
+        else f" over {cluster.between.name}"
+        for axis in ranks.axes
+    }
 
 
 def _joined(parts: Sequence[str]) -> str:
