@@ -23,13 +23,6 @@ RENTED: dict[str, Any] = {
     "cluster": {"nodes": 2, "instance": "p5.48xlarge"},
 }
 """The micro-batch is open, and so are the axes."""
-HERE: dict[str, Any] = {
-    "model": {"preset": "llama-tiny"},
-    "run": {"steps": 500},
-    "data": {"tokenizer": "train"},
-    "optim": {"global_batch": 64, "micro_batch": 4},
-    "cluster": {"device": "cpu", "devices": 2},
-}
 
 
 @cache
@@ -173,7 +166,8 @@ def test_of_a_run_with_phases_the_one_that_needs_most_is_advised_on() -> None:
 
 
 def test_without_a_speed_memory_alone_is_compared() -> None:
-    full = row(advice_of(of=HERE).levers, "recompute full")
+    trainium = advice_of("cluster.instance=trn1.32xlarge", "optim.micro_batch=1")
+    full = row(trainium.levers, "recompute full")
     assert full.plan is not None and full.plan.step_s is None
     assert full.effect is not None and full.effect.verdict == "takes less memory"
 
