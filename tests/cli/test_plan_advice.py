@@ -10,7 +10,6 @@ from shardyard.cli.plan_advice import show_ranks, spans
 from shardyard.cli.progress import phases_progress
 from shardyard.config.layout import Layout
 from shardyard.config.ranks import Ranks
-from shardyard.control.plan import said_phase
 from shardyard.planner import dry_run as dry
 from shardyard.terminal import talk_shown
 
@@ -136,7 +135,6 @@ def test_a_pipe_gets_a_line_a_phase(capsys: pytest.CaptureFixture[str]) -> None:
         "dry run: starting torch",
         "dry run 2/9: forward, micro-batch 1 of 2",
     ]
-    assert phases_progress is not None and said_phase is not None
 
 
 ANSWER = {"moments": [], "attention": "flash", "micro_batches": 1, "seconds": 0.1, "torch": "2"}

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from shardyard.config.layout import Layout
 from shardyard.config.schema import Recipe
 from shardyard.errors import RecipeError, RequestError, ShardyardError
 from shardyard.families.shape import ModelShape
-from shardyard.planner.dry_run import DryRun, dry_run
+from shardyard.planner.dry_run import DryRun, Told, dry_run
 from tests.planner.recipes import resolved_recipe, shape_of
 
 SIXTEEN = Layout(dp_replicate=1, dp_shard=16, zero=3)
@@ -38,12 +39,14 @@ def ask(
     recipe: Recipe | None = None,
     shape: ModelShape | None = None,
     layout: Layout = SIXTEEN,
+    told: Told | None = None,
 ) -> DryRun:
     """A dry run that a line of Python answers instead of the model."""
     return dry_run(
         recipe or resolved_recipe(),
         shape or shape_of("llama2-7b"),
         layout,
+        told=told,
         program=[sys.executable, "-c", code],
     )
 
@@ -86,6 +89,37 @@ def test_a_crash_is_named_with_its_last_line() -> None:
 def test_an_answer_that_describes_no_memory_is_refused(code: str) -> None:
     with pytest.raises(ShardyardError, match="no description of memory"):
         ask(code)
+
+
+@pytest.mark.heavy
+def test_phases_are_told_as_they_begin_and_are_not_the_answer() -> None:
+    told: list[tuple[str, int, int]] = []
+    phases = [{"phase": f"phase {n}", "done": n, "of": 2} for n in range(2)]
+    lines = "; ".join(f"print('''{json.dumps(line)}''')" for line in [*phases, ANSWER])
+    answer = ask(lines, told=lambda *phase: told.append(phase))
+    assert answer.peak.bytes == 7
+    assert told == [("starting torch", 0, 0), ("phase 0", 0, 2), ("phase 1", 1, 2)]
+
+
+@pytest.mark.heavy
+def test_a_program_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardyard.planner.dry_run._TIMEOUT_S", 0.5)
+    with pytest.raises(ShardyardError, match=r"gave no answer in .* stands without"):
+        ask("import time; time.sleep(60)")
+
+
+@pytest.mark.heavy
+def test_ctrl_c_leaves_no_program_behind() -> None:
+    def interrupt(_phase: str, _done: int, of: int) -> None:
+        if of:
+            raise KeyboardInterrupt
+
+    code = """import json, time; print(json.dumps({"phase": "x", "done": 0, "of": 1}), flush=True)
+time.sleep(60)"""
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        ask(code, told=interrupt)
+    assert time.monotonic() - began < 30
 
 
 def test_a_pipeline_is_refused_because_fake_ranks_send_nothing() -> None:

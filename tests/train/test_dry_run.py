@@ -167,10 +167,20 @@ def test_any_world_size_is_run_in_one_process() -> None:
     assert terms_of(answer, "optimizer step")["parameters"] < 4 * SHAPE.parameters / 20
 
 
+PHASES = (
+    "building the model for 4 ranks",
+    "forward, micro-batch 1 of 2", "loss, micro-batch 1 of 2", "backward, micro-batch 1 of 2",
+    "forward, micro-batch 2 of 2", "loss, micro-batch 2 of 2", "backward, micro-batch 2 of 2",
+    "optimizer step", "finding the peaks",
+)  # fmt: skip
+
+
 def test_the_command_line_gets_the_same_answer_from_a_process() -> None:
     recipe = tiny(layout=FOUR_RANKS)
     here = dry_run(recipe, SHAPE, FOUR_RANKS)
-    answer = ask_in_a_process(recipe, SHAPE, FOUR_RANKS)
+    told: list[tuple[str, int, int]] = []
+    answer = ask_in_a_process(recipe, SHAPE, FOUR_RANKS, told=lambda *phase: told.append(phase))
+    assert told == [("starting torch", 0, 0), *((name, n, 9) for n, name in enumerate(PHASES))]
     assert answer.peak.bytes == peak_bytes(here)
     assert [moment.phase for moment in answer.moments] == [
         "forward", "loss", "backward", "forward", "loss", "backward", "optimizer step",
