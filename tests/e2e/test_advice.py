@@ -4,7 +4,8 @@ from typing import Any
 
 from tests.e2e.shardyard import Answer, Place
 
-DETAILS = ("plan", "tiny.yaml", "--details", "--layouts=0", "--json")
+OWN = "run.dir=advised"  # in which no run of another test lies
+DETAILS = ("plan", "tiny.yaml", OWN, "--details", "--layouts=0", "--json")
 
 
 def advice(place: Place, *settings: str) -> dict[str, Any]:
@@ -17,7 +18,7 @@ def advice(place: Place, *settings: str) -> dict[str, Any]:
 def test_a_run_is_found_by_the_settings_it_was_trained_with(place: Place, prepared: Answer) -> None:
     assert prepared.code == 0
     full = "memory.recompute=full"
-    done = place.run("train", "tiny.yaml", full, "run.id=recomputed", "run.steps=12")
+    done = place.run("train", "tiny.yaml", OWN, full, "run.id=recomputed", "run.steps=12")
     assert done.code == 0, done.err
     found = advice(place)
     assert found["measured"] is None

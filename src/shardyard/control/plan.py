@@ -11,8 +11,6 @@ from shardyard.config.load import Source
 from shardyard.config.ranks import Ranks
 from shardyard.config.resolve import Preview
 from shardyard.config.schema import Parallel, Recipe
-from shardyard.control.advice import advise
-from shardyard.control.past_runs import PastRuns
 from shardyard.control.replan import Replanner, plan_of, refuse_unplannable
 from shardyard.control.request import Request, sources_of
 from shardyard.errors import RequestError
@@ -209,6 +207,10 @@ def predict(
 
 
 def _advice(replanner: Replanner, plan: Plan, cluster: Cluster | None) -> Advice:
+    # only where it is wanted: with what reads runs of before, a plan would start later
+    from shardyard.control.advice import advise
+    from shardyard.control.past_runs import PastRuns
+
     settled = replanner.settled
     devices = settled.cluster.devices
     assert isinstance(devices, int)  # it has been planned
