@@ -12,7 +12,7 @@ from shardyard.config.schema import Recipe
 from shardyard.control.past_runs import PastRuns
 from shardyard.control.plan import Prediction, predict
 from shardyard.planner.advice import Advice, Change
-from shardyard.planner.effect import SAME
+from shardyard.planner.effect import IN_USE
 from shardyard.rundir.layout import RunDir
 from tests.report.synthetic import STEP_S, RunWriter, resolved_run
 
@@ -97,7 +97,7 @@ def test_the_techniques_are_those_of_splitting_and_what_goes_with_them() -> None
         "LoRA, rank 16", "fp8",
     } <= changes.keys()  # fmt: skip
     three = changes["ZeRO-3"]
-    assert three.effect is not None and three.effect.verdict == SAME
+    assert three.effect is not None and three.effect.verdict == IN_USE
     whole = changes["data parallel"].plan
     assert whole is not None and whole.layout.dp_shard == 1
     hybrid = changes["hybrid"].plan

@@ -8,7 +8,7 @@ import pytest
 
 from shardyard.control.plan import predict
 from shardyard.planner.advice import Advice
-from shardyard.planner.effect import SAME
+from shardyard.planner.effect import IN_USE
 from shardyard.report.advice_page import THIS, advice_sections, technique_bars
 from shardyard.report.plan_page import plan_page
 from shardyard.units import format_bytes
@@ -42,7 +42,7 @@ def test_the_picture_has_the_recipe_and_each_technique_that_is_another_plan() ->
     others = [
         change
         for change in advice().techniques
-        if change.plan is not None and change.effect is not None and change.effect.verdict != SAME
+        if change.plan is not None and change.effect is not None and change.effect.verdict != IN_USE
     ]
     assert len(others) > 10
     assert [bar.name for bar in memory] == [bar.name for bar in steps]

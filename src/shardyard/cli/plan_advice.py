@@ -1,4 +1,4 @@
-"""What `shardyard plan --details` prints beside the terms: who is which rank, what can be changed"""
+"""What `shardyard plan --details` prints beside terms: who is which rank, what can be changed."""
 
 from collections.abc import Sequence
 from itertools import pairwise

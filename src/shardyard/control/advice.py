@@ -6,15 +6,17 @@ in words: ``planner/effect.py``; what runs of before measured: ``control/past_ru
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 from shardyard.config.ranks import Ranks
+from shardyard.config.schema import Recipe
 from shardyard.control.levers import Ask, levers, techniques
 from shardyard.control.past_runs import PastRuns
 from shardyard.control.replan import Replanned, Replanner
 from shardyard.errors import RecipeError, RequestError
 from shardyard.hardware.cluster import Cluster
 from shardyard.planner.advice import Advice, Change
-from shardyard.planner.effect import effect
+from shardyard.planner.effect import IN_USE, Effect, effect
 from shardyard.planner.plan import Plan
 
 
@@ -62,9 +64,18 @@ def _change(
         settings=best.settings,
         plan=best.plan,
         refused="",
-        effect=effect(now, best.plan, cluster),
+        effect=Effect(verdict=IN_USE, why=())
+        if _said(best.recipe) == _said(replanner.settled)
+        else effect(now, best.plan, cluster),
         measured=past.of(best.recipe),
     )
+
+
+def _said(recipe: Recipe) -> dict[str, Any]:
+    """What a settled recipe says, whether its layout has a name there or not."""
+    said = recipe.model_dump()
+    del said["parallel"]["strategy"]
+    return said
 
 
 def _planned(ask: Ask, replanner: Replanner) -> tuple[list[Replanned], list[str]]:

@@ -14,8 +14,8 @@ from shardyard.units import format_bytes, format_seconds
 NOTABLE = 0.01
 """Share of the plan's memory or step from which a difference is told."""
 
-SAME = "is what this recipe does"
-"""The verdict on a change that changes nothing."""
+IN_USE = "is what this recipe does"
+"""The verdict on what is no change."""
 
 _MOST = 3
 """Terms that are named; the largest."""
@@ -57,11 +57,9 @@ def effect(now: Plan, then: Plan, cluster: Cluster | None) -> Effect:
     Args:
         cluster: Its links are named; None: not known.
     """
-    memory = (
-        _changes((t.name, t.bytes) for t in now.memory),
-        _changes((t.name, t.bytes) for t in then.memory),
-    )
-    why = [_memory(_difference(*memory, of=now.memory_bytes))]
+    before = _sums((term.name, term.bytes) for term in now.memory)
+    after = _sums((term.name, term.bytes) for term in then.memory)
+    why = [_memory(_difference(before, after, of=now.memory_bytes))]
     if why[0] and now.memory_moment != then.memory_moment:
         why.append(f"the peak is then {then.memory_moment}")
     why += [_sent(now, then, cluster), _time(now, then)]
@@ -72,8 +70,6 @@ def effect(now: Plan, then: Plan, cluster: Cluster | None) -> Effect:
 
 def verdict(now: Plan, then: Plan) -> str:
     """Whether a change helps: by what fits, then by memory and time together."""
-    if _is_same(now, then):
-        return SAME
     fitted, fits = now.fits != "does not fit", then.fits != "does not fit"
     if fitted != fits:
         return "makes it fit" if fits else "does not fit"
@@ -101,11 +97,7 @@ def _compared(then: float, now: float) -> tuple[bool, bool]:
     return then < now * (1 - NOTABLE), then > now * (1 + NOTABLE)
 
 
-def _is_same(now: Plan, then: Plan) -> bool:
-    return (now.layout, now.memory, now.time) == (then.layout, then.memory, then.time)
-
-
-def _changes(terms: Iterable[tuple[str, float]]) -> dict[str, float]:
+def _sums(terms: Iterable[tuple[str, float]]) -> dict[str, float]:
     """Sums by name: a plan may have a term twice."""
     found: dict[str, float] = {}
     for name, size in terms:
@@ -135,8 +127,8 @@ def _time(now: Plan, then: Plan) -> str:
         return ""
     reasons = {term.name: term.reason for term in (*now.time, *then.time)}
     changes = _difference(
-        _changes((term.name, term.seconds) for term in now.time),
-        _changes((term.name, term.seconds) for term in then.time),
+        _sums((term.name, term.seconds) for term in now.time),
+        _sums((term.name, term.seconds) for term in then.time),
         of=now.step_s,
     )
     each = [
@@ -160,7 +152,7 @@ def _sent(now: Plan, then: Plan, cluster: Cluster | None) -> str:
 def _traffic(plan: Plan, cluster: Cluster | None) -> dict[str, float]:
     """Bytes that a rank sends, by what they are and the link they go over."""
     links = {} if cluster is None else _links(plan, cluster)
-    return _changes(
+    return _sums(
         (f"{term.name}{links.get(_AXES.get(term.name, ''), '')}", term.bytes)
         for term in plan.communication
     )

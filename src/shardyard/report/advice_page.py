@@ -7,7 +7,7 @@ and why.
 from collections.abc import Sequence
 
 from shardyard.planner.advice import Advice, Change
-from shardyard.planner.effect import SAME
+from shardyard.planner.effect import IN_USE
 from shardyard.planner.plan import Plan
 from shardyard.report.markup import esc, render_section, render_table
 from shardyard.report.plan_bars import Bar, bars_of
@@ -39,7 +39,7 @@ def technique_bars(advice: Advice) -> tuple[list[Bar], list[Bar]]:
     named += [
         (f"{change.name}: {' '.join(change.settings)}", change.plan)
         for change in advice.techniques
-        if change.plan is not None and change.effect is not None and change.effect.verdict != SAME
+        if change.plan is not None and change.effect is not None and change.effect.verdict != IN_USE
     ]
     pairs = [bars_of(name, plan) for name, plan in named]
     steps = [step for _, step in pairs if step.parts]
