@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from shardyard.config.legality import zero_asked
 from shardyard.config.loss_chunk import LOSS_CHUNK
 from shardyard.config.schema import Recipe
+from shardyard.config.tasks import unit_of
 
 LORA_RANK = 16
 """That is tried where a recipe has no adapters."""
@@ -144,7 +145,7 @@ def _ask(name: str, what: str, *settings: str) -> Ask:
 
 
 def _packing(asked: Recipe, settled: Recipe) -> Iterator[Ask]:
-    if settled.task.name == "image_classification":
+    if unit_of(settled.task.name) == "image":
         return
     if settled.data.pack == "stream":
         yield Ask(
@@ -168,7 +169,7 @@ def _packing(asked: Recipe, settled: Recipe) -> Iterator[Ask]:
 
 
 def _chunks(settled: Recipe) -> Iterator[Ask]:
-    if settled.task.name == "image_classification":
+    if unit_of(settled.task.name) == "image":
         return
     if isinstance(settled.memory.loss_chunk, int):
         what = "the logits of all tokens exist at once"
