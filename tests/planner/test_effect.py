@@ -96,7 +96,7 @@ def test_a_collective_that_stays_in_a_node_is_told_over_its_link() -> None:
     assert hybrid.layout == Layout(dp_replicate=2, dp_shard=8, zero=3)
     sent = next(part for part in effect(NOW, hybrid, p5()).why if part.startswith("each rank"))
     assert "less all-gather over 32 x EFA" in sent
-    assert "more all-gather over NVLink 4" in sent
+    assert "more reduce-scatter over NVLink 4" in sent
 
 
 def test_without_machines_no_link_is_named() -> None:

@@ -44,12 +44,12 @@ def show_ranks(ranks: Ranks) -> None:
         rows = [_rank_row(rank, ranks, axes) for rank in range(ranks.count)]
         print_table(("rank", "node", "device", *names, note), [(*row, "") for row in rows])
         return
-    nodes: list[int] = list(range(ranks.nodes))
-    left_out = nodes[_FIRST_NODES:-1] if ranks.nodes > MOST_NODES else []
-    shown = [node for node in nodes if node not in set(left_out)]
-    rows = [_node_row(node, ranks, axes) for node in shown]
-    if left_out:
-        rows.insert(_FIRST_NODES, ("...", *[""] * (len(names) + 2)))
+    if ranks.nodes <= MOST_NODES:
+        rows = [_node_row(node, ranks, axes) for node in range(ranks.nodes)]
+    else:
+        rows = [_node_row(node, ranks, axes) for node in range(_FIRST_NODES)]
+        rows.append(("...", *[""] * (len(names) + 2)))
+        rows.append(_node_row(ranks.nodes - 1, ranks, axes))
     note = "groups:places on each axis; --json has every rank"
     print_table(("node", "ranks", "devices", *names, note), [(*row, "") for row in rows])
 

@@ -42,7 +42,7 @@ class PastRuns:
 
     def of(self, recipe: Recipe) -> Measured | None:
         """What the newest run of a settled recipe's kind measured; None: there is none."""
-        wanted = _kind(recipe.model_dump(mode="json"))
+        wanted = _kind(settings_in(recipe.model_dump(mode="json")))
         for run, kind in self._kinds:
             if kind == wanted and (found := _measured(run)) is not None:
                 return found
@@ -65,20 +65,21 @@ def _kind_of_run(run: RunDir) -> dict[str, Any] | None:
     kinds = []
     for number in run.attempts():
         try:
-            recipe = json.loads(run.resolved(number).read_bytes())["recipe"]
-            if recipe.get("phases"):
+            content = json.loads(run.resolved(number).read_bytes())
+            if content["phases"]:
                 return None
-            kinds.append(_kind(recipe))
+            settings = {name: entry["value"] for name, entry in content["settings"].items()}
+            kinds.append(_kind(settings))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
     return kinds[-1] if kinds and all(kind == kinds[-1] for kind in kinds) else None
 
 
-def _kind(recipe: dict[str, Any]) -> dict[str, Any]:
-    """What speed and memory hang on, of a recipe as JSON holds it."""
+def _kind(settings: dict[str, Any]) -> dict[str, Any]:
+    """What speed and memory hang on, of a recipe's settings as JSON holds them."""
     return {
         name: value
-        for name, value in settings_in(recipe).items()
+        for name, value in settings.items()
         if (name.partition(".")[0] in _SECTIONS or name in _SETTINGS)
         and name not in _SAID_OTHERWISE
     }
