@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from shardyard.control.plan import predict
-from shardyard.planner.advice import Advice
+from shardyard.planner.advice import Advice, Change
 from shardyard.planner.effect import IN_USE
 from shardyard.report.advice_page import THIS, advice_sections, technique_bars
 from shardyard.report.plan_page import plan_page
@@ -82,17 +82,15 @@ def test_each_change_is_a_row_with_its_numbers_and_why() -> None:
 
 
 def test_a_plan_without_a_speed_has_memory_alone() -> None:
-    def still(given: Advice) -> Advice:
-        def slow(change):  # type: ignore[no-untyped-def]
-            return replace(change, plan=change.plan and replace(change.plan, time=()))
+    def slow(change: Change) -> Change:
+        return replace(change, plan=change.plan and replace(change.plan, time=()))
 
-        return replace(
-            given,
-            now=replace(given.now, time=()),
-            techniques=tuple(slow(each) for each in given.techniques),
-        )
-
-    memory, steps = technique_bars(still(advice()))
+    given = replace(
+        advice(),
+        now=replace(advice().now, time=()),
+        techniques=tuple(slow(each) for each in advice().techniques),
+    )
+    memory, steps = technique_bars(given)
     assert memory and steps == []
 
 

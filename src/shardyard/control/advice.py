@@ -51,7 +51,8 @@ def _change(
     refused = ask.needless or (refusals[0] if refusals else "")
     best = min(planned, key=_rank) if planned else None
     if best is not None and now.step_s is not None and best.plan.step_s is None:
-        best, refused = None, best.plan.speed.reason
+        refused = best.plan.speed.reason
+        best = None
     if best is None:
         first = ask.choices[0] if ask.choices else ()
         return Change(
