@@ -48,6 +48,7 @@ def row(changes: tuple[Change, ...], name: str) -> Change:
     return change
 
 
+@pytest.mark.heavy
 def test_every_row_is_the_plan_of_the_recipe_with_its_settings() -> None:
     held = f"optim.micro_batch={found().plan.micro_batch}"
     compared = 0
@@ -119,6 +120,7 @@ def test_a_format_without_a_rate_is_refused_with_the_planners_reason() -> None:
     assert fp8.plan is None and "fp8" in fp8.refused
 
 
+@pytest.mark.heavy
 def test_of_several_degrees_the_one_that_makes_it_fit_is_told() -> None:
     large = advice_of("model.preset=llama3-70b", "optim.micro_batch=1", "memory.recompute=none")
     assert large.now.fits == "does not fit"
@@ -133,6 +135,7 @@ def test_of_several_degrees_the_one_that_makes_it_fit_is_told() -> None:
     assert tensor.plan.device_bytes == least
 
 
+@pytest.mark.heavy
 def test_degrees_that_are_given_make_room_for_another_axis() -> None:
     given = advice_of("parallel.dp_shard=16", "parallel.zero=2", "optim.micro_batch=1")
     tensor = row(given.techniques, "tensor parallel")
