@@ -9,8 +9,8 @@ from shardyard.cli import main, plan
 from shardyard.cli.plan_advice import show_ranks, spans
 from shardyard.cli.progress import phases_progress
 from shardyard.config.layout import Layout
-from shardyard.config.ranks import Ranks
 from shardyard.planner import dry_run as dry
+from shardyard.planner.ranks import Ranks
 from shardyard.terminal import talk_shown
 
 ASKED = (

@@ -3,8 +3,8 @@
 import torch.distributed as dist
 
 from shardyard.config.layout import Layout
-from shardyard.config.ranks import Ranks
 from shardyard.parallel.mesh import Mesh, build_mesh
+from shardyard.planner.ranks import Ranks
 from tests.distributed.ranks import run_on_ranks
 
 LAYOUTS = {

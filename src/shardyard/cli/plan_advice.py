@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from shardyard.cli.tables import print_table
-from shardyard.config.ranks import Axis, Ranks
 from shardyard.planner.advice import Advice, Change, Measured
 from shardyard.planner.plan import Plan
+from shardyard.planner.ranks import Axis, Ranks
 from shardyard.terminal import tell
 from shardyard.units import format_bytes, format_count, format_seconds, format_usd
 

@@ -8,7 +8,6 @@ in words: ``planner/effect.py``; what runs of before measured: ``control/past_ru
 from collections.abc import Iterable
 from typing import Any
 
-from shardyard.config.ranks import Ranks
 from shardyard.config.schema import Recipe
 from shardyard.control.levers import Ask, levers, techniques
 from shardyard.control.past_runs import PastRuns
@@ -18,6 +17,7 @@ from shardyard.hardware.cluster import Cluster
 from shardyard.planner.advice import Advice, Change
 from shardyard.planner.effect import IN_USE, Effect, effect
 from shardyard.planner.plan import Plan
+from shardyard.planner.ranks import Ranks
 
 
 def advise(

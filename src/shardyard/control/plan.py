@@ -8,7 +8,6 @@ from typing import Any, Literal
 from shardyard.cluster.day_prices import Asked, ask_prices, question, rate_for
 from shardyard.config.layout import Layout
 from shardyard.config.load import Source
-from shardyard.config.ranks import Ranks
 from shardyard.config.resolve import Preview
 from shardyard.config.schema import Parallel, Recipe
 from shardyard.control.replan import Replanner, plan_of, refuse_unplannable
@@ -32,6 +31,7 @@ from shardyard.planner.plan import (
     planned_cluster,
     with_links,
 )
+from shardyard.planner.ranks import Ranks
 from shardyard.planner.restart import Recovery
 from shardyard.planner.throughput import Price
 from shardyard.planner.workload import Workload

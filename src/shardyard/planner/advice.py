@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from shardyard.config.fingerprint import may_change
-from shardyard.config.ranks import Ranks
 from shardyard.planner.effect import Effect
 from shardyard.planner.plan import Plan
+from shardyard.planner.ranks import Ranks
 
 
 @dataclass(frozen=True, kw_only=True)

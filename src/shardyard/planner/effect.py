@@ -6,9 +6,9 @@ Nothing is predicted here. Both plans are the planner's; what is said comes from
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from shardyard.config.ranks import Ranks
 from shardyard.hardware.cluster import Cluster
 from shardyard.planner.plan import Plan
+from shardyard.planner.ranks import Ranks
 from shardyard.units import format_bytes, format_seconds
 
 NOTABLE = 0.01

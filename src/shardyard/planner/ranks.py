@@ -1,12 +1,6 @@
-"""Which rank is where on each axis of a layout: the one place that numbers ranks.
+"""Which rank is on which node and device, and where on each axis, as training will have it.
 
-Ranks count like digits, the last axis fastest: ``pp, dp_replicate, dp_shard, cp, tp``. So the ranks
-of a tensor group are neighbours (they talk most), those of a shard group are near (gathers stay
-inside a node as far as the degree allows), and only gradients of replicas and activations between
-stages cross nodes. Parameters are split over dp_shard and cp together: ranks of a context group
-hold the same weights, like ranks that read other samples. ``ep`` takes its ranks from those two.
-
-The training half builds its meshes of these shapes (``parallel/mesh.py``); a plan prints them.
+By the shapes that ``parallel/mesh.py`` builds the meshes of (``config/mesh_shape.py``).
 """
 
 from collections.abc import Iterator
@@ -15,37 +9,7 @@ from math import prod
 from typing import Any
 
 from shardyard.config.layout import Layout
-
-Shape = dict[str, int]
-"""Name of each axis of a mesh and its degree, the slowest first."""
-
-
-def dense_shape(layout: Layout) -> Shape:
-    """The mesh where most parameters live; ``fsdp`` is dp_shard x cp."""
-    return {
-        "pp": layout.pp,
-        "dp_replicate": layout.dp_replicate,
-        "fsdp": layout.dp_shard * layout.cp,
-        "tp": layout.tp,
-    }
-
-
-def expert_shape(layout: Layout) -> Shape:
-    """The mesh of experts: expert_shard x ep is the ``fsdp`` of the dense one."""
-    fsdp = layout.dp_shard * layout.cp
-    return {
-        "pp": layout.pp,
-        "dp_replicate": layout.dp_replicate,
-        "expert_shard": fsdp // layout.ep,
-        "ep": layout.ep,
-        "tp": layout.tp,
-    }
-
-
-def context_shape(layout: Layout) -> Shape:
-    """The mesh in which ranks of one sample find each other."""
-    others = layout.world_size // (layout.cp * layout.tp)
-    return {"others": others, "cp": layout.cp, "tp": layout.tp}
+from shardyard.config.mesh_shape import Shape, context_shape, dense_shape, expert_shape
 
 
 @dataclass(frozen=True, kw_only=True)

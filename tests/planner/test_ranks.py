@@ -3,7 +3,7 @@
 import pytest
 
 from shardyard.config.layout import Layout
-from shardyard.config.ranks import Axis, Ranks
+from shardyard.planner.ranks import Axis, Ranks
 
 # Two stages of two shards of two: written down rank by rank, pp slowest and tp fastest.
 #   rank   0  1  2  3  4  5  6  7
