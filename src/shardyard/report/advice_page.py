@@ -18,6 +18,9 @@ Cells = tuple[str, ...]
 
 THIS = "this recipe"
 
+_MOST_OF_LIMIT = 1.5
+"""Where bars of memory are cut off: what is far from fitting would leave no room for what fits."""
+
 
 def advice_sections(advice: Advice, *, has_picture: bool) -> list[str]:
     """Techniques, then levers, as HTML."""
@@ -50,7 +53,9 @@ def _picture(advice: Advice) -> str:
     from shardyard.report.plan_pictures import side_by_side  # only here: matplotlib is an extra
 
     memory, steps = technique_bars(advice)
-    return side_by_side(memory, steps, advice.now.memory_limit_bytes, prefix="technique-")
+    limit = advice.now.memory_limit_bytes
+    most = None if limit is None else _MOST_OF_LIMIT * limit
+    return side_by_side(memory, steps, limit, prefix="technique-", most_bytes=most)
 
 
 def _card(advice: Advice, changes: Sequence[Change], note: str) -> str:

@@ -36,15 +36,22 @@ _FAR = 3.0
 """A limit so many times above the widest bar is not drawn: the bars would be too small to read."""
 
 
-def draw_memory(bars: Sequence[Bar], limit_bytes: int | None, *, name: str = "plan-memory") -> str:
+def draw_memory(
+    bars: Sequence[Bar],
+    limit_bytes: int | None,
+    *,
+    name: str = "plan-memory",
+    most_bytes: float | None = None,
+) -> str:
     """The bars as SVG, with ticks where reserved, the device's use and its limit are.
 
     Args:
         name: Of the picture, no other of whose page has it.
+        most_bytes: Where a longer bar is cut off; None: the longest is drawn whole.
     """
     widest = _widest(bars)
     limit = limit_bytes if limit_bytes is not None and shows_limit(bars, limit_bytes) else None
-    end = max(widest, limit or 0.0)
+    end = min(max(widest, limit or 0.0), most_bytes or widest + (limit or 0.0))
     unit, size = ("GiB", 2**30) if end >= 2**30 else ("MiB", 2**20)
 
     def paint(axes: Axes) -> None:
@@ -53,7 +60,9 @@ def draw_memory(bars: Sequence[Bar], limit_bytes: int | None, *, name: str = "pl
             beyond = max(0.0, bar.device - bar.total) / size
             middle, height = (top + bottom) / 2, bottom - top
             axes.barh(middle, beyond, height, left=bar.total / size, color=LINE, linewidth=0)
-            if beyond:
+            if bar.device > end:
+                axes.plot(1.015 * end / size, middle, marker=">", color=INK, markersize=6)
+            elif beyond:
                 _tick(axes, bar.reserved / size, top + 5, bottom, color=MUTED, linewidth=1.2)
                 _tick(axes, bar.device / size, top, bottom, color=INK, linewidth=1.8)
             if limit is not None:
@@ -96,7 +105,12 @@ def figures(plan: Plan, search: Search | None, needed: Sequence[tuple[str, Memor
 
 
 def side_by_side(
-    stacked: Sequence[Bar], steps: Sequence[Bar], limit: int | None, *, prefix: str = ""
+    stacked: Sequence[Bar],
+    steps: Sequence[Bar],
+    limit: int | None,
+    *,
+    prefix: str = "",
+    most_bytes: float | None = None,
 ) -> str:
     """Bars of memory beside bars of step time, each with its legend below, as HTML.
 
@@ -104,9 +118,12 @@ def side_by_side(
         steps: None where no speed can be said: memory then stands alone.
         limit: Bytes of a device.
         prefix: Of the pictures' names, to tell them from others of their page.
+        most_bytes: As of ``draw_memory``.
     """
-    memory = draw_memory(stacked, limit, name=f"{prefix}plan-memory")
+    memory = draw_memory(stacked, limit, name=f"{prefix}plan-memory", most_bytes=most_bytes)
     memory += _memory_keys(stacked, limit)
+    if most_bytes is not None and _widest(stacked) > most_bytes:
+        memory = memory.replace("</figcaption>", "<span>&#9654; goes on</span></figcaption>")
     if not steps:
         return f'<figure id="{prefix}memory-picture" class="wide">{memory}</figure>'
     time = draw_time(steps, name=f"{prefix}plan-time") + _time_keys(steps)
