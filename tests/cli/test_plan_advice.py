@@ -1,15 +1,20 @@
 """`shardyard plan --details`: ranks, levers and techniques as a person reads them."""
 
+import io
 import json
 import sys
+from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from shardyard.cli import main, plan
-from shardyard.cli.plan_advice import show_ranks, spans
+from shardyard.cli.plan_advice import show_advice, show_ranks, spans
 from shardyard.cli.progress import phases_progress
 from shardyard.config.layout import Layout
+from shardyard.control.plan import predict
 from shardyard.planner import dry_run as dry
+from shardyard.planner.advice import Measured
 from shardyard.planner.ranks import Ranks
 from shardyard.terminal import talk_shown
 
@@ -124,6 +129,26 @@ def test_json_has_all_of_it_where_details_are_asked_for(capsys: pytest.CaptureFi
     }
 
 
+def test_what_a_run_measured_stands_beside_what_was_planned(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    advice = predict([], *ASKED[1:-1], layouts=0, details=True).advice
+    assert advice is not None
+    run = Measured(run_id="r1", steps=19, step_s=2.5, tokens_per_s=1e5, memory_bytes=30 * 2**30)
+    (full,) = [change for change in advice.levers if change.name == "recompute full"]
+    unsaid = replace(run, run_id="r2", memory_bytes=None)
+    levers = tuple(
+        replace(change, measured=unsaid) if change is full else change for change in advice.levers
+    )
+    show_advice(replace(advice, measured=run, levers=levers))
+    lines = capsys.readouterr().out.splitlines()
+    place = next(number for number, line in enumerate(lines) if line.startswith("measured "))
+    now, recomputed = lines[place + 1 : place + 3]
+    assert now.startswith("this recipe") and "2.5 s" in now and "30.0 GiB" in now
+    assert now.endswith("r1, median of 19 steps")
+    assert recomputed.startswith("recompute full") and recomputed.endswith("r2, median of 19 steps")
+
+
 # --- how far a dry run is -----------------------------------------------------------------------
 
 
@@ -135,6 +160,16 @@ def test_a_pipe_gets_a_line_a_phase(capsys: pytest.CaptureFixture[str]) -> None:
         "dry run: starting torch",
         "dry run 2/9: forward, micro-batch 1 of 2",
     ]
+
+
+def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=100)
+    monkeypatch.setattr("shardyard.cli.progress.Console", lambda **_: console)
+    with phases_progress() as told:
+        told("starting torch", 0, 0)
+        told("backward, micro-batch 1 of 2", 3, 9)
+    assert "3/9" in out.getvalue() and "backward, micro-batch 1 of 2" in out.getvalue()
 
 
 ANSWER = {"moments": [], "attention": "flash", "micro_batches": 1, "seconds": 0.1, "torch": "2"}

@@ -11,6 +11,7 @@ from shardyard.planner.advice import Advice, Change
 from shardyard.planner.effect import IN_USE
 from shardyard.report.advice_page import THIS, advice_sections, technique_bars
 from shardyard.report.plan_page import plan_page
+from shardyard.report.plan_pictures import side_by_side
 from shardyard.units import format_bytes
 from tests.report.test_render import Page
 
@@ -69,6 +70,16 @@ def test_the_page_has_one_picture_more_and_is_whole() -> None:
     drawn = set(re.findall(r'id="technique-plan-memory-part-(\d+)-', with_it))
     assert len(drawn) == len(technique_bars(advice())[0])
     assert "techniques-section" not in without
+
+
+@pytest.mark.heavy
+def test_bars_far_beyond_the_limit_are_cut_and_it_is_said() -> None:
+    limit = advice().now.memory_limit_bytes
+    bars, _ = technique_bars(advice())
+    assert limit is not None and max(bar.device for bar in bars) > 1.5 * limit
+    assert "goes on" in sections(advice(), has_picture=True)
+    near = [bar for bar in bars if bar.device <= limit]
+    assert "goes on" not in side_by_side(near, [], limit, most_bytes=1.5 * limit)
 
 
 def test_each_change_is_a_row_with_its_numbers_and_why() -> None:
