@@ -31,6 +31,7 @@ _VERBS = {
     "logs": "prints the output of a launched run",
     "watch": "follows a launched run until its end",
     "top": "shows a run as it stands, all nodes and ranks",
+    "profile": "traces some steps of a run that trains, and tables where their time went",
     "cancel": "asks a launched run to save and end",
     "scale": "goes on with another number of nodes",
     "teardown": "removes what launching created elsewhere",

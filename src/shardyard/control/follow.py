@@ -241,6 +241,10 @@ def describe_event(event: dict[str, Any]) -> str | None:
         case "phase_started":
             length = f", samples of {event['seq_len']} tokens" if event.get("seq_len") else ""
             return f"phase {event['phase']} of {event['phases']}{length}"
+        case "profiled":
+            return f"profiled from step {event['step']} on"
+        case "profile_abandoned":
+            return f"no profile was taken: {event['reason']}"
         case "checkpoint_durable" | "checkpoint_abandoned" | "checkpoint_interval":
             return _describe_save(event)
     return None

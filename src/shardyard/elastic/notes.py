@@ -28,31 +28,8 @@ from torch.compiler import is_compiling
 
 from shardyard.elastic.agent_memory import NOTES, AgentMemory, attach
 from shardyard.health.rank_judge import group_name
+from shardyard.observe.exchanges import COLLECTIVES
 from shardyard.train.hooks import Notes, Phase
-
-COLLECTIVES = (
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_object",
-    "all_gather_single",
-    "all_reduce",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
-    "broadcast",
-    "broadcast_object_list",
-    "gather",
-    "gather_object",
-    "monitored_barrier",
-    "recv",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_tensor",
-    "scatter",
-    "send",
-)
-"""Public functions of torch.distributed in which a rank waits for others; no version has all."""
 
 (
     _PID, _STEP, _PHASE, _BEGUN, _ENDED, _STEP_NS, _COMPUTE_NS, _SAVE_NS, _MOVED_NS,

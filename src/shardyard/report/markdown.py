@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from shardyard.printable import printable
 from shardyard.report.headline import tiles
+from shardyard.report.profile_rows import HEADS, profile_rows, profile_words
 from shardyard.report.run import RunRecord
 from shardyard.report.summary import Summary
 from shardyard.report.values import format_error, format_percent, format_value
@@ -37,6 +38,9 @@ def render_markdown(record: RunRecord, summary: Summary) -> str:
         ]
         heads = ("term", "predicted", "measured", "error")
         blocks += ["## Predicted against measured", _table(heads, rows)]
+    for profile in record.profiles:
+        table = _table(HEADS, profile_rows(profile))
+        blocks += ["## Where a step's time went", _cell(profile_words(profile)), table]
     if record.sample:
         blocks += ["## Sample", _fenced(record.sample)]
     blocks.append("Curves, settings with reasons, manifest and events: [report.html](report.html)")

@@ -13,6 +13,7 @@ from shardyard.config.resolved import flatten
 from shardyard.report.against_plan import PlanRow
 from shardyard.report.headline import tiles
 from shardyard.report.markup import esc, render_page, render_section, render_table
+from shardyard.report.profile_rows import HEADS, profile_rows, profile_words
 from shardyard.report.run import Line, RunRecord
 from shardyard.report.sources import sources_section
 from shardyard.report.summary import Summary
@@ -41,6 +42,7 @@ def render(
         sources_section(record),
         _wall_time(summary),
         _comparison(record, summary.comparisons),
+        _profiles(record),
         _sample(record),
         _checkpoints(record),
         _timeline(record),
@@ -192,6 +194,20 @@ def _time_terms(record: RunRecord) -> str:
     note = f"Predicted time of a step, {format_seconds(step_s)}, term by term."
     table = render_table(["term", "#time", "#share", "why"], cells)
     return f'<p class="note" style="margin-top:16px">{esc(note)}</p>{table}'
+
+
+def _profiles(record: RunRecord) -> str:
+    body = ""
+    for profile in record.profiles:
+        rows = [tuple(map(esc, row)) for row in profile_rows(profile)]
+        heads = [HEADS[0], *(f"#{head}" for head in HEADS[1:-1]), HEADS[-1]]
+        table = f'<div class="scroll">{render_table(heads, rows)}</div>'
+        traces = esc(f"profiles/{record.run.profile(profile.step).name}")
+        body += (
+            f'<div class="card"><p>{esc(profile_words(profile))}</p>{table}'
+            f'<p class="note">Traces: <code>{traces}</code></p></div>'
+        )
+    return render_section("profiles", "Where a step's time went", body) if body else ""
 
 
 def _sample(record: RunRecord) -> str:

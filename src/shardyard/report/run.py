@@ -17,6 +17,7 @@ from shardyard.planner.plan import Plan
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lease import is_held
 from shardyard.rundir.lines import read_evaluations, read_lines, read_steps
+from shardyard.rundir.profiles import StepProfile, read_profiles
 from shardyard.rundir.resolved import read_resolved
 from shardyard.rundir.state import state_of
 
@@ -72,6 +73,8 @@ class RunRecord:
     sample: str | None
     set_aside: tuple[str, ...]
     """Folders of checkpoints that were found damaged."""
+    profiles: tuple[StepProfile, ...]
+    """In order of their steps."""
     state: str
     """The word of `rundir/state.py`: running, finished, failed, ..."""
 
@@ -126,6 +129,7 @@ def read_run(run: RunDir) -> RunRecord:
         evaluations=tuple(read_evaluations(run.metrics)),
         sample=_read_sample(run, events),
         set_aside=tuple(sorted(path.name for path in run.checkpoints.glob("*.damaged"))),
+        profiles=tuple(read_profiles(run, events)),
         state=state_of(events, is_leased=is_held(run.lease)),
     )
 

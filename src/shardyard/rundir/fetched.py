@@ -14,6 +14,7 @@ _STAYS = frozenset(
         "lease.json",
         "recipe.yaml",
         "launch",
+        "requests",
         "submissions",
         "sessions",
         "side",

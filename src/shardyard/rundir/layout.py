@@ -101,6 +101,20 @@ class RunDir:
         return self.telemetry / f"node-{node_rank}.jsonl"
 
     @property
+    def profiles(self) -> Path:
+        """Folder with a folder a profile, by its first step."""
+        return self.path / "profiles"
+
+    def profile(self, step: int) -> Path:
+        """profile.json and a trace a rank."""
+        return self.profiles / f"step-{step:08d}"
+
+    @property
+    def profile_request(self) -> Path:
+        """What rank 0 is asked to profile; not there: nothing."""
+        return self.path / "requests" / "profile.json"
+
+    @property
     def report_html(self) -> Path:
         return self.path / "report.html"
 

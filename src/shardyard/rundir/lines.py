@@ -41,6 +41,8 @@ EVENT_KINDS = (
     "straggler",
     "slow_link",
     "data_limit",
+    "profiled",
+    "profile_abandoned",
     "device_problem",
     "device_well",
     "program_error",

@@ -17,7 +17,8 @@ class Phase(IntEnum):
     RESTORE = 1
     """Reads a checkpoint."""
     FIRST_STEP = 2
-    """Of a process: compiles, and takes the memory that later steps use again."""
+    """Of a process: compiles, and takes the memory that later steps use again. Or one that is
+    profiled: no measure of the others."""
     DATA = 3
     """Waits for the samples of a step."""
     STEP = 4
@@ -28,6 +29,8 @@ class Phase(IntEnum):
     """Waits until all ranks have written a checkpoint."""
     FINISH = 8
     """After the last step."""
+    PROFILE = 9
+    """Starts a profile, or writes it."""
 
     @property
     def words(self) -> str:
@@ -47,7 +50,8 @@ class Notes:
         yield
 
     def begin_step(self, step: int, *, is_first: bool) -> None:
-        """A step of this number begins, with its wait for samples; ``is_first`` of the process."""
+        """A step of this number begins, with its wait for samples; ``is_first`` of the process, or
+        as unlike the others because it is profiled."""
 
     def end_step(self) -> None:
         """It is over, as far as this process waits for it."""

@@ -14,12 +14,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from torch.profiler import record_function
+
 from shardyard.checkpoint.save import Abandoned, Durable
 from shardyard.config.batch import Batch
 from shardyard.config.resolved import fingerprint
 from shardyard.config.tasks import BITS_PER_BYTE, judged_by
 from shardyard.observe.metrics import StepTimes
 from shardyard.observe.samples import log_samples
+from shardyard.observe.trace import DATA
 from shardyard.parallel.device import peak_memory_bytes
 from shardyard.talk import warn
 from shardyard.train.evaluate import evaluate, evaluation_due
@@ -27,6 +30,7 @@ from shardyard.train.hooks import Phase
 from shardyard.train.loss_scaling import LEAST
 from shardyard.train.not_finite import not_saved, scale_too_small, too_many_skipped
 from shardyard.train.optim import lr_at, put_nan, turn_bit
+from shardyard.train.profile import Profiles
 from shardyard.train.state import checkpoint_values
 from shardyard.train.step import PendingResult, StepResult
 from shardyard.train.training import Training
@@ -67,15 +71,18 @@ class Loop:
         self.target_met = False
         self.blocked_s = 0.0
         self.limit_told = False
+        self.profiles = Profiles(training, stands_still=self._stood_still)
+        self._heard_profile = False
         self._batch = Batch.of(self.recipe.optim, devices=training.world_size)
 
     def run(self) -> str:
         """Step until the run's length or target is reached, or until a rank is to drain."""
-        if self.save_put_off:
-            self._save()
-        while not self._may_end():
-            self.step()
-        return self._end()
+        with self.profiles.looking():
+            if self.save_put_off:
+                self._save()
+            while not self._may_end():
+                self.step()
+            return self._end()
 
     @property
     def steps_done(self) -> int:
@@ -84,7 +91,9 @@ class Loop:
 
     def step(self) -> None:
         """One optimizer step, and what is due after it."""
-        self.notes.begin_step(self.progress.step + 1, is_first=self.steps_done == 0)
+        self.profiles.before_step(self.progress.step + 1, is_wanted=self._heard_profile)
+        is_unlike_others = self.steps_done == 0 or self.profiles.is_open
+        self.notes.begin_step(self.progress.step + 1, is_first=is_unlike_others)
         launched = self._launch()
         self._read_result()
         self.unread = launched
@@ -96,14 +105,16 @@ class Loop:
         if launched.pending.is_ready or evaluation_due or save_due or snapshot_due:
             self._read_result()
         self.notes.end_step()
-        if evaluation_due:
-            self._evaluate()
-        if save_due:
-            self._save()
-        if snapshot_due:
-            self._take_snapshot()
-        self._check_bits(step)
-        self._report_saves()
+        with self.profiles.apart():
+            if evaluation_due:
+                self._evaluate()
+            if save_due:
+                self._save()
+            if snapshot_due:
+                self._take_snapshot()
+            self._check_bits(step)
+            self._report_saves()
+        self.profiles.after_step()
         if self.abandoned is not None and not self.drain:
             raise not_saved(self.abandoned, newest=self.durable_step)
 
@@ -119,7 +130,7 @@ class Loop:
 
     def _launch(self) -> _Launched:
         """Give the next step to the device."""
-        with self.notes.during(Phase.DATA):
+        with self.notes.during(Phase.DATA), record_function(DATA):
             batches = next(self.training.loader)
         step = self.progress.step + 1
         self._tell_data_limit(step)
@@ -134,7 +145,11 @@ class Loop:
         faults = self.training.hooks.faults
         faults.before_step(step)
         pending = self.training.stepper.run(
-            batches, lr=lr, drain=drain, poisoned=step in faults.gradient_steps
+            batches,
+            lr=lr,
+            drain=drain,
+            profile=self.profiles.is_wanted,
+            poisoned=step in faults.gradient_steps,
         )
         if step in faults.weight_steps:
             put_nan(self.training.tensors.values())
@@ -164,6 +179,9 @@ class Loop:
         self.progress.tokens += result.tokens
         if launched.step == self.first_step:
             self.training.report("first_step", step=launched.step, seconds=step_time_s)
+        else:
+            self.profiles.saw_step(step_time_s)
+        self._heard_profile = result.profile_requested
         self._write_line(launched, result, step_time_s)
         self.drain = self.drain or result.drain_requested
         self.skipped_in_row = result.skipped_in_row
@@ -294,6 +312,10 @@ class Loop:
         self.saved_step = self.snapshot_step = step
         self._count_blocked(blocked_s)
 
+    def _stood_still(self, seconds: float) -> None:
+        """Count what a profile takes apart from the steps."""
+        self.step_ended_at += seconds
+
     def _lost_a_save(self) -> bool:
         """Whether a save was due at or before the snapshot that the run went on from."""
         step = self.progress.step
@@ -355,6 +377,7 @@ class Loop:
 
     def _end(self) -> str:
         """Make the last step durable; where a drain cannot, the checkpoint before it stands."""
+        self.profiles.end(is_draining=not self._is_complete(), is_last=self.training.is_last)
         self._save()
         self.notes.enter(Phase.WRITE)
         self.training.saver.wait()

@@ -14,8 +14,10 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 from shardyard.data.micro_batch import MicroBatch
+from shardyard.observe.trace import OPTIMIZER
 from shardyard.parallel.mesh import Mesh
 from shardyard.tasks.base import Task
 from shardyard.tasks.computation import Computation, Part
@@ -44,6 +46,8 @@ class StepResult:
     """That of this step's gradients; None: they had none."""
     drain_requested: bool
     """Whether any rank was asked to drain before this step."""
+    profile_requested: bool = False
+    """Whether rank 0 was asked for a profile before this step."""
     counted: dict[str, float] = field(default_factory=dict)
     """What was counted beside the loss, by its names in metrics.jsonl."""
 
@@ -72,7 +76,9 @@ class PendingResult:
         """Wait for the step and return its result."""
         if self._event is not None:
             self._event.synchronize()
-        loss, norm, targets, tokens, skipped, scale, drain, *counted = self._values.tolist()
+        loss, norm, targets, tokens, skipped, scale, drain, profile, *counted = (
+            self._values.tolist()
+        )
         return StepResult(
             loss=loss,
             grad_norm=norm,
@@ -81,6 +87,7 @@ class PendingResult:
             skipped_in_row=round(skipped),
             loss_scale=scale or None,
             drain_requested=drain > 0,
+            profile_requested=profile > 0,
             counted=dict(zip(self._names, counted, strict=True)),
         )
 
@@ -133,20 +140,27 @@ class Stepper:
             scaling.hand_to(self._computation.loss_scale)
 
     def run(
-        self, batches: Sequence[MicroBatch], *, lr: float, drain: bool, poisoned: bool = False
+        self,
+        batches: Sequence[MicroBatch],
+        *,
+        lr: float,
+        drain: bool,
+        profile: bool = False,
+        poisoned: bool = False,
     ) -> PendingResult:
         """Take one step.
 
         Args:
             drain: This rank's wish; the result holds that of all ranks.
+            profile: The same of a profile (``train/profile.py``).
             poisoned: Put NaN into a gradient first, for a drill.
         """
         part = self.accumulate(batches)
         if poisoned:
             put_nan(self._optimizer.gradients())
         work = sum(batch.work for batch in batches) if self._mesh.speaks_for_samples else 0
-        totals = self._totals(part, (work, float(drain)), poisoned=poisoned)
-        square_sum, tokens, drains = totals.others
+        totals = self._totals(part, (work, float(drain), float(profile)), poisoned=poisoned)
+        square_sum, tokens, drains, profiles = totals.others
         is_empty, divisor = totals.divisor == 0, totals.divisor.clamp(min=1.0)
         loss = totals.loss_sum / divisor
         divisor, scale = self._with_scale(divisor)
@@ -160,7 +174,7 @@ class Stepper:
         loss = loss.masked_fill(is_empty, math.nan)  # the mean of nothing
         names = [name for each in self._computation.statistics for name in each.metrics]
         means = self._computation.means(totals.sums)
-        values = [loss, norm, totals.divisor, tokens, self.skipped_in_row, scale, drains]
+        values = [loss, norm, totals.divisor, tokens, self.skipped_in_row, scale, drains, profiles]
         return PendingResult(torch.stack([*values, *counted, *means.values()]), [*names, *means])
 
     def accumulate(self, batches: Sequence[MicroBatch]) -> Part:
@@ -172,10 +186,12 @@ class Stepper:
     def _totals(self, part: Part, others: Sequence[float], *, poisoned: bool) -> Totals:
         if self.exact is not None:
             return self.exact.sum_over_ranks(part, others=others, poisoned=poisoned)
+        with record_function(OPTIMIZER):
+            square_sum = self._optimizer.square_sum()
         return sum_over_ranks(
             part,
             device=self._device,
-            others=(self._optimizer.square_sum(), *others),
+            others=(square_sum, *others),
             statistics=self._computation.statistics,
         )
 
@@ -215,4 +231,5 @@ class Stepper:
         nothing in it to learn (of dialogues, no answer), which is no fault and not counted."""
         if self._grad_clip is not None:
             divisor = divisor * (norm / self._grad_clip).clamp(min=1.0)
-        self._optimizer.step(lr=lr, divisor=divisor, skip=not_finite | is_empty)
+        with record_function(OPTIMIZER):
+            self._optimizer.step(lr=lr, divisor=divisor, skip=not_finite | is_empty)

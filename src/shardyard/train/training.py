@@ -36,6 +36,7 @@ class Training:
     is_last: bool
     """Whether the run is over when this is trained."""
     hooks: Hooks
+    attempt: int
     rank: int
     world_size: int
     device: torch.device

@@ -1,0 +1,75 @@
+"""`shardyard profile`: traces of some steps of a run that trains, and where their time went."""
+
+import json
+from pathlib import Path
+
+import click
+
+from shardyard.cli.options import json_option, launchers_in, run_argument, runs_dir_option
+from shardyard.cli.tables import print_table
+from shardyard.config.profile_section import MOST_STEPS
+from shardyard.control.profile import Wish, ask, refuse_untrainable, to_json, wait
+from shardyard.control.run_home import home_of
+from shardyard.report.profile_rows import HEADS, profile_rows, profile_words
+from shardyard.rundir.layout import find_run
+from shardyard.terminal import say, tell
+
+
+@click.command()
+@run_argument
+@click.option(
+    "--steps",
+    type=click.IntRange(1, MOST_STEPS),
+    default=3,
+    show_default=True,
+    help="How many steps.",
+)
+@click.option(
+    "--ranks",
+    default="auto",
+    show_default=True,
+    help="Whose traces: 0-3,8 or all (64 at most); auto: all of up to 8, else 8 spread evenly.",
+)
+@click.option("--detach", is_flag=True, help="Ask, and do not wait for it.")
+@click.option("--dry-run", is_flag=True, help="Say what would be asked for; ask nothing.")
+@runs_dir_option
+@json_option
+@click.pass_context
+def command(
+    context: click.Context,
+    run: str,
+    *,
+    steps: int,
+    ranks: str,
+    detach: bool,
+    dry_run: bool,
+    runs_dir: Path,
+    as_json: bool,
+) -> None:
+    """Profile the next steps of RUN (a path, an id, or the beginning of one), which trains on."""
+    home = home_of(find_run(run, runs_dir), launchers_in(context))
+    wish = Wish(steps=steps, ranks=ranks)
+    refuse_untrainable(home, wish)
+    handle = home.run_dir.handle
+    what = f"a profile of {steps} step{'s' * (steps > 1)} of run {home.run_dir.run_id}"
+    if dry_run:
+        words = f"{what} would be asked for (ranks: {ranks})"
+        tell(json.dumps({"steps": steps, "ranks": ranks, "message": words}) if as_json else words)
+        return
+    id = ask(home, wish)
+    if detach:
+        words = f"{what} is asked for; `shardyard report {handle}` shows it"
+        tell(json.dumps({"id": id, "message": words}) if as_json else words)
+        return
+    say(f"{what} is asked for; it begins with a step of the next seconds")
+    try:
+        profile, folder = wait(home, id)
+    except KeyboardInterrupt:
+        say(f"waiting ended, the profile is taken all the same: `shardyard report {handle}`")
+        raise
+    if as_json:
+        tell(json.dumps(to_json(profile, folder), indent=1))
+        return
+    print_table(HEADS, profile_rows(profile))
+    tell(profile_words(profile))
+    tell(f"traces: {folder}/rank-*.json.gz; https://ui.perfetto.dev opens them")

@@ -1,0 +1,221 @@
+"""A trace of torch.profiler as spans of time: who ran when, on the training thread and the device.
+
+The format is Chrome's: a list of events, times in microseconds. ``X`` is a span with its thread
+(``tid``) and duration; ``cat`` says what it is: ``cpu_op`` an operator, ``user_annotation`` a range
+that somebody named, ``cuda_runtime`` and ``cuda_driver`` a call that launches something,
+``kernel``, ``gpu_memcpy`` and ``gpu_memset`` what the device did, joined to its launch by
+``correlation``.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+S = TypeVar("S")
+
+STEPS = "shardyard/steps"
+"""Range around all that is profiled, on the training thread."""
+APART = "shardyard/apart"
+"""Inside of it: evaluations and saves, which are no part of a step."""
+DATA = "shardyard/data"
+"""Waits for the samples of a step."""
+OPTIMIZER = "shardyard/optimizer"
+"""Norm of the gradients, and the update."""
+EXCHANGE = "shardyard/exchange "
+"""Begin of the name of a collective's range; the axis of the mesh follows."""
+LATER = "shardyard/exchange-later "
+"""The same of one that is only begun, and waited for later."""
+
+_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+_LAUNCH = ("cuda_runtime", "cuda_driver", "privateuse1_runtime", "xpu_runtime")
+_HOST = ("cpu_op", "user_annotation")
+_GLOO = "gloo:"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One event; times in seconds, from the begin of ``STEPS``."""
+
+    name: str
+    begin_s: float
+    end_s: float
+    correlation: int = -1
+    """What joins a launch with what it launched."""
+    group: str = ""
+    """Description of the process group that a device's collective is of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """What is read of a trace, each list in order of begin."""
+
+    seconds: float
+    """From the begin of what is profiled to its end."""
+    host: tuple[Span, ...]
+    """Operators and ranges of the training thread; they lie in each other or beside."""
+    gloo: tuple[Span, ...]
+    """Collectives between CPU processes, in the threads that carry them out."""
+    device: tuple[Span, ...]
+    """Kernels and copies; empty without an accelerator."""
+    launches: Mapping[int, tuple[Any, float]]
+    """Correlation -> the thread that launched it, and when."""
+    ranges: Mapping[Any, tuple[Span, ...]]
+    """Our own ranges of each thread: backward passes for a device have a thread of their own."""
+
+
+class NoStepsError(ValueError):
+    """A trace without the range ``STEPS``."""
+
+
+def read_trace(path: Path) -> Trace:
+    """Read what the profiler wrote.
+
+    Raises:
+        ValueError: It is no trace of ours.
+    """
+    return parse_trace(json.loads(path.read_bytes())["traceEvents"])
+
+
+def parse_trace(events: Sequence[Mapping[str, Any]]) -> Trace:
+    """Spans of the events of a trace."""
+    whole = [each for each in events if each.get("ph") == "X" and "ts" in each and "dur" in each]
+    steps = next((each for each in whole if each.get("name") == STEPS and _is_host(each)), None)
+    if steps is None:
+        raise NoStepsError("the trace lacks the range of the profiled steps")
+    zero_us, thread = steps["ts"], steps.get("tid")
+    whole.sort(key=lambda event: (event["ts"], -event["dur"]))
+
+    def spans(found: Iterable[Mapping[str, Any]]) -> tuple[Span, ...]:
+        return tuple(_span(event, zero_us) for event in found)
+
+    hosted = [each for each in whole if _is_host(each)]
+    ours = [each for each in hosted if str(each["name"]).startswith("shardyard/")]
+    return Trace(
+        seconds=steps["dur"] / 1e6,
+        host=spans(each for each in hosted if each.get("tid") == thread and not _is_gloo(each)),
+        gloo=spans(each for each in hosted if _is_gloo(each)),
+        device=spans(each for each in whole if each.get("cat") in _DEVICE),
+        launches=dict(_launches(whole, zero_us)),
+        ranges={
+            tid: spans(each for each in ours if each.get("tid") == tid)
+            for tid in {each.get("tid") for each in ours}
+        },
+    )
+
+
+def _launches(
+    events: Iterable[Mapping[str, Any]], zero_us: float
+) -> Iterator[tuple[int, tuple[Any, float]]]:
+    for event in events:
+        correlation = (event.get("args") or {}).get("correlation")
+        if event.get("cat") in _LAUNCH and correlation is not None:
+            yield int(correlation), (event.get("tid"), (event["ts"] - zero_us) / 1e6)
+
+
+def _span(event: Mapping[str, Any], zero_us: float) -> Span:
+    begin_s = (event["ts"] - zero_us) / 1e6
+    args = event.get("args") or {}
+    return Span(
+        name=str(event["name"]),
+        begin_s=begin_s,
+        end_s=begin_s + event["dur"] / 1e6,
+        correlation=int(args.get("correlation", -1)),
+        group=str(args.get("Process Group Description", "")),
+    )
+
+
+def _is_host(event: Mapping[str, Any]) -> bool:
+    return event.get("cat") in _HOST
+
+
+def _is_gloo(event: Mapping[str, Any]) -> bool:
+    return str(event["name"]).startswith(_GLOO)
+
+
+# --- spans in each other ------------------------------------------------------------------------
+
+
+class Piece(NamedTuple):
+    """A piece of time in which nothing begins or ends."""
+
+    begin_s: float
+    end_s: float
+    state: Any
+    """What the spans that are open make of it."""
+
+
+def nested(
+    spans: Sequence[Span], end_s: float, outside: S, fold: Callable[[S, Span], S]
+) -> Iterator[Piece]:
+    """Cut the time from 0 to ``end_s`` where a span begins or ends.
+
+    Args:
+        spans: Of one thread, in order of begin; each ends before the one that it lies in. Where
+            clocks say otherwise by a little, it is cut.
+        outside: The state where no span is open.
+        fold: Makes the state inside of a span from the one around it.
+    """
+    now_s = 0.0
+    open_spans: list[tuple[float, S]] = []  # end and state, the outermost first
+
+    def until(limit_s: float) -> Iterator[Piece]:
+        nonlocal now_s
+        while open_spans and open_spans[-1][0] <= limit_s:
+            last_s, state = open_spans.pop()
+            if last_s > now_s:
+                yield Piece(now_s, last_s, state)
+                now_s = last_s
+        if limit_s > now_s:
+            yield Piece(now_s, limit_s, open_spans[-1][1] if open_spans else outside)
+            now_s = limit_s
+
+    for span in spans:
+        if span.begin_s >= end_s:
+            break
+        yield from until(span.begin_s)
+        around_s, around = open_spans[-1] if open_spans else (end_s, outside)
+        open_spans.append((min(span.end_s, around_s), fold(around, span)))
+    yield from until(end_s)
+
+
+def side_by_side(
+    labelled: Iterable[tuple[Span, str]], end_s: float, order: Sequence[str]
+) -> Iterator[Piece]:
+    """The same of spans that may overlap in any way: of those open, the first in ``order`` counts.
+
+    Returns:
+        Pieces whose state is a label; None: no span is open.
+    """
+    marks: list[tuple[float, int, str]] = []
+    for span, label in labelled:
+        begin_s, last_s = max(0.0, span.begin_s), min(end_s, span.end_s)
+        if last_s > begin_s:
+            marks += [(begin_s, 1, label), (last_s, -1, label)]
+    marks.sort(key=lambda mark: mark[0])
+    count = dict.fromkeys(order, 0)
+    now_s = 0.0
+    for at_s, change, label in marks:
+        if at_s > now_s:
+            yield Piece(now_s, at_s, next((name for name in order if count[name]), None))
+            now_s = at_s
+        count[label] += change
+    if end_s > now_s:
+        yield Piece(now_s, end_s, None)
+
+
+def beside(first: Iterable[Piece], second: Iterable[Piece]) -> Iterator[tuple[float, Any, Any]]:
+    """Two ways to cut the same time, together: seconds and both states of each piece."""
+    ones, others = iter(first), iter(second)
+    one, other = next(ones, None), next(others, None)
+    now_s = 0.0
+    while one is not None and other is not None:
+        end_s = min(one.end_s, other.end_s)
+        if end_s > now_s:
+            yield end_s - now_s, one.state, other.state
+            now_s = end_s
+        if one.end_s <= end_s:
+            one = next(ones, None)
+        if other.end_s <= end_s:
+            other = next(others, None)

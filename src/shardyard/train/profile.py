@@ -1,0 +1,339 @@
+"""Profiles of some steps of a run that trains: who asks, when they begin, what is written.
+
+Rank 0 looks for a request in the run's folder, and the one small all-reduce of a step carries its
+wish to all ranks (``train/step.py``). So all begin with the same step, though no rank waits for it.
+Nothing that is computed depends on it. What goes wrong in a profile ends the profile, not the run.
+"""
+
+import gzip
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from torch.profiler import profile, record_function
+
+from shardyard.config.profile_section import ranks_of
+from shardyard.errors import RequestError, ShardyardError
+from shardyard.files import make_folder, write_json
+from shardyard.observe.exchanges import exchanges_named
+from shardyard.observe.metrics import read_step_terms
+from shardyard.observe.step_terms import AXES, table, terms_of
+from shardyard.observe.trace import APART, STEPS, read_trace
+from shardyard.parallel.device import profiled_activities, synchronize
+from shardyard.rundir.profiles import (
+    ProfileRequest,
+    StepProfile,
+    drop_request,
+    new_request,
+    remove_unfinished,
+    take_request,
+    trace_name,
+    unfinished,
+)
+from shardyard.train.hooks import Phase
+from shardyard.train.training import Training
+from shardyard.waiting import meanwhile
+
+LOOK_EVERY_S = 0.5
+"""For a request: one stat of a file that is usually not there, beside the training thread."""
+MOST_TRACE_BYTES = 2**30
+"""Of one rank, before it is packed: no viewer opens more, and reading it takes ten times that."""
+_USUAL_STEPS = 20
+_PACKED = 4
+"""Level of gzip: the ranks stand still while it packs."""
+
+
+@dataclass
+class _Taking:
+    """A profile that is under way."""
+
+    request: ProfileRequest
+    first_step: int
+    ranks: tuple[int, ...]
+    usual_s: float | None
+    steps_done: int = 0
+    is_mine: bool = False
+    """Whether this rank is profiled."""
+    error: str = ""
+    """Why this rank has no trace."""
+    stood_still_s: float = 0.0
+    open: ExitStack = field(default_factory=ExitStack)
+    profiler: Any = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """What one rank has of a profile; small, it goes to all ranks."""
+
+    terms: dict[str, float]
+    bytes: int
+    error: str
+
+
+class Profiles:
+    """All profiles of one training. Every rank has one and calls it at the same steps."""
+
+    def __init__(self, training: Training, *, stands_still: Callable[[float], None]) -> None:
+        """Args:
+        stands_still: Is told seconds that belong to no step.
+        """
+        self._training = training
+        self._stands_still = stands_still
+        self._attempt = training.attempt
+        self._taking: _Taking | None = None
+        self._usual_s: deque[float] = deque(maxlen=_USUAL_STEPS)
+        self._found: ProfileRequest | None = None
+        """What rank 0 was asked for; taken up with the next step that all have heard of it."""
+        if training.rank == 0:
+            self._forget_what_was_left()
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Look for requests while the block runs; a profile under way at its end is lost."""
+        looks = (
+            meanwhile(self._look, every_s=LOOK_EVERY_S, name="profile-requests")
+            if self._training.rank == 0
+            else nullcontext()
+        )
+        try:
+            with looks:
+                yield
+        finally:
+            if self._taking is not None:
+                self._taking.open.close()
+
+    @property
+    def is_wanted(self) -> bool:
+        """This rank's wish, which the next step carries to all."""
+        return self._found is not None and self._taking is None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the step under way is profiled; the same on all ranks."""
+        return self._taking is not None
+
+    def before_step(self, step: int, *, is_wanted: bool) -> None:
+        """Begin a profile, if one is due. All ranks call it together.
+
+        Args:
+            is_wanted: What all ranks have heard in the result of a step.
+        """
+        if self._taking is not None:
+            return
+        asked = self._training.resolved.recipe.observe.profile
+        if asked is not None and asked.at_step == step:
+            self._begin(new_request(self._attempt, steps=asked.steps, ranks=asked.ranks), step)
+        elif is_wanted:
+            request: ProfileRequest | None = self._training.gather(self._found)[0]
+            if request is not None:
+                self._begin(request, step)
+
+    def apart(self) -> AbstractContextManager[object]:
+        """While it is open, what is done is no part of a step."""
+        return record_function(APART) if self._taking is not None else nullcontext()
+
+    def saw_step(self, step_time_s: float) -> None:
+        """A step took so long."""
+        if self._taking is None:
+            self._usual_s.append(step_time_s)
+
+    def after_step(self) -> None:
+        """Count a step, and end a profile that has all of its own. All ranks call it together."""
+        taking = self._taking
+        if taking is None:
+            return
+        taking.steps_done += 1
+        if taking.steps_done >= taking.request.steps:
+            self._end(taking)
+
+    def end(self, *, is_draining: bool, is_last: bool) -> None:
+        """No further step of this training comes. All ranks call it together.
+
+        Args:
+            is_draining: What time there is, is for saving.
+            is_last: No other phase of the run takes up what is asked for.
+        """
+        taking = self._taking
+        if taking is not None and (is_draining or not taking.steps_done):
+            why = "the run was asked to stop" if is_draining else "the run ended"
+            taking.open.close()
+            self._taking = None
+            self._abandon(taking.request, f"{why} in the middle of it", step=taking.first_step)
+        elif taking is not None:
+            self._end(taking)
+        if self._found is not None and (is_draining or is_last):
+            why = "was asked to stop" if is_draining else "ended"
+            self._abandon(self._found, f"the run {why} before another step began")
+
+    # --- requests, on rank 0 --------------------------------------------------------------------
+
+    def _look(self) -> None:
+        if self._found is None and self._taking is None:
+            request = take_request(self._training.run_dir)
+            if request is not None and request.attempt == self._attempt:
+                self._found = request
+
+    def _forget_what_was_left(self) -> None:
+        """Remove what a kill has left of a profile, and a request that it was taken for."""
+        run_dir = self._training.run_dir
+        left, request = remove_unfinished(run_dir), take_request(run_dir)
+        if request is None:
+            return
+        if request.attempt != self._attempt:
+            drop_request(run_dir)
+        elif left:
+            self._abandon(request, "processes were lost in the middle of it; its part was removed")
+
+    def _abandon(self, request: ProfileRequest, reason: str, step: int | None = None) -> None:
+        """Tell that nothing comes of a request."""
+        training = self._training
+        if training.rank != 0:
+            return
+        if step is not None:
+            shutil.rmtree(unfinished(training.run_dir.profile(step)), ignore_errors=True)
+        training.report("profile_abandoned", id=request.id, reason=reason)
+        self._forget(request)
+
+    def _forget(self, request: ProfileRequest) -> None:
+        found = take_request(self._training.run_dir)
+        if found is not None and found.id == request.id:
+            drop_request(self._training.run_dir)
+        if self._found is not None and self._found.id == request.id:
+            self._found = None
+
+    # --- one profile ----------------------------------------------------------------------------
+
+    def _begin(self, request: ProfileRequest, step: int) -> None:
+        training = self._training
+        try:
+            ranks = ranks_of(request.ranks, training.world_size)
+        except RequestError as error:  # the same on every rank
+            self._abandon(request, str(error))
+            return
+        usual_s = median(self._usual_s) if self._usual_s else None
+        taking = _Taking(request, step, ranks, usual_s, is_mine=training.rank in ranks)
+        with self._standing_still(taking):
+            if training.rank == 0:  # marks from now on that this request is under way
+                taking.error = self._made_folder(unfinished(training.run_dir.profile(step)))
+            if taking.is_mine and not taking.error:
+                self._open(taking)
+        self._taking = taking
+
+    def _made_folder(self, folder: Path) -> str:
+        try:
+            make_folder(folder)
+        except OSError as error:
+            return f"{folder} cannot be made: {error.strerror}"
+        return ""
+
+    def _open(self, taking: _Taking) -> None:
+        """Let the profiler run, and a range around the steps."""
+        try:
+            taking.profiler = profile(activities=profiled_activities(self._training.device))
+            taking.profiler.start()
+            taking.open.callback(taking.profiler.stop)
+            taking.open.enter_context(exchanges_named(self._axes()))
+            taking.open.enter_context(record_function(STEPS))
+        except (RuntimeError, OSError) as error:
+            taking.error = f"the profiler did not start: {error}"
+
+    def _axes(self) -> dict[str, list[str]]:
+        """Name of a process group of this rank -> the axes of the mesh with several ranks that it
+        stands for."""
+        mesh = self._training.mesh
+        found: dict[str, list[str]] = {}
+        for each in (mesh.dense, mesh.experts, mesh.context):
+            for place, axis in enumerate(() if each is None else each.mesh_dim_names or ()):
+                if each is None or each.size(place) == 1 or axis not in AXES:
+                    continue
+                axes = found.setdefault(each.get_group(axis).group_name, [])
+                axes += [] if axis in axes else [axis]
+        return found
+
+    def _end(self, taking: _Taking) -> None:
+        """Write what this rank has, and on rank 0 what all have. All ranks call it together."""
+        training, self._taking = self._training, None
+        folder = training.run_dir.profile(taking.first_step)
+        with self._standing_still(taking):
+            synchronize(training.device)
+            part = self._written(taking, unfinished(folder))
+            parts: list[_Part | None] = training.gather(part)
+        if training.rank != 0:
+            return
+        try:
+            self._tell(taking, parts, folder)
+        except (OSError, ShardyardError) as error:  # of a disk that is full
+            self._abandon(taking.request, f"it could not be written: {error}", taking.first_step)
+
+    def _written(self, taking: _Taking, folder: Path) -> _Part | None:
+        """This rank's trace, packed, and what it says; None: it is not profiled."""
+        if not taking.is_mine:
+            return None
+        terms: dict[str, float] = {}
+        path = folder / trace_name(self._training.rank)
+        try:
+            taking.open.close()
+            if not taking.error:
+                plain = path.with_suffix("")
+                taking.profiler.export_chrome_trace(str(plain))
+                size = plain.stat().st_size
+                if size > MOST_TRACE_BYTES:
+                    raise ValueError(f"its trace has {size:,} bytes; ask for fewer steps")
+                terms = terms_of(read_trace(plain), steps=taking.steps_done)
+                with plain.open("rb") as read, gzip.open(path, "wb", _PACKED) as packed:
+                    shutil.copyfileobj(read, packed)
+                plain.unlink()
+        except (RuntimeError, OSError, ValueError) as error:
+            taking.error = str(error) or type(error).__name__
+        finally:
+            path.with_suffix("").unlink(missing_ok=True)
+        size = 0 if taking.error else path.stat().st_size
+        return _Part(terms={} if taking.error else terms, bytes=size, error=taking.error)
+
+    def _tell(self, taking: _Taking, parts: list[_Part | None], folder: Path) -> None:
+        training = self._training
+        there = {rank: part for rank, part in enumerate(parts) if part is not None}
+        by_rank = {rank: part.terms for rank, part in there.items() if not part.error}
+        missing = {str(rank): part.error for rank, part in there.items() if part.error}
+        if not by_rank:
+            why = "; ".join(f"rank {rank}: {error}" for rank, error in missing.items())
+            self._abandon(taking.request, f"no rank has a trace: {why}", taking.first_step)
+            return
+        plan = training.run_dir.plan(self._attempt)
+        found = StepProfile(
+            id=taking.request.id,
+            step=taking.first_step,
+            steps=taking.steps_done,
+            attempt=self._attempt,
+            world_size=training.world_size,
+            ranks=tuple(by_rank),
+            step_s=sum(sum(terms.values()) for terms in by_rank.values()) / len(by_rank),
+            usual_s=taking.usual_s,
+            stood_still_s=taking.stood_still_s,
+            trace_bytes=sum(part.bytes for part in there.values()),
+            missing=missing,
+            terms=table(by_rank, read_step_terms(plan, training.progress.phase)),
+        )
+        write_json(
+            unfinished(folder) / "profile.json",
+            {**found.to_json(), "by_rank": {str(rank): terms for rank, terms in by_rank.items()}},
+        )
+        shutil.rmtree(folder, ignore_errors=True)  # of the same step, before work was lost
+        unfinished(folder).rename(folder)
+        training.report("profiled", id=found.id, step=found.step, profile=found.to_json())
+        self._forget(taking.request)
+
+    @contextmanager
+    def _standing_still(self, taking: _Taking) -> Iterator[None]:
+        began_s = time.monotonic()
+        with self._training.hooks.notes.during(Phase.PROFILE):
+            yield
+        seconds = time.monotonic() - began_s
+        taking.stood_still_s += seconds
+        self._stands_still(seconds)
