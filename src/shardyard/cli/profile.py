@@ -5,7 +5,13 @@ from pathlib import Path
 
 import click
 
-from shardyard.cli.options import json_option, launchers_in, run_argument, runs_dir_option
+from shardyard.cli.options import (
+    json_option,
+    launchers_in,
+    run_argument,
+    runs_dir_option,
+    trust_option,
+)
 from shardyard.cli.tables import print_table
 from shardyard.config.profile_section import MOST_STEPS
 from shardyard.control.profile import Wish, ask, refuse_untrainable, to_json, wait
@@ -32,6 +38,7 @@ from shardyard.terminal import say, tell
 )
 @click.option("--detach", is_flag=True, help="Ask, and do not wait for it.")
 @click.option("--dry-run", is_flag=True, help="Say what would be asked for; ask nothing.")
+@trust_option
 @runs_dir_option
 @json_option
 @click.pass_context
@@ -43,6 +50,7 @@ def command(
     ranks: str,
     detach: bool,
     dry_run: bool,
+    trusts_folder: bool,
     runs_dir: Path,
     as_json: bool,
 ) -> None:
@@ -56,7 +64,7 @@ def command(
         words = f"{what} would be asked for (ranks: {ranks})"
         tell(json.dumps({"steps": steps, "ranks": ranks, "message": words}) if as_json else words)
         return
-    id = ask(home, wish)
+    id = ask(home, wish, trusts_folder=trusts_folder)
     if detach:
         words = f"{what} is asked for; `shardyard report {handle}` shows it"
         tell(json.dumps({"id": id, "message": words}) if as_json else words)

@@ -230,24 +230,33 @@ def describe_event(event: dict[str, Any]) -> str | None:
             return f"restarted with {event['world_size']} processes"
         case "resized":
             return f"resized from {event['world_size_before']} to {event['world_size']} processes"
-        case "stalled":
-            return describe_stall(event["seconds"], event["usual_s"])
-        case "stopping":
-            return f"stopping: {event['reason']}"
-        case "draining":
-            return f"draining after {event['signal']}"
+        case "stalled" | "stopping" | "draining":
+            return _describe_pause(event)
         case "checkpoint_loaded" | "snapshot_restored":
             return _describe_begin(event)
         case "phase_started":
             length = f", samples of {event['seq_len']} tokens" if event.get("seq_len") else ""
             return f"phase {event['phase']} of {event['phases']}{length}"
-        case "profiled":
-            return f"profiled from step {event['step']} on"
-        case "profile_abandoned":
-            return f"no profile was taken: {event['reason']}"
         case "checkpoint_durable" | "checkpoint_abandoned" | "checkpoint_interval":
             return _describe_save(event)
+        case "profiled" | "profile_abandoned":
+            return _describe_profile(event)
     return None
+
+
+def _describe_pause(event: dict[str, Any]) -> str:
+    """Why no step comes, or none is to come."""
+    if event["kind"] == "stalled":
+        return describe_stall(event["seconds"], event["usual_s"])
+    if event["kind"] == "stopping":
+        return f"stopping: {event['reason']}"
+    return f"draining after {event['signal']}"
+
+
+def _describe_profile(event: dict[str, Any]) -> str:
+    if event["kind"] == "profiled":
+        return f"a profile was taken from step {event['step']} on"
+    return f"no profile was taken: {event['reason']}"
 
 
 def _describe_save(event: dict[str, Any]) -> str:

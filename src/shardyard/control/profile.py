@@ -12,6 +12,7 @@ from shardyard.control.job import fetch_progress
 from shardyard.control.run_home import RunHome, nodes_folder
 from shardyard.errors import CapacityError, RequestError, ShardyardError
 from shardyard.launchers.base import Executor, JobState
+from shardyard.launchers.trust import refuse_untrusted
 from shardyard.rundir.layout import RunDir
 from shardyard.rundir.lines import read_lines_backwards
 from shardyard.rundir.profiles import StepProfile, leave_request, new_request, take_request
@@ -68,16 +69,20 @@ def refuse_untrainable(home: RunHome, wish: Wish) -> None:
         ranks_of(wish.ranks, world_size)
 
 
-def ask(home: RunHome, wish: Wish) -> str:
+def ask(home: RunHome, wish: Wish, *, trusts_folder: bool = False) -> str:
     """Ask for a profile; returns its id.
 
     Raises:
         RequestError: One is asked for already, or the nodes' files cannot be reached from here.
+        AccessError: Somebody else may have decided in which job a command would run.
     """
     if home.folder is not None:
         return ask_here(home.folder, wish)
     launched, recipe = home.far
     launcher = launched.launcher
+    if launcher.capabilities.shares_folder:
+        raise _prepares(home.run_dir)
+    refuse_untrusted(home.run_dir.ledger, trusts_folder=trusts_folder)
     if not isinstance(launcher, Executor):
         raise RequestError(
             f"a run on {launcher.name} cannot be asked from here: its nodes share no folder with "
@@ -114,10 +119,7 @@ def ask_here(run_dir: RunDir, wish: Wish) -> str:
     """
     attempts = run_dir.attempts()
     if not attempts:
-        raise RequestError(
-            f"run {run_dir.run_id} prepares its first attempt: no step is done that could be "
-            f"profiled. Ask again once it trains (`shardyard watch {run_dir.handle}`)."
-        )
+        raise _prepares(run_dir)
     request = new_request(attempts[-1], steps=wish.steps, ranks=wish.ranks)
     if leave_request(run_dir, request):
         return request.id
@@ -126,6 +128,13 @@ def ask_here(run_dir: RunDir, wish: Wish) -> str:
     raise RequestError(
         f"a profile of run {run_dir.run_id} is being taken already{since}. Two at once would "
         "measure each other. Wait for its end, which `shardyard report` and the events tell."
+    )
+
+
+def _prepares(run_dir: RunDir) -> RequestError:
+    return RequestError(
+        f"run {run_dir.run_id} prepares its first attempt: no step is done that could be profiled. "
+        f"Ask again once it trains; `shardyard runs` and `shardyard top {run_dir.handle}` say when."
     )
 
 
@@ -191,9 +200,8 @@ def _folder_of(home: RunHome, profile: StepProfile) -> str:
         f"the traces are on the nodes' storage: `shardyard fetch {launched.run_dir.handle}` brings "
         "them here"
     )
-    return (
-        f"{nodes_folder(recipe, home.run_dir)}/profiles/{home.run_dir.profile(profile.step).name}"
-    )
+    name = home.run_dir.profile(profile.step).name
+    return f"{nodes_folder(recipe, home.run_dir)}/profiles/{name}"
 
 
 def _world_size(home: RunHome) -> int | None:

@@ -16,6 +16,7 @@ PHASES = {
     "data wait": "of those steps: waiting for micro-batches",
     "evaluation": "held-out loss",
     "checkpoint-blocked": "training stood still for a save, the last one until it was durable",
+    "profile": "profiles were begun and written",
     "sample": "text generated at the end",
     "init": "start of the processes, imports, model and optimizer",
     "rendezvous": "all processes meet",
@@ -171,6 +172,10 @@ def _add_loop(
     for event in attempt.all("evaluated", generation):
         phases.add("evaluation", event.get("seconds", 0.0))
         clock_t += event.get("seconds", 0.0)
+    for event in attempt.all("profiled", generation):
+        profile_s = (event.get("profile") or {}).get("stood_still_s") or 0.0
+        phases.add("profile", profile_s)
+        clock_t += profile_s
     for event in attempt.all("phase_started", generation):  # from the last step of one before it
         phases.add("init", event.get("seconds", 0.0))
         clock_t += event.get("seconds", 0.0)

@@ -267,7 +267,8 @@ class Profiles:
         if training.rank != 0:
             return
         try:
-            self._tell(taking, parts, folder)
+            with self._standing_still(taking):
+                self._tell(taking, parts, folder)
         except (OSError, ShardyardError) as error:  # of a disk that is full
             self._abandon(taking.request, f"it could not be written: {error}", taking.first_step)
 
