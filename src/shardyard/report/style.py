@@ -75,7 +75,8 @@ pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; }
 figure.wide { max-width: 640px; }
 .productive { background: var(--green); } .data-wait { background: var(--amber); }
 .evaluation { background: var(--blue); } .checkpoint-blocked { background: var(--purple); }
-.sample { background: var(--teal); } .init { background: var(--grey); }
+.sample { background: var(--teal); } .profile { background: var(--ink); }
+.init { background: var(--grey); }
 .rendezvous { background: var(--brown); } .load { background: var(--pink); }
 .lost-work { background: var(--red); } .detect { background: var(--orange); }
 .restart { background: color-mix(in srgb, var(--red) 60%, var(--brown)); }
