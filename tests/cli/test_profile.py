@@ -212,3 +212,18 @@ def test_a_request_of_an_attempt_that_is_over_stands_in_nobodys_way(trained: Run
     request = take_request(trained)
     assert request is not None
     assert (request.attempt, request.steps) == (1, 3)
+
+
+def test_a_launched_run_is_asked_in_the_folder_that_its_nodes_share(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    launcher = FakeLauncher()
+    assert launch(tmp_path, launcher, "--yes") == 0
+    assert shardyard(launcher, "profile", "first", "--detach", *runs_dir(tmp_path)) == 2
+    assert "prepares its first attempt" in capsys.readouterr().err
+    run = RunDir(tmp_path / "runs" / "first")
+    run.attempt(0).mkdir(parents=True)
+    assert shardyard(launcher, "profile", "first", "--detach", *runs_dir(tmp_path)) == 0
+    request = take_request(run)
+    assert request is not None
+    assert request.attempt == 0

@@ -24,6 +24,7 @@ from tests.launchers.wrong_kubernetes import KubernetesDesk
 from tests.launchers.wrong_monitoring import MonitoringDesk
 from tests.launchers.wrong_paths import PathsDesk
 from tests.launchers.wrong_prices import PricesDesk
+from tests.launchers.wrong_profile import ProfileDesk
 from tests.launchers.wrong_situations import Desk, Situation, all_situations
 from tests.launchers.wrong_slurm import SlurmDesk
 from tests.launchers.wrong_study import StudyDesk
@@ -41,6 +42,7 @@ DESKS: dict[str, type[Desk]] = {
     "bench network": BenchDesk,
     "study": StudyDesk,
     "compare": CompareDesk,
+    "profile": ProfileDesk,
     "cluster, kind=batch": QueueDesk,
     "cluster": ClusterDesk,
     "cluster adopt, and the cluster that is meant": AdoptDesk,

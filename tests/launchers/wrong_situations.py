@@ -123,6 +123,7 @@ LISTS = (
     "wrong_bench",
     "wrong_study",
     "wrong_compare",
+    "wrong_profile",
     "wrong_batch_queue",
     "wrong_cluster",
     "wrong_adopt",
