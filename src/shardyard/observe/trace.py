@@ -28,6 +28,10 @@ EXCHANGE = "shardyard/exchange "
 LATER = "shardyard/exchange-later "
 """The same of one that is only begun, and waited for later."""
 
+_RESOLUTION_S = 5e-9
+"""Of a trace: microseconds since some begin, as floats. What ends so much later than the next
+begins ends before it, and does not hold it."""
+
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCH = ("cuda_runtime", "cuda_driver", "privateuse1_runtime", "xpu_runtime")
 _HOST = ("cpu_op", "user_annotation")
@@ -162,7 +166,7 @@ def nested(
 
     def until(limit_s: float) -> Iterator[Piece]:
         nonlocal now_s
-        while open_spans and open_spans[-1][0] <= limit_s:
+        while open_spans and open_spans[-1][0] <= limit_s + _RESOLUTION_S:
             last_s, state = open_spans.pop()
             if last_s > now_s:
                 yield Piece(now_s, last_s, state)
