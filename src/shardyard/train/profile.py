@@ -167,6 +167,8 @@ class Profiles:
             self._abandon(taking.request, f"{why} in the middle of it", step=taking.first_step)
         elif taking is not None:
             self._end(taking)
+        if self._training.rank == 0 and (is_draining or is_last):
+            self._look()  # what was asked for in this moment is told too
         if self._found is not None and (is_draining or is_last):
             why = "was asked to stop" if is_draining else "ended"
             self._abandon(self._found, f"the run {why} before another step began")
