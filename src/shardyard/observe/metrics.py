@@ -89,6 +89,7 @@ class MetricLines:
         phase: Counted from 1; None: the run has none.
         """
         self._budget = budget
+        self.attempt = attempt
         self._phase = phase
         self._place = {"attempt": attempt, "generation": generation, "world_size": world_size}
 

@@ -85,7 +85,7 @@ class Profiles:
         """
         self._training = training
         self._stands_still = stands_still
-        self._attempt = training.attempt
+        self._attempt = training.metric_lines.attempt
         self._taking: _Taking | None = None
         self._usual_s: deque[float] = deque(maxlen=_USUAL_STEPS)
         self._found: ProfileRequest | None = None

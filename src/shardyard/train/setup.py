@@ -157,7 +157,6 @@ def set_up_phase(
         resolved=resolved,
         is_last=resolved is place.resolved.of_phases[-1],
         hooks=hooks,
-        attempt=attempt,
         rank=rank,
         world_size=world_size,
         device=device,

@@ -36,7 +36,6 @@ class Training:
     is_last: bool
     """Whether the run is over when this is trained."""
     hooks: Hooks
-    attempt: int
     rank: int
     world_size: int
     device: torch.device
