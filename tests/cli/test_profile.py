@@ -52,7 +52,7 @@ def test_a_run_that_does_not_train_is_refused(trained: RunDir, capsys: Captured)
     said = capsys.readouterr().err
     assert "run first does not train now (lost)" in said
     assert "`shardyard resume" in said
-    assert "observe.profile={at_step: N}" in said
+    assert "observe.profile.at_step=N" in said
     trained.events.unlink()
     assert ask(trained) == 2
     assert "has not begun, so there is nothing to profile" in capsys.readouterr().err
@@ -163,7 +163,7 @@ def test_nodes_that_cannot_be_reached_are_told_of_the_setting(
     assert shardyard(launcher, "profile", "first", *runs_dir(tmp_path)) == 2
     said = capsys.readouterr().err
     assert "a run on fake cannot be asked from here" in said
-    assert "observe.profile={at_step: N}" in said
+    assert "observe.profile.at_step=N" in said
 
 
 def test_a_node_asks_where_the_files_are(trained: RunDir, capsys: Captured) -> None:

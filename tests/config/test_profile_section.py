@@ -47,8 +47,8 @@ def test_other_words_are_refused_with_what_to_do(words: str, world_size: int, sa
 
 
 def test_a_recipe_names_a_step() -> None:
+    assert Recipe().observe.profile.at_step is None
     recipe = Recipe.model_validate({"observe": {"profile": {"at_step": 20}}})
-    assert recipe.observe.profile is not None
     assert (recipe.observe.profile.steps, recipe.observe.profile.ranks) == (3, "auto")
 
 
@@ -66,7 +66,9 @@ def test_what_could_not_be_followed_is_refused(observe: dict[str, object], says:
 
 
 def test_a_setting_of_it_out_of_bounds_is_named() -> None:
-    with pytest.raises(RecipeError, match=r"observe\.profile\.steps"):
+    with pytest.raises(
+        RecipeError, match=r"observe\.profile\.steps=99 is not a whole number from 1 to 20"
+    ):
         load_recipe(
             [{"observe": {"profile": {"at_step": 1, "steps": 99}}}],
             [],  # type: ignore[list-item]

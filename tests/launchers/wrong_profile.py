@@ -38,7 +38,7 @@ class ProfileDesk(Desk):
     "a run that does not train",
     2,
     says="run first does not train now (lost), so no step of it can be profiled",
-    do="observe.profile={at_step: N}",
+    do="observe.profile.at_step=N",
 )
 def _(desk: ProfileDesk) -> int:
     desk.trained()
@@ -88,4 +88,4 @@ def _(desk: ProfileDesk) -> int:
     do="Use a step from 1 to 10",
 )
 def _(desk: ProfileDesk) -> int:
-    return desk.launch("observe.profile={at_step: 11}")
+    return desk.launch("observe.profile.at_step=11")

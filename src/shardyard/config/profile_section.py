@@ -24,25 +24,24 @@ _RANKS = re.compile(r"\d{1,7}(-\d{1,7})?(,\d{1,7}(-\d{1,7})?)*", re.ASCII)
 
 
 class Profile(Section):
-    """When a profile is taken, and of what."""
+    """A profile that is taken without being asked for."""
 
-    at_step: Annotated[int, Field(ge=1)]
-    """The first step of it."""
+    at_step: Annotated[int, Field(ge=1)] | None = None
+    """Profile from this step on, as `shardyard profile` does; null: not unless somebody asks."""
     steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] = 3
-    """How many steps."""
+    """With observe.profile.at_step: how many steps."""
     ranks: str = "auto"
-    """Whose traces: 0-3,8 or all, 64 at most; auto: all of up to 8, else 8 spread evenly."""
+    """With observe.profile.at_step: whose traces, as 0-3,8 or all, 64 at most; auto: all of up to
+    8, else 8 spread evenly."""
 
 
 def profile_problems(recipe: "Recipe") -> "Iterable[Problem]":
     """What no profile could follow from."""
     profile = recipe.observe.profile
-    if profile is None:
-        return
     if not is_ranks(profile.ranks):
         yield Problem("observe.profile.ranks", f"={profile.ranks} {_WRONG_RANKS}")
     last = recipe.run.steps
-    if last is not None and profile.at_step > last:
+    if profile.at_step is not None and last is not None and profile.at_step > last:
         text = (
             f"={profile.at_step} but the run ends after run.steps={last}. Nothing would be "
             f"profiled. Use a step from 1 to {last}."

@@ -393,9 +393,7 @@ class Observe(Section):
     alerts: Annotated[tuple[Alert, ...], Field(strict=False)] = ()
     """Addresses that are told when a run fails, stands still, reaches its target, costs more than a
     sum or has a device problem: `[{when: [failed], webhook: NAME}]`, NAME one of secrets."""
-    profile: Profile | None = None
-    """A profile of some steps, as `shardyard profile` takes one: `{at_step: 20, steps: 3}`; null:
-    none is taken unless somebody asks."""
+    profile: Profile = Profile()
     peak_tflops: Annotated[float, Field(gt=0)] | None = None
     """Peak TFLOP/s of one device for MFU, where the catalogue does not know the device."""
 

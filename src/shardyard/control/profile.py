@@ -42,14 +42,14 @@ def refuse_untrainable(home: RunHome, wish: Wish) -> None:
     run_dir = home.run_dir
     if not is_ranks(wish.ranks):
         ranks_of(wish.ranks, 1)  # says what is wrong
-    later = f"`shardyard resume {run_dir.handle} 'observe.profile={{at_step: N}}'`"
+    later = f"`shardyard resume {run_dir.handle} observe.profile.at_step=N`"
     if home.launched is not None:
         status = home.launched.status()
         if status.state is JobState.WAITING:
             raise RequestError(
                 f"job {home.launched.id} of run {run_dir.run_id} waits for its nodes "
                 f"({status.reason}): no step is done that could be profiled. Ask again once it "
-                "trains, or launch with `observe.profile={at_step: N}`."
+                "trains, or launch with `observe.profile.at_step=N`."
             )
         state = status.state.value if status.state.is_over else "running"
     else:
@@ -86,7 +86,7 @@ def ask(home: RunHome, wish: Wish, *, trusts_folder: bool = False) -> str:
     if not isinstance(launcher, Executor):
         raise RequestError(
             f"a run on {launcher.name} cannot be asked from here: its nodes share no folder with "
-            "this machine, and no command can be run on them. Give `observe.profile={at_step: N}` "
+            "this machine, and no command can be run on them. Give `observe.profile.at_step=N` "
             f"when it is launched, or on `shardyard resume {home.run_dir.handle}`."
         )
     folder = nodes_folder(recipe, home.run_dir)

@@ -127,7 +127,7 @@ class Profiles:
         if self._taking is not None:
             return
         asked = self._training.resolved.recipe.observe.profile
-        if asked is not None and asked.at_step == step:
+        if asked.at_step == step:
             self._begin(new_request(self._attempt, steps=asked.steps, ranks=asked.ranks), step)
         elif is_wanted:
             request: ProfileRequest | None = self._training.gather(self._found)[0]
