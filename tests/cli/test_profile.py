@@ -94,14 +94,10 @@ def test_the_table_is_shown_once_it_is_written(
     trained: RunDir, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken = profile_of(7)
-    looked = operation.time.sleep
 
     def answers(_seconds: float) -> None:
         answered(trained, "profiled", step=7, profile=taken.to_json())
-        monkeypatch.setattr(operation, "_LOOK_S", 0.0)
-        looked(0)
 
-    monkeypatch.setattr(operation.time, "sleep", answers)
     monkeypatch.setattr(operation.wait, "__kwdefaults__", {"sleep": answers})
     lease = Lease(trained.lease)
     try:

@@ -71,5 +71,5 @@ def test_a_setting_of_it_out_of_bounds_is_named() -> None:
     ):
         load_recipe(
             [{"observe": {"profile": {"at_step": 1, "steps": 99}}}],
-            [],  # type: ignore[list-item]
+            [],
         )

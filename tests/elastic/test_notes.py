@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardyard.elastic import notes
 from shardyard.elastic.agent_memory import NOTES, AgentMemory
 from shardyard.elastic.notes import (
     STEPS_KEPT,
@@ -39,7 +38,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentMemory]:
 @pytest.fixture
 def public_functions() -> Iterator[None]:
     """Those of torch.distributed, put back afterwards."""
-    before = {name: getattr(dist, name) for name in notes.COLLECTIVES if hasattr(dist, name)}
+    before = {name: getattr(dist, name) for name in COLLECTIVES if hasattr(dist, name)}
     yield
     for name, function in before.items():
         setattr(dist, name, function)

@@ -43,7 +43,7 @@ def gloo(name: str, begin_ms: float, length_ms: float) -> Event:
     return span(f"gloo:{name}", begin_ms, length_ms, "user_annotation", 77)
 
 
-def told(events: list[Event], steps: int = 1) -> dict[str, float]:
+def told(events: list[Event], steps: int = 1) -> dict[str, Any]:
     """Milliseconds of a step by term, those that are not zero."""
     shuffled = random.Random(3).sample(events, len(events))
     terms = terms_of(parse_trace(shuffled), steps=steps)
@@ -89,15 +89,17 @@ def test_what_is_waited_for_later_counts_only_where_nothing_is_computed() -> Non
     }  # fmt: skip
 
 
-def test_a_collective_that_nobody_named_is_told_apart() -> None:
+def test_a_collective_that_nobody_named_is_dtensors_or_told_apart() -> None:
     events = [
         ours(STEPS, 0, 10),
         span("aten::mm", 0, 8),  # of a DTensor: it holds the collective that it needs
-        span("_c10d_functional::all_reduce", 1, 1),
-        span("_c10d_functional::wait_tensor", 2, 4),
+        span("_c10d_functional::all_reduce", 1, 1), span("c10d::allreduce_", 1.2, 0.5),
+        span("_c10d_functional::wait_tensor", 2, 3), span("c10d::barrier", 5, 1),
         ours(f"{EXCHANGE}other", 8, 1),
-    ]
-    assert told(events) == {"matrix products": 3, "other collectives": 6, "launch": 1}
+    ]  # fmt: skip
+    assert told(events) == {
+        "matrix products": 3, "tensor parallel": 4, "other collectives": 2, "launch": 1,
+    }  # fmt: skip
 
 
 def kernel(name: str, begin_ms: float, length_ms: float, correlation: int, **args: Any) -> Event:

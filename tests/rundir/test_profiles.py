@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from shardyard.rundir.fetched import is_fetched
 from shardyard.rundir.layout import RunDir
@@ -63,7 +64,7 @@ def test_profiles_are_read_from_their_folders_and_else_from_events(tmp_path: Pat
     (run.profile(20) / "profile.json").write_text(json.dumps(here.to_json()))
     run.profile(30).mkdir()
     (run.profile(30) / "profile.json").write_text('{"format": 9}')
-    events = [
+    events: list[dict[str, Any]] = [
         {"kind": "profiled", "profile": told.to_json()},
         {"kind": "profiled", "profile": {**here.to_json(), "steps": 7}},
         {"kind": "profiled", "profile": None},

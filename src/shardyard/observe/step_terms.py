@@ -13,9 +13,11 @@ from typing import NamedTuple
 
 from shardyard.observe.trace import (
     APART,
+    COLLECTIVES,
     DATA,
     EXCHANGE,
     LATER,
+    OF_DTENSOR,
     OPTIMIZER,
     Piece,
     Span,
@@ -176,7 +178,7 @@ _ATTENTION_PARTS = (
 )  # fmt: skip
 _NOT_COMPUTE = ("autograd", "torch")
 """Namespaces of spans around operators."""
-_COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")
+_BETWEEN_STAGES = ("send", "recv_")
 _COMPILED = "## Call CompiledFxGraph"
 
 
@@ -201,8 +203,10 @@ def _own(name: str) -> _Doing | None:
     namespace, found, operator = name.partition("::")
     if not found or namespace in _NOT_COMPUTE:
         return None
-    if namespace in _COLLECTIVES:
-        return _Doing(OTHERS, _WHOLE)
+    if namespace.startswith(OF_DTENSOR):
+        return _Doing("tensor parallel", _WHOLE)
+    if name.startswith(COLLECTIVES):
+        return _Doing(PIPELINE if operator in _BETWEEN_STAGES else OTHERS, _WHOLE)
     if any(part in operator for part in _ATTENTION_PARTS):
         return _Doing(ATTENTION, _HEAVY)
     if operator in _HEAVY_NAMES or "conv" in operator:

@@ -9,7 +9,7 @@ that somebody named, ``cuda_runtime`` and ``cuda_driver`` a call that launches s
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -27,6 +27,13 @@ EXCHANGE = "shardyard/exchange "
 """Begin of the name of a collective's range; the axis of the mesh follows."""
 LATER = "shardyard/exchange-later "
 """The same of one that is only begun, and waited for later."""
+
+OF_DTENSOR = "_c10d_functional"
+"""Begin of the namespace of collectives that DTensor calls by itself. FSDP's and ours are others,
+so these are of parameters that the tensor axis splits or copies."""
+
+COLLECTIVES = ("c10d::", "symm_mem::")
+"""Begin of the names of all others."""
 
 _RESOLUTION_S = 5e-9
 """Of a trace: microseconds since some begin, as floats. What ends so much later than the next
@@ -66,7 +73,8 @@ class Trace:
     launches: Mapping[int, tuple[Any, float]]
     """Correlation -> the thread that launched it, and when."""
     ranges: Mapping[Any, tuple[Span, ...]]
-    """Our own ranges of each thread: backward passes for a device have a thread of their own."""
+    """Our own ranges of each thread, and DTensor's collectives: backward passes for a device have a
+    thread of their own."""
 
 
 class NoStepsError(ValueError):
@@ -95,10 +103,11 @@ def parse_trace(events: Sequence[Mapping[str, Any]]) -> Trace:
         return tuple(_span(event, zero_us) for event in found)
 
     hosted = [each for each in whole if _is_host(each)]
-    ours = [each for each in hosted if str(each["name"]).startswith("shardyard/")]
+    ours = [each for each in hosted if str(each["name"]).startswith(("shardyard/", OF_DTENSOR))]
+    mine = (each for each in hosted if each.get("tid") == thread and not _is_gloo(each))
     return Trace(
         seconds=steps["dur"] / 1e6,
-        host=spans(each for each in hosted if each.get("tid") == thread and not _is_gloo(each)),
+        host=_named_again(spans(mine)),
         gloo=spans(each for each in hosted if _is_gloo(each)),
         device=spans(each for each in whole if each.get("cat") in _DEVICE),
         launches=dict(_launches(whole, zero_us)),
@@ -107,6 +116,25 @@ def parse_trace(events: Sequence[Mapping[str, Any]]) -> Trace:
             for tid in {each.get("tid") for each in ours}
         },
     )
+
+
+def _named_again(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """Give collectives outside of their range its name.
+
+    Under a mode of torch's dispatcher (selective recompute) the profiler ends a range with the
+    operator that opened it, before what it was opened for.
+    """
+    found: list[Span] = []
+    cut: Span | None = None
+    for span in spans:
+        if span.name.startswith(EXCHANGE):
+            cut = span
+        elif span.name.startswith(COLLECTIVES):
+            if cut is not None and cut.end_s <= span.begin_s:
+                span = replace(span, name=cut.name.replace(EXCHANGE, LATER))
+            cut = None
+        found.append(span)
+    return tuple(found)
 
 
 def _launches(

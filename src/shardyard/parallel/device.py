@@ -94,7 +94,7 @@ def profiled_activities(device: torch.device) -> list[ProfilerActivity]:
     """What torch.profiler records of a process that computes on this device."""
     if device.type == "cpu":
         return [ProfilerActivity.CPU]
-    return list(supported_activities())
+    return list(supported_activities())  # type: ignore[no-untyped-call]
 
 
 def pin(content: Tensor, devices: Iterable[torch.device]) -> None:
