@@ -179,7 +179,7 @@ def test_far_nodes_are_asked_beside_the_training(
     asked: list[list[str]] = []
 
     class Reached(FarLauncher):
-        def exec(self, job, command):  # type: ignore[no-untyped-def]  # noqa: ANN
+        def exec(self, job, command):  # type: ignore[no-untyped-def]
             del job
             asked.append(list(command))
             ask_on_a_node([str(trained.path), *command[4:]])

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from shardyard.elastic import notes
 from shardyard.elastic.agent_memory import NOTES, AgentMemory
 from shardyard.elastic.notes import (
     STEPS_KEPT,
@@ -19,6 +20,7 @@ from shardyard.elastic.notes import (
     read_notes,
     read_steps,
 )
+from shardyard.observe.exchanges import COLLECTIVES
 from shardyard.train.hooks import Notes, Phase
 
 

@@ -9,17 +9,9 @@ from typing import Any
 
 import pytest
 
+from shardyard.observe.ranges import APART, DATA, EXCHANGE, LATER, OPTIMIZER, STEPS
 from shardyard.observe.step_terms import TERMS, terms_of
-from shardyard.observe.trace import (
-    APART,
-    DATA,
-    EXCHANGE,
-    LATER,
-    OPTIMIZER,
-    STEPS,
-    NoStepsError,
-    parse_trace,
-)
+from shardyard.observe.trace import NoStepsError, parse_trace
 
 Event = dict[str, Any]
 _BEGIN_US = 4_634_130_927_000.0
@@ -99,6 +91,22 @@ def test_a_collective_that_nobody_named_is_dtensors_or_told_apart() -> None:
     ]  # fmt: skip
     assert told(events) == {
         "matrix products": 3, "tensor parallel": 4, "other collectives": 2, "launch": 1,
+    }  # fmt: skip
+
+
+def test_a_range_that_the_profiler_has_cut_still_names_its_collective() -> None:
+    """As under selective recompute: the range ends before its collective begins."""
+    events = [
+        ours(STEPS, 0, 20),
+        span("PythonDispatchMode", 1, 2), ours(f"{EXCHANGE}cp", 1.5, 1),
+        span("c10d::_allgather_base_", 3, 4), span("c10d::_allgather_base_", 4, 2),
+        gloo("all_gather", 5, 4),
+        span("c10d::_allgather_base_", 12, 1),  # nobody named this one
+        span("c10d::recv_", 15, 2), gloo("recv", 15, 4),
+    ]  # fmt: skip
+    assert told(events) == {
+        "context parallel": 1 + 4 + 2, "other collectives": 1, "pipeline": 4,
+        "launch": 1.5 + 0.5 + 3 + 2 + 1,
     }  # fmt: skip
 
 

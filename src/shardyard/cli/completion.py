@@ -144,7 +144,8 @@ WORDS: dict[str, tuple[Completer, ...]] = {
     **dict.fromkeys(
         ("config", "plan", "prepare", "train", "launch", "study", "doctor", "drill"), (recipe,)
     ),
-    **dict.fromkeys(("status", "logs", "watch", "top", "cancel", "scale", "teardown"), (runs,)),
+    **dict.fromkeys(("status", "logs", "watch", "top", "cancel", "scale", "profile"), (runs,)),
+    "teardown": (runs,),
     **dict.fromkeys(("fetch", "export", "report"), (runs,)),
     "resume": (runs, overrides),
 }

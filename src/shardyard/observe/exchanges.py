@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.compiler import is_compiling
 from torch.profiler import record_function
 
-from shardyard.observe.trace import EXCHANGE, LATER
+from shardyard.observe.ranges import EXCHANGE, LATER
 
 COLLECTIVES = (
     "all_gather",

@@ -11,14 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from shardyard.observe.ranges import APART, DATA, EXCHANGE, LATER, OPTIMIZER
 from shardyard.observe.trace import (
-    APART,
     COLLECTIVES,
-    DATA,
-    EXCHANGE,
-    LATER,
     OF_DTENSOR,
-    OPTIMIZER,
     Piece,
     Span,
     Trace,
@@ -26,6 +22,7 @@ from shardyard.observe.trace import (
     nested,
     side_by_side,
 )
+from shardyard.parallel.device import COLLECTIVE_KERNELS
 from shardyard.rundir.profiles import ProfileTerm
 
 PRODUCTS, ATTENTION, ELEMENTWISE = "matrix products", "attention", "memory-bound"
@@ -282,7 +279,7 @@ def _looked_up(ranges: Sequence[Span], end_s: float) -> Callable[[float], _Doing
 def _kernel_term(span: Span, launched_in: _Doing) -> str:
     """Of a kernel, by what launched it and by its name."""
     name = span.name.lower()
-    if "nccl" in name or "rccl" in name:
+    if any(part in name for part in COLLECTIVE_KERNELS):
         if launched_in.weight == _WHOLE:
             return launched_in.term if launched_in.term in AXES.values() else OTHERS
         return AXES.get(span.group.removeprefix("mesh_"), OTHERS)

@@ -13,20 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-S = TypeVar("S")
+from shardyard.observe.ranges import EXCHANGE, LATER, STEPS
 
-STEPS = "shardyard/steps"
-"""Range around all that is profiled, on the training thread."""
-APART = "shardyard/apart"
-"""Inside of it: evaluations and saves, which are no part of a step."""
-DATA = "shardyard/data"
-"""Waits for the samples of a step."""
-OPTIMIZER = "shardyard/optimizer"
-"""Norm of the gradients, and the update."""
-EXCHANGE = "shardyard/exchange "
-"""Begin of the name of a collective's range; the axis of the mesh follows."""
-LATER = "shardyard/exchange-later "
-"""The same of one that is only begun, and waited for later."""
+S = TypeVar("S")
 
 OF_DTENSOR = "_c10d_functional"
 """Begin of the namespace of collectives that DTensor calls by itself. FSDP's and ours are others,
@@ -40,7 +29,8 @@ _RESOLUTION_S = 5e-9
 begins ends before it, and does not hold it."""
 
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-_LAUNCH = ("cuda_runtime", "cuda_driver", "privateuse1_runtime", "xpu_runtime")
+_LAUNCH = ("_runtime", "_driver")
+"""Ends of the categories of calls that launch something; a kind of accelerator comes before."""
 _HOST = ("cpu_op", "user_annotation")
 _GLOO = "gloo:"
 
@@ -142,7 +132,7 @@ def _launches(
 ) -> Iterator[tuple[int, tuple[Any, float]]]:
     for event in events:
         correlation = (event.get("args") or {}).get("correlation")
-        if event.get("cat") in _LAUNCH and correlation is not None:
+        if correlation is not None and str(event.get("cat")).endswith(_LAUNCH):
             yield int(correlation), (event.get("tid"), (event["ts"] - zero_us) / 1e6)
 
 

@@ -26,6 +26,9 @@ from shardyard.errors import RequestError
 _HAS_COLLECTIVES = {"hpu": "habana_frameworks.torch.distributed.hccl"}
 """Kind -> the vendor's module that tells torch of its process groups when it is imported."""
 
+COLLECTIVE_KERNELS = ("nccl", "rccl", "hccl", "xccl")
+"""Parts of the names of kernels that exchange data between devices."""
+
 
 def available_device() -> str:
     """Kind of this machine's accelerator, or cpu."""

@@ -21,8 +21,8 @@ from shardyard.config.batch import Batch
 from shardyard.config.resolved import fingerprint
 from shardyard.config.tasks import BITS_PER_BYTE, judged_by
 from shardyard.observe.metrics import StepTimes
+from shardyard.observe.ranges import DATA
 from shardyard.observe.samples import log_samples
-from shardyard.observe.trace import DATA
 from shardyard.parallel.device import peak_memory_bytes
 from shardyard.talk import warn
 from shardyard.train.evaluate import evaluate, evaluation_due
@@ -30,7 +30,7 @@ from shardyard.train.hooks import Phase
 from shardyard.train.loss_scaling import LEAST
 from shardyard.train.not_finite import not_saved, scale_too_small, too_many_skipped
 from shardyard.train.optim import lr_at, put_nan, turn_bit
-from shardyard.train.profile import Profiles
+from shardyard.train.profiling import NO_PROFILES, Profiling
 from shardyard.train.state import checkpoint_values
 from shardyard.train.step import PendingResult, StepResult
 from shardyard.train.training import Training
@@ -54,8 +54,9 @@ class _Launched:
 class Loop:
     """The state of the loop that no checkpoint needs."""
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, training: Training, profiles: Profiling = NO_PROFILES) -> None:
         self.training = training
+        self.profiles = profiles
         self.recipe = training.resolved.recipe
         self.progress = training.progress
         self.notes = training.hooks.notes
@@ -71,7 +72,6 @@ class Loop:
         self.target_met = False
         self.blocked_s = 0.0
         self.limit_told = False
-        self.profiles = Profiles(training, stands_still=self._stood_still)
         self._heard_profile = False
         self._batch = Batch.of(self.recipe.optim, devices=training.world_size)
 
@@ -91,9 +91,10 @@ class Loop:
 
     def step(self) -> None:
         """One optimizer step, and what is due after it."""
-        self.profiles.before_step(self.progress.step + 1, is_wanted=self._heard_profile)
+        next_step = self.progress.step + 1
+        self.step_ended_at += self.profiles.before_step(next_step, is_wanted=self._heard_profile)
         is_unlike_others = self.steps_done == 0 or self.profiles.is_open
-        self.notes.begin_step(self.progress.step + 1, is_first=is_unlike_others)
+        self.notes.begin_step(next_step, is_first=is_unlike_others)
         launched = self._launch()
         self._read_result()
         self.unread = launched
@@ -114,7 +115,7 @@ class Loop:
                 self._take_snapshot()
             self._check_bits(step)
             self._report_saves()
-        self.profiles.after_step()
+        self.step_ended_at += self.profiles.after_step()
         if self.abandoned is not None and not self.drain:
             raise not_saved(self.abandoned, newest=self.durable_step)
 
@@ -311,10 +312,6 @@ class Loop:
         training.save_interval.blocked_s.append(blocked_s)
         self.saved_step = self.snapshot_step = step
         self._count_blocked(blocked_s)
-
-    def _stood_still(self, seconds: float) -> None:
-        """Count what a profile takes apart from the steps."""
-        self.step_ended_at += seconds
 
     def _lost_a_save(self) -> bool:
         """Whether a save was due at or before the snapshot that the run went on from."""

@@ -9,7 +9,7 @@ import gzip
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,8 +23,9 @@ from shardyard.errors import RequestError, ShardyardError
 from shardyard.files import make_folder, write_json
 from shardyard.observe.exchanges import exchanges_named
 from shardyard.observe.metrics import read_step_terms
+from shardyard.observe.ranges import APART, STEPS
 from shardyard.observe.step_terms import AXES, table, terms_of
-from shardyard.observe.trace import APART, STEPS, read_trace
+from shardyard.observe.trace import read_trace
 from shardyard.parallel.device import profiled_activities, synchronize
 from shardyard.rundir.profiles import (
     ProfileRequest,
@@ -37,6 +38,7 @@ from shardyard.rundir.profiles import (
     unfinished,
 )
 from shardyard.train.hooks import Phase
+from shardyard.train.profiling import Profiling
 from shardyard.train.training import Training
 from shardyard.waiting import meanwhile
 
@@ -76,26 +78,24 @@ class _Part:
     error: str
 
 
-class Profiles:
-    """All profiles of one training. Every rank has one and calls it at the same steps."""
+class Profiles(Profiling):
+    """Takes those that the recipe and requests ask for."""
 
-    def __init__(self, training: Training, *, stands_still: Callable[[float], None]) -> None:
-        """Args:
-        stands_still: Is told seconds that belong to no step.
-        """
+    def __init__(self, training: Training) -> None:
         self._training = training
-        self._stands_still = stands_still
         self._attempt = training.metric_lines.attempt
         self._taking: _Taking | None = None
         self._usual_s: deque[float] = deque(maxlen=_USUAL_STEPS)
         self._found: ProfileRequest | None = None
         """What rank 0 was asked for; taken up with the next step that all have heard of it."""
+        self._still_s = 0.0
+        """Of the call under way."""
         if training.rank == 0:
             self._forget_what_was_left()
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """Look for requests while the block runs; a profile under way at its end is lost."""
+        """As in Profiling."""
         looks = (
             meanwhile(self._look, every_s=LOOK_EVERY_S, name="profile-requests")
             if self._training.rank == 0
@@ -110,22 +110,19 @@ class Profiles:
 
     @property
     def is_wanted(self) -> bool:
-        """This rank's wish, which the next step carries to all."""
+        """As in Profiling."""
         return self._found is not None and self._taking is None
 
     @property
     def is_open(self) -> bool:
-        """Whether the step under way is profiled; the same on all ranks."""
+        """As in Profiling."""
         return self._taking is not None
 
-    def before_step(self, step: int, *, is_wanted: bool) -> None:
-        """Begin a profile, if one is due. All ranks call it together.
-
-        Args:
-            is_wanted: What all ranks have heard in the result of a step.
-        """
+    def before_step(self, step: int, *, is_wanted: bool) -> float:
+        """As in Profiling. All ranks call it together."""
         if self._taking is not None:
-            return
+            return 0.0
+        self._still_s = 0.0
         asked = self._training.resolved.recipe.observe.profile
         if asked.at_step == step:
             self._begin(new_request(self._attempt, steps=asked.steps, ranks=asked.ranks), step)
@@ -133,32 +130,30 @@ class Profiles:
             request: ProfileRequest | None = self._training.gather(self._found)[0]
             if request is not None:
                 self._begin(request, step)
+        return self._still_s
 
     def apart(self) -> AbstractContextManager[object]:
-        """While it is open, what is done is no part of a step."""
+        """As in Profiling."""
         return record_function(APART) if self._taking is not None else nullcontext()
 
     def saw_step(self, step_time_s: float) -> None:
-        """A step took so long."""
+        """As in Profiling."""
         if self._taking is None:
             self._usual_s.append(step_time_s)
 
-    def after_step(self) -> None:
-        """Count a step, and end a profile that has all of its own. All ranks call it together."""
+    def after_step(self) -> float:
+        """As in Profiling. All ranks call it together."""
         taking = self._taking
         if taking is None:
-            return
+            return 0.0
+        self._still_s = 0.0
         taking.steps_done += 1
         if taking.steps_done >= taking.request.steps:
             self._end(taking)
+        return self._still_s
 
     def end(self, *, is_draining: bool, is_last: bool) -> None:
-        """No further step of this training comes. All ranks call it together.
-
-        Args:
-            is_draining: What time there is, is for saving.
-            is_last: No other phase of the run takes up what is asked for.
-        """
+        """As in Profiling. All ranks call it together."""
         taking = self._taking
         if taking is not None and (is_draining or not taking.steps_done):
             why = "the run was asked to stop" if is_draining else "the run ended"
@@ -339,4 +334,4 @@ class Profiles:
             yield
         seconds = time.monotonic() - began_s
         taking.stood_still_s += seconds
-        self._stands_still(seconds)
+        self._still_s += seconds

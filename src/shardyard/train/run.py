@@ -8,6 +8,7 @@ from shardyard.train.finish import finish
 from shardyard.train.hooks import Hooks, Phase
 from shardyard.train.loop import FINISHED, Loop
 from shardyard.train.out_of_memory import is_out_of_memory, out_of_memory
+from shardyard.train.profile import Profiles
 from shardyard.train.setup import set_up_phase, take_place
 
 
@@ -24,7 +25,7 @@ def train(run_dir: RunDir, attempt: int, hooks: Hooks) -> str:
             hooks.notes.enter(Phase.SET_UP)
             training = set_up_phase(run_dir, attempt, hooks, place, since_t=began_t)
             is_last = training.is_last
-            loop = Loop(training)
+            loop = Loop(training, Profiles(training))
             outcome = loop.run()
             began_t = loop.step_ended_at
             hooks.notes.enter(Phase.FINISH)

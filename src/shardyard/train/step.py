@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from shardyard.data.micro_batch import MicroBatch
-from shardyard.observe.trace import OPTIMIZER
+from shardyard.observe.ranges import OPTIMIZER
 from shardyard.parallel.mesh import Mesh
 from shardyard.tasks.base import Task
 from shardyard.tasks.computation import Computation, Part
