@@ -155,7 +155,7 @@ def test_nodes_that_cannot_be_reached_are_told_of_the_setting(
         capabilities = FarLauncher.capabilities
 
     launcher = Unreached()
-    assert launch(tmp_path, launcher, "--yes", f"run.dir={tmp_path}/runs") == 0
+    assert launch(tmp_path, launcher, "--yes", "launch.run_dir=/far/runs") == 0
     assert shardyard(launcher, "profile", "first", *runs_dir(tmp_path)) == 2
     said = capsys.readouterr().err
     assert "a run on fake cannot be asked from here" in said
@@ -188,7 +188,7 @@ def test_far_nodes_are_asked_beside_the_training(
     launcher = Reached(training=status(JobState.RUNNING))
     folder = tmp_path / "here"
     folder.mkdir()
-    assert launch(folder, launcher, "--yes", "run.dir=/far/runs") == 0
+    assert launch(folder, launcher, "--yes", "launch.run_dir=/far/runs") == 0
     capsys.readouterr()
     there = ("--runs-dir", str(folder / "runs"))
     assert shardyard(launcher, "profile", "first", "--detach", *there) == 0, capsys.readouterr()

@@ -4,7 +4,7 @@ import pytest
 
 from shardyard.config.check import check
 from shardyard.config.load import load_recipe
-from shardyard.config.profile_section import MOST_RANKS, ranks_of
+from shardyard.config.profile_problems import MOST_RANKS, ranks_of
 from shardyard.config.schema import Recipe
 from shardyard.errors import RecipeError, RequestError
 

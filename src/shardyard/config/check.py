@@ -25,7 +25,7 @@ from shardyard.config.model_problems import misfits
 from shardyard.config.optimizers import OPTIMIZERS, factors_of, optimizer_of, readers_of
 from shardyard.config.own_module import own_module_problems
 from shardyard.config.phases import phase_problems, problems_of_each
-from shardyard.config.profile_section import profile_problems
+from shardyard.config.profile_problems import profile_problems
 from shardyard.config.schema import Optim, Recipe, Task
 from shardyard.config.secret_reference import is_variable, parse_references
 from shardyard.config.section import section_key

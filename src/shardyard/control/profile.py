@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shardyard.config.profile_section import is_ranks, ranks_of
+from shardyard.config.profile_problems import is_ranks, ranks_of
 from shardyard.control.follow import Tail
 from shardyard.control.job import fetch_progress
 from shardyard.control.run_home import RunHome, nodes_folder

@@ -50,17 +50,6 @@ def read_flop_budget(plan: Path, phase: int = 0) -> FlopBudget:
         ) from error
 
 
-def read_step_terms(plan: Path, phase: int = 0) -> dict[str, float]:
-    """Predicted seconds of a step by the names of their terms; empty where there is no plan."""
-    try:
-        content = json.loads(plan.read_text())
-        phases = content.get("phases") or ()
-        content = phases[phase] if phases else content
-        return {str(term["name"]): float(term["seconds"]) for term in content["time"]}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return {}
-
-
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
     """Where the wall time of one step went; seconds."""

@@ -6,9 +6,11 @@ operator that runs; where none does, the collective that it waits in. So each mo
 once, and a collective only as far as nothing is computed beside it.
 """
 
+import json
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from shardyard.observe.ranges import APART, DATA, EXCHANGE, LATER, OPTIMIZER
@@ -148,6 +150,17 @@ def _row(
         highest_rank=highest,
         is_part=is_part,
     )
+
+
+def read_step_terms(plan: Path, phase: int = 0) -> dict[str, float]:
+    """Predicted seconds of a step by the names of their terms; empty where there is no plan."""
+    try:
+        content = json.loads(plan.read_text())
+        phases = content.get("phases") or ()
+        content = phases[phase] if phases else content
+        return {str(term["name"]): float(term["seconds"]) for term in content["time"]}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}
 
 
 # --- the training thread ------------------------------------------------------------------------

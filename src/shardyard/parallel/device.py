@@ -19,7 +19,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.profiler import ProfilerActivity, supported_activities
 
 from shardyard.errors import RequestError
 
@@ -91,13 +90,6 @@ def synchronize_stream(device: torch.device) -> None:
     """Wait until the device has done what was queued on this thread's stream."""
     if device.type != "cpu":
         _call(device, "current_stream").synchronize()
-
-
-def profiled_activities(device: torch.device) -> list[ProfilerActivity]:
-    """What torch.profiler records of a process that computes on this device."""
-    if device.type == "cpu":
-        return [ProfilerActivity.CPU]
-    return list(supported_activities())  # type: ignore[no-untyped-call]
 
 
 def pin(content: Tensor, devices: Iterable[torch.device]) -> None:

@@ -34,7 +34,7 @@ class ProfileRequest:
     """Of the run, that is to take it; another one passes it over."""
     steps: int
     ranks: str
-    """In the words of ``config/profile_section.py``."""
+    """In the words of ``config/profile_problems.py``."""
     asked_t: float
     """Unix seconds."""
 

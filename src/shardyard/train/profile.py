@@ -16,17 +16,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from torch.profiler import profile, record_function
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
 
-from shardyard.config.profile_section import ranks_of
+from shardyard.config.profile_problems import ranks_of
 from shardyard.errors import RequestError, ShardyardError
 from shardyard.files import make_folder, write_json
 from shardyard.observe.exchanges import exchanges_named
-from shardyard.observe.metrics import read_step_terms
 from shardyard.observe.ranges import APART, STEPS
-from shardyard.observe.step_terms import AXES, table, terms_of
+from shardyard.observe.step_terms import AXES, read_step_terms, table, terms_of
 from shardyard.observe.trace import read_trace
-from shardyard.parallel.device import profiled_activities, synchronize
+from shardyard.parallel.device import synchronize
 from shardyard.rundir.profiles import (
     ProfileRequest,
     StepProfile,
@@ -232,7 +232,7 @@ class Profiles(Profiling):
     def _open(self, taking: _Taking) -> None:
         """Let the profiler run, and a range around the steps."""
         try:
-            taking.profiler = profile(activities=profiled_activities(self._training.device))
+            taking.profiler = profile(activities=_activities(self._training.device))
             taking.profiler.start()
             taking.open.callback(taking.profiler.stop)
             taking.open.enter_context(exchanges_named(self._axes()))
@@ -335,3 +335,10 @@ class Profiles(Profiling):
         seconds = time.monotonic() - began_s
         taking.stood_still_s += seconds
         self._still_s += seconds
+
+
+def _activities(device: torch.device) -> list[ProfilerActivity]:
+    """What the profiler records of a process that computes on this device."""
+    if device.type == "cpu":
+        return [ProfilerActivity.CPU]
+    return list(supported_activities())  # type: ignore[no-untyped-call]
