@@ -36,7 +36,7 @@ SHARDED: dict[str, Any] = {
     "cluster": {"devices": 2},
     "parallel": {"strategy": "FULL_SHARD"},
 }
-PAUSE_S = 0.1
+PAUSE_S = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,8 +187,8 @@ def test_slow_samples_and_a_slow_rank_show_in_their_own_terms(runs: dict[str, Ru
     """Samples at both; the rank at itself as time in no operator, at the other as a wait."""
     _, by_rank = profile_of(runs["slow"])
     waits = {rank: terms["data parallel"] + terms["stragglers"] for rank, terms in by_rank.items()}
-    assert by_rank["1"]["launch"] - by_rank["0"]["launch"] > 0.7 * PAUSE_S
-    assert waits["0"] - waits["1"] > 0.7 * PAUSE_S
+    assert by_rank["1"]["launch"] - by_rank["0"]["launch"] > 0.5 * PAUSE_S
+    assert waits["0"] - waits["1"] > 0.5 * PAUSE_S
     for terms in by_rank.values():
         assert 0.95 * PAUSE_S < terms["data"] < 1.5 * PAUSE_S
 

@@ -94,19 +94,17 @@ def test_a_collective_that_nobody_named_is_dtensors_or_told_apart() -> None:
     }  # fmt: skip
 
 
-def test_a_range_that_the_profiler_has_cut_still_names_its_collective() -> None:
-    """As under selective recompute: the range ends before its collective begins."""
+def test_a_range_that_begins_in_the_operator_that_opened_it_goes_on_behind_it() -> None:
+    """As under selective recompute, whose mode sees the begin of a range as an operator."""
     events = [
         ours(STEPS, 0, 20),
-        span("PythonDispatchMode", 1, 2), ours(f"{EXCHANGE}cp", 1.5, 1),
-        span("c10d::_allgather_base_", 3, 4), span("c10d::_allgather_base_", 4, 2),
-        gloo("all_gather", 5, 4),
+        span("PythonDispatchMode", 1, 2), ours(f"{EXCHANGE}cp", 1.5, 8),
+        span("c10d::_allgather_base_", 4, 2), gloo("all_gather", 5, 4),
         span("c10d::_allgather_base_", 12, 1),  # nobody named this one
         span("c10d::recv_", 15, 2), gloo("recv", 15, 4),
     ]  # fmt: skip
     assert told(events) == {
-        "context parallel": 1 + 4 + 2, "other collectives": 1, "pipeline": 4,
-        "launch": 1.5 + 0.5 + 3 + 2 + 1,
+        "context parallel": 8, "other collectives": 1, "pipeline": 4, "launch": 1.5 + 2.5 + 2 + 1,
     }  # fmt: skip
 
 

@@ -9,11 +9,11 @@ that somebody named, ``cuda_runtime`` and ``cuda_driver`` a call that launches s
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from shardyard.observe.ranges import EXCHANGE, LATER, STEPS
+from shardyard.observe.ranges import STEPS
 
 S = TypeVar("S")
 
@@ -97,7 +97,7 @@ def parse_trace(events: Sequence[Mapping[str, Any]]) -> Trace:
     mine = (each for each in hosted if each.get("tid") == thread and not _is_gloo(each))
     return Trace(
         seconds=steps["dur"] / 1e6,
-        host=_named_again(spans(mine)),
+        host=spans(mine),
         gloo=spans(each for each in hosted if _is_gloo(each)),
         device=spans(each for each in whole if each.get("cat") in _DEVICE),
         launches=dict(_launches(whole, zero_us)),
@@ -106,25 +106,6 @@ def parse_trace(events: Sequence[Mapping[str, Any]]) -> Trace:
             for tid in {each.get("tid") for each in ours}
         },
     )
-
-
-def _named_again(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """Give collectives outside of their range its name.
-
-    Under a mode of torch's dispatcher (selective recompute) the profiler ends a range with the
-    operator that opened it, before what it was opened for.
-    """
-    found: list[Span] = []
-    cut: Span | None = None
-    for span in spans:
-        if span.name.startswith(EXCHANGE):
-            cut = span
-        elif span.name.startswith(COLLECTIVES):
-            if cut is not None and cut.end_s <= span.begin_s:
-                span = replace(span, name=cut.name.replace(EXCHANGE, LATER))
-            cut = None
-        found.append(span)
-    return tuple(found)
 
 
 def _launches(
@@ -174,8 +155,9 @@ def nested(
     """Cut the time from 0 to ``end_s`` where a span begins or ends.
 
     Args:
-        spans: Of one thread, in order of begin; each ends before the one that it lies in. Where
-            clocks say otherwise by a little, it is cut.
+        spans: Of one thread, in order of begin; each ends before the one that it lies in. One that
+            does not has its begin in that of an operator which opened it (a range under a mode of
+            torch's dispatcher, as selective recompute has): the operator is over then.
         outside: The state where no span is open.
         fold: Makes the state inside of a span from the one around it.
     """
@@ -197,6 +179,8 @@ def nested(
         if span.begin_s >= end_s:
             break
         yield from until(span.begin_s)
+        while open_spans and open_spans[-1][0] < min(span.end_s, end_s) - _RESOLUTION_S:
+            open_spans.pop()
         around_s, around = open_spans[-1] if open_spans else (end_s, outside)
         open_spans.append((min(span.end_s, around_s), fold(around, span)))
     yield from until(end_s)
