@@ -13,6 +13,7 @@ from shardyard.config.data_problems import data_problems, formats_of
 from shardyard.config.dialogue_problems import dialogue_problems
 from shardyard.config.environment import environment_problems
 from shardyard.config.exact_problems import exact_problems
+from shardyard.config.exporters import exporter_problems
 from shardyard.config.format_problems import format_problems
 from shardyard.config.image_problems import image_problems
 from shardyard.config.launch_problems import launch_problems
@@ -456,6 +457,7 @@ _CHECKS: tuple[Callable[[Recipe], Iterable[Problem]], ...] = (
     timeout_problems,
     left_out_problems,
     alert_problems,
+    exporter_problems,
     _bits,
 )
 
